@@ -1,0 +1,16 @@
+#pragma once
+// The parts of the module joestar._native. Callers (joestar/kernels) check shapes, dtypes, devices and contiguity.
+
+#include "views.hpp"
+
+namespace joestar::bindings {
+
+void bind_sampling(py::module_& m);
+void bind_structure(py::module_& m);
+void bind_spmm(py::module_& m);
+void bind_edges(py::module_& m);
+void bind_sample_aggregate(py::module_& m);
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+}  // namespace joestar::bindings

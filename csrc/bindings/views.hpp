@@ -1,0 +1,38 @@
+#pragma once
+// From tensors to the views that the kernels take.
+
+#include <algorithm>
+
+#include "joestar/sampling.hpp"
+#include "tensor.hpp"
+
+namespace joestar::bindings {
+
+// f(Tag<id type>, Tag<value type>).
+template <class F>
+auto with_types(const Tensor& ids, const Tensor& values, F&& f) {
+  return with_id(ids,
+                 [&]<class Id>(Tag<Id> id) { return with_value(values, [&](auto value) { return f(id, value); }); });
+}
+
+template <class Id>
+Csc<Id> csc_of(const Tensor& indptr, const Tensor& indices) {
+  return {indptr.span<const std::int64_t>(), indices.span<const Id>()};
+}
+
+template <class Id>
+SampleRows<Id> sample_rows(const Tensor& indptr, const Tensor& nodes, std::int64_t count, bool sliced) {
+  return {indptr.span<const std::int64_t>(), nodes.span<const Id>(), std::clamp<std::int64_t>(count, 0, nodes.numel),
+          sliced};
+}
+
+inline SampleKey sample_key(const Tensor& key, std::int64_t site) {
+  if (!key.present()) return {0, 0, 0, site};
+  if (key.dtype != DType::Int64 || key.numel != 3) {
+    throw std::invalid_argument("key: expected an int64 tensor of 3 numbers (seed, epoch, step)");
+  }
+  const auto* words = key.as<const std::int64_t>();
+  return {words[0], words[1], words[2], site};
+}
+
+}  // namespace joestar::bindings

@@ -1,0 +1,64 @@
+#pragma once
+// Vocabulary shared by every kernel: portability macros, views and scratch memory.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <type_traits>
+
+// One copy of a hot function per instruction set, chosen when the library is loaded. Sanitizers run before the
+// resolvers are safe, musl has none, and -march=native makes them pointless.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 12 && \
+    !defined(JOESTAR_NO_CLONES)
+#define JOESTAR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define JOESTAR_CLONES
+#endif
+
+// Inlined into each clone, so that it is compiled for the clone's instruction set.
+#define JOESTAR_INLINE inline __attribute__((always_inline))
+#define JOESTAR_RESTRICT __restrict__
+
+namespace joestar {
+
+// Ids of nodes are int32 or int64; offsets are int64.
+template <class T>
+concept IdType = std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>;
+
+// In-neighbours of each destination, contiguous: row i holds indices[indptr[i] .. indptr[i + 1]).
+template <IdType Id>
+struct Csc {
+  std::span<const std::int64_t> indptr;
+  std::span<const Id> indices;
+
+  std::int64_t rows() const { return indptr.empty() ? 0 : static_cast<std::int64_t>(indptr.size()) - 1; }
+  std::int64_t edges() const { return indptr.empty() ? 0 : indptr.back(); }
+};
+
+// Memory that is not initialised.
+template <class T>
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(std::int64_t size)
+      : data_(std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(size))), size_(size) {}
+
+  T* data() const { return data_.get(); }
+  std::int64_t size() const { return size_; }
+  T& operator[](std::int64_t i) const { return data_[static_cast<std::size_t>(i)]; }
+  std::span<T> span() const { return {data_.get(), static_cast<std::size_t>(size_)}; }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  std::int64_t size_ = 0;
+};
+
+JOESTAR_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+// Prefetches every cache line of a row of `bytes` bytes.
+JOESTAR_INLINE void prefetch_row(const void* row, std::int64_t bytes) {
+  const char* first = static_cast<const char*>(row);
+  for (std::int64_t offset = 0; offset < bytes; offset += 64) prefetch(first + offset);
+}
+
+}  // namespace joestar

@@ -1,0 +1,81 @@
+#pragma once
+// Sampling and aggregation in one pass over the full feature table: the picks of a few rows at a time live in a small
+// buffer, nothing is stored per edge. The same bits as spmm over sample_neighbors.
+
+#include <algorithm>
+#include <vector>
+
+#include "joestar/sampling.hpp"
+#include "joestar/spmm.hpp"
+
+namespace joestar {
+namespace detail {
+
+constexpr std::int64_t kAggregateRows = 4 * kLanes;  // rows per unit of parallel work
+
+// Offsets of the rows from `base` on, indexed by row.
+struct OffsetsFrom {
+  std::int64_t base;
+  const std::int64_t* data;
+  std::int64_t operator[](std::int64_t i) const { return data[i - base]; }
+};
+
+// Rows [first, last), at most kLanes of them, through the buffer `picked`.
+template <class Op, class T, IdType Id>
+void aggregate_batch(const SampleRows<Id>& rows, std::span<const Id> indices, Fanout fanout, HashState key,
+                     const T* x, std::int64_t width, bool mean, std::int64_t first, std::int64_t last,
+                     std::vector<Id>& picked, Accumulator<T>* acc, T* y) {
+  std::int64_t offsets[kLanes + 1] = {};
+  for (std::int64_t i = first; i < last; ++i) {
+    offsets[i - first + 1] = offsets[i - first] + (i < rows.count ? fanout.picks(rows.degree(i)) : 0);
+  }
+  const std::int64_t total = offsets[last - first];
+  if (static_cast<std::int64_t>(picked.size()) < total) picked.resize(static_cast<std::size_t>(total));
+  const std::int64_t sampled = std::min(last, rows.count);
+  sample_range(rows, fanout, key, OffsetsFrom{first, offsets}, first, sampled, NeighborOf<Id>{indices.data()},
+               picked.data());
+  const std::span<const std::int64_t> indptr(offsets, static_cast<std::size_t>(last - first) + 1);
+  const Messages<T, const Id*> m{.indptr = indptr, .ids = picked.data(), .x = x, .width = width};
+  reduce_rows<Op, Weighting::None>(m, y + first * width, acc, mean, 0, last - first);
+}
+
+// Row i with all its neighbours, straight from the graph.
+template <class Op, class T, IdType Id>
+void aggregate_whole(const SampleRows<Id>& rows, std::span<const Id> indices, const T* x, std::int64_t width, bool mean,
+                     std::int64_t i, Accumulator<T>* acc, T* y) {
+  static constexpr std::int64_t kNothing[2] = {0, 0};
+  std::span<const std::int64_t> indptr(kNothing);
+  if (i < rows.count) indptr = rows.indptr.subspan(static_cast<std::size_t>(rows.column(i)), 2);
+  const Messages<T, const Id*> m{.indptr = indptr, .ids = indices.data(), .x = x, .width = width};
+  reduce_rows<Op, Weighting::None>(m, y + i * width, acc, mean, 0, 1);
+}
+
+}  // namespace detail
+
+// y [number of rows, width] from x [number of nodes, width]; returns the number of sampled edges.
+template <class T, IdType Id>
+std::int64_t sample_aggregate(const SampleRows<Id>& rows, std::span<const Id> indices, Fanout fanout,
+                              const SampleKey& key, const T* x, std::int64_t width, Reduce reduce, T* y) {
+  const HashState state = key_state(key);
+  const std::int64_t n = static_cast<std::int64_t>(rows.nodes.size());
+  const bool mean = reduce == Reduce::Mean;
+  const std::int64_t together = fanout.k < 0 || fanout.k > kMaxSlots ? 1 : kLanes;
+  detail::with_op(reduce, [&]<class Op>(Op) {
+    parallel_ranges(n, detail::kAggregateRows, [&](std::int64_t first, std::int64_t last) {
+      const Scratch<Accumulator<T>> acc(width);
+      std::vector<Id> picked;
+      for (std::int64_t i = first; i < last; i += together) {
+        if (fanout.k < 0) {
+          detail::aggregate_whole<Op>(rows, indices, x, width, mean, i, acc.data(), y);
+        } else {
+          detail::aggregate_batch<Op>(rows, indices, fanout, state, x, width, mean, i, std::min(last, i + together),
+                                      picked, acc.data(), y);
+        }
+      }
+    });
+  });
+  return parallel_reduce(rows.count, 4 * kSampleGrain, std::int64_t{0},
+                         [&](std::int64_t i) { return fanout.picks(rows.degree(i)); });
+}
+
+}  // namespace joestar

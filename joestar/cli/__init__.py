@@ -1,0 +1,1 @@
+"""Command line: ``joestar train``, ``joestar info`` and ``joestar doctor``."""

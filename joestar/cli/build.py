@@ -1,0 +1,100 @@
+"""From settings to objects: device, model, loss, optimizer and schedule."""
+
+import torch
+from torch import Tensor, nn
+
+from joestar import nn as gnn
+from joestar.cli.config import TrainConfig
+from joestar.errors import ConfigError, DataError
+from joestar.graph_api import Graph
+
+NORMS = {"none": None, "batch": "batch_norm", "layer": "layer_norm"}
+MODELS = {"sage": gnn.GraphSAGE, "gcn": gnn.GCN, "gat": gnn.GAT, "gin": gnn.GIN}
+SGD_MOMENTUM = 0.9
+PLATEAU_PATIENCE = 5
+
+
+def build_device(config: TrainConfig) -> torch.device:
+    """The device, with ``auto`` resolved.
+
+    Raises:
+        ConfigError: CUDA is asked for and not there.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError("device is cuda, but PyTorch finds no GPU. Use --device cpu, or see `joestar doctor`.")
+    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises ``DataError`` unless the graph has features, labels and splits."""
+    missing = [f"ndata[{key!r}]" for key in ("x", "y") if key not in graph.ndata]
+    missing += [f"{part}_idx" for part in ("train", "val", "test") if getattr(graph, f"{part}_idx") is None]
+    if missing:
+        raise DataError(f"the graph {graph.name!r} has no {' and no '.join(missing)}; training needs them.")
+    for part, ids in (("validation", graph.val_idx), ("test", graph.test_idx)):
+        if len(ids) == 0:
+            raise DataError(f"the graph {graph.name!r} has an empty {part} set; use --split random to draw one.")
+
+
+def build_model(config: TrainConfig, graph: Graph) -> nn.Module:
+    """The model for the graph's features and classes."""
+    options = {"heads": config.heads} if config.model == "gat" else {}
+    return MODELS[config.model](
+        graph.ndata["x"].shape[1],
+        config.hidden,
+        config.layers,
+        graph.num_classes,
+        dropout=config.dropout,
+        norm=NORMS[config.norm],
+        jk=None if config.jk == "none" else config.jk,
+        **options,
+    )
+
+
+def build_loss(config: TrainConfig, graph: Graph, device: torch.device) -> nn.Module:
+    """Cross-entropy, or per-task binary cross-entropy for multi-label targets; weighted if asked for."""
+    weights = None
+    if config.class_weights:
+        weights = class_weights(graph.ndata["y"][graph.train_idx], graph.num_classes).to(device)
+    if graph.multilabel:
+        return nn.BCEWithLogitsLoss(pos_weight=weights)
+    return nn.CrossEntropyLoss(weight=weights)
+
+
+def class_weights(y: Tensor, num_classes: int) -> Tensor:
+    """Weights that make classes count alike, float32 ``[C]``.
+
+    Args:
+        y: class ids ``[B]``: the weight of class ``c`` is ``B / (C * count(c))``; 1 if it does not occur.
+            Or targets ``[B, T]``: the weight of a positive of task ``t`` is ``negatives(t) / positives(t)``.
+        num_classes: ``C``.
+    """
+    if y.dim() == 2:
+        positives, negatives = (y > 0.5).sum(0), (y <= 0.5).sum(0)
+        return torch.where(positives > 0, negatives / positives.clamp(min=1), 1.0)
+    counts = torch.bincount(y[y >= 0], minlength=num_classes)
+    return torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1)), 1.0)
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Adam, AdamW, or SGD with momentum 0.9."""
+    options = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=SGD_MOMENTUM, **options)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    return kind(model.parameters(), **options)
+
+
+def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer):
+    """The schedule of the learning rate per epoch, or ``None``.
+
+    ``cosine`` falls along half a cosine to 0 at the last epoch; ``plateau`` halves when the validation metric has not
+    risen for ``PLATEAU_PATIENCE`` epochs.
+    """
+    schedulers = torch.optim.lr_scheduler
+    if config.scheduler == "cosine":
+        return schedulers.CosineAnnealingLR(optimizer, T_max=config.epochs)
+    if config.scheduler == "plateau":
+        return schedulers.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=PLATEAU_PATIENCE)
+    return None

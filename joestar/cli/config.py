@@ -1,0 +1,197 @@
+"""``TrainConfig``: every setting of ``joestar train``, its help text and its accepted values, in one place.
+
+The command line flags (``joestar.cli.flags``) and the TOML file are both made from the fields of the dataclass.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from joestar.errors import ConfigError
+
+DEFAULT_FANOUT = 10
+DEFAULT_LAYERS = 2
+
+
+def setting(default: Any, group: str, help: str, **rules: Any) -> Any:
+    """A field with its help text and rules.
+
+    Args:
+        default: the value when nothing is given.
+        group: heading in the help text.
+        help: one sentence.
+        **rules: ``choices`` (strings), ``low`` (smallest value), ``above`` (values are greater than this),
+            ``below`` (values are less than this), ``shown`` (default as the help text shows it).
+    """
+    return field(default=default, metadata={"group": group, "help": help, **rules})
+
+
+@dataclass
+class TrainConfig:
+    """Settings of a training run. ``None`` where a value follows from others (see ``resolved``)."""
+
+    dataset: str = setting("cora", "Data", "Name, .npz file or folder; see `joestar info --help`.")
+    root: str | None = setting(
+        None, "Data", "Folder in which dataset names are looked up.", shown="$JOESTAR_DATA, ~/.cache/joestar, dataset"
+    )
+    split: str = setting(
+        "auto", "Data", "Split: the official one, a random 60/20/20, or auto.", choices=("auto", "official", "random")
+    )
+    model: str = setting("sage", "Model", "Model.", choices=("sage", "gcn", "gat", "gin"))
+    hidden: int = setting(64, "Model", "Width of the hidden layers.", low=1)
+    layers: int | None = setting(None, "Model", "Number of layers.", low=1, shown="one per fanout")
+    heads: int = setting(4, "Model", "Attention heads (gat only); they divide --hidden.", low=1)
+    dropout: float = setting(0.5, "Model", "Probability of dropout after hidden layers.", low=0, below=1)
+    norm: str = setting("none", "Model", "Normalisation of hidden layers.", choices=("none", "batch", "layer"))
+    jk: str = setting(
+        "none", "Model", "Jumping knowledge: how layers are combined.", choices=("none", "last", "cat", "max", "lstm")
+    )
+    fanouts: tuple[int, ...] | None = setting(
+        None,
+        "Training",
+        "Neighbours sampled per node and layer, from the seeds outwards, such as 15,10,5; -1 takes all.",
+        shown="10 per layer, two layers",
+    )
+    batch_size: int = setting(1000, "Training", "Training nodes per step.", low=1)
+    epochs: int = setting(50, "Training", "Most epochs to train.", low=1)
+    patience: int | None = setting(None, "Training", "Stop after so many epochs without a better validation.", low=1)
+    optimizer: str = setting("adam", "Training", "Optimizer.", choices=("adam", "adamw", "sgd"))
+    lr: float = setting(0.01, "Training", "Learning rate.", above=0)
+    weight_decay: float = setting(5e-4, "Training", "Weight decay.", low=0)
+    scheduler: str = setting(
+        "none", "Training", "Schedule of the learning rate, per epoch.", choices=("none", "cosine", "plateau")
+    )
+    clip_grad_norm: float | None = setting(None, "Training", "Largest norm of the gradient.", above=0, shown="no limit")
+    class_weights: bool = setting(False, "Training", "Weigh classes by the inverse of their frequency.")
+    seed: int = setting(0, "Training", "Seed of the parameters, samples, dropout and the random split.", low=0)
+    device: str = setting("auto", "Execution", "Device; auto: a GPU if there is one.", choices=("auto", "cpu", "cuda"))
+    backend: str = setting("inductor", "Execution", "Compile the step, or not.", choices=("inductor", "eager"))
+    execution: str = setting(
+        "padded", "Execution", "One program of padded sizes, or true sizes step by step.", choices=("padded", "exact")
+    )
+    report: str | None = setting(None, "Output", "Write settings, curves, results and the ledger to this JSON file.")
+    save: str | None = setting(None, "Output", "Write the best parameters to this file.")
+
+    def resolved(self) -> "TrainConfig":
+        """A copy with ``layers`` and ``fanouts`` filled in.
+
+        Raises:
+            ConfigError: values that do not fit together.
+        """
+        fanouts = self.fanouts
+        if fanouts is None:
+            fanouts = (DEFAULT_FANOUT,) * (self.layers or DEFAULT_LAYERS)
+        if self.layers is not None and self.layers != len(fanouts):
+            raise ConfigError(
+                f"layers is {self.layers}, but fanouts has {len(fanouts)} entries ({_listed(fanouts)}). Give one "
+                "fanout per layer, or only one of the two."
+            )
+        if self.model == "gat" and self.hidden % self.heads:
+            raise ConfigError(
+                f"hidden is {self.hidden}, which the {self.heads} heads of gat do not divide. Choose a multiple of "
+                f"{self.heads}, or other heads."
+            )
+        return dataclasses.replace(self, fanouts=fanouts, layers=len(fanouts))
+
+
+FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
+
+
+def build_config(file: Path | None, flags: dict[str, Any]) -> TrainConfig:
+    """Defaults, overridden by the TOML file, overridden by the flags that were given (those not ``None``).
+
+    Raises:
+        ConfigError: naming the key, where it stands, and what is accepted.
+    """
+    values = read_toml(file) if file else {}
+    for name, value in flags.items():
+        if value is not None:
+            place = "DATASET" if name == "dataset" else f"--{name.replace('_', '-')}"
+            values[name] = checked(name, value, place)
+    return TrainConfig(**values).resolved()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, checked; keys are the long flags with ``_`` or ``-``.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, a key is unknown, a value is not accepted.
+    """
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected a TOML file of settings, but it cannot be read ({error}).") from error
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in FIELDS:
+            close = difflib.get_close_matches(name, FIELDS, n=1)
+            guess = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{path}: unknown key {key!r}.{guess} Known keys: {', '.join(FIELDS)}.")
+        values[name] = checked(name, value, f"{path}: key {key!r}")
+    return values
+
+
+def checked(name: str, value: Any, where: str) -> Any:
+    """``value`` for the setting ``name``, converted where no doubt is possible.
+
+    Raises:
+        ConfigError: starting with ``where``.
+    """
+    kind = FIELDS[name].type
+    rules = FIELDS[name].metadata
+    if kind == (tuple[int, ...] | None):
+        return _checked_fanouts(value, where)
+    wanted = next(base for base in (bool, int, float, str) if kind in (base, base | None))
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise ConfigError(f"{where}: expected {_accepted(wanted, rules)}; got {value!r}.")
+    if not _within(value, rules):
+        raise ConfigError(f"{where}: expected {_accepted(wanted, rules)}; got {value!r}.")
+    return value
+
+
+def _within(value: Any, rules: Any) -> bool:
+    if "choices" in rules:
+        return value in rules["choices"]
+    return (
+        ("low" not in rules or value >= rules["low"])
+        and ("above" not in rules or value > rules["above"])
+        and ("below" not in rules or value < rules["below"])
+        and not (isinstance(value, float) and not abs(value) < float("inf"))
+    )
+
+
+def _accepted(wanted: type, rules: Any) -> str:
+    if "choices" in rules:
+        return f"one of {', '.join(rules['choices'])}"
+    noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]
+    limits = [f"{word} {rules[rule]}" for rule, word in _LIMITS.items() if rule in rules]
+    return " ".join([noun, " and ".join(limits)]) if limits else noun
+
+
+_LIMITS = {"low": "of at least", "above": "above", "below": "below"}
+
+
+def _checked_fanouts(value: Any, where: str) -> tuple[int, ...]:
+    """A list of integers, or text such as ``"15,10,5"``."""
+    try:
+        numbers = [int(part) for part in value.split(",")] if isinstance(value, str) else value
+    except ValueError:
+        numbers = None
+    whole = isinstance(numbers, list) and all(type(number) is int for number in numbers)
+    if not whole or not numbers or any(number == 0 or number < -1 for number in numbers):
+        raise ConfigError(
+            f"{where}: expected one whole number per layer, each positive or -1 for all neighbours, such as 15,10,5; "
+            f"got {value!r}."
+        )
+    return tuple(numbers)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))

@@ -1,0 +1,142 @@
+"""What ``joestar doctor`` looks at. Every function returns (name, status, found, advice)."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from joestar.cli.console import human_bytes
+
+Finding = tuple[str, str, str, str]
+LOW_MEMORY = 2 << 30
+
+
+def python() -> Finding:
+    """The interpreter."""
+    return "Python", "ok", f"{platform.python_version()} ({sys.executable})", ""
+
+
+def pytorch() -> Finding:
+    """PyTorch; 2.11 or later."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < (2, 11):
+        return "PyTorch", "missing", torch.__version__, "pip install --upgrade torch"
+    return "PyTorch", "ok", torch.__version__, ""
+
+
+def native_extension() -> Finding:
+    """The C++ kernels, and which parallel primitives they use."""
+    try:
+        from joestar import _native
+    except ImportError as error:
+        advice = "Reinstall Joestar where a C++20 compiler and CMake are found."
+        return "C++ kernels", "missing", f"cannot be imported ({error})", advice
+    info = _native.build_info()
+    standard = str(info["cpp_std"])[2:4]
+    found = f"C++{standard} by {info['compiler']}; parallel primitives: {info['parallel']}, {info['threads']} threads"
+    return "C++ kernels", "ok", found, ""
+
+
+def threads() -> Finding:
+    """Threads of PyTorch against processors that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    used = torch.get_num_threads()
+    found = f"PyTorch uses {used}; {usable} processors may be used"
+    if used > usable:
+        return "threads", "warn", found, f"export OMP_NUM_THREADS={usable}"
+    return "threads", "ok", found, ""
+
+
+def inductor_compiler() -> Finding:
+    """The C++ compiler and headers that Inductor needs on a CPU."""
+    name = "compiler for Inductor"
+    candidates = [os.environ.get("CXX"), "g++", "clang++"]
+    path = next((path for candidate in candidates if candidate and (path := shutil.which(candidate))), None)
+    if path is None:
+        advice = "Install g++ or clang++ (or set CXX); until then use --backend eager on the CPU."
+        return name, "missing", "neither $CXX nor g++ nor clang++", advice
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        advice = "Install Python's development headers (python3-dev); until then use --backend eager on the CPU."
+        return name, "missing", f"{path}, but not {header}", advice
+    return name, "ok", path, ""
+
+
+def triton() -> Finding:
+    """Triton, which GPU kernels are written in."""
+    if importlib.util.find_spec("triton") is not None:
+        return "Triton", "ok", importlib.metadata.version("triton"), ""
+    if torch.cuda.is_available():
+        return "Triton", "missing", "not installed", "pip install triton (kernels on the GPU need it)"
+    return "Triton", "ok", "not installed (used on GPUs only)", ""
+
+
+def gpus() -> Finding:
+    """GPUs that PyTorch can use, and their memory."""
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        found = f"none (PyTorch is built for CUDA {built})" if built else "none (PyTorch is built for the CPU only)"
+        return (
+            "GPU",
+            "warn",
+            found,
+            "Everything runs on the CPU; a GPU needs its driver and a CUDA build of PyTorch.",
+        )
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        found.append(f"{index}: {name}, {human_bytes(free)} of {human_bytes(total)} free")
+    return "GPU", "ok", "; ".join(found), ""
+
+
+def host_memory() -> Finding:
+    """Memory of the machine, or of the container if that is less."""
+    facts = _meminfo()
+    if facts is None:
+        return "host memory", "warn", "unknown on this system", "See that the graph and its features fit."
+    available, total = facts
+    found = f"{human_bytes(available)} of {human_bytes(total)} available"
+    if available < LOW_MEMORY:
+        return "host memory", "warn", found, "Close other programs; building and compiling want 2 GiB."
+    return "host memory", "ok", found, ""
+
+
+def optional(package: str, module: str, use: str) -> Finding:
+    """A package that Joestar can do without."""
+    if importlib.util.find_spec(module) is None:
+        return package, "ok", f"not installed (optional: {use})", ""
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        version = "installed"
+    return package, "ok", version, ""
+
+
+def _meminfo() -> tuple[int, int] | None:
+    """(available, total) bytes, within the control group's limit."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    facts = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")}
+    if "MemAvailable" not in facts or "MemTotal" not in facts:
+        return None
+    available, total = facts["MemAvailable"], facts["MemTotal"]
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and limit < total:
+        return min(available, max(limit - (used or 0), 0)), limit
+    return available, total
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,61 @@
+"""The flags of ``joestar train``, made from the fields of ``TrainConfig``."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from joestar.cli.config import FIELDS, TrainConfig, build_config
+
+CONFIG_HELP = "TOML file with any of these settings (batch_size = 500); flags override it."
+
+
+def takes_settings(command: Callable[[TrainConfig], None]) -> Callable[..., None]:
+    """Turns ``command(config)`` into a Typer command with a flag per setting, and ``--config``.
+
+    Every flag defaults to ``None``, which tells a flag that was given from one that was not.
+    """
+
+    @functools.wraps(command)
+    def with_flags(**flags: Any) -> None:
+        file = flags.pop("config")
+        command(build_config(file, flags))
+
+    parameters = [_parameter(name) for name in FIELDS]
+    config = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP, rich_help_panel="Output")]
+    parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config))
+    with_flags.__signature__ = inspect.Signature(parameters)
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del with_flags.__wrapped__
+    return with_flags
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    spec = FIELDS[name]
+    rules = spec.metadata
+    kind = next((base for base in (bool, int, float) if spec.type in (base, base | None)), str)
+    shown = rules.get("shown", "off" if spec.default is None else str(spec.default).lower())
+    help_text = f"{rules['help']} [dim]Default: {shown}.[/]"
+    if name == "dataset":
+        info = typer.Argument(help=help_text, show_default=False)
+    else:
+        flag = f"--{name.replace('_', '-')}"
+        info = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+            help=help_text,
+            show_default=False,
+            metavar=_metavar(kind, rules),
+            rich_help_panel=rules["group"],
+        )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+def _metavar(kind: type, rules: Any) -> str | None:
+    if "choices" in rules:
+        return "|".join(rules["choices"])
+    return {int: "N", float: "X", str: "TEXT"}.get(kind)

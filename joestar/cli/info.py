@@ -1,0 +1,102 @@
+"""``joestar info``: what is in a dataset."""
+
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from joestar.cli.console import human_bytes
+from joestar.graph_api import Graph
+
+
+def describe(graph: Graph) -> dict[str, Any]:
+    """Sizes, degrees, features, classes, splits and bytes of a graph; plain numbers and text."""
+    degrees = graph.in_degrees()
+    self_loops = int((graph.indices == graph.coo()[1]).sum())
+    return {
+        "name": graph.name,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "id_dtype": str(graph.indices.dtype).removeprefix("torch."),
+        "in_degree": {
+            "min": int(degrees.min()),
+            "median": int(degrees.median()),
+            "mean": graph.num_edges / graph.num_nodes,
+            "max": int(degrees.max()),
+            "isolated": int((degrees == 0).sum()),
+        },
+        "self_loops": self_loops,
+        "features": _features(graph),
+        "labels": _labels(graph),
+        "splits": {part: _size(getattr(graph, f"{part}_idx")) for part in ("train", "val", "test")},
+        "bytes": _bytes(graph),
+    }
+
+
+def print_table(facts: dict[str, Any], console: Console) -> None:
+    """The facts as one table."""
+    degree, features, labels, splits = facts["in_degree"], facts["features"], facts["labels"], facts["splits"]
+    table = Table(title=f"Dataset {facts['name']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("nodes", f"{facts['nodes']:,}")
+    table.add_row("edges (directed)", f"{facts['edges']:,}, {facts['self_loops']:,} self-loops")
+    table.add_row(
+        "in-degree",
+        f"min {degree['min']:,}, median {degree['median']:,}, mean {degree['mean']:.1f}, max {degree['max']:,}; "
+        f"{degree['isolated']:,} nodes without in-edges",
+    )
+    table.add_row("features", f"{features['width']:,} x {features['dtype']}" if features else "none")
+    table.add_row("classes", _classes_text(labels))
+    table.add_row("splits", ", ".join(f"{part} {_count(size)}" for part, size in splits.items()))
+    total = sum(facts["bytes"].values())
+    parts = ", ".join(f"{part} {human_bytes(size)}" for part, size in facts["bytes"].items())
+    table.add_row("memory", f"{human_bytes(total)} ({parts})")
+    console.print(table)
+
+
+def _features(graph: Graph) -> dict[str, Any] | None:
+    x = graph.ndata.get("x")
+    if x is None:
+        return None
+    return {"width": int(x[0].numel()), "dtype": str(x.dtype).removeprefix("torch.")}
+
+
+def _labels(graph: Graph) -> dict[str, Any] | None:
+    y = graph.ndata.get("y")
+    if y is None:
+        return None
+    if graph.multilabel:
+        return {"classes": graph.num_classes, "multilabel": True, "unlabelled": 0, "largest_share": None}
+    counts = torch.bincount(y[y >= 0])
+    return {
+        "classes": graph.num_classes,
+        "multilabel": False,
+        "unlabelled": int((y < 0).sum()),
+        "largest_share": float(counts.max() / counts.sum()),
+    }
+
+
+def _classes_text(labels: dict[str, Any] | None) -> str:
+    if labels is None:
+        return "no labels"
+    if labels["multilabel"]:
+        return f"{labels['classes']} tasks, several per node"
+    unlabelled = f"; {labels['unlabelled']:,} nodes unlabelled" if labels["unlabelled"] else ""
+    return f"{labels['classes']}, the largest has {labels['largest_share']:.1%} of the labels{unlabelled}"
+
+
+def _bytes(graph: Graph) -> dict[str, int]:
+    named = {"structure": [graph.indptr, graph.indices]}
+    named |= {key: [value] for key, value in graph.ndata.items()}
+    named |= {f"edata.{key}": [value] for key, value in graph.edata.items()}
+    return {key: sum(tensor.numel() * tensor.element_size() for tensor in value) for key, value in named.items()}
+
+
+def _size(ids: torch.Tensor | None) -> int | None:
+    return None if ids is None else len(ids)
+
+
+def _count(size: int | None) -> str:
+    return "none" if size is None else f"{size:,}"

@@ -1,0 +1,106 @@
+"""The ``joestar`` command."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from joestar.cli.config import TrainConfig
+from joestar.cli.console import out, plain_errors
+from joestar.cli.flags import takes_settings
+
+app = typer.Typer(
+    name="joestar",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Joestar trains graph neural networks on sampled neighbourhoods, with the whole training step compiled into "
+    "one program.\n\n[bold]First steps:[/]\n\n"
+    "[cyan]joestar doctor[/]  is everything there?\n\n"
+    "[cyan]joestar train[/]   trains GraphSAGE on the bundled Cora graph\n\n"
+    "[cyan]joestar info ogbn-products --root data[/]  what is in a dataset?",
+)
+
+
+def train(config: TrainConfig) -> None:
+    """Train a model on a dataset, and report the test accuracy at the best validation epoch.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar train[/]  GraphSAGE on the bundled Cora graph, about a minute
+
+    [cyan]joestar train cora --model gat --hidden 64 --heads 8 --epochs 100 --patience 20[/]
+
+    [cyan]joestar train ogbn-products --root data --fanouts 15,10,5 --hidden 256 --lr 0.003 --save best.pt[/]
+
+    [cyan]joestar train my-graph.npz --config run.toml --report result.json[/]  settings from a file
+    """
+    from joestar.cli.train import run
+
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    run(config, out())
+
+
+app.command("train")(plain_errors(takes_settings(train)))
+
+
+@app.command("info")
+@plain_errors
+def info(
+    dataset: Annotated[str, typer.Argument(help="Name, .npz file, OGB folder or converted folder.")] = "cora",
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Where names are looked up.", show_default="$JOESTAR_DATA, ~/.cache/joestar, dataset"),
+    ] = None,
+    split: Annotated[str, typer.Option(help="auto, official or random.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show nodes, edges, degrees, features, classes, splits and memory of a dataset.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar info[/]  the bundled Cora graph
+
+    [cyan]joestar info ogbn-arxiv --root ~/data[/]  the folder into which the ogb package downloads
+
+    [cyan]joestar info my-graph.npz --json[/]
+    """
+    from joestar.cli.info import describe, print_table
+    from joestar.data import load
+
+    facts = describe(load(dataset, root=root, split=split))
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        print_table(facts, out())
+
+
+@app.command("doctor")
+@plain_errors
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Check the installation: compiler, kernels, GPU, memory, and a small computation. Exit code 1 if it cannot work.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar doctor[/]
+
+    [cyan]joestar doctor --json > environment.json[/]  to attach to a bug report
+    """
+    from joestar.cli import doctor as checks
+
+    found = checks.examine()
+    if as_json:
+        typer.echo(json.dumps(checks.as_json(found), indent=2))
+    else:
+        checks.print_table(found, out())
+    if checks.failed(found):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,58 @@
+"""Members of a ``.npz`` file: mapped into memory where they are stored uncompressed, else read."""
+
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from joestar.errors import DataError
+
+LOCAL_HEADER = struct.Struct("<26xHH")
+"""The local file header of a zip member: its last two fields are the lengths of the name and of the extra field."""
+
+
+class Archive:
+    """Reads single arrays of a ``.npz`` file, so that 57 GB of features need not fit into memory.
+
+    Raises:
+        DataError: the file cannot be read, or an array is missing.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as file:
+                self.members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: expected a NumPy .npz archive, but it cannot be read ({error}).") from error
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.members
+
+    def read(self, key: str) -> np.ndarray:
+        """The array ``key``, memory-mapped read-only if the archive stores it uncompressed."""
+        if key not in self.members:
+            raise DataError(f"{self.path}: the key {key!r} is missing; the file has {', '.join(sorted(self.members))}.")
+        info = self.members[key]
+        try:
+            if info.compress_type == zipfile.ZIP_STORED and info.file_size >= 1 << 20:
+                return self._map(info)
+            with np.load(self.path, allow_pickle=False) as arrays:
+                return arrays[key]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{self.path}: the array {key!r} cannot be read ({error}).") from error
+
+    def _map(self, info: zipfile.ZipInfo) -> np.ndarray:
+        with open(self.path, "rb") as file:
+            file.seek(info.header_offset)
+            name, extra = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+            file.seek(name + extra, 1)
+            version = np.lib.format.read_magic(file)
+            reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = reader(file)
+            if dtype.hasobject:
+                raise ValueError("it holds Python objects")
+            return np.memmap(
+                self.path, dtype, "r", offset=file.tell(), shape=shape, order="F" if fortran else "C"
+            ).view(np.ndarray)

@@ -1,0 +1,113 @@
+"""Graphs in one compressed NumPy archive.
+
+| key | content |
+|---|---|
+| ``edge_index`` | integers ``[2, E]``: row 0 sources, row 1 destinations |
+| ``symmetric`` | 1 if every edge is there in both directions; 0: the reverses are added on loading |
+| ``y`` | class ids ``[N]``, or multi-label targets ``[N, T]`` |
+| ``x`` | dense features ``[N, F]``, standardised per column on loading |
+| ``x_indptr``, ``x_indices``, ``x_data``, ``x_shape`` | instead of ``x``: sparse features in CSR, see below |
+| ``train_idx``, ``val_idx``, ``test_idx`` | the official split; optional, all or none |
+
+Duplicate edges and self-loops are dropped. Sparse features become dense float32 rows, each divided by the square root
+of its sum.
+"""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from joestar.data.parts import Parts
+from joestar.data.splits import PARTS
+from joestar.data.structure import edges_to_csc
+from joestar.errors import DataError
+
+SPARSE_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
+SPLIT_KEYS = tuple(f"{part}_idx" for part in PARTS)
+
+
+def read_npz(path: Path) -> Parts:
+    """Reads the archive at ``path``; the format is this module's docstring.
+
+    Raises:
+        DataError: the file is no archive, a key is missing, or an array has the wrong shape or dtype.
+    """
+    where = str(path)
+    arrays = _open(path)
+    _require(arrays, ("edge_index", "symmetric", "y"), where)
+    edges = arrays["edge_index"]
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise DataError(f"{where}: edge_index must be integers [2, E]; got {edges.dtype} {list(edges.shape)}.")
+    if arrays["y"].ndim == 0:
+        raise DataError(f"{where}: y must have one row per node; got a single value.")
+    symmetric = arrays["symmetric"]
+    if symmetric.size != 1 or int(symmetric.reshape(())) not in (0, 1):
+        raise DataError(f"{where}: symmetric must be 0 or 1; got {symmetric}.")
+    indptr, indices = edges_to_csc(edges[0], edges[1], len(arrays["y"]), mirror=not symmetric, where=where)
+    return Parts(where, path.stem, indptr, indices, _features(arrays, where), arrays["y"], _splits(arrays, where))
+
+
+def _open(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise DataError(
+            f"{path}: expected a NumPy archive of plain arrays, but it cannot be read ({error}). "
+            "Write it with numpy.savez_compressed."
+        ) from error
+
+
+def _require(arrays: dict, keys: tuple[str, ...], where: str) -> None:
+    missing = [key for key in keys if key not in arrays]
+    if missing:
+        raise DataError(f"{where}: the key {missing[0]!r} is missing; the file has {', '.join(sorted(arrays))}.")
+
+
+def _splits(arrays: dict, where: str) -> dict[str, np.ndarray]:
+    if not any(key in arrays for key in SPLIT_KEYS):
+        return {}
+    _require(arrays, SPLIT_KEYS, where)
+    return {part: arrays[key] for part, key in zip(PARTS, SPLIT_KEYS, strict=True)}
+
+
+def _features(arrays: dict, where: str) -> np.ndarray:
+    if "x" in arrays:
+        x = arrays["x"]
+        if x.ndim != 2 or x.dtype.kind not in "fiub":
+            raise DataError(f"{where}: x must be numbers [N, F]; got {x.dtype} {list(x.shape)}.")
+        _check_finite(x, where)
+        x = x.astype(np.float32)
+        deviation = x.std(axis=0)
+        return (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
+    _require(arrays, SPARSE_KEYS, where)
+    _check_finite(arrays["x_data"], where)
+    return _dense_rows(*(arrays[key] for key in SPARSE_KEYS), where)
+
+
+def _check_finite(x: np.ndarray, where: str) -> None:
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: features must be finite, but some are NaN or infinite.")
+
+
+def _dense_rows(indptr: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: np.ndarray, where: str) -> np.ndarray:
+    """CSR to float32 rows, each divided by the square root of its sum where that is positive."""
+    if shape.shape != (2,):
+        raise DataError(f"{where}: x_shape must hold two numbers; got {shape}.")
+    rows, width = (int(size) for size in shape)
+    counts = np.diff(indptr)
+    if len(indptr) != rows + 1 or (counts < 0).any() or not (indptr[-1] == len(columns) == len(data)):
+        raise DataError(
+            f"{where}: x_indptr, x_indices and x_data do not form a CSR matrix of shape [{rows}, {width}]: "
+            f"x_indptr has {len(indptr)} entries and ends at {indptr[-1] if len(indptr) else 'nothing'}, x_indices has "
+            f"{len(columns)} entries, x_data {len(data)}."
+        )
+    if len(columns) and not 0 <= columns.min() <= columns.max() < width:
+        raise DataError(f"{where}: x_indices must lie in 0..{width - 1}; got {columns.min()}..{columns.max()}.")
+    row_of = np.repeat(np.arange(rows), counts)
+    sums = np.bincount(row_of, weights=data, minlength=rows)
+    scale = np.where(sums > 0, sums, 1) ** -0.5
+    made = np.zeros((rows, width), dtype=np.float32)
+    np.add.at(made, (row_of, columns), (data * scale[row_of]).astype(np.float32))
+    return made

@@ -1,0 +1,49 @@
+"""One class per kind of mistake. Every message says what was expected, what came, where, and what to do."""
+
+
+class JoestarError(Exception):
+    """Base of all errors that Joestar raises on purpose."""
+
+
+class GraphError(JoestarError, ValueError):
+    """A graph, or data attached to it, is malformed."""
+
+
+class SeedError(JoestarError, ValueError):
+    """Seeds (the nodes of a mini-batch) are unusable."""
+
+
+class SamplerError(JoestarError, ValueError):
+    """A sampler was configured with impossible values, or returned something other than blocks."""
+
+
+class CaptureError(JoestarError):
+    """Sampling and model could not be captured as one graph."""
+
+
+class PaddingError(JoestarError):
+    """An operation of the model has no correct form on padded rows."""
+
+
+class VerificationError(JoestarError):
+    """A pass left a graph that breaks the rules of the IR: a defect of the pass, not of the user's program."""
+
+
+class ChangedAfterCompileError(JoestarError):
+    """Something that the compiled step holds on to was changed or replaced."""
+
+
+class OptimizerError(JoestarError, ValueError):
+    """The optimizer is unknown to the compiled step, or does not fit the model."""
+
+
+class LabelError(JoestarError, ValueError):
+    """Labels are missing, of the wrong shape or dtype, or out of range."""
+
+
+class ConfigError(JoestarError, ValueError):
+    """An option has an unknown name or an impossible value."""
+
+
+class DataError(JoestarError, ValueError):
+    """A dataset is missing or malformed on disk."""

@@ -1,0 +1,6 @@
+"""FX -> FX rewrites across the border of sampling and computation, in one ordered table (thesis 5.3.2)."""
+
+from joestar.fusion.record import Place, Reject
+from joestar.fusion.table import PASSES, Pass, PassContext, PassRecord, run_passes
+
+__all__ = ["PASSES", "Pass", "PassContext", "PassRecord", "Place", "Reject", "run_passes"]

@@ -1,0 +1,124 @@
+"""Sample-gather-aggregation: the first layer reads features straight through the sample (thesis 5.3.2, figure 5.7).
+
+Before                                                          After
+    sub, picked, _ = sample_cols(indptr, indices, dsts, ...)        y, _  = sample_aggregate(indptr, indices, dsts, ...,
+    srcs, local, _ = compact(dsts, count, sub, picked, ...)                                  features, "mean")
+    x     = aten.index_select(features, 0, srcs)                    x_dst = aten.index_select(features, 0, dsts)
+    y     = spmm(sub, local, x, None, "mean")
+    x_dst = aten.slice(x, 0, 0, num_dst)
+
+The outermost hop is then neither compacted nor stored; destinations come first in every block, so their own rows are
+``features[dsts]``. Several aggregations of the same block fire one by one: each recomputes the sample.
+
+Must not fire when: the gathered rows or the local ids have any other reader (a GEMM before the aggregation, edge
+weights, attention); the product has edge weights; the features need gradients (the fused op has none); the sources of
+the block are sampled further.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from joestar.fusion.record import Reject
+from joestar.lowering.sizes import expression
+
+PATTERN = "sample-gather-aggregate"
+_JOESTAR = torch.ops.joestar
+_ATEN = torch.ops.aten
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Fuses every gather whose readers all fit; returns the number of aggregations replaced."""
+    fused = 0
+    for gather in list(gm.graph.nodes):
+        if gather.target is not _ATEN.index_select.default or not _gathers_sources(gather):
+            continue
+        match = _match(gather)
+        if match:
+            fused += _rewrite(gm, gather, *match, context)
+        else:
+            context.refused(PATTERN, gather, match)
+    return fused
+
+
+def _gathers_sources(gather: fx.Node) -> bool:
+    """Whether the node is ``index_select(table, 0, srcs)`` with floating-point rows and ``srcs`` from a ``compact``."""
+    table, dim, ids = gather.args
+    from_compact = ids.target is operator.getitem and ids.args[0].target is _JOESTAR.compact.default and ids.args[1] == 0
+    return dim == 0 and from_compact and table.meta["val"].dtype.is_floating_point
+
+
+def _match(gather: fx.Node) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Reject:
+    """(sample node, aggregations, slices of the destinations' rows)."""
+    table, _, srcs = gather.args
+    compact = srcs.args[0]
+    sub, picked = compact.args[2], compact.args[3]
+    sample = sub.args[0] if sub.target is operator.getitem else sub
+    if sample.target is not _JOESTAR.sample_cols.default or picked.args[0] is not sample:
+        return Reject("the block does not come straight from a sample of columns")
+    if table.op != "placeholder":
+        return Reject("the features are computed in this step")
+    if table.meta["val"].requires_grad:
+        return Reject("the features need gradients")
+    if table.meta["val"].dim() != 2:
+        return Reject("the features are not a matrix")
+    local = next((user for user in compact.users if user.args[1] == 1), None)
+    aggregations, slices = [], []
+    for user in gather.users:
+        reason = None
+        if user.target is _JOESTAR.spmm.default and user.args[2] is gather:
+            indptr, indices, _, weight, _ = user.args
+            if weight is not None:
+                reason = "the aggregation has edge weights"
+            elif indptr is not sub or indices is not local:
+                reason = "the aggregation runs over another structure (self-loops were added, or edges recomputed)"
+            aggregations.append(user)
+        elif _is_destination_slice(user, gather, compact):
+            slices.append(user)
+        else:
+            reason = f"the gathered rows are also read by {_name(user)} before the aggregation"
+        if reason:
+            return Reject(reason)
+    if not aggregations:
+        return Reject("nothing aggregates the gathered rows")
+    others = [user for user in srcs.users if user is not gather]
+    if others:
+        return Reject(f"the sources of the block are also read by {_name(others[0])}")
+    return sample, aggregations, slices
+
+
+def _is_destination_slice(user: fx.Node, gather: fx.Node, compact: fx.Node) -> bool:
+    if user.target is not _ATEN.slice.Tensor or user.args[0] is not gather:
+        return False
+    dim, start = (user.args[1:3] + (0, 0))[:2] if len(user.args) > 2 else (0, 0)
+    rows = expression(user.meta["val"].shape[0])
+    return dim == 0 and start in (0, None) and rows == expression(compact.args[0].meta["val"].shape[0])
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removesuffix(".default")
+
+
+def _rewrite(gm: fx.GraphModule, gather, sample, aggregations, slices, context) -> int:
+    table = gather.args[0]
+    dsts = sample.args[2]
+    for spmm in aggregations:
+        with gm.graph.inserting_before(spmm):
+            fused = gm.graph.call_function(
+                _JOESTAR.sample_aggregate.default, (*sample.args[:8], table, spmm.args[4])
+            )
+            fused.meta = {**spmm.meta, "val": (spmm.meta["val"], sample.meta["val"][2])}
+            y = gm.graph.call_function(operator.getitem, (fused, 0))
+            y.meta = dict(spmm.meta)
+        context.fired(PATTERN, fused, f"{spmm.args[4]} of {table.name} over fanout {sample.args[4]}")
+        spmm.replace_all_uses_with(y)
+        gm.graph.erase_node(spmm)
+    for part in slices:
+        with gm.graph.inserting_before(part):
+            own = gm.graph.call_function(_ATEN.index_select.default, (table, 0, dsts))
+            own.meta = dict(part.meta)
+        part.replace_all_uses_with(own)
+        gm.graph.erase_node(part)
+    gm.graph.erase_node(gather)
+    return len(aggregations)

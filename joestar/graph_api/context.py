@@ -1,0 +1,47 @@
+"""What a sampling program draws from: the random key, the numbering of its call sites, and the sizes of its sets."""
+
+from torch import Tensor
+
+EXACT = -1
+"""Asks an op to allocate exactly what it needs (eager execution only)."""
+
+
+class SamplingContext:
+    """State of one run of a sampling program.
+
+    Every call that makes a set of data-dependent size takes the next *size* of the context, in program order. Without
+    ``sizes`` the op finds the size itself (structure-only sampling) and ``recorded`` keeps what it found; with them,
+    they are the bounds of the result: symbolic integers while the program is traced.
+
+    Args:
+        key: int64 ``[3]`` = (seed, epoch, step) on the graph's device.
+        sizes: one integer (or symbolic integer) per set, or ``None``.
+    """
+
+    def __init__(self, key: Tensor, sizes=None):
+        self.key = key
+        self.sizes = sizes
+        self.site = 0
+        self.position = 0
+        self.recorded = []
+        self.labels = []
+
+    def next_site(self) -> int:
+        """Number of this random call site: two sites draw independently."""
+        site = self.site
+        self.site = site + 1
+        return site
+
+    def next_size(self, label: str):
+        """Bound of the next set, or ``EXACT``."""
+        position = self.position
+        self.position = position + 1
+        self.labels.append(label)
+        if self.sizes is None:
+            return EXACT
+        return self.sizes[position]
+
+    def record(self, size) -> None:
+        """Notes the size of the set just made (only when the context has no sizes of its own)."""
+        if self.sizes is None:
+            self.recorded.append(size)

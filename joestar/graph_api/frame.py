@@ -1,0 +1,39 @@
+"""Named tensors with one row per node or edge."""
+
+from torch import Tensor
+
+from joestar.errors import GraphError
+
+
+class Frame(dict):
+    """A dict of tensors that refuses a tensor with the wrong number of rows.
+
+    Args:
+        name: how messages call it (``ndata`` or ``edata``).
+        what: what a row is (``nodes`` or ``edges``).
+        num_rows: rows that every tensor must have.
+        data: initial content, a mapping or ``None``.
+    """
+
+    def __init__(self, name: str, what: str, num_rows: int, data=None):
+        super().__init__()
+        self.name = name
+        self.what = what
+        self.num_rows = num_rows
+        for key, value in dict(data or {}).items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        if not isinstance(value, Tensor):
+            raise GraphError(f"{self.name}[{key!r}] must be a tensor; got {type(value).__name__}.")
+        if value.dim() == 0 or value.shape[0] != self.num_rows:
+            raise GraphError(
+                f"{self.name}[{key!r}] needs one row per entry of the graph's {self.num_rows} {self.what}; "
+                f"got shape {list(value.shape)}."
+            )
+        super().__setitem__(key, value)
+
+    def update(self, *args, **kwargs) -> None:
+        """As ``dict.update``, every value checked."""
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value

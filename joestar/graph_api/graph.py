@@ -1,0 +1,204 @@
+"""``Graph``: a homogeneous graph in CSC with named node and edge tensors (thesis 5.3.1)."""
+
+import torch
+from torch import Tensor
+
+from joestar.errors import GraphError
+from joestar.graph_api.block import Columns
+from joestar.graph_api.computation import Computation
+from joestar.graph_api.context import SamplingContext
+from joestar.graph_api.frame import Frame
+from joestar.graph_api.validate import check_csc, check_edge_index
+
+
+class Graph(Computation):
+    """A directed graph; edge ``u -> v`` means that ``v`` aggregates from ``u``.
+
+    Attributes:
+        indptr: int64 ``[num_nodes + 1]``: in-edges of node ``v`` are at ``indptr[v]:indptr[v + 1]``.
+        indices: int32 or int64 ``[num_edges]``: the source of every edge.
+        ndata: named node tensors ``[num_nodes, ...]``; ``"x"`` features and ``"y"`` labels by convention.
+        edata: named edge tensors ``[num_edges, ...]`` in CSC order.
+        train_idx, val_idx, test_idx: node ids of the splits, or ``None``.
+        name, num_classes, multilabel: what a dataset knows of itself.
+
+    Build one with ``from_csc``, ``from_edge_index``, ``from_scipy`` or ``from_pyg``, which validate; the constructor
+    does not.
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, ndata=None, edata=None, context: SamplingContext | None = None):
+        self.indptr = indptr
+        self.indices = indices
+        self.ndata = {} if ndata is None else ndata
+        self.edata = {} if edata is None else edata
+        self.train_idx = self.val_idx = self.test_idx = None
+        self.name = ""
+        self.num_classes = None
+        self.multilabel = False
+        self._context = context
+        self._formats = {}
+
+    # --- construction ---
+
+    @classmethod
+    def from_csc(cls, indptr: Tensor, indices: Tensor, ndata=None, edata=None, *, validate: bool = True) -> "Graph":
+        """A graph from compressed in-neighbours, without a copy.
+
+        Args:
+            indptr: int64 ``[N + 1]``, starting at 0, non-decreasing, ending at ``len(indices)``.
+            indices: int32 or int64 ``[E]`` in ``[0, N)``.
+            ndata, edata: dicts of tensors with N, respectively E rows.
+            validate: check the contents (a pass over both tensors); shapes and dtypes are always checked.
+
+        Raises:
+            GraphError: naming the first entry that is wrong.
+        """
+        check_csc(indptr, indices, validate)
+        graph = cls(indptr.contiguous(), indices.contiguous())
+        graph.ndata = Frame("ndata", "nodes", graph.num_nodes, ndata)
+        graph.edata = Frame("edata", "edges", graph.num_edges, edata)
+        return graph
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_nodes: int | None = None, ndata=None, edata=None) -> "Graph":
+        """A graph from ``edge_index`` ``[2, E]`` (row 0 sources, row 1 destinations), as PyG holds it.
+
+        ``edata`` rows follow the given edge order and are permuted to CSC order with the edges.
+        """
+        num_nodes = check_edge_index(edge_index, num_nodes)
+        src, dst = edge_index[0], edge_index[1].to(torch.int64)
+        order = torch.argsort(dst, stable=True)
+        indptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=dst.device)
+        torch.cumsum(torch.bincount(dst, minlength=num_nodes), 0, out=indptr[1:])
+        given = Frame("edata", "edges", src.shape[0], edata)
+        small = num_nodes <= torch.iinfo(torch.int32).max
+        indices = src[order].to(torch.int32 if small else torch.int64)
+        sorted_edata = {name: value[order] for name, value in given.items()}
+        return cls.from_csc(indptr, indices, ndata, sorted_edata, validate=False)
+
+    @classmethod
+    def from_scipy(cls, matrix, ndata=None) -> "Graph":
+        """A graph from a square sparse matrix with ``A[u, v] != 0`` for edge ``u -> v``; values go to ``edata["w"]``."""
+        from joestar.graph_api.interchange import from_scipy
+
+        return from_scipy(cls, matrix, ndata)
+
+    @classmethod
+    def from_pyg(cls, data) -> "Graph":
+        """A graph from a homogeneous ``torch_geometric.data.Data``; masks become ``train_idx`` and so on."""
+        from joestar.graph_api.interchange import from_pyg
+
+        return from_pyg(cls, data)
+
+    def to_pyg(self):
+        """The graph as ``torch_geometric.data.Data`` (edges in CSC order)."""
+        from joestar.graph_api.interchange import to_pyg
+
+        return to_pyg(self)
+
+    # --- property queries (thesis table 5.2) ---
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.indptr.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.indices.shape[0]
+
+    @property
+    def num_src(self) -> int:
+        """Sources: every node (a graph can stand where a block is expected)."""
+        return self.num_nodes
+
+    @property
+    def num_dst(self) -> int:
+        """Destinations: every node."""
+        return self.num_nodes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the structure."""
+        return self.indptr.device
+
+    def in_degrees_of(self, nodes: Tensor) -> Tensor:
+        """In-degrees of the given nodes, int64 ``[len(nodes)]``."""
+        return torch.index_select(self.indptr, 0, nodes + 1) - torch.index_select(self.indptr, 0, nodes)
+
+    def graph_degrees(self, side: str) -> Tensor:
+        """In-degrees of every node (either side of a square graph)."""
+        return self.in_degrees()
+
+    def csr(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached."""
+        if "csr" not in self._formats:
+            src, dst, _ = self.coo()
+            order = torch.argsort(src, stable=True)
+            indptr = torch.zeros_like(self.indptr)
+            torch.cumsum(torch.bincount(src, minlength=self.num_nodes), 0, out=indptr[1:])
+            self._formats["csr"] = indptr, dst[order], order
+        return self._formats["csr"]
+
+    def coo(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Edges sorted by destination: (sources, destinations, CSC positions); derived once, then cached."""
+        if "coo" not in self._formats:
+            dst = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
+            self._formats["coo"] = self.indices, dst, torch.arange(self.num_edges, device=self.device)
+        return self._formats["coo"]
+
+    # --- structural transformations (thesis table 5.2) ---
+
+    def __getitem__(self, key) -> Columns:
+        """``graph[:, dsts]``: the in-edges of the destinations."""
+        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], slice) and key[0] == slice(None)):
+            raise GraphError("a graph is sliced by destinations: graph[:, dsts], with dsts a tensor of node ids.")
+        return Columns(self, key[1])
+
+    def add_self_loops(self) -> "Graph":
+        """The graph with exactly one self-loop per node, at the end of its row; edge data are not carried over."""
+        count = torch.full((), self.num_nodes, dtype=torch.int64, device=self.device)
+        indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, self.indices, count)
+        graph = Graph(indptr, indices[: int(indptr[-1])] if not torch.compiler.is_compiling() else indices, self.ndata)
+        return graph
+
+    @property
+    def context(self) -> SamplingContext:
+        """What sampling draws from; without one, the key (0, 0, 0) and call sites numbered afresh for each access."""
+        if self._context is None:
+            return SamplingContext(torch.zeros(3, dtype=torch.int64, device=self.device))
+        return self._context
+
+    def with_context(self, context: SamplingContext) -> "Graph":
+        """A view of the graph that samples under the given key and sizes."""
+        return Graph(self.indptr, self.indices, self.ndata, self.edata, context)
+
+    @property
+    def has_context(self) -> bool:
+        """Whether this is a view with a key of its own."""
+        return self._context is not None
+
+    def keyed(self, seed: int = 0, epoch: int = 0, step: int = 0) -> "Graph":
+        """A view whose samples are those of this (seed, epoch, step); its call sites are numbered from 0."""
+        key = torch.tensor([seed, epoch, step], dtype=torch.int64, device=self.device)
+        return self.with_context(SamplingContext(key))
+
+    def to(self, device) -> "Graph":
+        """The graph with its structure, data and splits on ``device`` (itself if it is there)."""
+        device = torch.device(device)
+        if device.type == self.device.type and device.index in (None, self.device.index):
+            return self
+        graph = Graph.from_csc(self.indptr.to(device), self.indices.to(device), validate=False)
+        for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
+            for name, value in source.items():
+                frame[name] = value.to(device)
+        for name in ("train_idx", "val_idx", "test_idx"):
+            split = getattr(self, name)
+            setattr(graph, name, None if split is None else split.to(device))
+        graph.name, graph.num_classes, graph.multilabel = self.name, self.num_classes, self.multilabel
+        return graph
+
+    def __repr__(self) -> str:
+        data = ", ".join(f"{name}{list(value.shape)}" for name, value in self.ndata.items())
+        return f"Graph({self.name or 'unnamed'}: {self.num_nodes:,} nodes, {self.num_edges:,} edges; {data})"

@@ -1,0 +1,64 @@
+"""Checks of a graph's structure; every message names the first entry that is wrong."""
+
+import torch
+from torch import Tensor
+
+from joestar.errors import GraphError
+
+ID_DTYPES = (torch.int32, torch.int64)
+
+
+def check_csc(indptr: Tensor, indices: Tensor, contents: bool) -> None:
+    """Raises ``GraphError`` unless (indptr, indices) is a CSC structure."""
+    for name, value, dtypes in (("indptr", indptr, (torch.int64,)), ("indices", indices, ID_DTYPES)):
+        if not isinstance(value, Tensor) or value.dim() != 1:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise GraphError(f"{name} must be a one-dimensional tensor; got {shape}.")
+        if value.dtype not in dtypes:
+            allowed = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+            raise GraphError(f"{name} must be {allowed}; got {value.dtype}. Convert it with {name}.to(torch.int64).")
+    if indptr.device != indices.device:
+        raise GraphError(f"indptr is on {indptr.device} and indices on {indices.device}; move both to one device.")
+    if indptr.numel() < 2:
+        raise GraphError("the graph is empty: indptr needs at least 2 entries (one node); a graph needs nodes.")
+    if not contents:
+        return
+    if int(indptr[0]) != 0:
+        raise GraphError(f"indptr must start at 0; got {int(indptr[0])}.")
+    falls = torch.nonzero(indptr[1:] < indptr[:-1])
+    if falls.numel():
+        at = int(falls[0])
+        raise GraphError(
+            f"indptr must not decrease; indptr[{at}] = {int(indptr[at])} and indptr[{at + 1}] = {int(indptr[at + 1])}. "
+            "It holds running totals of in-degrees, not the degrees."
+        )
+    if int(indptr[-1]) != indices.numel():
+        raise GraphError(f"indptr must end at the number of edges, {indices.numel()}; got {int(indptr[-1])}.")
+    check_ids(indices, indptr.numel() - 1, "indices")
+
+
+def check_ids(ids: Tensor, num_nodes: int, name: str, error: type[Exception] = GraphError) -> None:
+    """Raises unless every id is in ``[0, num_nodes)``."""
+    if not ids.numel():
+        return
+    low, high = (int(v) for v in torch.aminmax(ids))
+    if low < 0 or high >= num_nodes:
+        wrong = torch.nonzero((ids < 0) | (ids >= num_nodes))
+        at = int(wrong[0, 0]) if ids.dim() == 1 else wrong[0].tolist()
+        value = int(ids[at] if ids.dim() == 1 else ids[tuple(at)])
+        raise error(f"{name}[{at}] = {value} is not a node: ids must be in [0, {num_nodes}).")
+
+
+def check_edge_index(edge_index: Tensor, num_nodes: int | None) -> int:
+    """Raises unless ``edge_index`` is integer ``[2, E]`` with ids in range; returns the number of nodes."""
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise GraphError(f"edge_index must be a tensor [2, E] (row 0 sources, row 1 destinations); got {shape}.")
+    if edge_index.dtype not in ID_DTYPES:
+        raise GraphError(f"edge_index must be int32 or int64; got {edge_index.dtype}.")
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    if num_nodes < 1:
+        raise GraphError("the graph is empty: it needs at least one node; give num_nodes.")
+    check_ids(edge_index, num_nodes, "edge_index")
+    return num_nodes

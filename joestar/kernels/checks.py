@@ -1,0 +1,69 @@
+"""What the C++ kernels take for granted, checked once per call."""
+
+import math
+
+import torch
+from torch import Tensor
+
+ID_DTYPES = (torch.int32, torch.int64)
+VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def require(holds: bool, expected: str, came: str) -> None:
+    """Raises ``ValueError`` with both sides unless ``holds``."""
+    if not holds:
+        raise ValueError(f"CPU kernel: expected {expected}, got {came}")
+
+
+def _on_cpu(tensor: Tensor, name: str) -> Tensor:
+    if not tensor.is_cpu:
+        raise ValueError(f"CPU kernel: expected {name} on the CPU, got {tensor.device}; move it with .cpu()")
+    return tensor.contiguous()
+
+
+def check_offsets(indptr: Tensor) -> Tensor:
+    """``indptr`` contiguous; int64 offsets, at least one."""
+    if indptr.dtype != torch.int64 or indptr.dim() != 1 or indptr.numel() == 0:
+        came = f"{indptr.dtype} {list(indptr.shape)}"
+        raise ValueError(f"CPU kernel: expected indptr int64 [rows + 1], got {came}")
+    return _on_cpu(indptr, "indptr")
+
+
+def check_ids(ids: Tensor, name: str) -> Tensor:
+    """``ids`` contiguous; int32 or int64, one dimension."""
+    if ids.dtype not in ID_DTYPES or ids.dim() != 1:
+        raise ValueError(f"CPU kernel: expected {name} int32 or int64 [n], got {ids.dtype} {list(ids.shape)}")
+    return _on_cpu(ids, name)
+
+
+def check_values(values: Tensor, name: str) -> Tensor:
+    """``values`` contiguous; float32, float64, bfloat16 or float16."""
+    if values.dtype not in VALUE_DTYPES:
+        raise ValueError(f"CPU kernel: expected {name} of a floating-point dtype, got {values.dtype}; cast it first")
+    return _on_cpu(values, name)
+
+
+def row_size(x: Tensor) -> int:
+    """Numbers per row of ``x`` ``[rows, ...]``."""
+    return math.prod(x.shape[1:])
+
+
+def heads_and_width(x: Tensor, weight: Tensor | None) -> tuple[int, int]:
+    """How a row of ``x`` splits into heads with a weight each: (heads, numbers per head)."""
+    size = row_size(x)
+    if weight is None or weight.dim() == 1:
+        return 1, size
+    heads = weight.shape[1]
+    expected = f"weights [E] or, with values [N, H, ...], [E, H]; values {list(x.shape)}"
+    require(weight.dim() == 2 and x.dim() >= 2 and x.shape[1] == heads, expected, f"weights {list(weight.shape)}")
+    return heads, size // max(heads, 1)
+
+
+def common_values(x: Tensor, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both contiguous and in the dtype that holds either."""
+    if other is None:
+        return check_values(x, "values"), None
+    if x.dtype != other.dtype:
+        dtype = torch.promote_types(x.dtype, other.dtype)
+        x, other = x.to(dtype), other.to(dtype)
+    return check_values(x, "values"), check_values(other, "values or weights")

@@ -1,0 +1,74 @@
+"""Aggregation and its gradients on the CPU: checks, allocation, and one call into the C++ kernels.
+
+Every function has the signature and the result of its namesake in ``joestar.ops.reference``. Sums run in edge order,
+in float32 for 16-bit values, and have the same bits for any number of threads.
+"""
+
+from torch import Tensor
+
+from joestar import _native
+from joestar.kernels.checks import check_ids, check_offsets, check_values, common_values, heads_and_width, require, row_size
+
+REDUCE = {"sum": 0, "mean": 1, "max": 2, "min": 3}
+
+
+def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+    """``y[d] = reduce over edges e of d of weight[e] * x[indices[e]]``; an empty row gives 0.
+
+    ``x`` ``[N]``, ``[N, D]`` or ``[N, H, D]``; ``weight`` ``[E]`` or, with three dimensions, ``[E, H]``;
+    ``reduce`` is "sum", "mean", "max" or "min".
+    """
+    dtype = x.dtype
+    indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    x, weight = common_values(x, weight)
+    heads, width = heads_and_width(x, weight)
+    y = x.new_empty((indptr.numel() - 1, *x.shape[1:]))
+    _native.spmm(indptr, indices, x, weight, heads, width, REDUCE[reduce], y)
+    return y.to(dtype)
+
+
+def spmm_grad_x(
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
+) -> Tensor:
+    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``: summed per source in edge order."""
+    dtype = grad.dtype
+    indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    grad, weight = common_values(grad, weight)
+    heads, width = heads_and_width(grad, weight)
+    grad_x = grad.new_empty((num_src, *grad.shape[1:]))
+    _native.spmm_grad_x(indptr, indices, grad, weight, heads, width, REDUCE[reduce], num_src, grad_x)
+    return grad_x.to(dtype)
+
+
+def spmm_extremum_grad(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, y: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of ``spmm`` (max or min) for ``x`` and ``weight``, shared evenly among ties.
+
+    Ties are found by comparing messages, rounded as in the forward pass, with ``y``.
+    """
+    indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    dtypes = x.dtype, x.dtype if weight is None else weight.dtype
+    x, weight = common_values(x, weight)
+    require(x.dtype == dtypes[0], f"weights no wider than x, {dtypes[0]}: ties are ties of its precision", f"{dtypes[1]}")
+    y, grad = check_values(y.to(x.dtype), "y"), check_values(grad.to(x.dtype), "grad")
+    heads, width = heads_and_width(x, weight)
+    grad_x, grad_weight = x.new_empty(x.shape), None if weight is None else weight.new_empty(weight.shape)
+    _native.spmm_extremum_grad(indptr, indices, x, weight, heads, width, y, grad, x.shape[0], grad_x, grad_weight)
+    return grad_x, None if weight is None else grad_weight.to(dtypes[1])
+
+
+def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Tensor:
+    """Sum of edge values ``[E, ...]`` per source ``[num_src, ...]``, in edge order."""
+    indptr, indices, e = check_offsets(indptr), check_ids(indices, "indices"), check_values(e, "edge values")
+    out = e.new_empty((num_src, *e.shape[1:]))
+    _native.scatter_src(indptr, indices, e, row_size(e), num_src, out)
+    return out
+
+
+def scatter_dst(indptr: Tensor, e: Tensor) -> Tensor:
+    """Sum of edge values ``[E, ...]`` per destination ``[n_dst, ...]``, in edge order."""
+    indptr, e = check_offsets(indptr), check_values(e, "edge values")
+    out = e.new_empty((indptr.numel() - 1, *e.shape[1:]))
+    _native.scatter_dst(indptr, e, row_size(e), out)
+    return out

@@ -1,0 +1,186 @@
+"""Capture of sampling and model into ONE ``torch.fx`` graph of aten and ``joestar::`` ops (thesis 5.3.4).
+
+TorchDynamo traces ``program`` with ``fullgraph=True``. The sizes of sampled sets enter as symbolic integers: they are
+the first dimensions of *carrier* tensors marked dynamic, handed to the sampling context of the traced run. Dynamo's raw
+graph still holds methods and ``torch._C`` functions; a re-trace with ``make_fx(pre_dispatch=True)`` leaves only ops.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import Tensor, fx
+from torch._dynamo.exc import TorchDynamoException
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from joestar.errors import CaptureError, JoestarError
+from joestar.lowering.origin import user_line
+
+SEEDS_HINT = 11
+"""Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
+
+
+class _Traced(Exception):
+    """Leaves the compiled function once Dynamo has bound the graph's inputs: nothing is executed."""
+
+
+@dataclass
+class Captured:
+    """A normalised graph and what each of its placeholders stands for.
+
+    Attributes:
+        gm: FX graph of aten and ``joestar::`` ops with symbolic sizes in ``node.meta["val"]``.
+        roles: per placeholder ``("const", tensor)``, ``("seeds",)``, ``("key",)``, ``("size", i)`` or
+            ``("num_seeds",)``.
+        labels: what each size is the size of, in program order (``slice``, ``sample``, ``compact``).
+    """
+
+    gm: fx.GraphModule
+    roles: list[tuple]
+    labels: list[str]
+
+
+def size_hints(num_sizes: int) -> list[int]:
+    """Distinct, growing stand-ins for the sizes of the sets, so that an input integer can be told by its value."""
+    return [1009 + 1013 * position for position in range(num_sizes)]
+
+
+def capture(program: Callable, seeds_like: Tensor, labels: list[str], *, origin: str) -> Captured:
+    """Traces ``program(seeds, key, carriers)`` without running it.
+
+    Args:
+        program: calls the sampler under ``SamplingContext(key, [c.shape[0] for c in carriers])``, then the model.
+        seeds_like: a tensor with the dtype and device of the seeds.
+        labels: one label per data-dependent set that the sampler makes, found by a structure-only run.
+        origin: what is being captured, for messages.
+
+    Raises:
+        CaptureError: naming the user's line and what to write instead.
+    """
+    device = seeds_like.device
+    seeds = torch.zeros(SEEDS_HINT, dtype=seeds_like.dtype, device=device)
+    key = torch.zeros(3, dtype=torch.int64, device=device)
+    hints = size_hints(len(labels))
+    carriers = [torch.empty(hint, 0, device=device) for hint in hints]
+    for dynamic in (seeds, *carriers):
+        torch._dynamo.mark_dynamic(dynamic, 0)
+    seen = {}
+
+    def backend(gm: fx.GraphModule, example_inputs):
+        def run(*args):
+            seen["args"] = args
+            raise _Traced
+
+        seen["gm"] = gm
+        return run
+
+    try:
+        torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)(seeds, key, carriers)
+    except _Traced:
+        seen["gm"] = normalise(seen["gm"])
+    except JoestarError:
+        raise
+    except (TorchDynamoException, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise _explained(error, origin) from error
+    if "args" not in seen:
+        raise CaptureError(f"capture of {origin}: nothing was traced; does the model use its inputs?")
+    by_value = {SEEDS_HINT: ("num_seeds",), **{hint: ("size", i) for i, hint in enumerate(hints)}}
+    roles = [_role(arg, seeds, key, by_value, origin) for arg in seen["args"]]
+    _rename_placeholders(seen["gm"], roles)
+    return Captured(seen["gm"], roles, labels)
+
+
+def _uncached(program: types.FunctionType) -> types.FunctionType:
+    """The function with a code object of its own: Dynamo keeps its caches, and their limits, per code object."""
+    code = program.__code__.replace()
+    return types.FunctionType(code, program.__globals__, program.__name__, program.__defaults__, program.__closure__)
+
+
+def normalise(gm: fx.GraphModule) -> fx.GraphModule:
+    """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    fakes = [node.meta["example_value"] for node in placeholders]
+    mode = torch._guards.detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
+    with mode, fx_traceback.preserve_node_meta():
+        traced = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*fakes)
+    for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
+        new.meta["dynamo_name"] = old.name
+    traced.graph.eliminate_dead_code(is_impure_node=_is_impure)
+    traced.recompile()
+    return traced
+
+
+def _is_impure(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or node.is_impure()
+
+
+def _role(arg, seeds: Tensor, key: Tensor, by_value: dict, origin: str) -> tuple:
+    if arg is seeds:
+        return ("seeds",)
+    if arg is key:
+        return ("key",)
+    if isinstance(arg, Tensor):
+        return ("const", arg)
+    if isinstance(arg, int) and arg in by_value:
+        return by_value[arg]
+    raise CaptureError(
+        f"capture of {origin}: an input of type {type(arg).__name__} (value {arg!r}) changes between steps. Only "
+        "seeds and sizes of sampled sets may: make it a tensor buffer of the model, or a constant."
+    )
+
+
+def _rename_placeholders(gm: fx.GraphModule, roles: list[tuple]) -> None:
+    taken = set()
+    for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
+        name = role[0]
+        if name == "size":
+            name = f"size_{role[1]}"
+        elif name == "const":
+            name = _readable(node.meta.get("dynamo_name", node.name))
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        node.name = node.target = name
+    gm.recompile()
+
+
+def _readable(dynamo_name: str) -> str:
+    """``l_self_modules_model_modules_lin_parameters_weight_`` -> ``model_lin_weight``."""
+    name = dynamo_name.strip("_")
+    for noise in ("modules_", "parameters_", "buffers_"):
+        name = name.replace(noise, "")
+    for prefix in ("l_", "self_", "g_"):
+        name = name.removeprefix(prefix)
+    return name if name.isidentifier() else f"const_{name}"
+
+
+_ADVICE = (
+    ("data-dependent", "use torch.where on whole tensors instead of Python `if` or indexing by a mask"),
+    ("Data-dependent", "use torch.where on whole tensors instead of Python `if` or indexing by a mask"),
+    ("data dependent", "use torch.where on whole tensors instead of Python `if` or indexing by a mask"),
+    (".item()", "keep the value in a tensor: .item() would bring it to the host in every step"),
+    ("Tensor.item", "keep the value in a tensor: .item() would bring it to the host in every step"),
+    ("Dynamic shape operator", "an operation whose result size depends on data cannot be padded: use a mask instead"),
+    ("nonzero", "an operation whose result size depends on data cannot be padded: use a mask instead"),
+    ("Constraints violated", "the program branches on the size of a sampled set, or fixes it: sizes vary per batch"),
+    ("specialized", "the program branches on the size of a sampled set, or fixes it: sizes vary per batch"),
+    ("print", "remove the print: a captured program has no side effects"),
+)
+
+
+def _explained(error: Exception, origin: str) -> CaptureError:
+    text = str(error)
+    advice = next((hint for word, hint in _ADVICE if word in text), None)
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
+    parts = [f"{origin} could not be captured as one graph: {reason}"]
+    if details:
+        parts.append(details[0])
+    where = user_line(error)
+    if where:
+        parts.append(f"at {where}")
+    if advice:
+        parts.append(f"Write instead: {advice}.")
+    return CaptureError("\n  ".join(parts))

@@ -1,0 +1,90 @@
+"""Dropout becomes a function of (seed, epoch, step, site, row id, column): ARCHITECTURE decision 3.
+
+Before: ``aten.dropout(x, p, True)``. After: ``joestar.keyed_dropout(x, ids, key, site, p)`` with the ids of the nodes
+that the rows stand for, or ``joestar.keyed_edge_dropout`` for edge values. The mask no longer depends on padding, on
+the execution mode, or on a global generator.
+"""
+
+import torch
+from torch import fx
+
+from joestar.errors import PaddingError
+from joestar.lowering.origin import node_line
+from joestar.lowering.sizes import SizeTable, expression
+
+_DROPOUTS = {torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default}
+_REFUSED = {
+    torch.ops.aten.alpha_dropout.default,
+    torch.ops.aten.feature_alpha_dropout.default,
+    torch.ops.aten.native_dropout.default,
+    torch.ops.aten.bernoulli.default,
+    torch.ops.aten.rand_like.default,
+    torch.ops.aten.randn_like.default,
+    torch.ops.aten.rand.default,
+    torch.ops.aten.randn.default,
+    torch.ops.aten.randint.low,
+    torch.ops.aten.randperm.default,
+}
+
+
+def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> int:
+    """Rewrites every dropout; returns how many.
+
+    Raises:
+        PaddingError: for other random operations, or a dropout whose rows are neither nodes nor edges.
+    """
+    sites = 0
+    for node in list(gm.graph.nodes):
+        if node.target in _REFUSED:
+            raise PaddingError(
+                f"{node.target} at {node_line(node)}: its values would depend on the execution mode. "
+                "Use F.dropout (its masks are keyed by step and node), or pass random values as features."
+            )
+        if node.target not in _DROPOUTS:
+            continue
+        x, p, train = node.args
+        if not train or p == 0:
+            node.replace_all_uses_with(x)
+        else:
+            node.replace_all_uses_with(_keyed(gm, node, x, p, table, key, sites))
+            sites += 1
+        gm.graph.erase_node(node)
+    gm.graph.lint()
+    gm.recompile()
+    return sites
+
+
+def _keyed(gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.Node, site: int) -> fx.Node:
+    ops = torch.ops.joestar
+    value = x.meta["val"]
+    columnwise = node.target is torch.ops.aten.feature_dropout.default
+    rows = expression(value.shape[0]) if value.dim() else None
+    if value.dim() == 0 or columnwise or (rows is None and value.dim() and _has_padding(value)):
+        raise PaddingError(
+            f"{node.target} at {node_line(node)}: dropout needs rows that are nodes or edges, in dimension 0; "
+            f"got shape {tuple(value.shape)}. Apply F.dropout before reshaping."
+        )
+    with gm.graph.inserting_before(node):
+        if p == 1:
+            new = gm.graph.call_function(torch.ops.aten.zeros_like.default, (x,))
+        elif rows in table.ids:
+            new = gm.graph.call_function(ops.keyed_dropout.default, (x, table.ids[rows], key, site, p))
+        elif rows in table.edges:
+            indptr, dsts = table.edges[rows]
+            new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, dsts, key, site, p))
+        elif rows is None:
+            device = value.device
+            ids = gm.graph.call_function(torch.ops.aten.arange.default, (value.shape[0],), {"device": device})
+            ids.meta = {"val": torch.empty(value.shape[0], dtype=torch.int64, device="meta")}
+            new = gm.graph.call_function(ops.keyed_dropout.default, (x, ids, key, site, p))
+        else:
+            raise PaddingError(
+                f"{node.target} at {node_line(node)}: the rows of shape {tuple(value.shape)} are neither nodes nor "
+                "edges of a sampled set, so their masks cannot be keyed. Apply F.dropout before combining sets."
+            )
+    new.meta = dict(node.meta)
+    return new
+
+
+def _has_padding(value) -> bool:
+    return any(expression(size) is not None for size in value.shape)

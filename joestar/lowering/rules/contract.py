@@ -1,0 +1,50 @@
+"""Products: rows of the result are rows of an operand, unless the contraction runs over padded rows."""
+
+from torch import fx
+
+from joestar.lowering.sizes import expression
+
+
+def _contraction(context, node: fx.Node, position: int, dim: int) -> None:
+    """Sets the padding of one operand to 0 if the contracted dimension is padded."""
+    operand = node.args[position]
+    value = operand.meta["val"]
+    dim = dim % value.dim()
+    if expression(value.shape[dim]) is not None:
+        node.update_arg(position, context.mask(operand, dim, 0, node))
+        context.rewrites["masked product"] = context.rewrites.get("masked product", 0) + 1
+
+
+def _product(position: int):
+    """A rule for products whose left operand ``args[position]`` is contracted over its last dimension."""
+
+    def rule(context, node: fx.Node) -> None:
+        _contraction(context, node, position, -1)
+
+    return rule
+
+
+def _einsum(context, node: fx.Node) -> None:
+    equation, operands = node.args[0].replace(" ", ""), list(node.args[1])
+    inputs, arrow, result = equation.partition("->")
+    terms = inputs.split(",")
+    if not arrow or "." in equation:
+        raise context.refuse(node, "uses an implicit einsum on padded rows", "Spell out the result: 'nd,de->ne'.")
+    for position, (term, operand) in enumerate(zip(terms, operands, strict=True)):
+        value = operand.meta["val"]
+        for dim, letter in enumerate(term):
+            if letter not in result and expression(value.shape[dim]) is not None:
+                operands[position] = context.mask(operands[position], dim, 0, node)
+    node.update_arg(1, operands)
+
+
+def _linear(context, node: fx.Node) -> None:
+    _contraction(context, node, 0, -1)
+
+
+RULES = {
+    **dict.fromkeys(("mm", "matmul", "bmm", "mv", "dot", "vdot", "inner"), _product(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "addbmm"), _product(1)),
+    "linear": _linear,
+    "einsum": _einsum,
+}

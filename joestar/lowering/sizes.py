@@ -1,0 +1,98 @@
+"""Which set a symbolic size belongs to: its bound, its count on the device, and the ids of its rows.
+
+While the graph is symbolic, a dimension *is* the set it ranges over: ``s43`` may be "the sources of hop 0". That is what
+lets dropout find the node ids behind a row, and padding find the count behind a mean.
+"""
+
+import operator
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+_JOESTAR = torch.ops.joestar
+
+RAGGED = {
+    _JOESTAR.slice_cols.default: 4,
+    _JOESTAR.rowwise_sample.default: 7,
+    _JOESTAR.sample_cols.default: 8,
+    _JOESTAR.compact.default: 5,
+}
+"""Ops that make a set of data-dependent size: position of the bound among their arguments; the count is output 2."""
+
+ROW_IDS_ARGUMENT = 2
+"""Position of the ids of the rows among the arguments of the ops that make edges."""
+
+
+def expression(size) -> sympy.Expr | None:
+    """The symbolic expression of a size, or ``None`` for a plain integer."""
+    if isinstance(size, torch.SymInt):
+        expr = size.node.expr
+        return expr if expr.free_symbols else None
+    return None
+
+
+def padded_dims(value) -> dict[int, sympy.Expr]:
+    """Dimensions of a tensor that range over a set of data-dependent size."""
+    if not isinstance(value, Tensor):
+        return {}
+    found = ((dim, expression(size)) for dim, size in enumerate(value.shape))
+    return {dim: expr for dim, expr in found if expr is not None}
+
+
+def item(gm: fx.GraphModule, node: fx.Node, index: int) -> fx.Node:
+    """Output ``index`` of a multi-output node: the getitem that exists, else a new one right behind it."""
+    for user in node.users:
+        if user.target is operator.getitem and user.args[1] == index:
+            return user
+    with gm.graph.inserting_after(node):
+        new = gm.graph.call_function(operator.getitem, (node, index))
+    new.meta = {"val": node.meta["val"][index], "stack_trace": node.meta.get("stack_trace")}
+    return new
+
+
+@dataclass
+class SizeTable:
+    """What is known of every symbol of a captured graph.
+
+    Attributes:
+        bounds: symbol -> (index of the size, the op's node) for sets of data-dependent size.
+        ids: expression of a node set -> node with the ids of its rows.
+        edges: expression of an edge set -> (indptr node, node with the ids of its rows).
+        seeds: symbol of the seeds, or ``None`` if their number is not used.
+    """
+
+    bounds: dict[sympy.Symbol, tuple[int, fx.Node]] = field(default_factory=dict)
+    ids: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
+    edges: dict[sympy.Expr, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
+    seeds: sympy.Symbol | None = None
+
+
+def size_table(gm: fx.GraphModule, roles: list[tuple]) -> SizeTable:
+    """Reads the table off the graph."""
+    table = SizeTable()
+    size_of = {}
+    for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
+        if role[0] == "size":
+            size_of[node] = role[1]
+        elif role[0] == "seeds":
+            table.seeds = expression(node.meta["val"].shape[0])
+            table.ids[table.seeds] = node
+    for node in list(gm.graph.nodes):
+        if node.target in RAGGED:
+            bound = node.args[RAGGED[node.target]]
+            if not isinstance(bound, fx.Node) or bound not in size_of:
+                continue
+            symbol = expression(bound.meta["val"])
+            table.bounds[symbol] = (size_of[bound], node)
+            if node.target is _JOESTAR.compact.default:
+                table.ids[symbol] = item(gm, node, 0)
+            else:
+                table.edges[symbol] = (item(gm, node, 0), node.args[ROW_IDS_ARGUMENT])
+        elif node.target is _JOESTAR.add_self_loops.default:
+            rows = expression(node.args[0].meta["val"].shape[0])
+            edges = expression(node.meta["val"][1].shape[0])
+            if rows is not None and rows - 1 in table.ids:
+                table.edges[edges] = (item(gm, node, 0), table.ids[rows - 1])
+    return table

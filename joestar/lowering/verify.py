@@ -1,0 +1,69 @@
+"""Rules of the IR, checked after capture and after every pass."""
+
+import operator
+
+import torch
+from torch import fx
+
+from joestar.errors import CaptureError, VerificationError
+from joestar.lowering.origin import node_line
+
+NAMESPACES = ("aten", "joestar")
+_SYMBOLIC = {
+    operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg,
+    operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.getitem,
+    torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not, torch._sym_sqrt,
+}  # fmt: skip
+_GRAD_MODE = {torch._C._set_grad_enabled}
+
+
+def namespace(node: fx.Node) -> str:
+    """Namespace of the op a node calls (``aten``, ``joestar``), or an empty string."""
+    return node.target.namespace if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def foreign_nodes(gm: fx.GraphModule) -> list[fx.Node]:
+    """Nodes that are not aten or joestar ops, integer arithmetic on sizes, or inputs and outputs."""
+    return [
+        node
+        for node in gm.graph.nodes
+        if node.op not in ("placeholder", "output")
+        and not (node.op == "call_function" and _allowed(node))
+        and not (node.op == "get_attr" and isinstance(getattr(gm, node.target, None), torch.Tensor))
+    ]
+
+
+def _allowed(node: fx.Node) -> bool:
+    return namespace(node) in NAMESPACES or node.target in _SYMBOLIC or node.target in _GRAD_MODE
+
+
+def verify_capture(gm: fx.GraphModule, origin: str) -> None:
+    """Raises ``CaptureError`` if the captured graph holds anything but ops."""
+    for node in foreign_nodes(gm):
+        raise CaptureError(
+            f"{origin}: {node.op} {node.target} at {node_line(node)} is not an aten or joestar op. Higher-order "
+            "functions (checkpoint, cond, vmap) and foreign custom ops cannot be lowered: call plain torch functions."
+        )
+
+
+def verify(gm: fx.GraphModule, before_outputs: list, stage: str) -> None:
+    """Raises ``VerificationError`` if a pass broke the IR: malformed graph, foreign ops, changed output shapes."""
+    try:
+        gm.graph.lint()
+    except RuntimeError as error:
+        raise VerificationError(f"{stage} left a malformed graph: {error}") from error
+    for node in foreign_nodes(gm):
+        raise VerificationError(f"{stage} left a node that is no op: {node.format_node()}")
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and namespace(node) and "val" not in node.meta:
+            raise VerificationError(f"{stage} left node {node.name} without shape information.")
+    after = output_shapes(gm)
+    if after != before_outputs:
+        raise VerificationError(f"{stage} changed the graph's outputs from {before_outputs} to {after}.")
+
+
+def output_shapes(gm: fx.GraphModule) -> list:
+    """(dtype, shape) of every tensor output, shapes as strings (they may be symbolic)."""
+    (output,) = gm.graph.find_nodes(op="output")
+    values = [arg.meta.get("val") for arg in output.args[0] if isinstance(arg, fx.Node)]
+    return [(str(v.dtype), str(tuple(v.shape))) for v in values if isinstance(v, torch.Tensor)]

@@ -1,0 +1,3 @@
+"""Tensor level: the ops of thesis table 5.3 as ``torch.ops.joestar.*``, their references and gradients."""
+
+from joestar.ops import library  # noqa: F401

@@ -1,0 +1,112 @@
+"""Shapes and dtypes of every op for tracing: a bound given as a symbolic integer becomes a symbolic size."""
+
+import torch
+from torch.library import register_fake
+
+
+def _count(like):
+    return like.new_empty((), dtype=torch.int64)
+
+
+def _bound(size):
+    """-1 asks for a data-dependent size: an unbacked symbol, as in ``torch.nonzero``."""
+    if isinstance(size, int) and size < 0:
+        return torch.library.get_ctx().new_dynamic_size()
+    return size
+
+
+def _sampled(indices, rows, num_edges):
+    indptr = indices.new_empty((rows.shape[0] + 1,), dtype=torch.int64)
+    return indptr, indices.new_empty((_bound(num_edges),)), _count(indices)
+
+
+@register_fake("joestar::slice_cols")
+def _(indptr, indices, dsts, dst_count, num_edges):
+    return _sampled(indices, dsts, num_edges)
+
+
+@register_fake("joestar::rowwise_sample")
+def _(indptr, indices, row_ids, k, replace, key, site, num_edges):
+    return _sampled(indices, row_ids, num_edges)
+
+
+@register_fake("joestar::sample_cols")
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, num_edges):
+    return _sampled(indices, dsts, num_edges)
+
+
+@register_fake("joestar::sample_eids")
+def _(indptr, dsts, dst_count, k, replace, key, site, num_edges):
+    return dsts.new_empty((_bound(num_edges),), dtype=torch.int64)
+
+
+@register_fake("joestar::compact")
+def _(dsts, dst_count, sub_indptr, sub_indices, num_nodes, num_src):
+    srcs = sub_indices.new_empty((_bound(num_src),))
+    return srcs, torch.empty_like(sub_indices), _count(sub_indices)
+
+
+@register_fake("joestar::spmm")
+def _(indptr, indices, x, weight, reduce):
+    return x.new_empty((indptr.shape[0] - 1, *x.shape[1:]))
+
+
+@register_fake("joestar::spmm_grad_x")
+def _(indptr, indices, grad, weight, num_src, reduce):
+    return grad.new_empty((num_src, *grad.shape[1:]))
+
+
+@register_fake("joestar::spmm_grad_weight")
+def _(indptr, indices, x, grad, weight_like, reduce):
+    return weight_like.new_empty(weight_like.shape)
+
+
+@register_fake("joestar::spmm_extremum_grad")
+def _(indptr, indices, x, weight, y, grad):
+    return x.new_empty(x.shape), x.new_empty((0,)) if weight is None else weight.new_empty(weight.shape)
+
+
+@register_fake("joestar::sddmm")
+def _(indptr, indices, lhs, rhs, op):
+    value = rhs if lhs is None else lhs
+    return value.new_empty((indices.shape[0], *(value.shape[1:-1] if op == "dot" else value.shape[1:])))
+
+
+@register_fake("joestar::scatter_src")
+def _(indptr, indices, e, num_src):
+    return e.new_empty((num_src, *e.shape[1:]))
+
+
+@register_fake("joestar::scatter_dst")
+def _(indptr, e):
+    return e.new_empty((indptr.shape[0] - 1, *e.shape[1:]))
+
+
+@register_fake("joestar::edge_softmax")
+def _(indptr, s):
+    return s.new_empty(s.shape)
+
+
+@register_fake("joestar::edge_softmax_grad")
+def _(indptr, out, grad):
+    return out.new_empty(out.shape)
+
+
+@register_fake("joestar::edge_dst")
+def _(indptr, num_edges, like):
+    return like.new_empty((num_edges,))
+
+
+@register_fake("joestar::add_self_loops")
+def _(indptr, indices, dst_count):
+    return torch.empty_like(indptr), indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))
+
+
+@register_fake("joestar::out_degrees")
+def _(indptr, indices, num_src):
+    return indptr.new_empty((num_src,))
+
+
+@register_fake("joestar::sample_aggregate")
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
+    return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)

@@ -1,0 +1,69 @@
+"""Registration of the tensor-level ops (thesis table 5.3) as ``torch.ops.joestar.*``.
+
+One row of ``SCHEMAS`` per op. An op runs its C++ kernel on CPU tensors when the extension is built, and its PyTorch
+reference (``ops/reference.py``) elsewhere. Shapes for tracing are in ``ops/fake.py``, gradients in ``ops/autograd.py``.
+"""
+
+import torch
+
+from joestar.kernels import native_kernels
+from joestar.ops import composite, reference
+
+# indptr is int64 over rows, indices are sources; key is int64 [3] = (seed, epoch, step).
+_CSC = "Tensor indptr, Tensor indices"
+_DSTS = "Tensor dsts, Tensor dst_count"
+_DRAWS = "int k, bool replace, Tensor key, int site"
+
+SCHEMAS = {
+    "slice_cols": f"({_CSC}, {_DSTS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
+    "rowwise_sample": f"({_CSC}, Tensor row_ids, {_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
+    "sample_cols": f"({_CSC}, {_DSTS}, {_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
+    "sample_eids": f"(Tensor indptr, {_DSTS}, {_DRAWS}, SymInt num_edges) -> Tensor",
+    "compact": f"({_DSTS}, Tensor sub_indptr, Tensor sub_indices, int num_nodes, SymInt num_src)"
+    " -> (Tensor, Tensor, Tensor)",
+    "spmm": f"({_CSC}, Tensor x, Tensor? weight, str reduce) -> Tensor",
+    "spmm_grad_x": f"({_CSC}, Tensor grad, Tensor? weight, SymInt num_src, str reduce) -> Tensor",
+    "spmm_grad_weight": f"({_CSC}, Tensor x, Tensor grad, Tensor weight_like, str reduce) -> Tensor",
+    "spmm_extremum_grad": f"({_CSC}, Tensor x, Tensor? weight, Tensor y, Tensor grad) -> (Tensor, Tensor)",
+    "sddmm": f"({_CSC}, Tensor? lhs, Tensor? rhs, str op) -> Tensor",
+    "scatter_src": f"({_CSC}, Tensor e, SymInt num_src) -> Tensor",
+    "scatter_dst": "(Tensor indptr, Tensor e) -> Tensor",
+    "edge_softmax": "(Tensor indptr, Tensor s) -> Tensor",
+    "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
+    "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
+    "add_self_loops": f"({_CSC}, Tensor dst_count) -> (Tensor, Tensor)",
+    "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
+    "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
+}
+
+LIBRARY = torch.library.Library("joestar", "FRAGMENT")
+
+
+def _two_tensors(kernel):
+    """``spmm_extremum_grad`` has no second gradient without weights; an op must return tensors: an empty one then."""
+
+    def run(indptr, indices, x, weight, y, grad):
+        grad_x, grad_weight = kernel(indptr, indices, x, weight, y, grad)
+        return grad_x, x.new_empty(0) if grad_weight is None else grad_weight
+
+    return run
+
+
+def _implementation(name: str, module):
+    kernel = getattr(module, name)
+    return _two_tensors(kernel) if name == "spmm_extremum_grad" else kernel
+
+
+def _register() -> None:
+    native = native_kernels()
+    for name, schema in SCHEMAS.items():
+        LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        slow = _implementation(name, reference)
+        LIBRARY.impl(name, slow, "CUDA")
+        LIBRARY.impl(name, slow if native is None else _implementation(name, native), "CPU")
+
+
+_register()
+composite.register(LIBRARY)
+
+from joestar.ops import autograd, fake  # noqa: E402, F401  (they attach to the ops defined above)

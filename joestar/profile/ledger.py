@@ -1,0 +1,129 @@
+"""The ledger: everything the system decided or observed, as one tree of dataclasses. JSON is its form."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+import joestar
+
+
+@dataclass
+class SetRecord:
+    """A set of data-dependent size: what it is, sizes seen (entries), its bound, and the share of it that is padding."""
+
+    name: str
+    seen: int
+    minimum: int
+    mean: float
+    maximum: int
+    bound: int | None
+    waste: float | None
+
+
+@dataclass
+class PassSummary:
+    """One row of the pass table: rewrites, nodes before and after, milliseconds, left out or not."""
+
+    name: str
+    rewrites: int
+    nodes_before: int
+    nodes_after: int
+    milliseconds: float
+    skipped: bool
+
+
+@dataclass
+class PlaceSummary:
+    """A place where a pattern fired or was refused, with the reason and the user's source line."""
+
+    pattern: str
+    node: str
+    fired: bool
+    detail: str
+    source: str
+
+
+@dataclass
+class ProgramRecord:
+    """One captured program: its graph before and after the passes, its sizes, and what compiling took (seconds)."""
+
+    kind: str
+    graph_before: str
+    graph_after: str
+    passes: list[PassSummary]
+    places: list[PlaceSummary]
+    sets: list[SetRecord]
+    batch: int
+    compiles: int
+    rewrites: dict[str, int]
+    seconds: dict[str, float]
+
+
+@dataclass
+class Counters:
+    """What happened at run time; times in seconds, summed over steps."""
+
+    steps: int = 0
+    exact_steps: int = 0
+    overflows: int = 0
+    fallbacks: int = 0
+    recompiles: int = 0
+    warm_up_batches: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def padded_steps(self) -> int:
+        """Steps that ran padded."""
+        return self.steps - self.exact_steps
+
+    def add_time(self, phase: str, seconds: float) -> None:
+        """Adds to a phase's total."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+
+@dataclass
+class Environment:
+    """Versions and machine that the numbers belong to."""
+
+    joestar: str
+    torch: str
+    python: str
+    device: str
+    threads: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Environment":
+        """The environment of this process."""
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+        return cls(
+            joestar.__version__, torch.__version__, platform.python_version(), f"{device.type} ({name})",
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+
+@dataclass
+class Report:
+    """What ``step.report()`` returns; ``print`` it for a table, or take ``to_dict`` / ``to_json``."""
+
+    environment: Environment
+    model: str
+    sampler: str
+    backend: str
+    execution: str
+    programs: list[ProgramRecord]
+    counters: Counters
+
+    def to_dict(self) -> dict:
+        """Plain dicts, lists and numbers."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """Indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        from joestar.profile.view import render
+
+        return render(self)

@@ -1,0 +1,39 @@
+"""Logits without training: the callable form and ``predict``."""
+
+import torch
+from torch import Tensor
+
+from joestar.profile.sizes import step_key
+from joestar.runtime.executor import Executor
+from joestar.runtime.training import filled
+
+
+def logits(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor:
+    """One row per seed ``[n, C]``, padded if it fits; the flag is read once, after sampling; else the exact result."""
+    counters, program = executor.counters, executor.program
+    if executor.execution == "padded":
+        executor.prepare(seeds, max(batch, seeds.numel()), key)
+        count = torch.full((), seeds.numel(), dtype=torch.int64, device=executor.device)
+        flag = torch.zeros((), dtype=torch.bool, device=executor.device)
+        (result,), counts, ok = program.step(filled(seeds, program.batch), count, key, flag)
+        if bool(ok):
+            executor.note(counts.tolist())
+            return result[: seeds.numel()]
+        counters.fallbacks += 1
+        result = executor.exact(seeds, key)[0]
+        executor.after_overflow()
+        return result
+    return executor.exact(seeds, key)[0]
+
+
+def predict(executor: Executor, seeds: Tensor, batch: int, seed: int) -> Tensor:
+    """Logits of every seed in order, ``[len(seeds), C]``, without gradients; samples under epoch -1."""
+    result = None
+    executor.prepare(seeds, min(batch, seeds.numel()), step_key(seed, -1, 0, executor.device))
+    for step, start in enumerate(range(0, seeds.numel(), batch)):
+        part = seeds[start : start + batch]
+        rows = logits(executor, part, min(batch, seeds.numel()), step_key(seed, -1, step, executor.device)).detach()
+        if result is None:
+            result = rows.new_empty((seeds.numel(), *rows.shape[1:]))
+        result[start : start + part.numel()] = rows
+    return result

@@ -1,0 +1,219 @@
+"""One captured program and its two executions: exact (eager, true sizes) and padded (static, compiled)."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from joestar.errors import CaptureError
+from joestar.fusion import run_passes
+from joestar.graph_api import SamplingContext, check_blocks
+from joestar.lowering.capture import Captured, capture
+from joestar.lowering.dropout import lower_dropout
+from joestar.lowering.functional import remove_in_place
+from joestar.lowering.padding import Padded, pad
+from joestar.lowering.sizes import expression, size_table
+from joestar.lowering.verify import verify_capture
+from joestar.profile.sizes import measure
+
+
+@dataclass
+class Options:
+    """How programs are compiled: backend ``inductor`` or ``eager``, names of passes to leave out."""
+
+    backend: str = "inductor"
+    disable_passes: tuple[str, ...] = ()
+
+
+@dataclass
+class Phases:
+    """Seconds spent per phase of compiling."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def timed(self, name: str, work: Callable):
+        """Runs ``work`` and adds its time to the phase."""
+        start = time.perf_counter()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        return result
+
+
+class Program:
+    """Sampling, feature gathering, model and (optionally) loss as one graph.
+
+    Args:
+        kind: ``train`` (outputs a loss), ``logits`` (training mode, outputs logits) or ``predict`` (evaluation mode).
+        model, sampler: as given to ``joestar.compile``; loss: ``loss(logits, y)`` for ``train``.
+    """
+
+    def __init__(self, kind: str, model, sampler, loss: Callable | None, options: Options):
+        self.kind = kind
+        self.model = model
+        self.sampler = sampler
+        self.graph = sampler.graph
+        self.loss = loss
+        self.options = options
+        self.phases = Phases()
+        self.captured: Captured | None = None
+        self.before = ""
+        self.passes, self.places = [], []
+        self.padded: Padded | None = None
+        self.run: Callable | None = None
+        self.bounds: list[int] = []
+        self.batch = 0
+        self.compiles = 0
+
+    # --- capture ---
+
+    def trace(self, seeds: Tensor, key: Tensor) -> None:
+        """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch."""
+        if self.captured is not None:
+            return
+        _, labels = measure(self.sampler, self.graph, seeds, key)
+        training = {module: module.training for module in self.model.modules()}
+        self.model.train(self.kind != "predict")
+        try:
+            with torch.set_grad_enabled(self.kind != "predict"):
+                captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+        self.before = captured.gm.print_readable(print_output=False)
+        self.phases.timed("passes", lambda: self._optimise(captured))
+        self.captured = captured
+
+    def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
+        graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
+        features, targets = graph.ndata["x"], graph.ndata.get("y")
+        name = type(sampler).__name__
+
+        def program(seeds, key, carriers):
+            context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
+            blocks = sampler.sample(graph.with_context(context), seeds)
+            check_blocks(blocks, name)
+            x = torch.index_select(features, 0, blocks[0].srcs)
+            logits = model(blocks, x)
+            if loss is None:
+                return (logits,)
+            value = loss(logits, torch.index_select(targets, 0, seeds))
+            return (value if value.dim() == 0 else value.mean(), logits)
+
+        origin = f"{type(model).__name__} with {name}"
+        captured = capture(program, seeds, labels, origin=origin)
+        verify_capture(captured.gm, origin)
+        self._check_logits(captured.gm, origin)
+        return captured
+
+    def _check_logits(self, gm: fx.GraphModule, origin: str) -> None:
+        (output,) = gm.graph.find_nodes(op="output")
+        logits = output.args[0][-1].meta["val"]
+        seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
+        wanted = expression(seeds.meta["val"].shape[0])
+        if logits.dim() == 0 or expression(logits.shape[0]) != wanted:
+            raise CaptureError(
+                f"{origin}: forward must return one row per seed; got shape {tuple(logits.shape)} where "
+                f"{wanted} is the number of seeds. Does the model use all blocks, in order (input side first)?"
+            )
+        self.num_outputs = int(logits.shape[1]) if logits.dim() > 1 else 1
+
+    def _optimise(self, captured: Captured) -> None:
+        gm = captured.gm
+        remove_in_place(gm)
+        key = _key_input(captured)
+        lower_dropout(gm, size_table(gm, captured.roles), key)
+        if self.kind == "train":
+            self._losses = _class_losses(gm)
+            (output,) = gm.graph.find_nodes(op="output")
+            output.args = ((output.args[0][0],),)
+        self.passes, self.places = run_passes(gm, captured.roles, self.options.disable_passes)
+
+    # --- execution ---
+
+    def exact(self, seeds: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
+        """Runs eagerly with the true sizes, found by a structure-only sampling first: (outputs, sizes)."""
+        self.trace(seeds, key)
+        sizes, labels = measure(self.sampler, self.graph, seeds, key)
+        if labels != self.captured.labels:
+            raise CaptureError(
+                f"{type(self.sampler).__name__}.sample made {len(labels)} sets of data-dependent size; "
+                f"{len(self.captured.labels)} were captured. The number of sampling calls may not vary per batch."
+            )
+        with torch.set_grad_enabled(self.kind != "predict"):
+            outputs = self.captured.gm(*self._bind(self.captured.roles, seeds=seeds, key=key, sizes=sizes))
+        return list(outputs), sizes
+
+    def compile(self, bounds: list[int], batch: int) -> None:
+        """Bakes the bounds in and compiles; replaces an earlier compilation."""
+        self.run = None
+        self.padded = self.phases.timed("padding", lambda: pad(self.captured.gm, self.captured.roles, bounds, batch))
+        self.bounds, self.batch = list(bounds), batch
+        example = self._bind(
+            self.padded.roles, seeds=torch.zeros(batch, dtype=self.graph.indices.dtype, device=self.graph.device),
+            key=torch.zeros(3, dtype=torch.int64, device=self.graph.device),
+            seed_count=torch.ones((), dtype=torch.int64, device=self.graph.device),
+            flag=torch.zeros((), dtype=torch.bool, device=self.graph.device),
+        )  # fmt: skip
+        with torch.set_grad_enabled(self.kind != "predict"):
+            self.run = self.phases.timed("backend", lambda: self._backend(example))
+        self.compiles += 1
+
+    def _backend(self, example: list) -> Callable:
+        if self.options.backend == "eager":
+            return self.padded.gm
+        from torch._inductor.compile_fx import compile_fx
+
+        gm = fx.GraphModule(self.padded.gm, fx.Graph())
+        gm.graph.output(gm.graph.graph_copy(self.padded.gm.graph, {}))
+        for node in gm.graph.nodes:
+            node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+        gm.recompile()
+        return compile_fx(gm, example)
+
+    def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
+        arguments = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=flag)
+        with torch.set_grad_enabled(self.kind != "predict"):
+            *outputs, counts, ok = self.run(*arguments)
+        return outputs, counts.detach(), ok.detach()
+
+    def _bind(self, roles: list[tuple], *, sizes: list[int] = (), **inputs) -> list:
+        inputs["num_seeds"] = inputs["seeds"].shape[0]
+        values = []
+        for role in roles:
+            if role[0] == "const":
+                values.append(role[1])
+            elif role[0] == "size":
+                values.append(sizes[role[1]])
+            else:
+                values.append(inputs[role[0]])
+        return values
+
+    def class_losses(self) -> list[tuple[int, int]]:
+        """(number of classes, ignore_index) of every class-index loss in the program."""
+        return getattr(self, "_losses", [])
+
+
+def _key_input(captured: Captured) -> fx.Node:
+    """The key's placeholder; added if the sampler draws nothing (dropout may still need it)."""
+    placeholders = captured.gm.graph.find_nodes(op="placeholder")
+    for node, role in zip(placeholders, captured.roles, strict=True):
+        if role[0] == "key":
+            return node
+    with captured.gm.graph.inserting_before(placeholders[0]):
+        node = captured.gm.graph.placeholder("key")
+    node.meta["val"] = torch.empty(3, dtype=torch.int64, device="meta")
+    captured.roles.insert(0, ("key",))
+    captured.gm.recompile()
+    return node
+
+
+def _class_losses(gm: fx.GraphModule) -> list[tuple[int, int]]:
+    found = []
+    for node in gm.graph.nodes:
+        if node.target in (torch.ops.aten.cross_entropy_loss.default, torch.ops.aten.nll_loss_nd.default):
+            ignore = node.args[4] if len(node.args) > 4 else -100
+            found.append((int(node.args[0].meta["val"].shape[1]), ignore))
+    return found

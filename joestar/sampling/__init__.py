@@ -1,0 +1,5 @@
+"""Samplers: plain Python over the graph level."""
+
+from joestar.sampling.neighbor import NeighborSampler
+
+__all__ = ["NeighborSampler"]

@@ -1,0 +1,50 @@
+"""Uniform neighbour sampling (GraphSAGE), hop by hop from the seeds outwards."""
+
+from torch import Tensor
+
+from joestar.errors import SamplerError
+from joestar.graph_api import Block, Graph
+
+
+class NeighborSampler:
+    """Samples up to ``fanouts[h]`` in-neighbours of every node at hop ``h``.
+
+    Args:
+        graph: the full graph.
+        fanouts: picks per node and hop, from the seeds outwards; -1 takes every neighbour.
+        replace: sample with replacement.
+        seed: first word of the random key; the others are epoch and step, so a run can be repeated and resumed.
+
+    ``sample(graph, seeds)`` returns one ``Block`` per hop, input side first: ``blocks[-1].dsts`` are the seeds.
+    """
+
+    def __init__(self, graph: Graph, fanouts, replace: bool = False, seed: int = 0):
+        if not isinstance(graph, Graph):
+            raise SamplerError(f"NeighborSampler needs a joestar.Graph; got {type(graph).__name__}.")
+        fanouts = list(fanouts)
+        if not fanouts:
+            raise SamplerError("fanouts is empty: give one number of neighbours per layer, e.g. [15, 10, 5].")
+        for hop, fanout in enumerate(fanouts):
+            if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout == 0 or fanout < -1:
+                raise SamplerError(
+                    f"fanouts[{hop}] = {fanout!r}: expected a positive integer, or -1 for every neighbour."
+                )
+        self.graph = graph
+        self.fanouts = fanouts
+        self.replace = replace
+        self.seed = seed
+
+    def sample(self, graph: Graph, seeds: Tensor) -> list[Block]:
+        """Blocks for the seeds ``[B]`` (duplicates allowed: a row each), input side first."""
+        if not graph.has_context:
+            graph = graph.keyed(self.seed)
+        blocks = []
+        dsts = seeds
+        for fanout in self.fanouts:
+            block = graph[:, dsts].individual_sample(fanout, replace=self.replace)
+            blocks.append(block)
+            dsts = block.srcs
+        return blocks[::-1]
+
+    def __repr__(self) -> str:
+        return f"NeighborSampler(fanouts={self.fanouts}, replace={self.replace}, seed={self.seed})"

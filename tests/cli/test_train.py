@@ -1,0 +1,93 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+import joestar
+from joestar.cli.config import build_config
+from joestar.cli.train import run
+
+SECONDS = (9.0, 0.2, 0.4)
+
+
+class Step:
+    """Stands in for a compiled step: what ``run`` may call, and what it was called with."""
+
+    def __init__(self, model, sampler, **options):
+        self.model, self.sampler, self.options = model, sampler, options
+
+    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch):
+        self.fitted = (len(train_idx), len(val_idx), epochs, batch_size, patience)
+        self.scheduler = scheduler
+        records = [
+            SimpleNamespace(epoch=epoch, loss=1.0 - epoch / 10, val=0.5 + epoch / 10 * (epoch < 2), seconds=seconds)
+            for epoch, seconds in enumerate(SECONDS)
+        ]
+        for record in records:
+            on_epoch(record)
+        return SimpleNamespace(best_epoch=1, records=records)
+
+    def evaluate(self, idx, batch_size):
+        assert len(idx) == 1000
+        return {"accuracy": 0.75}
+
+    def report(self):
+        return type("Report", (), {"__str__": lambda _: "fused: 3 [rows]", "to_dict": lambda _: {"fused": 3}})()
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    made = []
+
+    def compile(*args, **options):
+        made.append(Step(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(joestar, "compile", compile, raising=False)
+    return made
+
+
+def test_run_passes_the_settings_on_and_reports(steps, tmp_path):
+    flags = {"fanouts": "5,3", "hidden": 8, "epochs": 3, "batch_size": 64, "patience": 2, "clip_grad_norm": 1.5}
+    flags |= {"backend": "eager", "execution": "exact", "seed": 3, "device": "cpu", "scheduler": "cosine"}
+    files = {"report": str(tmp_path / "r.json"), "save": str(tmp_path / "best.pt")}
+    console = Console(record=True, width=120, force_terminal=False)
+    run(build_config(None, flags | files), console)
+    [step] = steps
+    assert step.fitted == (140, 500, 3, 64, 2)
+    assert (list(step.sampler.fanouts), step.sampler.seed) == ([5, 3], 3)
+    expected = {"clip_grad_norm": 1.5, "backend": "eager", "execution": "exact"}
+    assert {key: step.options[key] for key in expected} == expected
+    assert step.scheduler.T_max == 3
+    assert step.options["optimizer"].param_groups[0]["params"] == list(step.model.parameters())
+
+    shown = console.export_text()
+    for text in ("2 of 3", "60.00%", "75.00%", "0.300 s", "9.000 s", "fused: 3 [rows]", "epoch 3/3  loss 0.8000"):
+        assert text in shown
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["results"]["validation"] == 0.6
+    assert report["results"]["best_epoch"] == 2
+    assert report["settings"]["fanouts"] == [5, 3]
+    assert report["epochs"][2] == {"epoch": 3, "loss": 0.8, "validation": 0.5, "seconds": 0.4}
+    assert report["ledger"] == {"fused": 3}
+    checkpoint = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert checkpoint["settings"]["model"] == "sage"
+    step.model.load_state_dict(checkpoint["model"])
+
+
+def test_progress_bar_on_a_terminal(steps):
+    console = Console(record=True, width=160, force_terminal=True)
+    run(build_config(None, {"hidden": 8, "epochs": 3, "device": "cpu"}), console)
+    shown = console.export_text()
+    assert "3/3" in shown
+    assert "loss 0.8000  val 50.00%  0.400 s/epoch" in shown
+
+
+def test_the_same_seed_gives_the_same_parameters(steps):
+    for seed in (1, 1, 2):
+        run(build_config(None, {"hidden": 8, "seed": seed, "device": "cpu"}), Console(quiet=True))
+    first, second, third = (step.model.convs[0].lin_l.weight for step in steps)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)

@@ -1,0 +1,154 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import joestar.data
+from joestar.errors import DataError
+from joestar.graph_api import Graph
+
+from .small import SPLITS, edge_set
+
+
+def make_graph(num_nodes=7):
+    edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
+    ndata = {
+        "x": torch.randn(num_nodes, 3, generator=torch.Generator().manual_seed(0)).bfloat16(),
+        "y": torch.arange(num_nodes) % 3,
+    }
+    graph = Graph.from_edge_index(edge_index, num_nodes, ndata=ndata, edata={"w": torch.rand(4)})
+    graph.name, graph.num_classes = "mine", 3
+    graph.train_idx, graph.val_idx, graph.test_idx = (torch.tensor(ids) for ids in SPLITS.values())
+    return graph
+
+
+def test_round_trip(tmp_path):
+    graph = make_graph()
+    folder = joestar.data.save(graph, tmp_path / "deep" / "graph")
+    loaded = joestar.data.load(folder)
+    assert torch.equal(loaded.indptr, graph.indptr)
+    assert torch.equal(loaded.indices, graph.indices)
+    assert loaded.ndata["x"].dtype == torch.bfloat16
+    assert torch.equal(loaded.ndata["x"], graph.ndata["x"])
+    assert torch.equal(loaded.ndata["y"], graph.ndata["y"])
+    assert torch.equal(loaded.edata["w"], graph.edata["w"])
+    assert (loaded.name, loaded.num_classes, loaded.multilabel) == ("mine", 3, False)
+    assert torch.equal(loaded.train_idx, graph.train_idx)
+    assert torch.equal(loaded.test_idx, graph.test_idx)
+    assert [path.name for path in folder.parent.iterdir()] == ["graph"]
+    assert joestar.data.load("graph", root=folder.parent).name == "mine"
+
+
+def test_large_arrays_are_mapped_and_no_warning_is_shown(tmp_path, recwarn):
+    graph = make_graph(1 << 17)
+    loaded = joestar.data.load(joestar.data.save(graph, tmp_path / "graph"))
+    file = (tmp_path / "graph" / "ndata.y.npy").resolve()
+    with open("/proc/self/maps") as maps:
+        assert str(file) in maps.read()
+    assert torch.equal(loaded.ndata["y"], graph.ndata["y"])
+    assert not recwarn.list
+
+
+def test_split_of_a_converted_folder(tmp_path):
+    graph = make_graph()
+    folder = joestar.data.save(graph, tmp_path / "graph")
+    order = np.random.RandomState(3).permutation(7)
+    assert joestar.data.load(folder, split="random", seed=3).train_idx.tolist() == order[:4].tolist()
+    graph.train_idx = graph.val_idx = graph.test_idx = None
+    joestar.data.save(graph, folder, overwrite=True)
+    assert joestar.data.load(folder).train_idx is not None
+    with pytest.raises(DataError, match=r"it was saved without a split"):
+        joestar.data.load(folder, split="official")
+
+
+def test_existing_folder_is_not_touched(tmp_path):
+    graph = make_graph()
+    folder = joestar.data.save(graph, tmp_path / "graph")
+    with pytest.raises(DataError, match=r"exists already; pass overwrite=True to replace it"):
+        joestar.data.save(graph, folder)
+    graph.name = "other"
+    joestar.data.save(graph, folder, overwrite=True)
+    assert joestar.data.load(folder).name == "other"
+    (tmp_path / "precious").mkdir()
+    with pytest.raises(DataError, match=r"it is no converted graph, so it is left alone"):
+        joestar.data.save(graph, tmp_path / "precious", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "precious"]
+
+
+def test_full_disk_leaves_nothing_behind_and_keeps_the_old_folder(tmp_path):
+    program = """
+import resource, signal, sys, torch
+import joestar.data
+from joestar.graph_api import Graph
+graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 100_000, ndata={"y": torch.zeros(100_000, dtype=torch.int64)})
+graph.name = sys.argv[2]
+if sys.argv[2] == "second":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+try:
+    joestar.data.save(graph, sys.argv[1], overwrite=True)
+except joestar.errors.DataError as error:
+    print(error)
+"""
+    for name, message in (("first", ""), ("second", "cannot write the graph")):
+        command = [sys.executable, "-c", program, str(tmp_path / "graph"), name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert message in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+    assert joestar.data.load(tmp_path / "graph", split="random").name == "first"
+
+
+def damage_meta(**change):
+    def damage(folder):
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps(meta | change))
+
+    return damage
+
+
+def damage_array(name, array):
+    return lambda folder: np.save(folder / f"{name}.npy", array)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "meta.json").write_text("{"), "expected JSON, but it cannot be read"),
+        (damage_meta(version=99), "expected a Joestar graph of version 1"),
+        (damage_meta(arrays={}), "the array 'indptr' is missing"),
+        (lambda folder: (folder / "indices.npy").unlink(), "expected the array 'indices', but it cannot be read"),
+        (damage_array("ndata.y", np.zeros(3)), r"meta.json says .*'shape': \[7\].* but the file holds .*\[3\]"),
+        (damage_array("indices", np.full(4, 9, dtype=np.int32)), r"is not a node.* Write the folder again"),
+    ],
+)
+def test_damaged_folder(tmp_path, damage, message):
+    folder = joestar.data.save(make_graph(), tmp_path / "graph")
+    damage(folder)
+    with pytest.raises(DataError, match=message):
+        joestar.data.load(folder)
+
+
+def test_unusable_name(tmp_path):
+    graph = make_graph()
+    graph.ndata["a/b"] = graph.ndata["y"]
+    with pytest.raises(DataError, match=r"'ndata.a/b' cannot be a file name"):
+        joestar.data.save(graph, tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
+
+
+def test_to_symmetric(tmp_path):
+    graph = make_graph()
+    with pytest.raises(DataError, match=r"edge data 'w' of graph 'mine' cannot follow"):
+        joestar.data.to_symmetric(graph)
+    graph.edata.clear()
+    made = joestar.data.to_symmetric(graph)
+    undirected = {(0, 1), (1, 2), (0, 2), (3, 4)}
+    assert edge_set(made) == undirected | {(v, u) for u, v in undirected}
+    assert made.name == "mine"
+    assert made.train_idx is graph.train_idx
+    assert made.ndata["x"] is graph.ndata["x"]
+    assert edge_set(joestar.data.to_symmetric(made)) == edge_set(made)
