@@ -210,6 +210,17 @@ class Step:
         """
         return fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch)
 
+    def restart(self, seed: int | None = None) -> None:
+        """Starts over without recompiling: epochs count from 0, the optimizer forgets its state, the seed may change.
+
+        Parameters stay as they are: load or reset them in place before (``model.load_state_dict``).
+        """
+        trainer = self._needs_trainer("restart")
+        self._finish_active()
+        self.seed = self.seed if seed is None else int(seed)
+        trainer.restart(self.seed)
+        self._epochs = self._calls = 0
+
     # --- inference ---
 
     def predict(self, idx: Tensor, batch_size: int | None = None) -> Tensor:

@@ -1,7 +1,6 @@
 """The ``joestar`` command."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +39,6 @@ def train(config: TrainConfig) -> None:
     """
     from joestar.cli.train import run
 
-    logging.getLogger("torch").setLevel(logging.ERROR)
     run(config, out())
 
 

@@ -13,6 +13,7 @@ import joestar
 from joestar.cli import build
 from joestar.cli.config import TrainConfig
 from joestar.cli.files import check_writable, write_checkpoint, write_json
+from joestar.cli.summary import short_report
 
 LINES = 10
 """Lines of progress where the output is no terminal."""
@@ -70,6 +71,8 @@ def _fit(step, graph, config: TrainConfig, scheduler, console: Console):
     words = TextColumn("{task.description}"), TextColumn("{task.fields[shown]}")
     columns = SpinnerColumn(), words[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words[1]
     first = "compiling" if config.backend == "inductor" else "warming up"
+    if config.backend == "inductor" and config.execution == "padded":
+        console.print("Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(first, total=config.epochs, shown="")
 
@@ -118,7 +121,10 @@ def _print_results(config: TrainConfig, results: dict[str, Any], report, console
     table.add_row("time per epoch (median after the first)", f"{results['median_epoch_seconds']:.3f} s")
     table.add_row("first epoch, with compilation", f"{results['first_epoch_seconds']:.3f} s")
     console.print(table)
-    console.print(str(report), markup=False, highlight=False)
+    for line in short_report(report):
+        console.print(line, highlight=False)
+    if not config.report:
+        console.print("[dim]The whole ledger, with every curve: --report FILE.json[/]")
 
 
 def _record(record) -> dict[str, float]:

@@ -40,9 +40,16 @@ class Block(Computation):
         return self.indices.shape[0]
 
     def add_self_loops(self) -> "Block":
-        """The block with exactly one self-loop per destination, at the end of its row."""
+        """The block with exactly one self-loop per destination, at the end of its row.
+
+        A loop is an edge between equal nodes: where the same seed stands twice, the second row's loop points to the
+        first one's source, and is found as well.
+        """
+        row = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
+        same = torch.index_select(self.srcs, 0, self.indices) == torch.index_select(self.dsts, 0, row)
+        indices = torch.where(same, row, self.indices)
         count = torch.full((), self.num_dst, dtype=torch.int64, device=self.indptr.device)
-        indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, self.indices, count)
+        indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, indices, count)
         return Block(indptr, indices, self.srcs, self.dsts, self.graph)
 
     def graph_degrees(self, side: str) -> Tensor:
@@ -59,7 +66,7 @@ class Columns:
 
     def __init__(self, graph, dsts: Tensor):
         self.graph = graph
-        self.dsts = dsts
+        self.dsts = dsts if dsts.dtype == graph.indices.dtype else dsts.to(graph.indices.dtype)
         self.dst_count = torch.full((), dsts.shape[0], dtype=torch.int64, device=dsts.device)
 
     def individual_sample(self, k: int, replace: bool = False) -> Block:

@@ -47,6 +47,11 @@ class SkippableOptimizer:
                 if parameter.requires_grad and state.get("momentum_buffer") is None:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
 
+    def reset(self) -> None:
+        """Forgets moments and momentum, as if the optimizer were new."""
+        self.optimizer.state.clear()
+        self._allocate_momentum()
+
     def parameters(self) -> list[Tensor]:
         """Every parameter that the optimizer updates."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -34,6 +34,12 @@ class Trainer:
         self.key = step_key(seed, 0, 0, device)
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
 
+    def restart(self, seed: int) -> None:
+        """Forgets the optimizer's state and draws under another seed."""
+        self.optimizer.reset()
+        self.key.copy_(step_key(seed, 0, 0, self.executor.device))
+        self.flag.zero_()
+
     def epoch(self, seeds: Tensor, batch: int, epoch: int, shuffle: bool) -> Iterator[Tensor]:
         """Trains over the seeds once; yields the loss of every step, a 0-d view into one array of the epoch."""
         self.key.copy_(step_key(int(self.key[0]), epoch, 0, self.executor.device))

@@ -8,8 +8,15 @@ from rich.console import Console
 import joestar
 from joestar.cli.config import build_config
 from joestar.cli.train import run
+from joestar.profile.ledger import Counters, Environment, PassSummary, ProgramRecord, Report, SetRecord
 
 SECONDS = (9.0, 0.2, 0.4)
+PASSES = [PassSummary("dce", 9, 50, 41, 1.0, False), PassSummary("extract-select", 2, 41, 40, 1.0, False)]
+SETS = [SetRecord("hop 0", 3, 1, 2.0, 3, 4, 0.5), SetRecord("hop 1", 3, 1, 2.0, 3, None, None)]
+PROGRAM = ProgramRecord("train", "", "", PASSES, [], SETS, 64, 1, {}, {"capture": 1.5, "backend": 2.0})
+COUNTERS = Counters(steps=9, exact_steps=2, overflows=1)
+ENVIRONMENT = Environment("0", "2", "3", "cpu", 1)
+REPORT = Report(ENVIRONMENT, "GraphSAGE", "sampler", "eager", "padded", [PROGRAM], COUNTERS)
 
 
 class Step:
@@ -34,7 +41,7 @@ class Step:
         return {"accuracy": 0.75}
 
     def report(self):
-        return type("Report", (), {"__str__": lambda _: "fused: 3 [rows]", "to_dict": lambda _: {"fused": 3}})()
+        return REPORT
 
 
 @pytest.fixture
@@ -64,14 +71,16 @@ def test_run_passes_the_settings_on_and_reports(steps, tmp_path):
     assert step.options["optimizer"].param_groups[0]["params"] == list(step.model.parameters())
 
     shown = console.export_text()
-    for text in ("2 of 3", "60.00%", "75.00%", "0.300 s", "9.000 s", "fused: 3 [rows]", "epoch 3/3  loss 0.8000"):
+    for text in ("2 of 3", "60.00%", "75.00%", "0.300 s", "9.000 s", "epoch 3/3  loss 0.8000"):
         assert text in shown
+    assert "9 training steps: 7 padded, 2 exact; 1 overflows, 0 recompilations" in shown
+    assert "program 'train': extract-select 2x; padding up to 50%; made in 3.5 s" in shown
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["results"]["validation"] == 0.6
     assert report["results"]["best_epoch"] == 2
     assert report["settings"]["fanouts"] == [5, 3]
     assert report["epochs"][2] == {"epoch": 3, "loss": 0.8, "validation": 0.5, "seconds": 0.4}
-    assert report["ledger"] == {"fused": 3}
+    assert report["ledger"]["counters"]["steps"] == 9
     checkpoint = torch.load(tmp_path / "best.pt", weights_only=True)
     assert checkpoint["settings"]["model"] == "sage"
     step.model.load_state_dict(checkpoint["model"])

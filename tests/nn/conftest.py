@@ -13,6 +13,15 @@ from joestar.sampling import NeighborSampler
 NUM_NODES = 24
 
 
+@pytest.fixture(autouse=True)
+def single_thread():
+    """The tensors are tiny: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def _edge_index(kind: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7)
     edges = torch.randint(0, NUM_NODES - 4, (2, 70), generator=generator)  # the last four nodes stay isolated

@@ -56,9 +56,10 @@ template <class T, class Id>
 JOESTAR_CLONES void edge_dots(const Id* ids, const T* x, const Accumulator<T>* y, std::int64_t heads,
                               std::int64_t width, std::int64_t first, std::int64_t last, T* out) {
   const std::int64_t size = heads * width, bytes = size * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t ahead = rows_ahead(bytes);
   for (std::int64_t e = first; e < last; ++e) {
     const T* row = x + static_cast<std::int64_t>(ids[e]) * size;
-    if (e + kRowsAhead < last) prefetch_row(x + static_cast<std::int64_t>(ids[e + kRowsAhead]) * size, bytes);
+    if (e + ahead < last) prefetch_row(x + static_cast<std::int64_t>(ids[e + ahead]) * size, bytes);
     for (std::int64_t h = 0; h < heads; ++h) {
       out[e * heads + h] = store<T>(dot(row + h * width, y + h * width, width));
     }

@@ -71,7 +71,9 @@ struct Smallest {
 };
 
 constexpr std::int64_t kTogether = 4;       // edges folded into one pass over the accumulators
-constexpr std::int64_t kRowsAhead = 6;      // rows of x prefetched
+
+// How many rows of x to prefetch: about 6 KiB, so that they survive in the first-level cache.
+JOESTAR_INLINE std::int64_t rows_ahead(std::int64_t bytes) { return std::clamp<std::int64_t>(6144 / (bytes + 1), 2, 16); }
 
 // acc = combine(acc, messages of the N edges from e on), edge after edge.
 template <class Op, Weighting weighting, int N, class T, class Ids, class A>
@@ -102,16 +104,17 @@ template <class Op, Weighting weighting, class T, class Ids, class A>
 JOESTAR_INLINE void fold_row(A* JOESTAR_RESTRICT acc, const Messages<T, Ids>& m, std::int64_t first, std::int64_t last,
                              std::int64_t limit) {
   const std::int64_t size = m.row_size(), bytes = size * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t ahead = rows_ahead(bytes);
   std::fill_n(acc, size, Op::template identity<A>);
   std::int64_t e = first;
   for (; e + kTogether <= last; e += kTogether) {
     for (std::int64_t n = 0; n < kTogether; ++n) {
-      if (e + kRowsAhead + n < limit) prefetch_row(m.row(e + kRowsAhead + n), bytes);
+      if (e + ahead + n < limit) prefetch_row(m.row(e + ahead + n), bytes);
     }
     fold<Op, weighting, kTogether>(acc, m, e);
   }
   for (; e < last; ++e) {
-    if (e + kRowsAhead < limit) prefetch_row(m.row(e + kRowsAhead), bytes);
+    if (e + ahead < limit) prefetch_row(m.row(e + ahead), bytes);
     fold<Op, weighting, 1>(acc, m, e);
   }
 }

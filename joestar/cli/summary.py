@@ -1,0 +1,21 @@
+"""The ledger in a few lines, for the end of ``joestar train``."""
+
+from joestar.profile.ledger import ProgramRecord, Report
+
+HOUSEKEEPING = ("dce", "cse", "dce-after")
+
+
+def short_report(report: Report) -> list[str]:
+    """How the steps ran, and per program what was rewritten, how much is padding, and what compiling took."""
+    counters = report.counters
+    steps = f"{counters.steps} training steps: {counters.padded_steps} padded, {counters.exact_steps} exact; "
+    steps += f"{counters.overflows} overflows, {counters.recompiles} recompilations"
+    return [steps, *map(_program_line, report.programs)]
+
+
+def _program_line(program: ProgramRecord) -> str:
+    fired = [f"{row.name} {row.rewrites}x" for row in program.passes if row.rewrites and row.name not in HOUSEKEEPING]
+    wasted = [row.waste for row in program.sets if row.waste is not None]
+    padding = f"; padding up to {max(wasted):.0%}" if wasted else ""
+    seconds = sum(program.seconds.values())
+    return f"program {program.kind!r}: {', '.join(fired) or 'nothing fused'}{padding}; made in {seconds:.1f} s"

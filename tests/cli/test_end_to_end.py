@@ -1,0 +1,71 @@
+"""The command from its arguments to its files, nothing replaced."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import joestar
+from joestar.cli.main import app
+
+NUM_NODES = 60
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Two communities of thirty nodes; features say little, neighbours tell."""
+
+    def write(labels):
+        rng = np.random.default_rng(0)
+        community = np.arange(NUM_NODES) % 2
+        edges = rng.integers(0, NUM_NODES, (2, 2000))
+        edges = edges[:, community[edges[0]] == community[edges[1]]]
+        x = rng.standard_normal((NUM_NODES, 8)).astype(np.float32) + community[:, None]
+        path = tmp_path / "communities.npz"
+        np.savez(path, edge_index=edges, symmetric=0, x=x, y=labels(community))
+        return str(path)
+
+    return write
+
+
+def train(*arguments):
+    done = CliRunner().invoke(app, ["train", *arguments, "--device", "cpu"], env={"COLUMNS": "120", "NO_COLOR": "1"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_exact_run_learns_and_writes_its_files(dataset, tmp_path):
+    report, checkpoint = tmp_path / "r.json", tmp_path / "best.pt"
+    flags = ["--hidden", "16", "--epochs", "8", "--fanouts", "5,5", "--batch-size", "20", "--dropout", "0"]
+    flags += ["--backend", "eager", "--execution", "exact", "--class-weights", "--clip-grad-norm", "1"]
+    path = dataset(lambda community: community)
+    shown = train(path, *flags, "--scheduler", "cosine", "--report", str(report), "--save", str(checkpoint))
+    assert "epoch 8/8  loss" in shown
+    assert "test accuracy at that epoch" in shown
+    assert "16 training steps: 0 padded, 16 exact" in shown
+    written = json.loads(report.read_text())
+    assert written["results"]["test"] == 1.0
+    assert written["epochs"][-1]["loss"] < written["epochs"][0]["loss"]
+
+    stored = torch.load(checkpoint, weights_only=True)
+    model = joestar.nn.GraphSAGE(8, 16, 2, 2)
+    model.load_state_dict(stored["model"])
+    graph = joestar.load(path)
+    hits = model.eval()(graph, graph.ndata["x"])[graph.test_idx].argmax(1) == graph.ndata["y"][graph.test_idx]
+    assert float(hits.float().mean()) >= 0.9
+
+
+def test_multilabel_run(dataset):
+    path = dataset(lambda community: np.stack([community, 1 - community, community], axis=1))
+    flags = ["--hidden", "16", "--epochs", "3", "--fanouts", "4", "--backend", "eager", "--execution", "exact"]
+    assert "test micro F1 at that epoch" in train(path, *flags, "--class-weights", "--patience", "2")
+
+
+@pytest.mark.slow
+def test_default_run_reaches_the_accuracy_expected_of_cora():
+    shown = train("cora", "--epochs", "30")
+    line = next(line for line in shown.splitlines() if "test accuracy" in line)
+    assert float(line.split("│")[2].strip(" %")) > 76
+    assert "0 exact" in shown
