@@ -15,7 +15,7 @@ CSRC := CMakeLists.txt $(shell find csrc -name '*.?pp' -o -name CMakeLists.txt)
 # CMake may come from the environment, see .tools.
 export PATH := $(abspath $(BIN)):$(PATH)
 # Two test workers share the processors; kernels that need several threads ask for them.
-test test-all: export OMP_NUM_THREADS ?= 1
+test-python test-all: export OMP_NUM_THREADS ?= 1
 
 .PHONY: train test test-all test-python test-cpp lint format sanitize clean distclean
 .DELETE_ON_ERROR:
@@ -23,10 +23,12 @@ test test-all: export OMP_NUM_THREADS ?= 1
 train: $(VENV)/.installed
 	$(BIN)/joestar train $(TRAIN)
 
-test: $(VENV)/.installed test-cpp
+test: test-cpp test-python
+
+test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(VENV)/.installed test-cpp
+test-all: test-cpp $(VENV)/.installed
 	$(PYTEST) -m "not gpu"
 
 test-cpp: build/ctest/.built
@@ -45,7 +47,7 @@ sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
-	find joestar tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV)

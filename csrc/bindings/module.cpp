@@ -1,5 +1,12 @@
+#include <cstdlib>
+#include <limits>
+
 #include "bindings.hpp"
 #include "joestar/parallel.hpp"
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 namespace joestar::bindings {
 namespace {
@@ -23,6 +30,17 @@ py::dict build_info() {
   return info;
 }
 
+// By default the C library returns large freed blocks to the system, which clears every page again on their next use:
+// for results of tens of megabytes that costs more than computing them.
+bool keep_freed_memory() {
+#if defined(__GLIBC__)
+  constexpr int kLargest = std::numeric_limits<int>::max();
+  return mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 && mallopt(M_TRIM_THRESHOLD, kLargest) == 1;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -30,6 +48,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("build_info", &build_info, "Compiler, language standard, parallel backend and number of threads.");
   m.def("num_threads", &num_threads, "Number of threads that kernels use.");
   m.def("set_num_threads", &set_num_threads, py::arg("threads"), "Sets the number of threads; at least 1.");
+  m.def("keep_freed_memory", &keep_freed_memory,
+        "Lets this whole process keep freed blocks of up to 1 GiB for reuse; False where the C library cannot.");
   bind_sampling(m);
   bind_structure(m);
   bind_spmm(m);

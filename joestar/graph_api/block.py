@@ -1,5 +1,7 @@
 """Sampled structure: columns of a graph before compaction, and bipartite blocks after it."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -121,7 +123,7 @@ def check_blocks(blocks, name: str) -> None:
     """Raises unless ``blocks`` is a non-empty list of blocks, each feeding the next."""
     if not isinstance(blocks, (list, tuple)) or not blocks or not all(isinstance(b, Block) for b in blocks):
         raise SamplerError(f"{name}.sample must return a non-empty list of joestar Blocks, input side first.")
-    for position, (block, after) in enumerate(zip(blocks, blocks[1:], strict=False)):
+    for position, (block, after) in enumerate(itertools.pairwise(blocks)):
         if block.num_dst != after.num_src:
             raise GraphError(
                 f"{name}.sample: block {position} has {block.num_dst} destinations but block {position + 1} has "

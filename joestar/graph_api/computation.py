@@ -59,6 +59,11 @@ class Computation:
                 raise GraphError(f"u_{message.op}_v: operands need the same trailing shape; got {shapes}.")
             return sddmm(self.indptr, self.indices, lhs, rhs, message.op)
         source = sddmm(self.indptr, self.indices, lhs, None, "copy_lhs")
+        if not _fits(rhs.shape[1:], source.shape[1:]):
+            raise GraphError(
+                f"u_{message.op}_e: edge values must be [E], [E, H] or shaped like the messages {list(source.shape)}; "
+                f"got {list(rhs.shape)}."
+            )
         rhs = rhs.reshape(rhs.shape + (1,) * (source.dim() - rhs.dim()))
         return source * rhs if message.op == "mul" else source + rhs
 
@@ -75,6 +80,11 @@ class Computation:
                 f"(shape {list(operand.shape)}). Slice x[:block.num_dst] for destination rows."
             )
         return operand
+
+
+def _fits(edge: torch.Size, message: torch.Size) -> bool:
+    """Whether edge values of this trailing shape broadcast over messages of that one, leading dimensions first."""
+    return len(edge) <= len(message) and all(e in (1, m) for e, m in zip(edge, message, strict=False))
 
 
 def _is_weight(x: Tensor, e: Tensor) -> bool:

@@ -37,3 +37,17 @@ class Frame(dict):
         """As ``dict.update``, every value checked."""
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
+
+    def __ior__(self, other) -> "Frame":
+        self.update(other)
+        return self
+
+    def setdefault(self, key: str, default: Tensor) -> Tensor:
+        """As ``dict.setdefault``, the value checked."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __reduce__(self):
+        """Pickles as a call: unpickled item by item, a dict subclass would be filled before it knows its rows."""
+        return Frame, (self.name, self.what, self.num_rows, dict(self))

@@ -8,7 +8,7 @@ from joestar.graph_api.block import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
-from joestar.graph_api.validate import check_csc, check_edge_index
+from joestar.graph_api.validate import check_csc, check_dsts, check_edge_index
 
 
 class Graph(Computation):
@@ -78,7 +78,7 @@ class Graph(Computation):
 
     @classmethod
     def from_scipy(cls, matrix, ndata=None) -> "Graph":
-        """A graph from a square sparse matrix with ``A[u, v] != 0`` for edge ``u -> v``; values go to ``edata["w"]``."""
+        """A graph from a square sparse matrix: a stored ``A[u, v]`` is an edge ``u -> v``, its value ``edata["w"]``."""
         from joestar.graph_api.interchange import from_scipy
 
         return from_scipy(cls, matrix, ndata)
@@ -154,14 +154,15 @@ class Graph(Computation):
         """``graph[:, dsts]``: the in-edges of the destinations."""
         if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], slice) and key[0] == slice(None)):
             raise GraphError("a graph is sliced by destinations: graph[:, dsts], with dsts a tensor of node ids.")
-        return Columns(self, key[1])
+        return Columns(self, check_dsts(key[1], self.indptr, self.indices.dtype))
 
     def add_self_loops(self) -> "Graph":
         """The graph with exactly one self-loop per node, at the end of its row; edge data are not carried over."""
         count = torch.full((), self.num_nodes, dtype=torch.int64, device=self.device)
         indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, self.indices, count)
-        graph = Graph(indptr, indices[: int(indptr[-1])] if not torch.compiler.is_compiling() else indices, self.ndata)
-        return graph
+        if not torch.compiler.is_compiling():
+            indices = indices[: int(indptr[-1])]
+        return self._describe(Graph(indptr, indices, self.ndata, context=self._context))
 
     @property
     def context(self) -> SamplingContext:
@@ -172,7 +173,7 @@ class Graph(Computation):
 
     def with_context(self, context: SamplingContext) -> "Graph":
         """A view of the graph that samples under the given key and sizes."""
-        return Graph(self.indptr, self.indices, self.ndata, self.edata, context)
+        return self._describe(Graph(self.indptr, self.indices, self.ndata, self.edata, context))
 
     @property
     def has_context(self) -> bool:
@@ -189,13 +190,18 @@ class Graph(Computation):
         device = torch.device(device)
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
-        graph = Graph.from_csc(self.indptr.to(device), self.indices.to(device), validate=False)
+        graph = self._describe(Graph.from_csc(self.indptr.to(device), self.indices.to(device), validate=False))
         for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
             for name, value in source.items():
                 frame[name] = value.to(device)
         for name in ("train_idx", "val_idx", "test_idx"):
             split = getattr(self, name)
             setattr(graph, name, None if split is None else split.to(device))
+        return graph
+
+    def _describe(self, graph: "Graph") -> "Graph":
+        """``graph`` with this one's splits, name and classes: it has the same nodes."""
+        graph.train_idx, graph.val_idx, graph.test_idx = self.train_idx, self.val_idx, self.test_idx
         graph.name, graph.num_classes, graph.multilabel = self.name, self.num_classes, self.multilabel
         return graph
 

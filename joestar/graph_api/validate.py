@@ -43,10 +43,24 @@ def check_ids(ids: Tensor, num_nodes: int, name: str, error: type[Exception] = G
         return
     low, high = (int(v) for v in torch.aminmax(ids))
     if low < 0 or high >= num_nodes:
-        wrong = torch.nonzero((ids < 0) | (ids >= num_nodes))
-        at = int(wrong[0, 0]) if ids.dim() == 1 else wrong[0].tolist()
-        value = int(ids[at] if ids.dim() == 1 else ids[tuple(at)])
-        raise error(f"{name}[{at}] = {value} is not a node: ids must be in [0, {num_nodes}).")
+        at = torch.nonzero((ids < 0) | (ids >= num_nodes))[0].tolist()
+        where = ", ".join(str(i) for i in at)
+        raise error(f"{name}[{where}] = {int(ids[tuple(at)])} is not a node: ids must be in [0, {num_nodes}).")
+
+
+def check_dsts(dsts: Tensor, indptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """The destinations in the graph's id ``dtype``; raises unless they are node ids ``[n]`` on the graph's device.
+
+    Contents are not checked while tracing, where they are not known.
+    """
+    if not isinstance(dsts, Tensor) or dsts.dim() != 1 or dsts.dtype not in ID_DTYPES:
+        came = f"{dsts.dtype} {list(dsts.shape)}" if isinstance(dsts, Tensor) else type(dsts).__name__
+        raise GraphError(f"graph[:, dsts] needs an int32 or int64 tensor [n] of node ids; got {came}.")
+    if dsts.device != indptr.device:
+        raise GraphError(f"dsts are on {dsts.device} and the graph on {indptr.device}; move them to one device.")
+    if not torch.compiler.is_compiling():
+        check_ids(dsts, indptr.shape[0] - 1, "dsts")
+    return dsts.to(dtype)
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int | None) -> int:

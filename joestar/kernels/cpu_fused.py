@@ -22,4 +22,4 @@ def sample_aggregate(
     y = x.new_empty((dsts.numel(), *x.shape[1:]))
     width = y.numel() // max(1, dsts.numel()) if dsts.numel() else 0
     total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, REDUCE[reduce], y)
-    return y, torch.tensor(total)
+    return y, torch.scalar_tensor(total, dtype=torch.int64)

@@ -31,7 +31,7 @@ def _sample(
     sub_indptr, total = _sample_indptr(indptr, nodes, count, sliced, k, replace, num_edges)
     out = torch.empty(total if num_edges < 0 else num_edges, dtype=nodes.dtype)
     _native.sample_neighbors(indptr, indices, nodes, count, sliced, k, replace, key, site, sub_indptr, out)
-    return sub_indptr, out, torch.tensor(total)
+    return sub_indptr, out, torch.scalar_tensor(total, dtype=torch.int64)
 
 
 def slice_cols(
@@ -81,7 +81,7 @@ def compact(
     room = dsts.numel() + min(edges, num_nodes) if num_src < 0 else num_src
     srcs, local = torch.empty(room, dtype=dsts.dtype), torch.empty_like(sub_indices)
     total = _native.compact(dsts, count, sub_indices, edges, num_nodes, srcs, local)
-    return srcs if num_src >= 0 else srcs[:total].clone(), local, torch.tensor(total)
+    return srcs if num_src >= 0 else srcs[:total].clone(), local, torch.scalar_tensor(total, dtype=torch.int64)
 
 
 def edge_dst(indptr: Tensor, num_edges: int, like: Tensor) -> Tensor:

@@ -7,7 +7,15 @@ in float32 for 16-bit values, and have the same bits for any number of threads.
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_offsets, check_values, common_values, heads_and_width, require, row_size
+from joestar.kernels.checks import (
+    check_ids,
+    check_offsets,
+    check_values,
+    common_values,
+    heads_and_width,
+    require,
+    row_size,
+)
 
 REDUCE = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 
@@ -50,7 +58,7 @@ def spmm_extremum_grad(
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
     dtypes = x.dtype, x.dtype if weight is None else weight.dtype
     x, weight = common_values(x, weight)
-    require(x.dtype == dtypes[0], f"weights no wider than x, {dtypes[0]}: ties are ties of its precision", f"{dtypes[1]}")
+    require(x.dtype == dtypes[0], f"weights no wider than x, {dtypes[0]}, whose ties count", f"{dtypes[1]}")
     y, grad = check_values(y.to(x.dtype), "y"), check_values(grad.to(x.dtype), "grad")
     heads, width = heads_and_width(x, weight)
     grad_x, grad_weight = x.new_empty(x.shape), None if weight is None else weight.new_empty(weight.shape)

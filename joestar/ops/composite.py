@@ -1,4 +1,4 @@
-"""Ops that are compositions of aten ops: single nodes in our graph, dissolved by AOTAutograd so that Inductor fuses them.
+"""Compositions of aten ops: single nodes in our graph, dissolved by AOTAutograd so that Inductor fuses them.
 
 ``count`` is always the 0-d int64 number of valid entries along a padded dimension.
 """
@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from joestar.ops.hashing import GOLDEN, MASK, absorb, key_state, mix32, row_state
+from joestar.ops.hashing import MASK, absorb, key_state, mix32, row_state
 
 SCHEMAS = {
     "keyed_dropout": "(Tensor x, Tensor ids, Tensor key, int site, float p) -> Tensor",
@@ -14,7 +14,8 @@ SCHEMAS = {
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
     "masked_var": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
-    "masked_batch_norm": "(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps) -> (Tensor, Tensor, Tensor)",
+    "masked_batch_norm": "(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps)"
+    " -> (Tensor, Tensor, Tensor)",
     "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",
 }
 
@@ -23,10 +24,13 @@ DROPOUT_SITE = 1 << 20
 
 
 def _keep(a: Tensor, b: Tensor, x: Tensor, p: float) -> Tensor:
-    """Keeps an entry iff the hash of (row state, column) is at least ``p * 2**32``; ``[rows, columns...]`` like x."""
+    """Keeps an entry iff the hash of (row state, column) is at least ``p * 2**32``; ``[rows, columns...]`` like x.
+
+    The column is mixed in by xor: Inductor computes with ``arange`` in 32 bits, where a product would overflow.
+    """
     columns = x[0].numel() if x.shape[0] else 1
     column = torch.arange(columns, device=x.device)
-    word = mix32((mix32(a[:, None] ^ ((column * GOLDEN) & MASK)) + b[:, None]) & MASK)
+    word = mix32((mix32(a[:, None] ^ column) + b[:, None]) & MASK)
     return (word >= int(p * 2**32)).reshape((x.shape[0], *x.shape[1:]))
 
 

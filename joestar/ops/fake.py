@@ -69,7 +69,9 @@ def _(indptr, indices, x, weight, y, grad):
 @register_fake("joestar::sddmm")
 def _(indptr, indices, lhs, rhs, op):
     value = rhs if lhs is None else lhs
-    return value.new_empty((indices.shape[0], *(value.shape[1:-1] if op == "dot" else value.shape[1:])))
+    dtype = value.dtype if lhs is None or rhs is None else torch.promote_types(lhs.dtype, rhs.dtype)
+    shape = value.shape[1:-1] if op == "dot" else value.shape[1:]
+    return value.new_empty((indices.shape[0], *shape), dtype=dtype)
 
 
 @register_fake("joestar::scatter_src")

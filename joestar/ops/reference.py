@@ -169,6 +169,12 @@ def _messages(x: Tensor, weight: Tensor | None, src: Tensor) -> Tensor:
     return message if weight is None else message * _like(_wide(weight)[: src.numel()], message)
 
 
+def _per_weight(product: Tensor, weight: Tensor) -> Tensor:
+    """``product`` ``[E, ...]`` summed over the dimensions that a weight ``[E]`` or ``[E, H]`` spans."""
+    spanned = list(range(weight.dim(), product.dim()))
+    return product.sum(spanned) if spanned else product
+
+
 def _per_degree(grad: Tensor, indptr: Tensor, reduce: str) -> Tensor:
     if reduce != "mean":
         return grad
@@ -179,7 +185,7 @@ def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, redu
     """``y[d] = reduce over edges e of d of weight[e] * x[indices[e]]``; an empty row gives 0."""
     src, dst = _edges(indptr, indices)
     message = _messages(x, weight, src)
-    out = message.new_zeros((indptr.numel() - 1,) + message.shape[1:])
+    out = message.new_zeros((indptr.numel() - 1, *message.shape[1:]))
     if reduce in ("sum", "mean"):
         out = _per_degree(out.index_add(0, dst, message), indptr, reduce)
     else:
@@ -194,7 +200,7 @@ def spmm_grad_x(
     """Gradient of ``spmm`` (sum or mean) for ``x``: the transposed product, summed per source in edge order."""
     src, dst = _edges(indptr, indices)
     message = _messages(_per_degree(_wide(grad), indptr, reduce), weight, dst)
-    out = message.new_zeros((num_src,) + message.shape[1:])
+    out = message.new_zeros((num_src, *message.shape[1:]))
     return out.index_add(0, src, message).to(grad.dtype)
 
 
@@ -205,7 +211,7 @@ def spmm_grad_weight(
     src, dst = _edges(indptr, indices)
     product = _wide(x)[src] * _per_degree(_wide(grad), indptr, reduce)[dst]
     out = product.new_zeros(weight_like.shape)
-    out[: src.numel()] = product.reshape(src.numel(), *weight_like.shape[1:], -1).sum(-1)
+    out[: src.numel()] = _per_weight(product, weight_like)
     return out.to(weight_like.dtype)
 
 
@@ -223,22 +229,22 @@ def spmm_extremum_grad(
     if weight is None:
         return grad_x, None
     grad_weight = share.new_zeros(weight.shape)
-    grad_weight[: src.numel()] = (share * _wide(x)[src]).reshape(src.numel(), *weight.shape[1:], -1).sum(-1)
+    grad_weight[: src.numel()] = _per_weight(share * _wide(x)[src], weight)
     return grad_x, grad_weight.to(weight.dtype)
 
 
 def sddmm(indptr: Tensor, indices: Tensor, lhs: Tensor | None, rhs: Tensor | None, op: str) -> Tensor:
-    """Edge values from source rows ``lhs`` and destination rows ``rhs``: add, sub, mul, div, dot, copy_lhs, copy_rhs."""
+    """Edge values of ``lhs`` (sources) and ``rhs`` (destinations): add, sub, mul, div, dot, copy_lhs, copy_rhs."""
     src, dst = _edges(indptr, indices)
     left = None if lhs is None else lhs[src]
     right = None if rhs is None else rhs[dst]
     if op == "dot":
-        value = (_wide(left) * _wide(right)).sum(-1).to(left.dtype)
+        value = (_wide(left) * _wide(right)).sum(-1).to(torch.promote_types(left.dtype, right.dtype))
     elif op in ("copy_lhs", "copy_rhs"):
         value = left if op == "copy_lhs" else right
     else:
         value = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op](left, right)
-    out = value.new_zeros((indices.numel(),) + value.shape[1:])
+    out = value.new_zeros((indices.numel(), *value.shape[1:]))
     out[: src.numel()] = value
     return out
 
@@ -247,21 +253,21 @@ def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Ten
     """Sum of edge values per source ``[num_src, ...]``, in edge order."""
     src, _ = _edges(indptr, indices)
     value = _wide(e)[: src.numel()]
-    return value.new_zeros((num_src,) + value.shape[1:]).index_add(0, src, value).to(e.dtype)
+    return value.new_zeros((num_src, *value.shape[1:])).index_add(0, src, value).to(e.dtype)
 
 
 def scatter_dst(indptr: Tensor, e: Tensor) -> Tensor:
     """Sum of edge values per destination ``[num_dst, ...]``."""
     dst = edge_dst(indptr, int(indptr[-1]), indptr)
     value = _wide(e)[: dst.numel()]
-    return value.new_zeros((indptr.numel() - 1,) + value.shape[1:]).index_add(0, dst, value).to(e.dtype)
+    return value.new_zeros((indptr.numel() - 1, *value.shape[1:])).index_add(0, dst, value).to(e.dtype)
 
 
 def edge_softmax(indptr: Tensor, s: Tensor) -> Tensor:
     """Softmax of edge values over the in-edges of each destination, ``[E]`` or ``[E, H]``."""
     dst = edge_dst(indptr, int(indptr[-1]), indptr)
     value = _wide(s)[: dst.numel()]
-    rows = (indptr.numel() - 1,) + value.shape[1:]
+    rows = (indptr.numel() - 1, *value.shape[1:])
     index = _like(dst, value).expand_as(value)
     top = value.new_full(rows, -torch.inf).scatter_reduce(0, index, value, "amax")
     power = torch.exp(value - top[dst])
@@ -277,7 +283,7 @@ def edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
     dst = edge_dst(indptr, out.shape[0], indptr)
     result = product - _wide(out) * scatter_dst(indptr, product)[dst]
     valid = torch.arange(out.shape[0], device=out.device) < indptr[-1]
-    return torch.where(_like(valid, result), result, 0).to(out.dtype)
+    return torch.where(_like(valid, result), result, 0).to(out.dtype).contiguous()
 
 
 # --- structure ------------------------------------------------------------------------------------------------------

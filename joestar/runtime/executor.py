@@ -8,6 +8,7 @@ from torch import Tensor
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import choose_bounds, record, step_key, widen
 from joestar.runtime.program import Program
+from joestar.runtime.seeds import shuffled
 
 
 class SizeBook:
@@ -67,6 +68,9 @@ class Executor:
         self.overflows = 0
 
     def _profile(self, seeds: Tensor, batch: int, key: Tensor):
+        if seeds.numel() < batch:  # a short prediction: fill up with nodes from all over the graph
+            spread = torch.arange(self.program.graph.num_nodes, dtype=seeds.dtype, device=self.device)
+            seeds = torch.cat([seeds, shuffled(spread, key)[: batch - seeds.numel()]])
         steps = -(-seeds.numel() // batch)
         seed, epoch = int(key[0]), int(key[1])
         batches = []

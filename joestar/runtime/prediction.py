@@ -28,11 +28,10 @@ def logits(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor
 
 def predict(executor: Executor, seeds: Tensor, batch: int, seed: int) -> Tensor:
     """Logits of every seed in order, ``[len(seeds), C]``, without gradients; samples under epoch -1."""
-    result = None
-    executor.prepare(seeds, min(batch, seeds.numel()), step_key(seed, -1, 0, executor.device))
+    result, batch = None, min(batch, executor.program.graph.num_nodes)
     for step, start in enumerate(range(0, seeds.numel(), batch)):
         part = seeds[start : start + batch]
-        rows = logits(executor, part, min(batch, seeds.numel()), step_key(seed, -1, step, executor.device)).detach()
+        rows = logits(executor, part, batch, step_key(seed, -1, step, executor.device)).detach()
         if result is None:
             result = rows.new_empty((seeds.numel(), *rows.shape[1:]))
         result[start : start + part.numel()] = rows

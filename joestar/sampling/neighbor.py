@@ -21,7 +21,11 @@ class NeighborSampler:
     def __init__(self, graph: Graph, fanouts, replace: bool = False, seed: int = 0):
         if not isinstance(graph, Graph):
             raise SamplerError(f"NeighborSampler needs a joestar.Graph; got {type(graph).__name__}.")
-        fanouts = list(fanouts)
+        try:
+            fanouts = list(fanouts)
+        except TypeError:
+            message = f"fanouts must be a list, one number of neighbours per layer, e.g. [15, 10, 5]; got {fanouts!r}."
+            raise SamplerError(message) from None
         if not fanouts:
             raise SamplerError("fanouts is empty: give one number of neighbours per layer, e.g. [15, 10, 5].")
         for hop, fanout in enumerate(fanouts):

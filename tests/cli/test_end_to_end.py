@@ -46,7 +46,7 @@ def test_exact_run_learns_and_writes_its_files(dataset, tmp_path):
     assert "test accuracy at that epoch" in shown
     assert "16 training steps: 0 padded, 16 exact" in shown
     written = json.loads(report.read_text())
-    assert written["results"]["test"] == 1.0
+    assert written["results"]["test"] > 0.9
     assert written["epochs"][-1]["loss"] < written["epochs"][0]["loss"]
 
     stored = torch.load(checkpoint, weights_only=True)

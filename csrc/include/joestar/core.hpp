@@ -1,6 +1,7 @@
 #pragma once
 // Vocabulary shared by every kernel: portability macros, views and scratch memory.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -55,10 +56,35 @@ class Scratch {
 
 JOESTAR_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
-// Prefetches every cache line of a row of `bytes` bytes.
-JOESTAR_INLINE void prefetch_row(const void* row, std::int64_t bytes) {
-  const char* first = static_cast<const char*>(row);
-  for (std::int64_t offset = 0; offset < bytes; offset += 64) prefetch(first + offset);
-}
+// Prefetches the rows of `table` that the ids a little further on point to: about 6 KiB ahead, so that they survive in
+// the first-level cache. Nothing is read past ids[limit - 1].
+template <class T, class Ids>
+class RowPrefetcher {
+ public:
+  JOESTAR_INLINE RowPrefetcher(const T* table, Ids ids, std::int64_t row_size, std::int64_t limit)
+      : table_(reinterpret_cast<const char*>(table)),
+        ids_(ids),
+        bytes_(row_size * static_cast<std::int64_t>(sizeof(T))),
+        ahead_(std::clamp<std::int64_t>(6144 / (bytes_ + 1), 2, 16)),
+        limit_(limit) {}
+
+  // Before the first position: the rows that at() will not come to.
+  JOESTAR_INLINE void start(std::int64_t first) const {
+    for (std::int64_t e = first; e < std::min(first + ahead_, limit_); ++e) row(e);
+  }
+  JOESTAR_INLINE void at(std::int64_t e) const {
+    if (e + ahead_ < limit_) row(e + ahead_);
+  }
+
+ private:
+  JOESTAR_INLINE void row(std::int64_t e) const {
+    const char* first = table_ + static_cast<std::int64_t>(ids_[e]) * bytes_;
+    for (std::int64_t offset = 0; offset < bytes_; offset += 64) prefetch(first + offset);
+  }
+
+  const char* table_;
+  Ids ids_;
+  std::int64_t bytes_, ahead_, limit_;
+};
 
 }  // namespace joestar

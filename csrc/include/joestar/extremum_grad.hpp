@@ -38,12 +38,14 @@ JOESTAR_CLONES void share_rows(const Csc<Id>& csc, const ExtremumGrad<T>& task, 
                                Accumulator<T>* share) {
   using A = Accumulator<T>;
   const std::int64_t heads = task.shape.heads, width = task.shape.width, size = heads * width;
+  const RowPrefetcher<T, const Id*> prefetcher(task.x, csc.indices.data(), size, csc.indptr[last]);
   for (std::int64_t i = first; i < last; ++i) {
     A* JOESTAR_RESTRICT ties = share + i * size;
     std::fill_n(ties, size, A{0});
     for (std::int64_t e = csc.indptr[i]; e < csc.indptr[i + 1]; ++e) {
       const T* x = task.x + static_cast<std::int64_t>(csc.indices[e]) * size;
       const T* y = task.y + i * size;
+      prefetcher.at(e);
       for (std::int64_t h = 0; h < heads; ++h) {
         const A w = weight_at<weighted>(task.shape, e, h);
         for (std::int64_t d = h * width; d < (h + 1) * width; ++d) {
@@ -64,11 +66,16 @@ JOESTAR_CLONES void extremum_sources(const Transposed<Id>& by_source, const Extr
                                      Accumulator<T>* JOESTAR_RESTRICT acc, T* grad_x) {
   using A = Accumulator<T>;
   const std::int64_t heads = task.shape.heads, width = task.shape.width, size = heads * width;
+  const std::int64_t limit = by_source.indptr[last];
+  const RowPrefetcher<T, const Id*> prefetch_y(task.y, by_source.row.data(), size, limit);
+  const RowPrefetcher<A, const Id*> prefetch_share(share, by_source.row.data(), size, limit);
   for (std::int64_t s = first; s < last; ++s) {
     const T* x = task.x + s * size;
     std::fill_n(acc, size, A{0});
     for (std::int64_t t = by_source.indptr[s]; t < by_source.indptr[s + 1]; ++t) {
       const std::int64_t row = static_cast<std::int64_t>(by_source.row[t]) * size;
+      prefetch_y.at(t);
+      prefetch_share.at(t);
       for (std::int64_t h = 0; h < heads; ++h) {
         const A w = weight_at<weighted>(task.shape, by_source.edge[t], h);
         for (std::int64_t d = h * width; d < (h + 1) * width; ++d) {
@@ -88,8 +95,10 @@ JOESTAR_CLONES void extremum_weights(const Csc<Id>& csc, const ExtremumGrad<T>& 
                                      Accumulator<T>* JOESTAR_RESTRICT part, T* grad_weight) {
   using A = Accumulator<T>;
   const std::int64_t heads = task.shape.heads, width = task.shape.width, size = heads * width;
+  const RowPrefetcher<T, const Id*> prefetcher(task.x, csc.indices.data(), size, csc.edges());
   for (std::int64_t e = first; e < last; ++e) {
     const T* x = task.x + static_cast<std::int64_t>(csc.indices[e]) * size;
+    prefetcher.at(e);
     for (std::int64_t h = 0; h < heads; ++h) {
       const A w = weight_at<true>(task.shape, e, h);
       for (std::int64_t d = h * width; d < (h + 1) * width; ++d) {

@@ -55,15 +55,24 @@ class ParallelScope {
 };
 
 #if defined(JOESTAR_USE_PARLAY)
+// Created anew in a forked child, where the workers of the scheduler are missing.
 struct ParlayGate {
   std::mutex mutex;
+  bool forked = std::exchange(created(), true);
+
+  static bool& created() {
+    static bool before = false;
+    return before;
+  }
 };
 
-// ParlayLib's scheduler serves one outside thread at a time: a second one does its own work alone.
+// ParlayLib starts a scheduler for every outside thread. One at a time may use its own, so that there are not more
+// busy threads than cores; the others, and forked children, do their work alone.
 template <class F>
 void run_lanes(int lanes, F& lane) {
-  std::unique_lock lock(process_instance<ParlayGate>().mutex, std::try_to_lock);
-  if (!lock.owns_lock()) return lane();
+  ParlayGate& gate = process_instance<ParlayGate>();
+  std::unique_lock lock(gate.mutex, std::try_to_lock);
+  if (gate.forked || !lock.owns_lock()) return lane();
   parlay::parallel_for(0, static_cast<std::size_t>(lanes), [&](std::size_t) { lane(); }, 1);
 }
 #else

@@ -42,7 +42,7 @@ struct SampleRows {
 
 constexpr int kLanes = 32;     // rows drawn together
 constexpr int kMaxSlots = 64;  // largest fanout drawn that way
-constexpr std::int64_t kSampleGrain = 512;
+constexpr std::int64_t kSampleGrain = 8192;  // rows and picks per block of work
 
 // Rows drawn together, one lane each, so that the hash and Floyd's comparisons run as vector instructions.
 struct RowBatch {
@@ -245,9 +245,9 @@ std::int64_t sample_offsets(const SampleRows<Id>& rows, Fanout fanout, std::int6
                             std::span<std::int64_t> offsets) {
   const std::int64_t n = static_cast<std::int64_t>(offsets.size()) - 1;
   const auto picks = [&](std::int64_t i) { return i < rows.count ? fanout.picks(rows.degree(i)) : 0; };
-  const std::int64_t total = exclusive_scan(n, 4 * kSampleGrain, picks, offsets);
+  const std::int64_t total = exclusive_scan(n, kSampleGrain, picks, offsets);
   if (bound >= 0 && total > bound) {
-    parallel_for(n + 1, 16 * kSampleGrain, [&](std::int64_t i) { offsets[i] = std::min(offsets[i], bound); });
+    parallel_for(n + 1, 4 * kSampleGrain, [&](std::int64_t i) { offsets[i] = std::min(offsets[i], bound); });
   }
   return total;
 }
@@ -257,7 +257,7 @@ template <IdType Id, class Value, class T>
 void sample_fill(const SampleRows<Id>& rows, Fanout fanout, const SampleKey& key,
                  std::span<const std::int64_t> offsets, const Value& value, std::span<T> out, T pad) {
   const HashState state = key_state(key);
-  parallel_rows(offsets.first(static_cast<std::size_t>(rows.count) + 1), 4 * kSampleGrain,
+  parallel_rows(offsets.first(static_cast<std::size_t>(rows.count) + 1), kSampleGrain,
                 [&](std::int64_t first, std::int64_t last) {
                   sample_range(rows, fanout, state, offsets, first, last, value, out.data());
                 });

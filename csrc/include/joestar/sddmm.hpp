@@ -21,12 +21,14 @@ JOESTAR_INLINE A edge_value(A lhs, A rhs) {
   return rhs;
 }
 
-// The edges [first, last) of one row.
+// The edges [first, last) of one row, whose destination has the row `rhs`; there are `limit` edges in all.
 template <EdgeOp op, class T, class Id>
 JOESTAR_CLONES void edge_values(const Id* ids, const T* lhs, const T* rhs, std::int64_t size, std::int64_t first,
-                                std::int64_t last, T* out) {
+                                std::int64_t last, std::int64_t limit, T* out) {
   using A = Accumulator<T>;
+  const RowPrefetcher<T, const Id*> prefetcher(lhs, ids, size, op == EdgeOp::CopyRhs ? 0 : limit);
   for (std::int64_t e = first; e < last; ++e) {
+    prefetcher.at(e);
     const T* JOESTAR_RESTRICT left = op == EdgeOp::CopyRhs ? rhs : lhs + static_cast<std::int64_t>(ids[e]) * size;
     const T* JOESTAR_RESTRICT right = op == EdgeOp::CopyLhs ? left : rhs;
     T* JOESTAR_RESTRICT target = out + e * size;
@@ -51,15 +53,15 @@ JOESTAR_INLINE A dot(const T* JOESTAR_RESTRICT x, const A* JOESTAR_RESTRICT y, s
   return lane[0];
 }
 
-// out[e * heads + h] = <x[source(e), h], y[h]> for the edges [first, last) of one row.
+// out[e * heads + h] = <x[source(e), h], y[h]> for the edges [first, last) of one row; there are `limit` edges in all.
 template <class T, class Id>
 JOESTAR_CLONES void edge_dots(const Id* ids, const T* x, const Accumulator<T>* y, std::int64_t heads,
-                              std::int64_t width, std::int64_t first, std::int64_t last, T* out) {
-  const std::int64_t size = heads * width, bytes = size * static_cast<std::int64_t>(sizeof(T));
-  const std::int64_t ahead = rows_ahead(bytes);
+                              std::int64_t width, std::int64_t first, std::int64_t last, std::int64_t limit, T* out) {
+  const std::int64_t size = heads * width;
+  const RowPrefetcher<T, const Id*> prefetcher(x, ids, size, limit);
   for (std::int64_t e = first; e < last; ++e) {
     const T* row = x + static_cast<std::int64_t>(ids[e]) * size;
-    if (e + ahead < last) prefetch_row(x + static_cast<std::int64_t>(ids[e + ahead]) * size, bytes);
+    prefetcher.at(e);
     for (std::int64_t h = 0; h < heads; ++h) {
       out[e * heads + h] = store<T>(dot(row + h * width, y + h * width, width));
     }
@@ -69,7 +71,8 @@ JOESTAR_CLONES void edge_dots(const Id* ids, const T* x, const Accumulator<T>* y
 template <EdgeOp op, class T, IdType Id>
 void elementwise(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t size, T* out) {
   parallel_edges(csc.indptr, row_grain(size), [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    edge_values<op>(csc.indices.data(), lhs, rhs == nullptr ? nullptr : rhs + row * size, size, first, last, out);
+    edge_values<op>(csc.indices.data(), lhs, rhs == nullptr ? nullptr : rhs + row * size, size, first, last,
+                    csc.edges(), out);
   });
 }
 
@@ -119,7 +122,7 @@ void sddmm_dot(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t head
     wide.resize(static_cast<std::size_t>(size));
     const A degree = mean ? static_cast<A>(csc.indptr[row + 1] - csc.indptr[row]) : A{1};
     for (std::int64_t d = 0; d < size; ++d) wide[d] = load(rhs[row * size + d]) / degree;
-    detail::edge_dots(csc.indices.data(), lhs, wide.data(), heads, width, first, last, out);
+    detail::edge_dots(csc.indices.data(), lhs, wide.data(), heads, width, first, last, csc.edges(), out);
   });
   detail::fill_tail(csc, heads, out);
 }

@@ -33,16 +33,12 @@ JOESTAR_INLINE float exponential(float x) {
   return p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((power - half + 127) << 23);
 }
 
-// Scratch of one thread for rows of 16-bit values.
-template <class A>
-struct SoftmaxBuffers {
-  std::vector<A> value, top, total;
-};
-
 // One row of `degree` edges and `heads` values each; `value` holds degree * heads numbers and may be `out` itself.
-template <class T, class A>
-JOESTAR_CLONES void softmax_row(const T* s, std::int64_t degree, std::int64_t heads, A* value, A* top, A* total,
+// `fixed` is the number of heads, or 0 where the compiler does not know it.
+template <int fixed, class T, class A>
+JOESTAR_CLONES void softmax_row(const T* s, std::int64_t degree, std::int64_t any_heads, A* value, A* top, A* total,
                                 T* out) {
+  const std::int64_t heads = fixed > 0 ? fixed : any_heads;
   std::fill_n(top, heads, -std::numeric_limits<A>::infinity());
   std::fill_n(total, heads, A{0});
   for (std::int64_t e = 0; e < degree; ++e) {
@@ -60,9 +56,10 @@ JOESTAR_CLONES void softmax_row(const T* s, std::int64_t degree, std::int64_t he
   }
 }
 
-template <class T, class A>
-JOESTAR_CLONES void softmax_grad_row(const T* out, const T* grad, std::int64_t degree, std::int64_t heads, A* total,
-                                     T* grad_s) {
+template <int fixed, class T, class A>
+JOESTAR_CLONES void softmax_grad_row(const T* out, const T* grad, std::int64_t degree, std::int64_t any_heads,
+                                     A* JOESTAR_RESTRICT total, T* JOESTAR_RESTRICT grad_s) {
+  const std::int64_t heads = fixed > 0 ? fixed : any_heads;
   std::fill_n(total, heads, A{0});
   for (std::int64_t e = 0; e < degree; ++e) {
     for (std::int64_t h = 0; h < heads; ++h) total[h] += load(out[e * heads + h]) * load(grad[e * heads + h]);
@@ -72,6 +69,43 @@ JOESTAR_CLONES void softmax_grad_row(const T* out, const T* grad, std::int64_t d
       const A probability = load(out[e * heads + h]);
       grad_s[e * heads + h] = store<T>(probability * load(grad[e * heads + h]) - probability * total[h]);
     }
+  }
+}
+
+// Runs f(number of heads as a constant, 0 for an unusual one).
+template <class F>
+void with_heads(std::int64_t heads, F&& f) {
+  switch (heads) {
+    case 1:
+      return f(std::integral_constant<int, 1>{});
+    case 2:
+      return f(std::integral_constant<int, 2>{});
+    case 4:
+      return f(std::integral_constant<int, 4>{});
+    case 8:
+      return f(std::integral_constant<int, 8>{});
+    default:
+      return f(std::integral_constant<int, 0>{});
+  }
+}
+
+// The rows [first, last).
+template <int fixed, class T>
+void softmax_rows(std::span<const std::int64_t> indptr, const T* s, std::int64_t heads, std::int64_t first,
+                  std::int64_t last, T* out) {
+  using A = Accumulator<T>;
+  const Scratch<A> top(heads), total(heads);
+  std::vector<A> wide;
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = indptr[i] * heads, degree = indptr[i + 1] - indptr[i];
+    A* value;
+    if constexpr (std::is_same_v<A, T>) {
+      value = out + start;
+    } else {
+      wide.resize(static_cast<std::size_t>(degree * heads));
+      value = wide.data();
+    }
+    softmax_row<fixed>(s + start, degree, heads, value, top.data(), total.data(), out + start);
   }
 }
 
@@ -85,22 +119,10 @@ void zero_tail(std::span<const std::int64_t> indptr, std::int64_t edges, std::in
 // s, out [edges, heads]; 0 behind the last edge.
 template <class T>
 void edge_softmax(std::span<const std::int64_t> indptr, const T* s, std::int64_t edges, std::int64_t heads, T* out) {
-  using A = Accumulator<T>;
-  parallel_rows(indptr, row_grain(heads), [&](std::int64_t first, std::int64_t last) {
-    detail::SoftmaxBuffers<A> buffers;
-    buffers.top.resize(static_cast<std::size_t>(heads));
-    buffers.total.resize(static_cast<std::size_t>(heads));
-    for (std::int64_t i = first; i < last; ++i) {
-      const std::int64_t start = indptr[i] * heads, degree = indptr[i + 1] - indptr[i];
-      A* value;
-      if constexpr (std::is_same_v<A, T>) {
-        value = out + start;
-      } else {
-        buffers.value.resize(static_cast<std::size_t>(degree * heads));
-        value = buffers.value.data();
-      }
-      detail::softmax_row(s + start, degree, heads, value, buffers.top.data(), buffers.total.data(), out + start);
-    }
+  detail::with_heads(heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
+    parallel_rows(indptr, row_grain(heads), [&](std::int64_t first, std::int64_t last) {
+      detail::softmax_rows<fixed>(indptr, s, heads, first, last, out);
+    });
   });
   detail::zero_tail(indptr, edges, heads, out);
 }
@@ -109,12 +131,14 @@ void edge_softmax(std::span<const std::int64_t> indptr, const T* s, std::int64_t
 template <class T>
 void edge_softmax_grad(std::span<const std::int64_t> indptr, const T* out, const T* grad, std::int64_t edges,
                        std::int64_t heads, T* grad_s) {
-  parallel_rows(indptr, row_grain(heads), [&](std::int64_t first, std::int64_t last) {
-    Scratch<Accumulator<T>> total(heads);
-    for (std::int64_t i = first; i < last; ++i) {
-      const std::int64_t start = indptr[i] * heads, degree = indptr[i + 1] - indptr[i];
-      detail::softmax_grad_row(out + start, grad + start, degree, heads, total.data(), grad_s + start);
-    }
+  detail::with_heads(heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
+    parallel_rows(indptr, row_grain(heads), [&](std::int64_t first, std::int64_t last) {
+      const Scratch<Accumulator<T>> total(heads);
+      for (std::int64_t i = first; i < last; ++i) {
+        const std::int64_t start = indptr[i] * heads, degree = indptr[i + 1] - indptr[i];
+        detail::softmax_grad_row<fixed>(out + start, grad + start, degree, heads, total.data(), grad_s + start);
+      }
+    });
   });
   detail::zero_tail(indptr, edges, heads, grad_s);
 }

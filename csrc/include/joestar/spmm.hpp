@@ -72,9 +72,6 @@ struct Smallest {
 
 constexpr std::int64_t kTogether = 4;       // edges folded into one pass over the accumulators
 
-// How many rows of x to prefetch: about 6 KiB, so that they survive in the first-level cache.
-JOESTAR_INLINE std::int64_t rows_ahead(std::int64_t bytes) { return std::clamp<std::int64_t>(6144 / (bytes + 1), 2, 16); }
-
 // acc = combine(acc, messages of the N edges from e on), edge after edge.
 template <class Op, Weighting weighting, int N, class T, class Ids, class A>
 JOESTAR_INLINE void fold(A* JOESTAR_RESTRICT acc, const Messages<T, Ids>& m, std::int64_t e) {
@@ -99,22 +96,18 @@ JOESTAR_INLINE void fold(A* JOESTAR_RESTRICT acc, const Messages<T, Ids>& m, std
   }
 }
 
-// acc = reduction of the edges [first, last); edges up to `limit` may be prefetched.
+// acc = reduction of the edges [first, last).
 template <class Op, Weighting weighting, class T, class Ids, class A>
 JOESTAR_INLINE void fold_row(A* JOESTAR_RESTRICT acc, const Messages<T, Ids>& m, std::int64_t first, std::int64_t last,
-                             std::int64_t limit) {
-  const std::int64_t size = m.row_size(), bytes = size * static_cast<std::int64_t>(sizeof(T));
-  const std::int64_t ahead = rows_ahead(bytes);
-  std::fill_n(acc, size, Op::template identity<A>);
+                             const RowPrefetcher<T, Ids>& prefetcher) {
+  std::fill_n(acc, m.row_size(), Op::template identity<A>);
   std::int64_t e = first;
   for (; e + kTogether <= last; e += kTogether) {
-    for (std::int64_t n = 0; n < kTogether; ++n) {
-      if (e + ahead + n < limit) prefetch_row(m.row(e + ahead + n), bytes);
-    }
+    for (std::int64_t n = 0; n < kTogether; ++n) prefetcher.at(e + n);
     fold<Op, weighting, kTogether>(acc, m, e);
   }
   for (; e < last; ++e) {
-    if (e + ahead < limit) prefetch_row(m.row(e + ahead), bytes);
+    prefetcher.at(e);
     fold<Op, weighting, 1>(acc, m, e);
   }
 }
@@ -124,7 +117,9 @@ template <class Op, Weighting weighting, class T, class Ids, class Out>
 JOESTAR_CLONES void reduce_rows(const Messages<T, Ids>& m, Out* y, Accumulator<Out>* buffer, bool mean,
                                 std::int64_t first, std::int64_t last) {
   using A = Accumulator<Out>;
-  const std::int64_t size = m.row_size(), limit = m.indptr[static_cast<std::size_t>(last)];
+  const std::int64_t size = m.row_size();
+  const RowPrefetcher<T, Ids> prefetcher(m.x, m.ids, size, m.indptr[static_cast<std::size_t>(last)]);
+  prefetcher.start(m.indptr[static_cast<std::size_t>(first)]);
   for (std::int64_t i = first; i < last; ++i) {
     const std::int64_t begin = m.indptr[static_cast<std::size_t>(i)], end = m.indptr[static_cast<std::size_t>(i) + 1];
     Out* out = y + i * size;
@@ -134,7 +129,7 @@ JOESTAR_CLONES void reduce_rows(const Messages<T, Ids>& m, Out* y, Accumulator<O
     }
     A* acc = buffer;
     if constexpr (std::is_same_v<A, Out>) acc = out;
-    fold_row<Op, weighting>(acc, m, begin, end, limit);
+    fold_row<Op, weighting>(acc, m, begin, end, prefetcher);
     const A degree = static_cast<A>(end - begin);
     if (mean) {
       for (std::int64_t d = 0; d < size; ++d) acc[d] /= degree;

@@ -38,7 +38,7 @@ class ThreadPool {
   // Runs `task` on the calling thread and on up to `helpers` others; returns when all of them have left it.
   // The task must not throw. Any number of threads may call run() at once.
   void run(int helpers, TaskRef task) {
-    Job job{task, helpers};
+    Job job{task, helpers, {}};
     {
       std::lock_guard lock(mutex_);
       grow(helpers);
@@ -47,16 +47,20 @@ class ThreadPool {
     }
     for (int i = 0; i < helpers; ++i) wake_.notify_one();
     task();
+    {
+      std::lock_guard lock(mutex_);
+      if (job.wanted > 0) retire(&job);
+    }
+    for (int i = 0; i < kSpins && job.active.load(std::memory_order_relaxed) > 0; ++i) spin_pause();
     std::unique_lock lock(mutex_);
-    if (job.wanted > 0) retire(&job);
     done_.wait(lock, [&] { return job.active == 0; });
   }
 
  private:
   struct Job {
     TaskRef task;
-    int wanted;      // helpers that may still join
-    int active = 0;  // helpers inside the task
+    int wanted;                  // helpers that may still join
+    std::atomic<int> active{0};  // helpers inside the task
   };
 
   static constexpr int kSpins = 1000;  // a few tens of microseconds: the gap between two parallel loops of one step

@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.rules import contract, loss, norm, reduce, rowwise
+from joestar.lowering.rules.pointwise_ops import POINTWISE
 
 RULES = {**rowwise.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
 
@@ -21,7 +22,7 @@ def rule_for(node: fx.Node):
         return rowwise.pointwise
     if name in RULES:
         return RULES[name]
-    if torch.Tag.pointwise in target.tags:
+    if name in POINTWISE or torch.Tag.pointwise in target.tags:
         return rowwise.pointwise
     return refuse_unknown
 

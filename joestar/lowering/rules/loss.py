@@ -50,7 +50,7 @@ def _elementwise(context, node: fx.Node) -> None:
     (dim,) = padded_dims(x.meta["val"])
     count = context.count(expression(x.meta["val"].shape[dim]), node)
     _set(node, "reduction", NONE)
-    by_index = "cross_entropy" in node.target._schema.name
+    by_index = node.target is aten.cross_entropy_loss.default
     rank = x.meta["val"].dim() - (1 if by_index else 0)
     new = context.gm.graph.call_function(node.target, node.args, node.kwargs)
     new.meta = dict(node.meta) if by_index else {**node.meta, "val": x.meta["val"]}

@@ -145,6 +145,7 @@ _ALWAYS_SAFE = (
     "arange", "eye", "sym_size", "cumsum", "selu", "relu6", "log_sigmoid", "prelu", "masked_fill", "where", "isnan",
     "hardtanh", "softsign", "tanhshrink", "celu", "silu", "mish", "rsub", "clamp", "nan_to_num", "view_as_real",
     "float", "double", "half", "bfloat16", "bool", "int", "long", "scalar_tensor", "isfinite", "isinf", "expand_copy",
+    "broadcast_tensors", "broadcast_to",
 )  # fmt: skip
 
 RULES = {

@@ -1,0 +1,160 @@
+"""Every C++ kernel against its PyTorch reference, over the whole database."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from joestar import _native
+from joestar.kernels import cpu
+from joestar.ops import reference
+from joestar.ops.library import SCHEMAS
+
+from .database import BIG_KEY, FLOATS, IDS, KEY, OPS, TOLERANCE
+
+CASES = [(name, dtype) for name, op in OPS.items() for dtype in (FLOATS if op.floats else (None,))]
+
+
+def _case_id(value):
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def _double(args):
+    """Every float tensor in ``args`` as float64."""
+    return tree_map(lambda a: a.double() if isinstance(a, Tensor) and a.is_floating_point() else a, args)
+
+
+def _tensors(result) -> list[Tensor]:
+    """The outputs of a kernel, without the gradient that is ``None``."""
+    return [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
+
+
+def check_equal(ours: Tensor, expected: Tensor, case: str) -> None:
+    """Same shape, dtype and bits (-0 and 0 count as equal)."""
+    assert ours.dtype == expected.dtype, f"{case}: {ours.dtype}, expected {expected.dtype}"
+    assert ours.shape == expected.shape, f"{case}: {ours.shape}, expected {expected.shape}"
+    assert torch.equal(ours, expected), f"{case}:\n{ours}\nexpected\n{expected}"
+
+
+def check_close(ours: Tensor, exact: Tensor, dtype: torch.dtype, case: str) -> None:
+    """Within the dtype's tolerance of a float64 result."""
+    assert ours.shape == exact.shape, f"{case}: {ours.shape}, expected {exact.shape}"
+    if not exact.is_floating_point():
+        return check_equal(ours, exact, case)
+    assert ours.dtype == dtype, f"{case}: {ours.dtype}, expected {dtype}"
+    assert torch.isfinite(ours).all(), f"{case}: not finite:\n{ours}"
+    error = (ours.double() - exact).abs().max().item() if ours.numel() else 0.0
+    scale = max(1.0, exact.abs().max().item()) if exact.numel() else 1.0
+    assert error <= TOLERANCE[dtype] * scale, f"{case}: error {error:.3g} at values up to {scale:.3g}"
+    return None
+
+
+def test_the_database_covers_every_op():
+    assert set(OPS) == set(SCHEMAS) == set(cpu.__all__)
+
+
+@pytest.mark.parametrize("ids", IDS, ids=_case_id)
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=_case_id)
+def test_kernel_against_reference(name, dtype, ids, poisoned):
+    kernel, truth = getattr(cpu, name), getattr(reference, name)
+    for sample in OPS[name].samples(dtype, ids):
+        ours, case = _tensors(kernel(*sample.args)), f"{name}: {sample.case}"
+        if sample.exact:
+            for value, expected in zip(ours, _tensors(truth(*sample.args)), strict=True):
+                check_equal(value, expected, case)
+        else:
+            for value, expected in zip(ours, _tensors(truth(*_double(sample.args))), strict=True):
+                check_close(value, expected, dtype, case)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=_case_id)
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.floats])
+def test_reference_in_every_dtype(name, dtype):
+    """The reference is what runs on devices without a kernel: in each dtype it agrees with itself in float64."""
+    truth = getattr(reference, name)
+    for sample in OPS[name].samples(dtype, torch.int64):
+        results = zip(_tensors(truth(*sample.args)), _tensors(truth(*_double(sample.args))), strict=True)
+        for ours, expected in results:
+            check_close(ours, expected, dtype, f"reference {name}: {sample.case}")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_bits_do_not_depend_on_the_number_of_threads(name, poisoned):
+    kernel = getattr(cpu, name)
+    args = OPS[name].large(torch.float32)
+    alone = _tensors(kernel(*args))
+    for ours, expected in zip(alone, _tensors(getattr(reference, name)(*_double(args))), strict=True):
+        check_close(ours, expected, torch.float32, name)
+    for threads in (2, 16):
+        _native.set_num_threads(threads)
+        for ours, expected in zip(_tensors(kernel(*args)), alone, strict=True):
+            check_equal(ours, expected, f"{name} with {threads} threads")
+
+
+def _strided(value):
+    """The same tensor with another layout: rows interleaved, or dimensions permuted in memory. Keys are always whole."""
+    if not isinstance(value, Tensor) or value.dim() == 0 or value is KEY or value is BIG_KEY:
+        return value
+    if value.dim() > 1:
+        return value.transpose(0, -1).contiguous().transpose(0, -1)
+    return torch.stack([value, value], 1)[:, 0]
+
+
+def _some(samples) -> list:
+    """About a hundred of the samples whose shapes do not depend on data."""
+    fixed = [s for s in samples if not (type(s.args[-1]) is int and s.args[-1] == -1)]
+    return fixed[:: max(1, len(fixed) // 100)]
+
+
+@pytest.mark.parametrize("layout", [lambda a: a, _strided], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("name", OPS)
+def test_shapes_dtypes_and_strides_under_tracing(name, layout):
+    """Traced code relies on what the fake kernels say: both implementations keep to it, for any layout of the inputs."""
+    op = getattr(torch.ops.joestar, name)
+    dtype = torch.bfloat16 if OPS[name].floats else None
+    for sample in _some(OPS[name].samples(dtype, torch.int32)):
+        args = tree_map(layout, sample.args)
+        with FakeTensorMode() as mode:
+            fakes = _tensors(op(*tree_map(lambda a: mode.from_tensor(a) if isinstance(a, Tensor) else a, args)))
+        plain = _tensors(getattr(cpu, name)(*sample.args))
+        for implementation in (cpu, reference):
+            for ours, fake, expected in zip(_tensors(getattr(implementation, name)(*args)), fakes, plain, strict=False):
+                case = f"{implementation.__name__} {name}: {sample.case}"
+                assert (ours.shape, ours.dtype) == (fake.shape, fake.dtype), case
+                assert ours.numel() < 2 or ours.stride() == fake.stride(), case
+                check_close(ours, _double(expected), dtype, case)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.errors])
+def test_errors(name):
+    for args, message in OPS[name].errors:
+        with pytest.raises(ValueError, match=message):
+            getattr(torch.ops.joestar, name)(*args)
+
+
+def test_every_kernel_refuses_offsets_of_another_dtype():
+    for name, op in OPS.items():
+        args = list(next(op.samples(torch.float32, torch.int64)).args)
+        if name == "compact":
+            continue  # the offsets are read on the Python side, as integers
+        args[0] = args[0].to(torch.int32)
+        with pytest.raises(ValueError, match="indptr int64"):
+            getattr(cpu, name)(*args)
+
+
+def test_mixed_dtypes_follow_promotion():
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])
+    low, high = torch.tensor([[1.5], [2.0]], dtype=torch.bfloat16), torch.tensor([[3.0], [5.0]])
+    ops = torch.ops.joestar
+    calls = [(ops.sddmm, (indptr, indices, a, b, op)) for a, b in ((low, high), (high, low)) for op in ("mul", "dot")]
+    calls.append((ops.spmm, (indptr, indices, low, torch.tensor([0.1, 0.2, 0.3]), "sum")))
+    for op, args in calls:
+        with FakeTensorMode() as mode:
+            fake = op(*tree_map(lambda a, mode=mode: mode.from_tensor(a) if isinstance(a, Tensor) else a, args))
+        name = op._qualified_op_name.removeprefix("joestar::")
+        for implementation in (cpu, reference):
+            ours = getattr(implementation, name)(*args)
+            assert ours.dtype == fake.dtype, (name, implementation)
+            exact = getattr(reference, name)(*_double(args))
+            check_close(ours, exact, ours.dtype, name)

@@ -1,0 +1,166 @@
+"""Bad input: a clear error before work starts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar.errors import (
+    ChangedAfterCompileError,
+    ConfigError,
+    GraphError,
+    LabelError,
+    OptimizerError,
+    SamplerError,
+    SeedError,
+)
+from tests.runtime.common import CLASSES, FEATURES, NODES, make_step, planted_graph, train
+
+IDX = torch.arange(0, 300)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        (torch.tensor([], dtype=torch.int64), "idx is empty: a batch needs at least one node"),
+        (torch.tensor([0, NODES]), rf"idx\[1\] = {NODES} is not a node: ids must be in \[0, {NODES}\)"),
+        (torch.tensor([3, -1]), r"idx\[1\] = -1 is not a node"),
+        (torch.tensor([0.5]), "idx must be int64 or int32 node ids; got torch.float32"),
+        (torch.ones(NODES, dtype=torch.bool), r"idx is a mask; give node ids: mask.nonzero\(\).flatten\(\)"),
+        (torch.zeros(2, 2, dtype=torch.int64), r"idx must be one-dimensional; got shape \[2, 2\]"),
+        ([1, 2], "idx must be a tensor of node ids; got list"),
+        (torch.zeros(3, dtype=torch.int64, device="meta"), "idx is on meta and the graph on cpu"),
+    ],
+)
+def test_seeds(seeds, message):
+    with pytest.raises(SeedError, match=message):
+        make_step().epoch(seeds, 10)
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5, True])
+def test_batch_size(size):
+    with pytest.raises(ConfigError, match="batch_size must be a positive integer"):
+        make_step().epoch(IDX, size)
+
+
+def _parts(**labels):
+    graph = planted_graph()
+    net = joestar.nn.GraphSAGE(FEATURES, 8, 2, out_channels=CLASSES)
+    return graph, net, joestar.NeighborSampler(graph, [3, 3])
+
+
+def test_labels_missing_or_of_the_wrong_kind():
+    graph, net, sampler = _parts()
+    labels = graph.ndata.pop("y")
+    optimizer = torch.optim.Adam(net.parameters())
+    with pytest.raises(LabelError, match=r"training needs labels: set graph.ndata\['y'\]"):
+        joestar.compile(net, sampler, F.cross_entropy, optimizer)
+    graph.ndata["y"] = labels.to(torch.int16)
+    with pytest.raises(LabelError, match=r"must be int64 .* got torch.int16"):
+        joestar.compile(net, sampler, F.cross_entropy, optimizer)
+    with pytest.raises(GraphError, match="needs one row per entry of the graph's 1200 nodes; got shape"):
+        graph.ndata["y"] = labels[:-1]
+
+
+def test_labels_out_of_range_name_the_node():
+    graph = planted_graph(dtype=torch.float64)
+    graph.ndata["y"][17] = 9
+    step = make_step(graph=graph)
+    before = [p.clone() for p in step.model.parameters()]
+    with pytest.raises(LabelError, match=r"label 9 of node 17 is out of range: the model has 4 outputs"):
+        next(step.epoch(IDX, 100))
+    assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
+    train(step, torch.arange(20, 300))  # other nodes are fine
+
+
+def test_features_missing_or_of_the_wrong_kind():
+    graph, net, sampler = _parts()
+    features = graph.ndata.pop("x")
+    with pytest.raises(GraphError, match=r"no features: set graph.ndata\['x'\]"):
+        joestar.compile(net, sampler)
+    graph.ndata["x"] = features.long()
+    with pytest.raises(GraphError, match=r"must be floating point; got torch.int64"):
+        joestar.compile(net, sampler)
+    graph.ndata["x"] = features.to("meta")
+    with pytest.raises(GraphError, match="x is on meta and the graph on cpu: move both to one device"):
+        joestar.compile(net, sampler)
+
+
+def test_no_sampler_no_model():
+    graph, net, sampler = _parts()
+    with pytest.raises(SamplerError, match="object is no sampler: it needs an attribute `graph`"):
+        joestar.compile(net, object())
+    with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module; got function"):
+        joestar.compile(lambda b, x: x, sampler)
+
+
+def test_optimizers():
+    graph, net, sampler = _parts()
+    with pytest.raises(OptimizerError, match="Adagrad cannot skip a step on the device; use Adam, AdamW or SGD"):
+        joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adagrad(net.parameters()))
+    with pytest.raises(OptimizerError, match="must be a torch.optim.Optimizer; got str"):
+        joestar.compile(net, sampler, F.cross_entropy, "adam")
+    other = torch.nn.Linear(3, 3)
+    with pytest.raises(OptimizerError, match=r"parameter 0 of group 0 \(shape \[3, 3\]\) is not the model's"):
+        joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(other.parameters()))
+    with pytest.raises(OptimizerError, match="set dampening=0"):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, dampening=0.5)
+        joestar.compile(net, sampler, F.cross_entropy, optimizer)
+
+
+def _moved(step):
+    step.model.float()
+
+
+def _replaced(step):
+    step.model.convs[0].lin_l.weight = torch.nn.Parameter(step.model.convs[0].lin_l.weight.clone())
+
+
+def _frozen(step):
+    step.model.convs[0].lin_l.weight.requires_grad_(False)
+
+
+def _other_graph(step):
+    step.sampler.graph = planted_graph(1, dtype=torch.float64)
+
+
+def _fanouts(step):
+    step.sampler.fanouts = [2, 2]
+
+
+def _option(step):
+    step.model.convs[0].normalize = True
+
+
+def _features(step):
+    step.graph.ndata["x"] = step.graph.ndata["x"] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_moved, "was converted from torch.float64 to torch.float32 after compile"),
+        (_replaced, "convs.0.lin_l.weight was replaced by another tensor"),
+        (_frozen, "convs.0.lin_l.weight was switched to not require gradients"),
+        (_other_graph, "sampler.graph is another graph than the one compiled"),
+        (_fanouts, r"sampler.fanouts was changed from \(5, 3\) to \(2, 2\)"),
+        (_option, "convs.0.normalize was changed from False to True"),
+        (_features, r"graph.ndata\['x'\] was replaced by another tensor"),
+    ],
+)
+def test_changes_after_compile(change, message):
+    step = make_step()
+    train(step, IDX, epochs=1)
+    change(step)
+    with pytest.raises(ChangedAfterCompileError, match=message):
+        step.epoch(IDX, 100)
+    with pytest.raises(ChangedAfterCompileError, match="Call joestar.compile again"):
+        step.predict(IDX)
+
+
+def test_writing_values_in_place_is_fine():
+    step = make_step()
+    train(step, IDX, epochs=1)
+    step.model.load_state_dict({k: v.clone() for k, v in step.model.state_dict().items()})
+    step.model.eval()
+    train(step, IDX, epochs=1)
