@@ -32,8 +32,8 @@ void bind_extremum_grad(const Tensor& indptr, const Tensor& indices, const Tenso
                         std::int64_t heads, std::int64_t width, const Tensor& y, const Tensor& grad,
                         std::int64_t num_src, const Tensor& grad_x, const Tensor& grad_weight) {
   with_types(indices, x, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    const ExtremumGrad<T> task{x.as<const T>(), y.as<const T>(), grad.as<const T>(),
-                               {weight.as<const T>(), heads, width}};
+    const ExtremumGrad<T> task{
+        x.as<const T>(), y.as<const T>(), grad.as<const T>(), {weight.as<const T>(), heads, width}};
     spmm_extremum_grad(csc_of<Id>(indptr, indices), num_src, task, grad_x.as<T>(), grad_weight.as<T>());
   });
 }

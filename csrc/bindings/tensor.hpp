@@ -37,9 +37,8 @@ struct Tensor {
 
 inline DType dtype_from_name(const std::string& name) {
   static const std::pair<const char*, DType> known[] = {
-      {"torch.int32", DType::Int32},       {"torch.int64", DType::Int64},
-      {"torch.float32", DType::Float32},   {"torch.float64", DType::Float64},
-      {"torch.bfloat16", DType::BFloat16}, {"torch.float16", DType::Float16}};
+      {"torch.int32", DType::Int32},     {"torch.int64", DType::Int64},       {"torch.float32", DType::Float32},
+      {"torch.float64", DType::Float64}, {"torch.bfloat16", DType::BFloat16}, {"torch.float16", DType::Float16}};
   for (const auto& [text, dtype] : known) {
     if (name == text) return dtype;
   }

@@ -12,12 +12,12 @@
 
 inline int failures = 0;
 
-#define CHECK(condition)                                                         \
-  do {                                                                           \
-    if (!(condition)) {                                                          \
-      ++failures;                                                                \
+#define CHECK(condition)                                                          \
+  do {                                                                            \
+    if (!(condition)) {                                                           \
+      ++failures;                                                                 \
       std::fprintf(stderr, "%s:%d: CHECK(%s)\n", __FILE__, __LINE__, #condition); \
-    }                                                                            \
+    }                                                                             \
   } while (false)
 
 inline int report(const char* name) {

@@ -72,7 +72,8 @@ void softmax_matches(double tolerance) {
     }
     const auto got = test::for_thread_counts([&] {
       std::vector<T> out(edges * heads, T{9});
-      edge_softmax<T>(graph.indptr, s.data(), static_cast<std::int64_t>(edges), static_cast<std::int64_t>(heads), out.data());
+      edge_softmax<T>(graph.indptr, s.data(), static_cast<std::int64_t>(edges), static_cast<std::int64_t>(heads),
+                      out.data());
       return out;
     });
     CHECK(test::close(got, expected, tolerance));

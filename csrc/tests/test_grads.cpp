@@ -14,7 +14,8 @@ struct Case {
   std::int64_t size() const { return heads * width; }
   std::int64_t edges() const { return static_cast<std::int64_t>(graph.indices.size()); }
   double degree(std::int64_t row) const {
-    return static_cast<double>(graph.indptr[static_cast<std::size_t>(row) + 1] - graph.indptr[static_cast<std::size_t>(row)]);
+    return static_cast<double>(graph.indptr[static_cast<std::size_t>(row) + 1] -
+                               graph.indptr[static_cast<std::size_t>(row)]);
   }
 };
 
@@ -30,7 +31,8 @@ Case random_case(std::int64_t rows, std::int64_t num_src, std::int64_t heads, st
 template <class F>
 void for_all(const Case& c, F&& visit) {
   for (std::int64_t i = 0; i < c.graph.rows(); ++i) {
-    for (auto e = c.graph.indptr[static_cast<std::size_t>(i)]; e < c.graph.indptr[static_cast<std::size_t>(i) + 1]; ++e) {
+    for (auto e = c.graph.indptr[static_cast<std::size_t>(i)]; e < c.graph.indptr[static_cast<std::size_t>(i) + 1];
+         ++e) {
       for (std::int64_t d = 0; d < c.size(); ++d) visit(e, i, c.graph.indices[static_cast<std::size_t>(e)], d);
     }
   }
@@ -104,7 +106,8 @@ void extrema(Case c, bool weighted) {
 
 void scatters(const Case& c) {
   const auto values = test::random_values<double>(c.edges() * 3, 6);
-  std::vector<double> by_source(static_cast<std::size_t>(c.num_src * 3)), by_row(static_cast<std::size_t>(c.graph.rows() * 3));
+  std::vector<double> by_source(static_cast<std::size_t>(c.num_src * 3)),
+      by_row(static_cast<std::size_t>(c.graph.rows() * 3));
   for (std::int64_t i = 0; i < c.graph.rows(); ++i) {
     for (auto e = at(c.graph.indptr, i); e < at(c.graph.indptr, i + 1); ++e) {
       for (int d = 0; d < 3; ++d) {

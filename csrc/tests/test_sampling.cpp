@@ -124,12 +124,13 @@ void fused_equals_sample_then_spmm() {
       const Fanout fanout{k, false};
       const auto picked = sample(graph, nodes, 290, fanout, kKey);
       std::vector<T> expected(301 * 37), got(301 * 37, T{77});
-      spmm(Messages<T, const std::int64_t*>{
-               .indptr = picked.offsets, .ids = picked.ids.data(), .x = x.data(), .width = 37},
-           reduce, expected.data());
+      spmm(
+          Messages<T, const std::int64_t*>{
+              .indptr = picked.offsets, .ids = picked.ids.data(), .x = x.data(), .width = 37},
+          reduce, expected.data());
       const SampleRows<std::int64_t> rows{graph.indptr, nodes, 290, false};
-      const auto count = sample_aggregate<T, std::int64_t>(rows, graph.indices, fanout, kKey, x.data(), 37, reduce,
-                                                           got.data());
+      const auto count =
+          sample_aggregate<T, std::int64_t>(rows, graph.indices, fanout, kKey, x.data(), 37, reduce, got.data());
       CHECK(count == picked.count);
       CHECK(got == expected);
     }

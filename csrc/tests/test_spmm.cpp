@@ -25,7 +25,8 @@ std::vector<double> naive(const test::Graph<Id>& graph, const std::vector<T>& x,
     for (std::int64_t d = 0; d < size; ++d) {
       double& out = y[static_cast<std::size_t>(i * size + d)];
       for (auto e = begin; e < end; ++e) {
-        const double w = weight.empty() ? 1.0 : static_cast<double>(weight[static_cast<std::size_t>(e * heads + d / width)]);
+        const double w =
+            weight.empty() ? 1.0 : static_cast<double>(weight[static_cast<std::size_t>(e * heads + d / width)]);
         const auto row = static_cast<std::int64_t>(graph.indices[static_cast<std::size_t>(e)]) * size;
         out = reduced(reduce, out, w * static_cast<double>(x[static_cast<std::size_t>(row + d)]), e == begin);
       }
@@ -86,7 +87,7 @@ void sixteen_bits_round_trip() {
   CHECK(std::isinf(load(Float16{0x7C00})));
   CHECK(store<Float16>(65519.0f).bits == 0x7BFF);
   CHECK(store<Float16>(65520.0f).bits == 0x7C00);
-  CHECK(store<Float16>(1.0f + 0x1p-11f).bits == 0x3C00);   // a tie goes to even
+  CHECK(store<Float16>(1.0f + 0x1p-11f).bits == 0x3C00);  // a tie goes to even
   CHECK(store<Float16>(1.0f + 0x3p-11f).bits == 0x3C02);
   CHECK(store<BFloat16>(1.0f + 0x1p-8f).bits == 0x3F80);
 }

@@ -17,7 +17,8 @@ void transposition_is_stable(std::int64_t rows, std::int64_t num_src, std::int64
   std::vector<std::vector<std::pair<Id, std::int64_t>>> expected(static_cast<std::size_t>(num_src));
   for (std::int64_t i = 0; i < rows; ++i) {
     for (auto e = graph.indptr[static_cast<std::size_t>(i)]; e < graph.indptr[static_cast<std::size_t>(i) + 1]; ++e) {
-      expected[static_cast<std::size_t>(graph.indices[static_cast<std::size_t>(e)])].emplace_back(static_cast<Id>(i), e);
+      expected[static_cast<std::size_t>(graph.indices[static_cast<std::size_t>(e)])].emplace_back(static_cast<Id>(i),
+                                                                                                  e);
     }
   }
   for (int threads : {1, 4}) {

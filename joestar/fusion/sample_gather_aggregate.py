@@ -45,7 +45,9 @@ def run(gm: fx.GraphModule, context) -> int:
 def _gathers_sources(gather: fx.Node) -> bool:
     """Whether the node is ``index_select(table, 0, srcs)`` with floating-point rows and ``srcs`` from a ``compact``."""
     table, dim, ids = gather.args
-    from_compact = ids.target is operator.getitem and ids.args[0].target is _JOESTAR.compact.default and ids.args[1] == 0
+    from_compact = (
+        ids.target is operator.getitem and ids.args[0].target is _JOESTAR.compact.default and ids.args[1] == 0
+    )
     return dim == 0 and from_compact and table.meta["val"].dtype.is_floating_point
 
 
@@ -91,7 +93,7 @@ def _match(gather: fx.Node) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Re
 def _is_destination_slice(user: fx.Node, gather: fx.Node, compact: fx.Node) -> bool:
     if user.target is not _ATEN.slice.Tensor or user.args[0] is not gather:
         return False
-    dim, start = (user.args[1:3] + (0, 0))[:2] if len(user.args) > 2 else (0, 0)
+    dim, start = (*user.args[1:3], 0, 0)[:2] if len(user.args) > 2 else (0, 0)
     rows = expression(user.meta["val"].shape[0])
     return dim == 0 and start in (0, None) and rows == expression(compact.args[0].meta["val"].shape[0])
 
@@ -105,9 +107,7 @@ def _rewrite(gm: fx.GraphModule, gather, sample, aggregations, slices, context) 
     dsts = sample.args[2]
     for spmm in aggregations:
         with gm.graph.inserting_before(spmm):
-            fused = gm.graph.call_function(
-                _JOESTAR.sample_aggregate.default, (*sample.args[:8], table, spmm.args[4])
-            )
+            fused = gm.graph.call_function(_JOESTAR.sample_aggregate.default, (*sample.args[:8], table, spmm.args[4]))
             fused.meta = {**spmm.meta, "val": (spmm.meta["val"], sample.meta["val"][2])}
             y = gm.graph.call_function(operator.getitem, (fused, 0))
             y.meta = dict(spmm.meta)

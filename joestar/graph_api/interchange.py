@@ -53,7 +53,7 @@ def to_pyg(graph):
     for split in ("train", "val", "test"):
         idx = getattr(graph, f"{split}_idx")
         if idx is not None:
-            mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
+            mask = torch.zeros(graph.num_nodes, dtype=torch.bool, device=idx.device)
             mask[idx] = True
             data[f"{split}_mask"] = mask
     return data

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx
-from torch._dynamo.exc import TorchDynamoException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from joestar.errors import CaptureError, JoestarError
-from joestar.lowering.origin import user_line
+from joestar.lowering.assumptions import check_guards, check_side_effects
+from joestar.lowering.origin import node_line, user_line
 
 SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
 
 
-class _Traced(Exception):
+class _TracedError(Exception):
     """Leaves the compiled function once Dynamo has bound the graph's inputs: nothing is executed."""
 
 
@@ -69,26 +69,37 @@ def capture(program: Callable, seeds_like: Tensor, labels: list[str], *, origin:
     seen = {}
 
     def backend(gm: fx.GraphModule, example_inputs):
+        try:
+            check_side_effects(origin)
+        except CaptureError as error:
+            seen["error"] = error
+            raise
+
         def run(*args):
             seen["args"] = args
-            raise _Traced
+            raise _TracedError
 
         seen["gm"] = gm
         return run
 
+    compiled = torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)
     try:
-        torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)(seeds, key, carriers)
-    except _Traced:
-        seen["gm"] = normalise(seen["gm"])
+        try:
+            with torch._dynamo.config.patch(allow_rnn=True):
+                compiled(seeds, key, carriers)
+        except _TracedError:
+            _check_plain(seen["gm"], origin)
+            seen["gm"] = normalise(seen["gm"])
     except JoestarError:
         raise
-    except (TorchDynamoException, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise _explained(error, origin) from error
+    except Exception as error:
+        raise seen.get("error") or _explained(error, origin) from error
     if "args" not in seen:
         raise CaptureError(f"capture of {origin}: nothing was traced; does the model use its inputs?")
     by_value = {SEEDS_HINT: ("num_seeds",), **{hint: ("size", i) for i, hint in enumerate(hints)}}
     roles = [_role(arg, seeds, key, by_value, origin) for arg in seen["args"]]
     _rename_placeholders(seen["gm"], roles)
+    check_guards(seen["gm"], _symbol_names(seen["gm"], roles, labels), origin)
     return Captured(seen["gm"], roles, labels)
 
 
@@ -96,6 +107,16 @@ def _uncached(program: types.FunctionType) -> types.FunctionType:
     """The function with a code object of its own: Dynamo keeps its caches, and their limits, per code object."""
     code = program.__code__.replace()
     return types.FunctionType(code, program.__globals__, program.__name__, program.__defaults__, program.__closure__)
+
+
+def _check_plain(gm: fx.GraphModule, origin: str) -> None:
+    """Raises for what the re-trace would drop without a word: functions of functions, and their backward passes."""
+    for node in gm.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(
+                f"{origin}: {node.target.name()} at {node_line(node)} is a higher-order function. Hooks, checkpoint, "
+                "cond, map and torch.autograd.Function cannot be lowered: call plain torch functions."
+            )
 
 
 def normalise(gm: fx.GraphModule) -> fx.GraphModule:
@@ -144,6 +165,18 @@ def _rename_placeholders(gm: fx.GraphModule, roles: list[tuple]) -> None:
         taken.add(name)
         node.name = node.target = name
     gm.recompile()
+
+
+def _symbol_names(gm: fx.GraphModule, roles: list[tuple], labels: list[str]) -> dict[str, str]:
+    """What each symbol of the graph is the size of."""
+    names = {}
+    for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
+        if role[0] == "seeds":
+            names[str(node.meta["val"].shape[0])] = "num_seeds"
+        elif role[0] == "size":
+            what = "num_src" if labels[role[1]] == "compact" else "num_edges"
+            names[str(node.meta["val"])] = f"{what} (of sampled set {role[1]})"
+    return names
 
 
 def _readable(dynamo_name: str) -> str:

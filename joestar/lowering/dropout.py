@@ -13,18 +13,34 @@ from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression
 
 _DROPOUTS = {torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default}
-_REFUSED = {
-    torch.ops.aten.alpha_dropout.default,
-    torch.ops.aten.feature_alpha_dropout.default,
-    torch.ops.aten.native_dropout.default,
-    torch.ops.aten.bernoulli.default,
-    torch.ops.aten.rand_like.default,
-    torch.ops.aten.randn_like.default,
-    torch.ops.aten.rand.default,
-    torch.ops.aten.randn.default,
-    torch.ops.aten.randint.low,
-    torch.ops.aten.randperm.default,
-}
+_IN_PLACE = {torch.ops.aten.dropout_.default, torch.ops.aten.feature_dropout_.default}
+_RNNS = {torch.ops.aten.lstm.input: 5, torch.ops.aten.gru.input: 5}
+"""Recurrent networks: position of their own dropout probability; whether they train is the argument behind it."""
+
+
+def refuse_random(node: fx.Node) -> None:
+    """Raises ``PaddingError`` for a node that draws from a global generator."""
+    if node.target in _IN_PLACE:
+        random = False
+    elif node.target in _RNNS:
+        random = all(node.args[_RNNS[node.target] :][:2])
+    elif node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        random = len(node.args) > 4 and node.args[4] > 0
+    else:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not _is_evaluated(node)
+    if random:
+        raise PaddingError(
+            f"{node.target} at {node_line(node)}: its values would depend on the execution mode. "
+            "Use F.dropout (its masks are keyed by step and node), or pass random values as features."
+        )
+
+
+def _is_evaluated(node: fx.Node) -> bool:
+    """Whether a random op is told that it is not training (``alpha_dropout``, ``rrelu``)."""
+    for index, argument in enumerate(node.target._schema.arguments):
+        if argument.name in ("train", "training"):
+            return not (node.args[index] if index < len(node.args) else argument.default_value)
+    return False
 
 
 def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> int:
@@ -35,12 +51,8 @@ def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> 
     """
     sites = 0
     for node in list(gm.graph.nodes):
-        if node.target in _REFUSED:
-            raise PaddingError(
-                f"{node.target} at {node_line(node)}: its values would depend on the execution mode. "
-                "Use F.dropout (its masks are keyed by step and node), or pass random values as features."
-            )
         if node.target not in _DROPOUTS:
+            refuse_random(node)
             continue
         x, p, train = node.args
         if not train or p == 0:

@@ -3,13 +3,20 @@
 Writes to inputs of the graph (BatchNorm's buffers) stay: they are the state that a step changes on purpose.
 """
 
+import operator
+
 import torch
 from torch import Tensor, fx
 
 from joestar.errors import CaptureError
+from joestar.lowering.dropout import refuse_random
 from joestar.lowering.origin import node_line
 
-_IN_PLACE_BUFFERS = {torch.ops.aten.batch_norm.default}
+aten = torch.ops.aten
+
+_IN_PLACE_BUFFERS = {aten.batch_norm.default}
+_DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
+"""Ops ``(x, p, train)`` that return ``x`` itself, not a copy, unless they drop something."""
 
 
 def is_in_place(node: fx.Node) -> bool:
@@ -17,6 +24,26 @@ def is_in_place(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     return node.target not in _IN_PLACE_BUFFERS and node.target._schema.is_mutable
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's tensor, or list of tensors, may share memory with its first argument."""
+    if node.target is operator.getitem:
+        return is_view(node.args[0])
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
+
+
+def outlived_views(node: fx.Node, later: set[fx.Node]) -> list[fx.Node]:
+    """Views of a node, and views of those, that were taken before the nodes ``later`` and are read by one of them."""
+    found, open_ends = [], [node]
+    while open_ends:
+        base = open_ends.pop()
+        views = [user for user in base.users if user.args[:1] == (base,) and is_view(user) and user not in later]
+        found += [view for view in views if later & view.users.keys()]
+        open_ends += views
+    return found
 
 
 def functional_overload(target):
@@ -28,16 +55,39 @@ def functional_overload(target):
     return getattr(packet, target._overloadname, None) if packet is not None else None
 
 
-def _shares_memory(node: fx.Node) -> bool:
-    """Whether the node's tensor is a view of another node's, or another node is a view of it."""
+def out_of_place(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+    """Turns an in-place node into one that returns the new value; returns the node of that value, in the old dtype.
 
-    def is_view(candidate: fx.Node) -> bool:
-        target = candidate.target
-        if not isinstance(target, torch._ops.OpOverload):
-            return False
-        return any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns)
+    ``None`` if there is no such form.
+    """
+    written, target = node.args[0], node.target
+    if target is aten.zero_.default:
+        node.target = aten.zeros_like.default
+    elif target is aten.fill_.Scalar:
+        node.target = aten.full_like.default
+    elif target in (aten.copy_.default, aten.fill_.Tensor):
+        node.target, node.args = aten.expand_as.default, (node.args[1], written)
+    else:
+        node.target = functional_overload(target)
+        if node.target is None:
+            node.target = target
+            return None
+    return _in_dtype_of(gm, written, node)
 
-    return is_view(node) or any(is_view(user) for user in node.users)
+
+def _in_dtype_of(gm: fx.GraphModule, written: fx.Node, node: fx.Node) -> fx.Node:
+    """``node``, converted if type promotion would give it another dtype than the tensor it once wrote to."""
+    dtype = written.meta["val"].dtype
+    others = [arg.meta.get("val") for arg in node.all_input_nodes if arg is not written]
+    if not any(isinstance(v, Tensor) and v.dtype != dtype and v.dtype.is_floating_point for v in others) and (
+        node.target is not aten.expand_as.default or node.args[0].meta["val"].dtype == dtype
+    ):
+        return node
+    with gm.graph.inserting_after(node):
+        converted = gm.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+    converted.meta = dict(node.meta)
+    node.replace_all_uses_with(converted, delete_user_cb=lambda user: user is not converted)
+    return converted
 
 
 def remove_in_place(gm: fx.GraphModule) -> int:
@@ -48,18 +98,27 @@ def remove_in_place(gm: fx.GraphModule) -> int:
     """
     rewrites = 0
     for node in list(gm.graph.nodes):
+        if node.target in _DROPOUTS and (not node.args[2] or node.args[1] == 0):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+            continue
         if not is_in_place(node) or _root(node.args[0]).op == "placeholder":
             continue
+        refuse_random(node)
         written = node.args[0]
-        twin = functional_overload(node.target)
-        if twin is None or _shares_memory(written) or not isinstance(node.meta.get("val"), Tensor):
+        if node.target is aten.detach_.default:
+            node.target = aten.detach.default
+            continue
+        later = nodes_after(gm, node)
+        result = None
+        if isinstance(node.meta.get("val"), Tensor) and not is_view(written) and not outlived_views(written, later):
+            result = out_of_place(gm, node)
+        if result is None:
             raise CaptureError(
                 f"in-place {node.target} on a tensor that shares memory with another, at {node_line(node)}. "
                 "Write the out-of-place form (for example x = x + y instead of x[...] += y)."
             )
-        node.target = twin
-        later = _after(gm, node)
-        written.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
+        written.replace_all_uses_with(result, delete_user_cb=lambda user, later=later: user in later)
         rewrites += 1
     gm.graph.lint()
     gm.recompile()
@@ -76,6 +135,7 @@ def _root(node: fx.Node) -> fx.Node:
     return node
 
 
-def _after(gm: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
+def nodes_after(gm: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
+    """Every node behind this one."""
     nodes = list(gm.graph.nodes)
     return set(nodes[nodes.index(node) + 1 :])

@@ -12,11 +12,11 @@ _FRAMEWORK = (os.sep + "torch" + os.sep, os.sep + "importlib" + os.sep, "<frozen
 
 
 def _is_user(file: str) -> bool:
-    models = file.startswith(_PACKAGE + "nn" + os.sep) or file.startswith(_PACKAGE + "sampling" + os.sep)
+    models = file.startswith((_PACKAGE + "nn" + os.sep, _PACKAGE + "sampling" + os.sep))
     return models or not (file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
 
 
-def _pick(frames: list[tuple[str, str, str, str]]) -> str:
+def innermost(frames: list[tuple[str, str, str, str]]) -> str:
     """The innermost frame of the user, else the innermost of all, as ``file:line in where: code``."""
     user = [frame for frame in frames if _is_user(frame[0])]
     chosen = (user or frames)[-1:]
@@ -27,7 +27,7 @@ def node_line(node: fx.Node) -> str:
     """Source line of the model or sampler behind a node: ``file:line in function: code``, or its name."""
     trace = node.meta.get("stack_trace") or ""
     frames = [(m["file"], m["line"], m["where"], (m["code"] or "").strip()) for m in _FRAME.finditer(trace)]
-    return _pick(frames) or f"node {node.name}"
+    return innermost(frames) or f"node {node.name}"
 
 
 def user_line(error: BaseException) -> str:
@@ -36,7 +36,7 @@ def user_line(error: BaseException) -> str:
     after = trace.partition("from user code:")[2]
     frames = [(m["file"], m["line"], m["where"], (m["code"] or "").strip()) for m in _FRAME.finditer(after or trace)]
     if frames:
-        return _pick(frames)
+        return innermost(frames)
     stack = traceback.extract_tb(error.__traceback__)
     own = [(f.filename, str(f.lineno), f.name, f.line or "") for f in stack if _is_user(f.filename)]
-    return _pick(own[1:]) if len(own) > 1 else ""
+    return innermost(own[1:]) if len(own) > 1 else ""

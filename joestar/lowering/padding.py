@@ -20,15 +20,13 @@ import torch
 from torch import fx
 
 from joestar.errors import PaddingError
-from joestar.lowering.functional import functional_overload, is_in_place
+from joestar.lowering.counts import is_symbolic, values_to_counts
+from joestar.lowering.functional import is_in_place, nodes_after, out_of_place, outlived_views
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression, item, padded_dims, size_table
 from joestar.lowering.symbolic import emit, evaluate
 
 aten = torch.ops.aten
-
-SHAPE_SCALARS = {aten.arange.default, aten.arange.start, aten.arange.start_step}
-"""Ops whose Scalar arguments are sizes, not values."""
 
 
 @dataclass
@@ -56,6 +54,7 @@ class PaddingContext:
         self.table = table
         self.seed_count = seed_count
         self.state: dict[fx.Node, fx.Node] = {}
+        self.buffers: dict[fx.Node, fx.Node] = {}
         self.rewrites: dict[str, int] = {}
 
     def call(self, target, *args, like: fx.Node | None = None, **kwargs) -> fx.Node:
@@ -65,45 +64,86 @@ class PaddingContext:
             node.meta = dict(like.meta)
         return node
 
+    def note(self, what: str) -> None:
+        """Counts a rewrite for the report."""
+        self.rewrites[what] = self.rewrites.get(what, 0) + 1
+
+    def refuse(self, node: fx.Node, why: str, remedy: str = "") -> PaddingError:
+        """The error for a node that has no padded form."""
+        return PaddingError(f"{node.target} at {node_line(node)} {why}. {remedy}".rstrip())
+
+    # --- counts ---
+
     def known(self, expr) -> bool:
         """Whether the number of valid entries along a dimension of this size is known."""
         symbols = self.table.bounds.keys() | {self.table.seeds}
         return expr is not None and expr.free_symbols <= symbols
 
     def count(self, expr: sympy.Expr, node: fx.Node) -> fx.Node:
-        """The number of valid entries behind a symbolic size, as a node (0-d tensor)."""
-        for symbol in expr.free_symbols:
-            if symbol != self.table.seeds and symbol not in self.table.bounds:
-                raise PaddingError(
-                    f"{node.target} at {node_line(node)}: the size {expr} of its operand is not the size of a sampled "
-                    "set, so its padded form is unknown. Derive sizes from blocks (num_src, num_dst, num_edges)."
-                )
-        return emit(self.gm, expr, self._symbol_count)
+        """The value of a symbolic size when every set has its true number of entries, as a node (0-d tensor)."""
+        if not self.known(expr):
+            raise PaddingError(
+                f"{node.target} at {node_line(node)}: the size {expr} of its operand is not the size of a sampled "
+                "set, so its padded form is unknown. Derive sizes from blocks (num_src, num_dst, num_edges)."
+            )
+        return emit(self.gm, expr, self._symbol_count, node)
 
     def _symbol_count(self, symbol: sympy.Symbol) -> fx.Node:
         if symbol == self.table.seeds:
             return self.seed_count
         return item(self.gm, self.table.bounds[symbol][1], 2)
 
+    def entries(self, expr: sympy.Expr, node: fx.Node) -> fx.Node:
+        """The number of valid entries along a dimension, for a node that may only see those."""
+        if self.table.with_loops(expr) is not None:
+            raise self.refuse(
+                node, "reduces over the edges of a block with added self-loops, whose number varies",
+                "Aggregate per destination (block.pull), or reduce over the edges of the block without loops.",
+            )  # fmt: skip
+        return self.count(expr, node)
+
     def mask(self, x: fx.Node, dim: int, value, node: fx.Node) -> fx.Node:
         """``x`` with the padding along ``dim`` replaced by ``value``."""
-        expr = expression(x.meta["val"].shape[dim])
-        if expr in self.table.edges and not expr.is_Symbol:
-            raise self.refuse(node, "reduces over the edges of a block with added self-loops, whose number varies")
-        count = self.count(expr, node)
+        count = self.entries(expression(x.meta["val"].shape[dim]), node)
         return self.call(torch.ops.joestar.mask_rows.default, x, count, dim, value, like=x)
 
-    def refuse(self, node: fx.Node, why: str, remedy: str = "") -> PaddingError:
-        """The error for a node that has no padded form."""
-        return PaddingError(f"{node.target} at {node_line(node)} {why}. {remedy}".rstrip())
+    def guard(self, x: fx.Node, value, node: fx.Node) -> fx.Node:
+        """``x`` with its padding replaced by a harmless ``value``, as far as it is known what is padding."""
+        for dim, expr in padded_dims(x.meta["val"]).items():
+            if not self.known(expr):
+                continue
+            loops = self.table.with_loops(expr)
+            if loops is None:
+                count = self.count(expr, node)
+            else:
+                edges = self.call(aten.select.int, self.table.edges[loops][0], 0, -1)
+                count = self.call(aten.mul.Tensor, edges, int(sympy.cancel(expr / loops)))
+            x = self.call(torch.ops.joestar.mask_rows.default, x, count, dim, value, like=x)
+        return x
 
-    def update(self, buffer: fx.Node, value: fx.Node) -> None:
-        """Notes a write to an input of the graph: carried out at the end of the step, if it is valid."""
+    # --- state ---
+
+    def buffer(self, value: fx.Node) -> fx.Node | None:
+        """The input of the graph that a value is, or is the latest state of."""
+        return value if value.op == "placeholder" else self.buffers.get(value)
+
+    def latest(self, value: fx.Node) -> fx.Node:
+        """The state of an input of the graph at this point."""
+        return self.state.get(self.buffer(value), value)
+
+    def write(self, target: fx.Node, value: fx.Node, node: fx.Node) -> None:
+        """Notes that ``node`` writes ``value`` to an input: later readers see it; the write itself ends the step."""
+        buffer, before = self.buffer(target), self.latest(target)
+        later = nodes_after(self.gm, node)
+        if any(view is not value for old in {buffer, before} for view in outlived_views(old, later)):
+            raise self.refuse(
+                node, "writes to a buffer of which a view was taken before, and is read afterwards",
+                "Take the view after the write.",
+            )  # fmt: skip
+        for old in {buffer, before}:
+            old.replace_all_uses_with(value, delete_user_cb=lambda user: user in later and user is not value)
         self.state[buffer] = value
-
-    def latest(self, buffer: fx.Node) -> fx.Node:
-        """The value of an input of the graph at this point."""
-        return self.state.get(buffer, buffer)
+        self.buffers[value] = buffer
 
 
 def pad(gm: fx.GraphModule, roles: list[tuple], bounds: list[int], batch: int) -> Padded:
@@ -126,13 +166,12 @@ def pad(gm: fx.GraphModule, roles: list[tuple], bounds: list[int], batch: int) -
         if node.op != "call_function":
             continue
         with gm.graph.inserting_before(node):
-            _values_to_counts(context, node)
-            if is_in_place(node):
-                _defer_write(context, node)
-            elif not isinstance(node.target, torch._ops.OpOverload) or not _touches_padding(node):
-                continue
-            else:
+            values_to_counts(context, node)
+            written = _functional_write(context, node) if is_in_place(node) else None
+            if isinstance(node.target, torch._ops.OpOverload) and _touches_padding(node):
                 rule_for(node)(context, node)
+            if written is not None:
+                context.write(*written, node)
     checked = _finish(context, flag, bounds)
     _bake(gm, table, bounds, batch)
     kept = _drop_sizes(gm, roles)
@@ -144,77 +183,16 @@ def _touches_padding(node: fx.Node) -> bool:
     return node.target is aten.batch_norm.default or any(padded_dims(value) for value in values)
 
 
-def _is_symbolic(value) -> bool:
-    return isinstance(value, (torch.SymInt, torch.SymFloat))
-
-
-def _values_to_counts(context: PaddingContext, node: fx.Node) -> None:
-    """Replaces sizes used as numbers (``x / block.num_dst``) by counts."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target in SHAPE_SCALARS:
-        return
-    if node.target in (aten.full.default, aten.scalar_tensor.default):
-        _fill_with_count(context, node)
-        return
-    for index, argument in enumerate(node.target._schema.arguments):
-        inside = index < len(node.args)
-        value = node.args[index] if inside else node.kwargs.get(argument.name)
-        if not isinstance(value, fx.Node) or not _is_symbolic(value.meta.get("val")):
-            continue
-        kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
-        if kind not in ("Tensor", "number", "Scalar"):
-            continue
-        if kind != "Tensor":
-            node.target = _tensor_overload(context, node)
-        count = context.count(value.meta["val"].node.expr, node)
-        if inside:
-            node.update_arg(index, count)
-        else:
-            node.update_kwarg(argument.name, count)
-        context.rewrites["size to count"] = context.rewrites.get("size to count", 0) + 1
-
-
-_SCALAR_TO_TENSOR = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor", "Scalar_Tensor": "Tensor"}
-
-
-def _tensor_overload(context: PaddingContext, node: fx.Node):
-    wanted = _SCALAR_TO_TENSOR.get(node.target._overloadname)
-    found = getattr(node.target.overloadpacket, wanted, None) if wanted else None
-    if found is None:
-        raise context.refuse(
-            node, "uses the size of a sampled set as a number in a place where only constants may stand",
-            "Divide or multiply by the size instead.",
-        )  # fmt: skip
-    return found
-
-
-def _fill_with_count(context: PaddingContext, node: fx.Node) -> None:
-    position = 1 if node.target is aten.full.default else 0
-    fill = node.args[position]
-    if not isinstance(fill, fx.Node) or not _is_symbolic(fill.meta.get("val")):
-        return
-    count = context.count(fill.meta["val"].node.expr, node)
-    dtype = node.meta["val"].dtype
-    new = context.call(aten._to_copy.default, count, like=node, dtype=dtype)
-    if position == 1 and node.args[0]:
-        new = context.call(aten.expand.default, new, node.args[0], like=node)
-    node.replace_all_uses_with(new)
-
-
-def _defer_write(context: PaddingContext, node: fx.Node) -> None:
-    """``buffer.add_(1)`` becomes ``buffer + 1`` now and a predicated write at the end."""
-    buffer, twin = node.args[0], functional_overload(node.target)
-    if buffer.op != "placeholder" or twin is None:
+def _functional_write(context: PaddingContext, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """``buffer.add_(1)`` becomes ``buffer + 1``; returns (the written value, the new one)."""
+    target = node.args[0]
+    if context.buffer(target) is None:
         raise context.refuse(node, "writes in place to part of a buffer", "Assign the whole buffer with copy_.")
-    if node.target is aten.copy_.default:
-        new = context.call(aten.expand_copy.default, node.args[1], list(buffer.meta["val"].shape), like=node)
-    else:
-        new = context.call(twin, context.latest(buffer), *node.args[1:], like=node, **node.kwargs)
-    context.update(buffer, new)
-    nodes = list(context.gm.graph.nodes)
-    later = set(nodes[nodes.index(node) + 1 :])
-    node.replace_all_uses_with(new)
-    buffer.replace_all_uses_with(new, delete_user_cb=lambda user: user in later)
-    context.gm.graph.erase_node(node)
+    node.update_arg(0, context.latest(target))
+    result = out_of_place(context.gm, node)
+    if result is None:
+        raise context.refuse(node, "has no form that is not in place", "Compute the value, then copy_ it.")
+    return target, result
 
 
 def _finish(context: PaddingContext, flag: fx.Node, bounds: list[int]) -> list[tuple[int, int]]:
@@ -224,15 +202,29 @@ def _finish(context: PaddingContext, flag: fx.Node, bounds: list[int]) -> list[t
     sets = [(index, node) for index, node in context.table.bounds.values() if node.users]
     counts = [item(context.gm, node, 2) for _, node in sets]
     checked = [(index, bounds[index]) for index, _ in sets]
+    _clone_before_write(context)
     with graph.inserting_before(output):
         check = context.call(torch.ops.joestar.overflow.default, counts, [bound for _, bound in checked], flag)
         needed = graph.call_function(operator.getitem, (check, 0))
         ok = graph.call_function(operator.getitem, (check, 1))
         for buffer, value in context.state.items():
+            value = context.call(aten.detach.default, value)
             kept = context.call(aten.where.self, ok, value, buffer)
             context.call(aten.copy_.default, buffer, kept)
     output.args = ((*output.args[0], needed, ok),)
     return checked
+
+
+def _clone_before_write(context: PaddingContext) -> None:
+    """Readers of a buffer's old value get a copy: what autograd keeps of it may not change before the backward pass."""
+    first = next(node for node in context.gm.graph.nodes if node.op != "placeholder")
+    for buffer, value in context.state.items():
+        readers = [user for user in buffer.users if user is not value]
+        if readers:
+            with context.gm.graph.inserting_before(first):
+                copy_of = context.call(aten.clone.default, buffer, like=buffer)
+            for reader in readers:
+                reader.replace_input_with(buffer, copy_of)
 
 
 def _bake(gm: fx.GraphModule, table: SizeTable, bounds: list[int], batch: int) -> None:
@@ -243,12 +235,12 @@ def _bake(gm: fx.GraphModule, table: SizeTable, bounds: list[int], batch: int) -
 
     def number(arg):
         value = arg.meta.get("val")
-        if not _is_symbolic(value):
+        if not is_symbolic(value):
             return arg
         return evaluate(value.node.expr, values, arg)
 
     for node in gm.graph.nodes:
-        if node.op == "call_function" and not _is_symbolic(node.meta.get("val")):
+        if node.op == "call_function" and not is_symbolic(node.meta.get("val")):
             node.args = fx.map_arg(node.args, number)
             node.kwargs = fx.map_arg(node.kwargs, number)
 
@@ -271,5 +263,3 @@ def _drop_sizes(gm: fx.GraphModule, roles: list[tuple]) -> list[tuple]:
 
 def _writes(node: fx.Node) -> bool:
     return is_in_place(node) or node.target is torch._C._set_grad_enabled
-
-

@@ -1,7 +1,7 @@
 """Which set a symbolic size belongs to: its bound, its count on the device, and the ids of its rows.
 
-While the graph is symbolic, a dimension *is* the set it ranges over: ``s43`` may be "the sources of hop 0". That is what
-lets dropout find the node ids behind a row, and padding find the count behind a mean.
+While the graph is symbolic, a dimension *is* the set it ranges over: ``s43`` may be "the sources of hop 0". That lets
+dropout find the node ids behind a row, and padding find the count behind a mean.
 """
 
 import operator
@@ -61,12 +61,27 @@ class SizeTable:
         ids: expression of a node set -> node with the ids of its rows.
         edges: expression of an edge set -> (indptr node, node with the ids of its rows).
         seeds: symbol of the seeds, or ``None`` if their number is not used.
+        parents: size of a node set -> size of the set that is its beginning (the destinations among the sources).
     """
 
     bounds: dict[sympy.Symbol, tuple[int, fx.Node]] = field(default_factory=dict)
     ids: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
     edges: dict[sympy.Expr, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
     seeds: sympy.Symbol | None = None
+    parents: dict[sympy.Expr, sympy.Expr] = field(default_factory=dict)
+
+    def begins(self, part: sympy.Expr | None, whole: sympy.Expr | None) -> bool:
+        """Whether the set ``part`` is the beginning of the set ``whole``, in any batch."""
+        while whole is not None and whole != part:
+            whole = self.parents.get(whole)
+        return whole is not None
+
+    def with_loops(self, expr: sympy.Expr) -> sympy.Expr | None:
+        """The edges with added self-loops (valid ones unknown from sizes alone) that ``expr`` is a multiple of."""
+        for edges in self.edges:
+            if not edges.is_Symbol and sympy.cancel(expr / edges).is_number:
+                return edges
+        return None
 
 
 def size_table(gm: fx.GraphModule, roles: list[tuple]) -> SizeTable:
@@ -88,6 +103,7 @@ def size_table(gm: fx.GraphModule, roles: list[tuple]) -> SizeTable:
             table.bounds[symbol] = (size_of[bound], node)
             if node.target is _JOESTAR.compact.default:
                 table.ids[symbol] = item(gm, node, 0)
+                table.parents[symbol] = expression(node.args[0].meta["val"].shape[0])
             else:
                 table.edges[symbol] = (item(gm, node, 0), node.args[ROW_IDS_ARGUMENT])
         elif node.target is _JOESTAR.add_self_loops.default:

@@ -1,9 +1,13 @@
 """Rules of the IR, checked after capture and after every pass."""
 
+import builtins
+import math
 import operator
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from joestar.errors import CaptureError, VerificationError
 from joestar.lowering.origin import node_line
@@ -12,9 +16,15 @@ NAMESPACES = ("aten", "joestar")
 _SYMBOLIC = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg,
     operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.getitem,
-    torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not, torch._sym_sqrt,
+    operator.lshift, operator.rshift, operator.and_, operator.or_, builtins.abs, builtins.round, operator.abs,
+    math.ceil, math.floor, math.trunc, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not,
+    torch.sym_sum, torch._sym_sqrt, torch._sym_log2, torch._sym_cos, torch._sym_sin, torch._sym_tanh,
 }  # fmt: skip
 _GRAD_MODE = {torch._C._set_grad_enabled}
+_TO_HOST = {
+    torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default,
+    torch.ops.aten.is_nonzero.default, torch.ops.aten.allclose.default,
+}  # fmt: skip
 
 
 def namespace(node: fx.Node) -> str:
@@ -29,7 +39,7 @@ def foreign_nodes(gm: fx.GraphModule) -> list[fx.Node]:
         for node in gm.graph.nodes
         if node.op not in ("placeholder", "output")
         and not (node.op == "call_function" and _allowed(node))
-        and not (node.op == "get_attr" and isinstance(getattr(gm, node.target, None), torch.Tensor))
+        and not (node.op == "get_attr" and isinstance(getattr(gm, node.target, None), Tensor))
     ]
 
 
@@ -44,6 +54,30 @@ def verify_capture(gm: fx.GraphModule, origin: str) -> None:
             f"{origin}: {node.op} {node.target} at {node_line(node)} is not an aten or joestar op. Higher-order "
             "functions (checkpoint, cond, vmap) and foreign custom ops cannot be lowered: call plain torch functions."
         )
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(gm, node.target), FakeTensor):
+            raise CaptureError(
+                f"{origin}: a tensor at {node_line(node)} is hidden from the trace (tensor.data, torch.vmap, "
+                "torch.func). Write instead: .detach() and plain torch functions."
+            )
+        if node.target in _TO_HOST:
+            raise CaptureError(
+                f"{origin}: {node.target} at {node_line(node)} would bring a value to the host in every step (.item(), "
+                "float(tensor), bool(tensor), torch.equal). Write instead: keep the value in a tensor."
+            )
+        if _depends_on_data(node.meta.get("val")):
+            raise CaptureError(
+                f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (nonzero, "
+                "unique, indexing by a mask), so it cannot be padded. Write instead: torch.where(mask, x, 0), sums "
+                "weighted by the mask."
+            )
+
+
+def _depends_on_data(value) -> bool:
+    """Whether a tensor, or any tensor of a list, has a size that only its data tell."""
+    if isinstance(value, (list, tuple)):
+        return any(_depends_on_data(v) for v in value)
+    return isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)) and bool(free_unbacked_symbols(value))
 
 
 def verify(gm: fx.GraphModule, before_outputs: list, stage: str) -> None:

@@ -30,7 +30,7 @@ def _keep(a: Tensor, b: Tensor, x: Tensor, p: float) -> Tensor:
     """
     columns = x[0].numel() if x.shape[0] else 1
     column = torch.arange(columns, device=x.device)
-    word = mix32((mix32(a[:, None] ^ column) + b[:, None]) & MASK)
+    word = mix32(((a[:, None] ^ column) + b[:, None]) & MASK)
     return (word >= int(p * 2**32)).reshape((x.shape[0], *x.shape[1:]))
 
 

@@ -49,9 +49,11 @@ def sampled_positions(indptr: list, nodes: list, k: int, replace: bool, key: tup
     """CSC positions of the picks of every node, a list per node."""
     state = key_state(*key, site)
     rows = [(indptr[node], indptr[node + 1] - indptr[node], node) for node in nodes]
-    return [[start + pick for pick in picks(degree, k, replace, row_state(state, node))] for start, degree, node in rows]
+    return [
+        [start + pick for pick in picks(degree, k, replace, row_state(state, node))] for start, degree, node in rows
+    ]
 
 
 def keeps(state: tuple, column: int, p: float) -> bool:
     """Whether dropout keeps a column of the row."""
-    return mix32(mix32(state[0] ^ column) + state[1] & MASK) >= int(p * 2**32)
+    return mix32((state[0] ^ column) + state[1] & MASK) >= int(p * 2**32)

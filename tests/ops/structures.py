@@ -49,6 +49,8 @@ def structures() -> list[Structure]:
     hub = [[i % 37 for i in range(301)], [], [5], *random_rows(1, 8, 37, 3)]
     return [
         from_rows("no rows", [], 1),
+        from_rows("no rows, no sources", [], 0),
+        from_rows("no sources", [[], []], 0, pad_rows=1),
         from_rows("no rows, padded", [], 3, pad_rows=2, pad_edges=3),
         from_rows("no edges", [[], [], []], 5),
         from_rows("one loop", [[0]], 1),

@@ -78,7 +78,8 @@ def test_every_word_of_the_key_matters():
     assert torch.equal(base, _mask(ids))
     others = [_mask(ids, key=KEY + torch.tensor(change)) for change in ([1, 0, 0], [0, 1, 0], [0, 0, 1])]
     others += [_mask(ids, key=KEY + torch.tensor(change)) for change in ([2**32, 0, 0], [0, 0, 2**32])]
-    others += [_mask(ids, site=1), _mask(ids, site=2), _mask(ids + 1), _mask(ids + 2**32), base.roll(1, 1), base.roll(1, 0)]
+    others += [_mask(ids, site=1), _mask(ids, site=2), _mask(ids + 1), _mask(ids + 2**32)]
+    others += [base.roll(1, 1), base.roll(1, 0)]
     for other in others:
         assert _same_share(base, other, 0.5)
 
@@ -149,7 +150,7 @@ def test_edge_drop_rate_sites_and_gradient():
 # --- compiled -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_masks_are_the_eager_ones(backend):
     def function(x, ids, e, indptr, dsts, key):
         nodes = ops.keyed_dropout(x, ids, key, 3, 0.5)

@@ -22,7 +22,12 @@ def _padded(valid, dim: int, extra: int):
 @pytest.mark.parametrize("extra", [0, 1, 7])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_mask_rows(dim, extra):
-    for dtype, value in ((torch.float32, 0), (torch.float64, -float("inf")), (torch.bfloat16, 0.5), (torch.int64, -100)):
+    for dtype, value in (
+        (torch.float32, 0),
+        (torch.float64, -float("inf")),
+        (torch.bfloat16, 0.5),
+        (torch.int64, -100),
+    ):
         valid = (values((3, 4, 5), torch.float64, 1) * 9).to(dtype)
         x, count = _padded(valid, dim, extra)
         out = ops.mask_rows(x, count, dim, value)
@@ -109,7 +114,9 @@ def test_padded_rows_get_no_gradient_from_a_batch_norm():
     assert grad[:4].abs().sum() > 0
 
 
-@pytest.mark.parametrize(("counts", "ok"), [([3, 0, 9], True), ([3, 1, 9], False), ([4, 0, 9], False), ([0, 0, 10], False)])
+@pytest.mark.parametrize(
+    ("counts", "ok"), [([3, 0, 9], True), ([3, 1, 9], False), ([4, 0, 9], False), ([0, 0, 10], False)]
+)
 def test_overflow(counts, ok):
     bounds = [3, 0, 9]
     given = [torch.tensor(count) for count in counts]

@@ -16,7 +16,8 @@
 
 namespace joestar {
 
-// One 64-bit slot per node: stamp << 32 | value. A slot with an older stamp is free, so nothing is cleared between uses.
+// One 64-bit slot per node: stamp << 32 | value. A slot with an older stamp is free, so nothing is cleared between
+// uses.
 class ClaimTable {
  public:
   explicit ClaimTable(std::int64_t num_nodes) : size_(num_nodes) {

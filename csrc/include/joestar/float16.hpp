@@ -35,7 +35,8 @@ JOESTAR_INLINE float load(BFloat16 x) { return std::bit_cast<float>(static_cast<
 JOESTAR_INLINE float load(Float16 x) {
   const std::uint32_t magnitude = (x.bits & 0x7FFFU) << 13;
   const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;
-  const std::uint32_t special = magnitude >= 0x0F800000U ? magnitude | 0x7F800000U : std::bit_cast<std::uint32_t>(scaled);
+  const std::uint32_t special =
+      magnitude >= 0x0F800000U ? magnitude | 0x7F800000U : std::bit_cast<std::uint32_t>(scaled);
   return std::bit_cast<float>(special | (static_cast<std::uint32_t>(x.bits & 0x8000U) << 16));
 }
 

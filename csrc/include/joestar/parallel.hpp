@@ -177,9 +177,8 @@ std::int64_t exclusive_scan(std::int64_t n, std::int64_t grain, F&& f, std::span
 // Row boundary before block `block` of `blocks`, so that blocks hold about equally many rows + edges.
 inline std::int64_t balanced_row(std::span<const std::int64_t> indptr, std::int64_t block, std::int64_t blocks) {
   const std::int64_t rows = static_cast<std::int64_t>(indptr.size()) - 1;
-  const std::int64_t work = (indptr[static_cast<std::size_t>(rows)] - indptr[0] + rows);
-  const std::int64_t target = static_cast<std::int64_t>(static_cast<double>(work) / static_cast<double>(blocks) *
-                                                        static_cast<double>(block));
+  const std::int64_t work = indptr[static_cast<std::size_t>(rows)] - indptr[0] + rows;
+  const std::int64_t target = work / blocks * block + work % blocks * block / blocks;
   if (block >= blocks) return rows;
   std::int64_t low = 0, high = rows;
   while (low < high) {

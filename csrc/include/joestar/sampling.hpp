@@ -40,8 +40,8 @@ struct SampleRows {
   }
 };
 
-constexpr int kLanes = 32;     // rows drawn together
-constexpr int kMaxSlots = 64;  // largest fanout drawn that way
+constexpr int kLanes = 32;                   // rows drawn together
+constexpr int kMaxSlots = 64;                // largest fanout drawn that way
 constexpr std::int64_t kSampleGrain = 8192;  // rows and picks per block of work
 
 // Rows drawn together, one lane each, so that the hash and Floyd's comparisons run as vector instructions.
@@ -210,8 +210,8 @@ void sample_batches(const SampleRows<Id>& rows, Fanout fanout, HashState key, co
 
 // Rows of any number of picks, one after the other.
 template <IdType Id, class Offsets, class Value, class T>
-void sample_singly(const SampleRows<Id>& rows, Fanout fanout, HashState key, const Offsets& offsets,
-                   std::int64_t first, std::int64_t last, const Value& value, T* out) {
+void sample_singly(const SampleRows<Id>& rows, Fanout fanout, HashState key, const Offsets& offsets, std::int64_t first,
+                   std::int64_t last, const Value& value, T* out) {
   PickSet picked;
   for (std::int64_t i = first; i < last; ++i) {
     const std::int64_t degree = rows.degree(i), start = rows.start(i), slots = offsets[i + 1] - offsets[i];
@@ -254,8 +254,8 @@ std::int64_t sample_offsets(const SampleRows<Id>& rows, Fanout fanout, std::int6
 
 // out[slot] = value(position) for every pick, `pad` behind the last.
 template <IdType Id, class Value, class T>
-void sample_fill(const SampleRows<Id>& rows, Fanout fanout, const SampleKey& key,
-                 std::span<const std::int64_t> offsets, const Value& value, std::span<T> out, T pad) {
+void sample_fill(const SampleRows<Id>& rows, Fanout fanout, const SampleKey& key, std::span<const std::int64_t> offsets,
+                 const Value& value, std::span<T> out, T pad) {
   const HashState state = key_state(key);
   parallel_rows(offsets.first(static_cast<std::size_t>(rows.count) + 1), kSampleGrain,
                 [&](std::int64_t first, std::int64_t last) {

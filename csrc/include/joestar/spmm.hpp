@@ -19,8 +19,8 @@ struct EdgeOrder {
   JOESTAR_INLINE std::int64_t operator[](std::int64_t e) const { return e; }
 };
 
-// Rows of x [*, heads * width], reached through ids (a pointer or EdgeOrder); weights of edge e are at weight[(edge_id ? edge_id[e] : e) * heads].
-// heads is 1 unless weights are per head.
+// Rows of x [*, heads * width], reached through ids (a pointer or EdgeOrder); weights of edge e are at weight[(edge_id
+// ? edge_id[e] : e) * heads]. heads is 1 unless weights are per head.
 template <class T, class Ids>
 struct Messages {
   std::span<const std::int64_t> indptr;
@@ -58,7 +58,7 @@ struct Largest {
   static constexpr A identity = -std::numeric_limits<A>::infinity();
   template <class A>
   static JOESTAR_INLINE A combine(A a, A v) {
-    return (v > a) | (v != v) ? v : a;
+    return ((v > a) | (v != v)) ? v : a;
   }
 };
 struct Smallest {
@@ -66,11 +66,11 @@ struct Smallest {
   static constexpr A identity = std::numeric_limits<A>::infinity();
   template <class A>
   static JOESTAR_INLINE A combine(A a, A v) {
-    return (v < a) | (v != v) ? v : a;
+    return ((v < a) | (v != v)) ? v : a;
   }
 };
 
-constexpr std::int64_t kTogether = 4;       // edges folded into one pass over the accumulators
+constexpr std::int64_t kTogether = 4;  // edges folded into one pass over the accumulators
 
 // acc = combine(acc, messages of the N edges from e on), edge after edge.
 template <class Op, Weighting weighting, int N, class T, class Ids, class A>

@@ -49,7 +49,8 @@ void spmm_grad_x(const Csc<Id>& csc, std::int64_t num_src, const T* grad, const 
   const Transposed<Id> by_source = transpose(csc, num_src);
   const std::span<const std::int64_t> indptr = by_source.indptr.span();
   const auto messages = [&]<class V>(const V* x, const V* weight) {
-    return Messages<V, const Id*>{indptr, by_source.row.data(), x, weight, by_source.edge.data(), shape.heads, shape.width};
+    return Messages<V, const Id*>{indptr,      by_source.row.data(), x, weight, by_source.edge.data(),
+                                  shape.heads, shape.width};
   };
   if (reduce == Reduce::Sum) return spmm(messages(grad, shape.weight), Reduce::Sum, grad_x);
   const Scratch<A> scaled = detail::divide_by_degree(csc.indptr, grad, shape.row_size());

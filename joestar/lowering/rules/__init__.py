@@ -6,14 +6,14 @@ A rule is ``rule(context, node)``: it leaves a safe node alone, rewrites an unsa
 import torch
 from torch import fx
 
-from joestar.lowering.rules import contract, loss, norm, reduce, rowwise
+from joestar.lowering.rules import contract, loss, norm, reduce, rowwise, shapes
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 
-RULES = {**rowwise.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
+RULES = {**rowwise.RULES, **shapes.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
 
 
 def rule_for(node: fx.Node):
-    """The rule of a node's op; ops of Joestar and pointwise ops are safe (padded rows have degree 0 and stay finite)."""
+    """The rule of a node's op; Joestar's own and pointwise ops are safe: padded rows have degree 0 and stay finite."""
     target = node.target
     name = target._schema.name.partition("::")[2]
     if target.namespace == "joestar":

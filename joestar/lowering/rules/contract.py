@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from joestar.lowering.sizes import expression
+from joestar.lowering.sizes import expression, padded_dims
 
 
 def _contraction(context, node: fx.Node, position: int, dim: int) -> None:
@@ -12,7 +12,7 @@ def _contraction(context, node: fx.Node, position: int, dim: int) -> None:
     dim = dim % value.dim()
     if expression(value.shape[dim]) is not None:
         node.update_arg(position, context.mask(operand, dim, 0, node))
-        context.rewrites["masked product"] = context.rewrites.get("masked product", 0) + 1
+        context.note("masked product")
 
 
 def _product(position: int):
@@ -26,6 +26,8 @@ def _product(position: int):
 
 def _einsum(context, node: fx.Node) -> None:
     equation, operands = node.args[0].replace(" ", ""), list(node.args[1])
+    if not any(padded_dims(operand.meta["val"]) for operand in operands):
+        return
     inputs, arrow, result = equation.partition("->")
     terms = inputs.split(",")
     if not arrow or "." in equation:
@@ -35,16 +37,19 @@ def _einsum(context, node: fx.Node) -> None:
         for dim, letter in enumerate(term):
             if letter not in result and expression(value.shape[dim]) is not None:
                 operands[position] = context.mask(operands[position], dim, 0, node)
+                context.note("masked product")
     node.update_arg(1, operands)
 
 
-def _linear(context, node: fx.Node) -> None:
-    _contraction(context, node, 0, -1)
+def _batch_sum(context, node: fx.Node) -> None:
+    """``addbmm`` sums over the batch as well."""
+    _contraction(context, node, 1, 0)
+    _contraction(context, node, 1, -1)
 
 
 RULES = {
-    **dict.fromkeys(("mm", "matmul", "bmm", "mv", "dot", "vdot", "inner"), _product(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv", "addbmm"), _product(1)),
-    "linear": _linear,
+    **dict.fromkeys(("mm", "matmul", "bmm", "mv", "dot", "vdot", "inner", "linear"), _product(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product(1)),
+    "addbmm": _batch_sum,
     "einsum": _einsum,
 }

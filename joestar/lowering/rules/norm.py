@@ -20,7 +20,7 @@ def _batch_norm(context, node: fx.Node) -> None:
     if rows is None:
         count = context.call(aten.full.default, [], value.shape[0], dtype=torch.int64, device=value.device)
     else:
-        count = context.count(rows, node)
+        count = context.entries(rows, node)
     outputs = (value, value[0], value[0])
     normed = context.call(joestar.masked_batch_norm.default, x, weight, bias, count, eps)
     normed.meta = {**node.meta, "val": outputs}
@@ -28,11 +28,11 @@ def _batch_norm(context, node: fx.Node) -> None:
     y.meta = dict(node.meta)
     if running_mean is not None:
         for buffer, statistic in ((running_mean, mean), (running_var, var)):
-            merged = context.call(aten.lerp.Scalar, context.latest(buffer), statistic, momentum)
-            context.update(buffer, merged)
+            merged = context.call(aten.lerp.Scalar, context.latest(buffer), statistic, momentum, like=buffer)
+            context.write(buffer, merged, node)
     node.replace_all_uses_with(y)
     context.gm.graph.erase_node(node)
-    context.rewrites["batch norm"] = context.rewrites.get("batch norm", 0) + 1
+    context.note("batch norm")
 
 
 def _instance_norm(context, node: fx.Node) -> None:

@@ -5,38 +5,22 @@ import math
 import torch
 from torch import fx
 
-from joestar.lowering.sizes import expression, padded_dims
+from joestar.lowering.rules.arguments import argument, dims, padded_among
+from joestar.lowering.sizes import expression
 
 joestar = torch.ops.joestar
 aten = torch.ops.aten
 
 
-def _argument(node: fx.Node, name: str, default=None):
-    for index, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name:
-            return node.args[index] if index < len(node.args) else node.kwargs.get(name, default)
-    return default
-
-
-def _dims(node: fx.Node) -> list[int]:
-    """Reduced dimensions, counted from the front; every dimension if the op names none."""
-    rank = node.args[0].meta["val"].dim()
-    dims = _argument(node, "dim")
-    if dims is None or dims == []:
-        return list(range(rank))
-    return [dim % rank for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
-
-
-def _padded(node: fx.Node) -> list[int]:
-    value = node.args[0].meta["val"]
-    return [dim for dim in _dims(node) if expression(value.shape[dim]) is not None]
-
-
 def _lowest(dtype: torch.dtype):
+    if dtype is torch.bool:
+        return False
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def _highest(dtype: torch.dtype):
+    if dtype is torch.bool:
+        return True
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
@@ -44,15 +28,15 @@ def _masking(value_of):
     """A rule that fills padding with the reduction's neutral element."""
 
     def rule(context, node: fx.Node) -> None:
-        dims = _padded(node)
-        if not dims:
+        padded = padded_among(node)
+        if not padded:
             return
         x = node.args[0]
         neutral = value_of(x.meta["val"].dtype)
-        for dim in dims:
+        for dim in padded:
             x = context.mask(x, dim, neutral, node)
         node.update_arg(0, x)
-        context.rewrites["masked reduction"] = context.rewrites.get("masked reduction", 0) + 1
+        context.note("masked reduction")
 
     return rule
 
@@ -61,66 +45,81 @@ def _replaced(build):
     """A rule that replaces the reduction by a masked op: ``build(context, node, x, count, dim, dims, keepdim)``."""
 
     def rule(context, node: fx.Node) -> None:
-        dims = _padded(node)
-        if not dims:
+        padded = padded_among(node)
+        if not padded:
             return
-        if len(dims) > 1:
+        if len(padded) > 1:
             raise context.refuse(node, "reduces over two padded dimensions at once", "Reduce one after the other.")
         x = node.args[0]
-        if expression(x.meta["val"].shape[dims[0]]) in context.table.edges:
-            context.mask(x, dims[0], 0, node)  # refuses sets whose count is not known
-        count = context.count(expression(x.meta["val"].shape[dims[0]]), node)
-        dtype = _argument(node, "dtype")
+        value = x.meta["val"]
+        count = context.entries(expression(value.shape[padded[0]]), node)
+        dtype = argument(node, "dtype")
         if dtype is not None:
             x = context.call(aten._to_copy.default, x, like=x, dtype=dtype)
-        keepdim = bool(_argument(node, "keepdim", False))
-        node.replace_all_uses_with(build(context, node, x, count, dims[0], _dims(node), keepdim))
+        keepdim = bool(argument(node, "keepdim"))
+        node.replace_all_uses_with(build(context, node, x, count, padded[0], dims(node, value.dim()), keepdim))
         context.gm.graph.erase_node(node)
-        context.rewrites["masked reduction"] = context.rewrites.get("masked reduction", 0) + 1
+        context.note("masked reduction")
 
     return rule
 
 
-def _mean(context, node, x, count, dim, dims, keepdim):
-    return context.call(joestar.masked_mean.default, x, count, dim, dims, keepdim, like=node)
+def _mean(context, node, x, count, dim, over, keepdim):
+    return context.call(joestar.masked_mean.default, x, count, dim, over, keepdim, like=node)
 
 
-def _var(context, node, x, count, dim, dims, keepdim):
-    correction = _argument(node, "correction")
+def _var(context, node, x, count, dim, over, keepdim):
+    correction = argument(node, "correction")
     if correction is None:
-        correction = 1.0 if _argument(node, "unbiased", True) else 0.0
-    return context.call(joestar.masked_var.default, x, count, dim, dims, float(correction), keepdim, like=node)
+        correction = 0.0 if argument(node, "unbiased") is False else 1.0
+    return context.call(joestar.masked_var.default, x, count, dim, over, float(correction), keepdim, like=node)
 
 
-def _std(context, node, x, count, dim, dims, keepdim):
-    return context.call(aten.sqrt.default, _var(context, node, x, count, dim, dims, keepdim), like=node)
+def _std(context, node, x, count, dim, over, keepdim):
+    """The square root of the variance; where that is 0 the gradient is 0, as that of ``aten.std`` is."""
+    var = _var(context, node, x, count, dim, over, keepdim)
+    constant = context.call(aten.eq.Scalar, var, 0)
+    var = context.call(aten.masked_fill.Scalar, var, constant, 1, like=node)
+    root = context.call(aten.sqrt.default, var, like=node)
+    return context.call(aten.masked_fill.Scalar, root, constant, 0, like=node)
+
+
+def _softmax(context, node: fx.Node) -> None:
+    """Over rows padding counts as minus infinity; over columns a padded row of minus infinities may not become NaN."""
+    if padded_among(node):
+        _masking(_lowest)(context, node)
+    else:
+        node.update_arg(0, context.guard(node.args[0], 0, node))
+
+
+def _log_softmax(context, node: fx.Node) -> None:
+    if padded_among(node):
+        raise context.refuse(node, "works across padded rows", "Write x - x.logsumexp(dim, keepdim=True).")
+    _softmax(context, node)
 
 
 def _static_only(context, node: fx.Node) -> None:
-    if _padded(node):
+    if padded_among(node):
         raise context.refuse(
             node, "works across padded rows", "Across nodes use sum, mean, max, min, var, std or softmax."
         )
 
 
 def _norm(context, node: fx.Node) -> None:
-    order = node.args[1] if len(node.args) > 1 else 2
-    if _padded(node) and (order is None or isinstance(order, str) or order <= 0):
+    order = argument(node, "ord")
+    order = argument(node, "p") if order is None else order
+    if padded_among(node) and isinstance(order, (int, float)) and order <= 0:
         raise context.refuse(node, f"takes a norm of order {order} across padded rows", "Use a positive order.")
     _masking(lambda dtype: 0)(context, node)
-
-
-def _no_padding(context, node: fx.Node) -> None:
-    if padded_dims(node.args[0].meta["val"]):
-        raise context.refuse(node, "cannot leave padded rows out", "Reduce rows with sum, mean, max or min.")
 
 
 RULES = {
     **dict.fromkeys(("sum", "nansum", "count_nonzero"), _masking(lambda dtype: 0)),
     **dict.fromkeys(("amax", "max", "argmax"), _masking(_lowest)),
     **dict.fromkeys(("amin", "min", "argmin"), _masking(_highest)),
-    **dict.fromkeys(("logsumexp", "softmax", "_softmax"), _masking(_lowest)),
-    **dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm"), _norm),
+    **dict.fromkeys(("softmax", "_softmax", "logsumexp"), _softmax),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _log_softmax),
+    **dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm", "linalg_matrix_norm"), _norm),
     "prod": _masking(lambda dtype: 1),
     "any": _masking(lambda dtype: 0),
     "all": _masking(lambda dtype: 1),
@@ -128,8 +127,7 @@ RULES = {
     "var": _replaced(_var),
     "std": _replaced(_std),
     **dict.fromkeys(
-        ("log_softmax", "_log_softmax", "sort", "topk", "argsort", "median", "mode", "kthvalue", "logcumsumexp",
-         "cumprod", "cummax", "cummin"), _static_only),
-    **dict.fromkeys(("var_mean", "std_mean", "aminmax", "unique_dim"), _no_padding),
+        ("sort", "topk", "argsort", "median", "mode", "kthvalue", "logcumsumexp", "cumprod", "cummax", "cummin",
+         "var_mean", "std_mean", "aminmax", "nanmedian", "nanmean", "diff"), _static_only),
 }  # fmt: skip
 """``max`` and ``min`` with a tensor as second operand are pointwise and never get here as reductions over rows."""

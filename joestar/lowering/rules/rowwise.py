@@ -1,16 +1,25 @@
 """Ops that treat every row on its own, and the conditions under which they do."""
 
-import sympy
-from torch import fx
+import torch
+from torch import Tensor, fx
 
+from joestar.lowering.rules.arguments import argument, padded_among
 from joestar.lowering.sizes import expression, padded_dims
 
+aten = torch.ops.aten
+
 SINGULAR = {
-    "div": 1, "reciprocal": 0, "log": 0, "log2": 0, "log10": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "pow": 0,
-    "acos": 0, "asin": 0, "atanh": 0, "acosh": 0, "logit": 0, "remainder": 1, "fmod": 1, "floor_divide": 1,
-    "true_divide": 1, "divide": 1, "xlogy": 1, "digamma": 0, "lgamma": 0,
-}  # fmt: skip
-"""Pointwise ops that can turn a finite input into NaN or infinity (in value or gradient), and which operand does it."""
+    **dict.fromkeys(("div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "xlogy", "atan2"), (1, 1)),
+    **dict.fromkeys(("special_xlogy", "special_xlog1py", "hypot", "arctan2"), (1, 1)),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "pow", "float_power"), (0, 1)),
+    **dict.fromkeys(("digamma", "lgamma", "special_entr", "special_digamma", "special_gammaln"), (0, 1)),
+    **dict.fromkeys(("acos", "asin", "atanh", "arccos", "arcsin", "arctanh", "erfinv", "special_erfinv"), (0, 0)),
+    **dict.fromkeys(("acosh", "arccosh"), (0, 2)),
+    **dict.fromkeys(("logit", "special_logit"), (0, 0.5)),
+    "addcdiv": (2, 1),
+}
+"""Pointwise ops that can turn a finite input into NaN or infinity (in value or gradient): the operand that does it, and
+a value at which it does not."""
 
 
 def safe(context, node: fx.Node) -> None:
@@ -18,154 +27,190 @@ def safe(context, node: fx.Node) -> None:
 
 
 def pointwise(context, node: fx.Node) -> None:
-    """Safe, but padded rows of a dangerous operand are set to 1 first: a masked NaN would still poison gradients.
+    """Safe, but padded rows of a dangerous operand are made harmless first: a masked NaN would still poison gradients.
 
     The row ``0`` of ``x / x.norm()`` is the example: 0 / 0 in a padded row, times a zero gradient, is NaN.
     """
-    position = SINGULAR.get(node.target._schema.name.partition("::")[2])
-    if position is None or position >= len(node.args) or not isinstance(node.args[position], fx.Node):
+    index, value = SINGULAR.get(node.target._schema.name.partition("::")[2], (None, None))
+    if index is None or index >= len(node.args) or not isinstance(node.args[index], fx.Node) or _smooth_power(node):
         return
-    operand = node.args[position]
-    value = operand.meta.get("val")
-    for dim in padded_dims(value):
-        if context.known(expression(value.shape[dim])) and value.dtype.is_floating_point:
-            node.update_arg(position, context.mask(operand, dim, 1, node))
-            context.rewrites["guard"] = context.rewrites.get("guard", 0) + 1
-            return
+    operand = node.args[index]
+    found = operand.meta.get("val")
+    if isinstance(found, Tensor) and found.dtype is not torch.bool and any(map(context.known, _padded(found))):
+        node.update_arg(index, context.guard(operand, value if found.dtype.is_floating_point else int(value), node))
+        context.note("guard")
 
 
-def _dim(node: fx.Node, position: int, default: int = 0) -> int:
-    rank = node.args[0].meta["val"].dim()
-    dim = node.args[position] if len(node.args) > position else default
-    return dim % rank
+def _padded(value: Tensor) -> list:
+    return list(padded_dims(value).values())
 
 
-def _needs_static(position: int, default: int = 0):
-    """A rule: safe unless the op works along a padded dimension."""
-
-    def rule(context, node: fx.Node) -> None:
-        value = node.args[0].meta["val"]
-        if expression(value.shape[_dim(node, position, default)]) is not None:
-            raise context.refuse(
-                node, "works along a dimension of padded rows", "Keep nodes and edges in a dimension of their own."
-            )
-
-    return rule
+def _smooth_power(node: fx.Node) -> bool:
+    """Whether the node is ``x ** p`` with a constant ``p`` of at least 1, or 0."""
+    exponent = node.args[1] if "pow" in node.target._schema.name and len(node.args) > 1 else None
+    return isinstance(exponent, (int, float)) and (exponent >= 1 or exponent == 0)
 
 
-def _joined(context, node: fx.Node) -> None:
-    """``cat`` and ``stack``: along columns they are safe, along rows the padding would end up in the middle."""
-    first = node.args[0][0].meta["val"]
-    rank = first.dim() + (1 if "stack" in node.target._schema.name else 0)
-    dim = (node.args[1] if len(node.args) > 1 else 0) % rank
-    parts = [part.meta["val"] for part in node.args[0]]
-    if "stack" not in node.target._schema.name and any(expression(part.shape[dim]) is not None for part in parts):
+def columns_only(context, node: fx.Node) -> None:
+    """Safe unless the op works along a padded dimension."""
+    if padded_among(node):
         raise context.refuse(
-            node, "joins sets of padded rows end to end", "Concatenate columns (dim=1), or aggregate each set first."
+            node, "works along a dimension of padded rows", "Keep nodes and edges in a dimension of their own."
         )
 
 
-def _slice(context, node: fx.Node) -> None:
-    """A leading part that is itself a known set (``x[:block.num_dst]``) is safe; so is shifting an indptr."""
-    source, result = node.args[0].meta["val"], node.meta["val"]
-    dim = _dim(node, 1)
-    before, after = expression(source.shape[dim]), expression(result.shape[dim])
-    if before is None:
-        return
-    start = node.args[2] if len(node.args) > 2 and node.args[2] is not None else 0
-    step = node.args[4] if len(node.args) > 4 else 1
-    is_indptr = start in (0, 1) and after is not None and sympy.simplify(before - after) == 1 and not before.is_Symbol
-    whole = start == 0 and before == after
-    known_part = start == 0 and after is not None and context.known(after) and after.is_Symbol and before.is_Symbol
-    if step == 1 and (whole or is_indptr or known_part):
-        return
-    raise context.refuse(
-        node, "cuts padded rows at a place that is not a set of its own",
-        "Only x[:block.num_dst] (the destinations of a block) can be cut off.",
-    )  # fmt: skip
+def _similarity(context, node: fx.Node) -> None:
+    if node.args[0].meta["val"].dim() != node.args[1].meta["val"].dim():
+        raise context.refuse(node, "compares tensors of different rank", "Unsqueeze one of them.")
+    columns_only(context, node)
 
 
-def _select(context, node: fx.Node) -> None:
-    value = node.args[0].meta["val"]
-    if expression(value.shape[_dim(node, 1)]) is not None:
-        raise context.refuse(node, "picks a single padded row by position", "Select rows by node id before sampling.")
+def last_dimension(context, node: fx.Node) -> None:
+    """Safe unless the last dimension of an operand is padded: the op sums over it."""
+    for operand in node.args[:2]:
+        if expression(operand.meta["val"].shape[-1]) is not None:
+            raise context.refuse(node, "sums over padded rows in its last dimension", "Keep nodes in dimension 0.")
 
 
-def _prefixes(shape) -> list[sympy.Expr]:
-    prefixes, product = [], sympy.Integer(1)
-    for size in shape:
-        prefixes.append(product)
-        expr = expression(size)
-        product = product * (sympy.Integer(int(size)) if expr is None else expr)
-    return prefixes
-
-
-def _view(context, node: fx.Node) -> None:
-    """A reshape is safe while padded rows stay a suffix: nothing moves in front of the padded dimension."""
-    source, result = node.args[0].meta["val"], node.meta["val"]
-    before = {_prefixes(source.shape)[dim] for dim in padded_dims(source)}
-    after = {_prefixes(result.shape)[dim] for dim in padded_dims(result)}
-    if not after <= before:
-        raise context.refuse(
-            node, f"reshapes {tuple(source.shape)} to {tuple(result.shape)}, which interleaves padded rows",
-            "Keep the node dimension first.",
-        )  # fmt: skip
-
-
-def _scatter_sum(position: int):
-    """A rule for additive scatters: padded entries of the source are set to 0."""
+def batch_only(rank: int):
+    """A rule: safe if nothing but the first dimension of a tensor of at least ``rank`` dimensions is padded."""
 
     def rule(context, node: fx.Node) -> None:
-        source = node.args[position]
-        for dim in padded_dims(source.meta["val"]):
-            source = context.mask(source, dim, 0, node)
-        node.update_arg(position, source)
+        value = node.args[0].meta["val"]
+        if value.dim() < rank or padded_dims(value).keys() - {0}:
+            shape = tuple(value.shape)
+            raise context.refuse(node, f"works across padded rows (shape {shape})", "Nodes must be dimension 0.")
 
     return rule
 
 
-def _repeat(context, node: fx.Node) -> None:
-    value, repeats = node.args[0].meta["val"], node.args[1]
-    offset = len(repeats) - value.dim()
-    if any(repeats[offset + dim] != 1 for dim in padded_dims(value)):
-        raise context.refuse(node, "repeats padded rows", "Repeat columns, or use index_select.")
+def _normalised_shape(context, node: fx.Node) -> None:
+    value = node.args[0].meta["val"]
+    if any(dim >= value.dim() - len(node.args[1]) for dim in padded_dims(value)):
+        raise context.refuse(
+            node, "normalises over padded rows",
+            "Normalise columns only, or write (x - x.mean(dims)) / x.std(dims) over nodes.",
+        )  # fmt: skip
 
 
-def _lstm(context, node: fx.Node) -> None:
+def _attention(context, node: fx.Node) -> None:
+    for operand in node.args[:3]:
+        value = operand.meta["val"]
+        if any(dim >= value.dim() - 2 for dim in padded_dims(value)):
+            raise context.refuse(node, "attends to padded rows", "Write softmax(q @ k.T) @ v, whose padding is known.")
+
+
+def _recurrence(context, node: fx.Node) -> None:
     value, batch_first = node.args[0].meta["val"], node.args[-1]
     if expression(value.shape[1 if batch_first else 0]) is not None:
         raise context.refuse(node, "runs a recurrence over padded rows", "Use batch_first=True with rows as batch.")
 
 
-_ALWAYS_SAFE = (
+# --- lookups ---
+
+
+def _in_range(index: fx.Node) -> bool:
+    """Whether padded entries of an index are certainly valid: ids from sampling, ends of rows of an indptr."""
+    if index.op == "placeholder":
+        return True
+    target = index.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target.namespace == "joestar":
+            return True
+        if target._schema.name in ("aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"):
+            return _in_range(index.args[0])
+        return target is aten.add.Tensor and index.args[1] == 1 and _in_range(index.args[0])
+    return index.op == "call_function" and isinstance(index.args[0], fx.Node) and _in_range(index.args[0])
+
+
+def _valid_index(context, node: fx.Node, index: fx.Node) -> fx.Node:
+    """An index whose padded entries are 0 unless they are known to be in range: ``degree - 1`` is -1 there."""
+    value = index.meta.get("val")
+    if not isinstance(value, Tensor) or value.dtype is torch.bool or not padded_dims(value) or _in_range(index):
+        return index
+    context.note("guard")
+    return context.guard(index, 0, node)
+
+
+def _lookup(position: int):
+    """A rule for reads at the index ``args[position]`` (a tensor, or a list of tensors)."""
+
+    def rule(context, node: fx.Node) -> None:
+        index = node.args[position]
+        if isinstance(index, (list, tuple)):
+            index = [i if i is None else _valid_index(context, node, i) for i in index]
+        else:
+            index = _valid_index(context, node, index)
+        node.update_arg(position, index)
+
+    return rule
+
+
+def _index(context, node: fx.Node) -> None:
+    """``x[i, j]``: as other reads; an index below 0 counts from the last valid row, not from the last row."""
+    _lookup(1)(context, node)
+    source, indices = node.args[0].meta["val"], list(node.args[1])
+    for dim, index in enumerate(indices):
+        size = expression(source.shape[dim])
+        if index is None or size is None or _in_range(index):
+            continue
+        count = context.entries(size, node)
+        from_end = context.call(aten.add.Tensor, index, count, like=index)
+        negative = context.call(aten.lt.Scalar, index, 0)
+        indices[dim] = context.call(aten.where.self, negative, from_end, index, like=index)
+    node.update_arg(1, indices)
+
+
+def _embedding(context, node: fx.Node) -> None:
+    if argument(node, "scale_grad_by_freq") and padded_dims(node.args[1].meta["val"]):
+        raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
+    _lookup(1)(context, node)
+
+
+def _scatter_sum(context, node: fx.Node) -> None:
+    """Additive scatters ``(self, dim, index, source)``: padded entries of the source are set to 0."""
+    source = node.args[3]
+    for dim in padded_dims(source.meta["val"]):
+        source = context.mask(source, dim, 0, node)
+    node.update_arg(3, source)
+    _lookup(2)(context, node)
+
+
+def _bounded_search(position: int):
+    """A rule for lookups of values among sorted ones, ``args[position]``, which may not be padded."""
+
+    def rule(context, node: fx.Node) -> None:
+        if padded_dims(node.args[position].meta["val"]):
+            raise context.refuse(node, "searches among padded rows", "Search among constants.")
+
+    return rule
+
+
+_SAFE = (
     "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes",
-    "index_select", "index", "gather", "take_along_dim", "embedding", "one_hot", "layer_norm", "native_layer_norm",
-    "rms_norm", "group_norm", "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy",
-    "type_as", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zeros", "ones", "full",
-    "arange", "eye", "sym_size", "cumsum", "selu", "relu6", "log_sigmoid", "prelu", "masked_fill", "where", "isnan",
-    "hardtanh", "softsign", "tanhshrink", "celu", "silu", "mish", "rsub", "clamp", "nan_to_num", "view_as_real",
-    "float", "double", "half", "bfloat16", "bool", "int", "long", "scalar_tensor", "isfinite", "isinf", "expand_copy",
-    "broadcast_tensors", "broadcast_to",
+    "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "type_as",
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
+    "ones", "full", "empty", "eye", "tril", "triu", "outer", "ger", "sym_size", "cumsum", "view_as_real",
+    "float", "double", "half", "bfloat16", "bool", "int", "long", "scalar_tensor", "expand_copy",
+    "broadcast_tensors", "broadcast_to", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 )  # fmt: skip
 
 RULES = {
-    **dict.fromkeys(_ALWAYS_SAFE, safe),
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias"), _view),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), _needs_static(2)),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined),
-    "unbind": _needs_static(1),
-    "glu": _needs_static(1, -1),
-    "flip": lambda context, node: [_needs_static_dim(context, node, dim) for dim in node.args[1]] and None,
-    "slice": _slice,
-    "narrow": _slice,
-    "select": _select,
-    "repeat": _repeat,
-    "lstm": _lstm,
-    "index_add": _scatter_sum(3),
-    "scatter_add": _scatter_sum(3),
+    **dict.fromkeys(_SAFE, safe),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), _normalised_shape),
+    **dict.fromkeys(("cdist", "bilinear", "pairwise_distance"), last_dimension),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrence),
+    **dict.fromkeys(("index_select", "gather"), _lookup(2)),
+    "take_along_dim": _lookup(1),
+    **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
+    "cosine_similarity": _similarity,
+    "index": _index,
+    "one_hot": _lookup(0),
+    "embedding": _embedding,
+    "group_norm": batch_only(2),
+    "conv1d": batch_only(3),
+    "conv2d": batch_only(4),
+    "scaled_dot_product_attention": _attention,
+    "bucketize": _bounded_search(1),
+    "searchsorted": _bounded_search(0),
 }
-
-
-def _needs_static_dim(context, node: fx.Node, dim: int) -> None:
-    if expression(node.args[0].meta["val"].shape[dim]) is not None:
-        raise context.refuse(node, "reverses padded rows", "Reverse columns only.")

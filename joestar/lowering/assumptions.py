@@ -1,0 +1,112 @@
+"""What a trace took for granted, and may not: the sizes of this one batch, and that Python runs in every step.
+
+While a program is traced, ``if block.num_src > 100`` takes the branch of the traced sizes and leaves a guard behind; a
+module that writes ``self.calls += 1`` leaves a side effect that nobody will replay. Both are errors here.
+"""
+
+import os
+
+import sympy
+import torch
+from torch import fx
+
+from joestar.errors import CaptureError
+from joestar.lowering.origin import innermost
+
+_COMPARISONS = (sympy.Eq, sympy.Ne, sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
+
+
+def check_guards(gm: fx.GraphModule, names: dict[str, str], origin: str) -> None:
+    """Raises ``CaptureError`` if the traced program holds only for some sizes of the sampled sets.
+
+    That the destinations of a block are among its sources is no assumption; that a dimension is neither 0 nor 1
+    (broadcasting) is PyTorch's own.
+
+    Args:
+        names: what each symbol is the size of, for messages.
+    """
+    symbols = [value for node in gm.graph.nodes for value in _sizes(node) if isinstance(value, torch.SymInt)]
+    if not symbols:
+        return
+    grown = _grown(gm)
+    for guard in symbols[0].node.shape_env.guards:
+        if _holds(guard.expr.xreplace(grown)) or _about_broadcasting(guard):
+            continue
+        assumed = str(guard.expr)
+        for symbol, name in names.items():
+            assumed = assumed.replace(symbol, name)
+        code, _, where = (getattr(guard.sloc, "maybe_user_loc", None) or str(guard.sloc)).partition("  # ")
+        where = f"{where}: {code}" if where else code
+        raise CaptureError(
+            f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
+            "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
+            "varies per batch; compute with tensors (block.in_degrees(), torch.where)."
+        )
+
+
+def _sizes(node: fx.Node) -> tuple:
+    value = node.meta.get("val")
+    return (value,) if isinstance(value, torch.SymInt) else tuple(getattr(value, "shape", ()))
+
+
+def _grown(gm: fx.GraphModule) -> dict[sympy.Symbol, sympy.Expr]:
+    """Symbol of a node set -> what it grew from plus a non-negative rest: destinations are among the sources."""
+    grown: dict[sympy.Symbol, sympy.Expr] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.joestar.compact.default):
+        before, after = (node.args[0].meta["val"].shape[0], node.meta["val"][0].shape[0])
+        if not isinstance(before, torch.SymInt) or not isinstance(after, torch.SymInt):
+            continue
+        start, symbol = before.node.expr, after.node.expr
+        if symbol.is_Symbol:
+            rest = sympy.Symbol(f"rest_{symbol}", integer=True, nonnegative=True)
+            grown[symbol] = grown.get(start, start) + rest
+    return grown
+
+
+def _holds(expr) -> bool:
+    """Whether a relation between sizes is true for all of them."""
+    if not isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
+        return expr is sympy.true
+    difference = sympy.expand(expr.gts - expr.lts)
+    return bool(difference.is_positive if isinstance(expr, (sympy.Gt, sympy.Lt)) else difference.is_nonnegative)
+
+
+def _about_broadcasting(guard) -> bool:
+    """Whether PyTorch itself (no ``if`` of the program) asked if a size is 0 or 1."""
+    frame = getattr(guard.sloc, "framework_loc", None)
+    if f"{os.sep}_dynamo{os.sep}" in str(getattr(frame, "filename", frame)):
+        return False
+    expr = guard.expr
+    return isinstance(expr, _COMPARISONS) and any(side in (0, 1, 2) for side in expr.args)
+
+
+def check_side_effects(origin: str) -> None:
+    """Raises ``CaptureError`` if the program changes Python objects that outlive it; called while Dynamo compiles."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    effects = InstructionTranslator.current_tx().output.side_effects
+    if effects.tensor_hooks:
+        raise CaptureError(f"{origin} registers a hook on a tensor: hooks are not part of the traced program.")
+    for variable in list(effects.id_to_variable.values()):
+        mutation = variable.mutation_type
+        if mutation is None or type(mutation).__name__.endswith("New") or not effects.is_modified(variable):
+            continue
+        source = getattr(variable.source, "name", "")
+        name = _readable(source() if callable(source) else source)
+        written = sorted(map(str, effects.store_attr_mutations.get(variable, ())))
+        what = ", ".join(f"{name}.{attribute}" for attribute in written) or name or "a Python object"
+        stacks = getattr(effects, "mutation_user_stacks", {}).get(variable) or [()]
+        where = innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in stacks[-1]])
+        raise CaptureError(
+            f"{origin} changes {what}, which outlives the call: Python runs once, while the program is traced, not "
+            f"in every step.\n  at {where or 'an unknown line'}\n  Write instead: a registered buffer, changed in "
+            "place (self.name.copy_(value), self.count.add_(1)), or return the value."
+        )
+
+
+def _readable(source: str) -> str:
+    """``L['model']._modules['bn']`` -> ``model.bn``; closures of the traced program are left out."""
+    for noise in ("L[", "G[", "._modules", "._parameters", "._buffers", "].", "'", '"', "]"):
+        source = source.replace(noise, "." if noise == "]." else "")
+    source = source.replace("[", ".")
+    return source.rpartition("cell_contents.")[2].removeprefix("__closure__").strip(".")

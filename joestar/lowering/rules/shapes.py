@@ -1,0 +1,131 @@
+"""Ops that move entries around: padded rows must stay behind the valid ones."""
+
+import itertools
+import operator
+
+import sympy
+from torch import fx
+
+from joestar.lowering.rules.arguments import argument, dims
+from joestar.lowering.rules.rowwise import columns_only
+from joestar.lowering.sizes import expression, padded_dims
+
+
+def _joined(context, node: fx.Node) -> None:
+    """``cat`` and ``stack``: along columns they are safe, along rows the padding would end up in the middle."""
+    parts = [part.meta["val"] for part in node.args[0]]
+    if "stack" in node.target._schema.name:
+        return
+    dim = argument(node, "dim") % parts[0].dim()
+    if any(expression(part.shape[dim]) is not None for part in parts):
+        raise context.refuse(
+            node, "joins sets of padded rows end to end", "Concatenate columns (dim=1), or aggregate each set first."
+        )
+
+
+def _slice(context, node: fx.Node) -> None:
+    """A leading part that is itself a known set (``x[:block.num_dst]``) is safe; so is shifting an indptr."""
+    source, result = node.args[0].meta["val"], node.meta["val"]
+    dim = argument(node, "dim") % source.dim()
+    before, after = expression(source.shape[dim]), expression(result.shape[dim])
+    if before is None:
+        return
+    start = argument(node, "start") or 0
+    step = argument(node, "step") or 1
+    ends = start in (0, 1) and after is not None and not before.is_Symbol and sympy.expand(before - after) == 1
+    whole = start == 0 and before == after
+    if step == 1 and (whole or ends or (start == 0 and context.table.begins(after, before))):
+        return
+    raise context.refuse(
+        node, "cuts padded rows at a place that is not a set of its own",
+        "Only x[:block.num_dst] (the destinations of a block) can be cut off.",
+    )  # fmt: skip
+
+
+def _select(context, node: fx.Node) -> None:
+    value = node.args[0].meta["val"]
+    if expression(value.shape[argument(node, "dim") % value.dim()]) is not None:
+        raise context.refuse(node, "picks a single padded row by position", "Select rows by node id before sampling.")
+
+
+def _view(context, node: fx.Node) -> None:
+    """A reshape is safe while padded rows stay behind the valid ones: nothing moves in front of a padded dimension."""
+    source, result = node.args[0].meta["val"], node.meta["val"]
+    if not _keeps_rows(_sizes(source), _sizes(result)):
+        raise context.refuse(
+            node, f"reshapes {tuple(source.shape)} to {tuple(result.shape)}, which interleaves padded rows",
+            "Keep the node dimension first.",
+        )  # fmt: skip
+
+
+def _sizes(value) -> list[sympy.Expr]:
+    return [sympy.Integer(size) if expression(size) is None else expression(size) for size in value.shape]
+
+
+def _keeps_rows(source: list[sympy.Expr], result: list[sympy.Expr]) -> bool:
+    """Whether every padded dimension of either shape leads the dimensions that it is split from or merged with."""
+    for before, after in _groups(source, result):
+        padded = [[dim for dim, size in enumerate(sizes) if size.free_symbols] for sizes in (before, after)]
+        if not any(padded) or before == after:
+            continue
+        for sizes, found in zip((before, after), padded, strict=True):
+            if len(found) != 1 or sympy.prod(sizes[: found[0]]) != 1:
+                return False
+    return True
+
+
+def _groups(source: list[sympy.Expr], result: list[sympy.Expr]):
+    """Cuts two shapes of the same number of entries into the smallest pieces that correspond to each other."""
+    symbols = sorted(set().union(*(size.free_symbols for size in (*source, *result))), key=str)
+    values = {symbol: sympy.prime(10_000 + 97 * position) for position, symbol in enumerate(symbols)}
+    numbers = [[size.xreplace(values) for size in sizes] for sizes in (source, result)]
+    ends = [list(itertools.accumulate(sizes, operator.mul, initial=1)) for sizes in numbers]
+    start = [0, 0]
+    for common in sorted(set(ends[0][1:]) & set(ends[1][1:])):
+        stop = [max(i for i, product in enumerate(products) if product == common) for products in ends]
+        yield source[start[0] : stop[0]], result[start[1] : stop[1]]
+        start = stop
+    yield source[start[0] :], result[start[1] :]
+
+
+def _repeat(context, node: fx.Node) -> None:
+    value, repeats = node.args[0].meta["val"], list(node.args[1])
+    own = ([1] * value.dim() + repeats)[-value.dim() :]  # dimensions in front of them are new ones
+    if any(own[dim] != 1 for dim in padded_dims(value)):
+        raise context.refuse(node, "repeats padded rows", "Repeat columns, or use index_select.")
+
+
+def _pad(context, node: fx.Node) -> None:
+    value = node.args[0].meta["val"]
+    touched = {value.dim() - 1 - dim for dim in range(len(node.args[1]) // 2)}
+    if touched & padded_dims(value).keys():
+        raise context.refuse(node, "adds entries around padded rows", "Pad columns only.")
+
+
+def _arange(context, node: fx.Node) -> None:
+    """Counting from a constant upwards: the valid entries come first, and hold what they hold without padding."""
+    names = [a.name for a in node.target._schema.arguments]
+    start, step = (argument(node, name) if name in names else None for name in ("start", "step"))
+    if isinstance(start, fx.Node) or isinstance(step, fx.Node) or (step is not None and step < 0):
+        raise context.refuse(node, "counts from the end of a padded set", "Count upwards from a constant.")
+
+
+def _moved(context, node: fx.Node) -> None:
+    """``flip`` and ``roll``."""
+    value = node.args[0].meta["val"]
+    if any(expression(value.shape[dim]) is not None for dim in dims(node, value.dim())):
+        raise context.refuse(node, "moves padded rows in front of valid ones", "Move columns only.")
+
+
+RULES = {
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias", "view_as"), _view),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split"), columns_only),
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined),
+    **dict.fromkeys(("unbind", "glu"), columns_only),
+    **dict.fromkeys(("flip", "roll"), _moved),
+    **dict.fromkeys(("repeat", "tile"), _repeat),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+    **dict.fromkeys(("slice", "narrow"), _slice),
+    "select": _select,
+    "arange": _arange,
+}

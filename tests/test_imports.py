@@ -1,0 +1,58 @@
+"""Imports point one way, along the levels of the architecture."""
+
+import ast
+from pathlib import Path
+
+import joestar
+
+PACKAGE = Path(joestar.__file__).parent
+
+ALLOWED = {
+    "errors": set(),
+    "kernels": {"errors", "_native"},
+    "ops": {"errors", "kernels"},
+    "graph_api": {"errors", "ops"},
+    "sampling": {"errors", "graph_api", "ops"},
+    "nn": {"errors", "graph_api", "ops"},
+    "data": {"errors", "graph_api", "ops"},
+    "lowering": {"errors", "sampling", "nn", "data", "graph_api", "ops"},
+    "fusion": {"errors", "lowering", "graph_api", "ops"},
+    "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
+    "runtime": {"errors", "profile", "fusion", "lowering", "graph_api", "ops"},
+    "api": {"errors", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
+    "cli": {"errors", "api", "runtime", "profile", "data", "nn", "sampling", "graph_api", "ops", "kernels", "_native"},
+}
+
+
+def _imports(path: Path) -> set[str]:
+    """Parts of the package that a module imports, anywhere in its text."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" if node.module == "joestar" else node.module for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("joestar.")}
+    return found
+
+
+def test_every_module_imports_only_lower_levels():
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if part == "__init__":
+            continue
+        assert part in ALLOWED, f"{path}: say in ALLOWED at which level {part} stands"
+        wrong += [f"{path.relative_to(PACKAGE)} -> {name}" for name in _imports(path) - ALLOWED[part] - {part, "__version__"}]
+    assert not wrong, wrong
+
+
+def test_only_the_bindings_know_python_and_nothing_links_against_torch():
+    root = PACKAGE.parent
+    if not (root / "csrc").exists():
+        return
+    for path in (root / "csrc").rglob("*.?pp"):
+        text = path.read_text()
+        assert "torch/" not in text and "ATen" not in text, path
+        assert path.parent.name == "bindings" or "pybind11" not in text, path
