@@ -89,7 +89,13 @@ def compare(path: str, name: str, args) -> dict:
         rows.append({"seed": seed, "joestar": ours, "pyg": theirs})
         print(f"  {graph.name} {name} seed {seed}: joestar {ours['test']:.4f} pyg {theirs['test']:.4f}", flush=True)
     counters = ours_side.step.counters
-    return {"dataset": graph.name, "model": name, "runs": rows, "fallbacks": counters.fallbacks, "steps": counters.steps}
+    return {
+        "dataset": graph.name,
+        "model": name,
+        "runs": rows,
+        "fallbacks": counters.fallbacks,
+        "steps": counters.steps,
+    }
 
 
 def line(result: dict) -> str:

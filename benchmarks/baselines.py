@@ -1,8 +1,8 @@
 """Expert-eager baseline: neighbour sampling written in torch ops on the training device, and PyG's own layers.
 
-It shares no code with Joestar: an independent implementation to compare accuracy and speed with. PyG's ``NeighborLoader``
-needs pyg-lib; this sampler keeps its semantics (a node is expanded once, at the hop where it is first seen; layers run
-over the union of the hops).
+It shares no code with Joestar: an independent implementation to compare accuracy and speed with. PyG's
+``NeighborLoader`` needs pyg-lib; this sampler keeps its semantics (a node is expanded once, at the hop where it is
+first seen; layers run over the union of the hops).
 """
 
 import torch

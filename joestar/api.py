@@ -178,7 +178,9 @@ class Step:
 
     def _needs_trainer(self, what: str) -> Trainer:
         if self._trainer is None:
-            raise ConfigError(f"{what} needs a loss and an optimizer: joestar.compile(model, sampler, loss_fn, optimizer).")
+            raise ConfigError(
+                f"{what} needs a loss and an optimizer: joestar.compile(model, sampler, loss_fn, optimizer)."
+            )
         return self._trainer
 
     def __call__(self, seeds: Tensor) -> Tensor:

@@ -44,7 +44,9 @@ def test_every_module_imports_only_lower_levels():
         if part == "__init__":
             continue
         assert part in ALLOWED, f"{path}: say in ALLOWED at which level {part} stands"
-        wrong += [f"{path.relative_to(PACKAGE)} -> {name}" for name in _imports(path) - ALLOWED[part] - {part, "__version__"}]
+        wrong += [
+            f"{path.relative_to(PACKAGE)} -> {name}" for name in _imports(path) - ALLOWED[part] - {part, "__version__"}
+        ]
     assert not wrong, wrong
 
 

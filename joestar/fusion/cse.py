@@ -59,9 +59,11 @@ def _mergeable(node: fx.Node, written: set[fx.Node]) -> bool:
 
 
 def _frozen(value):
-    """A hashable form that tells 1 from 1.0 and True."""
+    """A hashable form that tells 1 from 1.0 and True, and 0.0 from -0.0."""
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *(_frozen(v) for v in value))
     if isinstance(value, dict):
         return tuple(sorted((k, _frozen(v)) for k, v in value.items()))
-    return (type(value).__name__, value) if not isinstance(value, fx.Node) else value
+    if isinstance(value, fx.Node):
+        return value
+    return (type(value).__name__, repr(value) if isinstance(value, float) else value)

@@ -34,7 +34,7 @@ def run(gm: fx.GraphModule, context) -> int:
     for gather in list(gm.graph.nodes):
         if gather.target is not _ATEN.index_select.default or not _gathers_sources(gather):
             continue
-        match = _match(gather)
+        match = _match(gather, context)
         if match:
             fused += _rewrite(gm, gather, *match, context)
         else:
@@ -51,7 +51,7 @@ def _gathers_sources(gather: fx.Node) -> bool:
     return dim == 0 and from_compact and table.meta["val"].dtype.is_floating_point
 
 
-def _match(gather: fx.Node) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Reject:
+def _match(gather: fx.Node, context) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Reject:
     """(sample node, aggregations, slices of the destinations' rows)."""
     table, _, srcs = gather.args
     compact = srcs.args[0]
@@ -61,7 +61,7 @@ def _match(gather: fx.Node) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Re
         return Reject("the block does not come straight from a sample of columns")
     if table.op != "placeholder":
         return Reject("the features are computed in this step")
-    if table.meta["val"].requires_grad:
+    if context.needs_grad(table):
         return Reject("the features need gradients")
     if table.meta["val"].dim() != 2:
         return Reject("the features are not a matrix")
@@ -87,6 +87,12 @@ def _match(gather: fx.Node) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Re
     others = [user for user in srcs.users if user is not gather]
     if others:
         return Reject(f"the sources of the block are also read by {_name(others[0])}")
+    others = [user for user in local.users if user not in aggregations]
+    if others:
+        return Reject(f"the local ids of the block are also read by {_name(others[0])}")
+    for size, made_by in ((sample.args[8], sample), (compact.args[5], compact)):
+        if isinstance(size, fx.Node) and set(size.users) != {made_by}:
+            return Reject("the number of edges or sources of the block is read as well")
     return sample, aggregations, slices
 
 

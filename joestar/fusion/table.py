@@ -40,6 +40,11 @@ class PassContext:
     roles: list[tuple]
     places: list[Place] = field(default_factory=list)
 
+    def needs_grad(self, node: fx.Node) -> bool:
+        """Whether an input of the graph is a tensor that requires gradients (traced shapes do not tell)."""
+        role = self.roles[node.graph.find_nodes(op="placeholder").index(node)]
+        return role[0] == "const" and role[1].requires_grad
+
     def fired(self, pattern: str, node: fx.Node, detail: str = "") -> None:
         """Notes a rewrite at ``node``."""
         self.places.append(Place.of(pattern, node, True, detail))

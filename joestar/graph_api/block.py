@@ -96,9 +96,7 @@ class Columns:
             context.record(indices.shape[0])
         else:
             sliced, sources, _ = ops.slice_cols(graph.indptr, graph.indices, self.dsts, self.dst_count, slice_size)
-            indptr, indices, _ = ops.rowwise_sample(
-                sliced, sources, self.dsts, k, replace, context.key, site, size
-            )
+            indptr, indices, _ = ops.rowwise_sample(sliced, sources, self.dsts, k, replace, context.key, site, size)
         return self._compacted(indptr, indices)
 
     def compact(self) -> Block:

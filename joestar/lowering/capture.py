@@ -22,6 +22,10 @@ SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
 
 
+_RNN = {"allow_rnn": True} if hasattr(torch._dynamo.config, "allow_rnn") else {}
+"""``nn.LSTM`` and ``nn.GRU`` are traced as one op each."""
+
+
 class _TracedError(Exception):
     """Leaves the compiled function once Dynamo has bound the graph's inputs: nothing is executed."""
 
@@ -85,7 +89,7 @@ def capture(program: Callable, seeds_like: Tensor, labels: list[str], *, origin:
     compiled = torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)
     try:
         try:
-            with torch._dynamo.config.patch(allow_rnn=True):
+            with torch._dynamo.config.patch(_RNN):
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

@@ -104,9 +104,7 @@ def sample_eids(
     return _sample_positions(indptr, dsts, dsts, dst_count, k, replace, key, site, num_edges)[1].clamp(min=0)
 
 
-def slice_cols(
-    indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, num_edges: int
-) -> OffsetsIndicesCount:
+def slice_cols(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, num_edges: int) -> OffsetsIndicesCount:
     """All in-edges of every destination, ``A[:, dsts]``; sources keep their global ids."""
     key = torch.zeros(3, dtype=torch.int64, device=indptr.device)
     return sample_cols(indptr, indices, dsts, dst_count, -1, False, key, 0, num_edges)

@@ -11,7 +11,7 @@ import joestar
 
 @dataclass
 class SetRecord:
-    """A set of data-dependent size: what it is, sizes seen (entries), its bound, and the share of it that is padding."""
+    """A set of data-dependent size: what it is, sizes seen, its bound, and the share of it that is padding."""
 
     name: str
     seen: int
@@ -96,7 +96,9 @@ class Environment:
     @classmethod
     def of(cls, device: torch.device) -> "Environment":
         """The environment of this process."""
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+        name = (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+        )
         return cls(
             joestar.__version__, torch.__version__, platform.python_version(), f"{device.type} ({name})",
             torch.get_num_threads(),

@@ -66,7 +66,10 @@ def choose_bounds(profile: SizeProfile, batch: int, num_nodes: int, slack: float
 
 def widen(bounds: list[int], demand: list[int], slack: float) -> list[int]:
     """Bounds that also hold ``demand``, what an overflowing batch really needed."""
-    return [max(bound, rounded(need * (1 + slack))) if need > bound else bound for bound, need in zip(bounds, demand, strict=True)]
+    return [
+        max(bound, rounded(need * (1 + slack))) if need > bound else bound
+        for bound, need in zip(bounds, demand, strict=True)
+    ]
 
 
 def rounded(size: float) -> int:

@@ -63,7 +63,7 @@ def fit(
     history, best = History(), None
     for epoch in range(epochs):
         start = time.perf_counter()
-        losses = [loss for loss in step.epoch(train_idx, batch_size)]
+        losses = list(step.epoch(train_idx, batch_size))
         loss = torch.stack(losses).mean().item()
         seconds = time.perf_counter() - start
         val = None if val_idx is None else next(iter(step.evaluate(val_idx, batch_size).values()))

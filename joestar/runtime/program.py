@@ -128,6 +128,7 @@ class Program:
             self._losses = _class_losses(gm)
             (output,) = gm.graph.find_nodes(op="output")
             output.args = ((output.args[0][0],),)
+            gm.recompile()
         self.passes, self.places = run_passes(gm, captured.roles, self.options.disable_passes)
 
     # --- execution ---
@@ -163,6 +164,7 @@ class Program:
     def _backend(self, example: list) -> Callable:
         if self.options.backend == "eager":
             return self.padded.gm
+        from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import compile_fx
 
         gm = fx.GraphModule(self.padded.gm, fx.Graph())
@@ -170,7 +172,8 @@ class Program:
         for node in gm.graph.nodes:
             node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
         gm.recompile()
-        return compile_fx(gm, example)
+        with inductor_config.patch(_inductor_settings(self.graph.device)):
+            return compile_fx(gm, example)
 
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
@@ -194,6 +197,18 @@ class Program:
     def class_losses(self) -> list[tuple[int, int]]:
         """(number of classes, ignore_index) of every class-index loss in the program."""
         return getattr(self, "_losses", [])
+
+
+def _inductor_settings(device: torch.device) -> dict[str, int]:
+    """Options of Inductor for our graphs.
+
+    On a CPU it inlines up to 50 operations per read before it gives a value a loop of its own; the hash behind dropout
+    then grows into expressions that take minutes to compile.
+    """
+    from torch._inductor import config
+
+    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold") if device.type == "cpu" else ()
+    return {name: 8 for name in names if hasattr(config, name)}
 
 
 def _key_input(captured: Captured) -> fx.Node:

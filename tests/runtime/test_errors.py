@@ -87,7 +87,7 @@ def test_features_missing_or_of_the_wrong_kind():
 
 
 def test_no_sampler_no_model():
-    graph, net, sampler = _parts()
+    _, net, sampler = _parts()
     with pytest.raises(SamplerError, match="object is no sampler: it needs an attribute `graph`"):
         joestar.compile(net, object())
     with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module; got function"):
@@ -95,16 +95,16 @@ def test_no_sampler_no_model():
 
 
 def test_optimizers():
-    graph, net, sampler = _parts()
+    _, net, sampler = _parts()
     with pytest.raises(OptimizerError, match="Adagrad cannot skip a step on the device; use Adam, AdamW or SGD"):
         joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adagrad(net.parameters()))
-    with pytest.raises(OptimizerError, match="must be a torch.optim.Optimizer; got str"):
+    with pytest.raises(OptimizerError, match=r"must be a torch.optim.Optimizer; got str"):
         joestar.compile(net, sampler, F.cross_entropy, "adam")
     other = torch.nn.Linear(3, 3)
     with pytest.raises(OptimizerError, match=r"parameter 0 of group 0 \(shape \[3, 3\]\) is not the model's"):
         joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(other.parameters()))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, dampening=0.5)
     with pytest.raises(OptimizerError, match="set dampening=0"):
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, dampening=0.5)
         joestar.compile(net, sampler, F.cross_entropy, optimizer)
 
 
@@ -154,7 +154,7 @@ def test_changes_after_compile(change, message):
     change(step)
     with pytest.raises(ChangedAfterCompileError, match=message):
         step.epoch(IDX, 100)
-    with pytest.raises(ChangedAfterCompileError, match="Call joestar.compile again"):
+    with pytest.raises(ChangedAfterCompileError, match=r"Call joestar.compile again"):
         step.predict(IDX)
 
 

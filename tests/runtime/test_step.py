@@ -68,17 +68,18 @@ def test_duplicate_and_isolated_seeds_are_rows_like_others():
         assert torch.isfinite(one) and one.item() == pytest.approx(other.item(), rel=1e-12)
 
 
+SCHEDULERS = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
+    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, mode="max"),
+    "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
+}
+
+
 @pytest.mark.parametrize("kind", ["step", "plateau", "onecycle"])
 def test_learning_rate_schedulers(kind):
     step, reference = make_step(), make_step("exact")
     for candidate in (step, reference):
-        optimizer = candidate._trainer.optimizer.optimizer
-        schedulers = torch.optim.lr_scheduler
-        candidate.scheduler = {
-            "step": lambda o=optimizer: schedulers.StepLR(o, 1, 0.5),
-            "plateau": lambda o=optimizer: schedulers.ReduceLROnPlateau(o, patience=0, mode="max"),
-            "onecycle": lambda o=optimizer: schedulers.OneCycleLR(o, 0.1, total_steps=10),
-        }[kind]()
+        candidate.scheduler = SCHEDULERS[kind](candidate._trainer.optimizer.optimizer)
         candidate.history = candidate.fit(IDX, torch.arange(730, 900), 3, 100, scheduler=candidate.scheduler)
     ours, theirs = ([r.loss for r in s.history.records] for s in (step, reference))
     assert ours == pytest.approx(theirs, rel=1e-9)
@@ -91,7 +92,11 @@ def test_clipping(limit):
     def sgd(parameters):
         return torch.optim.SGD(parameters, 0.1)
 
-    clipped, exact, free = make_step(optimizer=sgd, **limit), make_step("exact", optimizer=sgd, **limit), make_step(optimizer=sgd)
+    clipped, exact, free = (
+        make_step(optimizer=sgd, **limit),
+        make_step("exact", optimizer=sgd, **limit),
+        make_step(optimizer=sgd),
+    )
     start = {n: p.detach().clone() for n, p in clipped.model.named_parameters()}
     ours, theirs, unclipped = (train(s, IDX, epochs=1) for s in (clipped, exact, free))
     assert ours == pytest.approx(theirs, rel=1e-10) and ours != pytest.approx(unclipped, rel=1e-3)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument, padded_among
-from joestar.lowering.sizes import expression, padded_dims
+from joestar.lowering.sizes import RAGGED, expression, padded_dims
 
 aten = torch.ops.aten
 
@@ -109,13 +109,16 @@ def _recurrence(context, node: fx.Node) -> None:
 # --- lookups ---
 
 
+_STRUCTURE = {torch.ops.joestar.add_self_loops.default, torch.ops.joestar.edge_dst.default}
+
+
 def _in_range(index: fx.Node) -> bool:
     """Whether padded entries of an index are certainly valid: ids from sampling, ends of rows of an indptr."""
     if index.op == "placeholder":
         return True
     target = index.target
     if isinstance(target, torch._ops.OpOverload):
-        if target.namespace == "joestar":
+        if target in RAGGED or target in _STRUCTURE:
             return True
         if target._schema.name in ("aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"):
             return _in_range(index.args[0])
@@ -148,11 +151,12 @@ def _lookup(position: int):
 
 def _index(context, node: fx.Node) -> None:
     """``x[i, j]``: as other reads; an index below 0 counts from the last valid row, not from the last row."""
+    source, given = node.args[0].meta["val"], node.args[1]
     _lookup(1)(context, node)
-    source, indices = node.args[0].meta["val"], list(node.args[1])
+    indices = list(node.args[1])
     for dim, index in enumerate(indices):
         size = expression(source.shape[dim])
-        if index is None or size is None or _in_range(index):
+        if index is None or size is None or _in_range(given[dim]):
             continue
         count = context.entries(size, node)
         from_end = context.call(aten.add.Tensor, index, count, like=index)
