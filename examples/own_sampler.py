@@ -38,7 +38,7 @@ class SkipHopSampler:
             # One step on from every node reached. A self-loop comes last in its row, so the first edge of a row is the
             # step, or the node itself where it has no neighbours.
             far = graph[:, near.srcs].individual_sample(1).add_self_loops()
-            ends = far.indices[far.indptr[near.indices]]
+            ends = far.indices.index_select(0, far.indptr.index_select(0, near.indices))
             blocks.append(Block(near.indptr, ends, far.srcs, near.dsts, graph))
             dsts = far.srcs
         return blocks[::-1]

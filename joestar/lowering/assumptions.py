@@ -67,8 +67,12 @@ def _holds(expr) -> bool:
     """Whether a relation between sizes is true for all of them."""
     if not isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
         return expr is sympy.true
-    difference = sympy.expand(expr.gts - expr.lts)
+    difference = sympy.expand((expr.gts - expr.lts).replace(_is_quotient, lambda e: e.args[0] / e.args[1]))
     return bool(difference.is_positive if isinstance(expr, (sympy.Gt, sympy.Lt)) else difference.is_nonnegative)
+
+
+def _is_quotient(expr) -> bool:
+    return type(expr).__name__ in ("IntTrueDiv", "FloatTrueDiv")
 
 
 def _about_broadcasting(guard) -> bool:

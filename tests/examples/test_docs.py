@@ -7,6 +7,8 @@ Marked blocks only: ``python run`` (the blocks of a page share their names), ``s
 import functools
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,8 @@ def eager(monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_marked_snippets_run(page, eager, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    names: dict = {"__name__": page.stem}
+    module = types.ModuleType(f"joestar_docs_{page.stem}".replace("-", "_"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where TorchDynamo looks up the globals of what it traces
     for info, code, line in blocks(page):
         language, _, mark = info.partition(" ")
         if language == "toml" and mark:
@@ -70,7 +73,7 @@ def test_marked_snippets_run(page, eager, monkeypatch, tmp_path):
         elif info == "sh run":
             run_commands(code, page)
         elif info == "python run":
-            run_python(code, names, page, line)
+            run_python(code, vars(module), page, line)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

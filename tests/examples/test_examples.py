@@ -1,6 +1,8 @@
 """Every example runs, and its sampler and model are one graph of ops."""
 
+import functools
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,11 @@ MODEL_OPS = {
 SAMPLING_OPS = {"joestar.slice_cols", "joestar.rowwise_sample", "joestar.compact", "aten.index_select"}
 
 
+@functools.cache
 def load(name: str):
-    """The example as a module."""
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    """The example as a module, registered: TorchDynamo looks up the globals of what it traces by module name."""
+    spec = importlib.util.spec_from_file_location(f"joestar_example_{name}", FOLDER / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -41,6 +41,12 @@ def test_thread_count_is_at_least_one(four_threads):
     assert _native.num_threads() == 1
 
 
+def test_keeping_freed_memory_changes_no_result():
+    expected = work()
+    assert _native.keep_freed_memory() in (True, False)
+    assert same(work(), expected)
+
+
 def test_python_threads_may_call_at_once(four_threads):
     expected, results = work(), []
     threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(6)]

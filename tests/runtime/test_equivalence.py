@@ -42,6 +42,33 @@ def test_overflows_are_redone_exactly(monkeypatch, optimizer, check_every):
     assert counters.steps == 16 and counters.exact_steps == counters.fallbacks == counters.overflows
 
 
+class _Diagonal(torch.nn.Module):
+    """Aggregations and elementwise work alone: no matrix product, whose library sums in an order that sizes decide."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 2, 12, dtype=torch.float64))
+
+    def forward(self, blocks, x):
+        for block, reduce in zip(blocks, ("sum", "mean"), strict=True):
+            x = F.elu(block.pull(joestar.fn.copy_u(x * self.scale), reduce) + x[: block.num_dst])
+        return x[:, :CLASSES]
+
+
+def test_deterministic_sums_agree_bit_for_bit(monkeypatch):
+    tight_bounds(monkeypatch, 1.0)
+    graph = planted_graph(dtype=torch.float64)
+
+    def logits(execution):
+        sampler = joestar.NeighborSampler(graph, [5, 3], seed=7)
+        step = joestar.compile(_Diagonal(), sampler, execution=execution, backend="eager", patience=1000)
+        return step.predict(IDX, 100), step.counters
+
+    (padded, counters), (exact, _) = logits("padded"), logits("exact")
+    assert torch.equal(padded, exact)
+    assert 1 < counters.fallbacks < 8
+
+
 def test_a_step_launched_behind_an_overflow_changes_nothing(monkeypatch):
     tight_bounds(monkeypatch, 0.5)  # every batch overflows
     step = make_step("padded", check_every=100, patience=1000, model_options={"norm": "batch_norm"})

@@ -1,0 +1,149 @@
+"""Losses over padded seeds: padded equals exact and eager, or is refused."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .harness import NUM_CLASSES, NUM_NODES, Case, Heads, Rows, assert_refused, check, small_graph, targets
+
+ONE = torch.ones(1, dtype=torch.int64)
+W = torch.tensor([0.3, 1.0, 2.0, 0.5], dtype=torch.float64)
+
+
+def labels() -> torch.Tensor:
+    """Columns 0: class; 1: class or -100; 2: bit; 3: bit; from 4: probabilities."""
+    generator = torch.Generator().manual_seed(7)
+    classes = torch.randint(0, NUM_CLASSES, (NUM_NODES, 1), generator=generator)
+    some = torch.where(torch.arange(NUM_NODES)[:, None] % 3 == 0, -100, classes)
+    bits = torch.randint(0, 2, (NUM_NODES, 2), generator=generator)
+    return torch.cat([classes, some, bits, targets(NUM_CLASSES)], 1)
+
+
+def check_losses(losses: dict) -> Case:
+    """``check`` of many losses at once: each is given the logits of a head of its own, and the columns above."""
+
+    def loss(z, y):
+        total = 0
+        for logits, f in zip(z.split(NUM_CLASSES, 1), losses.values(), strict=True):
+            total = total + f(logits, y).mean()
+        return total
+
+    model = Heads(dict.fromkeys(losses, lambda m, b, h: h), out=NUM_CLASSES)
+    return check(model, loss=loss, graph=small_graph(labels()))
+
+
+def classes(**options):
+    return lambda z, y: F.cross_entropy(z, y[:, 0].long(), **options)
+
+
+def some(**options):
+    return lambda z, y: F.cross_entropy(z, y[:, 1].long(), **options)
+
+
+def soft(loss, **options):
+    return lambda z, y: loss(z, y[:, 4:], **options)
+
+
+def bits(z, y, **options):
+    return F.cross_entropy(z.reshape(-1, 2, 2), y[:, 2:4].long(), **options)
+
+
+def log_likelihood(column: int = 0, **options):
+    return lambda z, y: F.nll_loss(z.log_softmax(1), y[:, column].long(), **options)
+
+
+def sign(y):
+    return y[:, 2] * 2 - 1
+
+
+def test_cross_entropy():
+    check_losses({
+        "mean": classes(), "sum": classes(reduction="sum"), "none": classes(reduction="none"),
+        "weight": classes(weight=W), "weight, sum": classes(weight=W, reduction="sum"),
+        "weight, none": classes(weight=W, reduction="none"),
+        "smoothing": classes(label_smoothing=0.1), "smoothing, weight": classes(label_smoothing=0.1, weight=W),
+        "ignore": some(), "ignore 2": classes(ignore_index=2), "ignore, weight": some(weight=W),
+        "ignore, smoothing": some(label_smoothing=0.1, weight=W), "ignore, sum": some(reduction="sum"),
+        "ignore, none": some(reduction="none"),
+        "probabilities": soft(F.cross_entropy), "probabilities, sum": soft(F.cross_entropy, reduction="sum"),
+        "probabilities, weight": soft(F.cross_entropy, weight=W, label_smoothing=0.2),
+        "two tasks": bits, "two tasks, sum": lambda z, y: bits(z, y, reduction="sum"),
+        "flat": lambda z, y: F.cross_entropy(z.reshape(-1, 2), y[:, 2:4].long().reshape(-1)),
+        "two tasks, probabilities": lambda z, y: F.cross_entropy(z.reshape(-1, 2, 2), y[:, 4:].reshape(-1, 2, 2)),
+        "nll": log_likelihood(), "nll, weight": log_likelihood(weight=W),
+        "nll, ignore": log_likelihood(1, reduction="sum"), "nll, none": log_likelihood(reduction="none"),
+        "module": lambda z, y: nn.CrossEntropyLoss(weight=W, label_smoothing=0.1)(z, y[:, 0].long()),
+    })  # fmt: skip
+
+
+def test_per_entry():
+    logits = F.binary_cross_entropy_with_logits
+    check_losses({
+        "bce": soft(logits), "bce, sum": soft(logits, reduction="sum"), "bce, none": soft(logits, reduction="none"),
+        "bce, pos_weight": soft(logits, pos_weight=W), "bce, weight": soft(logits, weight=W),
+        "bce, weight of rows": lambda z, y: logits(z, y[:, 4:], weight=y[:, 4:].sum(1, keepdim=True)),
+        "bce of one column": lambda z, y: logits(z[:, 0], y[:, 4]),
+        "bce of probabilities": lambda z, y: F.binary_cross_entropy(z.sigmoid(), y[:, 4:], weight=W),
+        "mse": soft(F.mse_loss), "mse, sum": soft(F.mse_loss, reduction="sum"),
+        "mse, none": soft(F.mse_loss, reduction="none"),
+        "mse, weight": lambda z, y: F.mse_loss(z, y[:, 4:], weight=y[:, 4:]),
+        "mse of sums": lambda z, y: F.mse_loss(z.T @ z, y[:, 4:].T @ y[:, 4:]),
+        "mse of means": lambda z, y: F.mse_loss(z.mean(0), y[:, 4:].mean(0)),
+        "l1": soft(F.l1_loss), "l1, sum": soft(F.l1_loss, reduction="sum"),
+        "l1, transposed": lambda z, y: F.l1_loss(z.t(), y[:, 4:].t()),
+        "huber": soft(F.huber_loss, delta=0.3), "smooth l1": soft(F.smooth_l1_loss, beta=0.3, reduction="sum"),
+        "kl": lambda z, y: F.kl_div(z.log_softmax(1), y[:, 4:], reduction="batchmean"),
+        "kl of logs": lambda z, y: F.kl_div(z.log_softmax(1), y[:, 4:].log(), reduction="sum", log_target=True),
+        "poisson": soft(F.poisson_nll_loss, full=True),
+        "soft margin": lambda z, y: F.soft_margin_loss(z, y[:, 4:].round() * 2 - 1),
+        "multi-label": soft(F.multilabel_soft_margin_loss),
+        "multi margin": lambda z, y: F.multi_margin_loss(z, y[:, 0].long()),
+        "cosine": lambda z, y: F.cosine_embedding_loss(z, z.relu(), sign(y)),
+        "ranking": lambda z, y: F.margin_ranking_loss(z[:, 0], z[:, 1], sign(y), reduction="sum"),
+        "hinge": lambda z, y: F.hinge_embedding_loss(z[:, 0], sign(y)),
+        "triplet": lambda z, y: F.triplet_margin_loss(z, z.relu(), z.tanh()),
+    })  # fmt: skip
+
+
+def one_hot(y):
+    return F.one_hot(y[:, 0].long(), NUM_CLASSES)
+
+
+def supervised_contrast(z, y):
+    same_class = (y[:, None, 0] == y[None, :, 0]).double()
+    return -((z @ z.T).softmax(1) * same_class).sum(1).log().mean()
+
+
+def test_own_losses():
+    check_losses({
+        "gather": lambda z, y: -z.log_softmax(1).gather(1, y[:, :1].long()).mean(),
+        "index": lambda z, y: -z.log_softmax(1)[torch.arange(z.shape[0]), y[:, 0].long()].mean(),
+        "one_hot": lambda z, y: -(z.log_softmax(1) * one_hot(y)).sum(1).mean(),
+        "focal": lambda z, y: (lambda p: -((1 - p.exp()) ** 2 * p).mean())((z.log_softmax(1) * one_hot(y)).sum(1)),
+        "divided by the size": lambda z, y: classes(reduction="sum")(z, y) / len(y) + z.sum() / z.shape[0],
+        "weighted": lambda z, y: (classes(reduction="none")(z, y) * (y[:, 0] + 1)).sum() / (y[:, 0] + 1).sum(),
+        "known": lambda z, y: (lambda k: ((z - y[:, 4:]) ** 2 * k).sum() / k.sum())((y[:, 1:2] >= 0).double()),
+        "worst": lambda z, y: classes(reduction="none")(z, y).max(),
+        "accuracy": lambda z, y: classes()(z, y) * (z.argmax(1) == y[:, 0]).double().mean(),
+        "class means": lambda z, y: z.new_zeros(4, 4).index_add(0, y[:, 0].long(), z).square().mean(),
+        "covariance": lambda z, y: ((z - z.mean(0)).T @ (z - z.mean(0)) / (z.shape[0] - 1)).pow(2).sum(),
+        "contrast": supervised_contrast,
+        "where": lambda z, y: torch.where(y[:, 4:] > 0.5, (z - y[:, 4:]) ** 2, 0).sum() / (y[:, 4:] > 0.5).sum(),
+    })  # fmt: skip
+
+
+def test_unreduced_loss_is_averaged():
+    check(Rows(lambda m, b, h: h), loss=nn.CrossEntropyLoss(reduction="none", weight=W))
+    check(Rows(lambda m, b, h: h), loss=lambda z, y: F.mse_loss(z, y, reduction="none"), graph=small_graph(targets(4)))
+
+
+def test_refused_losses():
+    assert_refused({
+        "[n, 1] and [n]": (lambda m, b, h: h + F.mse_loss(h[:, :1], h[:, 0]), "was one of them [n] and the other [n, 1]?"),
+        "squares": (lambda m, b, h: h + F.mse_loss(h @ h.T, h @ h.T * 0), "has 2 padded dimensions in its losses"),
+        "unknown": (lambda m, b, h: h + F.ctc_loss(h[:, None].log_softmax(2), ONE[None], ONE, ONE), "has no rule"),
+        "classes are seeds": (lambda m, b, h: h + F.cross_entropy(h @ h.T, torch.arange(b.num_src)),
+                              "takes padded rows for classes"),
+        "worst two": (lambda m, b, h: h + F.mse_loss(h, h * 0, reduction="none").sum(1).topk(2)[0].mean(),
+                      "works across padded rows"),
+    }, "test_padding_losses.py")  # fmt: skip

@@ -1,0 +1,171 @@
+"""Ops that treat every row on its own, lookups, guards against NaN in padded rows: padded equals exact and eager."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from joestar import fn
+
+from .harness import WIDTH, assert_refused, check_rows
+
+TABLE = nn.Embedding(WIDTH, WIDTH)
+
+
+def degree(block):
+    """In-degree of the destinations: at least 1 in true rows (no node is isolated), 0 in padded ones."""
+    return block.in_degrees()
+
+
+def pulled(f, reduce: str = "mean"):
+    """``f`` of an aggregate, which is 0 in padded rows, through a matrix product: there NaN would reach a weight."""
+
+    def operation(m, b, h):
+        return h + (f(b, b.pull(fn.copy_u(h), reduce)) @ m.first.weight).sum()
+
+    return operation
+
+
+def test_rowwise():
+    check_rows({
+        "relu": lambda m, b, h: h.relu(),
+        "heads": lambda m, b, h: h.view(-1, 2, 4).softmax(-1).reshape(-1, WIDTH),
+        "flat": lambda m, b, h: h + h.flatten().sum(),
+        "pairs of columns": lambda m, b, h: h.reshape(-1, 4).relu().view(h.shape),
+        "cat": lambda m, b, h: torch.cat([h, h.relu()], 1)[:, 4:12],
+        "stack": lambda m, b, h: torch.stack([h, h.relu()], 0).mean(0),
+        "stack last": lambda m, b, h: torch.stack([h, h.relu()], -1).max(-1)[0],
+        "repeat": lambda m, b, h: h.repeat(1, 2)[:, 3:11] + h.repeat(2, 1, 1).sum(0),
+        "split": lambda m, b, h: torch.cat(h.split(4, 1)[::-1], 1),
+        "chunk": lambda m, b, h: torch.cat(h.chunk(2, -1)[::-1], 1),
+        "unbind": lambda m, b, h: h + h.unbind(1)[2][:, None],
+        "glu": lambda m, b, h: F.glu(torch.cat([h, h], 1)),
+        "roll, flip": lambda m, b, h: h.roll(1, 1) + h.flip(1),
+        "sort, topk": lambda m, b, h: h.sort()[0] + h.topk(3)[0].sum(1, keepdim=True),
+        "median, var_mean": lambda m, b, h: h - h.median(1)[0][:, None] - torch.var_mean(h, 1)[1][:, None],
+        "squeeze": lambda m, b, h: h[:, None].squeeze() * h.mean(1, keepdim=True).squeeze()[:, None],
+        "permute": lambda m, b, h: h.view(-1, 2, 4).permute(1, 0, 2).transpose(0, 1).reshape(-1, WIDTH),
+        "pad": lambda m, b, h: F.pad(h, (0, 2))[:, :WIDTH],
+        "cumsum": lambda m, b, h: h.cumsum(0),
+        "expand": lambda m, b, h: h + h.mean(1, keepdim=True).expand(b.num_src, WIDTH),
+    })  # fmt: skip
+
+
+def test_norms_of_rows():
+    check_rows({
+        "layer_norm": lambda m, b, h: F.layer_norm(h, (WIDTH,)),
+        "rms_norm": lambda m, b, h: F.rms_norm(h, (WIDTH,)),
+        "group_norm": lambda m, b, h: F.group_norm(h, 2),
+        "normalize": lambda m, b, h: F.normalize(h),
+        "log_softmax": lambda m, b, h: h * h.log_softmax(1),
+        "cosine": lambda m, b, h: h * F.cosine_similarity(h, h.relu())[:, None],
+        "distance": lambda m, b, h: h * F.pairwise_distance(h, h.relu())[:, None],
+        "bilinear": lambda m, b, h: F.bilinear(h, h, m.cube),
+        "outer": lambda m, b, h: h + torch.outer(h[:, 0], h[:, 1]).sum(1, keepdim=True),
+        "conv1d": lambda m, b, h: h + F.conv1d(h[:, None], m.cube[:1, :1, :3]).sum((1, 2))[:, None],
+        "attention in rows": lambda m, b, h: F.scaled_dot_product_attention(*[h.view(-1, 2, 4)] * 3).reshape(-1, WIDTH),
+        "searchsorted": lambda m, b, h: h + torch.searchsorted(m.cube[0, 0].detach().sort()[0], h.detach()),
+    }, cube=nn.Parameter(torch.randn(WIDTH, WIDTH, WIDTH)))  # fmt: skip
+
+
+def test_recurrence_in_rows():
+    check_rows({
+        "lstm": lambda m, b, h: m.lstm(h.view(-1, 2, 4))[0].reshape(-1, WIDTH),
+        "lstm, sequence first": lambda m, b, h: m.first_lstm(h.view(-1, 2, 4).transpose(0, 1))[1][0][0].repeat(1, 2),
+        "gru": lambda m, b, h: m.gru(h.view(-1, 2, 4))[0].reshape(-1, WIDTH),
+        "cell": lambda m, b, h: m.cell(h, h),
+    }, lstm=nn.LSTM(4, 2, bidirectional=True, batch_first=True), first_lstm=nn.LSTM(4, 4),
+        gru=nn.GRU(4, 4, batch_first=True), cell=nn.GRUCell(WIDTH, WIDTH))  # fmt: skip
+
+
+def test_lookups():
+    """``degree - 1`` is -1 in padded rows, ``arange`` goes up to the bound: neither may be looked up as it is."""
+    check_rows({
+        "embedding": lambda m, b, h: h + m.table(degree(b) - 1).sum(),
+        "index_select": lambda m, b, h: h + m.table.weight.index_select(0, degree(b) - 1).sum(),
+        "index": lambda m, b, h: h + m.table.weight[degree(b) - 1].sum(),
+        "gather": lambda m, b, h: h + h[: b.num_dst].gather(1, degree(b)[:, None] - 1).sum(),
+        "one_hot": lambda m, b, h: h + F.one_hot(degree(b) - 1, WIDTH).sum(0),
+        "positions": lambda m, b, h: h + m.table.weight.repeat(9, 1)[torch.arange(b.num_src)],
+        "graph degrees": lambda m, b, h: h + m.table(b.graph_degrees("src").clamp(max=7)),
+        "edges": lambda m, b, h: h + h[b.indices].sum(0),
+        "from the end": lambda m, b, h: h + h[torch.tensor([-1, -2])].sum(0),
+        "computed, from the end": lambda m, b, h: h + h[torch.arange(b.num_dst) - 1].sum(0),
+        "pairs": lambda m, b, h: h + h[torch.tensor([-1, 0]), torch.tensor([-1, 2])].sum(),
+        "index_add": lambda m, b, h: h + zeros().index_add(0, b.graph_degrees("src") % 8, h).sum(0),
+        "scatter_add": lambda m, b, h: h + zeros().scatter_add(0, buckets(b).expand(-1, 8), h).sum(0),
+    }, table=TABLE)  # fmt: skip
+
+
+def zeros() -> torch.Tensor:
+    """A small table to scatter into."""
+    return torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+
+
+def buckets(block) -> torch.Tensor:
+    """An index ``[num_src, 1]`` below 8."""
+    return (block.graph_degrees("src") % 8)[:, None]
+
+
+def test_guards():
+    """Without a guard each of these is NaN or infinite in padded rows, or has such a gradient."""
+    check_rows({
+        "x / degree": pulled(lambda b, a: a / degree(b)[:, None], "sum"),
+        "x / 0": pulled(lambda b, a: a / a.abs().sum(1, keepdim=True)),
+        "12 // degree": pulled(lambda b, a: a * (12 // degree(b) + 12 % degree(b))[:, None]),
+        "degree ** -0.5": pulled(lambda b, a: a * degree(b).double().pow(-0.5)[:, None]),
+        "rsqrt": pulled(lambda b, a: a * a.var(1, keepdim=True).rsqrt()),
+        "std of a row": pulled(lambda b, a: a / a.std(1, keepdim=True)),
+        "norm of a row": pulled(lambda b, a: a / a.norm(dim=1, keepdim=True)),
+        "log": pulled(lambda b, a: a.abs().log()),
+        "sqrt": pulled(lambda b, a: a.abs().sqrt() + a.abs() ** 0.3),
+        "acos": pulled(lambda b, a: a.tanh().acos() + (a.tanh() * 0.9).atanh()),
+        "logit": pulled(lambda b, a: torch.logit(a.sigmoid() * (degree(b) > 0)[:, None])),
+        "acosh": pulled(lambda b, a: (a.abs() + 1).acosh()),
+        "atan2": pulled(lambda b, a: torch.atan2(a, a.exp() * a) + torch.hypot(a, a)),
+        "entr": pulled(lambda b, a: torch.special.entr(a.abs()) + torch.xlogy(a, a.abs())),
+        "addcdiv": pulled(lambda b, a: torch.addcdiv(a, a, a)),
+        "lgamma": pulled(lambda b, a: torch.lgamma(a.abs())),
+        "masked softmax": pulled(lambda b, a: a.masked_fill((degree(b) == 0)[:, None], -math.inf).softmax(1)),
+        "masked log_softmax": pulled(lambda b, a: a.masked_fill((degree(b) == 0)[:, None], -math.inf).log_softmax(1)),
+        "masked logsumexp": pulled(
+            lambda b, a: a + a.masked_fill((degree(b) == 0)[:, None], -math.inf).logsumexp(1, keepdim=True)
+        ),
+        "both sides": lambda m, b, h: h + (h @ h.T).relu().add(1e-3).log().mean(1, keepdim=True),
+    })  # fmt: skip
+
+
+def test_no_guard_where_it_is_not_needed():
+    case = check_rows({"square": lambda m, b, h: h**2, "constant": lambda m, b, h: h / 3})
+    assert "guard" not in case.program.padded.rewrites
+
+
+def test_refused_rows():
+    assert_refused({
+        "cat rows": (lambda m, b, h: torch.cat([h, h], 0).sum(0) + h, "joins sets of padded rows end to end"),
+        "stride": (lambda m, b, h: h[::2].sum(0) + h, "cuts padded rows"),
+        "all but the first": (lambda m, b, h: h[1:].sum(0) + h, "cuts padded rows"),
+        "first row": (lambda m, b, h: h[0] + h, "picks a single padded row"),
+        "last row": (lambda m, b, h: h[-1] + h, "picks a single padded row"),
+        "transposed": (lambda m, b, h: h.t().reshape(-1).sum() + h, "which interleaves padded rows"),
+        "square flattened": (lambda m, b, h: (h @ h.T).reshape(-1).sum() + h, "which interleaves padded rows"),
+        "repeat rows": (lambda m, b, h: h.repeat(2, 1).sum(0) + h, "repeats padded rows"),
+        "tile": (lambda m, b, h: torch.tile(h, (2, 1)).sum(0) + h, "repeats padded rows"),
+        "flip rows": (lambda m, b, h: h.flip(0).cumsum(0), "moves padded rows in front"),
+        "roll rows": (lambda m, b, h: h.roll(1, 0), "moves padded rows in front"),
+        "roll all": (lambda m, b, h: h.roll(1), "moves padded rows in front"),
+        "pad rows": (lambda m, b, h: F.pad(h, (0, 0, 1, 0)).sum(0) + h, "adds entries around padded rows"),
+        "reversed": (lambda m, b, h: h[torch.arange(b.num_src - 1, -1, -1)], "counts from the end"),
+        "unknown": (lambda m, b, h: h + h.take(torch.tensor([0])), "has no rule for padded rows"),
+        "scatter_reduce": (lambda m, b, h: zeros().scatter_reduce(0, buckets(b).expand(-1, 8), h, "amax").sum(0) + h,
+                           "has no rule for padded rows"),
+        "layer_norm over nodes": (lambda m, b, h: F.layer_norm(h, h.shape), "normalises over padded rows"),
+        "group_norm over nodes": (lambda m, b, h: F.group_norm(h.t()[None], 2)[0].t(), "works across padded rows"),
+        "attention over nodes": (lambda m, b, h: F.scaled_dot_product_attention(*[h[None]] * 3)[0], "attends to"),
+        "cosine of columns": (lambda m, b, h: h * F.cosine_similarity(h, h.relu(), dim=0), "works along a dimension"),
+        "gradient by frequency": (
+            lambda m, b, h: h + F.embedding(buckets(b)[:, 0], m.table.weight, scale_grad_by_freq=True),
+            "scales gradients by counts",
+        ),
+    }, "test_padding_rows.py", table=TABLE)  # fmt: skip
