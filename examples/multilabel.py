@@ -1,6 +1,6 @@
 """Several labels per node, some of them unknown (NaN), rare positives weighted up.
 
-    python examples/multilabel.py [--backend eager] [--epochs 20]
+Usage: python examples/multilabel.py [--backend eager] [--epochs 20]
 """
 
 import argparse

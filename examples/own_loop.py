@@ -1,6 +1,6 @@
 """A training loop of one's own: the callable form, an optimizer that Joestar does not know, accumulated gradients.
 
-    python examples/own_loop.py [--backend eager] [--epochs 20]
+Usage: python examples/own_loop.py [--backend eager] [--epochs 20]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A model of one's own: residual layers over concatenated mean and maximum of the neighbours.
 
-    python examples/own_model.py [--backend eager] [--epochs 20]
+Usage: python examples/own_model.py [--backend eager] [--epochs 20]
 """
 
 import argparse

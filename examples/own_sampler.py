@@ -3,7 +3,7 @@
 For every destination it picks ``k`` neighbours, lets each of them take one random step more, and connects the
 destination with where those walks end. Two layers then see four hops, for the price of two rounds of messages.
 
-    python examples/own_sampler.py [--backend eager] [--epochs 20]
+Usage: python examples/own_sampler.py [--backend eager] [--epochs 20]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """GraphSAGE on the bundled Cora graph: sampling, model, loss and optimizer as one compiled step.
 
-    python examples/train_cora.py [--backend eager] [--epochs 30]
+Usage: python examples/train_cora.py [--backend eager] [--epochs 30]
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> joestar.Step:
     step = joestar.compile(model, sampler, F.cross_entropy, optimizer, backend=args.backend)
 
     for epoch in range(args.epochs):
-        losses = [loss for loss in step.epoch(graph.train_idx, batch_size=50)]  # 0-d tensors: nothing waits for them
+        losses = list(step.epoch(graph.train_idx, batch_size=50))
         if epoch % 5 == 0 or epoch == args.epochs - 1:
             score = step.evaluate(graph.val_idx, batch_size=500)["accuracy"]
             print(f"epoch {epoch + 1:3d}  loss {torch.stack(losses).mean():.4f}  validation {score:.1%}")

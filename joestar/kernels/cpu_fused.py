@@ -21,5 +21,6 @@ def sample_aggregate(
     x, count = check_values(x, "features"), int(dst_count)
     y = x.new_empty((dsts.numel(), *x.shape[1:]))
     width = y.numel() // max(1, dsts.numel()) if dsts.numel() else 0
+    key = key.contiguous()
     total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, REDUCE[reduce], y)
     return y, torch.scalar_tensor(total, dtype=torch.int64)

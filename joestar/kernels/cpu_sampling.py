@@ -30,6 +30,7 @@ def _sample(
     require(indices.dtype == nodes.dtype, "node ids of one dtype", f"{indices.dtype} and {nodes.dtype}")
     sub_indptr, total = _sample_indptr(indptr, nodes, count, sliced, k, replace, num_edges)
     out = torch.empty(total if num_edges < 0 else num_edges, dtype=nodes.dtype)
+    key = None if key is None else key.contiguous()
     _native.sample_neighbors(indptr, indices, nodes, count, sliced, k, replace, key, site, sub_indptr, out)
     return sub_indptr, out, torch.scalar_tensor(total, dtype=torch.int64)
 
@@ -64,7 +65,7 @@ def sample_eids(
     indptr, dsts, count = check_offsets(indptr), check_ids(dsts, "dsts"), _count(dst_count)
     sub_indptr, total = _sample_indptr(indptr, dsts, count, False, k, replace, num_edges)
     out = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64)
-    _native.sample_edges(indptr, dsts, count, k, replace, key, site, sub_indptr, out)
+    _native.sample_edges(indptr, dsts, count, k, replace, key.contiguous(), site, sub_indptr, out)
     return out
 
 

@@ -96,7 +96,8 @@ def check_side_effects(origin: str) -> None:
         if mutation is None or type(mutation).__name__.endswith("New") or not effects.is_modified(variable):
             continue
         source = getattr(variable.source, "name", "")
-        name = _readable(source() if callable(source) else source)
+        source = source() if callable(source) else source
+        name = ("a buffer of " if source.endswith("_buffers") else "") + _readable(source)
         written = sorted(map(str, effects.store_attr_mutations.get(variable, ())))
         what = ", ".join(f"{name}.{attribute}" for attribute in written) or name or "a Python object"
         stacks = getattr(effects, "mutation_user_stacks", {}).get(variable) or [()]
@@ -112,5 +113,5 @@ def _readable(source: str) -> str:
     """``L['model']._modules['bn']`` -> ``model.bn``; closures of the traced program are left out."""
     for noise in ("L[", "G[", "._modules", "._parameters", "._buffers", "].", "'", '"', "]"):
         source = source.replace(noise, "." if noise == "]." else "")
-    source = source.replace("[", ".")
+    source = source.replace("[", ".").replace("_dot_", ".").replace("__import_", "")
     return source.rpartition("cell_contents.")[2].removeprefix("__closure__").strip(".")

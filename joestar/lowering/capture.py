@@ -194,23 +194,25 @@ def _readable(dynamo_name: str) -> str:
 
 
 _ADVICE = (
-    ("data-dependent", "use torch.where on whole tensors instead of Python `if` or indexing by a mask"),
-    ("Data-dependent", "use torch.where on whole tensors instead of Python `if` or indexing by a mask"),
-    ("data dependent", "use torch.where on whole tensors instead of Python `if` or indexing by a mask"),
-    (".item()", "keep the value in a tensor: .item() would bring it to the host in every step"),
-    ("Tensor.item", "keep the value in a tensor: .item() would bring it to the host in every step"),
-    ("Dynamic shape operator", "an operation whose result size depends on data cannot be padded: use a mask instead"),
-    ("nonzero", "an operation whose result size depends on data cannot be padded: use a mask instead"),
-    ("Constraints violated", "the program branches on the size of a sampled set, or fixes it: sizes vary per batch"),
-    ("specialized", "the program branches on the size of a sampled set, or fixes it: sizes vary per batch"),
-    ("print", "remove the print: a captured program has no side effects"),
-)
+    (("data-dependent", "Data-dependent", "data dependent"),
+     "torch.where on whole tensors instead of Python `if` or indexing by a mask"),
+    ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
+     "keep the value in a tensor: .item(), .tolist() or torch.equal would bring it to the host in every step"),
+    (("Dynamic shape operator", "nonzero"),
+     "a mask: an operation whose result size depends on data cannot be padded"),
+    (("Constraints violated", "specialized"),
+     "code that does not loop over, branch on or fix the size of a sampled set: sizes vary per batch"),
+    (("print",), "remove the print: a captured program has no side effects"),
+)  # fmt: skip
+"""Words of PyTorch's messages -> what to write instead."""
 
 
 def _explained(error: Exception, origin: str) -> CaptureError:
     text = str(error)
-    advice = next((hint for word, hint in _ADVICE if word in text), None)
+    advice = next((hint for words, hint in _ADVICE if any(word in text for word in words)), None)
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if reason.startswith("Constraints violated"):
+        reason = "it holds for a single size of a sampled set only"
     details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
     parts = [f"{origin} could not be captured as one graph: {reason}"]
     if details:

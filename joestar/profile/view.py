@@ -1,6 +1,7 @@
 """The ledger as text for a terminal."""
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from joestar.profile.ledger import ProgramRecord, Report
@@ -56,7 +57,7 @@ def _program(program: ProgramRecord) -> list:
         bound = "-" if row.bound is None else f"{row.bound:,}"
         waste = "-" if row.waste is None else f"{row.waste:.1%}"
         sets.add_row(row.name, f"{row.minimum:,}", f"{row.mean:,.0f}", f"{row.maximum:,}", bound, waste)
-    return [passes, sets, explain([program])] if program.places else [passes, sets]
+    return [passes, sets, escape(explain([program]))] if program.places else [passes, sets]
 
 
 def explain(programs: list[ProgramRecord]) -> str:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
+from joestar.runtime.seeds import shuffled
 from joestar.runtime.training import filled
 
 
@@ -12,7 +13,9 @@ def logits(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor
     """One row per seed ``[n, C]``, padded if it fits; the flag is read once, after sampling; else the exact result."""
     counters, program = executor.counters, executor.program
     if executor.execution == "padded":
-        executor.prepare(seeds, max(batch, seeds.numel()), key)
+        batch = max(batch, seeds.numel())
+        if program.run is None or batch > program.batch:
+            executor.prepare(_population(executor, seeds, batch, key), batch, key)
         count = torch.full((), seeds.numel(), dtype=torch.int64, device=executor.device)
         flag = torch.zeros((), dtype=torch.bool, device=executor.device)
         (result,), counts, ok = program.step(filled(seeds, program.batch), count, key, flag)
@@ -26,9 +29,17 @@ def logits(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor
     return executor.exact(seeds, key)[0]
 
 
+def _population(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor:
+    """What to choose bounds from while later batches are unknown: these seeds, then nodes from all over the graph."""
+    nodes = torch.arange(executor.program.graph.num_nodes, dtype=seeds.dtype, device=executor.device)
+    return torch.cat([seeds, shuffled(nodes, key)[: 4 * batch]])
+
+
 def predict(executor: Executor, seeds: Tensor, batch: int, seed: int) -> Tensor:
     """Logits of every seed in order, ``[len(seeds), C]``, without gradients; samples under epoch -1."""
     result, batch = None, min(batch, executor.program.graph.num_nodes)
+    if executor.execution == "padded":
+        executor.prepare(seeds, batch, step_key(seed, -1, 0, executor.device))  # bounds from batches of all of them
     for step, start in enumerate(range(0, seeds.numel(), batch)):
         part = seeds[start : start + batch]
         rows = logits(executor, part, batch, step_key(seed, -1, step, executor.device)).detach()

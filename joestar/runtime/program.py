@@ -1,5 +1,6 @@
 """One captured program and its two executions: exact (eager, true sizes) and padded (static, compiled)."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from joestar.errors import CaptureError
+from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import run_passes
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.lowering.capture import Captured, capture
@@ -78,6 +79,9 @@ class Program:
         try:
             with torch.set_grad_enabled(self.kind != "predict"):
                 captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
+        except CaptureError:
+            self._raise_own_error(seeds, key)
+            raise
         finally:
             for module, mode in training.items():
                 module.training = mode
@@ -106,6 +110,16 @@ class Program:
         verify_capture(captured.gm, origin)
         self._check_logits(captured.gm, origin)
         return captured
+
+    def _raise_own_error(self, seeds: Tensor, key: Tensor) -> None:
+        """Runs sampler and a copy of the model eagerly: an error of Joestar's layers says more than the tracer's."""
+        try:
+            blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
+            copy.deepcopy(self.model)(blocks, torch.index_select(self.graph.ndata["x"], 0, blocks[0].srcs))
+        except JoestarError:
+            raise
+        except Exception:  # the tracer has already said what and where
+            return
 
     def _check_logits(self, gm: fx.GraphModule, origin: str) -> None:
         (output,) = gm.graph.find_nodes(op="output")

@@ -65,7 +65,7 @@ def eager(monkeypatch):
 def test_marked_snippets_run(page, eager, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType(f"joestar_docs_{page.stem}".replace("-", "_"))
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where TorchDynamo looks up the globals of what it traces
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # TorchDynamo looks up globals by module name
     for info, code, line in blocks(page):
         language, _, mark = info.partition(" ")
         if language == "toml" and mark:

@@ -103,7 +103,7 @@ REFUSED_WRITES = {
 @pytest.mark.parametrize(("operation", "words"), REFUSED_WRITES.values(), ids=REFUSED_WRITES.keys())
 def test_refused_writes(operation, words):
     case = Case(Rows(operation, average=AVERAGE, table=torch.zeros(48, WIDTH)))
-    with pytest.raises(PaddingError, match="test_padding_state.py") as caught:
+    with pytest.raises(PaddingError, match=r"test_padding_state\.py") as caught:
         case.padded(case.seeds(), 0)
     assert words in str(caught.value)
 

@@ -86,6 +86,16 @@ def test_features_missing_or_of_the_wrong_kind():
         joestar.compile(net, sampler)
 
 
+def test_errors_of_the_model_itself_are_raised_as_they_are():
+    graph = planted_graph(dtype=torch.float64)
+    step = make_step(graph=graph, model_options={"num_layers": 3})
+    with pytest.raises(ConfigError, match="blocks"):
+        next(step.epoch(IDX, 100))
+    graph.ndata["x"] = torch.randn(NODES, 5, dtype=torch.float64)
+    with pytest.raises((ConfigError, RuntimeError), match=r"12|5"):
+        next(make_step(graph=graph).epoch(IDX, 100))
+
+
 def test_no_sampler_no_model():
     _, net, sampler = _parts()
     with pytest.raises(SamplerError, match="object is no sampler: it needs an attribute `graph`"):

@@ -1,0 +1,81 @@
+"""Small graphs for pass tests: written by hand, or captured from a model with every pass switched off."""
+
+import torch
+from lowering.harness import NUM_CLASSES, NUM_FEATURES, Case
+from torch import fx, nn
+
+from joestar import fn
+from joestar.fusion import PASSES, run_passes
+
+ATEN, JOESTAR = torch.ops.aten, torch.ops.joestar
+ALL = tuple(spec.name for spec in PASSES)
+
+
+class Model(nn.Module):
+    """``f(self, blocks, x)`` gives rows of the seeds, ``[num_seeds, F]``; a linear layer follows."""
+
+    def __init__(self, f, width: int = NUM_FEATURES, **parts):
+        super().__init__()
+        self.f = f
+        self.head = nn.Linear(width, NUM_CLASSES)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, blocks, x):
+        return self.head(self.f(self, blocks, x))
+
+
+def build(write) -> fx.GraphModule:
+    """A graph written by hand: ``write(call, value)`` returns the output node; every value is a float ``[4]``.
+
+    ``call(target, *args)`` adds a call, ``value(name)`` an input.
+    """
+    graph = fx.Graph()
+
+    def call(target, *args, **kwargs):
+        node = graph.call_function(target, args, kwargs)
+        node.meta["val"] = torch.empty(4, device="meta")
+        return node
+
+    def value(name: str):
+        node = graph.placeholder(name)
+        node.meta["val"] = torch.empty(4, device="meta")
+        return node
+
+    result = write(call, value)
+    graph.output((result,))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def run(gm: fx.GraphModule, *names: str):
+    """Runs the passes of these names alone, as if their requirements held: (records, places)."""
+    roles = [("const", None)] * len(gm.graph.find_nodes(op="placeholder"))
+    passes = tuple(spec for spec in PASSES if spec.name in names)
+    free = tuple(type(spec)(spec.name, spec.run) for spec in passes)
+    return run_passes(gm, roles, passes=free)
+
+
+def captured(model: nn.Module, fanouts=(3, 2), disable=ALL, **options) -> Case:
+    """A traced case, by default without any pass."""
+    case = Case(model, fanouts=fanouts, disable=disable, **options)
+    case.trace()
+    return case
+
+
+def count(gm: fx.GraphModule, target) -> int:
+    """Calls of an op."""
+    return sum(node.target is target for node in gm.graph.nodes)
+
+
+def only(*names: str) -> tuple[str, ...]:
+    """What to disable so that these passes (and the clean-up they need) are left."""
+    return tuple(name for name in ALL if name not in (*names, "dce", "cse", "dce-after"))
+
+
+def reasons(case: Case, pattern: str) -> list[str]:
+    """Why a pattern was refused, at every place where it was."""
+    return [place.detail for place in case.program.places if place.pattern == pattern and not place.fired]
+
+
+def mean(block, x):
+    return block.pull(fn.copy_u(x), "mean")

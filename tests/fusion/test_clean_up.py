@@ -1,0 +1,156 @@
+"""Dead-code and common-subexpression elimination: where they fire, and where they must not."""
+
+import torch
+import torch.nn.functional as F
+from lowering.harness import WIDTH, Rows, check
+from torch import nn
+
+from .graphs import ALL, ATEN, JOESTAR, Model, build, captured, count, mean, run
+
+
+def rewrites(gm, name: str) -> int:
+    ((record, *_), _) = run(gm, name)
+    return record.rewrites
+
+
+# --- dead code ---
+
+
+def test_dce_before_and_after():
+    def write(call, value):
+        x = value("x")
+        call(ATEN.relu.default, x)
+        return call(ATEN.neg.default, x)
+
+    gm = build(write)
+    assert rewrites(gm, "dce") == 1
+    assert count(gm, ATEN.relu.default) == 0
+    assert count(gm, ATEN.neg.default) == 1
+
+
+def test_dce_removes_chains_in_one_run():
+    def write(call, value):
+        x = value("x")
+        call(ATEN.relu.default, call(ATEN.exp.default, call(ATEN.abs.default, x)))
+        return x
+
+    gm = build(write)
+    assert rewrites(gm, "dce") == 3
+    assert rewrites(gm, "dce") == 0
+
+
+def test_dce_keeps_writes_grad_modes_and_inputs():
+    def write(call, value):
+        x, buffer, unread = value("x"), value("buffer"), value("unread")
+        call(torch._C._set_grad_enabled, False)
+        call(ATEN.add_.Tensor, buffer, 1)
+        call(torch._C._set_grad_enabled, True)
+        call(ATEN.batch_norm.default, x, None, None, unread, buffer, True, 0.1, 1e-5, False)
+        return x
+
+    gm = build(write)
+    assert rewrites(gm, "dce") == 0
+    assert len(gm.graph.nodes) == 8
+
+
+# --- common subexpressions ---
+
+
+def test_cse_before_and_after():
+    def write(call, value):
+        hi, lo = value("hi"), value("lo")
+        return call(ATEN.mul.Tensor, call(ATEN.sub.Tensor, hi, lo), call(ATEN.sub.Tensor, hi, lo))
+
+    gm = build(write)
+    assert rewrites(gm, "cse") == 1
+    assert count(gm, ATEN.sub.Tensor) == 1
+    assert gm(torch.full((4,), 5.0), torch.full((4,), 2.0))[0].tolist() == [9.0] * 4
+
+
+def test_cse_merges_what_merging_made_equal():
+    def write(call, value):
+        x = value("x")
+        first = call(ATEN.exp.default, call(ATEN.relu.default, x))
+        return call(ATEN.add.Tensor, first, call(ATEN.exp.default, call(ATEN.relu.default, x)))
+
+    assert rewrites(build(write), "cse") == 2
+
+
+def different(make) -> None:
+    """Asserts that nothing is merged in a graph whose output adds two nodes."""
+    gm = build(lambda call, value: call(ATEN.add.Tensor, *make(call, value)))
+    before = len(gm.graph.nodes)
+    assert rewrites(gm, "cse") == 0
+    assert len(gm.graph.nodes) == before
+
+
+def test_cse_tells_arguments_apart():
+    different(lambda call, value: (call(ATEN.mul.Tensor, x := value("x"), 1), call(ATEN.mul.Tensor, x, 1.0)))
+    different(lambda call, value: (call(ATEN.mul.Tensor, x := value("x"), True), call(ATEN.mul.Tensor, x, 1)))
+    different(lambda call, value: (call(ATEN.mul.Tensor, x := value("x"), 0.0), call(ATEN.mul.Tensor, x, -0.0)))
+    different(lambda call, value: (call(ATEN.sum.dim_IntList, x := value("x"), [0], dtype=torch.float64),
+                                   call(ATEN.sum.dim_IntList, x, [0])))  # fmt: skip
+
+
+def test_cse_keeps_reads_around_a_write():
+    def make(call, value):
+        buffer = value("buffer")
+        before = call(ATEN.relu.default, buffer)
+        call(ATEN.add_.Tensor, buffer, 1)
+        return before, call(ATEN.relu.default, buffer)
+
+    different(make)
+
+
+def test_cse_keeps_reads_around_a_batch_norm():
+    def make(call, value):
+        x, buffer = value("x"), value("buffer")
+        before = call(ATEN.relu.default, buffer)
+        call(ATEN.batch_norm.default, x, None, None, buffer, None, True, 0.1, 1e-5, False)
+        return before, call(ATEN.relu.default, buffer)
+
+    different(make)
+
+
+def test_cse_keeps_writes():
+    def make(call, value):
+        buffer = value("buffer")
+        return call(ATEN.add_.Tensor, buffer, 1), call(ATEN.add_.Tensor, buffer, 1)
+
+    different(make)
+
+
+def test_cse_keeps_gradient_modes_apart():
+    def make(call, value):
+        x = value("x")
+        call(torch._C._set_grad_enabled, False)
+        inside = call(ATEN.exp.default, x)
+        call(torch._C._set_grad_enabled, True)
+        return inside, call(ATEN.exp.default, x)
+
+    different(make)
+
+
+def test_cse_keeps_two_norms_of_the_same_rows():
+    check(Rows(lambda m, b, h: m.norm(h) + m.norm(h), norm=nn.BatchNorm1d(WIDTH)), disable=())
+
+
+def test_cse_keeps_distinct_draws():
+    """Equal fanouts, equal seeds, equal dropouts: call sites tell them apart."""
+
+    def twice(m, blocks, x):
+        return F.dropout(mean(blocks[0], x), 0.5) + F.dropout(mean(blocks[0], x), 0.5)
+
+    gm = captured(Model(twice), (3,), disable=("extract-select", "sample-gather-aggregate")).trace()
+    assert count(gm, JOESTAR.keyed_dropout.default) == 2
+    assert count(gm, JOESTAR.spmm.default) == 1
+
+
+def test_clean_up_changes_no_number():
+    model = Model(lambda m, blocks, x: mean(blocks[1], (mean(blocks[0], x) + mean(blocks[0], x)).relu()))
+    results = []
+    for disable in (ALL, ("extract-select", "sample-gather-aggregate"), ()):
+        case = captured(model, disable=disable)
+        results.append((case.exact(case.seeds(), 0), case.padded(case.seeds(), 0)))
+    losses = {outcome.loss.item() for pair in results for outcome in pair}
+    assert max(losses) - min(losses) < 1e-12

@@ -1,0 +1,171 @@
+"""The pass manager: order, requirements, records, switching off, and the verifier behind every pass."""
+
+import pytest
+import torch
+from lowering.harness import small_graph
+
+import joestar
+from joestar.errors import ConfigError, VerificationError
+from joestar.fusion import PASSES, Pass, Reject, run_passes
+from joestar.nn import GraphSAGE
+from joestar.sampling import NeighborSampler
+
+from .graphs import ALL, ATEN, Model, build, captured, mean
+
+
+def small():
+    def write(call, value):
+        x = value("x")
+        call(ATEN.exp.default, x)
+        return call(ATEN.neg.default, call(ATEN.relu.default, x))
+
+    return build(write)
+
+
+def one(name: str, run, **options) -> tuple[Pass, ...]:
+    return (Pass(name, run, **options),)
+
+
+def test_order_of_the_pipeline():
+    assert ALL == ("dce", "cse", "extract-select", "sample-gather-aggregate", "dce-after")
+    holds = set()
+    for spec in PASSES:
+        assert spec.requires <= holds, f"{spec.name} can never run"
+        holds |= spec.ensures
+
+
+def test_records():
+    gm = small()
+    records, _ = run_passes(gm, [("const", None)])
+    first = records[0]
+    assert (first.name, first.rewrites, first.nodes_before, first.nodes_after, first.skipped) == ("dce", 1, 5, 4, False)
+    assert "aten.neg" in first.code
+    assert first.milliseconds >= 0
+    assert [record.code for record in records[1:]] == [""] * 4, "the text is kept where a pass changed something"
+
+
+@pytest.mark.parametrize(
+    ("disable", "skipped"),
+    [
+        ((), []),
+        (("dce-after",), ["dce-after"]),
+        (("sample-gather-aggregate",), ["sample-gather-aggregate"]),
+        (("cse",), ["cse", "extract-select", "sample-gather-aggregate"]),
+        (("dce",), ["dce", "cse", "extract-select", "sample-gather-aggregate"]),
+        (ALL, list(ALL)),
+    ],
+)
+def test_switching_off_takes_what_requires_it_along(disable, skipped):
+    records, _ = run_passes(small(), [("const", None)], disable)
+    assert [record.name for record in records if record.skipped] == skipped
+
+
+def test_unknown_name():
+    with pytest.raises(ConfigError, match=r"no pass 'dead' to disable; passes are: dce, cse, extract-select"):
+        run_passes(small(), [("const", None)], ("dead",))
+
+
+def test_reject_is_falsy_data():
+    refusal = Reject("too wide")
+    assert not refusal
+    assert str(refusal) == "too wide"
+
+
+# --- the verifier ---
+
+
+def broken(run, words: str) -> None:
+    with pytest.raises(VerificationError, match=words):
+        run_passes(small(), [("const", None)], passes=one("bad", run))
+
+
+def find(gm, target):
+    return next(node for node in gm.graph.nodes if node.target is target)
+
+
+def test_malformed_graph():
+    def use_before_definition(gm, context):
+        relu, neg = find(gm, ATEN.relu.default), find(gm, ATEN.neg.default)
+        neg.append(relu)
+        return 1
+
+    broken(use_before_definition, "pass bad left a malformed graph")
+
+
+def test_foreign_op():
+    def python_function(gm, context):
+        find(gm, ATEN.relu.default).target = torch.nn.functional.relu
+        return 1
+
+    broken(python_function, "pass bad left a node that is no op")
+
+
+def test_changed_outputs():
+    def other_dtype(gm, context):
+        neg = find(gm, ATEN.neg.default)
+        neg.meta["val"] = neg.meta["val"].double()
+        return 1
+
+    def fewer(gm, context):
+        (output,) = gm.graph.find_nodes(op="output")
+        output.args = ((),)
+        return 1
+
+    broken(other_dtype, "pass bad changed the graph's outputs from")
+    broken(fewer, "pass bad changed the graph's outputs from")
+
+
+def test_missing_shapes():
+    def forgetful(gm, context):
+        find(gm, ATEN.relu.default).meta.clear()
+        return 1
+
+    broken(forgetful, "pass bad left node .* without shape information")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError, AssertionError, AttributeError, KeyError, IndexError, TypeError, ValueError]
+)
+def test_failing_pass(error):
+    def fails(gm, context):
+        raise error("oops")
+
+    broken(fails, "pass bad failed: .*oops")
+
+
+# --- the whole ---
+
+
+@pytest.mark.parametrize("disable", [(), *[(name,) for name in ALL], ALL], ids=lambda names: "+".join(names) or "none")
+def test_training_does_not_depend_on_passes(disable):
+    """Three steps of training: losses and parameters with and without each pass."""
+
+    def train(disable):
+        torch.manual_seed(0)
+        graph = small_graph()
+        model = GraphSAGE(6, 8, 2, 4, norm="batch_norm", dropout=0.3).double()
+        step = joestar.compile(
+            model, NeighborSampler(graph, [3, 2]), torch.nn.functional.cross_entropy,
+            torch.optim.SGD(model.parameters(), 0.1), backend="eager", disable_passes=disable,
+        )  # fmt: skip
+        losses = torch.stack([loss.clone() for loss in step.epoch(torch.arange(30), 10)])
+        return losses, model.state_dict()
+
+    (losses, state), (expected, reference) = train(disable), train(())
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(state, reference, rtol=1e-10, atol=1e-12)
+
+
+def test_compile_refuses_unknown_passes():
+    graph = small_graph()
+    step = joestar.compile(Model(lambda m, b, x: mean(b[0], x)).double(), NeighborSampler(graph, [2]), backend="eager",
+                           disable_passes=("fusion",))  # fmt: skip
+    with pytest.raises(ConfigError, match="no pass 'fusion'"):
+        step.predict(torch.arange(5))
+
+
+def test_places_name_the_users_line():
+    case = captured(
+        Model(lambda m, b, x: mean(b[1], m.head(mean(b[0], x.relu())).new_zeros(1) + mean(b[0], x))), disable=()
+    )
+    assert all(".py:" in place.source for place in case.program.places)

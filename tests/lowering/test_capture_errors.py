@@ -1,0 +1,257 @@
+"""What cannot be captured: the error names the user's line and what to write instead."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from joestar.errors import CaptureError
+from joestar.sampling import NeighborSampler
+
+from .harness import NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, small_graph
+
+CALLS = [0]
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def branch_on_data(m, b, h):
+    return h if h.sum() > 0 else -h
+
+
+def item(m, b, h):
+    return h * h.sum().item()
+
+
+def conversion(m, b, h):
+    return h * float(h.detach().max())
+
+
+def mask(m, b, h):
+    return h + h[h[:, 0] > 0].sum(0)
+
+
+def nonzero(m, b, h):
+    return h + h[h[:, 0].nonzero()[:, 0]].sum(0)
+
+
+def unique(m, b, h):
+    return h + torch.unique(b.graph_degrees("src")).sum()
+
+
+def printing(m, b, h):
+    print(h.shape)
+    return h
+
+
+def tolist(m, b, h):
+    return h * h[0].tolist()[0]
+
+
+def branch_on_size(m, b, h):
+    return h if b.num_src > 20 else -h
+
+
+def branch_on_edges(m, b, h):
+    return h if b.num_edges > b.num_dst else -h
+
+
+def odd(m, b, h):
+    return h if len(h) % 2 else -h
+
+
+def loop_over_size(m, b, h):
+    for _ in range(b.num_dst):
+        h = h + 1
+    return h
+
+
+def exponential(m, b, h):
+    return h * math.exp(-b.num_dst / 10)
+
+
+def first_rows(m, b, h):
+    return h + h[:3].sum(0)
+
+
+def attribute(m, b, h):
+    m.calls = m.calls + 1
+    return h
+
+
+def buffer(m, b, h):
+    m.average = 0.9 * m.average + 0.1 * h.detach().mean(0)
+    return h - m.average
+
+
+def appended(m, b, h):
+    m.seen.append(h)
+    return h
+
+
+def outside(m, b, h):
+    CALLS[0] += 1
+    return h
+
+
+def mode(m, b, h):
+    m.norm.eval()
+    return m.norm(h)
+
+
+def recomputed(m, b, h):
+    return checkpoint(torch.relu, h, use_reentrant=False)
+
+
+def conditional(m, b, h):
+    return torch.cond(h.sum() > 0, lambda h: h * 1, lambda h: -h, (h,))
+
+
+def mapped(m, b, h):
+    return torch.vmap(lambda row: row * 2)(h)
+
+
+def hooked(m, b, h):
+    h.register_hook(lambda grad: grad * 2)
+    return h
+
+
+def own_backward(m, b, h):
+    return Reversed.apply(h)
+
+
+def compared(m, b, h):
+    return h if torch.equal(h, h + 1) else -h
+
+
+TENSOR = ("torch.where on whole tensors",)
+HOST = ("keep the value in a tensor",)
+SIZED = ("depends on data", "torch.where(mask, x, 0)")
+BRANCH = ("holds only for some sizes of sampled sets", "does not branch on")
+OUTLIVES = ("which outlives the call", "a registered buffer, changed in place")
+HIGHER = ("higher-order function", "call plain torch functions")
+
+ERRORS = [
+    (branch_on_data, TENSOR), (item, HOST), (conversion, HOST), (mask, SIZED), (nonzero, SIZED), (unique, SIZED),
+    (printing, ("remove the print",)), (tolist, HOST), (compared, HOST),
+    (branch_on_size, ("num_src (of sampled set 2) > 20", *BRANCH)),
+    (branch_on_edges, ("num_edges (of sampled set 1) > num_seeds", *BRANCH)),
+    (odd, ("Mod(num_src", *BRANCH)), (exponential, ("num_seeds", *BRANCH)), (first_rows, ("num_src", *BRANCH)),
+    (loop_over_size, ("sizes vary per batch",)),
+    (attribute, ("changes model.calls", *OUTLIVES)), (buffer, ("changes a buffer of model", *OUTLIVES)),
+    (appended, ("changes model.seen", *OUTLIVES)), (outside, ("changes lowering.test_capture_errors.CALLS", *OUTLIVES)),
+    (mode, ("changes model.norm.training", *OUTLIVES)),
+    (recomputed, HIGHER), (conditional, HIGHER), (hooked, HIGHER), (own_backward, HIGHER), (mapped, ("torch.vmap",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "words"), ERRORS, ids=[operation.__name__ for operation, _ in ERRORS])
+def test_error_names_line_and_remedy(operation, words):
+    model = Rows(operation, average=torch.zeros(WIDTH), norm=nn.BatchNorm1d(WIDTH))
+    model.calls, model.seen = 0, []
+    with pytest.raises(CaptureError) as caught:
+        Case(model).trace()
+    message = str(caught.value)
+    assert message.startswith("Rows with NeighborSampler")
+    for word in words:
+        assert word in message
+    if operation is not mapped:  # vmap leaves its own frames only
+        assert "test_capture_errors.py:" in message
+        assert f" in {operation.__name__}" in message
+
+
+def test_nothing_happens_twice():
+    """A refused program has not run: Python objects and buffers are as they were."""
+    model = Rows(appended, average=torch.zeros(WIDTH))
+    model.seen = []
+    with pytest.raises(CaptureError):
+        Case(model).trace()
+    assert model.seen == []
+
+
+def test_harmless_python_is_captured():
+    """Local containers, attributes of blocks, assertions on sizes that always hold."""
+
+    def operation(m, b, h):
+        assert b.num_src >= b.num_dst
+        assert h.shape == (b.num_src, WIDTH)
+        b.cache = [h]
+        names = {"h": h}
+        names["g"] = b.cache.pop()
+        return names["h"] + names["g"] if b.num_dst <= h.shape[0] else h
+
+    Case(Rows(operation)).trace()
+
+
+class HopSampler:
+    """Makes as many hops as it is told, which may change between batches."""
+
+    def __init__(self, graph, hops: int):
+        self.graph = graph
+        self.hops = hops
+
+    def sample(self, graph, seeds):
+        blocks = []
+        for _ in range(self.hops):
+            blocks.insert(0, graph[:, blocks[0].srcs if blocks else seeds].individual_sample(2))
+        return blocks
+
+
+class Last(nn.Module):
+    """Reads the last block only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, blocks, x):
+        return self.linear(x[: blocks[-1].num_dst])
+
+
+def test_number_of_sampling_calls_may_not_vary():
+    graph = small_graph()
+    case = Case(Last(), graph=graph, sampler=HopSampler(graph, 1))
+    case.trace()
+    case.sampler.hops = 2
+    with pytest.raises(CaptureError, match=r"made 6 sets of data-dependent size; 3 were captured.*may not vary"):
+        case.exact(case.seeds(), 0)
+
+
+class CountingSampler(NeighborSampler):
+    def sample(self, graph, seeds):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().sample(graph, seeds)
+
+
+def test_sampler_with_state():
+    graph = small_graph()
+    with pytest.raises(CaptureError, match=r"changes sampler\.calls"):
+        Case(Last(), graph=graph, sampler=CountingSampler(graph, [2])).trace()
+
+
+class Pooled(Last):
+    def forward(self, blocks, x):
+        return self.linear(x).mean(0)
+
+
+class AllSources(Last):
+    def forward(self, blocks, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("model", [Pooled, AllSources])
+def test_wrong_number_of_rows(model):
+    with pytest.raises(
+        CaptureError, match=r"forward must return one row per seed; got shape .* Does the model use all"
+    ):
+        Case(model(), kind="logits").trace()
