@@ -1,5 +1,7 @@
 """The pass manager: order, requirements, records, switching off, and the verifier behind every pass."""
 
+import functools
+
 import pytest
 import torch
 from lowering.harness import small_graph
@@ -136,22 +138,23 @@ def test_failing_pass(error):
 # --- the whole ---
 
 
-@pytest.mark.parametrize("disable", [(), *[(name,) for name in ALL], ALL], ids=lambda names: "+".join(names) or "none")
+@functools.cache
+def _trained(disable):
+    torch.manual_seed(0)
+    graph = small_graph()
+    model = GraphSAGE(6, 8, 2, 4, norm="batch_norm", dropout=0.3).double()
+    step = joestar.compile(
+        model, NeighborSampler(graph, [3, 2]), torch.nn.functional.cross_entropy,
+        torch.optim.SGD(model.parameters(), 0.1), backend="eager", disable_passes=disable,
+    )  # fmt: skip
+    losses = torch.stack([loss.clone() for loss in step.epoch(torch.arange(30), 10)])
+    return losses, model.state_dict()
+
+
+@pytest.mark.parametrize("disable", [*[(name,) for name in ALL], ALL], ids="+".join)
 def test_training_does_not_depend_on_passes(disable):
     """Three steps of training: losses and parameters with and without each pass."""
-
-    def train(disable):
-        torch.manual_seed(0)
-        graph = small_graph()
-        model = GraphSAGE(6, 8, 2, 4, norm="batch_norm", dropout=0.3).double()
-        step = joestar.compile(
-            model, NeighborSampler(graph, [3, 2]), torch.nn.functional.cross_entropy,
-            torch.optim.SGD(model.parameters(), 0.1), backend="eager", disable_passes=disable,
-        )  # fmt: skip
-        losses = torch.stack([loss.clone() for loss in step.epoch(torch.arange(30), 10)])
-        return losses, model.state_dict()
-
-    (losses, state), (expected, reference) = train(disable), train(())
+    (losses, state), (expected, reference) = _trained(disable), _trained(())
     torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(state, reference, rtol=1e-10, atol=1e-12)
 

@@ -1,6 +1,6 @@
 """Random programs from safe operations: padded loss and gradients equal exact ones, and those of plain eager code.
 
-Five programs share a capture (each in a head of its own, see ``Heads``); the seed of a failing one is in its name.
+Ten programs share a capture (each in a head of its own, see ``Heads``); the seed of a failing one is in its name.
 """
 
 import random
@@ -15,7 +15,7 @@ from joestar import fn
 
 from .harness import SEEDS, WIDTH, Heads, check, curved, small_graph
 
-PER_CAPTURE = 5
+PER_CAPTURE = 10
 
 # Every operation takes rows [n, WIDTH] of the sources, and returns such rows, of moderate size.
 OPERATIONS = {
