@@ -16,6 +16,8 @@ CSRC := CMakeLists.txt $(shell find csrc -name '*.?pp' -o -name CMakeLists.txt)
 export PATH := $(abspath $(BIN)):$(PATH)
 # Two test workers share the processors; kernels that need several threads ask for them.
 test-python test-all: export OMP_NUM_THREADS ?= 1
+# Idle OpenMP threads that spin starve the others where cores are few or shared.
+train test-python test-all: export OMP_WAIT_POLICY ?= passive
 
 .PHONY: train test test-all test-python test-cpp lint format sanitize clean distclean
 .DELETE_ON_ERROR:
