@@ -23,6 +23,9 @@ SEEDS = (9, 3, 22, 1, 40, 2, 17)
 BATCHES = (SEEDS, SEEDS[:3])
 
 
+NEWER = pytest.mark.skipif(torch.__version__ < "2.13", reason="older versions of PyTorch cannot trace it")
+
+
 def small_graph(labels: Tensor | None = None, isolated: int = 0) -> Graph:
     """48 nodes, 170 edges with duplicates and self-loops; the last ``isolated`` nodes have no edges."""
     generator = torch.Generator().manual_seed(5)

@@ -146,7 +146,6 @@ def test_refused_reductions():
         "var of a square": (lambda m, b, h: h + (h @ h.T).var(), square),
         "einsum": (lambda m, b, h: h + torch.einsum("nd,nd", h, h), "implicit einsum"),
         "trace": (lambda m, b, h: h + (h @ h.T).trace(), "has no rule"),
-        "singular values": (lambda m, b, h: h + torch.linalg.svdvals(h).sum(), "has no rule"),
         "loops, sum": (lambda m, b, h: h + b.add_self_loops().apply_edges(fn.copy_u(h)).sum(0), loops),
         "loops, softmax": (lambda m, b, h: h + b.add_self_loops().apply_edges(fn.copy_u(h)).softmax(0).sum(0), loops),
         "loops, flat": (lambda m, b, h: h + b.add_self_loops().apply_edges(fn.copy_u(h)).flatten().mean(), loops),
