@@ -10,6 +10,7 @@ void bind_structure(py::module_& m);
 void bind_spmm(py::module_& m);
 void bind_edges(py::module_& m);
 void bind_sample_aggregate(py::module_& m);
+void bind_dropout(py::module_& m);
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 

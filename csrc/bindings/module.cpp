@@ -55,6 +55,7 @@ PYBIND11_MODULE(_native, m) {
   bind_spmm(m);
   bind_edges(m);
   bind_sample_aggregate(m);
+  bind_dropout(m);
 }
 
 }  // namespace joestar::bindings

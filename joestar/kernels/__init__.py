@@ -8,3 +8,12 @@ def native_kernels():
     except ImportError:
         return None
     return cpu
+
+
+def gpu_kernels():
+    """The Triton kernels (``joestar.kernels.gpu``), or ``None`` where there is no Triton."""
+    try:
+        from joestar.kernels import gpu
+    except ImportError:
+        return None
+    return gpu

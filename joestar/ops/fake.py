@@ -99,6 +99,16 @@ def _(indptr, num_edges, like):
     return like.new_empty((num_edges,))
 
 
+@register_fake("joestar::dropout_bits")
+def _(ids, key, site, p, columns):
+    return ids.new_empty((ids.shape[0], (columns + 31) // 32), dtype=torch.int32)
+
+
+@register_fake("joestar::edge_dropout_bits")
+def _(indptr, num_edges, dsts, key, site, p, columns):
+    return dsts.new_empty((num_edges, (columns + 31) // 32), dtype=torch.int32)
+
+
 @register_fake("joestar::add_self_loops")
 def _(indptr, indices, dst_count):
     return torch.empty_like(indptr), indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))

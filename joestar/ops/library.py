@@ -1,12 +1,13 @@
 """Registration of the tensor-level ops (thesis table 5.3) as ``torch.ops.joestar.*``.
 
-One row of ``SCHEMAS`` per op. An op runs its C++ kernel on CPU tensors when the extension is built, and its PyTorch
-reference (``ops/reference.py``) elsewhere. Shapes for tracing are in ``ops/fake.py``, gradients in ``ops/autograd.py``.
+One row of ``SCHEMAS`` per op. CPU tensors run its C++ kernel (``kernels/cpu.py``), CUDA tensors its Triton kernel
+(``kernels/gpu.py``); where there is none, its PyTorch reference (``ops/reference``) runs. Shapes for tracing are in
+``ops/fake.py``, gradients in ``ops/autograd.py``.
 """
 
 import torch
 
-from joestar.kernels import native_kernels
+from joestar.kernels import gpu_kernels, native_kernels
 from joestar.ops import composite, reference
 
 # indptr is int64 over rows, indices are sources; key is int64 [3] = (seed, epoch, step).
@@ -31,6 +32,9 @@ SCHEMAS = {
     "edge_softmax": "(Tensor indptr, Tensor s) -> Tensor",
     "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
+    "dropout_bits": "(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor",
+    "edge_dropout_bits": "(Tensor indptr, SymInt num_edges, Tensor dsts, Tensor key, int site, float p, SymInt columns)"
+    " -> Tensor",
     "add_self_loops": f"({_CSC}, Tensor dst_count) -> (Tensor, Tensor)",
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
     "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
@@ -50,17 +54,16 @@ def _two_tensors(kernel):
 
 
 def _implementation(name: str, module):
-    kernel = getattr(module, name)
-    return _two_tensors(kernel) if name == "spmm_extremum_grad" else kernel
+    kernel = getattr(module, name, None)
+    return _two_tensors(kernel) if kernel is not None and name == "spmm_extremum_grad" else kernel
 
 
 def _register() -> None:
-    native = native_kernels()
     for name, schema in SCHEMAS.items():
         LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         slow = _implementation(name, reference)
-        LIBRARY.impl(name, slow, "CUDA")
-        LIBRARY.impl(name, slow if native is None else _implementation(name, native), "CPU")
+        LIBRARY.impl(name, _implementation(name, native_kernels()) or slow, "CPU")
+        LIBRARY.impl(name, _implementation(name, gpu_kernels()) or slow, "CUDA")
 
 
 _register()

@@ -98,7 +98,8 @@ class Case:
 
     Attributes:
         plain: also compare with the user's own eager code (off where dropout masks differ).
-        factor, extra: padded sizes are ``factor * size + extra``.
+        factor, extra: padded sizes are ``factor * size + extra``;
+        tight: compile for every batch, even if it fits into the bounds of an earlier one.
     """
 
     model: nn.Module
@@ -109,6 +110,7 @@ class Case:
     plain: bool = True
     factor: float = 1.5
     extra: int = 37
+    tight: bool = False
     disable: tuple[str, ...] = ()
     tolerance: float = 1e-10
     kind: str = "train"
@@ -157,7 +159,9 @@ class Case:
         """The padded graph, with bounds well above the true sizes."""
         self.program.trace(seeds, self.key(step))
         sizes, bounds = self.bounds(seeds, step)
-        self.program.compile(bounds, int(self.factor * len(seeds)) + self.extra)
+        fits = all(size <= bound for size, bound in zip(sizes, self.program.bounds, strict=False))
+        if not self.program.bounds or not fits or len(seeds) > self.program.batch or self.tight:
+            self.program.compile(bounds, int(self.factor * len(seeds)) + self.extra)
         count = torch.full((), len(seeds), dtype=torch.int64)
         flag = torch.zeros((), dtype=torch.bool)
         (loss,), counts, ok = self.program.step(filled(seeds, self.program.batch), count, self.key(step), flag)

@@ -91,7 +91,7 @@ def test_models(name, options):
     check(model, batches, fanouts=(3, 2), graph=small_graph(isolated=3), plain=plain)
 
 
-@pytest.mark.parametrize("name", ["GraphSAGE", "GCN", "GAT"])
+@pytest.mark.parametrize("name", ["GraphSAGE", "GCN"])
 def test_a_single_seed_without_edges(name):
     model = getattr(jnn, name)(NUM_FEATURES, WIDTH, 2, NUM_CLASSES)
     check(model, ((5,), (47,)), fanouts=(3, 2), graph=small_graph(isolated=3))
@@ -108,7 +108,7 @@ def test_all_edges_and_replacement():
 def test_bounds_do_not_matter():
     """Tight, generous and different bounds give the same loss and gradients."""
     model = jnn.GAT(NUM_FEATURES, WIDTH, 2, NUM_CLASSES, heads=2, dropout=0.5)
-    case = Case(model, fanouts=(3, 2))
+    case = Case(model, fanouts=(3, 2), tight=True)
     seeds = case.seeds()
     reference = case.exact(seeds, 0)
     for factor, extra in ((1.0, 0), (1.0, 1), (3.0, 5)):

@@ -55,5 +55,10 @@ def sampled_positions(indptr: list, nodes: list, k: int, replace: bool, key: tup
 
 
 def keeps(state: tuple, column: int, p: float) -> bool:
-    """Whether dropout keeps a column of the row."""
-    return mix32((state[0] ^ column) + state[1] & MASK) >= int(p * 2**32)
+    """Whether dropout keeps a column of the row: one bit of a 24-digit coin of probability 1 - p."""
+    probability, mask = min(max(round((1 - p) * 2**24), 1), 2**24 - 1), 0
+    first = next(i for i in range(24) if probability >> i & 1)
+    for digit in range(first, 24):
+        word = draw(state, column // 32 * 32 + digit)
+        mask = word | mask if probability >> digit & 1 else word & mask
+    return bool(mask >> column % 32 & 1)

@@ -1,0 +1,35 @@
+"""Dropout masks as bits on the CPU, the same as those of ``joestar.ops.reference``, bit for bit."""
+
+import torch
+from torch import Tensor
+
+from joestar import _native
+from joestar.kernels.checks import check_ids, check_offsets, require
+from joestar.kernels.dropout import DROPOUT_SITE, keep_numerator
+
+
+def _words(columns: int) -> int:
+    return (columns + 31) // 32
+
+
+def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
+    """Mask of rows with these ids: int32 ``[n, ceil(columns / 32)]``, bit ``c % 32`` of word ``c // 32`` set = kept."""
+    ids = check_ids(ids, "ids")
+    out = torch.empty(ids.numel(), _words(columns), dtype=torch.int32)
+    _native.dropout_bits(ids, key.contiguous(), site + DROPOUT_SITE, keep_numerator(p), out.shape[1], out)
+    return out
+
+
+def edge_dropout_bits(
+    indptr: Tensor, num_edges: int, dsts: Tensor, key: Tensor, site: int, p: float, columns: int
+) -> Tensor:
+    """Mask of edge values: int32 ``[num_edges, ceil(columns / 32)]``; an edge is (id of its destination, its rank).
+
+    ``dsts`` ``[num_dst]`` are the ids of the rows of ``indptr``. Entries past the last edge count as edges of row 0.
+    """
+    indptr, dsts = check_offsets(indptr), check_ids(dsts, "dsts")
+    require(indptr.numel() == dsts.numel() + 1, f"one id per row, {indptr.numel() - 1}", f"{dsts.numel()} ids")
+    out = torch.empty(num_edges, _words(columns), dtype=torch.int32)
+    key, q = key.contiguous(), keep_numerator(p)
+    _native.edge_dropout_bits(indptr, num_edges, dsts, key, site + DROPOUT_SITE, q, out.shape[1], out)
+    return out

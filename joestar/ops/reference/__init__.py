@@ -1,0 +1,45 @@
+"""Plain PyTorch implementations of every op: the ground truth of the tests, and what runs on devices without a kernel.
+
+Conventions (see ``docs/architecture.md``): a ragged set has a bound (the size of its tensor) and a count (the true
+number); valid entries are a prefix; rows past the count have degree 0. ``num_edges`` or ``num_src`` of -1 asks for
+exactly the size that is needed. The count an op returns is the true demand and may exceed the bound (an overflow).
+"""
+
+from joestar.ops.reference.computation import (
+    edge_softmax,
+    edge_softmax_grad,
+    scatter_dst,
+    scatter_src,
+    sddmm,
+    spmm,
+    spmm_extremum_grad,
+    spmm_grad_weight,
+    spmm_grad_x,
+)
+from joestar.ops.reference.dropout import dropout_bits, edge_dropout_bits
+from joestar.ops.reference.fused import sample_aggregate
+from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
+from joestar.ops.reference.structure import add_self_loops, edge_dst, out_degrees
+
+__all__ = [
+    "add_self_loops",
+    "compact",
+    "dropout_bits",
+    "edge_dropout_bits",
+    "edge_dst",
+    "edge_softmax",
+    "edge_softmax_grad",
+    "out_degrees",
+    "rowwise_sample",
+    "sample_aggregate",
+    "sample_cols",
+    "sample_eids",
+    "scatter_dst",
+    "scatter_src",
+    "sddmm",
+    "slice_cols",
+    "spmm",
+    "spmm_extremum_grad",
+    "spmm_grad_weight",
+    "spmm_grad_x",
+]

@@ -1,0 +1,45 @@
+"""Masks of keyed dropout, 32 columns to a word."""
+
+import torch
+from torch import Tensor
+
+from joestar.ops.hashing import DROPOUT_SITE, absorb, draw, key_state, row_state
+from joestar.ops.reference.structure import edge_dst
+
+DIGITS = 24
+"""Binary digits of the keep probability that count."""
+
+
+def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
+    """Which entries dropout keeps, int32 ``[n, ceil(columns / 32)]``: bit ``c % 32`` of word ``c // 32`` is column c.
+
+    A row's state is that of its id. 32 independent coins of probability ``1 - p`` come from as many random words as
+    that probability has binary digits: from the last digit on, ``mask = word | mask`` for a 1, ``word & mask`` for a 0.
+
+    Args:
+        ids: integer ``[n]``, what each row stands for; key: int64 ``[3]``; p: drop probability in ``[0, 1)``.
+    """
+    return _bits(*row_state(key_state(key, site + DROPOUT_SITE), ids), p, columns)
+
+
+def edge_dropout_bits(
+    indptr: Tensor, num_edges: int, dsts: Tensor, key: Tensor, site: int, p: float, columns: int
+) -> Tensor:
+    """``dropout_bits`` for edge values: an edge is (id of its destination, rank in the row). ``[num_edges, words]``."""
+    row = edge_dst(indptr, num_edges, indptr)
+    if not dsts.numel():
+        return torch.zeros((num_edges, -(-columns // 32)), dtype=torch.int32, device=indptr.device)
+    a, b = row_state(key_state(key, site + DROPOUT_SITE), dsts[row])
+    rank = torch.arange(num_edges, device=indptr.device) - indptr[row]
+    return _bits(*absorb(a, b, rank & 0xFFFFFFFF), p, columns)
+
+
+def _bits(a: Tensor, b: Tensor, p: float, columns: int) -> Tensor:
+    keep = min(max(round((1 - p) * 2**DIGITS), 1), 2**DIGITS - 1)
+    lowest = (keep & -keep).bit_length() - 1
+    word = torch.arange(-(-columns // 32), device=a.device) * 32
+    mask = torch.zeros((a.numel(), word.numel()), dtype=torch.int64, device=a.device)
+    for digit in range(lowest, DIGITS):
+        random = draw(a[:, None], b[:, None], word + digit)
+        mask = random | mask if keep >> digit & 1 else random & mask
+    return torch.where(mask >= 2**31, mask - 2**32, mask).to(torch.int32)

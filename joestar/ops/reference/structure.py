@@ -1,0 +1,52 @@
+"""Offsets, rows of edges, degrees and self-loops."""
+
+import torch
+from torch import Tensor
+
+
+def offsets(degrees: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """(indptr cut at the capacity, the true total) of rows with these degrees; capacity -1 cuts nothing."""
+    indptr = torch.zeros(degrees.numel() + 1, dtype=torch.int64, device=degrees.device)
+    torch.cumsum(degrees, 0, out=indptr[1:])
+    count = indptr[-1].clone()
+    return (indptr if capacity < 0 else indptr.clamp(max=capacity)), count
+
+
+def edge_dst(indptr: Tensor, num_edges: int, like: Tensor) -> Tensor:
+    """Row of each edge ``[num_edges]`` in the dtype of ``like``; 0 past the last valid edge."""
+    position = torch.arange(num_edges, device=indptr.device)
+    row = torch.searchsorted(indptr, position, right=True) - 1
+    return torch.where(position < indptr[-1], row, 0).to(like.dtype)
+
+
+def valid_edges(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(sources, destinations) of the valid edges, int64."""
+    count = int(indptr[-1])
+    src = indices[:count].to(torch.int64)
+    return src, edge_dst(indptr, count, src)
+
+
+def add_self_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
+    """Exactly one self-loop per destination, at the end of its row; existing loops are dropped. ``[E + num_dst]``.
+
+    Rows past ``dst_count`` are padding and stay empty.
+    """
+    num_dst = indptr.numel() - 1
+    src, dst = valid_edges(indptr, indices)
+    keep = src != dst
+    degrees = torch.zeros(num_dst, dtype=torch.int64, device=indptr.device).index_add(0, dst, keep.long())
+    real = torch.arange(num_dst, device=indptr.device) < dst_count
+    degrees = degrees + real
+    new_indptr, _ = offsets(degrees, -1)
+    before = torch.cumsum(keep, 0) - 1 + dst
+    out = indices.new_zeros(indices.numel() + num_dst)
+    out[before[keep]] = src[keep].to(indices.dtype)
+    loops = torch.nonzero(real).flatten()
+    out[new_indptr[1:][loops] - 1] = loops.to(indices.dtype)
+    return new_indptr, out
+
+
+def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
+    """Edges leaving every source, int64 ``[num_src]``."""
+    src, _ = valid_edges(indptr, indices)
+    return torch.zeros(num_src, dtype=torch.int64, device=indptr.device).index_add(0, src, torch.ones_like(src))
