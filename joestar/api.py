@@ -38,7 +38,9 @@ def compile(
     slack: float = 0.03,
     warm_up: int = 12,
     patience: int = 2,
-    check_every: int = 1,
+    check_every: int | None = None,
+    cuda_graph: bool | None = None,
+    autocast: torch.dtype | None = None,
     disable_passes: tuple[str, ...] = (),
 ) -> "Step":
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
@@ -54,7 +56,12 @@ def compile(
         slack: share added to the sizes seen in the warm-up to give the bounds.
         warm_up: batches whose structure is sampled to choose the bounds; nothing is trained on them.
         patience: overflows after which the bounds are widened and the program is compiled again.
-        check_every: steps between two looks at the overflow flag.
+        check_every: steps between two looks at the overflow flag. ``None``: after each; on a GPU the flag then comes to
+            the host by itself, so that nothing waits, and a loss that is read (``.item()``) before its overflowing
+            batch was redone is NaN.
+        cuda_graph: whether a padded step is one CUDA graph; ``None``: on a GPU, yes.
+        autocast: ``torch.bfloat16`` or ``torch.float16``: run the model as under ``torch.autocast`` (features may have
+            that dtype, too; parameters and loss stay float32). float16 has no loss scaling here.
         disable_passes: names of passes to leave out (``joestar.fusion.PASSES``).
 
     Returns:
@@ -65,16 +72,26 @@ def compile(
     """
     _check_choice("backend", backend, BACKENDS)
     _check_choice("execution", execution, EXECUTIONS)
-    for name, value, least in (("warm_up", warm_up, 1), ("patience", patience, 1), ("check_every", check_every, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} must be an integer of at least {least}; got {value!r}.")
+    for name, value in (("warm_up", warm_up), ("patience", patience), ("check_every", check_every)):
+        if name == "check_every" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be an integer of at least 1; got {value!r}.")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ConfigError(f"autocast must be None, torch.bfloat16 or torch.float16; got {autocast!r}.")
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
     _check_parts(model, sampler)
     if (loss_fn is None) != (optimizer is None):
         given, missing = ("loss_fn", "optimizer") if optimizer is None else ("optimizer", "loss_fn")
         raise ConfigError(f"{given} was given without {missing}: give both for a training step, or neither.")
-    options = Options(backend, tuple(disable_passes))
+    on_gpu = sampler.graph.device.type == "cuda"
+    if cuda_graph and not on_gpu:
+        raise ConfigError(
+            f"cuda_graph=True needs a graph on a GPU; it is on {sampler.graph.device}. Move it with graph.to('cuda')."
+        )
+    options = Options(backend, tuple(disable_passes), autocast)
+    graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
     wrapped = None
     if optimizer is not None:
@@ -82,7 +99,7 @@ def compile(
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
     elif clip_grad_norm is not None or clip_grad_value is not None:
         raise ConfigError("gradient clipping needs loss_fn and optimizer; in your own loop clip before opt.step().")
-    return Step(model, sampler, loss_fn, wrapped, options, run, check_every)
+    return Step(model, sampler, loss_fn, wrapped, options, run, check_every, graphed)
 
 
 def _check_choice(name: str, value, allowed: tuple[str, ...]) -> None:
@@ -118,7 +135,10 @@ class Step:
     returns logits for the user's own loop.
     """
 
-    def __init__(self, model, sampler, loss_fn, optimizer: SkippableOptimizer | None, options, run: dict, check_every):
+    def __init__(
+        self, model, sampler, loss_fn, optimizer: SkippableOptimizer | None, options, run: dict,
+        check_every: int | None, cuda_graph: bool,
+    ):  # fmt: skip
         self.model = model
         self.sampler = sampler
         self.graph: Graph = sampler.graph
@@ -131,7 +151,7 @@ class Step:
         self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"])
         self._trainer = None
         if optimizer is not None:
-            self._trainer = Trainer(self._executor("train"), optimizer, self.seed, check_every)
+            self._trainer = Trainer(self._executor("train"), optimizer, self.seed, check_every, cuda_graph)
         self._epochs = 0
         self._calls = 0
         self._active: Iterator | None = None

@@ -40,6 +40,22 @@ def _(indptr, dsts, dst_count, k, replace, key, site, num_edges):
     return dsts.new_empty((_bound(num_edges),), dtype=torch.int64)
 
 
+@register_fake("joestar::weighted_sample")
+def _(indptr, weight, row_ids, row_count, sliced, k, replace, key, site, num_edges):
+    sub_indptr = indptr.new_empty((row_ids.shape[0] + 1,))
+    return sub_indptr, indptr.new_empty((_bound(num_edges),)), _count(indptr)
+
+
+@register_fake("joestar::collective_sample")
+def _(sub_indptr, sub_indices, weight, num_nodes, k, key, site):
+    return sub_indices.new_empty((k,)), _count(sub_indices)
+
+
+@register_fake("joestar::slice_rows")
+def _(sub_indptr, sub_indices, row_ids, srcs, src_count, num_edges):
+    return sub_indptr.new_empty(sub_indptr.shape), sub_indptr.new_empty((_bound(num_edges),)), _count(sub_indptr)
+
+
 @register_fake("joestar::compact")
 def _(dsts, dst_count, sub_indptr, sub_indices, num_nodes, num_src):
     srcs = sub_indices.new_empty((_bound(num_src),))
@@ -122,3 +138,13 @@ def _(indptr, indices, num_src):
 @register_fake("joestar::sample_aggregate")
 def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
+
+
+@register_fake("joestar::take_batch")
+def _(order, num_seeds, key, batch, size):
+    return order.new_empty((size,)), _count(order)
+
+
+@register_fake("joestar::finish_step")
+def _(key, flag, losses, history, progress, offset, loss, ok, counts):
+    return None

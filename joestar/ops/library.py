@@ -20,6 +20,12 @@ SCHEMAS = {
     "rowwise_sample": f"({_CSC}, Tensor row_ids, {_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
     "sample_cols": f"({_CSC}, {_DSTS}, {_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
     "sample_eids": f"(Tensor indptr, {_DSTS}, {_DRAWS}, SymInt num_edges) -> Tensor",
+    "weighted_sample": "(Tensor indptr, Tensor weight, Tensor row_ids, Tensor row_count, bool sliced, "
+    f"{_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
+    "collective_sample": "(Tensor sub_indptr, Tensor sub_indices, Tensor? weight, int num_nodes, int k, Tensor key,"
+    " int site) -> (Tensor, Tensor)",
+    "slice_rows": "(Tensor sub_indptr, Tensor sub_indices, Tensor row_ids, Tensor srcs, Tensor src_count,"
+    " SymInt num_edges) -> (Tensor, Tensor, Tensor)",
     "compact": f"({_DSTS}, Tensor sub_indptr, Tensor sub_indices, int num_nodes, SymInt num_src)"
     " -> (Tensor, Tensor, Tensor)",
     "spmm": f"({_CSC}, Tensor x, Tensor? weight, str reduce) -> Tensor",
@@ -38,6 +44,9 @@ SCHEMAS = {
     "add_self_loops": f"({_CSC}, Tensor dst_count) -> (Tensor, Tensor)",
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
     "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
+    "take_batch": "(Tensor order, Tensor num_seeds, Tensor key, int batch, int size) -> (Tensor, Tensor)",
+    "finish_step": "(Tensor(a!) key, Tensor(b!) flag, Tensor(c!) losses, Tensor(d!) history, Tensor(e!) progress,"
+    " Tensor offset, Tensor loss, Tensor ok, Tensor counts) -> ()",
 }
 
 LIBRARY = torch.library.Library("joestar", "FRAGMENT")

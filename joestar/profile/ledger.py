@@ -70,6 +70,7 @@ class Counters:
     overflows: int = 0
     fallbacks: int = 0
     recompiles: int = 0
+    captures: int = 0
     warm_up_batches: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """Runs one program: padded where it fits, exact where it does not, with bounds chosen by a structure-only warm-up."""
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Executor:
         self.execution = execution
         self.book = SizeBook()
         self.overflows = 0
+        self.before_compile: list[Callable[[], None]] = []
 
     @property
     def device(self) -> torch.device:
@@ -63,6 +65,8 @@ class Executor:
 
     def compile(self, bounds: list[int], batch: int) -> None:
         """Compiles for these bounds, counting a recompilation if there was one before."""
+        for release in self.before_compile:
+            release()
         self.counters.recompiles += self.program.compiles > 0
         self.program.compile(bounds, batch)
         self.overflows = 0

@@ -34,9 +34,45 @@ class SkippableOptimizer:
         self.clip_grad_value = clip_grad_value
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
+        self._on_gpu()
         optimizer._step_supports_amp_scaling = True
         optimizer._need_device_dtype_check_for_fused = False
         self._allocate_momentum()
+
+    def _on_gpu(self) -> None:
+        """On a GPU the learning rates become tensors, which a captured step reads anew each time."""
+        self._rates: list[Tensor] = []
+        self._settings: tuple = ()
+        groups = self.optimizer.param_groups
+        if not groups[0]["params"][0].is_cuda:
+            return
+        for group in groups:
+            device = group["params"][0].device
+            self._rates.append(torch.full((), float(group["lr"]), dtype=torch.float32, device=device))
+            group["lr"], group["capturable"] = self._rates[-1], True
+        self.optimizer._warned_capturable_if_run_uncaptured = True
+        self._settings = self._hyperparameters()
+
+    def _hyperparameters(self) -> tuple:
+        hidden = ("params", "lr", "initial_lr")
+        return tuple(repr([(k, v) for k, v in g.items() if k not in hidden]) for g in self.optimizer.param_groups)
+
+    def refresh(self) -> bool:
+        """Takes over learning rates that were assigned as numbers; True if another hyperparameter was changed."""
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate
+        settings, self._settings = self._settings, self._hyperparameters()
+        return settings != self._settings
+
+    def fingerprint(self) -> tuple:
+        """What a captured step holds on to: hyperparameters, addresses of parameters, moments and learning rates."""
+        self.refresh()
+        tensors = [*self.parameters(), *self._rates]
+        for state in self.optimizer.state.values():
+            tensors.extend(value for value in state.values() if isinstance(value, Tensor))
+        return self._settings, tuple(tensor.data_ptr() for tensor in tensors)
 
     def _allocate_momentum(self) -> None:
         for group in self.optimizer.param_groups:
@@ -68,7 +104,7 @@ class SkippableOptimizer:
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
         self.optimizer.grad_scale = None
-        self.optimizer.found_inf = (~ok).to(torch.float32)
+        self.optimizer.found_inf = torch.logical_not(ok, out=torch.empty((), device=ok.device))
         try:
             self.optimizer.step()
         finally:

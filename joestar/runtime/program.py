@@ -1,5 +1,6 @@
 """One captured program and its two executions: exact (eager, true sizes) and padded (static, compiled)."""
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from joestar.profile.sizes import measure
 
 @dataclass
 class Options:
-    """How programs are compiled: backend ``inductor`` or ``eager``, names of passes to leave out."""
+    """How programs are compiled: backend ``inductor`` or ``eager``, names of passes to leave out, dtype of autocast."""
 
     backend: str = "inductor"
     disable_passes: tuple[str, ...] = ()
+    autocast: torch.dtype | None = None
 
 
 @dataclass
@@ -156,7 +158,7 @@ class Program:
                 f"{type(self.sampler).__name__}.sample made {len(labels)} sets of data-dependent size; "
                 f"{len(self.captured.labels)} were captured. The number of sampling calls may not vary per batch."
             )
-        with torch.set_grad_enabled(self.kind != "predict"):
+        with self._modes():
             outputs = self.captured.gm(*self._bind(self.captured.roles, seeds=seeds, key=key, sizes=sizes))
         return list(outputs), sizes
 
@@ -171,7 +173,7 @@ class Program:
             seed_count=torch.ones((), dtype=torch.int64, device=self.graph.device),
             flag=torch.zeros((), dtype=torch.bool, device=self.graph.device),
         )  # fmt: skip
-        with torch.set_grad_enabled(self.kind != "predict"):
+        with self._modes():
             self.run = self.phases.timed("backend", lambda: self._backend(example))
         self.compiles += 1
 
@@ -192,9 +194,19 @@ class Program:
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
         arguments = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=flag)
-        with torch.set_grad_enabled(self.kind != "predict"):
+        with self._modes():
             *outputs, counts, ok = self.run(*arguments)
         return outputs, counts.detach(), ok.detach()
+
+    @contextlib.contextmanager
+    def _modes(self):
+        """Gradients and autocast as this program wants them."""
+        dtype = self.options.autocast
+        with (
+            torch.set_grad_enabled(self.kind != "predict"),
+            torch.autocast(self.graph.device.type, dtype, enabled=dtype is not None, cache_enabled=False),
+        ):
+            yield
 
     def _bind(self, roles: list[tuple], *, sizes: list[int] = (), **inputs) -> list:
         inputs["num_seeds"] = inputs["seeds"].shape[0]

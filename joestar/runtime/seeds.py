@@ -47,13 +47,3 @@ def shuffled(seeds: Tensor, key: Tensor) -> Tensor:
     epoch_key = torch.stack([key[0], key[1], torch.zeros_like(key[2])])
     a, b = row_state(key_state(epoch_key, SHUFFLE_SITE), position)
     return seeds[torch.argsort(((a >> 1) << 31) | (b >> 1), stable=True)]
-
-
-def batch_at(seeds: Tensor, step: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Batch ``step`` (0-d) of the seeds, padded to ``batch`` with its own first seed: (seeds ``[batch]``, count)."""
-    first = step * batch
-    position = first + torch.arange(batch, device=seeds.device)
-    count = (seeds.numel() - first).clamp(max=batch)
-    last = seeds.numel() - 1
-    safe = torch.where(position <= last, position, first).clamp(max=last)
-    return seeds[safe], count

@@ -19,16 +19,20 @@ from joestar.ops.reference.computation import (
 from joestar.ops.reference.dropout import dropout_bits, edge_dropout_bits
 from joestar.ops.reference.fused import sample_aggregate
 from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
+from joestar.ops.reference.step import finish_step, take_batch
 from joestar.ops.reference.structure import add_self_loops, edge_dst, out_degrees
+from joestar.ops.reference.weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
     "add_self_loops",
+    "collective_sample",
     "compact",
     "dropout_bits",
     "edge_dropout_bits",
     "edge_dst",
     "edge_softmax",
     "edge_softmax_grad",
+    "finish_step",
     "out_degrees",
     "rowwise_sample",
     "sample_aggregate",
@@ -38,8 +42,11 @@ __all__ = [
     "scatter_src",
     "sddmm",
     "slice_cols",
+    "slice_rows",
     "spmm",
     "spmm_extremum_grad",
     "spmm_grad_weight",
     "spmm_grad_x",
+    "take_batch",
+    "weighted_sample",
 ]
