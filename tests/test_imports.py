@@ -20,7 +20,21 @@ ALLOWED = {
     "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
     "runtime": {"errors", "profile", "fusion", "lowering", "graph_api", "ops"},
     "api": {"errors", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
-    "cli": {"errors", "api", "runtime", "profile", "data", "nn", "sampling", "graph_api", "ops", "kernels", "_native"},
+    "bench": {"errors", "api", "nn", "sampling", "graph_api", "ops", "kernels"},
+    "cli": {
+        "errors",
+        "bench",
+        "api",
+        "runtime",
+        "profile",
+        "data",
+        "nn",
+        "sampling",
+        "graph_api",
+        "ops",
+        "kernels",
+        "_native",
+    },
 }
 
 

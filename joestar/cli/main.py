@@ -100,5 +100,42 @@ def doctor(
         raise typer.Exit(1)
 
 
+bench = typer.Typer(no_args_is_help=True, help="Measure speed, against expert-eager PyTorch in the same run.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("step")
+@plain_errors
+def bench_step(
+    shape: Annotated[str, typer.Option(help="tiny, small, products or papers.")] = "small",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    models: Annotated[str, typer.Option(help="Of sage, gcn, gin, gat; by commas.")] = "sage,gcn,gin,gat",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
+    baselines: Annotated[str, typer.Option(help="Of eager, compile; by commas, or none.")] = "eager",
+    fanouts: Annotated[str, typer.Option(help="Neighbours per hop, from the seeds outwards.")] = "15,10,5",
+    hidden: Annotated[int, typer.Option(help="Width of hidden layers.", min=1)] = 128,
+    batch_size: Annotated[int, typer.Option(help="Seeds per step.", min=1)] = 1000,
+    steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 20,
+    kernels: Annotated[bool, typer.Option(help="List the GPU kernels of a step.")] = False,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """Time a whole training step on a planted graph: ms, memory, launches, and the factor over expert eager.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar bench step --device cpu[/]  200 k nodes, 10 M edges; takes minutes
+
+    [cyan]joestar bench step --device cuda --shape products --precision tf32 --steps 200 --json step.json[/]
+    """
+    from joestar.bench.step import Setting
+    from joestar.cli.bench import bench_step, numbers, words
+
+    setting = Setting(
+        shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
+        steps=steps, baselines=words(baselines), kernels=kernels,
+    )  # fmt: skip
+    bench_step(setting, json_file, out())
+
+
 if __name__ == "__main__":
     app()

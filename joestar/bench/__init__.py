@@ -1,0 +1,1 @@
+"""Benchmarks behind ``joestar bench``: planted graphs, an expert-eager baseline, and measured steps."""

@@ -1,0 +1,136 @@
+"""Timing, memory and launches of a step."""
+
+import gc
+import itertools
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGraphLaunch")
+
+
+@dataclass
+class Timing:
+    """Milliseconds per step: median, 20th and 80th percentile, and how many steps were timed."""
+
+    median: float
+    p20: float
+    p80: float
+    steps: int
+
+    @classmethod
+    def of(cls, milliseconds: list[float]) -> "Timing":
+        """The statistics of some steps."""
+        ordered = sorted(milliseconds)
+        at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.2, 0.8)]
+        return cls(statistics.median(ordered), *at, len(ordered))
+
+
+def time_steps(step: Callable[[], object], steps: int, warm_up: int, device: torch.device, group: int = 1) -> Timing:
+    """Times ``steps`` calls after ``warm_up`` others; on a GPU by events around groups of ``group`` calls.
+
+    Groups let the host run ahead as it does in training: what is timed is throughput, not latency.
+    """
+    for _ in range(warm_up):
+        step()
+    if device.type != "cuda":
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - start) * 1e3)
+        return Timing.of(times)
+    torch.cuda.synchronize(device)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(max(1, steps // group) + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        for _ in range(group):
+            step()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return Timing.of([before.elapsed_time(after) / group for before, after in itertools.pairwise(marks)])
+
+
+def launches(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
+    """Kernel and graph launches, kernels run and host synchronisations per step on a GPU, as the profiler sees them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps):
+            step()
+    found = {"launches": 0, "kernels": 0, "syncs": 0}
+    for event in trace.events():
+        name = event.name
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found["kernels"] += 1
+        elif name in (
+            "cudaLaunchKernel",
+            "cuLaunchKernel",
+            "cudaLaunchKernelExC",
+            "cuLaunchKernelEx",
+            "cudaGraphLaunch",
+        ):
+            found["launches"] += 1
+        elif name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
+            found["syncs"] += 1
+    found["syncs"] = max(0, found["syncs"] - 1)  # the profiler's own, when it stops
+    return {name: count / steps for name, count in found.items()}
+
+
+def kernel_times(step: Callable[[], object], steps: int = 5) -> list[tuple[str, float, float]]:
+    """(kernel, microseconds per step, calls per step), longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    totals: dict[str, list[float]] = {}
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            entry = totals.setdefault(event.name, [0.0, 0])
+            entry[0] += event.device_time
+            entry[1] += 1
+    rows = [(name, time / steps, calls / steps) for name, (time, calls) in totals.items()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def resident_bytes(graph, model: torch.nn.Module) -> int:
+    """Bytes of structure, node data and parameters."""
+    tensors = [graph.indptr, graph.indices, *graph.ndata.values(), *model.parameters(), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class PeakMemory:
+    """Peak bytes beyond what is allocated at the start: reserved memory on a GPU, resident set size on a CPU."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_reserved(device)
+        else:
+            self.before = _peak_rss()
+
+    def bytes(self) -> int:
+        """Peak so far, less what was there before."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self.device) - self.before
+        return _peak_rss() - self.before
+
+
+def _peak_rss() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,199 @@
+"""``joestar bench step``: one training step, Joestar against expert eager, in the same run on the same graph."""
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import joestar
+from joestar.bench.measure import PeakMemory, Timing, kernel_times, launches, time_steps
+from joestar.bench.planted import planted
+from joestar.errors import ConfigError
+
+MODELS = ("sage", "gcn", "gin", "gat")
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+@dataclass
+class Setting:
+    """What is measured.
+
+    Attributes:
+        precision: ``fp32``, ``tf32`` (fp32 whose products may use TF32) or ``bf16`` (features and autocast).
+        steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``).
+    """
+
+    shape: str = "small"
+    device: str = "cpu"
+    models: tuple[str, ...] = MODELS
+    precision: str = "fp32"
+    fanouts: tuple[int, ...] = (15, 10, 5)
+    hidden: int = 128
+    heads: int = 4
+    dropout: float = 0.5
+    batch_size: int = 1000
+    steps: int = 20
+    warm_up: int = 3
+    baselines: tuple[str, ...] = ("eager",)
+    kernels: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Row:
+    """One line of the table; times in milliseconds, memory in bytes."""
+
+    model: str
+    how: str
+    step: Timing
+    epoch_seconds: float
+    first_step_seconds: float
+    memory: int
+    sampling: Timing | None = None
+    launches: dict[str, float] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=list)
+    kernels: list[tuple[str, float, float]] = field(default_factory=list)
+
+
+def machine(device: torch.device) -> str:
+    """The line that belongs to every figure."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; joestar {joestar.__version__}"
+
+
+def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dict:
+    """Measures every model and variant; a dictionary that is JSON but for the rows' tuples.
+
+    Raises:
+        ConfigError: for unknown names, or a GPU that is not there.
+    """
+    for name, value, allowed in (
+        *(("model", model, MODELS) for model in setting.models),
+        ("precision", setting.precision, PRECISIONS),
+        *(("baseline", baseline, ("eager", "compile")) for baseline in setting.baselines),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
+    device = torch.device(setting.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("bench: --device cuda, but PyTorch sees no GPU here. See joestar doctor.")
+    torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
+    start = time.perf_counter()
+    graph = planted(setting.shape, device, torch.bfloat16 if setting.precision == "bf16" else torch.float32)
+    say(f"{graph!r}, made in {time.perf_counter() - start:.1f} s")
+    rows = []
+    for model in setting.models:
+        for how in ("joestar", *setting.baselines):
+            row = (_joestar if how == "joestar" else _eager)(model, how, graph, setting)
+            rows.append(row)
+            say(f"{model:5} {how:8} {row.step.median:9.3f} ms/step, first step after {row.first_step_seconds:.1f} s")
+    return {"machine": machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
+
+
+def _seeds(graph, setting: Setting) -> Iterator[Tensor]:
+    """Shuffled full batches without end."""
+    random = torch.Generator(graph.device).manual_seed(setting.seed)
+    while True:
+        order = torch.randperm(graph.train_idx.numel(), generator=random, device=graph.device)
+        for part in graph.train_idx[order].split(setting.batch_size):
+            if part.numel() == setting.batch_size:
+                yield part
+
+
+def _autocast(setting: Setting) -> torch.dtype | None:
+    return torch.bfloat16 if setting.precision == "bf16" else None
+
+
+def _network(name: str, graph, setting: Setting) -> nn.Module:
+    torch.manual_seed(setting.seed)
+    channels, layers = graph.ndata["x"].shape[1], len(setting.fanouts)
+    common = {"out_channels": graph.num_classes, "dropout": setting.dropout}
+    if name == "gat":
+        net = joestar.nn.GAT(channels, setting.hidden, layers, heads=setting.heads, add_self_loops=False, **common)
+    else:
+        kind = {"sage": joestar.nn.GraphSAGE, "gcn": joestar.nn.GCN, "gin": joestar.nn.GIN}[name]
+        net = kind(channels, setting.hidden, layers, **common)
+    return net.to(graph.device)
+
+
+def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
+    memory = PeakMemory(graph.device)
+    net = _network(name, graph, setting)
+    sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    step = joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=_autocast(setting))
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            full = graph.train_idx.numel() // setting.batch_size * setting.batch_size
+            yield from step.epoch(graph.train_idx[:full], setting.batch_size)
+
+    start, losses = time.perf_counter(), batches()
+    next(losses)
+    _wait(graph)
+    first = time.perf_counter() - start
+    group = 10 if graph.device.type == "cuda" else 1
+    timing = time_steps(lambda: next(losses), setting.steps, setting.warm_up, graph.device, group)
+    row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
+    if graph.device.type == "cuda":
+        row.launches = launches(lambda: next(losses))
+        if setting.kernels:
+            row.kernels = kernel_times(lambda: next(losses))
+    else:
+        row.sampling = _sampling(sampler, graph, setting)
+    blocks = sampler.sample(graph.keyed(setting.seed), next(_seeds(graph, setting)))
+    row.counts = [blocks[-1].num_dst, *(block.num_src for block in blocks[::-1])]
+    losses.close()
+    return row
+
+
+def _sampling(sampler, graph, setting: Setting) -> Timing:
+    """Structure alone, every hop compacted."""
+    seeds, keys = _seeds(graph, setting), iter(range(1 << 30))
+    return time_steps(
+        lambda: sampler.sample(graph.keyed(setting.seed, 0, next(keys)), next(seeds)), setting.steps, setting.warm_up,
+        graph.device,
+    )  # fmt: skip
+
+
+def _eager(name: str, how: str, graph, setting: Setting) -> Row:
+    from joestar.bench.baselines import BlockModel, EagerStep
+
+    memory = PeakMemory(graph.device)
+    torch.manual_seed(setting.seed)
+    model = BlockModel(
+        name, graph.ndata["x"].shape[1], setting.hidden, len(setting.fanouts), graph.num_classes, setting.heads,
+        setting.dropout,
+    ).to(graph.device)  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    forward = torch.compile(model, dynamic=True) if how == "compile" else None
+    step = EagerStep(graph, list(setting.fanouts), model, optimizer, forward, _autocast(setting))
+    seeds = _seeds(graph, setting)
+    start = time.perf_counter()
+    step(next(seeds))
+    _wait(graph)
+    first = time.perf_counter() - start
+    group = 10 if graph.device.type == "cuda" else 1
+    timing = time_steps(lambda: step(next(seeds)), setting.steps, setting.warm_up, graph.device, group)
+    row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
+    sampled = time_steps(lambda: step.sampler.blocks(next(seeds)), setting.steps, setting.warm_up, graph.device, group)
+    row.sampling = sampled
+    if graph.device.type == "cuda":
+        row.launches = launches(lambda: step(next(seeds)))
+    return row
+
+
+def _epoch(timing: Timing, graph, setting: Setting) -> float:
+    return timing.median / 1e3 * -(-graph.train_idx.numel() // setting.batch_size)
+
+
+def _wait(graph) -> None:
+    if graph.device.type == "cuda":
+        torch.cuda.synchronize(graph.device)
