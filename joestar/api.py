@@ -8,6 +8,7 @@ from torch import Tensor
 from joestar.errors import ConfigError, GraphError, SamplerError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import check_classes, check_labels, prepare_loss
+from joestar.ops.memory import keep_freed_memory
 from joestar.profile.ledger import Counters, Environment, Report
 from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
@@ -86,6 +87,8 @@ def compile(
         given, missing = ("loss_fn", "optimizer") if optimizer is None else ("optimizer", "loss_fn")
         raise ConfigError(f"{given} was given without {missing}: give both for a training step, or neither.")
     on_gpu = sampler.graph.device.type == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
     if cuda_graph and not on_gpu:
         raise ConfigError(
             f"cuda_graph=True needs a graph on a GPU; it is on {sampler.graph.device}. Move it with graph.to('cuda')."

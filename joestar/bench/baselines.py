@@ -27,14 +27,14 @@ class TorchSampler:
         """(position in ``dst``, source id) of every sampled edge."""
         start = self.indptr[dst]
         degree = self.indptr[dst + 1] - start
-        draws = torch.rand(dst.numel(), k, device=dst.device)
-        picks = torch.empty(dst.numel(), k, dtype=torch.int64, device=dst.device)
-        for j in range(k):
-            top = (degree - k + j).clamp(min=0)
-            pick = (draws[:, j] * (top + 1)).long().clamp(max=top)
-            repeated = (picks[:, :j] == pick[:, None]).any(1)
-            picks[:, j] = torch.where(degree > k, torch.where(repeated, top, pick), j)
-        valid = torch.arange(k, device=dst.device) < degree.clamp(max=k)[:, None]
+        top = (degree[:, None] - k + torch.arange(k, device=dst.device)).clamp_(min=0)
+        picks = (torch.rand(dst.numel(), k, device=dst.device) * (top + 1)).long().minimum(top)
+        for j in range(1, k):  # a repeated draw takes the top of its range
+            repeated = (picks[:, :j] == picks[:, j : j + 1]).any(1)
+            picks[:, j] = torch.where(repeated, top[:, j], picks[:, j])
+        slots = torch.arange(k, device=dst.device)
+        picks = torch.where(degree[:, None] > k, picks, slots)
+        valid = slots < degree.clamp(max=k)[:, None]
         row = torch.arange(dst.numel(), device=dst.device)[:, None].expand(-1, k)[valid]
         return row, self.indices[(start[:, None] + picks)[valid]].long()
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGraphLaunch")
 
 

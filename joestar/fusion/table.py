@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from joestar.errors import ConfigError, VerificationError
-from joestar.fusion import cse, dce, extract_select, sample_gather_aggregate
+from joestar.fusion import (
+    aggregate_update,
+    cse,
+    dce,
+    dropout_aggregate,
+    extract_select,
+    relu_dropout,
+    sample_gather_aggregate,
+)
 from joestar.fusion.record import Place, Reject
 from joestar.lowering.verify import output_shapes, verify
 
@@ -74,6 +82,9 @@ PASSES = (
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
+    Pass("aggregate-update", aggregate_update.run, requires=CANONICAL),
+    Pass("relu-dropout", relu_dropout.run),
+    Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )
 """The pipeline, in order."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_offsets, require
+from joestar.kernels.checks import check_ids, check_offsets, check_values, require
 from joestar.kernels.dropout import DROPOUT_SITE, keep_numerator
 
 
@@ -32,4 +32,23 @@ def edge_dropout_bits(
     out = torch.empty(num_edges, _words(columns), dtype=torch.int32)
     key, q = key.contiguous(), keep_numerator(p)
     _native.edge_dropout_bits(indptr, num_edges, dsts, key, site + DROPOUT_SITE, q, out.shape[1], out)
+    return out
+
+
+def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
+    """``x`` ``[n, ...]`` where its bit is set (and it is positive, with ``relu``), over ``1 - p``; else 0."""
+    x, bits = check_values(x, "x"), bits.contiguous()
+    columns = x[0].numel() if x.shape[0] else 0
+    require(bits.shape == (x.shape[0], _words(columns)), f"bits [{x.shape[0]}, {_words(columns)}]", f"{bits.shape}")
+    y = x.new_empty(x.shape)
+    _native.dropout_apply(x, bits, x.shape[0], columns, 1.0 / (1.0 - p), relu, y)
+    return y
+
+
+def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
+    """Gradient of ``dropout_apply`` with ReLU, whose result was ``y``: ``grad / (1 - p)`` where ``y > 0``, else 0."""
+    grad, y = check_values(grad, "grad"), check_values(y.to(grad.dtype), "y")
+    require(grad.shape == y.shape, f"a gradient of shape {list(y.shape)}", f"{list(grad.shape)}")
+    out = grad.new_empty(grad.shape)
+    _native.relu_dropout_grad(grad, y, grad.numel(), 1.0 / (1.0 - p), out)
     return out

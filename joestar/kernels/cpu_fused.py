@@ -5,7 +5,9 @@ from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
-from joestar.kernels.cpu_spmm import REDUCE
+from joestar.kernels.cpu_dropout import dropout_apply, relu_dropout_grad
+from joestar.kernels.cpu_spmm import REDUCE, spmm, spmm_grad_x
+from joestar.kernels.layout import cat_width
 
 
 def sample_aggregate(
@@ -24,3 +26,51 @@ def sample_aggregate(
     key = key.contiguous()
     total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, REDUCE[reduce], y)
     return y, torch.scalar_tensor(total, dtype=torch.int64)
+
+
+def sample_aggregate_self(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
+    x: Tensor, reduce: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """``sample_aggregate`` and the destinations' own rows ``x[dsts]``: (y, own, edge count)."""
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    return y, torch.index_select(x, 0, dsts), count
+
+
+def sample_aggregate_cat(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
+    x: Tensor, reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``[aggregated rows, own rows, 1, 0, ...]`` side by side: (``[num_dst, cat_width(D)]``, edge count)."""
+    y, own, count = sample_aggregate_self(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    return _joined(y, own), count
+
+
+def _joined(y: Tensor, own: Tensor) -> Tensor:
+    width = y.shape[1]
+    out = y.new_empty((y.shape[0], cat_width(width)))
+    out[:, :width], out[:, width : 2 * width] = y, own
+    out[:, 2 * width], out[:, 2 * width + 1 :] = 1, 0
+    return out
+
+
+def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, reduce: str) -> Tensor:
+    """``[sum or mean over in-edges, x[i], 1, 0, ...]`` for every destination: ``[num_dst, cat_width(D)]``."""
+    return _joined(spmm(indptr, indices, x, None, reduce), x[: indptr.numel() - 1])
+
+
+def aggregate_cat_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, num_src: int, width: int, reduce: str, y: Tensor | None, scale: float
+) -> Tensor:
+    """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, width]``; with ``y`` through its ReLU and dropout, too."""
+    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, num_src, reduce)
+    total[: grad.shape[0]] += grad[:, width : 2 * width]
+    return total if y is None else relu_dropout_grad(total, y, 1.0 - 1.0 / scale)
+
+
+def dropout_aggregate_cat(
+    x: Tensor, bits: Tensor, p: float, indptr: Tensor, indices: Tensor, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """ReLU and dropout, then ``aggregate_cat`` of the result ``y``: (y, joined rows)."""
+    y = dropout_apply(x, bits, p, True)
+    return y, aggregate_cat(indptr, indices, y, reduce)

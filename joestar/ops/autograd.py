@@ -34,6 +34,50 @@ def _spmm_backward(ctx, grad):
 register_autograd("joestar::spmm", _spmm_backward, setup_context=_spmm_setup)
 
 
+def _csr_setup(ctx, inputs, output):
+    indptr, indices, x, weight, ctx.num_dst, ctx.reduce = inputs
+    extremum = ctx.reduce in ("max", "min")
+    needs_x = extremum or (weight is not None and ctx.needs_input_grad[3])
+    ctx.save_for_backward(indptr, indices, x if needs_x else None, weight, output if extremum else None)
+    ctx.dtype = x.dtype
+
+
+def _csr_backward(ctx, grad):
+    """The transpose of a scatter is a gather over the same offsets: nothing is converted."""
+    indptr, indices, x, weight, y = ctx.saved_tensors
+    grad = grad.contiguous()
+    if y is not None:
+        grad_x, grad_weight = ops.spmm_csr_extremum_grad(indptr, indices, x, weight, y, grad)
+        return None, None, grad_x, grad_weight if weight is not None else None, None, None
+    grad_x = grad_weight = None
+    if ctx.reduce == "mean":
+        degree = ops.out_degrees(indptr, indices, ctx.num_dst).clamp(min=1)
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad = grad.to(wide) / degree.to(wide).reshape((-1,) + (1,) * (grad.dim() - 1))
+    if ctx.needs_input_grad[2]:
+        grad_x = ops.spmm(indptr, indices, grad, weight, "sum").to(ctx.dtype)
+    if ctx.needs_input_grad[3]:
+        grad_weight = ops.spmm_grad_weight(indptr, indices, grad, x, weight, "sum")
+    return None, None, grad_x, grad_weight, None, None
+
+
+register_autograd("joestar::spmm_csr", _csr_backward, setup_context=_csr_setup)
+
+
+def _coo_setup(ctx, inputs, output):
+    src, dst, x, weight, num_dst, reduce = inputs
+    bounds = torch.arange(num_dst + 1, dtype=dst.dtype, device=dst.device)
+    _spmm_setup(ctx, (torch.searchsorted(dst, bounds), src, x, weight, reduce), output)
+
+
+def _coo_backward(ctx, grad):
+    """Offsets of the rows, found by bisection, are all that the gradients of ``spmm`` need beyond the edges."""
+    return None, None, *_spmm_backward(ctx, grad)[2:4], None, None
+
+
+register_autograd("joestar::spmm_coo", _coo_backward, setup_context=_coo_setup)
+
+
 def _sddmm_setup(ctx, inputs, output):
     indptr, indices, lhs, rhs, ctx.op = inputs
     ctx.num_src = 0 if lhs is None else lhs.shape[0]
@@ -76,3 +120,69 @@ def _softmax_backward(ctx, grad):
 
 
 register_autograd("joestar::edge_softmax", _softmax_backward, setup_context=_softmax_setup)
+
+
+def _dropout_setup(ctx, inputs, output):
+    _, bits, ctx.p, ctx.relu = inputs
+    ctx.save_for_backward(output if ctx.relu else bits)
+
+
+def _dropout_backward(ctx, grad):
+    (saved,) = ctx.saved_tensors
+    grad_x = ops.relu_dropout_grad(grad, saved, ctx.p) if ctx.relu else ops.dropout_apply(grad, saved, ctx.p, False)
+    return grad_x, None, None, None
+
+
+register_autograd("joestar::dropout_apply", _dropout_backward, setup_context=_dropout_setup)
+
+
+def _cat_setup(ctx, inputs, output):
+    indptr, indices, x, ctx.reduce = inputs
+    ctx.num_src, ctx.width = x.shape
+    ctx.save_for_backward(indptr, indices)
+
+
+def _cat_backward(ctx, grad):
+    indptr, indices = ctx.saved_tensors
+    grad_x = ops.aggregate_cat_grad(indptr, indices, grad, ctx.num_src, ctx.width, ctx.reduce, None, 1.0)
+    return None, None, grad_x, None
+
+
+register_autograd("joestar::aggregate_cat", _cat_backward, setup_context=_cat_setup)
+
+
+def _dropout_cat_setup(ctx, inputs, output):
+    _, _, ctx.p, indptr, indices, ctx.reduce = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[0], indptr, indices)
+
+
+def _dropout_cat_backward(ctx, grad_y, grad_both):
+    y, indptr, indices = ctx.saved_tensors
+    nothing = (None,) * 5
+    if grad_both is None:
+        return (None if grad_y is None else ops.relu_dropout_grad(grad_y, y, ctx.p)), *nothing
+    shape = (indptr, indices, grad_both, *y.shape, ctx.reduce)
+    if grad_y is None:
+        return ops.aggregate_cat_grad(*shape, y, 1.0 / (1.0 - ctx.p)), *nothing
+    through = grad_y + ops.aggregate_cat_grad(*shape, None, 1.0)  # y has other readers
+    return ops.relu_dropout_grad(through, y, ctx.p), *nothing
+
+
+register_autograd("joestar::dropout_aggregate_cat", _dropout_cat_backward, setup_context=_dropout_cat_setup)
+
+
+def _join_setup(ctx, inputs, output):
+    ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
+
+
+def _join_backward(ctx, grad):
+    grads, first = [], 0
+    for width in ctx.widths:
+        part = grad[:, first : first + width] if width else grad[:, first]
+        grads.append(part.clone(memory_format=torch.contiguous_format))
+        first += width or 1
+    return grads, None
+
+
+register_autograd("joestar::join_columns", _join_backward, setup_context=_join_setup)

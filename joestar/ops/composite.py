@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SCHEMAS = {
-    "keyed_dropout": "(Tensor x, Tensor ids, Tensor key, int site, float p) -> Tensor",
+    "keyed_dropout": "(Tensor x, Tensor ids, Tensor key, int site, float p, bool relu=False) -> Tensor",
     "keyed_edge_dropout": "(Tensor x, Tensor indptr, Tensor dsts, Tensor key, int site, float p) -> Tensor",
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
@@ -20,28 +20,20 @@ SCHEMAS = {
 }
 
 
-def _dropped(x: Tensor, bits: Tensor, p: float) -> Tensor:
-    """``x`` where its bit is set, scaled to keep the mean; else 0. Inductor reads one word per 32 columns."""
-    rows, words = bits.shape
-    shift = torch.arange(32, dtype=torch.int32, device=x.device)
-    keep = ((bits[:, :, None] >> shift) & 1).reshape(rows, words * 32) != 0
-    columns = math.prod(x.shape[1:])
-    keep = keep[:, :columns].reshape(x.shape)
-    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-def keyed_dropout(x: Tensor, ids: Tensor, key: Tensor, site: int, p: float) -> Tensor:
+def keyed_dropout(x: Tensor, ids: Tensor, key: Tensor, site: int, p: float, relu: bool = False) -> Tensor:
     """Dropout whose mask is a function of (seed, epoch, step, site, row id, column): the same in any execution mode.
 
     The mask is an op of its own (``dropout_bits``), 32 columns to a word: cheap to make, and to keep for the backward
-    pass; applying it fuses into the operations around it.
+    pass.
 
     Args:
-        x: ``[n, ...]``; ids: integer ``[n]``, what each row stands for; key: int64 ``[3]``; p: drop probability < 1.
+        x: ``[n, ...]``; ids: integer ``[n]``, what each row stands for; key: int64 ``[3]``; p: drop probability < 1;
+        relu: apply ReLU first; the backward pass then needs no mask at all.
     """
     if p == 0:
-        return x.clone()
-    return _dropped(x, torch.ops.joestar.dropout_bits(ids, key, site, p, math.prod(x.shape[1:])), p)
+        return torch.relu(x) if relu else x.clone()
+    bits = torch.ops.joestar.dropout_bits(ids, key, site, p, math.prod(x.shape[1:]))
+    return torch.ops.joestar.dropout_apply(x, bits, p, relu)
 
 
 def keyed_edge_dropout(x: Tensor, indptr: Tensor, dsts: Tensor, key: Tensor, site: int, p: float) -> Tensor:
@@ -49,7 +41,8 @@ def keyed_edge_dropout(x: Tensor, indptr: Tensor, dsts: Tensor, key: Tensor, sit
     if p == 0:
         return x.clone()
     columns = math.prod(x.shape[1:])
-    return _dropped(x, torch.ops.joestar.edge_dropout_bits(indptr, x.shape[0], dsts, key, site, p, columns), p)
+    bits = torch.ops.joestar.edge_dropout_bits(indptr, x.shape[0], dsts, key, site, p, columns)
+    return torch.ops.joestar.dropout_apply(x, bits, p, False)
 
 
 def mask_rows(x: Tensor, count: Tensor, dim: int, value) -> Tensor:

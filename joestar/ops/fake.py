@@ -3,6 +3,8 @@
 import torch
 from torch.library import register_fake
 
+from joestar.kernels.layout import cat_width
+
 
 def _count(like):
     return like.new_empty((), dtype=torch.int64)
@@ -82,6 +84,21 @@ def _(indptr, indices, x, weight, y, grad):
     return x.new_empty(x.shape), x.new_empty((0,)) if weight is None else weight.new_empty(weight.shape)
 
 
+@register_fake("joestar::spmm_csr")
+def _(indptr, indices, x, weight, num_dst, reduce):
+    return x.new_empty((num_dst, *x.shape[1:]))
+
+
+@register_fake("joestar::spmm_csr_extremum_grad")
+def _(indptr, indices, x, weight, y, grad):
+    return x.new_empty(x.shape), x.new_empty((0,)) if weight is None else weight.new_empty(weight.shape)
+
+
+@register_fake("joestar::spmm_coo")
+def _(src, dst, x, weight, num_dst, reduce):
+    return x.new_empty((num_dst, *x.shape[1:]))
+
+
 @register_fake("joestar::sddmm")
 def _(indptr, indices, lhs, rhs, op):
     value = rhs if lhs is None else lhs
@@ -113,6 +130,47 @@ def _(indptr, out, grad):
 @register_fake("joestar::edge_dst")
 def _(indptr, num_edges, like):
     return like.new_empty((num_edges,))
+
+
+@register_fake("joestar::sample_aggregate_self")
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
+    rows = (dsts.shape[0], *x.shape[1:])
+    return x.new_empty(rows), x.new_empty(rows), _count(indices)
+
+
+@register_fake("joestar::sample_aggregate_cat")
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
+    return x.new_empty((dsts.shape[0], cat_width(x.shape[1]))), _count(indices)
+
+
+@register_fake("joestar::aggregate_cat")
+def _(indptr, indices, x, reduce):
+    return x.new_empty((indptr.shape[0] - 1, cat_width(x.shape[1])))
+
+
+@register_fake("joestar::aggregate_cat_grad")
+def _(indptr, indices, grad, num_src, width, reduce, y, scale):
+    return grad.new_empty((num_src, width))
+
+
+@register_fake("joestar::dropout_aggregate_cat")
+def _(x, bits, p, indptr, indices, reduce):
+    return x.new_empty(x.shape), x.new_empty((indptr.shape[0] - 1, cat_width(x.shape[1])))
+
+
+@register_fake("joestar::join_columns")
+def _(parts, width):
+    return parts[0].new_empty((parts[0].shape[0], width))
+
+
+@register_fake("joestar::dropout_apply")
+def _(x, bits, p, relu):
+    return x.new_empty(x.shape)
+
+
+@register_fake("joestar::relu_dropout_grad")
+def _(grad, y, p):
+    return grad.new_empty(grad.shape)
 
 
 @register_fake("joestar::dropout_bits")

@@ -32,12 +32,24 @@ SCHEMAS = {
     "spmm_grad_x": f"({_CSC}, Tensor grad, Tensor? weight, SymInt num_src, str reduce) -> Tensor",
     "spmm_grad_weight": f"({_CSC}, Tensor x, Tensor grad, Tensor weight_like, str reduce) -> Tensor",
     "spmm_extremum_grad": f"({_CSC}, Tensor x, Tensor? weight, Tensor y, Tensor grad) -> (Tensor, Tensor)",
+    "spmm_csr": f"({_CSC}, Tensor x, Tensor? weight, SymInt num_dst, str reduce) -> Tensor",
+    "spmm_csr_extremum_grad": f"({_CSC}, Tensor x, Tensor? weight, Tensor y, Tensor grad) -> (Tensor, Tensor)",
+    "spmm_coo": "(Tensor src, Tensor dst, Tensor x, Tensor? weight, SymInt num_dst, str reduce) -> Tensor",
     "sddmm": f"({_CSC}, Tensor? lhs, Tensor? rhs, str op) -> Tensor",
     "scatter_src": f"({_CSC}, Tensor e, SymInt num_src) -> Tensor",
     "scatter_dst": "(Tensor indptr, Tensor e) -> Tensor",
     "edge_softmax": "(Tensor indptr, Tensor s) -> Tensor",
     "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
+    "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",
+    "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
+    "aggregate_cat": f"({_CSC}, Tensor x, str reduce) -> Tensor",
+    "aggregate_cat_grad": f"({_CSC}, Tensor grad, SymInt num_src, int width, str reduce, Tensor? y, float scale)"
+    " -> Tensor",
+    "dropout_aggregate_cat": f"(Tensor x, Tensor bits, float p, {_CSC}, str reduce) -> (Tensor, Tensor)",
+    "join_columns": "(Tensor[] parts, int width) -> Tensor",
+    "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
+    "relu_dropout_grad": "(Tensor grad, Tensor y, float p) -> Tensor",
     "dropout_bits": "(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor",
     "edge_dropout_bits": "(Tensor indptr, SymInt num_edges, Tensor dsts, Tensor key, int site, float p, SymInt columns)"
     " -> Tensor",
@@ -49,11 +61,17 @@ SCHEMAS = {
     " Tensor offset, Tensor loss, Tensor ok, Tensor counts) -> ()",
 }
 
+DISSOLVED = {
+    "cpu": ("join_columns",),
+    "cuda": ("join_columns", "dropout_apply", "relu_dropout_grad", "dropout_aggregate_cat"),
+}
+"""Ops that Inductor compiles from their references, fused into what surrounds them."""
+
 LIBRARY = torch.library.Library("joestar", "FRAGMENT")
 
 
 def _two_tensors(kernel):
-    """``spmm_extremum_grad`` has no second gradient without weights; an op must return tensors: an empty one then."""
+    """An extremum has no second gradient without weights; an op must return tensors: an empty one then."""
 
     def run(indptr, indices, x, weight, y, grad):
         grad_x, grad_weight = kernel(indptr, indices, x, weight, y, grad)
@@ -64,7 +82,13 @@ def _two_tensors(kernel):
 
 def _implementation(name: str, module):
     kernel = getattr(module, name, None)
-    return _two_tensors(kernel) if kernel is not None and name == "spmm_extremum_grad" else kernel
+    return _two_tensors(kernel) if kernel is not None and name.endswith("extremum_grad") else kernel
+
+
+def decompositions(device: torch.device) -> dict:
+    """What to replace by its reference before Inductor compiles for this device."""
+    names = DISSOLVED[device.type]
+    return {getattr(torch.ops.joestar, name).default: getattr(reference, name) for name in names}
 
 
 def _register() -> None:

@@ -40,6 +40,9 @@ class ChangeGuard:
         for frame in ("ndata", "edata"):
             for name, value in getattr(self.graph, frame).items():
                 yield f"graph.{frame}[{name!r}]", value
+        for name, value in vars(self.sampler).items():
+            if isinstance(value, torch.Tensor):
+                yield f"sampler.{name}", value
         yield "graph.indptr", self.graph.indptr
         yield "graph.indices", self.graph.indices
 

@@ -18,6 +18,7 @@ from joestar.lowering.functional import remove_in_place
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import verify_capture
+from joestar.ops.library import decompositions
 from joestar.profile.sizes import measure
 
 
@@ -182,14 +183,16 @@ class Program:
             return self.padded.gm
         from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.decomposition import select_decomp_table
 
         gm = fx.GraphModule(self.padded.gm, fx.Graph())
         gm.graph.output(gm.graph.graph_copy(self.padded.gm.graph, {}))
         for node in gm.graph.nodes:
             node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
         gm.recompile()
-        with inductor_config.patch(_inductor_settings(self.graph.device)):
-            return compile_fx(gm, example)
+        device = self.graph.device
+        with inductor_config.patch(_inductor_settings(device)):
+            return compile_fx(gm, example, decompositions={**select_decomp_table(), **decompositions(device)})
 
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""

@@ -16,26 +16,43 @@ from joestar.ops.reference.computation import (
     spmm_grad_weight,
     spmm_grad_x,
 )
-from joestar.ops.reference.dropout import dropout_bits, edge_dropout_bits
-from joestar.ops.reference.fused import sample_aggregate
+from joestar.ops.reference.dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
+from joestar.ops.reference.fused import (
+    aggregate_cat,
+    aggregate_cat_grad,
+    dropout_aggregate_cat,
+    join_columns,
+    sample_aggregate,
+    sample_aggregate_cat,
+    sample_aggregate_self,
+)
 from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
+from joestar.ops.reference.spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.ops.reference.step import finish_step, take_batch
 from joestar.ops.reference.structure import add_self_loops, edge_dst, out_degrees
 from joestar.ops.reference.weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
     "add_self_loops",
+    "aggregate_cat",
+    "aggregate_cat_grad",
     "collective_sample",
     "compact",
+    "dropout_aggregate_cat",
+    "dropout_apply",
     "dropout_bits",
     "edge_dropout_bits",
     "edge_dst",
     "edge_softmax",
     "edge_softmax_grad",
     "finish_step",
+    "join_columns",
     "out_degrees",
+    "relu_dropout_grad",
     "rowwise_sample",
     "sample_aggregate",
+    "sample_aggregate_cat",
+    "sample_aggregate_self",
     "sample_cols",
     "sample_eids",
     "scatter_dst",
@@ -44,6 +61,9 @@ __all__ = [
     "slice_cols",
     "slice_rows",
     "spmm",
+    "spmm_coo",
+    "spmm_csr",
+    "spmm_csr_extremum_grad",
     "spmm_extremum_grad",
     "spmm_grad_weight",
     "spmm_grad_x",

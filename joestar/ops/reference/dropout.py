@@ -1,5 +1,7 @@
 """Masks of keyed dropout, 32 columns to a word."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,28 @@ def edge_dropout_bits(
     a, b = row_state(key_state(key, site + DROPOUT_SITE), dsts[row])
     rank = torch.arange(num_edges, device=indptr.device) - indptr[row]
     return _bits(*absorb(a, b, rank & 0xFFFFFFFF), p, columns)
+
+
+def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
+    """``x`` ``[n, ...]`` where its bit is set (and it is positive, with ``relu``), over ``1 - p``; else 0.
+
+    Written so that Inductor, which compiles it on a GPU, reads one word per 32 columns.
+    """
+    rows, words = bits.shape
+    shift = torch.arange(32, dtype=torch.int32, device=x.device)
+    keep = ((bits[:, :, None] >> shift) & 1).reshape(rows, words * 32) != 0
+    keep = keep[:, : math.prod(x.shape[1:])].reshape(x.shape)
+    if relu:
+        keep = keep & (x > 0)
+    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
+    """Gradient of ``dropout_apply`` with ReLU, whose result was ``y``: ``grad / (1 - p)`` where ``y > 0``, else 0.
+
+    The result is positive exactly where an entry was positive and kept: no mask is needed.
+    """
+    return torch.where(y > 0, grad * (1.0 / (1.0 - p)), torch.zeros((), dtype=grad.dtype, device=grad.device))
 
 
 def _bits(a: Tensor, b: Tensor, p: float, columns: int) -> Tensor:

@@ -1,0 +1,59 @@
+"""The Triton kernels: ops of ``joestar.ops.reference`` on CUDA tensors (under ``TRITON_INTERPRET=1`` on CPU tensors).
+
+Nothing waits for the device unless a bound of -1 asks for exact sizes, so that every op can be captured in a CUDA
+graph after one run outside of it. Importing this module needs Triton, not a GPU.
+"""
+
+from joestar.kernels.gpu_cat import aggregate_cat, aggregate_cat_grad
+from joestar.kernels.gpu_compact import compact, release_claims
+from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
+from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
+from joestar.kernels.gpu_fused import sample_aggregate, sample_aggregate_cat, sample_aggregate_self
+from joestar.kernels.gpu_grad import (
+    scatter_src,
+    scatter_src_transposed,
+    spmm_extremum_grad,
+    spmm_grad_weight,
+    spmm_grad_x,
+    spmm_grad_x_transposed,
+)
+from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
+from joestar.kernels.gpu_spmm import scatter_dst, spmm
+from joestar.kernels.gpu_step import finish_step, take_batch
+from joestar.kernels.gpu_structure import add_self_loops, edge_dst, out_degrees
+from joestar.kernels.gpu_weighted import collective_sample, slice_rows, weighted_sample
+
+__all__ = [
+    "add_self_loops",
+    "aggregate_cat",
+    "aggregate_cat_grad",
+    "collective_sample",
+    "compact",
+    "dropout_bits",
+    "edge_dropout_bits",
+    "edge_dst",
+    "edge_softmax",
+    "edge_softmax_grad",
+    "finish_step",
+    "out_degrees",
+    "release_claims",
+    "rowwise_sample",
+    "sample_aggregate",
+    "sample_aggregate_cat",
+    "sample_aggregate_self",
+    "sample_cols",
+    "sample_eids",
+    "scatter_dst",
+    "scatter_src",
+    "scatter_src_transposed",
+    "sddmm",
+    "slice_cols",
+    "slice_rows",
+    "spmm",
+    "spmm_extremum_grad",
+    "spmm_grad_weight",
+    "spmm_grad_x",
+    "spmm_grad_x_transposed",
+    "take_batch",
+    "weighted_sample",
+]

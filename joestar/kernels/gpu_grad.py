@@ -1,0 +1,239 @@
+"""Gradients of aggregation on the GPU.
+
+The gradient for ``x`` adds up in any order (atomic additions, in float32 for 16-bit values): its last bits change
+between runs. ``spmm_grad_x_transposed`` and ``scatter_src_transposed`` order the edges by source first and add up in
+edge order; they take over under ``torch.use_deterministic_algorithms(True)``.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.gpu_edges import edge_dots
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two
+from joestar.kernels.gpu_spmm import AHEAD, aggregate, row_edges, transposed
+from joestar.kernels.gpu_structure import edge_dst
+from joestar.kernels.gpu_tiles import (
+    accumulator,
+    check_values,
+    column_block,
+    heads_and_width,
+    row_size,
+    tile_columns,
+    tile_configs,
+    tile_rows,
+)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _scatter_rows(
+    indptr, indices, grad, weight, out, n,
+    MEAN: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """``out[indices[e]] += weight[e] * grad[row of e]`` (mean: over the degree); a part of a head per program."""
+    i = tile_rows(ROWS)
+    start, end = row_edges(indptr, None, None, i, n)
+    head = tl.program_id(1) // PARTS
+    column = tile_columns(tl.program_id(1) % PARTS, BLOCK)
+    inside = column < HEAD_WIDTH
+    column += head * HEAD_WIDTH
+    longest = tl.max(end - start)
+    value = tl.load(grad + i.to(tl.int64) * WIDTH + column, (start < end) & inside, 0).to(ACC)
+    if MEAN:
+        value = value / tl.maximum(end - start, 1).to(ACC)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        for j in tl.static_range(AHEAD):
+            e = start + done + j
+            source = tl.load(indices + e, e < end, 0).to(tl.int64)
+            message = value
+            if weight is not None:
+                message = value * tl.load(weight + e * HEADS + head, e < end, 0).to(ACC)
+            tl.atomic_add(out + source * WIDTH + column, message, (e < end) & inside, sem="relaxed")
+        done += AHEAD
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+@op
+def spmm_grad_x(
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
+) -> Tensor:
+    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``; atomic additions."""
+    if torch.are_deterministic_algorithms_enabled():
+        return spmm_grad_x_transposed(indptr, indices, grad, weight, num_src, reduce)
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(grad=grad, weight=weight)
+    width, n = row_size(grad), grad.shape[0]
+    heads, head_width = heads_and_width(grad, weight)
+    dtype = torch.promote_types(_wide(grad.dtype), grad.dtype if weight is None else _wide(weight.dtype))
+    out = torch.zeros((num_src, *grad.shape[1:]), dtype=dtype, device=grad.device)
+    if not out.numel() or not n or not indices.numel():
+        return out.to(grad.dtype)
+    block = column_block(head_width)
+    parts = cdiv(head_width, block)
+
+    def launch(config: tune.Config) -> None:
+        _scatter_rows[(cdiv(n, config["ROWS"]), heads * parts)](
+            indptr, indices, grad, weight, out, n,
+            MEAN=reduce == "mean", WIDTH=width, HEADS=heads, HEAD_WIDTH=head_width, ACC=accumulator(grad, weight),
+            PARTS=parts, BLOCK=block, **config,
+        )  # fmt: skip
+
+    shape = (grad.dtype, width, heads, weight is not None, tune.size_class(n), tune.size_class(indices.numel()))
+    configs = [
+        {**config, "AHEAD": ahead} for ahead in (AHEAD, 1) for config in tile_configs(head_width, out.element_size())
+    ]
+    launch(tune.choose("spmm_grad_x", shape, configs, launch, 4 * out.numel(), out.device, reset=out.zero_))
+    return out.to(grad.dtype)
+
+
+@op
+def spmm_grad_x_transposed(
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
+) -> Tensor:
+    """``spmm_grad_x``, deterministic: the edges are sorted by source, and each source gathers its own."""
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(grad=grad, weight=weight)
+    out = grad.new_empty((num_src, *grad.shape[1:]))
+    offsets, dst, order = transposed(indptr, indices, edge_dst(indptr, indices.numel(), indices), num_src)
+    scaled = grad
+    if reduce == "mean":
+        degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(_wide(grad.dtype))
+        scaled = grad.to(_wide(grad.dtype)) / degree.reshape(-1, *[1] * (grad.dim() - 1))
+    aggregate(offsets, dst, scaled, None if weight is None else weight[order], "sum", out)
+    return out
+
+
+@op
+def spmm_grad_weight(
+    indptr: Tensor, indices: Tensor, x: Tensor, grad: Tensor, weight_like: Tensor, reduce: str
+) -> Tensor:
+    """Gradient of ``spmm`` (sum or mean) for the edge weights, in the shape and dtype of ``weight_like``."""
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(x=x, grad=grad, weights=weight_like)
+    heads, width = heads_and_width(x, weight_like)
+    out = torch.empty(weight_like.shape, dtype=weight_like.dtype, device=weight_like.device)
+    edge_dots(indptr, indices, x, grad, heads, width, reduce == "mean", out)
+    return out
+
+
+@triton.jit(do_not_specialize=["n"])
+def _extremum_grad(
+    indptr, indices, x, weight, y, grad, grad_x, grad_weight, n, num_edges,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Counts the messages of a row that equal its result, then gives each its share; a head per program."""
+    i = tile_rows(ROWS)
+    start, end = row_edges(indptr, None, None, i, n)
+    head = tl.program_id(1)
+    column = tile_columns(0, BLOCK)
+    inside = column < HEAD_WIDTH
+    column += head * HEAD_WIDTH
+    own = i.to(tl.int64) * WIDTH + column
+    result = tl.load(y + own, (start < end) & inside, 0)
+    ties = tl.zeros([ROWS, BLOCK], tl.int32)
+    longest = tl.max(end - start)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done
+        source = tl.load(indices + e, e < end, 0).to(tl.int64)
+        mask = (e < end) & inside
+        message = tl.load(x + source * WIDTH + column, mask, 0).to(ACC)
+        if weight is not None:
+            message = message * tl.load(weight + e * HEADS + head, e < end, 0).to(ACC)
+        ties += ((message.to(y.dtype.element_ty) == result) & mask).to(tl.int32)
+        done += 1
+    share = tl.load(grad + own, (start < end) & inside, 0).to(ACC) / tl.maximum(ties, 1).to(ACC)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done
+        source = tl.load(indices + e, e < end, 0).to(tl.int64)
+        mask = (e < end) & inside
+        at = source * WIDTH + column
+        value = tl.load(x + at, mask, 0).to(ACC)
+        factor = tl.full([ROWS, 1], 1, ACC)
+        if weight is not None:
+            factor = tl.load(weight + e * HEADS + head, e < end, 0).to(ACC)
+        chosen = ((value * factor).to(y.dtype.element_ty) == result) & mask
+        tl.atomic_add(grad_x + at, share * factor, chosen, sem="relaxed")
+        if weight is not None:
+            for_weight = tl.sum(tl.where(chosen, share * value, 0), 1, keep_dims=True)
+            tl.store(grad_weight + e * HEADS + head, for_weight.to(grad_weight.dtype.element_ty), e < end)
+        done += 1
+
+
+@op
+def spmm_extremum_grad(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, y: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of ``spmm`` (max or min) for ``x`` and ``weight``, shared evenly among ties; atomic additions.
+
+    Ties are found by comparing messages, rounded as in the forward pass, with ``y``.
+    """
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(x=x, weight=weight, y=y, grad=grad)
+    heads, width = heads_and_width(x, weight)
+    grad_x = torch.zeros(x.shape, dtype=_wide(x.dtype), device=x.device)
+    grad_weight = None if weight is None else torch.zeros_like(weight)
+    n = indptr.numel() - 1
+    if n and indices.numel() and grad_x.numel():
+        rows = max(1, 256 // power_of_two(width))
+        _extremum_grad[(cdiv(n, rows), heads)](
+            indptr, indices, x, weight, y, grad, grad_x, grad_weight, n, indices.numel(),
+            WIDTH=heads * width, HEADS=heads, HEAD_WIDTH=width, ACC=accumulator(x, weight),
+            BLOCK=power_of_two(width), ROWS=rows, num_warps=2 if width <= 256 else 8,
+        )  # fmt: skip
+    return grad_x.to(x.dtype), grad_weight
+
+
+@triton.jit
+def _scatter_edges(indptr, indices, e, out, n, num_edges, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """``out[indices[i]] += e[i]`` over the valid edges."""
+    i = tile_rows(ROWS).to(tl.int64)
+    valid = (i < num_edges) & (i < tl.load(indptr + n))
+    column = tile_columns(tl.program_id(1), BLOCK)
+    source = tl.load(indices + i, valid, 0).to(tl.int64)
+    value = tl.load(e + i * WIDTH + column, valid & (column < WIDTH), 0).to(out.dtype.element_ty)
+    tl.atomic_add(out + source * WIDTH + column, value, valid & (column < WIDTH), sem="relaxed")
+
+
+@op
+def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Tensor:
+    """Sum of edge values ``[E, ...]`` per source ``[num_src, ...]``; atomic additions, float32 for 16-bit values."""
+    if torch.are_deterministic_algorithms_enabled():
+        return scatter_src_transposed(indptr, indices, e, num_src)
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(e=e)
+    out = torch.zeros((num_src, *e.shape[1:]), dtype=_wide(e.dtype), device=e.device)
+    width, num_edges = row_size(e), indices.numel()
+    if out.numel() and num_edges:
+        block = column_block(width)
+        rows = max(1, 1024 // block)
+        _scatter_edges[(cdiv(num_edges, rows), cdiv(width, block))](
+            indptr, indices, e, out, indptr.numel() - 1, num_edges, WIDTH=width, BLOCK=block, ROWS=rows
+        )
+    return out.to(e.dtype)
+
+
+@op
+def scatter_src_transposed(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Tensor:
+    """``scatter_src``, deterministic: the edges are sorted by source, and each source adds up its own in order."""
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(e=e)
+    out = e.new_empty((num_src, *e.shape[1:]))
+    offsets, _, order = transposed(indptr, indices, indices, num_src)
+    aggregate(offsets, order, e, None, "sum", out)
+    return out

@@ -1,0 +1,106 @@
+"""What every Triton launcher shares: checks, devices, grids, and prefix sums over the blocks of a grid."""
+
+import functools
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run in Triton's interpreter, on CPU tensors."""
+
+MAX_SUMS = 2048
+"""Most block sums that every program of the next kernel adds up by itself."""
+
+ID_DTYPES = (torch.int32, torch.int64)
+
+
+def op(function):
+    """Makes tensor arguments contiguous and launches on their device."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        args = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def check_offsets(indptr: Tensor) -> None:
+    """Raises ``ValueError`` unless ``indptr`` is int64 ``[rows + 1]``."""
+    if indptr.dtype != torch.int64 or indptr.dim() != 1 or indptr.numel() == 0:
+        raise ValueError(f"GPU kernel: expected indptr int64 [rows + 1], got {indptr.dtype} {list(indptr.shape)}")
+
+
+def check_ids(*ids: Tensor) -> None:
+    """Raises ``ValueError`` unless all are int32 or all int64."""
+    if any(i.dtype not in ID_DTYPES or i.dtype != ids[0].dtype for i in ids):
+        came = ", ".join(str(i.dtype) for i in ids)
+        raise ValueError(f"GPU kernel: expected node ids of one dtype, int32 or int64, got {came}")
+
+
+def cdiv(n: int, block: int) -> int:
+    """Blocks that cover ``n``."""
+    return -(-n // block)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n`` and 1."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def rows_per_block(n: int, smallest: int = 32, largest: int = 256) -> int:
+    """Rows of a program so that ``n`` rows make about 512 programs: enough for every multiprocessor, few sums."""
+    return min(largest, max(smallest, power_of_two(cdiv(n, 512))))
+
+
+def warps_for(elements: int) -> int:
+    """Warps of a program with one element per thread, at most 8."""
+    return min(8, max(1, elements // 32))
+
+
+def block_sums(sums: Tensor) -> tuple[Tensor, int]:
+    """What ``preceding`` reads: (the sums, how many it adds up itself), or (inclusive prefix sums, 0) if many."""
+    if sums.numel() > MAX_SUMS:
+        return torch.cumsum(sums, 0), 0
+    return sums, power_of_two(sums.numel())
+
+
+@triton.jit
+def preceding(sums, block, blocks, ADDED: tl.constexpr):
+    """(sum of the blocks before ``block``, sum of all), from ``block_sums``."""
+    if ADDED > 0:
+        i = tl.arange(0, ADDED)
+        value = tl.load(sums + i, i < blocks, 0)
+        return tl.sum(tl.where(i < block, value, 0), 0), tl.sum(value, 0)
+    else:
+        return tl.load(sums + block - 1, block > 0, 0), tl.load(sums + blocks - 1)
+
+
+@triton.jit
+def fill_tail(out, begin, end, value, BLOCK: tl.constexpr):
+    """Writes ``value`` to ``out[begin:end]``, shared among the programs of axis 0."""
+    first = begin + tl.program_id(0).to(tl.int64) * BLOCK
+    while first < end:
+        position = first + tl.arange(0, BLOCK)
+        tl.store(out + position, tl.zeros([BLOCK], out.dtype.element_ty) + value, position < end)
+        first += tl.num_programs(0).to(tl.int64) * BLOCK
+
+
+@triton.jit
+def find_row(indptr, rows, position, STEPS: tl.constexpr):
+    """Row of every position: the last one whose offset is at most the position; ``2**STEPS > rows``."""
+    low = tl.zeros_like(position)
+    high = low + rows
+    for _ in range(STEPS):
+        middle = (low + high + 1) >> 1
+        inside = tl.load(indptr + middle) <= position
+        low = tl.where(inside, middle, low)
+        high = tl.where(inside, high, middle - 1)
+    return low

@@ -1,0 +1,136 @@
+"""Rows of edges, degrees and self-loops on the GPU, bit for bit the reference."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels.gpu_launch import (
+    block_sums,
+    cdiv,
+    check_ids,
+    check_offsets,
+    fill_tail,
+    find_row,
+    op,
+    preceding,
+    rows_per_block,
+    warps_for,
+)
+from joestar.kernels.gpu_spmm import AHEAD, row_edges
+
+
+@triton.jit(do_not_specialize=["n", "num_edges"])
+def _edge_dst(indptr, out, n, num_edges, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = e < tl.load(indptr + n)
+    row = find_row(indptr, n, tl.where(valid, e, 0), STEPS)
+    tl.store(out + e, tl.where(valid, row, 0), e < num_edges)
+
+
+@op
+def edge_dst(indptr: Tensor, num_edges: int, like: Tensor) -> Tensor:
+    """Row of each edge ``[num_edges]`` in the dtype of ``like``; 0 past the last valid edge."""
+    check_offsets(indptr)
+    out = torch.empty(num_edges, dtype=like.dtype, device=indptr.device)
+    n = indptr.numel() - 1
+    if n == 0:
+        return out.zero_()
+    if num_edges:
+        _edge_dst[(cdiv(num_edges, 256),)](indptr, out, n, num_edges, STEPS=n.bit_length(), BLOCK=256)
+    return out
+
+
+@triton.jit
+def _out_degrees(indptr, indices, out, n, num_edges, BLOCK: tl.constexpr):
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = (e < num_edges) & (e < tl.load(indptr + n))
+    source = tl.load(indices + e, valid, 0).to(tl.int64)
+    tl.atomic_add(out + source, tl.full([BLOCK], 1, tl.int64), valid, sem="relaxed")
+
+
+@op
+def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
+    """Edges leaving every source, int64 ``[num_src]``, over the valid edges."""
+    check_offsets(indptr)
+    check_ids(indices)
+    out = torch.zeros(num_src, dtype=torch.int64, device=indices.device)
+    if indices.numel() and num_src:
+        _out_degrees[(cdiv(indices.numel(), 256),)](
+            indptr, indices, out, indptr.numel() - 1, indices.numel(), BLOCK=256
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["n"])
+def _looped_degrees(indptr, indices, count, degrees, sums, n, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+    """Degrees without the existing self-loops and with the new one, and their sum per block."""
+    block = tl.program_id(0)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    start, end = row_edges(indptr, None, None, i, n)
+    degree = ((i < n) & (i < tl.load(count))).to(tl.int64)
+    longest = tl.max(end - start, 0)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        for j in tl.static_range(AHEAD):
+            e = start + done + j
+            degree += ((e < end) & (tl.load(indices + e, e < end, 0) != i)).to(tl.int64)
+        done += AHEAD
+    tl.store(degrees + i, degree, i < n)
+    tl.store(sums + block, tl.sum(degree, 0))
+
+
+@triton.jit(do_not_specialize=["n", "size", "blocks"])
+def _write_looped(
+    indptr, indices, count, degrees, sums, blocks, out_indptr, out, n, size,
+    AHEAD: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    start, end = row_edges(indptr, None, None, i, n)
+    degree = tl.load(degrees + i, i < n, 0)
+    before, total = preceding(sums, block, blocks, ADDED)
+    new_end = before + tl.cumsum(degree, 0)
+    tl.store(out_indptr + 1 + i, new_end, i < n)
+    if block == 0:
+        tl.store(out_indptr, tl.zeros((), tl.int64))
+    place = new_end - degree
+    longest = tl.max(end - start, 0)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        for j in tl.static_range(AHEAD):
+            e = start + done + j
+            source = tl.load(indices + e, e < end, 0)
+            kept = (e < end) & (source != i)
+            tl.store(out + place, source, kept)
+            place += kept.to(tl.int64)
+        done += AHEAD
+    tl.store(out + new_end - 1, i, (i < n) & (i < tl.load(count)))
+    fill_tail(out, total, size.to(tl.int64), 0, BLOCK)
+
+
+@op
+def add_self_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
+    """Exactly one self-loop per destination, at the end of its row; existing loops are dropped. ``[E + num_dst]``.
+
+    Rows past ``dst_count`` are padding and stay empty.
+    """
+    check_offsets(indptr)
+    check_ids(indices)
+    n, device = indptr.numel() - 1, indices.device
+    size = indices.numel() + n
+    if n == 0:
+        return indptr.clone(), torch.zeros(size, dtype=indices.dtype, device=device)
+    block = rows_per_block(n)
+    blocks, warps = cdiv(n, block), warps_for(block)
+    degrees = torch.empty(n, dtype=torch.int64, device=device)
+    sums = torch.empty(blocks, dtype=torch.int64, device=device)
+    new_indptr = torch.empty_like(indptr)
+    out = torch.empty(size, dtype=indices.dtype, device=device)
+    _looped_degrees[(blocks,)](indptr, indices, dst_count, degrees, sums, n, AHEAD=AHEAD, BLOCK=block, num_warps=warps)
+    sums, added = block_sums(sums)
+    _write_looped[(blocks,)](
+        indptr, indices, dst_count, degrees, sums, blocks, new_indptr, out, n, size,
+        AHEAD=AHEAD, ADDED=added, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return new_indptr, out

@@ -1,0 +1,278 @@
+"""Weighted and collective sampling by exponential races, and rows of a slice, on the GPU: bit for bit the reference.
+
+A contender is one int64: its race key above the position that settles ties, so that the smallest win. A row keeps its
+best in registers, sorted, and looks at a chunk of edges at a time.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels.gpu_compact import claim, claims
+from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two, warps_for
+from joestar.kernels.gpu_race import NEVER, race_key, race_table
+from joestar.kernels.gpu_sampling import row_extent
+
+_INTEGERS = ["n", "site", "num_edges", "size"]
+_CHUNK = 32
+_POSITION = tl.constexpr(30)
+"""Bits for the position of an edge in its row; keys have 33."""
+_NONE = tl.constexpr(2**30)
+"""Larger than any position."""
+_NODE = tl.constexpr(31)
+"""Bits for the id of a node."""
+
+
+@triton.jit
+def _contenders(table, weight, start, degree, a, b, position):
+    """Keys of the edges at the positions ``[rows, chunk]`` of rows with these states; ``NEVER`` past the end."""
+    mask = position < degree[:, None]
+    value = tl.load(weight + start[:, None] + position, mask, 0)
+    key, may_win = race_key(table, draw(a[:, None], b[:, None], position), value)
+    return tl.where(mask & may_win, (key << _POSITION) + position, NEVER)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _pick_best(
+    indptr, weight, rows, count, key, site, table, picks, counts, n,
+    K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Positions of the ``K`` best edges of every row, ascending, ``[n, K]``, and how many there are."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
+    a, b = key_state(key, site)
+    a, b = row_state(a, b, node)
+    column = tl.arange(0, WIDE)[None, :]
+    best = tl.full([ROWS, WIDE], NEVER, tl.int64)
+    longest = tl.max(degree, 0)
+    first = tl.zeros((), tl.int64)
+    while first < longest:
+        fresh = _contenders(table, weight, start, degree, a, b, first + column)
+        if tl.sum((fresh < tl.max(best, 1)[:, None]).to(tl.int32)) > 0:
+            best = tl.sort(tl.minimum(best, tl.sort(fresh, descending=True)))
+        first += WIDE
+    chosen = (column < K) & (best < NEVER)
+    ordered = tl.sort(tl.where(chosen, best & (_NONE - 1), _NONE).to(tl.int32))
+    tl.store(picks + i.to(tl.int64)[:, None] * K + column, ordered, (i < n)[:, None] & (column < K))
+    tl.store(counts + i, tl.sum(chosen.to(tl.int64), 1), i < n)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _pick_repeatedly(
+    indptr, weight, rows, count, key, site, table, picks, counts, n,
+    K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Winners of ``K`` races among the edges of every row, in order; rows without a weight above 0 have none."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
+    a, b = key_state(key, site)
+    a, b = row_state(a, b, node)
+    column = tl.arange(0, WIDE)[None, :]
+    longest = tl.max(degree, 0)
+    found = tl.zeros([ROWS], tl.int64)
+    for j in range(K):
+        a_j, b_j = absorb(a, b, tl.full((), 0, tl.uint32) + tl.cast(j, tl.uint32))
+        best = tl.full([ROWS], NEVER, tl.int64)
+        first = tl.zeros((), tl.int64)
+        while first < longest:
+            fresh = _contenders(table, weight, start, degree, a_j, b_j, first + column)
+            best = tl.minimum(best, tl.min(fresh, 1))
+            first += WIDE
+        tl.store(picks + i.to(tl.int64) * K + j, (best & (_NONE - 1)).to(tl.int32), i < n)
+        found += (best < NEVER).to(tl.int64)
+    tl.store(counts + i, found, i < n)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _count_positive(
+    indptr, weight, rows, count, table, counts, n, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr
+):
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
+    state = node.to(tl.uint32)
+    longest = tl.max(degree, 0)
+    first = tl.zeros((), tl.int64)
+    found = tl.zeros([ROWS], tl.int64)
+    while first < longest:
+        column = first + tl.arange(0, WIDE)[None, :]
+        fresh = _contenders(table, weight, start, degree, state, state, column)
+        found += tl.sum((fresh < NEVER).to(tl.int64), 1)
+        first += WIDE
+    tl.store(counts + i, found, i < n)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _write_picks(
+    indptr, weight, rows, count, table, picks, ends, sub_indptr, out, n, num_edges,
+    K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Offsets from the running counts ``ends``, positions of the picks (``K`` < 0: of all that may win), zeros."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
+    end = tl.load(ends + i, i < n, 0)
+    begin = tl.load(ends + i - 1, (i < n) & (i > 0), 0)
+    tl.store(sub_indptr + 1 + i, tl.minimum(end, num_edges), i < n)
+    if tl.program_id(0) == 0:
+        tl.store(sub_indptr, tl.zeros((), tl.int64))
+    column = tl.arange(0, WIDE)[None, :]
+    if K >= 0:
+        mask = (column < (end - begin)[:, None]) & (begin[:, None] + column < num_edges)
+        pick = tl.load(picks + i.to(tl.int64)[:, None] * K + column, mask, 0)
+        tl.store(out + begin[:, None] + column, start[:, None] + pick, mask)
+    else:
+        state = node.to(tl.uint32)
+        longest = tl.max(degree, 0)
+        first = tl.zeros((), tl.int64)
+        while first < longest:
+            wins = _contenders(table, weight, start, degree, state, state, first + column) < NEVER
+            place = begin[:, None] + tl.cumsum(wins.to(tl.int64), 1) - 1
+            tl.store(out + place, start[:, None] + first + column, wins & (place < num_edges))
+            begin += tl.sum(wins.to(tl.int64), 1)
+            first += WIDE
+    fill_tail(out, tl.load(ends + n - 1), num_edges.to(tl.int64), 0, TAIL)
+
+
+@op
+def weighted_sample(
+    indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
+    key: Tensor, site: int, num_edges: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Up to ``k`` edges of every row by weight: (sub_indptr, positions of the edges int64 ``[num_edges]``, count).
+
+    Row ``i`` is column ``row_ids[i]``, or column ``i`` of a slice; it hashes as node ``row_ids[i]``. ``weight`` is
+    float32 ``[E]``; rows have fewer than 2**30 edges.
+    """
+    check_offsets(indptr)
+    check_ids(row_ids)
+    n, device = row_ids.numel(), indptr.device
+    if n == 0 or k == 0 or not weight.numel():
+        size = max(num_edges, 0)
+        return tuple(torch.zeros(shape, dtype=torch.int64, device=device) for shape in (n + 1, size, ()))
+    weight, table = weight.to(torch.float32), race_table(device)
+    counts = torch.empty(n, dtype=torch.int64, device=device)
+    picks = torch.empty((n, max(k, 0)), dtype=torch.int32, device=device)
+    wide = _CHUNK if k < 0 or replace else max(_CHUNK // 2, power_of_two(k))
+    settings = {"SLICED": sliced, "WIDE": wide, "ROWS": 1, "num_warps": warps_for(wide)}
+    grid = (n,)
+    rows = indptr, weight, row_ids, row_count
+    if k < 0:
+        _count_positive[grid](*rows, table, counts, n, **settings)
+    else:
+        pick = _pick_repeatedly if replace else _pick_best
+        pick[grid](*rows, key, site, table, picks, counts, n, K=k, **settings)
+    ends = torch.cumsum(counts, 0)
+    if num_edges < 0:
+        num_edges = int(ends[-1])
+    sub_indptr = torch.empty(n + 1, dtype=torch.int64, device=device)
+    out = torch.empty(num_edges, dtype=torch.int64, device=device)
+    settings["WIDE"] = wide if k < 0 else power_of_two(k)
+    _write_picks[grid](*rows, table, picks, ends, sub_indptr, out, n, num_edges, K=max(k, -1), TAIL=128, **settings)
+    return sub_indptr, out, ends[-1].clone()
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _node_keys(end, sub_indices, weight, table, key, site, claimed, stamp, out, size, BLOCK: tl.constexpr):
+    """Contenders of a collective sample: the first edge of every source; ends the use of the claims' stamp."""
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = (e < size) & (e < tl.load(end))
+    node = tl.load(sub_indices + e, valid, 0).to(tl.int64)
+    valid = valid & ((tl.load(claimed + node, valid, -1) & 0xFFFFFFFF) == e)
+    a, b = key_state(key, site)
+    a, b = row_state(a, b, node)
+    value = tl.full([BLOCK], 1, tl.float32)
+    if weight is not None:
+        value = tl.load(weight + node, valid, 0)
+    race, may_win = race_key(table, draw(a, b, 0), value)
+    tl.store(out + e, tl.where(valid & may_win, (race << _NODE) + node, NEVER), e < size)
+    if tl.program_id(0) == 0:
+        tl.store(stamp, tl.load(stamp) - 1)
+
+
+@op
+def collective_sample(
+    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int
+) -> tuple[Tensor, Tensor]:
+    """Up to ``k`` distinct sources of a slice, together: (node ids ``[k]`` in ascending order, their number).
+
+    ``weight`` is float32 ``[num_nodes]``, ``None`` if all are as likely. Padding repeats the first node, or is 0.
+    Shares the claims of ``compact``; ``num_nodes`` is at most 2**31.
+    """
+    check_offsets(sub_indptr)
+    check_ids(sub_indices)
+    if num_nodes > 2**31:
+        raise ValueError(f"GPU collective_sample: expected at most 2**31 nodes, got {num_nodes}")
+    size, device = sub_indices.numel(), sub_indices.device
+    nodes = torch.zeros(k, dtype=torch.int64, device=device)
+    if not size or not k:
+        return nodes.to(sub_indices.dtype), torch.zeros((), dtype=torch.int64, device=device)
+    claimed, stamp = claims(device, num_nodes)
+    end, grid = sub_indptr[-1:], (cdiv(size, 256),)
+    contenders = torch.empty(size, dtype=torch.int64, device=device)
+    claim[grid](sub_indices, end, end, sub_indices, claimed, stamp, 0, size, BLOCK=256)
+    weight = None if weight is None else weight.to(torch.float32)
+    table = race_table(device)
+    _node_keys[grid](end, sub_indices, weight, table, key, site, claimed, stamp, contenders, size, BLOCK=256)
+    best = torch.topk(contenders, min(k, size), largest=False, sorted=False).values
+    won = best < NEVER.value
+    nodes = torch.full((k,), 2**31, dtype=torch.int64, device=device)
+    nodes[: best.numel()] = torch.where(won, best & (2**31 - 1), 2**31)
+    nodes = torch.sort(nodes).values
+    nodes = torch.where(nodes < 2**31, nodes, torch.where(nodes[:1] < 2**31, nodes[:1], 0))
+    return nodes.to(sub_indices.dtype), won.sum()
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _member_flags(end, sub_indices, wanted, size, n, flags, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether the source of each edge is in ``wanted``, sorted: bisection for the last entry that is not larger."""
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = (e < size) & (e < tl.load(end))
+    source = tl.load(sub_indices + e, valid, -1).to(tl.int64)
+    low = tl.zeros_like(e)
+    high = low + n - 1
+    for _ in range(STEPS):
+        middle = (low + high + 1) >> 1
+        inside = tl.load(wanted + middle) <= source
+        low = tl.where(inside, middle, low)
+        high = tl.where(inside, high, tl.maximum(middle - 1, 0))
+    tl.store(flags + e, (valid & (tl.load(wanted + low) == source)).to(tl.int64), e < size)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _write_members(sub_indptr, ends, new_indptr, out, n, size, num_edges, BLOCK: tl.constexpr):
+    """Positions of the flagged edges and the offsets of the rows, from the running count of flags; zeros behind."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    rank = tl.load(ends + i, i < size, 0)
+    flagged = (i < size) & (rank > tl.load(ends + i - 1, (i > 0) & (i < size), 0))
+    tl.store(out + rank - 1, i, flagged & (rank <= num_edges))
+    offset = tl.load(sub_indptr + i, i <= n, 0)
+    before = tl.load(ends + offset - 1, (i <= n) & (offset > 0), 0)
+    tl.store(new_indptr + i, tl.minimum(before, num_edges), i <= n)
+    fill_tail(out, tl.load(ends + size - 1), num_edges.to(tl.int64), 0, BLOCK)
+
+
+@op
+def slice_rows(
+    sub_indptr: Tensor, sub_indices: Tensor, row_ids: Tensor, srcs: Tensor, src_count: Tensor, num_edges: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The edges whose source is among ``srcs[:src_count]``: (new_indptr, positions int64 ``[num_edges]``, count)."""
+    check_offsets(sub_indptr)
+    check_ids(sub_indices, srcs)
+    size, n, device = sub_indices.numel(), sub_indptr.numel() - 1, sub_indices.device
+    if not size or not srcs.numel():
+        return tuple(torch.zeros(shape, dtype=torch.int64, device=device) for shape in (n + 1, max(num_edges, 0), ()))
+    valid = torch.arange(srcs.numel(), device=device) < src_count
+    wanted = torch.sort(torch.where(valid, srcs.to(torch.int64), torch.iinfo(torch.int64).max)).values
+    flags = torch.empty(size, dtype=torch.int64, device=device)
+    _member_flags[(cdiv(size, 256),)](
+        sub_indptr[-1:], sub_indices, wanted, size, srcs.numel(), flags, STEPS=srcs.numel().bit_length(), BLOCK=256
+    )
+    ends = torch.cumsum(flags, 0)
+    if num_edges < 0:
+        num_edges = int(ends[-1])
+    new_indptr = torch.empty_like(sub_indptr)
+    out = torch.empty(num_edges, dtype=torch.int64, device=device)
+    grid = (cdiv(max(size, n + 1), 256),)
+    _write_members[grid](sub_indptr, ends, new_indptr, out, n, size, num_edges, BLOCK=256)
+    return new_indptr, out, ends[-1].clone()

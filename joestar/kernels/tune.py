@@ -1,0 +1,130 @@
+"""Launch settings chosen by timing, and remembered on disk.
+
+``choose`` times the candidates of a kernel once per (kernel, device, shape class) with CUDA events, outside of CUDA
+graph captures, and stores the best in ``tune.json`` in the cache folder (``JOESTAR_CACHE``, else ``XDG_CACHE_HOME`` or
+``~/.cache``, there in ``joestar``). Within a capture, in Triton's interpreter, for work too small to matter, and with
+``JOESTAR_TUNE=0``, what is known is used, else the first candidate.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from joestar.kernels.gpu_launch import INTERPRETED
+
+Config = dict[str, int]
+
+SMALL = 2**22
+"""Work in bytes below which a kernel is not worth timing."""
+REPEATS = 5
+_FORMAT = 1
+
+_known: dict[str, Config] | None = None
+
+
+def cache_file() -> Path:
+    """Where the choices are stored."""
+    folder = os.environ.get("JOESTAR_CACHE")
+    if folder is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
+    return Path(folder) / "tune.json"
+
+
+def _load() -> dict[str, Config]:
+    """What the file holds; nothing if it is missing, damaged or of another format."""
+    try:
+        content = json.loads(cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("best"), dict):
+        return {}
+    return content["best"]
+
+
+def _store(name: str, config: Config) -> None:
+    """Adds one choice to the file, written beside and renamed; if that fails, the choice lasts for this process."""
+    path = cache_file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"format": _FORMAT, "best": {**_load(), name: config}}
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix="tune-", suffix=".json")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+            os.replace(beside, path)
+        except OSError:
+            os.unlink(beside)
+            raise
+
+
+def forget() -> None:
+    """Reads the file again at the next choice."""
+    global _known
+    _known = None
+
+
+def size_class(n: int) -> int:
+    """Sizes within a factor of two share their settings."""
+    return max(0, n - 1).bit_length()
+
+
+def _may_time(device: torch.device) -> bool:
+    if device.type != "cuda" or INTERPRETED or os.environ.get("JOESTAR_TUNE", "1") == "0":
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def _milliseconds(launch: Callable[[Config], None], config: Config) -> float:
+    """Median time of a launch, compiled and warm; infinite if the settings do not fit the device."""
+    try:
+        launch(config)
+        times = []
+        for _ in range(REPEATS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            launch(config)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    except Exception as error:
+        if "out of resource" in str(error).lower() or isinstance(error, torch.cuda.OutOfMemoryError):
+            return float("inf")
+        raise
+    return statistics.median(times)
+
+
+def choose(
+    kernel: str, shape: tuple, candidates: list[Config], launch: Callable[[Config], None], work: int,
+    device: torch.device, reset: Callable[[], object] | None = None,
+) -> Config:  # fmt: skip
+    """The best of the candidates for a kernel at a shape class.
+
+    Args:
+        kernel: its name; shape: whatever the best settings depend on, made of numbers, strings and dtypes.
+        candidates: settings, the default first. launch: runs the kernel with some settings; may be called many times.
+        work: bytes that a launch moves, roughly. reset: undoes what launches add up, after the timing.
+    """
+    global _known
+    if len(candidates) == 1 or work < SMALL or device.type != "cuda":
+        return candidates[0]
+    if _known is None:
+        _known = _load()
+    name = " ".join(str(part) for part in (kernel, torch.cuda.get_device_name(device), *shape))
+    found = _known.get(name)
+    if found in candidates:
+        return found
+    if not _may_time(device):
+        return candidates[0]
+    times = [_milliseconds(launch, config) for config in candidates]
+    if reset is not None:
+        reset()
+    best = candidates[times.index(min(times))]
+    _known[name] = best
+    _store(name, best)
+    return best

@@ -1,0 +1,54 @@
+"""ReLU, dropout and aggregation with one backward pass: where it fires, what stays the same, and when it must not."""
+
+import torch
+from lowering.harness import NUM_FEATURES, SEEDS, same
+
+import joestar.nn as jnn
+
+from .graphs import JOESTAR, captured, count, only, reasons
+
+PATTERN = "dropout-aggregate"
+BASE = ("extract-select", "sample-gather-aggregate", "aggregate-update", "relu-dropout")
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+OPTIONS = {"dropout": 0.5}
+
+
+def sage(**options):
+    torch.manual_seed(0)
+    return jnn.GraphSAGE(NUM_FEATURES, 8, 3, 4, **{**OPTIONS, **options})
+
+
+def test_before_and_after():
+    before, after = (captured(sage(), (3, 2, 2), disable=disable).trace() for disable in (OFF, ON))
+    for op, old, new in (("aggregate_cat", 2, 0), ("keyed_dropout", 2, 0), ("dropout_aggregate_cat", 0, 2)):
+        target = getattr(JOESTAR, op).default
+        assert (count(before, target), count(after, target)) == (old, new), op
+
+
+def test_same_numbers():
+    for aggr in ("mean", "sum"):
+        on, off = (captured(sage(aggr=aggr), (3, 2, 2), disable=disable) for disable in (ON, OFF))
+        for step, batch in enumerate((SEEDS, (5, 5, 47))):
+            expected = off.exact(off.seeds(batch), step)
+            same(on.exact(on.seeds(batch), step), expected, 1e-12)
+            same(on.padded(on.seeds(batch), step), expected, 1e-12)
+
+
+def test_must_not_fire():
+    jumping = captured(sage(jk="cat"), (3, 2, 2), disable=ON)
+    assert count(jumping.program.captured.gm, JOESTAR.dropout_aggregate_cat.default) == 0
+    assert "the activated rows have another reader" in reasons(jumping, PATTERN)
+    other = captured(sage(act="elu"), (3, 2, 2), disable=ON)
+    assert set(reasons(other, PATTERN)) == {"the rows are not the result of ReLU and dropout"}
+
+
+def test_gradient_where_the_activated_rows_have_another_reader():
+    """The op itself: both outputs may have gradients."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, dtype=torch.float64, generator=random, requires_grad=True)
+    bits = torch.randint(0, 2**31, (6, 1), generator=random, dtype=torch.int32)
+    indptr, indices = torch.tensor([0, 2, 2, 5]), torch.tensor([4, 0, 3, 3, 5])
+    op = JOESTAR.dropout_aggregate_cat
+    for use in (lambda y, both: y.sum() + both.sin().sum(), lambda y, both: both.sin().sum(), lambda y, both: y.sum()):
+        for reduce in ("sum", "mean"):
+            assert torch.autograd.gradcheck(lambda x, u=use, r=reduce: u(*op(x, bits, 0.4, indptr, indices, r)), x)
