@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 TRAIN ?=
+BENCH ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
@@ -19,7 +20,7 @@ test-python test-all: export OMP_NUM_THREADS ?= 1
 # Idle OpenMP threads that spin starve the others where cores are few or shared.
 train test-python test-all: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: train test test-all test-python test-cpp lint format sanitize clean distclean
+.PHONY: train test test-all test-python test-cpp lint format sanitize bench-cpp callgrind clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -46,6 +47,14 @@ format: $(VENV)/.tools
 
 sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 	set -e; for kind in $(SANITIZERS); do ctest --test-dir build/sanitize-$$kind --output-on-failure; done
+
+# Times of the C++ kernels on a planted graph; BENCH='--only spmm --json times.json' chooses.
+bench-cpp: build/bench/.built
+	build/bench/csrc/bench/bench_kernels $(BENCH)
+
+# Instructions per sampled edge in graphs of two sizes; needs valgrind.
+callgrind: build/bench/.built
+	$(BIN)/python benchmarks/callgrind_sampling.py
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
@@ -81,6 +90,11 @@ $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(CSRC)
 build/ctest/.built: $(VENV)/.tools $(CSRC)
 	cmake -S . -B build/ctest -DJOESTAR_BUILD_TESTS=ON -DJOESTAR_BUILD_PYTHON=OFF
 	cmake --build build/ctest --parallel $(WORKERS)
+	touch $@
+
+build/bench/.built: $(VENV)/.tools $(CSRC)
+	cmake -S . -B build/bench -DJOESTAR_BUILD_BENCH=ON -DJOESTAR_BUILD_PYTHON=OFF
+	cmake --build build/bench --parallel $(WORKERS)
 	touch $@
 
 build/sanitize-%/.built: $(VENV)/.tools $(CSRC)

@@ -6,6 +6,17 @@ from joestar import errors, nn
 from joestar.api import Step, compile
 from joestar.data import load
 from joestar.graph_api import Block, Graph, fn
-from joestar.sampling import NeighborSampler
+from joestar.sampling import LayerDependentSampler, NeighborSampler
 
-__all__ = ["Block", "Graph", "NeighborSampler", "Step", "compile", "errors", "fn", "load", "nn"]
+__all__ = [
+    "Block",
+    "Graph",
+    "LayerDependentSampler",
+    "NeighborSampler",
+    "Step",
+    "compile",
+    "errors",
+    "fn",
+    "load",
+    "nn",
+]

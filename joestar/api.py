@@ -149,6 +149,7 @@ class Step:
         self.counters = Counters()
         self._options = options
         self._run = run
+        self._cuda_graph = cuda_graph
         self._guard = ChangeGuard(model, sampler, self.graph)
         self._executors: dict[str, Executor] = {}
         self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"])
@@ -163,7 +164,7 @@ class Step:
         if kind not in self._executors:
             loss = self._loss if kind == "train" else None
             program = Program(kind, self.model, self.sampler, loss, self._options)
-            self._executors[kind] = Executor(program, self.counters, **self._run)
+            self._executors[kind] = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
         return self._executors[kind]
 
     # --- training ---

@@ -33,6 +33,10 @@ class ChangedAfterCompileError(JoestarError):
     """Something that the compiled step holds on to was changed or replaced."""
 
 
+class StaleBackwardError(JoestarError, RuntimeError):
+    """A backward pass came too late: what it needs has been overwritten by a later call."""
+
+
 class OptimizerError(JoestarError, ValueError):
     """The optimizer is unknown to the compiled step, or does not fit the model."""
 

@@ -11,6 +11,9 @@ void bind_spmm(py::module_& m);
 void bind_edges(py::module_& m);
 void bind_sample_aggregate(py::module_& m);
 void bind_dropout(py::module_& m);
+void bind_weighted(py::module_& m);
+void bind_spmm_csr(py::module_& m);
+void bind_spmm_grad(py::module_& m);
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 

@@ -56,6 +56,9 @@ PYBIND11_MODULE(_native, m) {
   bind_edges(m);
   bind_sample_aggregate(m);
   bind_dropout(m);
+  bind_weighted(m);
+  bind_spmm_csr(m);
+  bind_spmm_grad(m);
 }
 
 }  // namespace joestar::bindings

@@ -1,8 +1,7 @@
 #include "joestar/spmm.hpp"
 
 #include "bindings.hpp"
-#include "joestar/extremum_grad.hpp"
-#include "joestar/spmm_grad.hpp"
+#include "joestar/spmm_coo.hpp"
 
 namespace joestar::bindings {
 namespace {
@@ -10,8 +9,9 @@ namespace {
 void bind_forward(const Tensor& indptr, const Tensor& indices, const Tensor& x, const Tensor& weight,
                   std::int64_t heads, std::int64_t width, int reduce, const Tensor& y) {
   with_types(indices, x, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    const Messages<T, const Id*> m{.indptr = indptr.span<const std::int64_t>(),
-                                   .ids = indices.as<const Id>(),
+    const Csc<Id> csc = csc_of<Id>(indptr, indices);
+    const Messages<T, const Id*> m{.indptr = csc.indptr,
+                                   .ids = csc.indices.data(),
                                    .x = x.as<const T>(),
                                    .weight = weight.as<const T>(),
                                    .heads = heads,
@@ -20,34 +20,22 @@ void bind_forward(const Tensor& indptr, const Tensor& indices, const Tensor& x, 
   });
 }
 
-void bind_grad_x(const Tensor& indptr, const Tensor& indices, const Tensor& grad, const Tensor& weight,
-                 std::int64_t heads, std::int64_t width, int reduce, std::int64_t num_src, const Tensor& grad_x) {
-  with_types(indices, grad, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    spmm_grad_x(csc_of<Id>(indptr, indices), num_src, grad.as<const T>(),
-                WeightedShape<T>{weight.as<const T>(), heads, width}, static_cast<Reduce>(reduce), grad_x.as<T>());
-  });
-}
-
-void bind_extremum_grad(const Tensor& indptr, const Tensor& indices, const Tensor& x, const Tensor& weight,
-                        std::int64_t heads, std::int64_t width, const Tensor& y, const Tensor& grad,
-                        std::int64_t num_src, const Tensor& grad_x, const Tensor& grad_weight) {
-  with_types(indices, x, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    const ExtremumGrad<T> task{
-        x.as<const T>(), y.as<const T>(), grad.as<const T>(), {weight.as<const T>(), heads, width}};
-    spmm_extremum_grad(csc_of<Id>(indptr, indices), num_src, task, grad_x.as<T>(), grad_weight.as<T>());
-  });
-}
-
-void bind_scatter_src(const Tensor& indptr, const Tensor& indices, const Tensor& values, std::int64_t size,
-                      std::int64_t num_src, const Tensor& out) {
-  with_types(indices, values, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    scatter_src(csc_of<Id>(indptr, indices), num_src, values.as<const T>(), size, out.as<T>());
-  });
-}
-
-void bind_scatter_dst(const Tensor& indptr, const Tensor& values, std::int64_t size, const Tensor& out) {
-  with_value(values, [&]<class T>(Tag<T>) {
-    scatter_dst(indptr.span<const std::int64_t>(), values.as<const T>(), size, out.as<T>());
+void bind_coo(const Tensor& src, const Tensor& dst, const Tensor& x, const Tensor& weight, std::int64_t heads,
+              std::int64_t width, std::int64_t num_dst, int reduce, const Tensor& y) {
+  with_types(src, x, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
+    const std::span<const Id> rows = dst.span<const Id>();
+    if (!sorted_by_destination(rows)) {
+      throw std::invalid_argument(
+          "dst: expected ids >= 0 in ascending order; sort the edges by destination (torch.sort(dst, stable=True)), or "
+          "use spmm or spmm_csr");
+    }
+    const Messages<T, const Id*> m{.indptr = {},
+                                   .ids = src.as<const Id>(),
+                                   .x = x.as<const T>(),
+                                   .weight = weight.as<const T>(),
+                                   .heads = heads,
+                                   .width = width};
+    spmm_coo(m, rows, num_dst, static_cast<Reduce>(reduce), y.as<T>());
   });
 }
 
@@ -55,10 +43,7 @@ void bind_scatter_dst(const Tensor& indptr, const Tensor& values, std::int64_t s
 
 void bind_spmm(py::module_& m) {
   m.def("spmm", &bind_forward, ReleaseGil());
-  m.def("spmm_grad_x", &bind_grad_x, ReleaseGil());
-  m.def("spmm_extremum_grad", &bind_extremum_grad, ReleaseGil());
-  m.def("scatter_src", &bind_scatter_src, ReleaseGil());
-  m.def("scatter_dst", &bind_scatter_dst, ReleaseGil());
+  m.def("spmm_coo", &bind_coo, ReleaseGil());
 }
 
 }  // namespace joestar::bindings

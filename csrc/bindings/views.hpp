@@ -17,6 +17,11 @@ auto with_types(const Tensor& ids, const Tensor& values, F&& f) {
 
 template <class Id>
 Csc<Id> csc_of(const Tensor& indptr, const Tensor& indices) {
+  const std::int64_t edges = indptr.as<const std::int64_t>()[indptr.numel - 1];
+  if (edges > indices.numel) {
+    throw std::invalid_argument("indices: expected at least indptr[-1] = " + std::to_string(edges) + " ids, got " +
+                                std::to_string(indices.numel));
+  }
   return {indptr.span<const std::int64_t>(), indices.span<const Id>()};
 }
 

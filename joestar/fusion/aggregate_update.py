@@ -9,11 +9,13 @@ Before (first layer)                                    After
     out  = aten.add(a, c)
 
 Before (inner layer)                                    After
-    y    = spmm(sub, local, x, None, "mean")                both = aggregate_cat(sub, local, x, "mean")
-    own  = aten.slice(x, 0, 0, num_dst)                     ...as above
+    y    = spmm(sub, local, x, None, "mean")                both = aggregate_cat(sub, local, x, None, 1.0, "mean")
+    own  = aten.slice(x, 0, 0, num_dst)                     w    = join_columns([w_l, w_r], 2 F)
+    ...as above                                             out  = aten.linear(both, w, b)
 
-The kernel writes ``[y, own, 1, 0, ...]``; one product reads it once, without adding to an earlier result, and the
-column of ones makes the bias part of the weights: its gradient is a column of theirs, not a reduction of its own.
+The kernel writes ``[y, own]``; one product reads it once, without adding to an earlier result. In the first layer a
+column of ones follows, which makes the bias part of the weights: its gradient is then a column of theirs, not a
+reduction of its own over the many rows. (An inner layer's matrix has a gradient itself: no column that needs none.)
 
 Must not fire when the aggregated rows, the own rows or either product has another reader (a norm in between), when the
 own rows are those of other nodes, or when the aggregation is no sum or mean, or weighted.
@@ -111,11 +113,13 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     graph, rows, own = gm.graph, first.args[0], second.args[0]
     source = _aggregation(rows)
     value = rows.meta["val"]
-    wide = value.new_empty((value.shape[0], cat_width(value.shape[1])))
+    inner = source is rows
+    wide = value.new_empty((value.shape[0], 2 * value.shape[1] if inner else cat_width(value.shape[1])))
     with graph.inserting_before(add):
-        if source is rows:
+        bias = _added_biases(graph, first, second)
+        if inner:
             indptr, indices, x, _, reduce = rows.args
-            matrix = graph.call_function(_JOESTAR.aggregate_cat.default, (indptr, indices, x, reduce))
+            matrix = graph.call_function(_JOESTAR.aggregate_cat.default, (indptr, indices, x, None, 1.0, reduce))
             detail = f"{reduce} and own rows of {x.name}"
         else:
             both = graph.call_function(_JOESTAR.sample_aggregate_cat.default, source.args)
@@ -125,8 +129,14 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
             for user in [user for user in source.users if user is not rows]:
                 user.update_arg(0, both)
         matrix.meta = {**rows.meta, "val": wide}
-        weight = _joined_weights(graph, first, second, wide.shape[1])
-        product = graph.call_function(_ATEN.linear.default, (matrix, weight))
+        parts = [first.args[1], second.args[1], *([bias] if bias is not None and not inner else [])]
+        weight = graph.call_function(_JOESTAR.join_columns.default, (parts, wide.shape[1]))
+        weight.meta = {
+            **first.meta,
+            "val": parts[0].meta["val"].new_empty((parts[0].meta["val"].shape[0], wide.shape[1])),
+        }
+        arguments = (matrix, weight, bias) if bias is not None and inner else (matrix, weight)
+        product = graph.call_function(_ATEN.linear.default, arguments)
         product.meta = dict(add.meta)
     add.replace_all_uses_with(product)
     for node in dict.fromkeys((add, first, second, rows, own, source)):
@@ -134,16 +144,11 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     context.fired(PATTERN, product, detail)
 
 
-def _joined_weights(graph: fx.Graph, first: fx.Node, second: fx.Node, width: int) -> fx.Node:
-    """``[w_l, w_r, bias, 0, ...]``, ``[out, width]``: the column behind both weights meets the column of ones."""
-
-    parts = [first.args[1], second.args[1]]
+def _added_biases(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node | None:
+    """The bias of the sum of two products."""
     biases = [part.args[2] for part in (first, second) if len(part.args) > 2 and part.args[2] is not None]
-    if len(biases) == 2:
-        both = graph.call_function(_ATEN.add.Tensor, tuple(biases))
-        both.meta = {**first.meta, "val": biases[0].meta["val"]}
-        biases = [both]
-    weight = graph.call_function(_JOESTAR.join_columns.default, ([*parts, *biases], width))
-    value = parts[0].meta["val"]
-    weight.meta = {**first.meta, "val": value.new_empty((value.shape[0], width))}
-    return weight
+    if len(biases) < 2:
+        return biases[0] if biases else None
+    both = graph.call_function(_ATEN.add.Tensor, tuple(biases))
+    both.meta = {**first.meta, "val": biases[0].meta["val"]}
+    return both

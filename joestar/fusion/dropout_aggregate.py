@@ -1,17 +1,16 @@
-"""Activation, dropout and aggregation share their backward pass: the gradient is gathered and masked at once.
+"""Activation and dropout happen where rows are read: their result is never stored, nor is a mask of the gradient.
 
 Before                                                  After
     y    = joestar.keyed_dropout(h, ids, key,               bits = joestar.dropout_bits(ids, key, site, p, F)
-                                 site, p, True)             y, both = joestar.dropout_aggregate_cat(h, bits, p,
-    both = joestar.aggregate_cat(sub, local, y, "mean")                             sub, local, "mean")
+                                 site, p, True)             both = joestar.aggregate_cat(sub, local, h, bits,
+    both = joestar.aggregate_cat(sub, local, y,                                          1 / (1 - p), "mean")
+                                 None, 1.0, "mean")
 
-Forward, the new op dissolves into the two old ones (the activation then fuses into the GEMM before it). Backward, the
-rows of the gradient are summed from the edges of each source, masked where ``y`` is not positive, and written once.
+Forward, the aggregation applies ReLU and mask to every row that it gathers. Backward, the rows of the gradient are
+summed from the edges of each source, masked, and written once.
 
-Must not fire when the activated rows have another reader (jumping knowledge), whose gradient would have to join.
+Must not fire when the activated rows have another reader (jumping knowledge), which needs them stored.
 """
-
-import operator
 
 import torch
 from torch import fx
@@ -26,7 +25,7 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every pair; returns how many."""
     fused = 0
     for node in list(gm.graph.nodes):
-        if node.target is not _JOESTAR.aggregate_cat.default:
+        if node.target is not _JOESTAR.aggregate_cat.default or node.args[3] is not None:
             continue
         dropout = node.args[2]
         match = _match(dropout)
@@ -47,18 +46,12 @@ def _match(dropout: fx.Node) -> bool | Reject:
 
 
 def _rewrite(gm: fx.GraphModule, cat: fx.Node, dropout: fx.Node, context) -> None:
-    indptr, indices, _, reduce = cat.args
     h, ids, key, site, p, _ = dropout.args
-    value, graph = h.meta["val"], gm.graph
+    value = h.meta["val"]
     columns = int(value.shape[1])
-    with graph.inserting_before(cat):
-        bits = graph.call_function(_JOESTAR.dropout_bits.default, (ids, key, site, p, columns))
-        bits.meta = {**dropout.meta, "val": value.new_empty((value.shape[0], -(-columns // 32)), dtype=torch.int32)}
-        pair = graph.call_function(_JOESTAR.dropout_aggregate_cat.default, (h, bits, p, indptr, indices, reduce))
-        pair.meta = {**cat.meta, "val": (dropout.meta["val"], cat.meta["val"])}
-        both = graph.call_function(operator.getitem, (pair, 1))
-        both.meta = dict(cat.meta)
-    context.fired(PATTERN, pair, f"{reduce}, p = {p}")
-    cat.replace_all_uses_with(both)
-    graph.erase_node(cat)
-    graph.erase_node(dropout)
+    with gm.graph.inserting_before(cat):
+        bits = gm.graph.call_function(_JOESTAR.dropout_bits.default, (ids, key, site, p, columns))
+    bits.meta = {**dropout.meta, "val": value.new_empty((value.shape[0], -(-columns // 32)), dtype=torch.int32)}
+    cat.args = (*cat.args[:2], h, bits, 1.0 / (1.0 - p), cat.args[5])
+    context.fired(PATTERN, cat, f"{cat.args[5]}, p = {p}")
+    gm.graph.erase_node(dropout)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from joestar.errors import GraphError, SamplerError
 from joestar.graph_api.computation import Computation
+from joestar.graph_api.gathered import Gathered, look_up
+from joestar.graph_api.reversed import Reversed
 
 
 class Block(Computation):
@@ -17,14 +19,52 @@ class Block(Computation):
         indices: local source of each edge, ``[num_edges]``.
         srcs, dsts: global node ids, ``[num_src]`` and ``[num_dst]``.
         graph: the graph that was sampled.
+        edata, srcdata, dstdata: the graph's tensors for the block's edges, sources and destinations, gathered when
+            first read; tensors of one's own can be added.
     """
 
-    def __init__(self, indptr: Tensor, indices: Tensor, srcs: Tensor, dsts: Tensor, graph):
+    def __init__(self, indptr: Tensor, indices: Tensor, srcs: Tensor, dsts: Tensor, graph, eids=None):
+        """``eids``: positions of the edges in the graph, int64 ``[num_edges]``, or a function giving them."""
         self.indptr = indptr
         self.indices = indices
         self.srcs = srcs
         self.dsts = dsts
         self.graph = graph
+        self._eids = eids
+        self._frames: dict[str, Gathered] = {}
+
+    @property
+    def eids(self) -> Tensor:
+        """Position of every edge in the graph (CSC), int64 ``[num_edges]``; found, or sampled again, on first read."""
+        if self._eids is None:
+            raise GraphError(
+                "the edges of this block are not known in the graph: it has added self-loops, or was put together "
+                "without eids. Read edata before add_self_loops, or give Block(..., eids=...)."
+            )
+        if not isinstance(self._eids, Tensor):
+            self._eids = self._eids()
+        return self._eids
+
+    @property
+    def edata(self) -> Gathered:
+        """Edge tensors ``[num_edges, ...]``: ``block.edata["w"]`` is ``graph.edata["w"]`` of the block's edges."""
+        if "edge" not in self._frames:
+            self._frames["edge"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.num_edges)
+        return self._frames["edge"]
+
+    @property
+    def srcdata(self) -> Gathered:
+        """Node tensors of the sources, ``[num_src, ...]``."""
+        if "src" not in self._frames:
+            self._frames["src"] = Gathered("srcdata", self.graph.ndata, lambda: self.srcs, self.num_src)
+        return self._frames["src"]
+
+    @property
+    def dstdata(self) -> Gathered:
+        """Node tensors of the destinations, ``[num_dst, ...]``."""
+        if "dst" not in self._frames:
+            self._frames["dst"] = Gathered("dstdata", self.graph.ndata, lambda: self.dsts, self.num_dst)
+        return self._frames["dst"]
 
     @property
     def num_src(self) -> int:
@@ -45,7 +85,7 @@ class Block(Computation):
         """The block with exactly one self-loop per destination, at the end of its row.
 
         A loop is an edge between equal nodes: where the same seed stands twice, the second row's loop points to the
-        first one's source, and is found as well.
+        first one's source, and is found as well. Loops have no edge data, so the new block has none.
         """
         row = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
         same = torch.index_select(self.srcs, 0, self.indices) == torch.index_select(self.dsts, 0, row)
@@ -54,6 +94,31 @@ class Block(Computation):
         indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, indices, count)
         return Block(indptr, indices, self.srcs, self.dsts, self.graph)
 
+    def keep_edges(self, kept: Tensor) -> "Block":
+        """The block with those edges for which ``kept``, bool ``[num_edges]``, is true; nodes stay what they are.
+
+        Makes a set of its own, like a sample: call it in a sampler, not in a model. Edge data are carried over.
+        """
+        context = self.graph.context
+        size = context.next_size("sample")
+        count = torch.full((), self.num_dst, dtype=torch.int64, device=self.indptr.device)
+        indptr, rest, _ = torch.ops.joestar.weighted_sample(
+            self.indptr, kept.to(torch.float32), self.dsts, count, True, -1, False, context.key, 0, size
+        )
+        context.record(rest.shape[0])
+        eids = None if self._eids is None else lambda: look_up(self.eids, rest)
+        return Block(indptr, look_up(self.indices, rest), self.srcs, self.dsts, self.graph, eids)
+
+    def remove_self_loops(self) -> "Block":
+        """The block without edges between equal nodes; see ``keep_edges``."""
+        row = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
+        ends = torch.index_select(self.srcs, 0, self.indices), torch.index_select(self.dsts, 0, row)
+        return self.keep_edges(ends[0] != ends[1])
+
+    def reverse(self) -> Reversed:
+        """The structure with its edges turned around, to compute on: ``reverse().pull`` aggregates at the sources."""
+        return Reversed(self)
+
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees in the whole graph of the ``"src"`` or ``"dst"`` nodes, int64."""
         ids = self.srcs if side == "src" else self.dsts
@@ -61,60 +126,6 @@ class Block(Computation):
 
     def __repr__(self) -> str:
         return f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
-
-
-class Columns:
-    """``graph[:, dsts]``: every in-edge of the destinations, sources still under their global ids."""
-
-    def __init__(self, graph, dsts: Tensor):
-        self.graph = graph
-        self.dsts = dsts if dsts.dtype == graph.indices.dtype else dsts.to(graph.indices.dtype)
-        self.dst_count = torch.full((), dsts.shape[0], dtype=torch.int64, device=dsts.device)
-
-    def individual_sample(self, k: int, replace: bool = False) -> Block:
-        """Samples up to ``k`` in-edges of every destination independently, then compacts (thesis table 5.3).
-
-        Args:
-            k: picks per destination; all its edges where there are fewer, or if ``k`` is -1.
-            replace: with replacement: exactly ``k`` picks wherever there is at least one edge.
-
-        Returns:
-            A ``Block`` whose sources are the destinations followed by the new nodes in order of first appearance.
-        """
-        if isinstance(k, bool) or not isinstance(k, int) or k == 0 or k < -1:
-            raise SamplerError(f"individual_sample: k must be a positive integer, or -1 for every edge; got {k!r}.")
-        if k == -1:
-            return self.compact()
-        graph, context = self.graph, self.graph.context
-        slice_size, size, site = context.next_size("slice"), context.next_size("sample"), context.next_site()
-        ops = torch.ops.joestar
-        if context.sizes is None:  # eager: the fused op at once, without the slice in between
-            indptr, indices, _ = ops.sample_cols(
-                graph.indptr, graph.indices, self.dsts, self.dst_count, k, replace, context.key, site, size
-            )
-            context.record(int(graph.in_degrees_of(self.dsts).sum()))
-            context.record(indices.shape[0])
-        else:
-            sliced, sources, _ = ops.slice_cols(graph.indptr, graph.indices, self.dsts, self.dst_count, slice_size)
-            indptr, indices, _ = ops.rowwise_sample(sliced, sources, self.dsts, k, replace, context.key, site, size)
-        return self._compacted(indptr, indices)
-
-    def compact(self) -> Block:
-        """Gives the sources local ids: a block with every in-edge of the destinations."""
-        graph, context = self.graph, self.graph.context
-        size = context.next_size("slice")
-        indptr, indices, _ = torch.ops.joestar.slice_cols(graph.indptr, graph.indices, self.dsts, self.dst_count, size)
-        context.record(indices.shape[0])
-        return self._compacted(indptr, indices)
-
-    def _compacted(self, indptr: Tensor, indices: Tensor) -> Block:
-        context = self.graph.context
-        size = context.next_size("compact")
-        srcs, local, _ = torch.ops.joestar.compact(
-            self.dsts, self.dst_count, indptr, indices, self.graph.num_nodes, size
-        )
-        context.record(srcs.shape[0])
-        return Block(indptr, local, srcs, self.dsts, self.graph)
 
 
 def check_blocks(blocks, name: str) -> None:

@@ -1,14 +1,17 @@
 """``Graph``: a homogeneous graph in CSC with named node and edge tensors (thesis 5.3.1)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.graph_api.block import Columns
+from joestar.graph_api import transform
+from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
-from joestar.graph_api.validate import check_csc, check_dsts, check_edge_index
+from joestar.graph_api.validate import check_csc, check_edge_index, check_nodes
 
 
 class Graph(Computation):
@@ -96,6 +99,23 @@ class Graph(Computation):
 
         return to_pyg(self)
 
+    @classmethod
+    def from_dgl(cls, graph, names: Mapping[str, str] | None = None) -> "Graph":
+        """A graph from a homogeneous ``DGLGraph`` (anything with its methods); masks become ``train_idx`` and so on.
+
+        Args:
+            names: new names of node data, ``{"feat": "x", "label": "y"}`` if not given: DGL's datasets use those.
+        """
+        from joestar.graph_api.interchange import from_dgl
+
+        return from_dgl(cls, graph, {"feat": "x", "label": "y"} if names is None else names)
+
+    def to_dgl(self):
+        """The graph as a ``DGLGraph`` (edges in CSC order), with node and edge data and masks of the splits."""
+        from joestar.graph_api.interchange import to_dgl
+
+        return to_dgl(self)
+
     # --- property queries (thesis table 5.2) ---
 
     @property
@@ -117,6 +137,36 @@ class Graph(Computation):
     def num_dst(self) -> int:
         """Destinations: every node."""
         return self.num_nodes
+
+    @property
+    def nodes(self) -> Tensor:
+        """Every node id ``[num_nodes]``."""
+        return torch.arange(self.num_nodes, dtype=self.indices.dtype, device=self.device)
+
+    @property
+    def srcs(self) -> Tensor:
+        """Ids of the sources: every node."""
+        return self.nodes
+
+    @property
+    def dsts(self) -> Tensor:
+        """Ids of the destinations: every node."""
+        return self.nodes
+
+    @property
+    def eids(self) -> Tensor:
+        """Positions of the edges: every one, int64 ``[num_edges]``."""
+        return torch.arange(self.num_edges, device=self.device)
+
+    @property
+    def srcdata(self) -> dict[str, Tensor]:
+        """Tensors of the sources: ``ndata``."""
+        return self.ndata
+
+    @property
+    def dstdata(self) -> dict[str, Tensor]:
+        """Tensors of the destinations: ``ndata``."""
+        return self.ndata
 
     @property
     def device(self) -> torch.device:
@@ -151,18 +201,73 @@ class Graph(Computation):
     # --- structural transformations (thesis table 5.2) ---
 
     def __getitem__(self, key) -> Columns:
-        """``graph[:, dsts]``: the in-edges of the destinations."""
-        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], slice) and key[0] == slice(None)):
-            raise GraphError("a graph is sliced by destinations: graph[:, dsts], with dsts a tensor of node ids.")
-        return Columns(self, check_dsts(key[1], self.indptr, self.indices.dtype))
+        """Subgraph extraction: ``graph[:, dsts]`` has the in-edges of ``dsts``, ``graph[srcs, :]`` the out-edges of
+        ``srcs``, ``graph[srcs, dsts]`` the edges from the ones to the others.
 
-    def add_self_loops(self) -> "Graph":
-        """The graph with exactly one self-loop per node, at the end of its row; edge data are not carried over."""
+        ``srcs`` and ``dsts`` are ids ``[n]``. Destinations keep their order, and a row for every time they stand there;
+        of ``graph[srcs, :]`` they are all nodes. For sources neither order nor repetition matters.
+        """
+        if not isinstance(key, tuple) or len(key) != 2 or not all(map(_is_selection, key)):
+            raise GraphError(
+                "a graph is sliced by sources and destinations: graph[:, dsts], graph[srcs, :] or graph[srcs, dsts], "
+                "with tensors of node ids."
+            )
+        srcs, dsts = key
+        if isinstance(dsts, slice):
+            columns = Columns.everything(self)
+        else:
+            columns = Columns(self, check_nodes(dsts, self, "dsts"))
+        return columns if isinstance(srcs, slice) else columns[srcs, :]
+
+    def __add__(self, other: "Graph") -> "Graph":
+        """The union: every edge of both, copies counted (``A1 + A2`` of the adjacency matrices).
+
+        In each row the edges of ``self`` come first. Edge data that both have, alike in dtype and shape, are carried
+        over; the rest, and ``other``'s node data, are not.
+        """
+        return transform.union(self, other) if isinstance(other, Graph) else NotImplemented
+
+    def __sub__(self, other: "Graph") -> "Graph":
+        """The difference: the edges of ``self``, with their data, between ends that ``other`` has no edge between.
+
+        One edge ``u -> v`` of ``other`` removes all copies of it.
+        """
+        return transform.difference(self, other) if isinstance(other, Graph) else NotImplemented
+
+    def reverse(self) -> "Graph":
+        """Every edge turned around (the transposed matrix); edge data go with their edges."""
+        return transform.reverse(self)
+
+    def keep_edges(self, kept: Tensor) -> "Graph":
+        """The edges for which ``kept``, bool ``[num_edges]`` in CSC order, is true, with their data."""
+        return transform.keep_edges(self, kept)
+
+    def remove_self_loops(self) -> "Graph":
+        """The graph without edges from a node to itself; the others keep their data."""
+        return transform.remove_self_loops(self)
+
+    def add_self_loops(self, fill: Mapping[str, float] | None = None) -> "Graph":
+        """The graph with exactly one self-loop per node, at the end of its row; loops that were there are dropped.
+
+        Args:
+            fill: edge data to carry over, with the value that the loops get: ``{"w": 1.0}``. Others are not carried.
+        """
+        if fill:
+            return transform.add_self_loops(self, fill)
         count = torch.full((), self.num_nodes, dtype=torch.int64, device=self.device)
         indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, self.indices, count)
         if not torch.compiler.is_compiling():
             indices = indices[: int(indptr[-1])]
         return self._describe(Graph(indptr, indices, self.ndata, context=self._context))
+
+    def to_bidirected(self) -> "Graph":
+        """Every edge in both directions, each once: duplicates are removed; sources ascend in every row.
+
+        Edge data are not carried over: ``u -> v`` and ``v -> u`` may disagree.
+        """
+        return transform.to_bidirected(self)
+
+    # --- views ---
 
     @property
     def context(self) -> SamplingContext:
@@ -173,7 +278,9 @@ class Graph(Computation):
 
     def with_context(self, context: SamplingContext) -> "Graph":
         """A view of the graph that samples under the given key and sizes."""
-        return self._describe(Graph(self.indptr, self.indices, self.ndata, self.edata, context))
+        view = self._describe(Graph(self.indptr, self.indices, self.ndata, self.edata, context))
+        view._formats = self._formats
+        return view
 
     @property
     def has_context(self) -> bool:
@@ -208,3 +315,7 @@ class Graph(Computation):
     def __repr__(self) -> str:
         data = ", ".join(f"{name}{list(value.shape)}" for name, value in self.ndata.items())
         return f"Graph({self.name or 'unnamed'}: {self.num_nodes:,} nodes, {self.num_edges:,} edges; {data})"
+
+
+def _is_selection(key) -> bool:
+    return not isinstance(key, slice) or key == slice(None)

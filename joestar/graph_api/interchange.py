@@ -32,10 +32,7 @@ def from_pyg(cls, data):
         elif data.is_node_attr(name) and value.shape[0] == num_nodes and not name.endswith("_mask"):
             ndata[name] = value
     graph = cls.from_edge_index(edge_index, num_nodes, ndata, edata)
-    for split in ("train", "val", "test"):
-        mask = getattr(data, f"{split}_mask", None)
-        if mask is not None and mask.dim() == 1:
-            setattr(graph, f"{split}_idx", torch.nonzero(mask).flatten())
+    _set_splits(graph, lambda name: getattr(data, name, None))
     return graph
 
 
@@ -50,10 +47,58 @@ def to_pyg(graph):
     for source in (graph.ndata, graph.edata):
         for name, value in source.items():
             data[name] = value
-    for split in ("train", "val", "test"):
-        idx = getattr(graph, f"{split}_idx")
-        if idx is not None:
-            mask = torch.zeros(graph.num_nodes, dtype=torch.bool, device=idx.device)
-            mask[idx] = True
-            data[f"{split}_mask"] = mask
+    for name, mask in _masks(graph).items():
+        data[name] = mask
     return data
+
+
+def from_dgl(cls, graph, names):
+    """See ``Graph.from_dgl``."""
+    if not getattr(graph, "is_homogeneous", True):
+        raise GraphError(
+            "from_dgl needs a homogeneous graph (one type of nodes, one of edges); for others call "
+            "dgl.to_homogeneous(graph, ndata=[...], edata=[...]) first, for blocks dgl.block_to_graph."
+        )
+    src, dst = graph.edges(order="eid")
+    ndata = {names.get(name, name): value for name, value in graph.ndata.items()}
+    masks = {name: ndata.pop(name) for name in list(ndata) if name in _MASKS and ndata[name].dim() == 1}
+    edge_index = torch.stack([src.to(torch.int64), dst.to(torch.int64)])
+    result = cls.from_edge_index(edge_index, graph.num_nodes(), ndata, dict(graph.edata.items()))
+    _set_splits(result, masks.get)
+    return result
+
+
+def to_dgl(graph):
+    """See ``Graph.to_dgl``."""
+    try:
+        import dgl
+    except ImportError as error:
+        raise GraphError("to_dgl needs DGL; see https://www.dgl.ai/pages/start.html") from error
+    src, dst, _ = graph.coo()
+    result = dgl.graph((src, dst), num_nodes=graph.num_nodes)
+    for frame, source in ((result.ndata, {**graph.ndata, **_masks(graph)}), (result.edata, graph.edata)):
+        for name, value in source.items():
+            frame[name] = value
+    return result
+
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+def _set_splits(graph, mask_of) -> None:
+    """Node ids of the splits from masks; ``mask_of(name)`` is a mask ``[num_nodes]`` or ``None``."""
+    for name in _MASKS:
+        mask = mask_of(name)
+        if mask is not None and mask.dim() == 1:
+            setattr(graph, name.replace("mask", "idx"), torch.nonzero(mask).flatten())
+
+
+def _masks(graph) -> dict[str, torch.Tensor]:
+    """Masks ``[num_nodes]`` of the splits that the graph has."""
+    masks = {}
+    for name in _MASKS:
+        idx = getattr(graph, name.replace("mask", "idx"))
+        if idx is not None:
+            masks[name] = torch.zeros(graph.num_nodes, dtype=torch.bool, device=idx.device)
+            masks[name][idx] = True
+    return masks

@@ -48,19 +48,23 @@ def check_ids(ids: Tensor, num_nodes: int, name: str, error: type[Exception] = G
         raise error(f"{name}[{where}] = {int(ids[tuple(at)])} is not a node: ids must be in [0, {num_nodes}).")
 
 
-def check_dsts(dsts: Tensor, indptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """The destinations in the graph's id ``dtype``; raises unless they are node ids ``[n]`` on the graph's device.
+def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
+    """Node ids ``[n]`` in the graph's id dtype; raises unless they are nodes of the graph, on its device.
+
+    Args:
+        name: ``srcs`` or ``dsts``, for messages.
 
     Contents are not checked while tracing, where they are not known.
     """
-    if not isinstance(dsts, Tensor) or dsts.dim() != 1 or dsts.dtype not in ID_DTYPES:
-        came = f"{dsts.dtype} {list(dsts.shape)}" if isinstance(dsts, Tensor) else type(dsts).__name__
-        raise GraphError(f"graph[:, dsts] needs an int32 or int64 tensor [n] of node ids; got {came}.")
-    if dsts.device != indptr.device:
-        raise GraphError(f"dsts are on {dsts.device} and the graph on {indptr.device}; move them to one device.")
+    if not isinstance(nodes, Tensor) or nodes.dim() != 1 or nodes.dtype not in ID_DTYPES:
+        came = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
+        form = "graph[:, dsts]" if name == "dsts" else "graph[srcs, :]"
+        raise GraphError(f"{form} needs an int32 or int64 tensor [n] of node ids; got {came}.")
+    if nodes.device != graph.indptr.device:
+        raise GraphError(f"{name} are on {nodes.device} and the graph on {graph.device}; move them to one device.")
     if not torch.compiler.is_compiling():
-        check_ids(dsts, indptr.shape[0] - 1, "dsts")
-    return dsts.to(dtype)
+        check_ids(nodes, graph.num_nodes, name)
+    return nodes.to(graph.indices.dtype)
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int | None) -> int:

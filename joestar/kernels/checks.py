@@ -43,6 +43,30 @@ def check_values(values: Tensor, name: str) -> Tensor:
     return _on_cpu(values, name)
 
 
+def check_weights(weight: Tensor) -> Tensor:
+    """``weight`` of a sampling op, contiguous; float32, one dimension."""
+    if weight.dtype != torch.float32 or weight.dim() != 1:
+        came = f"{weight.dtype} {list(weight.shape)}"
+        raise ValueError(f"CPU kernel: expected sampling weights float32 [n], got {came}; cast them with .float()")
+    return _on_cpu(weight, "weight")
+
+
+def check_rows(values: Tensor, rows: int, name: str) -> None:
+    """``values`` ``[rows, ...]``, as many rows as the structure has.
+
+    Ids are not compared with the rows that they point to, which would mean to read all of them in every call: ``Graph``
+    checks them where they enter.
+    """
+    if values.dim() == 0 or values.shape[0] != rows:
+        raise ValueError(f"CPU kernel: expected {name} with one row for each of {rows}, got {list(values.shape)}")
+
+
+def check_covers(indptr: Tensor, values: Tensor, name: str) -> None:
+    """``values`` has a row for every edge of ``indptr``."""
+    edges = int(indptr[-1])
+    require(values.dim() > 0 and values.shape[0] >= edges, f"{name} of {edges} edges", f"{list(values.shape)}")
+
+
 def row_size(x: Tensor) -> int:
     """Numbers per row of ``x`` ``[rows, ...]``."""
     return math.prod(x.shape[1:])

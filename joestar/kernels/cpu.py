@@ -1,7 +1,14 @@
 """The CPU kernels: every op of ``joestar.ops.reference``, in C++."""
 
+from joestar.kernels.cpu_dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
 from joestar.kernels.cpu_edges import edge_softmax, edge_softmax_grad, sddmm, spmm_grad_weight
-from joestar.kernels.cpu_fused import sample_aggregate
+from joestar.kernels.cpu_fused import (
+    aggregate_cat,
+    aggregate_cat_grad,
+    sample_aggregate,
+    sample_aggregate_cat,
+    sample_aggregate_self,
+)
 from joestar.kernels.cpu_sampling import (
     add_self_loops,
     compact,
@@ -13,24 +20,40 @@ from joestar.kernels.cpu_sampling import (
     slice_cols,
 )
 from joestar.kernels.cpu_spmm import scatter_dst, scatter_src, spmm, spmm_extremum_grad, spmm_grad_x
+from joestar.kernels.cpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
+from joestar.kernels.cpu_weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
     "add_self_loops",
+    "aggregate_cat",
+    "aggregate_cat_grad",
+    "collective_sample",
     "compact",
+    "dropout_apply",
+    "dropout_bits",
+    "edge_dropout_bits",
     "edge_dst",
     "edge_softmax",
     "edge_softmax_grad",
     "out_degrees",
+    "relu_dropout_grad",
     "rowwise_sample",
     "sample_aggregate",
+    "sample_aggregate_cat",
+    "sample_aggregate_self",
     "sample_cols",
     "sample_eids",
     "scatter_dst",
     "scatter_src",
     "sddmm",
     "slice_cols",
+    "slice_rows",
     "spmm",
+    "spmm_coo",
+    "spmm_csr",
+    "spmm_csr_extremum_grad",
     "spmm_extremum_grad",
     "spmm_grad_weight",
     "spmm_grad_x",
+    "weighted_sample",
 ]

@@ -1,5 +1,7 @@
 """Dropout masks as bits on the CPU, the same as those of ``joestar.ops.reference``, bit for bit."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ def _words(columns: int) -> int:
 
 
 def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
-    """Mask of rows with these ids: int32 ``[n, ceil(columns / 32)]``, bit ``c % 32`` of word ``c // 32`` set = kept."""
+    """Mask of rows with these ids: int32 ``[n, ceil(columns / 32)]``, bit ``c // W`` of word ``c % W`` set = kept."""
     ids = check_ids(ids, "ids")
     out = torch.empty(ids.numel(), _words(columns), dtype=torch.int32)
     _native.dropout_bits(ids, key.contiguous(), site + DROPOUT_SITE, keep_numerator(p), out.shape[1], out)
@@ -37,11 +39,17 @@ def edge_dropout_bits(
 
 def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
     """``x`` ``[n, ...]`` where its bit is set (and it is positive, with ``relu``), over ``1 - p``; else 0."""
+    return gated_dropout(x, bits, x if relu else None, 1.0 / (1.0 - p))
+
+
+def gated_dropout(x: Tensor, bits: Tensor, gate: Tensor | None, scale: float) -> Tensor:
+    """``x * scale`` where its bit is set (and ``gate`` is positive); else 0."""
     x, bits = check_values(x, "x"), bits.contiguous()
-    columns = x[0].numel() if x.shape[0] else 0
+    gate = None if gate is None else check_values(gate.to(x.dtype), "gate")
+    columns = math.prod(x.shape[1:])
     require(bits.shape == (x.shape[0], _words(columns)), f"bits [{x.shape[0]}, {_words(columns)}]", f"{bits.shape}")
     y = x.new_empty(x.shape)
-    _native.dropout_apply(x, bits, x.shape[0], columns, 1.0 / (1.0 - p), relu, y)
+    _native.dropout_apply(x, bits, gate, x.shape[0], columns, scale, y)
     return y
 
 

@@ -7,7 +7,16 @@ products and exponentials agree to rounding, and have the same bits for any numb
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_offsets, check_values, common_values, heads_and_width, require
+from joestar.kernels.checks import (
+    check_covers,
+    check_ids,
+    check_offsets,
+    check_rows,
+    check_values,
+    common_values,
+    heads_and_width,
+    require,
+)
 from joestar.kernels.checks import row_size as _row_size
 from joestar.kernels.cpu_spmm import REDUCE
 
@@ -27,6 +36,8 @@ def sddmm(indptr: Tensor, indices: Tensor, lhs: Tensor | None, rhs: Tensor | Non
         lhs = None
     lhs = None if lhs is None else check_values(lhs, "lhs")
     rhs = None if rhs is None else check_values(rhs, "rhs")
+    if rhs is not None:
+        check_rows(rhs, indptr.numel() - 1, "rhs")
     if lhs is not None and rhs is not None:
         require(lhs.shape[1:] == rhs.shape[1:], f"rows of one shape, {list(lhs.shape[1:])}", f"{list(rhs.shape[1:])}")
         lhs, rhs = common_values(lhs, rhs)
@@ -46,6 +57,8 @@ def spmm_grad_weight(
 ) -> Tensor:
     """Gradient of ``spmm`` (sum or mean) for the edge weights, in the shape and dtype of ``weight_like``."""
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    check_rows(grad, indptr.numel() - 1, "grad")
+    check_rows(weight_like, indices.numel(), "weight_like")
     x, grad = common_values(x, grad)
     heads, width = heads_and_width(x, weight_like)
     out = x.new_empty((indices.numel(), *weight_like.shape[1:]))
@@ -56,6 +69,7 @@ def spmm_grad_weight(
 def edge_softmax(indptr: Tensor, s: Tensor) -> Tensor:
     """Softmax of edge values ``[E, ...]`` over the in-edges of each destination; 0 past the last edge."""
     indptr, s = check_offsets(indptr), check_values(s, "edge values")
+    check_covers(indptr, s, "edge values")
     out = s.new_empty(s.shape)
     _native.edge_softmax(indptr, s, s.shape[0], _row_size(s), out)
     return out
@@ -65,6 +79,8 @@ def edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
     """Gradient of ``edge_softmax``: ``out * (grad - sum over the row of out * grad)``."""
     indptr = check_offsets(indptr)
     out, grad = check_values(out, "out"), check_values(grad.to(out.dtype), "grad")
+    check_covers(indptr, out, "out")
+    check_rows(grad, out.shape[0], "grad")
     grad_s = out.new_empty(out.shape)
     _native.edge_softmax_grad(indptr, out, grad, out.shape[0], _row_size(out), grad_s)
     return grad_s

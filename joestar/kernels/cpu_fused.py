@@ -5,7 +5,7 @@ from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
-from joestar.kernels.cpu_dropout import dropout_apply, relu_dropout_grad
+from joestar.kernels.cpu_dropout import gated_dropout
 from joestar.kernels.cpu_spmm import REDUCE, spmm, spmm_grad_x
 from joestar.kernels.layout import cat_width
 
@@ -54,23 +54,17 @@ def _joined(y: Tensor, own: Tensor) -> Tensor:
     return out
 
 
-def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, reduce: str) -> Tensor:
-    """``[sum or mean over in-edges, x[i], 1, 0, ...]`` for every destination: ``[num_dst, cat_width(D)]``."""
-    return _joined(spmm(indptr, indices, x, None, reduce), x[: indptr.numel() - 1])
+def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str) -> Tensor:
+    """``[sum or mean of z over in-edges, z[i]]``, ``[num_dst, 2 D]``; with ``bits`` ``z`` is ReLU and dropout of x."""
+    z = x if bits is None else gated_dropout(x, bits, x, scale)
+    return torch.cat([spmm(indptr, indices, z, None, reduce), z[: indptr.numel() - 1]], 1)
 
 
 def aggregate_cat_grad(
-    indptr: Tensor, indices: Tensor, grad: Tensor, num_src: int, width: int, reduce: str, y: Tensor | None, scale: float
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str
 ) -> Tensor:
-    """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, width]``; with ``y`` through its ReLU and dropout, too."""
-    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, num_src, reduce)
-    total[: grad.shape[0]] += grad[:, width : 2 * width]
-    return total if y is None else relu_dropout_grad(total, y, 1.0 - 1.0 / scale)
-
-
-def dropout_aggregate_cat(
-    x: Tensor, bits: Tensor, p: float, indptr: Tensor, indices: Tensor, reduce: str
-) -> tuple[Tensor, Tensor]:
-    """ReLU and dropout, then ``aggregate_cat`` of the result ``y``: (y, joined rows)."""
-    y = dropout_apply(x, bits, p, True)
-    return y, aggregate_cat(indptr, indices, y, reduce)
+    """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
+    width = x.shape[1]
+    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, x.shape[0], reduce)
+    total[: grad.shape[0]] += grad[:, width:]
+    return total if bits is None else gated_dropout(total, bits, x, scale)

@@ -1,15 +1,18 @@
 """Aggregation and its gradients on the CPU: checks, allocation, and one call into the C++ kernels.
 
 Every function has the signature and the result of its namesake in ``joestar.ops.reference``. Sums run in edge order,
-in float32 for 16-bit values, and have the same bits for any number of threads.
+in float32 for 16-bit values, and have the same bits for any number of threads. Shapes and dtypes are checked; that ids
+are below the number of rows is not, ``Graph`` sees to it.
 """
 
 from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import (
+    check_covers,
     check_ids,
     check_offsets,
+    check_rows,
     check_values,
     common_values,
     heads_and_width,
@@ -28,6 +31,8 @@ def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, redu
     """
     dtype = x.dtype
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    if weight is not None:
+        check_rows(weight, indices.numel(), "weight")
     x, weight = common_values(x, weight)
     heads, width = heads_and_width(x, weight)
     y = x.new_empty((indptr.numel() - 1, *x.shape[1:]))
@@ -41,6 +46,9 @@ def spmm_grad_x(
     """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``: summed per source in edge order."""
     dtype = grad.dtype
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    check_rows(grad, indptr.numel() - 1, "grad")
+    if weight is not None:
+        check_rows(weight, indices.numel(), "weight")
     grad, weight = common_values(grad, weight)
     heads, width = heads_and_width(grad, weight)
     grad_x = grad.new_empty((num_src, *grad.shape[1:]))
@@ -57,6 +65,8 @@ def spmm_extremum_grad(
     """
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
     dtypes = x.dtype, x.dtype if weight is None else weight.dtype
+    check_rows(y, indptr.numel() - 1, "y")
+    check_rows(grad, indptr.numel() - 1, "grad")
     x, weight = common_values(x, weight)
     require(x.dtype == dtypes[0], f"weights no wider than x, {dtypes[0]}, whose ties count", f"{dtypes[1]}")
     y, grad = check_values(y.to(x.dtype), "y"), check_values(grad.to(x.dtype), "grad")
@@ -69,6 +79,7 @@ def spmm_extremum_grad(
 def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Tensor:
     """Sum of edge values ``[E, ...]`` per source ``[num_src, ...]``, in edge order."""
     indptr, indices, e = check_offsets(indptr), check_ids(indices, "indices"), check_values(e, "edge values")
+    check_rows(e, indices.numel(), "edge values")
     out = e.new_empty((num_src, *e.shape[1:]))
     _native.scatter_src(indptr, indices, e, row_size(e), num_src, out)
     return out
@@ -77,6 +88,7 @@ def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Ten
 def scatter_dst(indptr: Tensor, e: Tensor) -> Tensor:
     """Sum of edge values ``[E, ...]`` per destination ``[n_dst, ...]``, in edge order."""
     indptr, e = check_offsets(indptr), check_values(e, "edge values")
+    check_covers(indptr, e, "edge values")
     out = e.new_empty((indptr.numel() - 1, *e.shape[1:]))
     _native.scatter_dst(indptr, e, row_size(e), out)
     return out

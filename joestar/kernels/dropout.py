@@ -8,5 +8,5 @@ KEEP_DIGITS = 24
 
 
 def keep_numerator(p: float) -> int:
-    """``q`` where ``q / 2**24`` is the probability ``1 - p`` of keeping an entry, as near to it as 0 < q < 2**24 can be."""
+    """``q``, 0 < q < 2**24, for which ``q / 2**24`` is nearest to the probability ``1 - p`` of keeping an entry."""
     return min(max(round((1.0 - p) * 2**KEEP_DIGITS), 1), 2**KEEP_DIGITS - 1)

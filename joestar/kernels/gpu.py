@@ -4,7 +4,7 @@ Nothing waits for the device unless a bound of -1 asks for exact sizes, so that 
 graph after one run outside of it. Importing this module needs Triton, not a GPU.
 """
 
-from joestar.kernels.gpu_cat import aggregate_cat, aggregate_cat_grad
+from joestar.kernels.gpu_cat import aggregate_cat, aggregate_cat_grad, split_columns
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
 from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
@@ -19,8 +19,9 @@ from joestar.kernels.gpu_grad import (
 )
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
-from joestar.kernels.gpu_step import finish_step, take_batch
+from joestar.kernels.gpu_step import finish_step, overflow, take_batch
 from joestar.kernels.gpu_structure import add_self_loops, edge_dst, out_degrees
+from joestar.kernels.gpu_two_hops import sample_aggregate_two_hops
 from joestar.kernels.gpu_weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
@@ -36,11 +37,13 @@ __all__ = [
     "edge_softmax_grad",
     "finish_step",
     "out_degrees",
+    "overflow",
     "release_claims",
     "rowwise_sample",
     "sample_aggregate",
     "sample_aggregate_cat",
     "sample_aggregate_self",
+    "sample_aggregate_two_hops",
     "sample_cols",
     "sample_eids",
     "scatter_dst",
@@ -49,6 +52,7 @@ __all__ = [
     "sddmm",
     "slice_cols",
     "slice_rows",
+    "split_columns",
     "spmm",
     "spmm_extremum_grad",
     "spmm_grad_weight",

@@ -1,7 +1,8 @@
 """Aggregated and own rows of an inner layer side by side on the GPU, and the gradient of that in one pass.
 
-The gradient is gathered, not scattered: every edge is linked into a list of its source, and each source adds up its
-own edges. Nothing is set to zero first, no row is added to atomically, and the rows are written once, masked already.
+ReLU and dropout of the rows are applied where rows are read: their result is never stored. The gradient is gathered,
+not scattered: every edge is linked into a list of its source, and each source adds up its own edges. Nothing is set to
+zero first, no row is added to atomically, and the rows are written once, masked already.
 """
 
 import torch
@@ -13,22 +14,63 @@ from joestar.kernels import tune
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
-from joestar.kernels.layout import cat_width
+
+
+@triton.jit
+def _split_columns(joined, parts, rows, WIDTH: tl.constexpr, WIDTHS: tl.constexpr, COUNT: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column = at // WIDTH, at % WIDTH
+    value = tl.load(joined + at, row < rows, 0)
+    first = 0
+    for i in tl.static_range(COUNT):
+        inside = (row < rows) & (column >= first) & (column < first + WIDTHS[i])
+        tl.store(parts[i] + row * WIDTHS[i] + (column - first), value, inside)
+        first += WIDTHS[i]
+
+
+@op
+def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
+    """The parts of ``join_columns``, contiguous, in one launch; a width of 0 is a vector."""
+    rows = joined.shape[0]
+    parts = [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
+    if joined.numel():
+        _split_columns[(cdiv(joined.numel(), 512),)](
+            joined, tuple(parts), rows,
+            WIDTH=joined.shape[1], WIDTHS=tuple(width or 1 for width in widths), COUNT=len(parts), BLOCK=512,
+        )  # fmt: skip
+    return parts
+
+
+@triton.jit
+def _kept(bits, row, column, mask, WORDS: tl.constexpr):
+    """Whether dropout keeps the entries: neighbouring columns read neighbouring words."""
+    word = tl.load(bits + row * WORDS + column % WORDS, mask, 0)
+    return ((word >> (column // WORDS)) & 1) != 0
+
+
+@triton.jit
+def _activated(x, bits, row, column, mask, scale, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr):
+    """Entries of ``x``; with ``bits`` after ReLU and dropout."""
+    value = tl.load(x + row * WIDTH + column, mask, 0).to(ACC)
+    if bits is not None:
+        value = tl.where((value > 0) & _kept(bits, row, column, mask, WORDS), value * scale, 0)
+    return value
 
 
 @triton.jit(do_not_specialize=["n"])
 def _aggregate_cat(
-    indptr, indices, x, both, n,
-    MEAN: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
-    BLOCK: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
+    indptr, indices, x, bits, both, n, scale,
+    MEAN: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``both[i] = [sum or mean of x[sources of i], x[i], 1, 0, ...]``."""
+    """``both[i] = [sum or mean of z[sources of i], z[i]]``, z the rows of x, activated."""
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
     longest = tl.max(end - start)
-    own = tl.load(x + i.to(tl.int64) * WIDTH + column, (i < n) & inside, 0)
+    own = _activated(x, bits, i.to(tl.int64), column, (i < n) & inside, scale, WIDTH, WORDS, ACC)
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
     while done < longest:
@@ -36,42 +78,38 @@ def _aggregate_cat(
         for j in tl.static_range(AHEAD):
             e = start + done + j
             source = tl.load(indices + e, e < end, 0).to(tl.int64)
-            values = values + (tl.load(x + source * WIDTH + column, (e < end) & inside, 0).to(ACC),)  # noqa: RUF005
+            value = _activated(x, bits, source, column, (e < end) & inside, scale, WIDTH, WORDS, ACC)
+            values = values + (value,)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
             sums += values[j]
         done += AHEAD
     if MEAN:
         sums = sums / tl.maximum(end - start, 1).to(ACC)
-    out = both + i.to(tl.int64) * STRIDE + column
+    out = both + i.to(tl.int64) * (2 * WIDTH) + column
     tl.store(out, sums.to(both.dtype.element_ty), (i < n) & inside)
-    tl.store(out + WIDTH, own, (i < n) & inside)
-    if tl.program_id(1) == 0:
-        tail = tile_columns(0, TAIL)
-        value = tl.where(tail == 0, 1.0, 0.0) + tl.zeros([ROWS, TAIL], tl.float32)
-        at = both + i.to(tl.int64) * STRIDE + 2 * WIDTH + tail
-        tl.store(at, value.to(both.dtype.element_ty), (i < n) & (tail < STRIDE - 2 * WIDTH))
+    tl.store(out + WIDTH, own.to(both.dtype.element_ty), (i < n) & inside)
 
 
 @op
-def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, reduce: str) -> Tensor:
-    """``[sum or mean over in-edges, x[i], 1, 0, ...]`` for every destination ``i``; see ``joestar.ops.reference``."""
+def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str) -> Tensor:
+    """``[sum or mean of z over in-edges, z[i]]``, ``[num_dst, 2 D]``; see ``joestar.ops.reference``."""
     check_offsets(indptr)
     check_ids(indices)
     check_values(x=x)
     n, width = indptr.numel() - 1, x.shape[1]
-    both = x.new_empty((n, cat_width(width)))
-    if not n:
+    both = x.new_empty((n, 2 * width))
+    if not both.numel():
         return both
     block = column_block(width)
 
     def launch(config: tune.Config) -> None:
         _aggregate_cat[(cdiv(n, config["ROWS"]), cdiv(width, block))](
-            indptr, indices, x, both, n,
-            MEAN=reduce == "mean", WIDTH=width, STRIDE=both.shape[1], ACC=accumulator(x), AHEAD=AHEAD,
-            BLOCK=block, TAIL=16, **config,
+            indptr, indices, x, bits, both, n, scale,
+            MEAN=reduce == "mean", WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(x), AHEAD=AHEAD, BLOCK=block,
+            **config,
         )  # fmt: skip
 
-    shape = (x.dtype, width, reduce, tune.size_class(n), tune.size_class(indices.numel()))
+    shape = (x.dtype, width, reduce, bits is not None, tune.size_class(n), tune.size_class(indices.numel()))
     work = (3 * n + indices.numel()) * width * x.element_size()
     launch(tune.choose("aggregate_cat", shape, tile_configs(width, x.element_size()), launch, work, x.device))
     return both
@@ -100,46 +138,45 @@ def _link_edges(
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad(
-    heads, links, scales, grad, y, out, num_src, num_dst, factor,
-    MEAN: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    heads, links, scales, grad, x, bits, out, num_src, num_dst, scale,
+    MEAN: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[s]`` = the gradients of the rows that read source ``s``; where ``y`` is not positive, 0."""
+    """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU."""
     s = tile_rows(ROWS)
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
     e = tl.load(heads + s, s < num_src, -1)
-    at = s.to(tl.int64) * WIDTH + column
-    mine = (s < num_dst) & inside
-    total = tl.load(grad + s.to(tl.int64) * STRIDE + WIDTH + column, mine, 0).to(ACC)
-    if y is not None:
-        result = tl.load(y + at, (s < num_src) & inside, 0)
+    row = s.to(tl.int64)
+    valid = (s < num_src) & inside
+    total = tl.load(grad + row * (2 * WIDTH) + WIDTH + column, (s < num_dst) & inside, 0).to(ACC)
+    kept = valid
+    if bits is not None:
+        kept = (tl.load(x + row * WIDTH + column, valid, 0) > 0) & _kept(bits, row, column, valid, WORDS)
     while tl.max(e) >= 0:
         link = tl.load(links + e, e >= 0, -1)
-        row = link & 0xFFFFFFFF
-        value = tl.load(grad + row * STRIDE + column, (e >= 0) & inside, 0).to(ACC)
+        reader = link & 0xFFFFFFFF
+        value = tl.load(grad + reader * (2 * WIDTH) + column, (e >= 0) & inside, 0).to(ACC)
         if MEAN:
             value = value * tl.load(scales + e, e >= 0, 0).to(ACC)
         total += value
         e = (link >> 32).to(tl.int32)
-    if y is not None:
-        total = tl.where(result > 0, total * factor, 0)
-    tl.store(out + at, total.to(out.dtype.element_ty), (s < num_src) & inside)
+    if bits is not None:
+        total = tl.where(kept, total * scale, 0)
+    tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
 
 
 @op
 def aggregate_cat_grad(
-    indptr: Tensor, indices: Tensor, grad: Tensor, num_src: int, width: int, reduce: str, y: Tensor | None, scale: float
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str
 ) -> Tensor:
-    """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, width]``; with ``y`` through its ReLU and dropout, too.
-
-    Sums run in an order that changes between runs; see ``joestar.ops.reference``.
-    """
+    """Gradient of ``aggregate_cat`` for ``x``; sums run in an order that changes between runs."""
     check_offsets(indptr)
     check_ids(indices)
-    check_values(grad=grad, y=y)
+    check_values(grad=grad, x=x)
     n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
-    out = grad.new_empty((num_src, width))
+    num_src, width = x.shape
+    out = torch.empty_like(x)
     if not out.numel():
         return out
     heads = torch.full((num_src,), -1, dtype=torch.int32, device=device)
@@ -154,11 +191,11 @@ def aggregate_cat_grad(
 
     def launch(config: tune.Config) -> None:
         _gather_grad[(cdiv(num_src, config["ROWS"]), cdiv(width, block))](
-            heads, links, scales, grad, y, out, num_src, n, scale,
-            MEAN=mean, WIDTH=width, STRIDE=grad.shape[1], ACC=accumulator(grad), BLOCK=block, **config,
+            heads, links, scales, grad, x, bits, out, num_src, n, scale,
+            MEAN=mean, WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(grad), BLOCK=block, **config,
         )  # fmt: skip
 
-    shape = (grad.dtype, width, reduce, y is not None, tune.size_class(num_src), tune.size_class(edges))
+    shape = (grad.dtype, width, reduce, bits is not None, tune.size_class(num_src), tune.size_class(edges))
     work = 3 * out.numel() * out.element_size()
     launch(tune.choose("aggregate_cat_grad", shape, tile_configs(width, grad.element_size()), launch, work, device))
     return out

@@ -22,6 +22,7 @@ from joestar.kernels.gpu_launch import (
     op,
     power_of_two,
     preceding,
+    require,
 )
 
 _INTEGERS = ["n", "size", "blocks", "num_edges", "num_src"]
@@ -136,10 +137,7 @@ def compact(
     if size == 0:
         zeros = torch.zeros(max(num_src, 0), dtype=dsts.dtype, device=device)
         return zeros, sub_indices.clone(), torch.zeros((), dtype=torch.int64, device=device)
-    if size >= 2**31:
-        raise ValueError(
-            f"GPU compact: expected fewer than 2**31 destinations and edges, got {size}; sample in batches"
-        )
+    require(size < 2**31, "fewer than 2**31 destinations and edges", f"{size}; sample in batches")
     table, stamp = claims(device, num_nodes)
     block = min(1024, max(128, power_of_two(cdiv(size, 1024))))
     blocks, warps = cdiv(size, block), min(8, block // 32)

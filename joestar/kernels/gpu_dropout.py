@@ -64,7 +64,7 @@ def _settings(p: float, columns: int) -> dict[str, int]:
 
 @op
 def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
-    """Which entries dropout keeps, int32 ``[n, ceil(columns / 32)]``: bit ``c % 32`` of word ``c // 32`` is column c.
+    """Which entries dropout keeps, int32 ``[n, ceil(columns / 32)]``: bit ``c // W`` of word ``c % W`` is column c.
 
     ``ids`` integer ``[n]`` say what the rows stand for; every entry is dropped with probability ``p``, to 2**-24.
     """

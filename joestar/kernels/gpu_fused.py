@@ -11,7 +11,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_hash import UNROLLED, key_state, pick_tile, picks, row_state
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_key, check_offsets, op, power_of_two
 from joestar.kernels.gpu_sampling import picked_degree, row_extent, sample_cols
 from joestar.kernels.gpu_spmm import aggregate, copy_rows
 from joestar.kernels.gpu_tiles import (
@@ -151,6 +151,7 @@ def _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, 
     check_offsets(indptr)
     check_ids(indices, dsts)
     check_values(features=x)
+    check_key(key)
     if not dsts.numel():
         return torch.zeros((), dtype=torch.int64, device=x.device)
     fits = 0 < k <= _LARGEST and row_size(x) > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_edges import edge_dots
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_spmm import AHEAD, aggregate, row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import (
@@ -183,6 +183,10 @@ def spmm_extremum_grad(
     check_offsets(indptr)
     check_ids(indices)
     check_values(x=x, weight=weight, y=y, grad=grad)
+    wider = weight is not None and torch.promote_types(x.dtype, weight.dtype) != x.dtype
+    require(
+        not wider, f"weights no wider than x, {x.dtype}, whose ties count", None if weight is None else weight.dtype
+    )
     heads, width = heads_and_width(x, weight)
     grad_x = torch.zeros(x.shape, dtype=_wide(x.dtype), device=x.device)
     grad_weight = None if weight is None else torch.zeros_like(weight)

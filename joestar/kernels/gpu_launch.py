@@ -32,17 +32,38 @@ def op(function):
     return run
 
 
+def require(holds: bool, expected: str, came: object) -> None:
+    """Raises ``ValueError`` with both sides unless ``holds``."""
+    if not holds:
+        raise ValueError(f"GPU kernel: expected {expected}, got {came}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
 def check_offsets(indptr: Tensor) -> None:
     """Raises ``ValueError`` unless ``indptr`` is int64 ``[rows + 1]``."""
-    if indptr.dtype != torch.int64 or indptr.dim() != 1 or indptr.numel() == 0:
-        raise ValueError(f"GPU kernel: expected indptr int64 [rows + 1], got {indptr.dtype} {list(indptr.shape)}")
+    right = indptr.dtype == torch.int64 and indptr.dim() == 1 and indptr.numel() > 0
+    require(right, "indptr int64 [rows + 1]", _shape(indptr))
 
 
 def check_ids(*ids: Tensor) -> None:
     """Raises ``ValueError`` unless all are int32 or all int64."""
-    if any(i.dtype not in ID_DTYPES or i.dtype != ids[0].dtype for i in ids):
-        came = ", ".join(str(i.dtype) for i in ids)
-        raise ValueError(f"GPU kernel: expected node ids of one dtype, int32 or int64, got {came}")
+    right = all(i.dtype in ID_DTYPES and i.dtype == ids[0].dtype for i in ids)
+    require(right, "node ids of one dtype, int32 or int64", ", ".join(str(i.dtype) for i in ids))
+
+
+def check_key(key: Tensor) -> None:
+    """Raises ``ValueError`` unless ``key`` is int64 ``[3]``."""
+    right = key.dtype == torch.int64 and key.numel() == 3
+    require(right, "a key: expected an int64 tensor of 3 numbers (seed, epoch, step)", _shape(key))
+
+
+def check_weights(weight: Tensor) -> None:
+    """Raises ``ValueError`` unless ``weight``, of a sampling op, is float32 ``[n]``."""
+    right = weight.dtype == torch.float32 and weight.dim() == 1
+    require(right, "sampling weights float32 [n]", f"{_shape(weight)}; cast them with .float()")
 
 
 def cdiv(n: int, block: int) -> int:

@@ -14,12 +14,14 @@ from joestar.kernels.gpu_launch import (
     block_sums,
     cdiv,
     check_ids,
+    check_key,
     check_offsets,
     fill_tail,
     find_row,
     op,
     power_of_two,
     preceding,
+    require,
     rows_per_block,
     warps_for,
 )
@@ -121,6 +123,8 @@ def _slice_edges(
 def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges, id_dtype):
     """(sub_indptr, ids or positions, count); ``indices`` of ``None`` gives positions."""
     check_offsets(indptr)
+    if k >= 0:
+        check_key(key)
     n, device = rows.numel(), rows.device
     if n == 0:
         zeros = [torch.zeros(size, dtype=torch.int64, device=device) for size in (1, max(num_edges, 0), ())]
@@ -175,6 +179,7 @@ def rowwise_sample(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Up to ``k`` edges of every row of a sliced matrix; row ``i`` hashes as node ``row_ids[i]``."""
     check_ids(indices, row_ids)
+    require(indptr.numel() == row_ids.numel() + 1, "one row id per row", f"{row_ids.numel()} ids")
     return _run(indptr, indices, row_ids, None, True, k, replace, key, site, num_edges, row_ids.dtype)
 
 

@@ -51,3 +51,24 @@ def finish_step(
         key, flag.view(torch.int8), losses, history, progress, offset, loss, ok.view(torch.int8), counts, n,
         BLOCK=block, num_warps=1,
     )  # fmt: skip
+
+
+@triton.jit
+def _overflow(counts, flag, out, ok, BOUNDS: tl.constexpr, COUNT: tl.constexpr):
+    fine = tl.load(flag) == 0
+    for i in tl.static_range(COUNT):
+        count = tl.load(counts[i])
+        tl.store(out + i, count)
+        fine = fine & (count <= BOUNDS[i])
+    tl.store(ok, fine.to(tl.int8))
+
+
+def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
+    """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound."""
+    out = torch.empty(len(counts), dtype=torch.int64, device=flag.device)
+    ok = torch.empty((), dtype=torch.bool, device=flag.device)
+    _overflow[(1,)](
+        tuple(counts), flag.view(torch.int8), out, ok.view(torch.int8), BOUNDS=tuple(map(int, bounds)),
+        COUNT=len(counts), num_warps=1,
+    )  # fmt: skip
+    return out, ok

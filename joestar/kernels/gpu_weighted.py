@@ -11,7 +11,18 @@ from torch import Tensor
 
 from joestar.kernels.gpu_compact import claim, claims
 from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two, warps_for
+from joestar.kernels.gpu_launch import (
+    cdiv,
+    check_ids,
+    check_key,
+    check_offsets,
+    check_weights,
+    fill_tail,
+    op,
+    power_of_two,
+    require,
+    warps_for,
+)
 from joestar.kernels.gpu_race import NEVER, race_key, race_table
 from joestar.kernels.gpu_sampling import row_extent
 
@@ -146,11 +157,15 @@ def weighted_sample(
     """
     check_offsets(indptr)
     check_ids(row_ids)
+    check_weights(weight)
+    check_key(key)
+    if sliced:
+        require(indptr.numel() == row_ids.numel() + 1, "one row id per row", f"{row_ids.numel()} ids")
     n, device = row_ids.numel(), indptr.device
     if n == 0 or k == 0 or not weight.numel():
         size = max(num_edges, 0)
         return tuple(torch.zeros(shape, dtype=torch.int64, device=device) for shape in (n + 1, size, ()))
-    weight, table = weight.to(torch.float32), race_table(device)
+    table = race_table(device)
     counts = torch.empty(n, dtype=torch.int64, device=device)
     picks = torch.empty((n, max(k, 0)), dtype=torch.int32, device=device)
     wide = _CHUNK if k < 0 or replace else max(_CHUNK // 2, power_of_two(k))
@@ -201,8 +216,11 @@ def collective_sample(
     """
     check_offsets(sub_indptr)
     check_ids(sub_indices)
-    if num_nodes > 2**31:
-        raise ValueError(f"GPU collective_sample: expected at most 2**31 nodes, got {num_nodes}")
+    check_key(key)
+    require(num_nodes <= 2**31, "at most 2**31 nodes", num_nodes)
+    if weight is not None:
+        check_weights(weight)
+        require(weight.numel() == num_nodes, f"one weight per node, {num_nodes}", weight.numel())
     size, device = sub_indices.numel(), sub_indices.device
     nodes = torch.zeros(k, dtype=torch.int64, device=device)
     if not size or not k:
@@ -211,7 +229,6 @@ def collective_sample(
     end, grid = sub_indptr[-1:], (cdiv(size, 256),)
     contenders = torch.empty(size, dtype=torch.int64, device=device)
     claim[grid](sub_indices, end, end, sub_indices, claimed, stamp, 0, size, BLOCK=256)
-    weight = None if weight is None else weight.to(torch.float32)
     table = race_table(device)
     _node_keys[grid](end, sub_indices, weight, table, key, site, claimed, stamp, contenders, size, BLOCK=256)
     best = torch.topk(contenders, min(k, size), largest=False, sorted=False).values

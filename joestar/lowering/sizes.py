@@ -17,6 +17,8 @@ RAGGED = {
     _JOESTAR.slice_cols.default: 4,
     _JOESTAR.rowwise_sample.default: 7,
     _JOESTAR.sample_cols.default: 8,
+    _JOESTAR.weighted_sample.default: 9,
+    _JOESTAR.slice_rows.default: 5,
     _JOESTAR.compact.default: 5,
 }
 """Ops that make a set of data-dependent size: position of the bound among their arguments; the count is output 2."""
@@ -100,6 +102,8 @@ def size_table(gm: fx.GraphModule, roles: list[tuple]) -> SizeTable:
             if not isinstance(bound, fx.Node) or bound not in size_of:
                 continue
             symbol = expression(bound.meta["val"])
+            if symbol in table.bounds:
+                continue  # the same sample, drawn again; what needs its count may stand in between
             table.bounds[symbol] = (size_of[bound], node)
             if node.target is _JOESTAR.compact.default:
                 table.ids[symbol] = item(gm, node, 0)

@@ -137,39 +137,17 @@ register_autograd("joestar::dropout_apply", _dropout_backward, setup_context=_dr
 
 
 def _cat_setup(ctx, inputs, output):
-    indptr, indices, x, ctx.reduce = inputs
-    ctx.num_src, ctx.width = x.shape
-    ctx.save_for_backward(indptr, indices)
+    indptr, indices, x, bits, ctx.scale, ctx.reduce = inputs
+    ctx.save_for_backward(indptr, indices, x, bits)
 
 
 def _cat_backward(ctx, grad):
-    indptr, indices = ctx.saved_tensors
-    grad_x = ops.aggregate_cat_grad(indptr, indices, grad, ctx.num_src, ctx.width, ctx.reduce, None, 1.0)
-    return None, None, grad_x, None
+    indptr, indices, x, bits = ctx.saved_tensors
+    grad_x = ops.aggregate_cat_grad(indptr, indices, grad, x, bits, ctx.scale, ctx.reduce)
+    return None, None, grad_x, None, None, None
 
 
 register_autograd("joestar::aggregate_cat", _cat_backward, setup_context=_cat_setup)
-
-
-def _dropout_cat_setup(ctx, inputs, output):
-    _, _, ctx.p, indptr, indices, ctx.reduce = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[0], indptr, indices)
-
-
-def _dropout_cat_backward(ctx, grad_y, grad_both):
-    y, indptr, indices = ctx.saved_tensors
-    nothing = (None,) * 5
-    if grad_both is None:
-        return (None if grad_y is None else ops.relu_dropout_grad(grad_y, y, ctx.p)), *nothing
-    shape = (indptr, indices, grad_both, *y.shape, ctx.reduce)
-    if grad_y is None:
-        return ops.aggregate_cat_grad(*shape, y, 1.0 / (1.0 - ctx.p)), *nothing
-    through = grad_y + ops.aggregate_cat_grad(*shape, None, 1.0)  # y has other readers
-    return ops.relu_dropout_grad(through, y, ctx.p), *nothing
-
-
-register_autograd("joestar::dropout_aggregate_cat", _dropout_cat_backward, setup_context=_dropout_cat_setup)
 
 
 def _join_setup(ctx, inputs, output):
@@ -177,12 +155,7 @@ def _join_setup(ctx, inputs, output):
 
 
 def _join_backward(ctx, grad):
-    grads, first = [], 0
-    for width in ctx.widths:
-        part = grad[:, first : first + width] if width else grad[:, first]
-        grads.append(part.clone(memory_format=torch.contiguous_format))
-        first += width or 1
-    return grads, None
+    return ops.split_columns(grad, ctx.widths), None
 
 
 register_autograd("joestar::join_columns", _join_backward, setup_context=_join_setup)

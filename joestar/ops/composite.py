@@ -16,7 +16,6 @@ SCHEMAS = {
     "masked_var": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
     "masked_batch_norm": "(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps)"
     " -> (Tensor, Tensor, Tensor)",
-    "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",
 }
 
 
@@ -87,17 +86,6 @@ def masked_batch_norm(
     if bias is not None:
         y = y + bias
     return y, mean.detach(), (squares / (total - 1).clamp(min=1)).detach()
-
-
-def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
-    """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound."""
-    if not counts:
-        return torch.zeros(0, dtype=torch.int64, device=flag.device), ~flag
-    stacked = torch.stack(counts)
-    exceeded = counts[0] > bounds[0]
-    for count, bound in zip(counts[1:], bounds[1:], strict=True):
-        exceeded = exceeded | (count > bound)
-    return stacked, ~(flag | exceeded)
 
 
 def register(library: torch.library.Library) -> None:

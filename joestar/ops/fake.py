@@ -144,23 +144,24 @@ def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
 
 
 @register_fake("joestar::aggregate_cat")
-def _(indptr, indices, x, reduce):
-    return x.new_empty((indptr.shape[0] - 1, cat_width(x.shape[1])))
+def _(indptr, indices, x, bits, scale, reduce):
+    return x.new_empty((indptr.shape[0] - 1, 2 * x.shape[1]))
 
 
 @register_fake("joestar::aggregate_cat_grad")
-def _(indptr, indices, grad, num_src, width, reduce, y, scale):
-    return grad.new_empty((num_src, width))
-
-
-@register_fake("joestar::dropout_aggregate_cat")
-def _(x, bits, p, indptr, indices, reduce):
-    return x.new_empty(x.shape), x.new_empty((indptr.shape[0] - 1, cat_width(x.shape[1])))
+def _(indptr, indices, grad, x, bits, scale, reduce):
+    return x.new_empty(x.shape)
 
 
 @register_fake("joestar::join_columns")
 def _(parts, width):
     return parts[0].new_empty((parts[0].shape[0], width))
+
+
+@register_fake("joestar::split_columns")
+def _(joined, widths):
+    rows = joined.shape[0]
+    return [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
 
 
 @register_fake("joestar::dropout_apply")
@@ -196,6 +197,11 @@ def _(indptr, indices, num_src):
 @register_fake("joestar::sample_aggregate")
 def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
+
+
+@register_fake("joestar::overflow")
+def _(counts, bounds, flag):
+    return flag.new_empty((len(counts),), dtype=torch.int64), flag.new_empty(())
 
 
 @register_fake("joestar::take_batch")

@@ -43,11 +43,10 @@ SCHEMAS = {
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
     "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",
     "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
-    "aggregate_cat": f"({_CSC}, Tensor x, str reduce) -> Tensor",
-    "aggregate_cat_grad": f"({_CSC}, Tensor grad, SymInt num_src, int width, str reduce, Tensor? y, float scale)"
-    " -> Tensor",
-    "dropout_aggregate_cat": f"(Tensor x, Tensor bits, float p, {_CSC}, str reduce) -> (Tensor, Tensor)",
+    "aggregate_cat": f"({_CSC}, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
+    "aggregate_cat_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
     "join_columns": "(Tensor[] parts, int width) -> Tensor",
+    "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",
     "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
     "relu_dropout_grad": "(Tensor grad, Tensor y, float p) -> Tensor",
     "dropout_bits": "(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor",
@@ -56,14 +55,15 @@ SCHEMAS = {
     "add_self_loops": f"({_CSC}, Tensor dst_count) -> (Tensor, Tensor)",
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
     "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
+    "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",
     "take_batch": "(Tensor order, Tensor num_seeds, Tensor key, int batch, int size) -> (Tensor, Tensor)",
     "finish_step": "(Tensor(a!) key, Tensor(b!) flag, Tensor(c!) losses, Tensor(d!) history, Tensor(e!) progress,"
     " Tensor offset, Tensor loss, Tensor ok, Tensor counts) -> ()",
 }
 
 DISSOLVED = {
-    "cpu": ("join_columns",),
-    "cuda": ("join_columns", "dropout_apply", "relu_dropout_grad", "dropout_aggregate_cat"),
+    "cpu": ("join_columns", "split_columns", "overflow"),
+    "cuda": ("join_columns", "dropout_apply", "relu_dropout_grad"),
 }
 """Ops that Inductor compiles from their references, fused into what surrounds them."""
 

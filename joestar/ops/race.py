@@ -30,7 +30,7 @@ def log2_fixed(x: Tensor, logs: Tensor) -> Tensor:
 
 def log2_weight(weight: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
     """(``log2`` of float32 weights from their bits, which of them are above 0); the log of others means nothing."""
-    bits = weight.contiguous().view(torch.int32).to(torch.int64)
+    bits = weight.to(torch.float32).contiguous().view(torch.int32).to(torch.int64)
     positive = (bits >= 0x00800000) & (bits <= 0x7F800000)  # neither 0, subnormal, negative nor NaN
     bits = bits.clamp(0x00800000, LARGEST)
     mantissa = bits & 0x7FFFFF

@@ -9,6 +9,7 @@ from torch import Tensor
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import choose_bounds, record, step_key, widen
 from joestar.runtime.program import Program
+from joestar.runtime.replay import ReplayedProgram
 from joestar.runtime.seeds import shuffled
 
 
@@ -34,10 +35,13 @@ class Executor:
         program: the captured program; counters: where events are counted.
         slack: fraction added to observed sizes; warm_up: batches whose structure is sampled to choose bounds;
         patience: overflows after which bounds are widened and the program is compiled again;
-        execution: ``"padded"`` or ``"exact"``.
+        execution: ``"padded"`` or ``"exact"``; cuda_graph: whether padded runs are captured.
     """
 
-    def __init__(self, program: Program, counters: Counters, slack: float, warm_up: int, patience: int, execution: str):
+    def __init__(
+        self, program: Program, counters: Counters, slack: float, warm_up: int, patience: int, execution: str,
+        cuda_graph: bool = False,
+    ):  # fmt: skip
         self.program = program
         self.counters = counters
         self.slack = slack
@@ -46,7 +50,9 @@ class Executor:
         self.execution = execution
         self.book = SizeBook()
         self.overflows = 0
-        self.before_compile: list[Callable[[], None]] = []
+        self.cuda_graph = cuda_graph
+        self.before_compile: list[Callable[[], None]] = [self._drop_replay]
+        self._replayed: ReplayedProgram | None = None
 
     @property
     def device(self) -> torch.device:
@@ -84,6 +90,29 @@ class Executor:
             batches.append((chosen, step_key(seed, epoch + trial // max(steps - 1, 1), part, self.device)))
         self.counters.warm_up_batches += len(batches)
         return record(self.program.sampler, self.program.graph, batches)
+
+    def forward(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
+        """One padded run of a ``logits`` or ``predict`` program: (rows, true counts, whether everything fitted).
+
+        Args:
+            seeds: ``[program.batch]``, of which the first ``count`` are meant.
+        """
+        if self.cuda_graph:
+            if self._replayed is None:
+                start = time.perf_counter()
+                self._replayed = ReplayedProgram(self.program)
+                self.counters.captures += 1
+                self.counters.add_time("capture", time.perf_counter() - start)
+            return self._replayed.run(seeds, count, key)
+        number = torch.full((), count, dtype=torch.int64, device=self.device)
+        flag = torch.zeros((), dtype=torch.bool, device=self.device)
+        (rows,), counts, ok = self.program.step(seeds, number, key, flag)
+        return rows, counts.tolist(), bool(ok)
+
+    def _drop_replay(self) -> None:
+        replayed, self._replayed = self._replayed, None
+        if replayed is not None:
+            replayed.free()
 
     def exact(self, seeds: Tensor, key: Tensor) -> list[Tensor]:
         """Runs one batch exactly and notes its sizes."""

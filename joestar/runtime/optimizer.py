@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from joestar.errors import ConfigError, OptimizerError
+from joestar.ops import adam
 
 SUPPORTED = (Adam, AdamW, SGD)
 
@@ -103,6 +104,9 @@ class SkippableOptimizer:
             torch.nn.utils.clip_grad_value_(parameters, self.clip_grad_value)
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
+        if self._rates and adam.takes(self.optimizer):
+            adam.adam_step(self.optimizer, ok)
+            return
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = torch.logical_not(ok, out=torch.empty((), device=ok.device))
         try:

@@ -16,12 +16,10 @@ def logits(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor
         batch = max(batch, seeds.numel())
         if program.run is None or batch > program.batch:
             executor.prepare(_population(executor, seeds, batch, key), batch, key)
-        count = torch.full((), seeds.numel(), dtype=torch.int64, device=executor.device)
-        flag = torch.zeros((), dtype=torch.bool, device=executor.device)
-        (result,), counts, ok = program.step(filled(seeds, program.batch), count, key, flag)
-        if bool(ok):
-            executor.note(counts.tolist())
-            return result[: seeds.numel()]
+        rows, counts, fits = executor.forward(filled(seeds, program.batch), seeds.numel(), key)
+        if fits:
+            executor.note(counts)
+            return rows[: seeds.numel()]
         counters.fallbacks += 1
         result = executor.exact(seeds, key)[0]
         executor.after_overflow()

@@ -1,9 +1,10 @@
-"""Uniform neighbour sampling (GraphSAGE), hop by hop from the seeds outwards."""
+"""Neighbour sampling (GraphSAGE), uniform or weighted, hop by hop from the seeds outwards."""
 
 from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
+from joestar.graph_api.probs import check_edge_probs
 
 
 class NeighborSampler:
@@ -14,11 +15,13 @@ class NeighborSampler:
         fanouts: picks per node and hop, from the seeds outwards; -1 takes every neighbour.
         replace: sample with replacement.
         seed: first word of the random key; the others are epoch and step, so a run can be repeated and resumed.
+        probs: relative weight of every edge: a name in ``graph.edata``, or a float32 tensor ``[num_edges]``; ``None``
+            for uniform picks. An edge of weight 0 is never picked.
 
     ``sample(graph, seeds)`` returns one ``Block`` per hop, input side first: ``blocks[-1].dsts`` are the seeds.
     """
 
-    def __init__(self, graph: Graph, fanouts, replace: bool = False, seed: int = 0):
+    def __init__(self, graph: Graph, fanouts, replace: bool = False, seed: int = 0, probs: Tensor | str | None = None):
         if not isinstance(graph, Graph):
             raise SamplerError(f"NeighborSampler needs a joestar.Graph; got {type(graph).__name__}.")
         try:
@@ -33,8 +36,11 @@ class NeighborSampler:
                 raise SamplerError(
                     f"fanouts[{hop}] = {fanout!r}: expected a positive integer, or -1 for every neighbour."
                 )
+        if probs is not None:
+            check_edge_probs(graph, probs)
         self.graph = graph
         self.fanouts = fanouts
+        self.probs = probs
         self.replace = replace
         self.seed = seed
 
@@ -45,10 +51,11 @@ class NeighborSampler:
         blocks = []
         dsts = seeds
         for fanout in self.fanouts:
-            block = graph[:, dsts].individual_sample(fanout, replace=self.replace)
+            block = graph[:, dsts].individual_sample(fanout, probs=self.probs, replace=self.replace)
             blocks.append(block)
             dsts = block.srcs
         return blocks[::-1]
 
     def __repr__(self) -> str:
-        return f"NeighborSampler(fanouts={self.fanouts}, replace={self.replace}, seed={self.seed})"
+        probs = "" if self.probs is None else f", probs={self.probs!r}" if isinstance(self.probs, str) else ", weighted"
+        return f"NeighborSampler(fanouts={self.fanouts}, replace={self.replace}, seed={self.seed}{probs})"

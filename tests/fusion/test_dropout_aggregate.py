@@ -20,7 +20,7 @@ def sage(**options):
 
 def test_before_and_after():
     before, after = (captured(sage(), (3, 2, 2), disable=disable).trace() for disable in (OFF, ON))
-    for op, old, new in (("aggregate_cat", 2, 0), ("keyed_dropout", 2, 0), ("dropout_aggregate_cat", 0, 2)):
+    for op, old, new in (("aggregate_cat", 2, 2), ("keyed_dropout", 2, 0), ("dropout_bits", 0, 2)):
         target = getattr(JOESTAR, op).default
         assert (count(before, target), count(after, target)) == (old, new), op
 
@@ -36,19 +36,23 @@ def test_same_numbers():
 
 def test_must_not_fire():
     jumping = captured(sage(jk="cat"), (3, 2, 2), disable=ON)
-    assert count(jumping.program.captured.gm, JOESTAR.dropout_aggregate_cat.default) == 0
+    assert count(jumping.program.captured.gm, JOESTAR.dropout_bits.default) == 0
     assert "the activated rows have another reader" in reasons(jumping, PATTERN)
     other = captured(sage(act="elu"), (3, 2, 2), disable=ON)
     assert set(reasons(other, PATTERN)) == {"the rows are not the result of ReLU and dropout"}
 
 
-def test_gradient_where_the_activated_rows_have_another_reader():
-    """The op itself: both outputs may have gradients."""
+def test_the_op_and_its_gradient():
+    """Against ReLU, mask and aggregation one after the other."""
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 5, dtype=torch.float64, generator=random, requires_grad=True)
-    bits = torch.randint(0, 2**31, (6, 1), generator=random, dtype=torch.int32)
+    x = torch.randn(6, 37, dtype=torch.float64, generator=random, requires_grad=True)
+    bits = torch.randint(-(2**31), 2**31, (6, 2), generator=random, dtype=torch.int32)
     indptr, indices = torch.tensor([0, 2, 2, 5]), torch.tensor([4, 0, 3, 3, 5])
-    op = JOESTAR.dropout_aggregate_cat
-    for use in (lambda y, both: y.sum() + both.sin().sum(), lambda y, both: both.sin().sum(), lambda y, both: y.sum()):
-        for reduce in ("sum", "mean"):
-            assert torch.autograd.gradcheck(lambda x, u=use, r=reduce: u(*op(x, bits, 0.4, indptr, indices, r)), x)
+    weight = torch.randn(3, 74, dtype=torch.float64, generator=random)
+    for reduce in ("sum", "mean"):
+        both = JOESTAR.aggregate_cat(indptr, indices, x, bits, 2.5, reduce)
+        y = JOESTAR.dropout_apply(x, bits, 0.6, True)
+        expected = torch.cat([JOESTAR.spmm(indptr, indices, y, None, reduce), y[:3]], 1)
+        torch.testing.assert_close(both, expected, rtol=1e-12, atol=1e-12)
+        ours, theirs = (torch.autograd.grad((rows * weight).sum(), x)[0] for rows in (both, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

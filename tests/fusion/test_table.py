@@ -52,7 +52,9 @@ def test_records():
     assert (first.name, first.rewrites, first.nodes_before, first.nodes_after, first.skipped) == ("dce", 1, 5, 4, False)
     assert "aten.neg" in first.code
     assert first.milliseconds >= 0
-    assert [record.code for record in records[1:]] == [""] * (len(PASSES) - 1), "the text is kept where a pass changed something"
+    assert [record.code for record in records[1:]] == [""] * (len(PASSES) - 1), (
+        "the text is kept where a pass changed something"
+    )
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_one_launch_and_no_synchronisation():
     assert found["launches"] == 1 and found["syncs"] == 0 and found["kernels"] > 10, found
 
 
-def _tight(monkeypatch, shrink):
+def tight(monkeypatch, shrink):
     choose = executor_module.choose_bounds
 
     def smaller(profile, batch, num_nodes, slack):
@@ -90,7 +90,7 @@ def _tight(monkeypatch, shrink):
 
 @pytest.mark.parametrize("norm", [None, "batch_norm"])
 def test_overflows_are_redone_exactly(monkeypatch, norm):
-    _tight(monkeypatch, 1.0)
+    tight(monkeypatch, 1.0)
     options = {"model_options": {"norm": norm}} if norm else {}
     graphed, exact = make(patience=1000, **options), make(execution="exact", **options)
     ours, theirs = train(graphed), train(exact)
@@ -100,7 +100,7 @@ def test_overflows_are_redone_exactly(monkeypatch, norm):
 
 
 def test_repeated_overflow_captures_again_with_wider_bounds(monkeypatch):
-    _tight(monkeypatch, 0.97)
+    tight(monkeypatch, 0.97)
     graphed = make(patience=2, backend="eager")
     losses = train(graphed, 1)
     assert graphed.counters.recompiles >= 1 and graphed.counters.captures == graphed.counters.recompiles + 1

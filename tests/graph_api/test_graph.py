@@ -126,9 +126,9 @@ def test_repr(graph):
     assert repr(graph[:, torch.tensor([1])].compact()) == "Block(num_src=3, num_dst=1, num_edges=3)"
 
 
-@pytest.mark.parametrize("key", [0, slice(None), (torch.tensor([0]), slice(None)), (slice(1, 2), torch.tensor([0]))])
-def test_graphs_are_sliced_by_destinations_only(graph, key):
-    with pytest.raises(GraphError, match=r"graph\[:, dsts\]"):
+@pytest.mark.parametrize("key", [0, slice(None), (slice(1, 2), torch.tensor([0])), (torch.tensor([0]), slice(2)), ()])
+def test_what_is_no_slice_of_a_graph(graph, key):
+    with pytest.raises(GraphError, match=r"graph\[:, dsts\], graph\[srcs, :\] or graph\[srcs, dsts\]"):
         graph[key]
 
 

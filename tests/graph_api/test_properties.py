@@ -136,7 +136,7 @@ def test_a_whole_slice_is_the_rows_of_the_matrix(case, data):
 def test_a_sample_is_a_part_of_every_row(case, k, replace, seed):
     graph, _, _ = case
     everyone = torch.arange(graph.num_nodes, dtype=graph.indices.dtype)
-    block = graph.keyed(seed)[:, everyone].individual_sample(k, replace)
+    block = graph.keyed(seed)[:, everyone].individual_sample(k, replace=replace)
     assert torch.equal(block.srcs, everyone)
     degrees = graph.in_degrees()
     expected = (degrees > 0) * k if replace else degrees.clamp(max=k)

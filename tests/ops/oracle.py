@@ -1,5 +1,7 @@
 """The random choices in plain Python integers, written from their definition and not from the package's code."""
 
+import struct
+
 MASK = 0xFFFFFFFF
 DROPOUT_SITE = 1 << 20
 
@@ -54,11 +56,43 @@ def sampled_positions(indptr: list, nodes: list, k: int, replace: bool, key: tup
     ]
 
 
-def keeps(state: tuple, column: int, p: float) -> bool:
-    """Whether dropout keeps a column of the row: one bit of a 24-digit coin of probability 1 - p."""
+def keeps(state: tuple, column: int, columns: int, p: float) -> bool:
+    """Whether dropout keeps a column of a row of so many: one bit of a 24-digit coin of probability 1 - p."""
+    words = -(-columns // 32)
     probability, mask = min(max(round((1 - p) * 2**24), 1), 2**24 - 1), 0
     first = next(i for i in range(24) if probability >> i & 1)
     for digit in range(first, 24):
-        word = draw(state, column // 32 * 32 + digit)
+        word = draw(state, column % words * 32 + digit)
         mask = word | mask if probability >> digit & 1 else word & mask
-    return bool(mask >> column % 32 & 1)
+    return bool(mask >> column // words & 1)
+
+
+def between(table: list, index: int, rest: int, bits: int) -> int:
+    """Linear interpolation, rounded down."""
+    return table[index] + ((table[index + 1] - table[index]) * rest >> bits)
+
+
+def race_key(word: int, weight: float, logs: list, rest: list) -> int | None:
+    """Key of the exponential race in 24 fractional bits; ``None`` for a weight that never wins."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", weight))
+    if not 0x00800000 <= bits <= 0x7F800000:  # zero, subnormal, NaN, negative
+        return None
+    bits = min(bits, 0x7F7FFFFF)
+    x = 2 * word + 1
+    exponent = x.bit_length() - 1
+    fraction = (x << (33 - exponent)) - (1 << 33)
+    log_v = (exponent - 33 << 24) + between(logs, fraction >> 21, fraction & 0x1FFFFF, 21)
+    log_weight = ((bits >> 23) - 127 << 24) + between(logs, (bits & 0x7FFFFF) >> 11, bits & 0x7FF, 11)
+    return log_v + between(rest, word >> 20, word & 0xFFFFF, 20) - log_weight
+
+
+def weighted_picks(weights: list, k: int, replace: bool, state: tuple, tables: tuple) -> list:
+    """Positions within a row of weights: the smallest keys, ties by position."""
+
+    def order(state):
+        keys = [(race_key(draw(state, p), weight, *tables), p) for p, weight in enumerate(weights)]
+        return [p for key, p in sorted(pair for pair in keys if pair[0] is not None)]
+
+    if k < 0 or not replace:
+        return sorted(order(state)[: len(weights) if k < 0 else k])
+    return [first for j in range(k) for first in order(absorb(state, j))[:1]]

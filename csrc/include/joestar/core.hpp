@@ -19,6 +19,8 @@
 // Inlined into each clone, so that it is compiled for the clone's instruction set.
 #define JOESTAR_INLINE inline __attribute__((always_inline))
 #define JOESTAR_RESTRICT __restrict__
+// The same for a lambda, between its parameters and its body.
+#define JOESTAR_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace joestar {
 
@@ -57,14 +59,18 @@ class Scratch {
 JOESTAR_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 // Prefetches the rows of `table` that the ids a little further on point to: about 6 KiB ahead, so that they survive in
-// the first-level cache. Nothing is read past ids[limit - 1].
+// the first-level cache. Nothing is read past ids[limit - 1]. Of every row the numbers [first, last) are fetched.
 template <class T, class Ids>
 class RowPrefetcher {
  public:
   JOESTAR_INLINE RowPrefetcher(const T* table, Ids ids, std::int64_t row_size, std::int64_t limit)
-      : table_(reinterpret_cast<const char*>(table)),
+      : RowPrefetcher(table, ids, row_size, limit, 0, row_size) {}
+  JOESTAR_INLINE RowPrefetcher(const T* table, Ids ids, std::int64_t row_size, std::int64_t limit, std::int64_t first,
+                               std::int64_t last)
+      : table_(reinterpret_cast<const char*>(table + first)),
         ids_(ids),
-        bytes_(row_size * static_cast<std::int64_t>(sizeof(T))),
+        stride_(row_size * static_cast<std::int64_t>(sizeof(T))),
+        bytes_((last - first) * static_cast<std::int64_t>(sizeof(T))),
         ahead_(std::clamp<std::int64_t>(6144 / (bytes_ + 1), 2, 16)),
         limit_(limit) {}
 
@@ -75,16 +81,22 @@ class RowPrefetcher {
   JOESTAR_INLINE void at(std::int64_t e) const {
     if (e + ahead_ < limit_) row(e + ahead_);
   }
+  // The same as at(e) ... at(e + N - 1), but for the last few rows.
+  template <int N>
+  JOESTAR_INLINE void at_each(std::int64_t e) const {
+    if (e + N + ahead_ > limit_) return;
+    for (int n = 0; n < N; ++n) row(e + n + ahead_);
+  }
 
  private:
   JOESTAR_INLINE void row(std::int64_t e) const {
-    const char* first = table_ + static_cast<std::int64_t>(ids_[e]) * bytes_;
+    const char* first = table_ + static_cast<std::int64_t>(ids_[e]) * stride_;
     for (std::int64_t offset = 0; offset < bytes_; offset += 64) prefetch(first + offset);
   }
 
   const char* table_;
   Ids ids_;
-  std::int64_t bytes_, ahead_, limit_;
+  std::int64_t stride_, bytes_, ahead_, limit_;
 };
 
 }  // namespace joestar

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "joestar/float16.hpp"
 #include "joestar/hash.hpp"
 #include "joestar/parallel.hpp"
 
@@ -105,7 +106,10 @@ void dropout_bits(std::span<const Id> ids, const SampleKey& key, KeepMask mask, 
 template <IdType Id>
 void edge_dropout_bits(std::span<const std::int64_t> indptr, std::int64_t edges, std::span<const Id> dsts,
                        const SampleKey& key, KeepMask mask, std::uint32_t* out) {
-  if (dsts.empty()) return std::fill_n(out, edges * mask.words, 0U);
+  if (dsts.empty()) {
+    std::fill_n(out, edges * mask.words, 0U);
+    return;
+  }
   const HashState state = key_state(key);
   const std::int64_t valid = std::min(indptr.back(), edges);
   parallel_ranges(edges, detail::mask_grain(mask.words), [&](std::int64_t first, std::int64_t last) {
@@ -130,6 +134,85 @@ void edge_dropout_bits(std::span<const std::int64_t> indptr, std::int64_t edges,
       detail::hash_mask_edges(batch);
       detail::keep_bits(batch, mask, lanes, out + base * mask.words);
     }
+  });
+}
+
+namespace detail {
+
+constexpr int kColumnsTogether = 64;
+
+// Where the mask of a column is: bit c / W of word c % W of a row's W words. With columns taken `kColumnsTogether` at a
+// time, and W a divisor of that, every lane has a word of its own and a shift that grows by the same amount.
+template <bool Gated, class T>
+JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* JOESTAR_RESTRICT bits, const T* gate,
+                             std::int64_t columns, std::int64_t words, Accumulator<T> scale, T* JOESTAR_RESTRICT y) {
+  using A = Accumulator<T>;
+  const auto put = [&](std::int64_t c, std::uint32_t word, std::uint32_t shift) {
+    const bool kept = (word >> shift & 1U) != 0 && (!Gated || load(gate[c]) > A{0});
+    y[c] = store<T>(kept ? load(x[c]) * scale : A{0});
+  };
+  std::int64_t first = 0;
+  if (kColumnsTogether % words == 0) {
+    alignas(64) std::uint32_t word[kColumnsTogether], shift[kColumnsTogether];
+    for (int lane = 0; lane < kColumnsTogether; ++lane) {
+      word[lane] = bits[lane % words];
+      shift[lane] = static_cast<std::uint32_t>(lane / words);
+    }
+    const auto step = static_cast<std::uint32_t>(kColumnsTogether / words);
+    for (std::uint32_t base = 0; first + kColumnsTogether <= columns; first += kColumnsTogether, base += step) {
+      for (int lane = 0; lane < kColumnsTogether; ++lane) put(first + lane, word[lane], base + shift[lane]);
+    }
+  }
+  for (; first < columns; ++first) put(first, bits[first % words], static_cast<std::uint32_t>(first / words));
+}
+
+template <bool Gated, class T>
+JOESTAR_CLONES void mask_rows(const T* x, const std::uint32_t* bits, const T* gate, std::int64_t columns,
+                              Accumulator<T> scale, T* y, std::int64_t first, std::int64_t last) {
+  const std::int64_t words = (columns + 31) / 32;
+  for (std::int64_t i = first; i < last; ++i) {
+    mask_row<Gated>(x + i * columns, bits + i * words, Gated ? gate + i * columns : nullptr, columns, words, scale,
+                    y + i * columns);
+  }
+}
+
+}  // namespace detail
+
+// y [rows, columns] = x where its bit is set (and `gate`, if there is one, is positive), times `scale`; else 0.
+template <class T>
+void dropout_apply(const T* x, const std::uint32_t* bits, const T* gate, std::int64_t rows, std::int64_t columns,
+                   double scale, T* y) {
+  const auto s = static_cast<Accumulator<T>>(scale);
+  parallel_ranges(rows, std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, columns)),
+                  [&](std::int64_t first, std::int64_t last) {
+                    if (gate != nullptr) {
+                      detail::mask_rows<true>(x, bits, gate, columns, s, y, first, last);
+                    } else {
+                      detail::mask_rows<false>(x, bits, gate, columns, s, y, first, last);
+                    }
+                  });
+}
+
+namespace detail {
+
+template <class T>
+JOESTAR_CLONES void scale_where_positive(const T* JOESTAR_RESTRICT grad, const T* JOESTAR_RESTRICT y,
+                                         Accumulator<T> scale, T* JOESTAR_RESTRICT out, std::int64_t first,
+                                         std::int64_t last) {
+  using A = Accumulator<T>;
+  for (std::int64_t i = first; i < last; ++i) {
+    const A value = load(grad[i]) * scale;
+    out[i] = store<T>(load(y[i]) > A{0} ? value : A{0});
+  }
+}
+
+}  // namespace detail
+
+// out [n] = grad * scale where y > 0, else 0: the gradient of dropout_apply with relu, whose result was y.
+template <class T>
+void relu_dropout_grad(const T* grad, const T* y, std::int64_t n, double scale, T* out) {
+  parallel_ranges(n, 32768, [&](std::int64_t first, std::int64_t last) {
+    detail::scale_where_positive(grad, y, static_cast<Accumulator<T>>(scale), out, first, last);
   });
 }
 

@@ -59,16 +59,24 @@ JOESTAR_CLONES void share_rows(const Csc<Id>& csc, const ExtremumGrad<T>& task, 
   }
 }
 
+// The edges of each source: destination row[t] and position edge[t] (t itself where edge is null).
+template <IdType Id>
+struct BySource {
+  std::span<const std::int64_t> indptr;
+  const Id* row;
+  const std::int64_t* edge;
+};
+
 // grad_x of the sources [first, last), summed in edge order.
 template <bool weighted, class T, IdType Id>
-JOESTAR_CLONES void extremum_sources(const Transposed<Id>& by_source, const ExtremumGrad<T>& task,
+JOESTAR_CLONES void extremum_sources(const BySource<Id>& by_source, const ExtremumGrad<T>& task,
                                      const Accumulator<T>* share, std::int64_t first, std::int64_t last,
                                      Accumulator<T>* JOESTAR_RESTRICT acc, T* grad_x) {
   using A = Accumulator<T>;
   const std::int64_t heads = task.shape.heads, width = task.shape.width, size = heads * width;
   const std::int64_t limit = by_source.indptr[last];
-  const RowPrefetcher<T, const Id*> prefetch_y(task.y, by_source.row.data(), size, limit);
-  const RowPrefetcher<A, const Id*> prefetch_share(share, by_source.row.data(), size, limit);
+  const RowPrefetcher<T, const Id*> prefetch_y(task.y, by_source.row, size, limit);
+  const RowPrefetcher<A, const Id*> prefetch_share(share, by_source.row, size, limit);
   for (std::int64_t s = first; s < last; ++s) {
     const T* x = task.x + s * size;
     std::fill_n(acc, size, A{0});
@@ -76,8 +84,9 @@ JOESTAR_CLONES void extremum_sources(const Transposed<Id>& by_source, const Extr
       const std::int64_t row = static_cast<std::int64_t>(by_source.row[t]) * size;
       prefetch_y.at(t);
       prefetch_share.at(t);
+      const std::int64_t e = by_source.edge != nullptr ? by_source.edge[t] : t;
       for (std::int64_t h = 0; h < heads; ++h) {
-        const A w = weight_at<weighted>(task.shape, by_source.edge[t], h);
+        const A w = weight_at<weighted>(task.shape, e, h);
         for (std::int64_t d = h * width; d < (h + 1) * width; ++d) {
           const A part = weighted ? share[row + d] * w : share[row + d];
           acc[d] += rounded_message<weighted>(x[d], w) == load(task.y[row + d]) ? part : A{0};
@@ -92,10 +101,10 @@ JOESTAR_CLONES void extremum_sources(const Transposed<Id>& by_source, const Extr
 template <class T, IdType Id>
 JOESTAR_CLONES void extremum_weights(const Csc<Id>& csc, const ExtremumGrad<T>& task, const Accumulator<T>* share,
                                      std::int64_t row, std::int64_t first, std::int64_t last,
+                                     const RowPrefetcher<T, const Id*>& prefetcher,
                                      Accumulator<T>* JOESTAR_RESTRICT part, T* grad_weight) {
   using A = Accumulator<T>;
   const std::int64_t heads = task.shape.heads, width = task.shape.width, size = heads * width;
-  const RowPrefetcher<T, const Id*> prefetcher(task.x, csc.indices.data(), size, csc.edges());
   for (std::int64_t e = first; e < last; ++e) {
     const T* x = task.x + static_cast<std::int64_t>(csc.indices[e]) * size;
     prefetcher.at(e);
@@ -118,15 +127,19 @@ void extremum_grad(const Csc<Id>& csc, std::int64_t num_src, const ExtremumGrad<
   parallel_rows(csc.indptr, grain, [&](std::int64_t first, std::int64_t last) {
     share_rows<weighted>(csc, task, first, last, share.data());
   });
-  const Transposed<Id> by_source = transpose(csc, num_src);
-  parallel_rows(by_source.indptr.span(), grain, [&](std::int64_t first, std::int64_t last) {
+  const Transposed<Id> transposed = transpose(csc, num_src);
+  const BySource<Id> by_source{transposed.indptr.span(), transposed.row.data(), transposed.edge.data()};
+  parallel_rows(by_source.indptr, grain, [&](std::int64_t first, std::int64_t last) {
     const Scratch<A> acc(size);
     extremum_sources<weighted>(by_source, task, static_cast<const A*>(share.data()), first, last, acc.data(), grad_x);
   });
   if constexpr (weighted) {
+    const RowPrefetcher<T, const Id*> prefetcher(task.x, csc.indices.data(), size, csc.edges());
     parallel_edges(csc.indptr, grain, [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-      const Scratch<A> part(size);
-      extremum_weights(csc, task, static_cast<const A*>(share.data()), row, first, last, part.data(), grad_weight);
+      thread_local std::vector<A> part;
+      part.resize(static_cast<std::size_t>(size));
+      const A* shares = share.data();
+      extremum_weights(csc, task, shares, row, first, last, prefetcher, part.data(), grad_weight);
     });
     fill_tail(csc, task.shape.heads, grad_weight);
   }

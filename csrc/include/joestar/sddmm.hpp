@@ -21,12 +21,11 @@ JOESTAR_INLINE A edge_value(A lhs, A rhs) {
   return rhs;
 }
 
-// The edges [first, last) of one row, whose destination has the row `rhs`; there are `limit` edges in all.
+// The edges [first, last) of one row, whose destination has the row `rhs`.
 template <EdgeOp op, class T, class Id>
 JOESTAR_CLONES void edge_values(const Id* ids, const T* lhs, const T* rhs, std::int64_t size, std::int64_t first,
-                                std::int64_t last, std::int64_t limit, T* out) {
+                                std::int64_t last, const RowPrefetcher<T, const Id*>& prefetcher, T* out) {
   using A = Accumulator<T>;
-  const RowPrefetcher<T, const Id*> prefetcher(lhs, ids, size, op == EdgeOp::CopyRhs ? 0 : limit);
   for (std::int64_t e = first; e < last; ++e) {
     prefetcher.at(e);
     const T* JOESTAR_RESTRICT left = op == EdgeOp::CopyRhs ? rhs : lhs + static_cast<std::int64_t>(ids[e]) * size;
@@ -47,32 +46,73 @@ JOESTAR_INLINE A dot(const T* JOESTAR_RESTRICT x, const A* JOESTAR_RESTRICT y, s
     for (int l = 0; l < 16; ++l) lane[l] += load(x[d + l]) * y[d + l];
   }
   for (int l = 0; d < size; ++d, ++l) lane[l] += load(x[d]) * y[d];
-  for (int half = 8; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
-  }
-  return lane[0];
+  for (int l = 0; l < 8; ++l) lane[l] += lane[l + 8];
+  for (int l = 0; l < 4; ++l) lane[l] += lane[l + 4];
+  return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
-// out[e * heads + h] = <x[source(e), h], y[h]> for the edges [first, last) of one row; there are `limit` edges in all.
-template <class T, class Id>
-JOESTAR_CLONES void edge_dots(const Id* ids, const T* x, const Accumulator<T>* y, std::int64_t heads,
-                              std::int64_t width, std::int64_t first, std::int64_t last, std::int64_t limit, T* out) {
-  const std::int64_t size = heads * width;
-  const RowPrefetcher<T, const Id*> prefetcher(x, ids, size, limit);
-  for (std::int64_t e = first; e < last; ++e) {
-    const T* row = x + static_cast<std::int64_t>(ids[e]) * size;
-    prefetcher.at(e);
-    for (std::int64_t h = 0; h < heads; ++h) {
-      out[e * heads + h] = store<T>(dot(row + h * width, y + h * width, width));
+// Operands of sddmm_dot: rows of heads * width numbers.
+template <class T>
+struct DotRows {
+  const T* lhs;
+  const T* rhs;
+  std::int64_t heads, width;
+  bool mean;
+};
+
+// out[e * heads + h] = <lhs[source(e), h], rhs[row(e), h]> for the edges [first, last). `wide` holds one row. `fixed`:
+// the width, where it is known to the compiler; 0 otherwise.
+template <int fixed, class T, IdType Id>
+JOESTAR_CLONES void edge_dots(const Csc<Id>& csc, const DotRows<T>& rows, std::int64_t first, std::int64_t last,
+                              Accumulator<T>* JOESTAR_RESTRICT wide, T* JOESTAR_RESTRICT out) {
+  using A = Accumulator<T>;
+  const std::int64_t heads = rows.heads, width = fixed > 0 ? fixed : rows.width, size = heads * width;
+  const std::int64_t* indptr = csc.indptr.data();
+  const Id* ids = csc.indices.data();
+  const RowPrefetcher<T, const Id*> prefetcher(rows.lhs, ids, size, last);
+  prefetcher.start(first);
+  std::int64_t row = std::upper_bound(indptr, indptr + csc.rows() + 1, first) - indptr - 1;
+  for (std::int64_t e = first; e < last; ++row) {
+    const T* right = rows.rhs + row * size;
+    const A* y = wide;
+    if constexpr (std::is_same_v<A, T>) y = rows.mean ? wide : right;
+    if (y == wide) {
+      const A degree = rows.mean ? static_cast<A>(indptr[row + 1] - indptr[row]) : A{1};
+      for (std::int64_t d = 0; d < size; ++d) wide[d] = load(right[d]) / degree;
     }
+    for (const std::int64_t end = std::min(last, indptr[row + 1]); e < end; ++e) {
+      const T* left = rows.lhs + static_cast<std::int64_t>(ids[e]) * size;
+      prefetcher.at(e);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        out[e * heads + h] = store<T>(dot(left + h * width, y + h * width, width));
+      }
+    }
+  }
+}
+
+// Runs f(the width as a constant, 0 for an unusual one or other types than float).
+template <class T, class F>
+void with_width(std::int64_t width, F&& f) {
+  switch (std::is_same_v<T, float> ? width : 0) {
+    case 16:
+      return f(std::integral_constant<int, 16>{});
+    case 32:
+      return f(std::integral_constant<int, 32>{});
+    case 64:
+      return f(std::integral_constant<int, 64>{});
+    case 128:
+      return f(std::integral_constant<int, 128>{});
+    default:
+      return f(std::integral_constant<int, 0>{});
   }
 }
 
 template <EdgeOp op, class T, IdType Id>
 void elementwise(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t size, T* out) {
+  const Id* ids = csc.indices.data();
+  const RowPrefetcher<T, const Id*> prefetcher(lhs, ids, size, op == EdgeOp::CopyRhs ? 0 : csc.edges());
   parallel_edges(csc.indptr, row_grain(size), [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    edge_values<op>(csc.indices.data(), lhs, rhs == nullptr ? nullptr : rhs + row * size, size, first, last,
-                    csc.edges(), out);
+    edge_values<op>(ids, lhs, rhs == nullptr ? nullptr : rhs + row * size, size, first, last, prefetcher, out);
   });
 }
 
@@ -115,14 +155,12 @@ void sddmm(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t size, Ed
 template <class T, IdType Id>
 void sddmm_dot(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t heads, std::int64_t width, bool mean,
                T* out) {
-  using A = Accumulator<T>;
-  const std::int64_t size = heads * width;
-  parallel_edges(csc.indptr, row_grain(size), [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    thread_local std::vector<A> wide;
-    wide.resize(static_cast<std::size_t>(size));
-    const A degree = mean ? static_cast<A>(csc.indptr[row + 1] - csc.indptr[row]) : A{1};
-    for (std::int64_t d = 0; d < size; ++d) wide[d] = load(rhs[row * size + d]) / degree;
-    detail::edge_dots(csc.indices.data(), lhs, wide.data(), heads, width, first, last, csc.edges(), out);
+  const detail::DotRows<T> rows{lhs, rhs, heads, width, mean};
+  detail::with_width<T>(width, [&]<int fixed>(std::integral_constant<int, fixed>) {
+    parallel_ranges(csc.edges(), row_grain(heads * width), [&](std::int64_t first, std::int64_t last) {
+      const Scratch<Accumulator<T>> wide(heads * width);
+      detail::edge_dots<fixed>(csc, rows, first, last, wide.data(), out);
+    });
   });
   detail::fill_tail(csc, heads, out);
 }

@@ -52,14 +52,14 @@ void spmm_grad_x(const Csc<Id>& csc, std::int64_t num_src, const T* grad, const 
     return Messages<V, const Id*>{indptr,      by_source.row.data(), x, weight, by_source.edge.data(),
                                   shape.heads, shape.width};
   };
-  if (reduce == Reduce::Sum) return spmm(messages(grad, shape.weight), Reduce::Sum, grad_x);
+  if (reduce == Reduce::Sum) return spmm_sum(messages(grad, shape.weight), grad_x);
   const Scratch<A> scaled = detail::divide_by_degree(csc.indptr, grad, shape.row_size());
   if constexpr (std::is_same_v<A, T>) {
-    spmm(messages(static_cast<const A*>(scaled.data()), shape.weight), Reduce::Sum, grad_x);
+    spmm_sum(messages(static_cast<const A*>(scaled.data()), shape.weight), grad_x);
   } else {
     const Scratch<A> weight = detail::widen(shape.weight, csc.edges() * shape.heads);
     const A* weights = shape.weight == nullptr ? nullptr : weight.data();
-    spmm(messages(static_cast<const A*>(scaled.data()), weights), Reduce::Sum, grad_x);
+    spmm_sum(messages(static_cast<const A*>(scaled.data()), weights), grad_x);
   }
 }
 
@@ -69,13 +69,14 @@ void scatter_src(const Csc<Id>& csc, std::int64_t num_src, const T* values, std:
   const Transposed<Id> by_source = transpose(csc, num_src);
   const Messages<T, const std::int64_t*> m{
       .indptr = by_source.indptr.span(), .ids = by_source.edge.data(), .x = values, .width = size};
-  spmm(m, Reduce::Sum, out);
+  detail::gather_reduce<detail::Add, Weighting::None>(m, out, false);
 }
 
 // out[i] = sum of the edge values [*, size] of row i.
 template <class T>
 void scatter_dst(std::span<const std::int64_t> indptr, const T* values, std::int64_t size, T* out) {
-  spmm(Messages<T, EdgeOrder>{.indptr = indptr, .ids = {}, .x = values, .width = size}, Reduce::Sum, out);
+  const Messages<T, EdgeOrder> m{.indptr = indptr, .ids = {}, .x = values, .width = size};
+  detail::gather_reduce<detail::Add, Weighting::None>(m, out, false);
 }
 
 }  // namespace joestar

@@ -109,7 +109,10 @@ def _recurrence(context, node: fx.Node) -> None:
 # --- lookups ---
 
 
-_STRUCTURE = {torch.ops.joestar.add_self_loops.default, torch.ops.joestar.edge_dst.default}
+_STRUCTURE = {
+    torch.ops.joestar.add_self_loops.default, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
+    torch.ops.joestar.collective_sample.default,
+}  # fmt: skip
 
 
 def _in_range(index: fx.Node) -> bool:

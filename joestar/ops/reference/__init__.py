@@ -20,15 +20,15 @@ from joestar.ops.reference.dropout import dropout_apply, dropout_bits, edge_drop
 from joestar.ops.reference.fused import (
     aggregate_cat,
     aggregate_cat_grad,
-    dropout_aggregate_cat,
     join_columns,
     sample_aggregate,
     sample_aggregate_cat,
     sample_aggregate_self,
+    split_columns,
 )
 from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.ops.reference.spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
-from joestar.ops.reference.step import finish_step, take_batch
+from joestar.ops.reference.step import finish_step, overflow, take_batch
 from joestar.ops.reference.structure import add_self_loops, edge_dst, out_degrees
 from joestar.ops.reference.weighted import collective_sample, slice_rows, weighted_sample
 
@@ -38,7 +38,6 @@ __all__ = [
     "aggregate_cat_grad",
     "collective_sample",
     "compact",
-    "dropout_aggregate_cat",
     "dropout_apply",
     "dropout_bits",
     "edge_dropout_bits",
@@ -48,6 +47,7 @@ __all__ = [
     "finish_step",
     "join_columns",
     "out_degrees",
+    "overflow",
     "relu_dropout_grad",
     "rowwise_sample",
     "sample_aggregate",
@@ -60,6 +60,7 @@ __all__ = [
     "sddmm",
     "slice_cols",
     "slice_rows",
+    "split_columns",
     "spmm",
     "spmm_coo",
     "spmm_csr",

@@ -66,11 +66,10 @@ def spmm_grad_weight(
     return out.to(weight_like.dtype)
 
 
-def spmm_extremum_grad(
-    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, y: Tensor, grad: Tensor
+def extremum_shares(
+    src: Tensor, dst: Tensor, x: Tensor, weight: Tensor | None, y: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of ``spmm`` (max or min), shared evenly among ties."""
-    src, dst = valid_edges(indptr, indices)
+    """Gradients for ``x`` and ``weight`` of a max or min ``y`` over edges, shared evenly among ties."""
     message = _messages(x, weight, src).to(y.dtype)
     chosen = (message == y[dst]).to(_wide(grad).dtype)
     ties = torch.zeros_like(_wide(y)).index_add(0, dst, chosen).clamp(min=1)
@@ -82,6 +81,13 @@ def spmm_extremum_grad(
     grad_weight = share.new_zeros(weight.shape)
     grad_weight[: src.numel()] = _per_weight(share * _wide(x)[src], weight)
     return grad_x, grad_weight.to(weight.dtype)
+
+
+def spmm_extremum_grad(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, y: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of ``spmm`` (max or min), shared evenly among ties."""
+    return extremum_shares(*valid_edges(indptr, indices), x, weight, y, grad)
 
 
 def sddmm(indptr: Tensor, indices: Tensor, lhs: Tensor | None, rhs: Tensor | None, op: str) -> Tensor:

@@ -13,7 +13,7 @@ DIGITS = 24
 
 
 def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
-    """Which entries dropout keeps, int32 ``[n, ceil(columns / 32)]``: bit ``c % 32`` of word ``c // 32`` is column c.
+    """Which entries dropout keeps, int32 ``[n, ceil(columns / 32)]``: bit ``c // W`` of word ``c % W`` is column c.
 
     A row's state is that of its id. 32 independent coins of probability ``1 - p`` come from as many random words as
     that probability has binary digits: from the last digit on, ``mask = word | mask`` for a 1, ``word & mask`` for a 0.
@@ -39,11 +39,11 @@ def edge_dropout_bits(
 def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
     """``x`` ``[n, ...]`` where its bit is set (and it is positive, with ``relu``), over ``1 - p``; else 0.
 
-    Written so that Inductor, which compiles it on a GPU, reads one word per 32 columns.
+    Bit ``c // W`` of word ``c % W`` is column c, W words to a row: neighbouring columns read neighbouring words.
     """
     rows, words = bits.shape
     shift = torch.arange(32, dtype=torch.int32, device=x.device)
-    keep = ((bits[:, :, None] >> shift) & 1).reshape(rows, words * 32) != 0
+    keep = ((bits[:, None, :] >> shift[:, None]) & 1).reshape(rows, words * 32) != 0
     keep = keep[:, : math.prod(x.shape[1:])].reshape(x.shape)
     if relu:
         keep = keep & (x > 0)

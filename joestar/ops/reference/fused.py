@@ -5,6 +5,7 @@ from torch import Tensor
 
 from joestar.kernels.layout import cat_width
 from joestar.ops.reference.computation import spmm, spmm_grad_x
+from joestar.ops.reference.dropout import dropout_apply
 from joestar.ops.reference.sampling import sample_cols
 
 
@@ -45,35 +46,30 @@ def _joined(y: Tensor, own: Tensor) -> Tensor:
     return out
 
 
-def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, reduce: str) -> Tensor:
-    """``[sum or mean over in-edges, x[i], 1, 0, ...]`` for every destination: ``[num_dst, cat_width(D)]``.
+def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str) -> Tensor:
+    """``[sum or mean of z over in-edges, z[i]]`` for every destination ``i``: ``[num_dst, 2 D]``.
 
     Args:
         x: ``[num_src, D]``, destinations first; reduce: ``"sum"`` or ``"mean"``.
+        bits: if given (``dropout_bits``), ``z`` is ``x * scale`` where ``x`` is positive and its bit is set, else 0:
+            ReLU and dropout, whose result is never stored. Without, ``z`` is ``x``.
     """
-    return _joined(spmm(indptr, indices, x, None, reduce), x[: indptr.numel() - 1])
+    z = x if bits is None else _activated(x, bits, x, scale)
+    return torch.cat([spmm(indptr, indices, z, None, reduce), z[: indptr.numel() - 1]], 1)
+
+
+def _activated(value: Tensor, bits: Tensor, x: Tensor, scale: float) -> Tensor:
+    return torch.where(x > 0, dropout_apply(value, bits, 0.0, False) * scale, torch.zeros_like(value))
 
 
 def aggregate_cat_grad(
-    indptr: Tensor, indices: Tensor, grad: Tensor, num_src: int, width: int, reduce: str, y: Tensor | None, scale: float
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str
 ) -> Tensor:
-    """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, width]``.
-
-    Args:
-        grad: ``[num_dst, cat_width(width)]``; y: if given, ``x`` was the result ``y`` of ReLU and dropout, and the
-            gradient goes through both: times ``scale`` where ``y > 0``, else 0.
-    """
-    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, num_src, reduce)
-    total[: grad.shape[0]] += grad[:, width : 2 * width]
-    return total if y is None else torch.where(y > 0, total * scale, torch.zeros_like(total))
-
-
-def dropout_aggregate_cat(
-    x: Tensor, bits: Tensor, p: float, indptr: Tensor, indices: Tensor, reduce: str
-) -> tuple[Tensor, Tensor]:
-    """ReLU and dropout, then ``aggregate_cat`` of the result ``y``: (y, joined rows)."""
-    y = torch.ops.joestar.dropout_apply(x, bits, p, True)
-    return y, torch.ops.joestar.aggregate_cat(indptr, indices, y, reduce)
+    """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
+    width = x.shape[1]
+    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, x.shape[0], reduce)
+    total[: grad.shape[0]] += grad[:, width:]
+    return total if bits is None else _activated(total, bits, x, scale)
 
 
 def join_columns(parts: list[Tensor], width: int) -> Tensor:
@@ -84,3 +80,13 @@ def join_columns(parts: list[Tensor], width: int) -> Tensor:
     columns = [part if part.dim() == 2 else part[:, None] for part in parts]
     left = width - sum(part.shape[1] for part in columns)
     return torch.cat([*columns, columns[0].new_zeros((columns[0].shape[0], left))], 1)
+
+
+def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
+    """The parts of ``join_columns``, contiguous; a width of 0 is a vector."""
+    parts, first = [], 0
+    for width in widths:
+        part = joined[:, first : first + width] if width else joined[:, first]
+        parts.append(part.clone(memory_format=torch.contiguous_format))
+        first += width or 1
+    return parts

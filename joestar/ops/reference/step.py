@@ -38,3 +38,14 @@ def finish_step(
     flag.copy_(~ok)
     key[2] += ok
     progress[0], progress[1] = flag, key[2]
+
+
+def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
+    """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound."""
+    if not counts:
+        return torch.zeros(0, dtype=torch.int64, device=flag.device), ~flag
+    stacked = torch.stack(counts)
+    exceeded = counts[0] > bounds[0]
+    for count, bound in zip(counts[1:], bounds[1:], strict=True):
+        exceeded = exceeded | (count > bound)
+    return stacked, ~(flag | exceeded)

@@ -1,0 +1,106 @@
+#include <set>
+
+#include "check.hpp"
+#include "joestar/collective.hpp"
+#include "joestar/slice_rows.hpp"
+#include "race.hpp"
+
+using namespace joestar;
+
+namespace {
+
+const std::vector<std::int64_t> kEntries = test::race_entries();
+const RaceTable kTable{std::span<const std::int64_t>(kEntries)};
+const SampleKey kKey{3, 1, 4, 1};
+
+template <IdType Id>
+std::vector<Id> naive(const std::vector<Id>& sources, const std::vector<float>& weight, std::int64_t k) {
+  std::set<std::pair<std::int64_t, Id>> racers;
+  for (const Id node : sources) {
+    const HashState row = row_state(key_state(kKey), node);
+    const float w = weight.empty() ? 1.0f : weight[static_cast<std::size_t>(node)];
+    if (has_weight(w)) racers.emplace(race_key(kTable, draw(row.a, row.b, 0), w), node);
+  }
+  std::vector<Id> nodes;
+  for (const auto& [key, node] : racers) {
+    if (static_cast<std::int64_t>(nodes.size()) < k) nodes.push_back(node);
+  }
+  std::sort(nodes.begin(), nodes.end());
+  return nodes;
+}
+
+template <IdType Id>
+void winners_follow_the_definition(std::int64_t edges, std::int64_t num_nodes) {
+  std::mt19937 random(7);
+  std::vector<Id> sources(static_cast<std::size_t>(edges));
+  for (Id& source : sources) source = static_cast<Id>(random() % static_cast<unsigned>(num_nodes));
+  for (bool weighted : {false, true}) {
+    const auto weight = weighted ? test::random_values<float>(num_nodes, 3) : std::vector<float>{};
+    for (std::int64_t k : {std::int64_t{0}, std::int64_t{1}, std::int64_t{40}, num_nodes, num_nodes + 9}) {
+      std::int64_t count = -1;
+      const auto nodes = test::for_thread_counts([&] {
+        std::vector<Id> out(static_cast<std::size_t>(k), Id{-1});
+        const CollectiveTask<Id> task{sources, weighted ? weight.data() : nullptr, num_nodes};
+        count = collective_sample(task, kTable, kKey, std::span(out));
+        return out;
+      });
+      auto expected = naive(sources, weight, k);
+      CHECK(count == static_cast<std::int64_t>(expected.size()));
+      expected.resize(static_cast<std::size_t>(k), expected.empty() ? Id{0} : expected[0]);
+      CHECK(nodes == expected);
+    }
+  }
+}
+
+template <IdType Id>
+void rows_keep_the_edges_of_a_set(std::int64_t rows, std::int64_t mean) {
+  const auto graph = test::random_graph<Id>(rows, 300, mean, 9);
+  std::vector<Id> chosen;
+  for (int i = 0; i < 300; i += 3) chosen.push_back(static_cast<Id>(i * 7 % 300));
+  const IdSet<Id> set{std::span<const Id>(chosen)};
+  for (Id id = 0; id < 500; ++id) {
+    CHECK(set.holds(id) == (std::find(chosen.begin(), chosen.end(), id) != chosen.end()));
+  }
+  std::vector<std::int64_t> expected, offsets{0};
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t e = graph.indptr[i]; e < graph.indptr[i + 1]; ++e) {
+      if (set.holds(graph.indices[e])) expected.push_back(e);
+    }
+    offsets.push_back(static_cast<std::int64_t>(expected.size()));
+  }
+  const auto total = static_cast<std::int64_t>(expected.size());
+  for (std::int64_t bound : {std::int64_t{0}, total / 3, total, total + 5}) {
+    const auto result = test::for_thread_counts([&] {
+      std::vector<std::int64_t> indptr(static_cast<std::size_t>(rows) + 1, -1);
+      std::vector<std::int64_t> eids(static_cast<std::size_t>(bound), -1);
+      CHECK(slice_rows(graph.csc(), set, std::span(indptr), std::span(eids)) == total);
+      return std::pair(indptr, eids);
+    });
+    auto cut = offsets;
+    for (std::int64_t& offset : cut) offset = std::min(offset, bound);
+    auto kept = expected;
+    kept.resize(static_cast<std::size_t>(bound), 0);
+    CHECK(result.first == cut && result.second == kept);
+  }
+}
+
+void nothing_to_choose_from() {
+  std::vector<std::int32_t> nodes(3, 9);
+  const CollectiveTask<std::int32_t> task{{}, nullptr, 10};
+  CHECK(collective_sample(task, kTable, kKey, std::span(nodes)) == 0);
+  CHECK(nodes == std::vector<std::int32_t>(3, 0));
+  const IdSet<std::int64_t> empty{std::span<const std::int64_t>()};
+  CHECK(empty.holds(0) == 0 && empty.holds(std::int64_t{1} << 40) == 0);
+}
+
+}  // namespace
+
+int main() {
+  set_num_threads(4);
+  winners_follow_the_definition<std::int32_t>(500, 90);
+  winners_follow_the_definition<std::int64_t>(200'000, 30'000);
+  rows_keep_the_edges_of_a_set<std::int32_t>(200, 5);
+  rows_keep_the_edges_of_a_set<std::int64_t>(3000, 30);
+  nothing_to_choose_from();
+  return report("layers");
+}

@@ -1,0 +1,119 @@
+"""The callable form on a GPU: the forward pass is one CUDA graph, the backward pass another.
+
+The overflow flag comes to the host with the result, once per call. Results and gradients are copies: a later call never
+changes what an earlier one returned, and gradients accumulate as usual. What a graph saved for its backward pass is
+gone with the next forward call, so only the latest may be differentiated.
+"""
+
+import gc
+
+import torch
+from torch import Tensor
+
+from joestar.errors import StaleBackwardError
+from joestar.runtime.program import Program
+from joestar.runtime.step_graph import WARM_UP
+
+
+class ReplayedProgram:
+    """A compiled padded program, captured: ``run(seeds, key)`` gives (rows, true counts, whether everything fitted).
+
+    Args:
+        program: compiled, of kind ``logits`` (with gradients) or ``predict``.
+    """
+
+    def __init__(self, program: Program):
+        device = program.graph.device
+        self.program = program
+        self.parameters = [p for p in program.model.parameters() if p.requires_grad]
+        self.differentiable = program.kind != "predict" and bool(self.parameters)
+        self.generation = 0
+        self.seeds = torch.zeros(program.batch, dtype=program.graph.indices.dtype, device=device)
+        self.count = torch.ones((), dtype=torch.int64, device=device)
+        self.key = torch.zeros(3, dtype=torch.int64, device=device)
+        self.flag = torch.ones((), dtype=torch.bool, device=device)  # while it is set, no buffer changes
+        self._capture(device)
+        self.flag.fill_(False)
+
+    def _capture(self, device: torch.device) -> None:
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._forward()
+                if self.differentiable:
+                    self.grad = torch.zeros_like(self.result)
+                    self._backward()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True)
+        self.grads = []
+        torch.cuda.synchronize(device)
+        gc.collect()
+        self.forward_graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
+            self._forward()
+            told = torch.cat([self.counts, self.ok.view(1).to(torch.int64)])
+            self.seen.copy_(told, non_blocking=True)
+        if self.differentiable:
+            self.backward_graph = torch.cuda.CUDAGraph()
+            pool = self.forward_graph.pool()
+            with torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local"):
+                self._backward()
+        self.result = self.result.detach()
+
+    def _forward(self) -> None:
+        (self.result,), self.counts, self.ok = self.program.step(self.seeds, self.count, self.key, self.flag)
+
+    def _backward(self) -> None:
+        self.grads = torch.autograd.grad(self.result, self.parameters, self.grad, allow_unused=True)
+
+    def run(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
+        """One call; waits for the flag."""
+        self.seeds.copy_(seeds)
+        self.count.fill_(count)
+        self.key.copy_(key)
+        self.generation += 1
+        rows = _Replay.apply(self, *self.parameters) if self.differentiable else self.replay()
+        torch.cuda.current_stream(self.seeds.device).synchronize()
+        *counts, ok = self.seen.tolist()
+        return rows, counts, bool(ok)
+
+    def replay(self) -> Tensor:
+        """Launches the forward graph; a copy of its result."""
+        self.forward_graph.replay()
+        return self.result.clone()
+
+    def free(self) -> None:
+        """Gives the graphs' memory back; their forward calls can no longer be differentiated."""
+        self.generation += 1
+        self.grads = []
+        self.forward_graph.reset()
+        if self.differentiable:
+            self.backward_graph.reset()
+        torch.cuda.empty_cache()
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, replayed: ReplayedProgram, *parameters: Tensor) -> Tensor:
+        ctx.replayed, ctx.generation = replayed, replayed.generation
+        ctx.versions = [parameter._version for parameter in parameters]
+        return replayed.replay()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple:
+        replayed = ctx.replayed
+        if ctx.generation != replayed.generation:
+            raise StaleBackwardError(
+                "backward of logits that are not those of the latest call: their saved tensors have been overwritten. "
+                "Call loss.backward() before the next compiled(seeds), or compile with cuda_graph=False."
+            )
+        if ctx.versions != [parameter._version for parameter in replayed.parameters]:
+            raise StaleBackwardError(
+                "a parameter was changed between compiled(seeds) and backward (optimizer.step(), load_state_dict?): "
+                "the gradients would be wrong. Call loss.backward() first."
+            )
+        replayed.grad.copy_(grad)
+        replayed.backward_graph.replay()
+        return None, *(None if g is None else g.clone() for g in replayed.grads)

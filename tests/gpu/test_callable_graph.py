@@ -1,0 +1,123 @@
+"""The callable form on a GPU: forward and backward as one CUDA graph each."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from joestar.errors import StaleBackwardError
+
+from .test_step_graph import BATCH, make, tight
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def batches(step, count):
+    return step.graph.train_idx[: count * BATCH].split(BATCH)
+
+
+def loss_of(step, seeds):
+    return F.cross_entropy(step(seeds), step.graph.ndata["y"][seeds.long()])
+
+
+def gradients(step, seeds_list):
+    step.model.zero_grad()
+    losses = []
+    for seeds in seeds_list:
+        loss = loss_of(step, seeds)
+        loss.backward()
+        losses.append(loss.item())
+    return losses, [p.grad.clone() for p in step.model.parameters()]
+
+
+@pytest.mark.parametrize("model", ["GraphSAGE", "GAT"])
+def test_gradients_accumulate_as_without_graphs(model):
+    graphed, plain = make(model=model, loss=False), make(model=model, loss=False, cuda_graph=False)
+    for step in (graphed, plain):
+        step.model.train()
+    (ours, our_grads), (theirs, their_grads) = (gradients(step, batches(step, 3)) for step in (graphed, plain))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    for left, right in zip(our_grads, their_grads, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-5)
+    assert graphed.counters.captures == 1
+
+
+def test_smaller_batches_run_in_the_same_graph():
+    graphed, exact = make(loss=False), make(loss=False, execution="exact")
+    for size in (BATCH, 7, 150):
+        seeds = graphed.graph.train_idx[:size]
+        torch.testing.assert_close(graphed(seeds), exact(seeds), rtol=1e-3, atol=1e-4)
+    assert graphed.counters.captures == 1
+
+
+def test_results_are_not_overwritten():
+    step = make(loss=False)
+    first = step(batches(step, 2)[0])
+    kept = first.detach().clone()
+    step(batches(step, 2)[1])
+    assert torch.equal(first, kept)
+
+
+def test_backward_of_an_earlier_call_raises():
+    step = make(loss=False)
+    first, second = (loss_of(step, seeds) for seeds in batches(step, 2))
+    with pytest.raises(StaleBackwardError, match="not those of the latest call"):
+        first.backward()
+    second.backward()
+
+
+def test_backward_after_the_optimizer_raises():
+    step = make(loss=False)
+    optimizer = torch.optim.SGD(step.model.parameters(), 0.1)
+    seeds = batches(step, 1)[0]
+    loss_of(step, seeds).backward()
+    loss = loss_of(step, seeds)
+    optimizer.step()
+    with pytest.raises(StaleBackwardError, match="parameter was changed"):
+        loss.backward()
+
+
+def test_own_loop_trains():
+    step = make(loss=False)
+    optimizer = torch.optim.Adam(step.model.parameters(), 1e-2)
+    losses = []
+    for _ in range(3):
+        for seeds in batches(step, 10):
+            optimizer.zero_grad()
+            loss = loss_of(step, seeds)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+def test_overflows_fall_back_on_exact_execution(monkeypatch):
+    tight(monkeypatch, 1.0)
+    step, exact = make(loss=False, patience=1000), make(loss=False, execution="exact")
+    for seeds in batches(step, 8):
+        torch.testing.assert_close(step(seeds), exact(seeds), rtol=1e-3, atol=1e-4)
+    assert step.counters.fallbacks > 0
+
+
+def test_prediction_is_captured_and_leaves_buffers_alone():
+    step = make(loss=False, model_options={"norm": "batch_norm"})
+    before = {name: value.clone() for name, value in step.model.named_buffers()}
+    exact = make(loss=False, execution="exact", model_options={"norm": "batch_norm"})
+    idx = step.graph.train_idx[:500]
+    torch.testing.assert_close(step.predict(idx, 200), exact.predict(idx, 200), rtol=1e-3, atol=1e-4)
+    for name, value in step.model.named_buffers():
+        assert torch.equal(value, before[name]), name
+
+
+def test_batch_norm_moves_once_per_call():
+    graphed, exact = (make(loss=False, model_options={"norm": "batch_norm"}, **o) for o in ({}, {"execution": "exact"}))
+    for step in (graphed, exact):
+        step.model.train()
+        for seeds in batches(step, 3):
+            step(seeds)
+    for (name, ours), theirs in zip(graphed.model.named_buffers(), exact.model.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=name)

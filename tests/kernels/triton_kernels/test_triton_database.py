@@ -1,0 +1,50 @@
+"""The Triton kernels against their references, over the op database."""
+
+import pytest
+import torch
+from kernel_checks import check_op
+from ops.database import OPS
+
+pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+
+from joestar.kernels import gpu
+from joestar.kernels.gpu_launch import INTERPRETED
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+
+SLOW = {
+    "weighted_sample": 0,
+    "sample_aggregate": 0,
+    "rowwise_sample": 10,
+    "sample_cols": 12,
+    "sample_eids": 8,
+    "spmm_extremum_grad": 4,
+}
+"""Samples of ops that the interpreter takes long for; those with 0 have tests of their own."""
+NAMES = [name for name in sorted(set(gpu.__all__) & set(OPS)) if SLOW.get(name, 1)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel_against_reference(name):
+    limit = SLOW.get(name, 18)
+    if not OPS[name].floats:
+        check_op(getattr(gpu, name), name, None, torch.int32, "cpu", limit)
+        check_op(getattr(gpu, name), name, None, torch.int64, "cpu", limit // 2)
+        return
+    check_op(getattr(gpu, name), name, torch.float32, torch.int32, "cpu", limit)
+    check_op(getattr(gpu, name), name, torch.float64, torch.int64, "cpu", limit // 3)
+    check_op(getattr(gpu, name), name, torch.float16, torch.int64, "cpu", limit // 3)
+    check_op(getattr(gpu, name), name, torch.bfloat16, torch.int32, "cpu", limit // 3, rounds_exactly=False)
+
+
+@pytest.mark.parametrize("name", ["spmm_grad_x", "scatter_src"])
+def test_atomic_gradients(name, atomic):
+    check_op(getattr(gpu, name), name, torch.float32, torch.int32, "cpu", 18)
+    check_op(getattr(gpu, name), name, torch.bfloat16, torch.int64, "cpu", 8, rounds_exactly=False)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in set(gpu.__all__) & set(OPS) if OPS[name].errors))
+def test_errors(name):
+    for args, message in OPS[name].errors:
+        with pytest.raises(ValueError, match=message):
+            getattr(gpu, name)(*args)
