@@ -47,7 +47,7 @@ def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
     keep = keep[:, : math.prod(x.shape[1:])].reshape(x.shape)
     if relu:
         keep = keep & (x > 0)
-    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device)).contiguous()
 
 
 def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
@@ -55,7 +55,8 @@ def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
 
     The result is positive exactly where an entry was positive and kept: no mask is needed.
     """
-    return torch.where(y > 0, grad * (1.0 / (1.0 - p)), torch.zeros((), dtype=grad.dtype, device=grad.device))
+    zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
+    return torch.where(y > 0, grad * (1.0 / (1.0 - p)), zero).contiguous()
 
 
 def _bits(a: Tensor, b: Tensor, p: float, columns: int) -> Tensor:

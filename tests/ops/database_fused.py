@@ -1,0 +1,149 @@
+"""The op database: fused aggregation, and dropout as bits."""
+
+import torch
+
+from .samples import (
+    DRAWS,
+    EDGES,
+    KEY,
+    NOT_FLOAT,
+    NUM_DST,
+    NUM_SRC,
+    ONE,
+    TINY,
+    Op,
+    Sample,
+    W,
+    every,
+    ints,
+    large_columns,
+    large_x,
+    values,
+)
+
+WIDTHS = (1, 5, 32, 64, 70, 128)
+
+
+def _mask(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, (rows, -(-columns // 32)), generator=generator, dtype=torch.int32)
+
+
+def _aggregate_cat(dtype, ids):
+    for s in every(ids):
+        if s.num_src < s.num_dst:
+            continue
+        for width in (1, 17, 64):
+            x = values((s.num_src, width), dtype, 1)
+            for bits in (None, _mask(s.num_src, width)):
+                for reduce in ("sum", "mean"):
+                    case = f"{s.name}, width {width}, {reduce}, {'activated' if bits is not None else 'plain'}"
+                    yield Sample(case, (s.indptr, s.indices, x, bits, 1.0 if bits is None else 2.0, reduce))
+
+
+def _aggregate_cat_grad(dtype, ids):
+    for sample in _aggregate_cat(dtype, ids):
+        indptr, indices, x, bits, scale, reduce = sample.args
+        grad = values((indptr.numel() - 1, 2 * x.shape[1]), dtype, 5)
+        yield Sample(sample.case, (indptr, indices, grad, x, bits, scale, reduce))
+
+
+def _sample_aggregate(dtype, ids):
+    indptr, indices = torch.tensor([0, 3, 3, 10, 11]), torch.tensor([1, 2, 0, 3, 3, 1, 0, 2, 2, 1, 0]).to(ids)
+    for dsts, count in (([2, 0, 1, 2], 4), ([3, 2, 0], 2), ([], 0)):
+        for width in (1, 6, 33):
+            for reduce in ("sum", "mean", "max"):
+                case = f"{len(dsts)} destinations, {count} of them real, width {width}, {reduce}"
+                nodes = torch.tensor(dsts, dtype=ids)
+                args = (indptr, indices, nodes, torch.tensor(count), *DRAWS, values((4, width), dtype, 1), reduce)
+                yield Sample(case, args)
+
+
+def _dropout_bits(_, ids):
+    nodes = torch.tensor([5, 0, 2**31 - 1, 5, 77], dtype=ids)
+    for columns in WIDTHS:
+        for p in (0.5, 0.25, 0.1, 0.999):
+            yield Sample(f"{columns} columns, p = {p}", (nodes, KEY, 3, p, columns), True)
+
+
+def _edge_dropout_bits(_, ids):
+    for s in every(ids):
+        dsts = (torch.arange(s.num_dst) * 7919 % 100_003).to(ids)
+        for columns, p in ((1, 0.5), (4, 0.3), (40, 0.5)):
+            args = (s.indptr, s.indices.numel(), dsts, KEY, 3, p, columns)
+            yield Sample(f"{s.name}, {columns} columns, p = {p}", args, True)
+
+
+def _dropout_apply(dtype, ids):
+    for shape in ((0, 5), (7, 1), (7, 3, 11), (9, 64), (3, 70), (5, 128)):
+        x = values(shape, dtype, 1)
+        bits = _mask(shape[0], x[0].numel() if shape[0] else 5)
+        for relu in (False, True):
+            yield Sample(f"{list(shape)}, relu {relu}", (x, bits, 0.4, relu))
+
+
+def _relu_dropout_grad(dtype, ids):
+    for shape in ((0, 5), (7, 1), (7, 3, 11), (9, 64)):
+        grad, y = values(shape, dtype, 1), values(shape, dtype, 2).clamp(min=0)
+        yield Sample(f"{list(shape)}", (grad, y, 0.4))
+
+
+def _large_edges(dtype) -> tuple:
+    indptr, indices, _, _ = large_columns()
+    return indptr, indices, large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 2.0, "mean"
+
+
+_FLOAT_ONE = torch.ones(1, 1)
+
+OPS = {
+    "sample_aggregate_self": Op(
+        _sample_aggregate,
+        lambda dtype: (*large_columns(), *DRAWS, large_x(dtype), "mean"),
+        errors=(((*TINY, *ONE, *DRAWS, ints(1, 1), "sum"), NOT_FLOAT),),
+    ),
+    "sample_aggregate_cat": Op(
+        _sample_aggregate,
+        lambda dtype: (*large_columns(), *DRAWS, large_x(dtype), "mean"),
+        errors=(((*TINY, *ONE, *DRAWS, ints(1, 1), "sum"), NOT_FLOAT),),
+    ),
+    "aggregate_cat": Op(
+        _aggregate_cat,
+        _large_edges,
+        gradients=(2,),
+        errors=(((*TINY, ints(1, 1), None, 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "aggregate_cat_grad": Op(
+        _aggregate_cat_grad,
+        lambda dtype: (*_large_edges(dtype)[:2], values((NUM_SRC, 80), dtype, 5), *_large_edges(dtype)[2:]),
+        errors=(((*TINY, ints(1, 2), _FLOAT_ONE, None, 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "dropout_bits": Op(
+        _dropout_bits,
+        lambda _: (torch.arange(NUM_SRC), KEY, 1, 0.3, 100),
+        floats=False,
+        errors=(((_FLOAT_ONE[0], KEY, 1, 0.3, 4), "int32 or int64"),),
+    ),
+    "edge_dropout_bits": Op(
+        _edge_dropout_bits,
+        lambda _: (W.indptr, EDGES, torch.arange(NUM_DST), KEY, 1, 0.3, 4),
+        floats=False,
+        errors=(
+            ((TINY[0].int(), 1, ONE[0], KEY, 1, 0.3, 4), "indptr int64"),
+            ((TINY[0], 1, torch.tensor([0, 0]), KEY, 1, 0.3, 4), "one id per row"),
+        ),
+    ),
+    "dropout_apply": Op(
+        _dropout_apply,
+        lambda dtype: (large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 0.5, True),
+        gradients=(0,),
+        errors=(
+            ((ints(1, 1), _mask(1, 1), 0.5, False), NOT_FLOAT),
+            ((torch.ones(2, 40), _mask(2, 32), 0.5, False), r"bits \[2, 2\]"),
+        ),
+    ),
+    "relu_dropout_grad": Op(
+        _relu_dropout_grad,
+        lambda dtype: (large_x(dtype), large_x(dtype).clamp(min=0), 0.5),
+        errors=(((torch.ones(2, 3), torch.ones(3, 2), 0.5), "a gradient of shape"),),
+    ),
+}

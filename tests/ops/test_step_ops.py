@@ -1,0 +1,72 @@
+"""What a step does besides the program, by definition: its batch, its bookkeeping, joined weights."""
+
+import pytest
+import torch
+
+ops = torch.ops.joestar
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_take_batch(ids):
+    order = torch.arange(100, 123, dtype=ids)  # of these, 17 belong to this epoch
+    for step, seeds, count in (
+        (0, [100, 101, 102, 103, 104], 5),
+        (2, [110, 111, 112, 113, 114], 5),
+        (3, [115, 116], 2),
+    ):
+        taken, number = ops.take_batch(order, torch.tensor(17), torch.tensor([9, 4, step]), 5, 8)
+        assert taken.tolist() == seeds + [seeds[0]] * (8 - len(seeds)) and number.item() == count
+        assert taken.dtype == ids and number.dtype == torch.int64
+
+
+def test_take_batch_beyond_the_end_is_empty():
+    taken, number = ops.take_batch(torch.arange(7), torch.tensor(7), torch.tensor([0, 0, 3]), 5, 5)
+    assert number.item() == 0 and set(taken.tolist()) <= set(range(7))
+
+
+def _finish(ok, flag=False, step=2):
+    state = {
+        "key": torch.tensor([1, 2, step]), "flag": torch.tensor(flag), "losses": torch.zeros(10),
+        "history": torch.full((4, 2), -1), "progress": torch.zeros(2, dtype=torch.int64),
+    }  # fmt: skip
+    ops.finish_step(*state.values(), torch.tensor(5), torch.tensor(1.5), torch.tensor(ok), torch.tensor([30, 40]))
+    return state
+
+
+def test_finish_step_that_went_well():
+    state = _finish(True)
+    assert state["key"].tolist() == [1, 2, 3] and not state["flag"]
+    assert state["losses"].tolist() == [0.0] * 7 + [1.5, 0.0, 0.0], "loss of step 2 at offset 5"
+    assert state["history"].tolist() == [[-1, -1], [-1, -1], [30, 40], [-1, -1]]
+    assert state["progress"].tolist() == [0, 3]
+
+
+def test_finish_step_that_overflowed_changes_nothing_but_the_flag():
+    state = _finish(False)
+    assert state["key"].tolist() == [1, 2, 2] and bool(state["flag"])
+    assert not state["losses"].any() and (state["history"] == -1).all()
+    assert state["progress"].tolist() == [1, 2]
+
+
+def test_overflow():
+    counts = [torch.tensor(3), torch.tensor(9)]
+    for bounds, flag, expected in (
+        ([3, 9], False, True),
+        ([3, 8], False, False),
+        ([2, 9], False, False),
+        ([3, 9], True, False),
+    ):
+        stacked, ok = ops.overflow(counts, bounds, torch.tensor(flag))
+        assert stacked.tolist() == [3, 9] and ok.item() is expected
+    assert ops.overflow([], [], torch.tensor(False))[1].item() is True
+
+
+def test_joined_columns_and_their_gradient():
+    parts = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True), torch.randn(4, 2, dtype=torch.float64),
+             torch.randn(4, dtype=torch.float64, requires_grad=True)]  # fmt: skip
+    joined = ops.join_columns(parts, 8)
+    assert torch.equal(joined, torch.cat([parts[0], parts[1], parts[2][:, None], torch.zeros(4, 2)], 1))
+    assert torch.autograd.gradcheck(lambda a, b: ops.join_columns([a, parts[1], b], 8).sin(), (parts[0], parts[2]))
+    split = ops.split_columns(joined, [3, 2, 0])
+    for part, expected in zip(split, parts, strict=True):
+        assert torch.equal(part, expected) and part.is_contiguous()
