@@ -122,7 +122,7 @@ def _link_edges(
     """Puts every edge at the front of its source's list; an edge's link is ``next << 32 | row``."""
     i = tile_rows(BLOCK)
     start, end = row_edges(indptr, None, None, i, n)
-    scale = 1.0 / tl.maximum(end - start, 1).to(tl.float32)
+    scale = 1.0 / tl.maximum(end - start, 1).to(scales.dtype.element_ty)
     longest = tl.max(end - start)
     done = tl.zeros((), tl.int64)
     while done < longest:
@@ -132,7 +132,7 @@ def _link_edges(
         after = tl.atomic_xchg(heads + source, e.to(tl.int32), valid, sem="relaxed")
         tl.store(links + e, (after.to(tl.int64) << 32) | i.to(tl.int64), valid)
         if MEAN:
-            tl.store(scales + e, scale + tl.zeros([BLOCK, SLOTS], tl.float32), valid)
+            tl.store(scales + e, scale + tl.zeros([BLOCK, SLOTS], scales.dtype.element_ty), valid)
         done += SLOTS
 
 
@@ -182,7 +182,8 @@ def aggregate_cat_grad(
     heads = torch.full((num_src,), -1, dtype=torch.int32, device=device)
     links = torch.empty(edges, dtype=torch.int64, device=device)
     mean = reduce == "mean"
-    scales = torch.empty(edges if mean else 0, dtype=torch.float32, device=device)
+    precision = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    scales = torch.empty(edges if mean else 0, dtype=precision, device=device)
     if n and edges:
         _link_edges[(cdiv(n, 16),)](
             indptr, indices, heads, links, scales, n, MEAN=mean, SLOTS=16, BLOCK=16, num_warps=4

@@ -5,12 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
 from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
-from joestar.kernels.gpu_launch import cdiv, check_offsets, find_row, op, power_of_two
-
-_SITE = 1 << 20
-"""Offset of dropout's call sites (``joestar.ops.composite``)."""
-_FRACTION = 24
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, find_row, op, power_of_two, require
 
 
 @triton.jit
@@ -45,7 +42,8 @@ def _edge_dropout_bits(
     FRACTION: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     e = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row = find_row(indptr, n, tl.minimum(e, tl.maximum(tl.load(indptr + n) - 1, 0)), STEPS)
+    valid = e < tl.load(indptr + n)
+    row = tl.where(valid, find_row(indptr, n, tl.where(valid, e, 0), STEPS), 0)
     word = tl.arange(0, WIDE)[None, :]
     a, b = key_state(key, site)
     a, b = row_state(a, b, tl.load(dsts + row, row < n, 0).to(tl.int64))
@@ -58,8 +56,8 @@ def _edge_dropout_bits(
 def _settings(p: float, columns: int) -> dict[str, int]:
     words = cdiv(columns, 32)
     wide = power_of_two(words)
-    keep = min(max(round((1.0 - p) * 2**_FRACTION), 1), 2**_FRACTION - 1)
-    return {"WORDS": words, "KEEP": keep, "FRACTION": _FRACTION, "WIDE": wide, "ROWS": max(1, 256 // wide)}
+    keep = keep_numerator(p)
+    return {"WORDS": words, "KEEP": keep, "FRACTION": KEEP_DIGITS, "WIDE": wide, "ROWS": max(1, 256 // wide)}
 
 
 @op
@@ -68,11 +66,12 @@ def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) ->
 
     ``ids`` integer ``[n]`` say what the rows stand for; every entry is dropped with probability ``p``, to 2**-24.
     """
+    check_ids(ids)
     settings = _settings(p, columns)
     out = torch.empty((ids.numel(), settings["WORDS"]), dtype=torch.int32, device=ids.device)
     if out.numel():
         grid = (cdiv(ids.numel(), settings["ROWS"]),)
-        _dropout_bits[grid](ids, key, site + _SITE, out, ids.numel(), **settings)
+        _dropout_bits[grid](ids, key, site + DROPOUT_SITE, out, ids.numel(), **settings)
     return out
 
 
@@ -80,11 +79,18 @@ def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) ->
 def edge_dropout_bits(
     indptr: Tensor, num_edges: int, dsts: Tensor, key: Tensor, site: int, p: float, columns: int
 ) -> Tensor:
-    """``dropout_bits`` for edge values: an edge is (id of its destination, rank in the row). ``[num_edges, words]``."""
+    """``dropout_bits`` for edge values: an edge is (id of its destination, rank in the row). ``[num_edges, words]``.
+
+    Entries past the last edge count as edges of row 0.
+    """
     check_offsets(indptr)
+    check_ids(dsts)
+    require(indptr.numel() == dsts.numel() + 1, f"one id per row, {indptr.numel() - 1}", f"{dsts.numel()} ids")
     settings, n = _settings(p, columns), indptr.numel() - 1
     out = torch.empty((num_edges, settings["WORDS"]), dtype=torch.int32, device=indptr.device)
     if out.numel() and n:
         grid = (cdiv(num_edges, settings["ROWS"]),)
-        _edge_dropout_bits[grid](indptr, dsts, key, site + _SITE, out, n, num_edges, STEPS=n.bit_length(), **settings)
+        _edge_dropout_bits[grid](
+            indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, STEPS=n.bit_length(), **settings
+        )
     return out if n else out.zero_()
