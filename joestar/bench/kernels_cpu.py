@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from joestar import _native
 from joestar.bench.baselines import TorchSampler
-from joestar.kernels import cpu
+from joestar.kernels import cpu, machine
 
 HOPS = ((14_700, 10, 113_000), (113_000, 5, 200_000))
 """(destinations, in-degree, sources) of the two outer hops of a batch of 1,000 with fanouts 15, 10, 5."""
@@ -216,8 +215,8 @@ def run(
         Rows with ``form, what, edges, rows, width, ours_ms, torch_ms, torch`` (the fastest way) and ``ratio``.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(_native.num_threads())
-    _native.keep_freed_memory()  # for both sides: what is timed is work, not the clearing of fresh pages
+    torch.set_num_threads(machine.num_threads())
+    machine.keep_freed_memory()  # for both sides: what is timed is work, not the clearing of fresh pages
     rows = []
     try:
         for case in cases(hops, widths, forms):
@@ -236,6 +235,9 @@ def run(
     return rows
 
 
+HEADER = f"{'form':<9}{'what':<30}{'edges':>9} {'rows':>8} {'col':>4} {'ours ms':>9} {'torch ms':>9} {'ratio':>7}"
+
+
 def line(row: dict) -> str:
     """A row of the table as text."""
     shape = f"{row['edges']:>9,} {row['rows']:>8,} {row['width']:>4}"
@@ -251,7 +253,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--json")
     args = parser.parse_args()
-    print(f"{'form':<9}{'what':<30}{'edges':>9} {'rows':>8} {'col':>4} {'ours ms':>9} {'torch ms':>9} {'ratio':>7}")
+    print(HEADER)
     widths = tuple(int(width) for width in args.widths.split(","))
     rows = run(HOPS, widths, tuple(args.forms.split(",")), args.seconds, lambda row: print(line(row), flush=True))
     if args.json:

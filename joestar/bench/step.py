@@ -56,6 +56,7 @@ class Row:
     sampling: Timing | None = None
     launches: dict[str, float] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
+    logical_bytes: int = 0
     kernels: list[tuple[str, float, float]] = field(default_factory=list)
 
 
@@ -66,6 +67,41 @@ def machine(device: torch.device) -> str:
     else:
         name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; joestar {joestar.__version__}"
+
+
+def check_device(name: str) -> torch.device:
+    """``cpu`` or ``cuda`` as a device that is there.
+
+    Raises:
+        ConfigError: another name, or no GPU.
+    """
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be cpu or cuda; got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda, but PyTorch sees no GPU here. See joestar doctor.")
+    return torch.device(name)
+
+
+def logical_bytes(counts: list[int], edges: list[int], features: int, hidden: int, size: int) -> int:
+    """Bytes that a GraphSAGE step must move if every intermediate is written once and read where it is used.
+
+    Per layer, input side first: rows gathered over its edges and for its destinations, the joined matrix written and
+    read by the product and by the gradient of the weights, the result written, its gradient written and read, and the
+    result read again for the mask. See ``docs/benchmarks.md``.
+
+    Args:
+        counts: nodes per hop, the seeds first; edges: of every layer, input side first; size: bytes of a number.
+    """
+    total = 0
+    for layer, sampled in enumerate(edges):
+        destinations = counts[len(edges) - 1 - layer]
+        width = hidden if layer else features
+        total += (sampled + destinations) * width + 3 * destinations * 2 * width
+        if layer < len(edges) - 1:
+            total += 4 * destinations * hidden
+        if layer:  # the gradient of the joined matrix
+            total += 2 * destinations * 2 * width
+    return total * size
 
 
 def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dict:
@@ -81,9 +117,7 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     ):
         if value not in allowed:
             raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
-    device = torch.device(setting.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("bench: --device cuda, but PyTorch sees no GPU here. See joestar doctor.")
+    device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
     start = time.perf_counter()
     graph = planted(setting.shape, device, torch.bfloat16 if setting.precision == "bf16" else torch.float32)
@@ -150,6 +184,9 @@ def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
         row.sampling = _sampling(sampler, graph, setting)
     blocks = sampler.sample(graph.keyed(setting.seed), next(_seeds(graph, setting)))
     row.counts = [blocks[-1].num_dst, *(block.num_src for block in blocks[::-1])]
+    if name == "sage":
+        edges, x = [block.num_edges for block in blocks], graph.ndata["x"]
+        row.logical_bytes = logical_bytes(row.counts, edges, x.shape[1], setting.hidden, x.element_size())
     losses.close()
     return row
 

@@ -1,9 +1,10 @@
 """``joestar bench``: tables of measured steps."""
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from joestar.bench.step import Setting, run
+from joestar.bench.step import Setting, check_device, machine, run
 from joestar.cli.console import human_bytes
 from joestar.cli.files import check_writable, write_json
 from joestar.errors import ConfigError
@@ -33,6 +34,28 @@ def bench_step(setting: Setting, report: str | None, console: Console) -> None:
             console.print(f"{micros:8.1f} us {calls:5.1f}x  {name[:110]}", highlight=False, soft_wrap=True)
     if report is not None:
         write_json(report, result)
+
+
+def bench_kernels(device: str, shape: str, only: str, report: str | None, console: Console) -> None:
+    """Prints every row as soon as it is measured, and writes the JSON if a file is given."""
+    check_writable(report, "--json")
+    check_device(device)
+
+    def show(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    if device == "cuda":
+        from joestar.bench import kernels_gpu
+
+        rows = kernels_gpu.run(shape, only, report=lambda row: show(kernels_gpu.line(row)))
+    else:
+        from joestar.bench import kernels_cpu
+
+        show(kernels_cpu.HEADER)
+        rows = kernels_cpu.run(report=lambda row: show(kernels_cpu.line(row)))
+    show(machine(torch.device(device)))
+    if report is not None:
+        write_json(report, {"machine": machine(torch.device(device)), "rows": rows})
 
 
 def _table(result: dict) -> Table:

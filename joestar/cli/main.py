@@ -137,5 +137,26 @@ def bench_step(
     bench_step(setting, json_file, out())
 
 
+@bench.command("kernels")
+@plain_errors
+def bench_kernels(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    shape: Annotated[str, typer.Option(help="Planted graph on a GPU: tiny, small, products or papers.")] = "products",
+    only: Annotated[str, typer.Option(help="Regular expression of kernel names (GPU).")] = "",
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+) -> None:
+    """Time the kernels: on a CPU against torch.sparse and index_add, on a GPU against the copy bandwidth.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar bench kernels[/]  every form of SpMM and its gradients; takes minutes
+
+    [cyan]joestar bench kernels --device cuda --only sample[/]
+    """
+    from joestar.cli.bench import bench_kernels
+
+    bench_kernels(device, shape, only, json_file, out())
+
+
 if __name__ == "__main__":
     app()
