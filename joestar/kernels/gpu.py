@@ -19,6 +19,7 @@ from joestar.kernels.gpu_grad import (
 )
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
+from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.kernels.gpu_step import finish_step, overflow, take_batch
 from joestar.kernels.gpu_structure import add_self_loops, edge_dst, out_degrees
 from joestar.kernels.gpu_two_hops import sample_aggregate_two_hops
@@ -54,6 +55,9 @@ __all__ = [
     "slice_rows",
     "split_columns",
     "spmm",
+    "spmm_coo",
+    "spmm_csr",
+    "spmm_csr_extremum_grad",
     "spmm_extremum_grad",
     "spmm_grad_weight",
     "spmm_grad_x",

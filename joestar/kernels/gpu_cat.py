@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.gpu_grad import spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
@@ -170,12 +171,17 @@ def _gather_grad(
 def aggregate_cat_grad(
     indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str
 ) -> Tensor:
-    """Gradient of ``aggregate_cat`` for ``x``; sums run in an order that changes between runs."""
+    """Gradient of ``aggregate_cat`` for ``x``.
+
+    Sums run in an order that changes between runs, but under ``torch.use_deterministic_algorithms(True)``.
+    """
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, x=x)
     n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
     num_src, width = x.shape
+    if torch.are_deterministic_algorithms_enabled():
+        return _in_edge_order(indptr, indices, grad, x, bits, scale, reduce)
     out = torch.empty_like(x)
     if not out.numel():
         return out
@@ -200,3 +206,15 @@ def aggregate_cat_grad(
     work = 3 * out.numel() * out.element_size()
     launch(tune.choose("aggregate_cat_grad", shape, tile_configs(width, grad.element_size()), launch, work, device))
     return out
+
+
+def _in_edge_order(indptr, indices, grad, x, bits, scale, reduce) -> Tensor:
+    """The gradient by way of the edges sorted by source."""
+    width = x.shape[1]
+    total = spmm_grad_x_transposed(indptr, indices, grad[:, :width].contiguous(), None, x.shape[0], reduce)
+    total[: grad.shape[0]] += grad[:, width:]
+    if bits is None:
+        return total
+    column = torch.arange(width, device=x.device)
+    kept = (bits[:, column % bits.shape[1]] >> (column // bits.shape[1]).to(torch.int32)) & 1
+    return torch.where((x > 0) & (kept != 0), total * scale, torch.zeros_like(total))
