@@ -94,7 +94,8 @@ class BlockModel(nn.Module):
             before, after = (hidden if layer else channels), (classes if last else hidden)
             if name == "gat":
                 width, count = (after, 1) if last else (after // heads, heads)
-                self.convs.append(pyg.GATConv((before, before), width, heads=count, add_self_loops=False))
+                options = {"heads": count, "dropout": dropout, "add_self_loops": False}  # dropout as in pyg.GAT
+                self.convs.append(pyg.GATConv((before, before), width, **options))
             else:
                 self.convs.append({"sage": pyg.SAGEConv, "gcn": BlockGCNConv, "gin": _gin}[name](before, after))
 
@@ -119,7 +120,7 @@ class EagerStep:
         self.sampler = TorchSampler(graph.indptr, graph.indices, fanouts)
         self.x, self.y = graph.ndata["x"], graph.ndata["y"]
         self.model, self.optimizer = model, optimizer
-        self.forward = forward or model
+        self.forward = model if forward is None else forward
         self.autocast = autocast
 
     def __call__(self, seeds: Tensor) -> Tensor:

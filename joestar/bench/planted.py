@@ -87,7 +87,8 @@ def _sources(dst: Tensor, shape: Shape, random: torch.Generator) -> Tensor:
         return torch.rand(dst.numel(), generator=random, device=dst.device)
 
     near = dst // shape.community * shape.community + (uniform() * shape.community).long()
-    rank = (uniform().double().pow_(shape.skew) * shape.nodes).long()
+    fine = torch.rand(dst.numel(), generator=random, device=dst.device, dtype=torch.float64)  # float32 has 2^24 values
+    rank = (fine.pow_(shape.skew) * shape.nodes).long()
     far = (rank * 1_000_003 + 7) % shape.nodes  # popular nodes are spread over all communities
     return torch.where(uniform() < shape.inside, near, far).clamp(max=shape.nodes - 1)
 

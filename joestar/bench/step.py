@@ -1,5 +1,6 @@
 """``joestar bench step``: one training step, Joestar against expert eager, in the same run on the same graph."""
 
+import multiprocessing
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     rows = []
     for model in setting.models:
         for how in ("joestar", *setting.baselines):
-            row = (_joestar if how == "joestar" else _eager)(model, how, graph, setting)
+            row = _joestar(model, how, graph, setting) if how == "joestar" else _baseline(model, how, graph, setting)
             rows.append(row)
             say(f"{model:5} {how:8} {row.step.median:9.3f} ms/step, first step after {row.first_step_seconds:.1f} s")
     return {"machine": machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
@@ -198,6 +199,19 @@ def _sampling(sampler, graph, setting: Setting) -> Timing:
         lambda: sampler.sample(graph.keyed(setting.seed, 0, next(keys)), next(seeds)), setting.steps, setting.warm_up,
         graph.device,
     )  # fmt: skip
+
+
+def _baseline(name: str, how: str, graph, setting: Setting) -> Row:
+    """On a CPU in a process of its own: ``joestar.compile`` has changed the allocator's settings of this one."""
+    if graph.device.type == "cuda":
+        return _eager(name, how, graph, setting)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_alone, (name, how, setting, torch.get_num_threads()))
+
+
+def _alone(name: str, how: str, setting: Setting, threads: int) -> Row:
+    torch.set_num_threads(threads)
+    return _eager(name, how, planted(setting.shape), setting)
 
 
 def _eager(name: str, how: str, graph, setting: Setting) -> Row:

@@ -163,7 +163,10 @@ JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* J
       for (int lane = 0; lane < kColumnsTogether; ++lane) put(first + lane, word[lane], base + shift[lane]);
     }
   }
-  for (; first < columns; ++first) put(first, bits[first % words], static_cast<std::uint32_t>(first / words));
+  for (auto shift = static_cast<std::uint32_t>(first / words); first < columns; ++shift) {  // first % words is 0
+    const std::int64_t last = std::min(columns, first + words);
+    for (std::int64_t w = 0; first < last; ++w, ++first) put(first, bits[w], shift);
+  }
 }
 
 template <bool Gated, class T>
