@@ -1,13 +1,13 @@
 """Timing, memory and launches of a step."""
 
+import contextlib
 import gc
 import itertools
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -104,32 +104,37 @@ def kernel_times(step: Callable[[], object], steps: int = 5) -> list[tuple[str, 
     return sorted(rows, key=lambda row: -row[1])
 
 
-def resident_bytes(graph, model: torch.nn.Module) -> int:
-    """Bytes of structure, node data and parameters."""
-    tensors = [graph.indptr, graph.indices, *graph.ndata.values(), *model.parameters(), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 class PeakMemory:
-    """Peak bytes beyond what is allocated at the start: reserved memory on a GPU, resident set size on a CPU."""
+    """Peak bytes beyond what was there at the start: reserved memory on a GPU, resident memory on a CPU (Linux)."""
 
     def __init__(self, device: torch.device):
         self.device = device
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            self.before = torch.cuda.memory_reserved(device)
+        self.before = torch.cuda.memory_reserved(device) if device.type == "cuda" else _resident("VmRSS")
+
+    def forget(self) -> None:
+        """Starts the peak anew: what compiling and tuning took does not count."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            self.before = _peak_rss()
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
 
     def bytes(self) -> int:
-        """Peak so far, less what was there before."""
+        """Peak since ``forget``, less what was there at the start."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_reserved(self.device) - self.before
-        return _peak_rss() - self.before
+        return max(0, _resident("VmHWM") - self.before)
 
 
-def _peak_rss() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def _resident(field: str) -> int:
+    """A field of this process's status in bytes; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return 0

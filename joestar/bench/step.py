@@ -4,6 +4,7 @@ import multiprocessing
 import platform
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -126,7 +127,7 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     rows = []
     for model in setting.models:
         for how in ("joestar", *setting.baselines):
-            row = _joestar(model, how, graph, setting) if how == "joestar" else _baseline(model, how, graph, setting)
+            row = _measured(model, how, graph, setting)
             rows.append(row)
             say(f"{model:5} {how:8} {row.step.median:9.3f} ms/step, first step after {row.first_step_seconds:.1f} s")
     return {"machine": machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
@@ -174,6 +175,7 @@ def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
     next(losses)
     _wait(graph)
     first = time.perf_counter() - start
+    memory.forget()
     group = 10 if graph.device.type == "cuda" else 1
     timing = time_steps(lambda: next(losses), setting.steps, setting.warm_up, graph.device, group)
     row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
@@ -201,17 +203,21 @@ def _sampling(sampler, graph, setting: Setting) -> Timing:
     )  # fmt: skip
 
 
-def _baseline(name: str, how: str, graph, setting: Setting) -> Row:
-    """On a CPU in a process of its own: ``joestar.compile`` has changed the allocator's settings of this one."""
+def _measured(name: str, how: str, graph, setting: Setting) -> Row:
+    """On a CPU every row has a process of its own: allocator and resident memory are as if nothing else had run."""
     if graph.device.type == "cuda":
-        return _eager(name, how, graph, setting)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_alone, (name, how, setting, torch.get_num_threads()))
+        return _row(name, how, graph, setting)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_alone, name, how, setting, torch.get_num_threads()).result()
 
 
 def _alone(name: str, how: str, setting: Setting, threads: int) -> Row:
     torch.set_num_threads(threads)
-    return _eager(name, how, planted(setting.shape), setting)
+    return _row(name, how, planted(setting.shape), setting)
+
+
+def _row(name: str, how: str, graph, setting: Setting) -> Row:
+    return (_joestar if how == "joestar" else _eager)(name, how, graph, setting)
 
 
 def _eager(name: str, how: str, graph, setting: Setting) -> Row:
@@ -231,6 +237,7 @@ def _eager(name: str, how: str, graph, setting: Setting) -> Row:
     step(next(seeds))
     _wait(graph)
     first = time.perf_counter() - start
+    memory.forget()
     group = 10 if graph.device.type == "cuda" else 1
     timing = time_steps(lambda: step(next(seeds)), setting.steps, setting.warm_up, graph.device, group)
     row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())

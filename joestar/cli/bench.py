@@ -27,7 +27,7 @@ def bench_step(setting: Setting, report: str | None, console: Console) -> None:
     """Measures, prints the table, and writes the JSON if a file is given."""
     check_writable(report, "--json")
     result = run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
-    console.print(_table(result))
+    console.print(_table(result), width=max(console.width, 132), crop=False, soft_wrap=True)
     console.print(result["machine"], highlight=False, soft_wrap=True)
     for row in result["rows"]:
         for name, micros, calls in row["kernels"][:40]:

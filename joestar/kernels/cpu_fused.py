@@ -1,5 +1,7 @@
 """Fused kernels on the CPU."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,14 +20,18 @@ def sample_aggregate(
 
     The same bits as the two calls; the sample is never stored.
     """
+    y = x.new_empty((dsts.numel(), *x.shape[1:]))
+    return y, _into(y, 0, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+
+
+def _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce) -> Tensor:
+    """Fills ``y``, whose rows are joined ones of ``stride`` columns if that is not 0; the edge count."""
     indptr, indices, dsts = check_offsets(indptr), check_ids(indices, "indices"), check_ids(dsts, "dsts")
     require(indices.dtype == dsts.dtype, "node ids of one dtype", f"{indices.dtype} and {dsts.dtype}")
-    x, count = check_values(x, "features"), int(dst_count)
-    y = x.new_empty((dsts.numel(), *x.shape[1:]))
-    width = y.numel() // max(1, dsts.numel()) if dsts.numel() else 0
-    key = key.contiguous()
-    total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, REDUCE[reduce], y)
-    return y, torch.scalar_tensor(total, dtype=torch.int64)
+    x, count, width = check_values(x, "features"), int(dst_count), math.prod(x.shape[1:])
+    key, how = key.contiguous(), REDUCE[reduce]
+    total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, how, y, stride)
+    return torch.scalar_tensor(total, dtype=torch.int64)
 
 
 def sample_aggregate_self(
@@ -42,16 +48,9 @@ def sample_aggregate_cat(
     x: Tensor, reduce: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``[aggregated rows, own rows, 1, 0, ...]`` side by side: (``[num_dst, cat_width(D)]``, edge count)."""
-    y, own, count = sample_aggregate_self(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
-    return _joined(y, own), count
-
-
-def _joined(y: Tensor, own: Tensor) -> Tensor:
-    width = y.shape[1]
-    out = y.new_empty((y.shape[0], cat_width(width)))
-    out[:, :width], out[:, width : 2 * width] = y, own
-    out[:, 2 * width], out[:, 2 * width + 1 :] = 1, 0
-    return out
+    stride = cat_width(x.shape[1])
+    y = x.new_empty((dsts.numel(), stride))
+    return y, _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
 
 
 def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str) -> Tensor:
