@@ -144,28 +144,40 @@ constexpr int kColumnsTogether = 64;
 // Where the mask of a column is: bit c / W of word c % W of a row's W words. With columns taken `kColumnsTogether` at a
 // time, and W a divisor of that, every lane has a word of its own and a shift that grows by the same amount.
 template <bool Gated, class T>
-JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* JOESTAR_RESTRICT bits, const T* gate,
-                             std::int64_t columns, std::int64_t words, Accumulator<T> scale, T* JOESTAR_RESTRICT y) {
+JOESTAR_INLINE T masked(T x, T gate, std::uint32_t word, std::uint32_t shift, Accumulator<T> scale) {
   using A = Accumulator<T>;
-  const auto put = [&](std::int64_t c, std::uint32_t word, std::uint32_t shift) {
-    const bool kept = (word >> shift & 1U) != 0 && (!Gated || load(gate[c]) > A{0});
-    y[c] = store<T>(kept ? load(x[c]) * scale : A{0});
-  };
+  const A value = load(x) * scale;
+  const bool kept = (word >> shift & 1U) != 0 && (!Gated || load(gate) > A{0});
+  return store<T>(kept ? value : A{0});
+}
+
+template <bool Gated, class T>
+JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* JOESTAR_RESTRICT bits,
+                             const T* JOESTAR_RESTRICT gate, std::int64_t columns, std::int64_t words,
+                             Accumulator<T> scale, T* JOESTAR_RESTRICT y) {
   std::int64_t first = 0;
   if (kColumnsTogether % words == 0) {
     alignas(64) std::uint32_t word[kColumnsTogether], shift[kColumnsTogether];
-    for (int lane = 0; lane < kColumnsTogether; ++lane) {
-      word[lane] = bits[lane % words];
-      shift[lane] = static_cast<std::uint32_t>(lane / words);
-    }
     const auto step = static_cast<std::uint32_t>(kColumnsTogether / words);
-    for (std::uint32_t base = 0; first + kColumnsTogether <= columns; first += kColumnsTogether, base += step) {
-      for (int lane = 0; lane < kColumnsTogether; ++lane) put(first + lane, word[lane], base + shift[lane]);
+    for (std::uint32_t block = 0, lane = 0; block < step; ++block) {
+      for (std::int64_t w = 0; w < words; ++w, ++lane) {
+        word[lane] = bits[w];
+        shift[lane] = block;
+      }
+    }
+    for (; first + kColumnsTogether <= columns; first += kColumnsTogether) {
+      for (int lane = 0; lane < kColumnsTogether; ++lane) {
+        y[first + lane] = masked<Gated>(x[first + lane], Gated ? gate[first + lane] : x[first + lane], word[lane],
+                                        shift[lane], scale);
+      }
+      for (int lane = 0; lane < kColumnsTogether; ++lane) shift[lane] += step;
     }
   }
   for (auto shift = static_cast<std::uint32_t>(first / words); first < columns; ++shift) {  // first % words is 0
     const std::int64_t last = std::min(columns, first + words);
-    for (std::int64_t w = 0; first < last; ++w, ++first) put(first, bits[w], shift);
+    for (std::int64_t w = 0; first < last; ++w, ++first) {
+      y[first] = masked<Gated>(x[first], Gated ? gate[first] : x[first], bits[w], shift, scale);
+    }
   }
 }
 
