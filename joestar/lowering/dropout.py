@@ -76,14 +76,16 @@ def _keyed(gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.No
             f"{node.target} at {node_line(node)}: dropout needs rows that are nodes or edges, in dimension 0; "
             f"got shape {tuple(value.shape)}. Apply F.dropout before reshaping."
         )
+    columns_vary = any(expression(size) is not None for size in value.shape[1:])
+    flags = (False, True) if columns_vary else ()
     with gm.graph.inserting_before(node):
         if p == 1:
             new = gm.graph.call_function(torch.ops.aten.zeros_like.default, (x,))
         elif rows in table.ids:
-            new = gm.graph.call_function(ops.keyed_dropout.default, (x, table.ids[rows], key, site, p))
+            new = gm.graph.call_function(ops.keyed_dropout.default, (x, table.ids[rows], key, site, p, *flags))
         elif rows in table.edges:
             indptr, dsts = table.edges[rows]
-            new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, dsts, key, site, p))
+            new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, dsts, key, site, p, *flags[1:]))
         elif rows is None:
             device = value.device
             ids = gm.graph.call_function(torch.ops.aten.arange.default, (value.shape[0],), {"device": device})

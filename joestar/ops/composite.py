@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 SCHEMAS = {
-    "keyed_dropout": "(Tensor x, Tensor ids, Tensor key, int site, float p, bool relu=False) -> Tensor",
-    "keyed_edge_dropout": "(Tensor x, Tensor indptr, Tensor dsts, Tensor key, int site, float p) -> Tensor",
+    "keyed_dropout": "(Tensor x, Tensor ids, Tensor key, int site, float p, bool relu=False,"
+    " bool padded_columns=False) -> Tensor",
+    "keyed_edge_dropout": "(Tensor x, Tensor indptr, Tensor dsts, Tensor key, int site, float p,"
+    " bool padded_columns=False) -> Tensor",
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
     "masked_var": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
@@ -19,7 +21,9 @@ SCHEMAS = {
 }
 
 
-def keyed_dropout(x: Tensor, ids: Tensor, key: Tensor, site: int, p: float, relu: bool = False) -> Tensor:
+def keyed_dropout(
+    x: Tensor, ids: Tensor, key: Tensor, site: int, p: float, relu: bool = False, padded_columns: bool = False
+) -> Tensor:
     """Dropout whose mask is a function of (seed, epoch, step, site, row id, column): the same in any execution mode.
 
     The mask is an op of its own (``dropout_bits``), 32 columns to a word: cheap to make, and to keep for the backward
@@ -27,21 +31,32 @@ def keyed_dropout(x: Tensor, ids: Tensor, key: Tensor, site: int, p: float, relu
 
     Args:
         x: ``[n, ...]``; ids: integer ``[n]``, what each row stands for; key: int64 ``[3]``; p: drop probability < 1;
-        relu: apply ReLU first; the backward pass then needs no mask at all.
+        relu: apply ReLU first; the backward pass then needs no mask at all. padded_columns: the number of columns
+        depends on the execution mode (attention among all rows): columns then find their bits whatever it is.
     """
     if p == 0:
         return torch.relu(x) if relu else x.clone()
     bits = torch.ops.joestar.dropout_bits(ids, key, site, p, math.prod(x.shape[1:]))
-    return torch.ops.joestar.dropout_apply(x, bits, p, relu)
+    return _by_position(x, bits, p) if padded_columns else torch.ops.joestar.dropout_apply(x, bits, p, relu)
 
 
-def keyed_edge_dropout(x: Tensor, indptr: Tensor, dsts: Tensor, key: Tensor, site: int, p: float) -> Tensor:
+def _by_position(x: Tensor, bits: Tensor, p: float) -> Tensor:
+    """Dropout whose column ``c`` is bit ``c % 32`` of word ``c // 32``, whatever the number of words."""
+    shift = torch.arange(32, dtype=torch.int32, device=x.device)
+    keep = ((bits[:, :, None] >> shift) & 1).reshape(bits.shape[0], bits.shape[1] * 32) != 0
+    keep = keep[:, : math.prod(x.shape[1:])].reshape(x.shape)
+    return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def keyed_edge_dropout(
+    x: Tensor, indptr: Tensor, dsts: Tensor, key: Tensor, site: int, p: float, padded_columns: bool = False
+) -> Tensor:
     """``keyed_dropout`` for edge values ``[E, ...]``: an edge is (id of its destination, rank in the row)."""
     if p == 0:
         return x.clone()
     columns = math.prod(x.shape[1:])
     bits = torch.ops.joestar.edge_dropout_bits(indptr, x.shape[0], dsts, key, site, p, columns)
-    return torch.ops.joestar.dropout_apply(x, bits, p, False)
+    return _by_position(x, bits, p) if padded_columns else torch.ops.joestar.dropout_apply(x, bits, p, False)
 
 
 def mask_rows(x: Tensor, count: Tensor, dim: int, value) -> Tensor:
