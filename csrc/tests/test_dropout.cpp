@@ -85,6 +85,39 @@ void nothing_to_do() {
   CHECK(out == std::vector<std::uint32_t>(3, 0));
 }
 
+// Column c is bit c / W of word c % W, whatever the width: lanes taken together, the rest, and rows of one word.
+void masks_apply(std::int64_t columns) {
+  const std::int64_t rows = 37, words = (columns + 31) / 32;
+  std::vector<std::uint32_t> bits(static_cast<std::size_t>(rows * words));
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = mix32(static_cast<std::uint32_t>(i) + 1U);
+  std::vector<float> x(static_cast<std::size_t>(rows * columns)), gate(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = static_cast<float>(i % 23) - 11.0F;
+    gate[i] = static_cast<float>(i % 5) - 2.0F;
+  }
+  const std::vector<const float*> gates{nullptr, gate.data(), x.data()};
+  for (const float* by : gates) {
+    const auto y = test::for_thread_counts([&] {
+      std::vector<float> out(x.size(), -77.0F);
+      dropout_apply(x.data(), bits.data(), by, rows, columns, 2.5, out.data());
+      return out;
+    });
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      const std::int64_t row = i / columns, c = i % columns;
+      const std::uint32_t word = bits[static_cast<std::size_t>(row * words + c % words)];
+      const bool keep = (word >> (c / words) & 1U) != 0 && (by == nullptr || by[i] > 0.0F);
+      CHECK(y[static_cast<std::size_t>(i)] == (keep ? x[static_cast<std::size_t>(i)] * 2.5F : 0.0F));
+    }
+  }
+}
+
+void gradients_pass_where_the_result_is_positive() {
+  const std::vector<float> grad{1.0F, -2.0F, 3.0F, 4.0F}, y{0.5F, 0.0F, -1.0F, 2.0F};
+  std::vector<float> out(4);
+  relu_dropout_grad(grad.data(), y.data(), 4, 2.0, out.data());
+  CHECK((out == std::vector<float>{2.0F, 0.0F, 0.0F, 8.0F}));
+}
+
 }  // namespace
 
 int main() {
@@ -95,6 +128,8 @@ int main() {
   }
   edges_follow_the_definition();
   as_many_are_kept_as_asked();
+  for (std::int64_t columns : {1, 4, 31, 32, 33, 64, 65, 100, 128, 130, 256, 300}) masks_apply(columns);
+  gradients_pass_where_the_result_is_positive();
   nothing_to_do();
   return report("dropout");
 }
