@@ -1,6 +1,6 @@
 """Expert-eager baseline: neighbour sampling written in torch ops on the training device, and PyG's own layers.
 
-It shares no code with Joestar: an independent implementation to compare accuracy and speed with. PyG's
+It shares no code with what Joestar compiles: an independent implementation to compare accuracy with. PyG's
 ``NeighborLoader`` needs pyg-lib; this sampler keeps its semantics (a node is expanded once, at the hop where it is
 first seen; layers run over the union of the hops).
 """
@@ -9,19 +9,11 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
+from joestar.bench.baselines import TorchSampler
 
-class TorchSampler:
-    """Uniform sampling without replacement by Floyd's algorithm with ``torch.rand``; ids relabelled through a table.
 
-    Args:
-        indptr, indices: CSC of the graph (in-neighbours); fanouts: from the seeds outwards.
-    """
-
-    def __init__(self, indptr: Tensor, indices: Tensor, fanouts: list[int]):
-        self.indptr = indptr
-        self.indices = indices.long()
-        self.fanouts = fanouts
-        self.local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int64, device=indptr.device)
+class UnionSampler(TorchSampler):
+    """Expands every node once, at the hop where it is first seen; all edges together."""
 
     def sample(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """(global ids of the sampled nodes, seeds first; ``edge_index`` ``[2, E]`` in local ids)."""
@@ -29,36 +21,24 @@ class TorchSampler:
         self.local[nodes] = torch.arange(nodes.numel(), device=nodes.device)
         frontier = seeds
         for fanout in self.fanouts:
-            dst, src = self._neighbours(frontier, fanout)
+            row, src = self.neighbours(frontier, fanout)
             unseen = torch.unique(src[self.local[src] < 0])
             self.local[unseen] = torch.arange(nodes.numel(), nodes.numel() + unseen.numel(), device=nodes.device)
             nodes = torch.cat([nodes, unseen])
-            edges.append(torch.stack([self.local[src], self.local[dst]]))
+            edges.append(torch.stack([self.local[src], self.local[frontier[row]]]))
             frontier = unseen
         self.local[nodes] = -1
         return nodes, torch.cat(edges, 1)
-
-    def _neighbours(self, dst: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        start, degree = self.indptr[dst], self.indptr[dst + 1] - self.indptr[dst]
-        picks = torch.empty(dst.numel(), k, dtype=torch.int64, device=dst.device)
-        for j in range(k):
-            top = (degree - k + j).clamp(min=0)
-            pick = (torch.rand(dst.numel(), device=dst.device) * (top + 1)).long().clamp(max=top)
-            repeated = (picks[:, :j] == pick[:, None]).any(1)
-            picks[:, j] = torch.where(degree > k, torch.where(repeated, top, pick), j)
-        valid = torch.arange(k, device=dst.device) < degree.clamp(max=k)[:, None]
-        position = (start[:, None] + picks)[valid]
-        return dst[:, None].expand(-1, k)[valid], self.indices[position]
 
 
 MODELS = {"sage": pyg.GraphSAGE, "gcn": pyg.GCN, "gat": pyg.GAT, "gin": pyg.GIN}
 
 
 class EagerTrainer:
-    """PyG's model of the given name trained over ``TorchSampler``, one Python step after the other."""
+    """PyG's model of the given name trained over ``UnionSampler``, one Python step after the other."""
 
     def __init__(self, graph, model: torch.nn.Module, fanouts: list[int], optimizer: torch.optim.Optimizer):
-        self.sampler = TorchSampler(graph.indptr, graph.indices, fanouts)
+        self.sampler = UnionSampler(graph.indptr, graph.indices, fanouts)
         self.x, self.y = graph.ndata["x"], graph.ndata["y"]
         self.model = model
         self.optimizer = optimizer

@@ -70,13 +70,7 @@ def launches(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
         name = event.name
         if event.device_type == torch.autograd.DeviceType.CUDA:
             found["kernels"] += 1
-        elif name in (
-            "cudaLaunchKernel",
-            "cuLaunchKernel",
-            "cudaLaunchKernelExC",
-            "cuLaunchKernelEx",
-            "cudaGraphLaunch",
-        ):
+        elif name in LAUNCHES:
             found["launches"] += 1
         elif name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
             found["syncs"] += 1

@@ -15,9 +15,6 @@ GOLDEN = 0x9E3779B9
 SECOND = 0x7F4A7C15
 INITIAL = (0x243F6A88, 0x85A308D3)
 
-DROPOUT_SITE = 1 << 20
-"""Offset of dropout's call sites, so that they never meet those of sampling."""
-
 
 def mix32(x: Tensor) -> Tensor:
     """Bijective finaliser on 32-bit words (two rounds of xor-shift and odd multiplication)."""

@@ -58,12 +58,16 @@ class SkippableOptimizer:
         hidden = ("params", "lr", "initial_lr")
         return tuple(repr([(k, v) for k, v in g.items() if k not in hidden]) for g in self.optimizer.param_groups)
 
-    def refresh(self) -> bool:
-        """Takes over learning rates that were assigned as numbers; True if another hyperparameter was changed."""
+    def _take_rates(self) -> None:
+        """Takes over learning rates that were assigned as numbers."""
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             if group["lr"] is not rate:
                 rate.fill_(float(group["lr"]))
                 group["lr"] = rate
+
+    def refresh(self) -> bool:
+        """Takes over assigned learning rates; True if another hyperparameter was changed."""
+        self._take_rates()
         settings, self._settings = self._settings, self._hyperparameters()
         return settings != self._settings
 
@@ -104,6 +108,8 @@ class SkippableOptimizer:
             torch.nn.utils.clip_grad_value_(parameters, self.clip_grad_value)
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
+        if self._rates:
+            self._take_rates()
         if self._rates and adam.takes(self.optimizer):
             adam.adam_step(self.optimizer, ok)
             return

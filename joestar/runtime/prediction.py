@@ -5,8 +5,7 @@ from torch import Tensor
 
 from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
-from joestar.runtime.seeds import shuffled
-from joestar.runtime.training import filled
+from joestar.runtime.seeds import filled, shuffled
 
 
 def logits(executor: Executor, seeds: Tensor, batch: int, key: Tensor) -> Tensor:

@@ -47,3 +47,10 @@ def shuffled(seeds: Tensor, key: Tensor) -> Tensor:
     epoch_key = torch.stack([key[0], key[1], torch.zeros_like(key[2])])
     a, b = row_state(key_state(epoch_key, SHUFFLE_SITE), position)
     return seeds[torch.argsort(((a >> 1) << 31) | (b >> 1), stable=True)]
+
+
+def filled(seeds: Tensor, size: int) -> Tensor:
+    """Seeds padded to ``size`` with their first entry."""
+    if seeds.numel() == size:
+        return seeds
+    return torch.cat([seeds, seeds[:1].expand(size - seeds.numel())])

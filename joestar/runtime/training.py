@@ -206,10 +206,3 @@ class _Epoch:
         self.steps = steps
         self.losses = losses
         self.launched = self.done = 0
-
-
-def filled(seeds: Tensor, size: int) -> Tensor:
-    """Seeds padded to ``size`` with their first entry."""
-    if seeds.numel() == size:
-        return seeds
-    return torch.cat([seeds, seeds[:1].expand(size - seeds.numel())])

@@ -1,17 +1,3 @@
-"""Captures trace every step as structured logs, which pytest's handlers would format: that is switched off here."""
+"""Captures are made here as in the tests of lowering."""
 
-import logging
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="package")
-def quiet():
-    """No structured traces, and one thread: the tensors are tiny."""
-    log, threads = logging.getLogger("torch.__trace"), torch.get_num_threads()
-    handlers, log.handlers = log.handlers, []
-    torch.set_num_threads(1)
-    yield
-    log.handlers = handlers
-    torch.set_num_threads(threads)
+from lowering.conftest import quiet  # noqa: F401  (a fixture)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from runtime.common import tight_bounds
 
 from joestar.errors import StaleBackwardError
 
-from .test_step_graph import BATCH, make, tight
+from .test_step_graph import BATCH, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -96,7 +97,7 @@ def test_own_loop_trains():
 
 
 def test_overflows_fall_back_on_exact_execution(monkeypatch):
-    tight(monkeypatch, 1.0)
+    tight_bounds(monkeypatch, 1.0)
     step, exact = make(loss=False, patience=1000), make(loss=False, execution="exact")
     for seeds in batches(step, 8):
         torch.testing.assert_close(step(seeds), exact(seeds), rtol=1e-3, atol=1e-4)

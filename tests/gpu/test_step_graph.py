@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from runtime.common import tight_bounds
 
 import joestar
 from joestar.bench.measure import launches
 from joestar.bench.planted import Shape, planted
-from joestar.runtime import executor as executor_module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -77,20 +77,9 @@ def test_one_launch_and_no_synchronisation():
     assert found["launches"] == 1 and found["syncs"] == 0 and found["kernels"] > 10, found
 
 
-def tight(monkeypatch, shrink):
-    choose = executor_module.choose_bounds
-
-    def smaller(profile, batch, num_nodes, slack):
-        bounds = choose(profile, batch, num_nodes, 0.0)
-        mean = [sum(column) / len(column) for column in zip(*profile.batches, strict=True)]
-        return [max(batch, int(shrink * m)) if b else b for m, b in zip(mean, bounds, strict=True)]
-
-    monkeypatch.setattr(executor_module, "choose_bounds", smaller)
-
-
 @pytest.mark.parametrize("norm", [None, "batch_norm"])
 def test_overflows_are_redone_exactly(monkeypatch, norm):
-    tight(monkeypatch, 1.0)
+    tight_bounds(monkeypatch, 1.0)
     options = {"model_options": {"norm": norm}} if norm else {}
     graphed, exact = make(patience=1000, **options), make(execution="exact", **options)
     ours, theirs = train(graphed), train(exact)
@@ -100,7 +89,7 @@ def test_overflows_are_redone_exactly(monkeypatch, norm):
 
 
 def test_repeated_overflow_captures_again_with_wider_bounds(monkeypatch):
-    tight(monkeypatch, 0.97)
+    tight_bounds(monkeypatch, 0.97)
     graphed = make(patience=2, backend="eager")
     losses = train(graphed, 1)
     assert graphed.counters.recompiles >= 1 and graphed.counters.captures == graphed.counters.recompiles + 1

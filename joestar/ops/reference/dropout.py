@@ -5,11 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from joestar.ops.hashing import DROPOUT_SITE, absorb, draw, key_state, row_state
+from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
+from joestar.ops.hashing import absorb, draw, key_state, row_state
 from joestar.ops.reference.structure import edge_dst
-
-DIGITS = 24
-"""Binary digits of the keep probability that count."""
 
 
 def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
@@ -60,11 +58,11 @@ def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
 
 
 def _bits(a: Tensor, b: Tensor, p: float, columns: int) -> Tensor:
-    keep = min(max(round((1 - p) * 2**DIGITS), 1), 2**DIGITS - 1)
+    keep = keep_numerator(p)
     lowest = (keep & -keep).bit_length() - 1
     word = torch.arange(-(-columns // 32), device=a.device) * 32
     mask = torch.zeros((a.numel(), word.numel()), dtype=torch.int64, device=a.device)
-    for digit in range(lowest, DIGITS):
+    for digit in range(lowest, KEEP_DIGITS):
         random = draw(a[:, None], b[:, None], word + digit)
         mask = random | mask if keep >> digit & 1 else random & mask
     return torch.where(mask >= 2**31, mask - 2**32, mask).to(torch.int32)

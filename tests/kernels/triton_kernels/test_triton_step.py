@@ -1,0 +1,97 @@
+"""Kernels of a step besides its graph operations: batch, bookkeeping, optimizer, joined weights."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+
+from joestar.kernels import gpu
+from joestar.kernels.gpu_adam import adam
+from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.ops import reference
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [5, 8, 1030])
+def test_take_batch(ids, size):
+    order = torch.arange(100, 123, dtype=ids)
+    for step in range(5):  # of 17 seeds: full batches, a smaller one, none
+        args = (order, torch.tensor(17), torch.tensor([9, 4, step]), 5, size)
+        ours, expected = gpu.take_batch(*args), reference.take_batch(*args)
+        assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1]), step
+        assert ours[0].dtype == ids
+
+
+@pytest.mark.parametrize("ok", [True, False])
+@pytest.mark.parametrize("sets", [0, 3, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finish_step(ok, sets, dtype):
+    def state():
+        return [
+            torch.tensor([1, 2, 2]), torch.tensor(not ok), torch.zeros(10), torch.full((4, sets), -1),
+            torch.zeros(2, dtype=torch.int64),
+        ]  # fmt: skip
+
+    rest = (torch.tensor(5), torch.tensor(1.5, dtype=dtype), torch.tensor(ok), torch.arange(30, 30 + sets))
+    ours, expected = state(), state()
+    gpu.finish_step(*ours, *rest)
+    reference.finish_step(*expected, *rest)
+    for value, good in zip(ours, expected, strict=True):
+        assert torch.equal(value, good)
+    assert int(ours[0][2]) == (3 if ok else 2)
+
+
+def test_overflow():
+    counts = [torch.tensor(3), torch.tensor(9)]
+    for bounds in ([3, 9], [3, 8], [2, 9]):
+        for flag in (False, True):
+            ours, ok = gpu.overflow(counts, bounds, torch.tensor(flag))
+            expected, good = reference.overflow(counts, bounds, torch.tensor(flag))
+            assert torch.equal(ours, expected) and torch.equal(ok, good)
+
+
+def test_split_columns():
+    joined = torch.randn(7, 40)
+    for ours, expected in zip(
+        gpu.split_columns(joined, [18, 18, 0]), reference.split_columns(joined, [18, 18, 0]), strict=True
+    ):
+        assert torch.equal(ours, expected) and ours.is_contiguous()
+
+
+SETTINGS = {
+    "adam": (torch.optim.Adam, {}),
+    "adam with decay": (torch.optim.Adam, {"weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1, "eps": 1e-6}),
+    "maximize": (torch.optim.Adam, {"maximize": True}),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_adam_is_pytorchs_and_skips_where_a_step_overflowed(kind, options):
+    random = torch.Generator().manual_seed(0)
+    shapes = [(5,), (1500,), *[(3, 2)] * 30]  # more parameters than one launch takes
+    ours = [torch.randn(shape, generator=random) for shape in shapes]
+    theirs = [p.clone().requires_grad_() for p in ours]
+    optimizer = kind(theirs, 1e-2, **options)
+    group = optimizer.param_groups[0]
+    averages, squares = ([torch.zeros_like(p) for p in ours] for _ in range(2))
+    steps = [torch.zeros(()) for _ in ours]
+    for step in range(5):
+        ok, grads = step != 2, [torch.randn(shape, generator=random) for shape in shapes]
+        before = [p.clone() for p in ours]
+        adam(
+            ours, grads, averages, squares, steps, torch.tensor(1e-2), torch.tensor(ok), betas=group["betas"],
+            eps=group["eps"], weight_decay=group["weight_decay"], decoupled=kind is torch.optim.AdamW,
+            maximize=group["maximize"],
+        )  # fmt: skip
+        if not ok:
+            assert all(torch.equal(p, old) for p, old in zip(ours, before, strict=True))
+            continue
+        for parameter, grad in zip(theirs, grads, strict=True):
+            parameter.grad = grad
+        optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other.detach(), rtol=1e-5, atol=1e-6)
+    assert {step.item() for step in steps} == {4.0}

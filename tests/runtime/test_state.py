@@ -1,0 +1,85 @@
+"""What steps keep between epochs, autocast, and the allocator's switch."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar.errors import ConfigError
+from joestar.ops import memory
+from joestar.runtime import state as state_module
+from joestar.runtime.state import StepState
+
+from .common import CLASSES, FEATURES, make_step, planted_graph, train
+
+IDX = torch.arange(100, 900)
+
+
+def test_losses_handed_out_are_never_written_again(monkeypatch):
+    monkeypatch.setattr(state_module, "LOSSES", 20)  # two epochs of eight steps, then another array
+    step = make_step("padded")
+    kept = []
+    for _ in range(5):
+        losses = list(step.epoch(IDX, 100))
+        kept.append((losses, [loss.item() for loss in losses]))
+    for losses, values in kept:
+        assert [loss.item() for loss in losses] == values
+    assert len({loss for _, values in kept for loss in values}) == 40
+
+
+def test_replaced_tensors_change_the_version(monkeypatch):
+    monkeypatch.setattr(state_module, "LOSSES", 6)
+    state = StepState(0, torch.device("cpu"))
+    versions = []
+    for seeds, steps in ((10, 2), (10, 2), (7, 2), (7, 2), (12, 2), (12, 5)):
+        state.begin(torch.arange(seeds), steps, 3)
+        versions.append(state.version)
+    kept = [after == before for before, after in itertools.pairwise(versions)]
+    assert kept == [True, True, False, False, False], "same; fewer seeds; losses full; more seeds; more steps"
+
+
+def _own_loop(graph, autocast):
+    torch.manual_seed(0)
+    net = joestar.nn.GraphSAGE(FEATURES, 16, 2, CLASSES)
+    sampler = joestar.NeighborSampler(graph, [5, 3], seed=7)
+    step = joestar.compile(net, sampler, backend="eager", autocast=autocast)
+    return net, sampler, step
+
+
+@pytest.mark.parametrize("features", [torch.float32, torch.bfloat16])
+def test_autocast(features):
+    graph = planted_graph()
+    graph.ndata["x"] = graph.ndata["x"].to(features)
+    net, sampler, step = _own_loop(graph, torch.bfloat16)
+    logits = step(IDX[:50])
+    assert logits.dtype == torch.bfloat16 and all(p.dtype == torch.float32 for p in net.parameters())
+    blocks = sampler.sample(graph.keyed(7, 0, 1), IDX[:50].int())
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = net(blocks, graph.ndata["x"][blocks[0].srcs.long()])
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
+    F.cross_entropy(logits.float(), graph.ndata["y"][IDX[:50]]).backward()
+    assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+
+
+def test_training_with_autocast_is_near_training_without():
+    graph = planted_graph()
+    ours, theirs = (train(make_step("padded", graph=graph, autocast=a), IDX) for a in (torch.bfloat16, None))
+    assert ours == pytest.approx(theirs, rel=0.05) and ours != theirs
+
+
+def test_refused_options():
+    with pytest.raises(ConfigError, match="autocast must be"):
+        make_step("padded", autocast=torch.float64)
+    with pytest.raises(ConfigError, match="needs a graph on a GPU"):
+        make_step("padded", cuda_graph=True)
+
+
+def test_the_allocator_can_be_left_alone(monkeypatch):
+    called = []
+    monkeypatch.setattr("joestar._native.keep_freed_memory", lambda: called.append(1) or True)
+    monkeypatch.setenv(memory.OPT_OUT, "0")
+    assert memory.keep_freed_memory() is False and not called
+    monkeypatch.delenv(memory.OPT_OUT)
+    assert memory.keep_freed_memory() is True and called
