@@ -15,7 +15,7 @@ from joestar.graph_api import Graph
 from joestar.lowering.padding import pad
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.program import Options, Program
-from joestar.runtime.training import filled
+from joestar.runtime.seeds import filled
 from joestar.sampling import NeighborSampler
 
 NUM_NODES, NUM_FEATURES, NUM_CLASSES, WIDTH = 48, 6, 4, 8

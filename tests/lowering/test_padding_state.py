@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from joestar import fn
 from joestar.errors import CaptureError, PaddingError
-from joestar.runtime.training import filled
+from joestar.runtime.seeds import filled
 
 from .harness import SEEDS, WIDTH, Case, Rows, assert_refused, check, check_rows, raises
 
