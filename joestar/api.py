@@ -1,6 +1,6 @@
 """``joestar.compile``: a model and a sampler become one step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ def compile(
     cuda_graph: bool | None = None,
     autocast: torch.dtype | None = None,
     disable_passes: tuple[str, ...] = (),
+    rewrite_limit: int | None = None,
+    choices: Mapping[str, str] | None = None,
 ) -> "Step":
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
 
@@ -64,6 +66,8 @@ def compile(
         autocast: ``torch.bfloat16`` or ``torch.float16``: run the model as under ``torch.autocast`` (features may have
             that dtype, too; parameters and loss stay float32). float16 has no loss scaling here.
         disable_passes: names of passes to leave out (``joestar.fusion.PASSES``).
+        rewrite_limit: rewrites that the passes may make in all: halve it to find the one that breaks something.
+        choices: ``"kind:name" -> option`` at places where several forms are correct; ``step.report()`` lists them.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.
@@ -73,8 +77,13 @@ def compile(
     """
     _check_choice("backend", backend, BACKENDS)
     _check_choice("execution", execution, EXECUTIONS)
-    for name, value in (("warm_up", warm_up), ("patience", patience), ("check_every", check_every)):
-        if name == "check_every" and value is None:
+    for name, value in (
+        ("warm_up", warm_up),
+        ("patience", patience),
+        ("check_every", check_every),
+        ("rewrite_limit", rewrite_limit),
+    ):
+        if name in ("check_every", "rewrite_limit") and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} must be an integer of at least 1; got {value!r}.")
@@ -93,7 +102,7 @@ def compile(
         raise ConfigError(
             f"cuda_graph=True needs a graph on a GPU; it is on {sampler.graph.device}. Move it with graph.to('cuda')."
         )
-    options = Options(backend, tuple(disable_passes), autocast)
+    options = Options(backend, tuple(disable_passes), autocast, dict(choices or {}), rewrite_limit)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
     wrapped = None

@@ -1,6 +1,7 @@
 """FX -> FX rewrites across the border of sampling and computation, in one ordered table (thesis 5.3.2)."""
 
-from joestar.fusion.record import Place, Reject
-from joestar.fusion.table import PASSES, Pass, PassContext, PassRecord, run_passes
+from joestar.fusion.context import PassContext
+from joestar.fusion.record import Place, Reject, Site
+from joestar.fusion.table import PASSES, Pass, PassRecord, run_passes
 
-__all__ = ["PASSES", "Pass", "PassContext", "PassRecord", "Place", "Reject", "run_passes"]
+__all__ = ["PASSES", "Pass", "PassContext", "PassRecord", "Place", "Reject", "Site", "run_passes"]

@@ -43,12 +43,9 @@ def run(gm: fx.GraphModule, context) -> int:
         pair = _linear_pair(node)
         if pair is None:
             continue
-        match = _match(*pair)
-        if match:
+        if context.admits(PATTERN, node, _match(*pair)):
             _rewrite(gm, node, *pair, context)
             joined += 1
-        else:
-            context.refused(PATTERN, node, match)
     return joined
 
 

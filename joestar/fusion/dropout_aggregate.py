@@ -28,12 +28,9 @@ def run(gm: fx.GraphModule, context) -> int:
         if node.target is not _JOESTAR.aggregate_cat.default or node.args[3] is not None:
             continue
         dropout = node.args[2]
-        match = _match(dropout)
-        if match:
+        if context.admits(PATTERN, node, _match(dropout)):
             _rewrite(gm, node, dropout, context)
             fused += 1
-        else:
-            context.refused(PATTERN, node, match)
     return fused
 
 

@@ -28,8 +28,7 @@ def run(gm: fx.GraphModule, context) -> int:
         if node.target is not _JOESTAR.rowwise_sample.default:
             continue
         match = _match(node)
-        if not match:
-            context.refused(PATTERN, node, match)
+        if not context.admits(PATTERN, node, match):
             continue
         indptr, indices, dsts, count, _ = match.args
         _, _, _, k, replace, key, site, size = node.args

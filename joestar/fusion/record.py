@@ -1,4 +1,4 @@
-"""What passes report: refusals as falsy values, and places with their source lines."""
+"""What passes report: refusals as falsy values, places with their source lines, and places with a choice."""
 
 from dataclasses import dataclass
 
@@ -34,3 +34,26 @@ class Place:
     def of(cls, pattern: str, node: fx.Node, fired: bool, detail: str) -> "Place":
         """The place at ``node``."""
         return cls(pattern, node.name, fired, detail, node_line(node))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where several forms of the program are correct, and which is fastest depends on the data (thesis 5.3.3).
+
+    Attributes:
+        kind: what is chosen, such as ``order``; name: of the place, the same in every process.
+        options: every form; default: the one taken without measurements; taken: the one in this program.
+        source: the user's line.
+    """
+
+    kind: str
+    name: str
+    options: tuple[str, ...]
+    default: str
+    taken: str
+    source: str
+
+    @property
+    def key(self) -> str:
+        """How choices name the place: ``"kind:name"``."""
+        return f"{self.kind}:{self.name}"

@@ -27,9 +27,7 @@ def run(gm: fx.GraphModule, context) -> int:
         if node.target is not _DROPOUT or node.args[0].target is not _RELU or len(node.args) > 5:
             continue
         relu = node.args[0]
-        match = _match(relu, node)
-        if not match:
-            context.refused(PATTERN, node, match)
+        if not context.admits(PATTERN, node, _match(relu, node)):
             continue
         node.args = (relu.args[0], *node.args[1:5], True)
         gm.graph.erase_node(relu)

@@ -35,10 +35,8 @@ def run(gm: fx.GraphModule, context) -> int:
         if gather.target is not _ATEN.index_select.default or not _gathers_sources(gather):
             continue
         match = _match(gather, context)
-        if match:
+        if context.admits(PATTERN, gather, match):
             fused += _rewrite(gm, gather, *match, context)
-        else:
-            context.refused(PATTERN, gather, match)
     return fused
 
 

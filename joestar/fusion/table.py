@@ -1,8 +1,8 @@
 """The ordered table of passes, and the manager that runs, verifies, counts and times them."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -16,7 +16,7 @@ from joestar.fusion import (
     relu_dropout,
     sample_gather_aggregate,
 )
-from joestar.fusion.record import Place, Reject
+from joestar.fusion.context import PassContext
 from joestar.lowering.verify import output_shapes, verify
 
 
@@ -31,35 +31,9 @@ class Pass:
     """
 
     name: str
-    run: Callable[[fx.GraphModule, "PassContext"], int]
+    run: Callable[[fx.GraphModule, PassContext], int]
     requires: frozenset[str] = frozenset()
     ensures: frozenset[str] = frozenset()
-
-
-@dataclass
-class PassContext:
-    """What passes see besides the graph, and where they note what they did.
-
-    Attributes:
-        roles: per placeholder, what it stands for (``lowering.capture.Captured.roles``).
-        places: every place where a pattern was looked at: fired, or refused and why.
-    """
-
-    roles: list[tuple]
-    places: list[Place] = field(default_factory=list)
-
-    def needs_grad(self, node: fx.Node) -> bool:
-        """Whether an input of the graph is a tensor that requires gradients (traced shapes do not tell)."""
-        role = self.roles[node.graph.find_nodes(op="placeholder").index(node)]
-        return role[0] == "const" and role[1].requires_grad
-
-    def fired(self, pattern: str, node: fx.Node, detail: str = "") -> None:
-        """Notes a rewrite at ``node``."""
-        self.places.append(Place.of(pattern, node, True, detail))
-
-    def refused(self, pattern: str, node: fx.Node, reason: Reject) -> None:
-        """Notes a place where the pattern begins but may not fire."""
-        self.places.append(Place.of(pattern, node, False, str(reason)))
 
 
 @dataclass
@@ -91,22 +65,28 @@ PASSES = (
 
 
 def run_passes(
-    gm: fx.GraphModule, roles: list[tuple], disable: tuple[str, ...] = (), passes: tuple[Pass, ...] = PASSES
-) -> tuple[list[PassRecord], list[Place]]:
+    gm: fx.GraphModule,
+    roles: list[tuple],
+    disable: tuple[str, ...] = (),
+    passes: tuple[Pass, ...] = PASSES,
+    choices: Mapping[str, str] | None = None,
+    limit: int | None = None,
+) -> tuple[list[PassRecord], PassContext]:
     """Runs the table on ``gm`` in place; verifies after each pass.
 
     Args:
         disable: names of passes to leave out; a pass whose requirements are then not met is left out too.
+        choices: ``"kind:name" -> option``, see ``PassContext.choose``; limit: rewrites that may happen in all.
+
+    Returns:
+        What each pass did, and the context with its places and sites.
 
     Raises:
-        ConfigError: for a name that is not in the table.
+        ConfigError: for a name that is not in the table, or a choice that no place has.
         VerificationError: if a pass leaves a graph that breaks the IR's rules.
     """
-    names = [p.name for p in passes]
-    for name in disable:
-        if name not in names:
-            raise ConfigError(f"there is no pass {name!r} to disable; passes are: {', '.join(names)}.")
-    context, records, holds = PassContext(roles), [], set()
+    _check_names(disable, [p.name for p in passes])
+    context, records, holds = PassContext(roles, dict(choices or {}), limit), [], set()
     outputs = output_shapes(gm)
     for spec in passes:
         count = len(gm.graph.nodes)
@@ -116,6 +96,8 @@ def run_passes(
         start = time.perf_counter()
         try:
             rewrites = spec.run(gm, context)
+        except ConfigError:
+            raise
         except Exception as error:
             raise VerificationError(f"pass {spec.name} failed: {error}") from error
         gm.recompile()
@@ -124,4 +106,21 @@ def run_passes(
         holds |= spec.ensures
         code = gm.code if rewrites else ""
         records.append(PassRecord(spec.name, rewrites, count, len(gm.graph.nodes), elapsed, code=code))
-    return records, context.places
+    _check_choices(context)
+    return records, context
+
+
+def _check_names(disable: tuple[str, ...], names: list[str]) -> None:
+    for name in disable:
+        if name not in names:
+            raise ConfigError(f"there is no pass {name!r} to disable; passes are: {', '.join(names)}.")
+
+
+def _check_choices(context: PassContext) -> None:
+    known = {site.key for site in context.sites}
+    unknown = sorted(context.choices.keys() - known)
+    if unknown:
+        raise ConfigError(
+            f"choice {unknown[0]!r} belongs to no place of this program; its places are: "
+            f"{', '.join(sorted(known)) or 'none'}. Was it made for another model, or are passes switched off?"
+        )

@@ -46,6 +46,95 @@ class PlaceSummary:
 
 
 @dataclass
+class SiteRecord:
+    """A place where several forms are correct: its key, the options, the default, the one taken, the source line."""
+
+    key: str
+    options: list[str]
+    default: str
+    taken: str
+    source: str
+
+
+@dataclass
+class CandidateRecord:
+    """A combination of choices that the tuner timed (thesis 5.3.3).
+
+    Attributes:
+        choices: what differs from the defaults, ``"kind:name" -> option``; slack: of its bounds.
+        eager_ms, compiled_ms: whole steps without and with the backend's compiler, median; ``None``: not timed.
+        taken: whether it won.
+    """
+
+    choices: dict[str, str]
+    slack: float
+    eager_ms: float | None
+    compiled_ms: float | None
+    taken: bool
+
+
+@dataclass
+class TuningRecord:
+    """What the tuner tried, how long it took, and whether the result came from its cache."""
+
+    candidates: list[CandidateRecord]
+    seconds: float
+    cached: bool
+    key: str
+
+
+@dataclass
+class KernelRecord:
+    """Time of one kernel per step: name, phase (``sampling``, ``forward``, ``backward``, ``optimizer``), calls."""
+
+    name: str
+    phase: str
+    microseconds: float
+    calls: float
+
+
+@dataclass
+class StageRecord:
+    """One bar of the ablation (thesis figure 5.14): what is switched on so far, and a step's time, kernels, memory."""
+
+    stage: str
+    milliseconds: float
+    kernels: float | None
+    bytes: int | None
+
+
+@dataclass
+class ProfileRecord:
+    """What ``joestar profile`` measured of a training step.
+
+    Attributes:
+        milliseconds: of a step, median; p20, p80: its percentiles; steps: timed.
+        phases: milliseconds per phase of a step; kernels: the slowest first; stages: the ablation.
+        peak_bytes: of memory during a step; logical_bytes: that must move; copy_bandwidth: measured, bytes/s;
+        bus: bytes per step per bus (``host to device``, ``device to host``).
+    """
+
+    milliseconds: float
+    p20: float
+    p80: float
+    steps: int
+    phases: dict[str, float]
+    kernels: list[KernelRecord]
+    stages: list[StageRecord]
+    peak_bytes: int | None = None
+    logical_bytes: int | None = None
+    copy_bandwidth: float | None = None
+    bus: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def floor_milliseconds(self) -> float | None:
+        """Time that the bytes take at the bandwidth of a copy."""
+        if not self.logical_bytes or not self.copy_bandwidth:
+            return None
+        return self.logical_bytes / self.copy_bandwidth * 1e3
+
+
+@dataclass
 class ProgramRecord:
     """One captured program: its graph before and after the passes, its sizes, and what compiling took (seconds)."""
 
@@ -54,6 +143,7 @@ class ProgramRecord:
     graph_after: str
     passes: list[PassSummary]
     places: list[PlaceSummary]
+    sites: list[SiteRecord]
     sets: list[SetRecord]
     batch: int
     compiles: int
@@ -117,6 +207,8 @@ class Report:
     execution: str
     programs: list[ProgramRecord]
     counters: Counters
+    tuning: TuningRecord | None = None
+    profile: ProfileRecord | None = None
 
     def to_dict(self) -> dict:
         """Plain dicts, lists and numbers."""

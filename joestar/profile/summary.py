@@ -1,6 +1,6 @@
 """From a running executor to its record in the ledger."""
 
-from joestar.profile.ledger import PassSummary, PlaceSummary, ProgramRecord, SetRecord
+from joestar.profile.ledger import PassSummary, PlaceSummary, ProgramRecord, SetRecord, SiteRecord
 
 
 def program_record(executor) -> ProgramRecord:
@@ -16,6 +16,7 @@ def program_record(executor) -> ProgramRecord:
             for p in program.passes
         ],
         places=[PlaceSummary(p.pattern, p.node, p.fired, p.detail, p.source) for p in program.places],
+        sites=[SiteRecord(s.key, list(s.options), s.default, s.taken, s.source) for s in program.sites],
         sets=_sets(executor.book.sizes, program.captured.labels, bounds),
         batch=program.batch,
         compiles=program.compiles,

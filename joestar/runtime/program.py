@@ -24,11 +24,19 @@ from joestar.profile.sizes import measure
 
 @dataclass
 class Options:
-    """How programs are compiled: backend ``inductor`` or ``eager``, names of passes to leave out, dtype of autocast."""
+    """How programs are compiled.
+
+    Attributes:
+        backend: ``inductor`` or ``eager``; autocast: dtype, or ``None``.
+        disable_passes: names of passes to leave out; rewrite_limit: rewrites that may happen in all.
+        choices: ``"kind:name" -> option`` at places where several forms are correct (``fusion.Site``).
+    """
 
     backend: str = "inductor"
     disable_passes: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
+    choices: dict[str, str] = field(default_factory=dict)
+    rewrite_limit: int | None = None
 
 
 @dataclass
@@ -63,7 +71,8 @@ class Program:
         self.phases = Phases()
         self.captured: Captured | None = None
         self.before = ""
-        self.passes, self.places = [], []
+        self.passes, self.places, self.sites = [], [], []
+        self.lowered: fx.Graph | None = None
         self.padded: Padded | None = None
         self.run: Callable | None = None
         self.bounds: list[int] = []
@@ -146,7 +155,25 @@ class Program:
             (output,) = gm.graph.find_nodes(op="output")
             output.args = ((output.args[0][0],),)
             gm.recompile()
-        self.passes, self.places = run_passes(gm, captured.roles, self.options.disable_passes)
+        self.lowered = copy.deepcopy(gm.graph)
+        self._run_passes(gm, captured.roles)
+
+    def _run_passes(self, gm: fx.GraphModule, roles: list[tuple]) -> None:
+        options = self.options
+        self.passes, context = run_passes(
+            gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit
+        )
+        self.places, self.sites = context.places, context.sites
+
+    def variant(self, options: Options) -> "Program":
+        """The same captured program under other options, not yet compiled: nothing is traced again."""
+        other = Program(self.kind, self.model, self.sampler, self.loss, options)
+        gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
+        other.lowered, other.before, other.num_outputs = self.lowered, self.before, self.num_outputs
+        other._losses = self.class_losses()
+        other._run_passes(gm, self.captured.roles)
+        other.captured = Captured(gm, self.captured.roles, self.captured.labels)
+        return other
 
     # --- execution ---
 

@@ -52,7 +52,8 @@ def run(gm: fx.GraphModule, *names: str):
     roles = [("const", None)] * len(gm.graph.find_nodes(op="placeholder"))
     passes = tuple(spec for spec in PASSES if spec.name in names)
     free = tuple(type(spec)(spec.name, spec.run) for spec in passes)
-    return run_passes(gm, roles, passes=free)
+    records, context = run_passes(gm, roles, passes=free)
+    return records, context.places
 
 
 def captured(model: nn.Module, fanouts=(3, 2), disable=ALL, **options) -> Case:

@@ -163,8 +163,8 @@ def test_must_not_fire_on_computed_features():
     from joestar.fusion import PASSES, run_passes
 
     spec = next(spec for spec in PASSES if spec.name == PATTERN)
-    _, places = run_passes(gm, case.program.captured.roles, passes=(type(spec)(spec.name, spec.run),))
-    assert [place.detail for place in places if not place.fired] == ["the features are computed in this step"]
+    _, context = run_passes(gm, case.program.captured.roles, passes=(type(spec)(spec.name, spec.run),))
+    assert [place.detail for place in context.places if not place.fired] == ["the features are computed in this step"]
 
 
 def test_needs_fused_sampling():

@@ -1,18 +1,19 @@
 """The pass manager: order, requirements, records, switching off, and the verifier behind every pass."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
-from lowering.harness import small_graph
+from lowering.harness import NUM_FEATURES, Case, small_graph
 
 import joestar
 from joestar.errors import ConfigError, VerificationError
-from joestar.fusion import PASSES, Pass, Reject, run_passes
+from joestar.fusion import PASSES, Pass, PassContext, Reject, run_passes
 from joestar.nn import GraphSAGE
 from joestar.sampling import NeighborSampler
 
-from .graphs import ALL, ATEN, Model, build, captured, mean
+from .graphs import ALL, ATEN, JOESTAR, Model, build, captured, count, mean
 
 
 def small():
@@ -183,3 +184,48 @@ def test_places_name_the_users_line():
         Model(lambda m, b, x: mean(b[1], m.head(mean(b[0], x.relu())).new_zeros(1) + mean(b[0], x))), disable=()
     )
     assert all(".py:" in place.source for place in case.program.places)
+
+
+# --- limits and choices ---
+
+
+def test_a_limit_of_rewrites_bisects():
+    """With the limit n, exactly the first n rewrites of the full run happen."""
+    model = GraphSAGE(NUM_FEATURES, 8, 3, 4, dropout=0.5)
+    full = [place for place in captured(model, (3, 2, 2), disable=()).program.places if place.fired]
+    for limit in range(len(full) + 2):
+        case = Case(model, fanouts=(3, 2, 2))
+        case.program.options = replace(case.program.options, rewrite_limit=limit)
+        case.trace()
+        fired = [place for place in case.program.places if place.fired]
+        assert [place.pattern for place in fired] == [place.pattern for place in full[:limit]]
+        if limit < len(full):
+            refused = next(place.detail for place in case.program.places if "limit" in place.detail)
+            assert refused == f"the limit of {limit} rewrites is reached"
+
+
+def test_a_choice_that_no_place_has():
+    with pytest.raises(ConfigError, match="'order:lin' belongs to no place of this program"):
+        run_passes(small(), [("const", None)], choices={"order:lin": "update-first"})
+
+
+def test_choosing():
+    context = PassContext([], {"order:b": "right"})
+    (node,) = small().graph.find_nodes(op="output")
+    assert context.choose("order", "a", ("left", "right"), "left", node) == "left"
+    assert context.choose("order", "b", ("left", "right"), "left", node) == "right"
+    assert [(site.key, site.default, site.taken) for site in context.sites] == [
+        ("order:a", "left", "left"), ("order:b", "left", "right"),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="choice order:b: expected one of up, down; got 'right'"):
+        context.choose("order", "b", ("up", "down"), "up", node)
+
+
+def test_a_variant_is_the_program_under_other_options():
+    case = captured(GraphSAGE(NUM_FEATURES, 8, 2, 4), disable=())
+    other = case.program.variant(replace(case.program.options, disable_passes=("sample-gather-aggregate",)))
+    fused = JOESTAR.sample_aggregate_cat.default
+    assert count(case.program.captured.gm, fused) == 1 and count(other.captured.gm, fused) == 0
+    again = other.variant(case.program.options)
+    first, second = ([node.target for node in p.captured.gm.graph.nodes] for p in (case.program, again))
+    assert first[len(again.captured.roles) :] == second[len(again.captured.roles) :]
