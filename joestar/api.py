@@ -280,7 +280,7 @@ class Step:
         return Report(
             Environment.of(self.graph.device), type(self.model).__name__, repr(self.sampler), self._options.backend,
             self._run["execution"], [program_record(e) for e in self._executors.values() if e.program.captured],
-            self.counters,
+            self.counters, graph=repr(self.graph),
         )  # fmt: skip
 
     def explain(self) -> str:

@@ -1,15 +1,14 @@
-"""Result files: written beside and renamed, so that a reader finds a whole file or none."""
+"""Result files of the commands."""
 
 import json
 import os
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from joestar.errors import ConfigError
+from joestar.profile.files import write_text, write_whole
 
 
 def check_writable(path: str | None, flag: str) -> None:
@@ -25,23 +24,9 @@ def check_writable(path: str | None, flag: str) -> None:
 
 def write_json(path: str, content: dict[str, Any]) -> None:
     """Writes ``content`` as JSON."""
-    text = json.dumps(content, indent=2) + "\n"
-    _replace(path, lambda file: file.write(text.encode()))
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_checkpoint(path: str, content: dict[str, Any]) -> None:
     """Writes ``content`` for ``torch.load``."""
-    _replace(path, lambda file: torch.save(content, file))
-
-
-def _replace(path: str, write: Callable[[Any], Any]) -> None:
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-        temporary.replace(target)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"{path} cannot be written ({error}). Is there space, and permission?") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, lambda file: torch.save(content, file))

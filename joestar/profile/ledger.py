@@ -3,10 +3,14 @@
 import json
 import platform
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import torch
 
 import joestar
+from joestar.errors import ConfigError
+from joestar.profile.files import write_text
+from joestar.profile.tree import rebuilt
 
 
 @dataclass
@@ -111,7 +115,8 @@ class ProfileRecord:
         milliseconds: of a step, median; p20, p80: its percentiles; steps: timed.
         phases: milliseconds per phase of a step; kernels: the slowest first; stages: the ablation.
         peak_bytes: of memory during a step; logical_bytes: that must move; copy_bandwidth: measured, bytes/s;
-        bus: bytes per step per bus (``host to device``, ``device to host``).
+        bus: bytes per step per bus (``host to device``, ``device to host``), empty where there is none.
+        epoch_steps: steps of an epoch; source: where phases and kernels were read from, in a sentence.
     """
 
     milliseconds: float
@@ -125,6 +130,13 @@ class ProfileRecord:
     logical_bytes: int | None = None
     copy_bandwidth: float | None = None
     bus: dict[str, int] = field(default_factory=dict)
+    epoch_steps: int | None = None
+    source: str = ""
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Time of an epoch at the median step."""
+        return None if self.epoch_steps is None else self.epoch_steps * self.milliseconds / 1e3
 
     @property
     def floor_milliseconds(self) -> float | None:
@@ -169,6 +181,11 @@ class Counters:
         """Steps that ran padded."""
         return self.steps - self.exact_steps
 
+    @property
+    def replay_rate(self) -> float | None:
+        """Share of the steps that ran as the one padded program; ``None`` before the first step."""
+        return self.padded_steps / self.steps if self.steps else None
+
     def add_time(self, phase: str, seconds: float) -> None:
         """Adds to a phase's total."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
@@ -198,7 +215,11 @@ class Environment:
 
 @dataclass
 class Report:
-    """What ``step.report()`` returns; ``print`` it for a table, or take ``to_dict`` / ``to_json``."""
+    """What ``step.report()`` returns; ``print`` it for tables, or take JSON or one HTML page.
+
+    Attributes:
+        graph: its name and sizes; tuning, profile: ``None`` unless the step was tuned or profiled.
+    """
 
     environment: Environment
     model: str
@@ -209,6 +230,7 @@ class Report:
     counters: Counters
     tuning: TuningRecord | None = None
     profile: ProfileRecord | None = None
+    graph: str = ""
 
     def to_dict(self) -> dict:
         """Plain dicts, lists and numbers."""
@@ -217,6 +239,36 @@ class Report:
     def to_json(self) -> str:
         """Indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self) -> str:
+        """One page that needs nothing else: styles and charts are inside, and no scripts."""
+        from joestar.profile.html import render_html
+
+        return render_html(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a page (``.html``) or JSON (``.json``); beside first, then renamed: a reader finds all or nothing.
+
+        Raises:
+            ConfigError: for another suffix, or a path that cannot be written.
+        """
+        forms = {".html": self.to_html, ".json": self.to_json}
+        form = forms.get(Path(path).suffix.lower())
+        if form is None:
+            raise ConfigError(f"{path}: a report is saved as .html or .json; got suffix {Path(path).suffix!r}.")
+        write_text(path, form())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Report":
+        """A report saved as JSON.
+
+        Raises:
+            ConfigError: if the file cannot be read, or holds something else.
+        """
+        try:
+            return rebuilt(cls, json.loads(Path(path).read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: expected the JSON of a report, as Report.save writes it ({error}).") from error
 
     def __str__(self) -> str:
         from joestar.profile.view import render
