@@ -1,0 +1,48 @@
+"""Two aggregators, mean and maximum of the neighbours, concatenated.
+
+Usage: python examples/user_models/two_aggregators.py [--backend eager] [--epochs 20]
+"""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from joestar import Block, fn
+
+
+class MeanMaxLayer(nn.Module):
+    """``W_l [mean_j x_j, max_j x_j] + W_r x_i + b``."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__()
+        self.lin_l = nn.Linear(2 * in_channels, out_channels)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
+
+    def forward(self, block: Block, x: Tensor) -> Tensor:
+        """``[num_src, in]`` to ``[num_dst, out]``."""
+        mean, most = (block.pull(fn.copy_u(x), reduce) for reduce in ("mean", "max"))
+        return self.lin_l(torch.cat([mean, most], dim=1)) + self.lin_r(x[: block.num_dst])
+
+
+class Net(nn.Module):
+    """``num_layers`` of ``MeanMaxLayer``, ReLU and dropout in between."""
+
+    def __init__(self, in_channels: int, hidden: int, num_layers: int, out_channels: int, dropout: float = 0.5):
+        super().__init__()
+        widths = [in_channels] + [hidden] * (num_layers - 1) + [out_channels]
+        self.convs = nn.ModuleList([MeanMaxLayer(*pair) for pair in itertools.pairwise(widths)])
+        self.dropout = dropout
+
+    def forward(self, blocks: list[Block], x: Tensor) -> Tensor:
+        """``blocks`` input side first, ``x`` the features of ``blocks[0].srcs``; logits ``[num_seeds, C]``."""
+        for conv, block in zip(self.convs[:-1], blocks[:-1], strict=True):
+            x = F.dropout(conv(block, x).relu(), self.dropout, self.training)
+        return self.convs[-1](blocks[-1], x)
+
+
+if __name__ == "__main__":
+    from on_cora import train
+
+    train(__doc__, Net)

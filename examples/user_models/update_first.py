@@ -1,0 +1,46 @@
+"""Update before aggregate: the sources are transformed first, then their results are averaged.
+
+Usage: python examples/user_models/update_first.py [--backend eager] [--epochs 20]
+"""
+
+import itertools
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from joestar import Block, fn
+
+
+class UpdateFirstLayer(nn.Module):
+    """``mean_j (W x_j + b) + W_r x_i``."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
+
+    def forward(self, block: Block, x: Tensor) -> Tensor:
+        """``[num_src, in]`` to ``[num_dst, out]``."""
+        return block.pull(fn.copy_u(self.lin(x)), "mean") + self.lin_r(x[: block.num_dst])
+
+
+class Net(nn.Module):
+    """``num_layers`` of ``UpdateFirstLayer``, ReLU and dropout in between."""
+
+    def __init__(self, in_channels: int, hidden: int, num_layers: int, out_channels: int, dropout: float = 0.5):
+        super().__init__()
+        widths = [in_channels] + [hidden] * (num_layers - 1) + [out_channels]
+        self.convs = nn.ModuleList([UpdateFirstLayer(*pair) for pair in itertools.pairwise(widths)])
+        self.dropout = dropout
+
+    def forward(self, blocks: list[Block], x: Tensor) -> Tensor:
+        """``blocks`` input side first, ``x`` the features of ``blocks[0].srcs``; logits ``[num_seeds, C]``."""
+        for conv, block in zip(self.convs[:-1], blocks[:-1], strict=True):
+            x = F.dropout(conv(block, x).relu(), self.dropout, self.training)
+        return self.convs[-1](blocks[-1], x)
+
+
+if __name__ == "__main__":
+    from on_cora import train
+
+    train(__doc__, Net)
