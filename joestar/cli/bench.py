@@ -4,6 +4,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from joestar.bench import user_models
 from joestar.bench.step import Setting, check_device, machine, run
 from joestar.cli.console import human_bytes
 from joestar.cli.files import check_writable, write_json
@@ -32,6 +33,16 @@ def bench_step(setting: Setting, report: str | None, console: Console) -> None:
     for row in result["rows"]:
         for name, micros, calls in row["kernels"][:40]:
             console.print(f"{micros:8.1f} us {calls:5.1f}x  {name[:110]}", highlight=False, soft_wrap=True)
+    if report is not None:
+        write_json(report, result)
+
+
+def bench_user(setting: user_models.UserSetting, report: str | None, console: Console) -> None:
+    """Measures the user models, prints the table, and writes the JSON if a file is given."""
+    check_writable(report, "--json")
+    result = user_models.run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    console.print(_user_table(result), width=max(console.width, 120), crop=False, soft_wrap=True)
+    console.print(result["machine"], highlight=False, soft_wrap=True)
     if report is not None:
         write_json(report, result)
 
@@ -77,5 +88,27 @@ def _table(result: dict) -> Table:
             row["model"], row["how"], f"{step['median']:.3f}", f"{step['p20']:.3f}", f"{step['p80']:.3f}", ratio,
             sampling, f"{row['epoch_seconds']:.3f}", f"{row['first_step_seconds']:.1f}", human_bytes(row["memory"]),
             f"{launched['launches']:.0f}" if launched else "-", f"{launched['kernels']:.0f}" if launched else "-",
+        )  # fmt: skip
+    return table
+
+
+def _user_table(result: dict) -> Table:
+    setting = result["setting"]
+    title = (
+        f"user models, {setting['shape']} on {setting['device']}, batch {setting['batch_size']}, fanouts "
+        f"{','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("model")
+    for name in ("how", "ms/step", "p20", "p80", "x", "first s", "memory", "launch"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ours = {row["model"]: row["step"]["median"] for row in result["rows"] if row["how"].startswith("joestar")}
+    for row in result["rows"]:
+        step, launched = row["step"], row["launches"]
+        ratio = "-" if row["how"].startswith("joestar") else f"{step['median'] / ours[row['model']]:.2f}"
+        table.add_row(
+            row["model"], row["how"], f"{step['median']:.2f}", f"{step['p20']:.2f}", f"{step['p80']:.2f}", ratio,
+            f"{row['first_step_seconds']:.1f}", human_bytes(row["memory"]),
+            f"{launched['launches']:.0f}" if launched else "-",
         )  # fmt: skip
     return table

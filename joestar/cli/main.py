@@ -137,6 +137,38 @@ def bench_step(
     bench_step(setting, json_file, out())
 
 
+@bench.command("user")
+@plain_errors
+def bench_user(
+    shape: Annotated[str, typer.Option(help="tiny, small, products or papers.")] = "small",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    models: Annotated[str, typer.Option(help="Files of examples/user_models, by commas.", show_default="all")] = "all",
+    baselines: Annotated[str, typer.Option(help="Of eager, kept (freed memory); by commas, or none.")] = "eager",
+    fanouts: Annotated[str, typer.Option(help="Neighbours per hop, from the seeds outwards.")] = "15,10,5",
+    hidden: Annotated[int, typer.Option(help="Width of hidden layers.", min=1)] = 128,
+    batch_size: Annotated[int, typer.Option(help="Seeds per step.", min=1)] = 1000,
+    steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 15,
+    examples: Annotated[str | None, typer.Option(help="Folder of the models.", show_default="of the checkout")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """Time models that nobody tuned for, written as users write them, against the same in PyG's layers.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar bench user[/]  eight models on 200 k nodes, 10 M edges; takes minutes
+
+    [cyan]joestar bench user --models gatv2,pna --baselines eager,kept --json user.json[/]
+    """
+    from joestar.bench.user_models import FOLDER, MODELS, UserSetting
+    from joestar.cli.bench import bench_user, numbers, words
+
+    setting = UserSetting(
+        shape, device, MODELS if models == "all" else words(models), numbers(fanouts, "--fanouts"), hidden, batch_size,
+        steps=steps, baselines=words(baselines), folder=examples or str(FOLDER),
+    )  # fmt: skip
+    bench_user(setting, json_file, out())
+
+
 @bench.command("kernels")
 @plain_errors
 def bench_kernels(
