@@ -20,7 +20,7 @@ ALLOWED = {
     "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
     "runtime": {"errors", "profile", "fusion", "lowering", "graph_api", "ops"},
     "api": {"errors", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
-    "bench": {"errors", "api", "nn", "sampling", "graph_api", "ops", "kernels", "_native"},
+    "bench": {"errors", "api", "profile", "fusion", "nn", "sampling", "graph_api", "ops", "kernels", "_native"},
     "cli": {
         "errors",
         "bench",

@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from joestar.errors import JoestarError
+from joestar.profile.numbers import human_bytes
+
+__all__ = ["err", "human_bytes", "out", "plain_errors"]
 
 INTERRUPTED = 130
 
@@ -38,12 +41,3 @@ def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(INTERRUPTED) from None
 
     return guarded
-
-
-def human_bytes(count: float) -> str:
-    """``1536`` as ``1.5 KiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

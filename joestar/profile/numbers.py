@@ -1,0 +1,41 @@
+"""Numbers as people read them."""
+
+
+def human_bytes(count: float) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def human_rate(per_second: float) -> str:
+    """Bytes per second in decimal units, as vendors give bandwidths: ``4.2e12`` as ``4.20 TB/s``."""
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
+        if per_second < 1000:
+            return f"{digits(per_second)} {unit}"
+        per_second /= 1000
+    return f"{digits(per_second)} TB/s"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, and all of the whole part: ``0.0617``, ``6.17``, ``617``, ``1,234``."""
+    size = abs(value)
+    places = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.1 else 4
+    return f"{value:,.{places}f}"
+
+
+def milliseconds(value: float) -> str:
+    """``6.17 ms``."""
+    return f"{digits(value)} ms"
+
+
+def percent(share: float) -> str:
+    """``38.0 %``, of a share in [0, 1]."""
+    return f"{share * 100:.1f} %"
+
+
+def count(value: float) -> str:
+    """``120,600``; a fraction of a count shows one place."""
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"
