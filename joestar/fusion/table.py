@@ -9,6 +9,7 @@ from torch import fx
 from joestar.errors import ConfigError, VerificationError
 from joestar.fusion import (
     aggregate_update,
+    backward_format,
     cse,
     dce,
     dropout_aggregate,
@@ -59,6 +60,7 @@ PASSES = (
     Pass("aggregate-update", aggregate_update.run, requires=CANONICAL),
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),
+    Pass("backward-format", backward_format.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )
 """The pipeline, in order."""
