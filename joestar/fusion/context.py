@@ -8,6 +8,11 @@ from torch import fx
 from joestar.errors import ConfigError
 from joestar.fusion.record import Place, Reject, Site
 from joestar.lowering.origin import node_line
+from joestar.lowering.sizes import expression
+
+_SPEEDS = {"cpu": (2e10, 2e11), "cuda": (3e12, 2e14)}
+"""Bytes and operations per second, of a few CPU cores and of a data-centre GPU."""
+_UNKNOWN = 1000
 
 
 @dataclass
@@ -18,6 +23,7 @@ class PassContext:
         roles: per placeholder, what it stands for (``lowering.capture.Captured.roles``).
         choices: ``"kind:name" -> option`` for places where several forms are correct; the others take their default.
         limit: rewrites that may happen in all, counted over passes; what comes later is refused (for bisection).
+        sizes: symbol -> size in the batch that was traced; device: type of the device that the program runs on.
         places: every place where a pattern was looked at: fired, or refused and why.
         sites: every place where there was a choice.
     """
@@ -25,6 +31,8 @@ class PassContext:
     roles: list[tuple]
     choices: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
+    sizes: Mapping = field(default_factory=dict)
+    device: str = "cpu"
     places: list[Place] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     admitted: int = 0
@@ -76,6 +84,18 @@ class PassContext:
             raise ConfigError(f"choice {key}: expected one of {', '.join(options)}; got {taken!r}.")
         self.sites.append(Site(kind, name, tuple(options), default, taken, node_line(node)))
         return taken
+
+    def size(self, value) -> int:
+        """A size in the batch that was traced (a plain integer as it is)."""
+        found = expression(value)
+        if found is None:
+            return int(value)
+        return int(found.xreplace({symbol: self.sizes.get(symbol, _UNKNOWN) for symbol in found.free_symbols}))
+
+    def seconds(self, bytes_moved: float, operations: float) -> float:
+        """A rough time, to compare forms of the same program by."""
+        bandwidth, rate = _SPEEDS.get(self.device, _SPEEDS["cpu"])
+        return bytes_moved / bandwidth + operations / rate
 
     def fired(self, pattern: str, node: fx.Node, detail: str = "") -> None:
         """Notes a rewrite at ``node``."""

@@ -14,8 +14,11 @@ from joestar.fusion import (
     dce,
     dropout_aggregate,
     extract_select,
+    gather_aggregate,
     relu_dropout,
     sample_gather_aggregate,
+    simplify,
+    spmm_gemm_order,
 )
 from joestar.fusion.context import PassContext
 from joestar.lowering.verify import output_shapes, verify
@@ -54,9 +57,12 @@ CANONICAL = frozenset({"no dead code", "no common subexpressions"})
 
 PASSES = (
     Pass("dce", dce.run, ensures=frozenset({"no dead code"})),
+    Pass("simplify", simplify.run),
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
+    Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
+    Pass("gather-aggregate", gather_aggregate.run, requires=CANONICAL),
     Pass("aggregate-update", aggregate_update.run, requires=CANONICAL),
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),
@@ -73,12 +79,15 @@ def run_passes(
     passes: tuple[Pass, ...] = PASSES,
     choices: Mapping[str, str] | None = None,
     limit: int | None = None,
+    sizes: Mapping | None = None,
+    device: str = "cpu",
 ) -> tuple[list[PassRecord], PassContext]:
     """Runs the table on ``gm`` in place; verifies after each pass.
 
     Args:
         disable: names of passes to leave out; a pass whose requirements are then not met is left out too.
         choices: ``"kind:name" -> option``, see ``PassContext.choose``; limit: rewrites that may happen in all.
+        sizes, device: see ``PassContext``.
 
     Returns:
         What each pass did, and the context with its places and sites.
@@ -88,7 +97,7 @@ def run_passes(
         VerificationError: if a pass leaves a graph that breaks the IR's rules.
     """
     _check_names(disable, [p.name for p in passes])
-    context, records, holds = PassContext(roles, dict(choices or {}), limit), [], set()
+    context, records, holds = PassContext(roles, dict(choices or {}), limit, sizes or {}, device), [], set()
     outputs = output_shapes(gm)
     for spec in passes:
         count = len(gm.graph.nodes)

@@ -73,6 +73,7 @@ class Program:
         self.before = ""
         self.passes, self.places, self.sites = [], [], []
         self.lowered: fx.Graph | None = None
+        self.sizes: dict = {}
         self.padded: Padded | None = None
         self.run: Callable | None = None
         self.bounds: list[int] = []
@@ -85,7 +86,7 @@ class Program:
         """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch."""
         if self.captured is not None:
             return
-        _, labels = measure(self.sampler, self.graph, seeds, key)
+        sizes, labels = measure(self.sampler, self.graph, seeds, key)
         training = {module: module.training for module in self.model.modules()}
         self.model.train(self.kind != "predict")
         try:
@@ -98,7 +99,7 @@ class Program:
             for module, mode in training.items():
                 module.training = mode
         self.before = captured.gm.print_readable(print_output=False)
-        self.phases.timed("passes", lambda: self._optimise(captured))
+        self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
@@ -145,11 +146,13 @@ class Program:
             )
         self.num_outputs = int(logits.shape[1]) if logits.dim() > 1 else 1
 
-    def _optimise(self, captured: Captured) -> None:
+    def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
         remove_in_place(gm)
         key = _key_input(captured)
-        lower_dropout(gm, size_table(gm, captured.roles), key)
+        table = size_table(gm, captured.roles)
+        lower_dropout(gm, table, key)
+        self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":
             self._losses = _class_losses(gm)
             (output,) = gm.graph.find_nodes(op="output")
@@ -161,15 +164,21 @@ class Program:
     def _run_passes(self, gm: fx.GraphModule, roles: list[tuple]) -> None:
         options = self.options
         self.passes, context = run_passes(
-            gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit
-        )
+            gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit, sizes=self.sizes,
+            device=self.graph.device.type,
+        )  # fmt: skip
         self.places, self.sites = context.places, context.sites
 
     def variant(self, options: Options) -> "Program":
         """The same captured program under other options, not yet compiled: nothing is traced again."""
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
-        other.lowered, other.before, other.num_outputs = self.lowered, self.before, self.num_outputs
+        other.lowered, other.before, other.num_outputs, other.sizes = (
+            self.lowered,
+            self.before,
+            self.num_outputs,
+            self.sizes,
+        )
         other._losses = self.class_losses()
         other._run_passes(gm, self.captured.roles)
         other.captured = Captured(gm, self.captured.roles, self.captured.labels)

@@ -70,7 +70,7 @@ def count(gm: fx.GraphModule, target) -> int:
 
 def only(*names: str) -> tuple[str, ...]:
     """What to disable so that these passes (and the clean-up they need) are left."""
-    return tuple(name for name in ALL if name not in (*names, "dce", "cse", "dce-after"))
+    return tuple(name for name in ALL if name not in (*names, "dce", "simplify", "cse", "dce-after"))
 
 
 def reasons(case: Case, pattern: str) -> list[str]:

@@ -154,3 +154,31 @@ def test_clean_up_changes_no_number():
         results.append((case.exact(case.seeds(), 0), case.padded(case.seeds(), 0)))
     losses = {outcome.loss.item() for pair in results for outcome in pair}
     assert max(losses) - min(losses) < 1e-12
+
+
+# --- operations without effect ---
+
+
+def test_simplify_before_and_after():
+    """``x[:, None]`` is a slice of everything and an unsqueeze; only the latter stays."""
+    model = Model(lambda m, blocks, x: mean(blocks[1], mean(blocks[0], x[:, None].double()).flatten(1)))
+    before = captured(model, disable=ALL)
+    after = captured(model, disable=tuple(name for name in ALL if name not in ("dce", "simplify")))
+    slices = [sum(node.target is ATEN.slice.Tensor for node in case.trace().graph.nodes) for case in (before, after)]
+    assert slices[0] == slices[1] + 1
+    assert count(after.trace(), ATEN.unsqueeze.default) == 1
+
+
+def test_simplify_must_not_fire():
+    def write(call, value):
+        x = value("x")
+        half = call(ATEN.slice.Tensor, x, 0, 0, 2)
+        half.meta["val"] = torch.empty(2, device="meta")
+        other = call(ATEN.to.dtype, x, torch.float64)
+        copied = call(ATEN.to.dtype, x, torch.float32, False, True)
+        every = call(ATEN.slice.Tensor, x, 0, 0, 9, 2)
+        call(ATEN.add_.Tensor, call(ATEN.slice.Tensor, x, 0, 0, 9), 1)
+        return call(ATEN.cat.default, [half, other, copied, every])
+
+    gm = build(write)
+    assert rewrites(gm, "simplify") == 0

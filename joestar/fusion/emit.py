@@ -1,0 +1,62 @@
+"""New nodes with the shapes that later passes and padding read, and questions about nodes that several passes ask."""
+
+import contextlib
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+
+from joestar.lowering.sizes import expression
+
+_ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
+
+
+def emit(graph: fx.Graph, like: fx.Node, target, *args) -> fx.Node:
+    """A call at the insertion point: its value is found by running the op on shapes, its source line is ``like``'s."""
+    node = graph.call_function(target, args)
+    node.meta = {key: value for key, value in like.meta.items() if key != "val"}
+    values = fx.map_arg(args, lambda arg: arg.meta["val"])
+    modes = [value.fake_mode for value in _tensors(values) if isinstance(value, FakeTensor)]
+    with modes[0] if modes else contextlib.nullcontext(), torch.no_grad():
+        node.meta["val"] = target(*values)
+    return node
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        else:
+            yield value
+
+
+def leads(part: fx.Node, whole: fx.Node, rows) -> bool:
+    """Whether ``part`` is ``whole[:n]`` with ``n`` the size ``rows``."""
+    if part.target is not _ATEN.slice.Tensor or part.args[0] is not whole:
+        return False
+    dim, start = (*part.args[1:3], 0, 0)[:2] if len(part.args) > 2 else (0, 0)
+    if len(part.args) > 4 and part.args[4] != 1:
+        return False
+    return dim == 0 and start in (0, None) and expression(part.meta["val"].shape[0]) == expression(rows)
+
+
+def is_column(value) -> bool:
+    """Whether a node holds one value per row, ``[n, 1]``."""
+    found = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == 1
+
+
+def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    """The factor ``[n, 1]`` by which ``node`` scales the rows of ``source``, or ``None``."""
+    if node.target is not _ATEN.mul.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    for rows, factor in (node.args, node.args[::-1]):
+        if rows is source and factor is not source and is_column(factor):
+            same = expression(factor.meta["val"].shape[0]) == expression(source.meta["val"].shape[0])
+            return factor if same and source.meta["val"].dim() == 2 else None
+    return None
+
+
+def name(node: fx.Node) -> str:
+    """What a node calls, for messages."""
+    return str(node.target).removesuffix(".default")

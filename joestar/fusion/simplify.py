@@ -1,0 +1,50 @@
+"""Operations that give back what they read are removed, so that patterns see what is behind them.
+
+Before                                              After
+    a = aten.slice(x, 0, 0, 9223372036854775807)        u = aten.unsqueeze(x, 1)
+    b = aten.to.dtype(a, torch.float32)  (x: float32)
+    u = aten.unsqueeze(b, 1)
+
+``x[:, None]`` and ``.float()`` write such nodes. Must not fire where the result is written in place, or where a copy is
+asked for.
+"""
+
+import torch
+from torch import fx
+
+from joestar.lowering.functional import is_in_place
+from joestar.lowering.sizes import expression
+
+_ATEN = torch.ops.aten
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Removes every operation without effect; returns how many."""
+    removed = 0
+    for node in list(gm.graph.nodes):
+        if _does_nothing(node) and not any(is_in_place(user) for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+            removed += 1
+    return removed
+
+
+def _does_nothing(node: fx.Node) -> bool:
+    if node.target is _ATEN.slice.Tensor:
+        step = node.args[4] if len(node.args) > 4 else 1
+        return step == 1 and not node.kwargs and _same_shape(node)
+    if node.target is _ATEN.to.dtype:
+        return len(node.args) == 2 and not node.kwargs and node.args[0].meta["val"].dtype == node.args[1]
+    if node.target in (_ATEN.view.default, _ATEN.reshape.default):
+        return _same_shape(node)
+    return False
+
+
+def _same_shape(node: fx.Node) -> bool:
+    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
+    return len(before) == len(after) and all(_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _equal(a, b) -> bool:
+    left, right = expression(a), expression(b)
+    return left == right if left is not None or right is not None else int(a) == int(b)

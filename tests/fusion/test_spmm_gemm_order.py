@@ -1,0 +1,190 @@
+"""SpMM/GEMM order: both orders give the same numbers, the cheaper one is the default, and when neither may move."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lowering.harness import NUM_FEATURES, SEEDS, Case, same, small_graph
+from torch import nn
+
+import joestar.nn as jnn
+from joestar import fn
+from joestar.fusion.spmm_gemm_order import AGGREGATE, UPDATE
+
+from .graphs import ATEN, JOESTAR, Model, captured, count, only, reasons
+
+PATTERN = "spmm-gemm-order"
+ON, OFF = only("extract-select", PATTERN), only("extract-select")
+
+
+def layer(m, blocks, x, reduce="sum", weight=None):
+    """Update before aggregation, twice."""
+    for block, lin in zip(blocks, (m.first, m.second), strict=True):
+        h = lin(x)
+        message = fn.copy_u(h) if weight is None else fn.u_mul_e(h, weight(block))
+        x = block.pull(message, reduce).relu()
+    return x
+
+
+def scaled(m, blocks, x):
+    h = m.first(x) * blocks[0].out_degrees().to(x.dtype)[:, None]
+    return m.second(blocks[1].pull(fn.copy_u(blocks[0].pull(fn.copy_u(h), "mean").relu()), "sum"))
+
+
+def own_rows(m, blocks, x):
+    h = m.first(x)
+    y = blocks[0].pull(fn.copy_u(h), "sum") * 0.5 + h[: blocks[0].num_dst].tanh()
+    return m.second(blocks[1].pull(fn.copy_u(y.relu()), "mean"))
+
+
+def degree_weights(block):
+    return torch.ops.joestar.sddmm(
+        block.indptr, block.indices, block.out_degrees().double().rsqrt(), block.in_degrees().double(), "mul"
+    )
+
+
+def linears(bias: bool, width: int = 8):
+    return {"first": nn.Linear(NUM_FEATURES, width, bias=bias), "second": nn.Linear(width, width, bias=bias)}
+
+
+MODELS = {
+    "sum": lambda: Model(layer, 8, **linears(False)),
+    "sum with bias": lambda: Model(layer, 8, **linears(True)),
+    "mean with bias": lambda: Model(lambda m, b, x: layer(m, b, x, "mean"), 8, **linears(True)),
+    "edge weights": lambda: Model(lambda m, b, x: layer(m, b, x, "sum", degree_weights), 8, **linears(False)),
+    "factor per row": lambda: Model(scaled, 8, **linears(False)),
+    "own rows": lambda: Model(own_rows, 8, **linears(False)),
+    "own rows with bias": lambda: Model(own_rows, 8, **linears(True)),
+    "gcn": lambda: jnn.GCN(NUM_FEATURES, 8, 2, 4),
+    "gcn without loops": lambda: jnn.GCN(NUM_FEATURES, 8, 2, 4, add_self_loops=False),
+    "gat": lambda: jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=2, dropout=0.3),
+    "gat with one head": lambda: jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=1),
+}
+
+
+def under(make, order: str | None, **options) -> Case:
+    """The traced model with every place set to one order, or to its default."""
+    case = captured(make(), disable=ON, **options)
+    if order is not None:
+        choices = {site.key: order for site in case.program.sites}
+        case.program = case.program.variant(replace(case.program.options, choices=choices))
+    return case
+
+
+@pytest.mark.parametrize("order", [AGGREGATE, UPDATE, None])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_same_numbers_in_either_order(make, order):
+    off, on = captured(make(), disable=OFF), under(make, order)
+    assert on.program.sites and all(order in (None, site.taken) for site in on.program.sites)
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-11)
+        same(on.padded(on.seeds(batch), step), expected, 1e-11)
+
+
+def rows_of(case: Case, target) -> list:
+    """Rows of the left operand of every product, as expressions."""
+    return [str(n.args[0].meta["val"].shape[0]) for n in case.program.captured.gm.graph.nodes if n.target is target]
+
+
+def test_before_and_after():
+    """Aggregating first, the products run over destinations, not over sources."""
+    update, aggregate = under(MODELS["sum"], UPDATE), under(MODELS["sum"], AGGREGATE)
+    linear = ATEN.linear.default
+    assert rows_of(update, linear) != rows_of(aggregate, linear)
+    for case, left in ((update, "num_src"), (aggregate, "num_dst")):
+        for spmm in (n for n in case.program.captured.gm.graph.nodes if n.target is JOESTAR.spmm.default):
+            behind = spmm.args[2].target is linear
+            assert behind == (left == "num_src")
+
+
+def test_attention_scores_come_from_the_rows():
+    """GAT, aggregated first, has no product over all sources but that with the few columns of the scores."""
+    case = under(MODELS["gat"], AGGREGATE)
+    widths = [int(n.args[1].meta["val"].shape[0]) for n in case.program.captured.gm.graph.nodes
+              if n.target is ATEN.linear.default]  # fmt: skip
+    assert widths == [2, 2, 2, 2], "scores of sources and destinations, two heads each, in two layers"
+    assert count(case.program.captured.gm, ATEN.bmm.default) == 2
+
+
+def test_the_default_is_the_cheaper_order():
+    """Blocks: many sources for few destinations. A graph in place of a block: as many of either; then width decides."""
+    assert {site.default for site in under(MODELS["gcn"], None).program.sites} == {AGGREGATE}
+
+    class Whole:
+        """Every node is a destination: the neighbourhood of all nodes."""
+
+        def __init__(self, graph):
+            self.graph = graph
+
+        def sample(self, graph, seeds):
+            return [graph[:, seeds].individual_sample(-1)]
+
+    def one(width):
+        graph = small_graph()
+        model = Model(lambda m, b, x: b[0].pull(fn.copy_u(m.first(x)), "sum"), width,
+                      first=nn.Linear(NUM_FEATURES, width, bias=False))  # fmt: skip
+        case = Case(model, graph=graph, sampler=Whole(graph), disable=ON)
+        case.program.trace(torch.arange(48, dtype=graph.indices.dtype), case.key(0))
+        (site,) = case.program.sites
+        return site.default
+
+    assert one(2 * NUM_FEATURES) == AGGREGATE
+
+
+def test_update_first_when_chosen():
+    """A product of aggregated rows moves in front of the aggregation."""
+
+    def aggregate_first(m, blocks, x):
+        h = m.first(blocks[0].pull(fn.copy_u(x), "mean")).relu()
+        return m.second(blocks[1].pull(fn.copy_u(h), "sum"))
+
+    def make():
+        return Model(aggregate_first, 8, **linears(True))
+
+    off, on = captured(make(), disable=OFF), under(make, UPDATE)
+    fired = [place for place in on.program.places if place.pattern == PATTERN and place.fired]
+    assert len(fired) == 2
+    expected = off.exact(off.seeds(), 0)
+    same(on.exact(on.seeds(), 0), expected, 1e-11)
+    same(on.padded(on.seeds(), 0), expected, 1e-11)
+
+
+REFUSED = {
+    "a max": (lambda m, b, x: layer(m, b, x, "max"), "the aggregation is a max", False),
+    "a norm": (lambda m, b, x: layer_with_norm(m, b, x), "the product is also read by aten.layer_norm", False),
+    "edge weights and bias": (
+        lambda m, b, x: layer(m, b, x, "sum", degree_weights),
+        "the product has a bias, and the aggregation has edge weights",
+        True,
+    ),
+    "a factor and bias": (scaled, "the product has a bias, and its rows are scaled before the aggregation", True),
+}
+
+
+def layer_with_norm(m, blocks, x):
+    h = m.first(x)
+    y = blocks[0].pull(fn.copy_u(h), "sum") + torch.nn.functional.layer_norm(h, [8])[: blocks[0].num_dst]
+    return blocks[1].pull(fn.copy_u(y), "sum")
+
+
+@pytest.mark.parametrize(("f", "reason", "bias"), REFUSED.values(), ids=REFUSED.keys())
+def test_must_not_fire(f, reason, bias):
+    off, on = (captured(Model(f, 8, **linears(bias)), disable=disable) for disable in (OFF, ON))
+    assert reason in reasons(on, PATTERN)
+    expected = off.exact(off.seeds(), 0)
+    same(on.exact(on.seeds(), 0), expected, 1e-11)
+    same(on.padded(on.seeds(), 0), expected, 1e-11)
+
+
+def test_gatv2_keeps_its_order():
+    """Its scores are not linear in the rows."""
+
+    def gatv2(m, blocks, x):
+        h = m.first(x)
+        scores = blocks[0].apply_edges(fn.u_add_v(h, h[: blocks[0].num_dst])).relu().sum(-1)
+        h = blocks[0].pull(fn.u_mul_e(h, blocks[0].edge_softmax(scores)), "sum")
+        return blocks[1].pull(fn.copy_u(h), "mean")
+
+    case = captured(Model(gatv2, 8, **linears(False)), disable=ON)
+    assert "the product is also read by joestar.sddmm" in reasons(case, PATTERN)
