@@ -69,7 +69,12 @@ def sampler(graph: Graph, sizes: tuple[int, ...] = (256, 256)) -> DegreeBiasedSa
     return DegreeBiasedSampler(graph, list(sizes))
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None):
+    """Trains on Cora; returns the compiled step."""
     from on_cora import train
 
-    train(__doc__, Net, sampler=sampler)
+    return train(__doc__, Net, sampler=sampler, argv=argv)
+
+
+if __name__ == "__main__":
+    main()

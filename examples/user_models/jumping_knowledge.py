@@ -44,7 +44,12 @@ class Net(nn.Module):
         return self.classify(torch.cat(of_seeds, dim=1))
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None):
+    """Trains on Cora; returns the compiled step."""
     from on_cora import train
 
-    train(__doc__, Net)
+    return train(__doc__, Net, argv=argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -57,7 +57,12 @@ class Net(nn.Module):
         return self.convs[-1](blocks[-1], x)
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None):
+    """Trains on Cora; returns the compiled step."""
     from on_cora import train
 
-    train(__doc__, Net, prepare=prepare)
+    return train(__doc__, Net, prepare=prepare, argv=argv)
+
+
+if __name__ == "__main__":
+    main()
