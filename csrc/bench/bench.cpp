@@ -229,7 +229,7 @@ void product_cases(const Graph& graph, const Hop& hop, const std::string& where,
                 d->grad_x.data());
   });
   add("grad weight, csc", [d, csc] {
-    sddmm_dot(csc, d->x.data(), d->grad.data(), 1, kWidth, false, d->grad_weight.data());
+    sddmm_dot(csc, DotRows<float>{d->x.data(), d->grad.data(), 1, kWidth}, d->grad_weight.data());
   });
   add("grad of a max, csc", [d, csc] {
     const ExtremumGrad<float> task{d->x.data(), d->y.data(), d->grad.data(), {nullptr, 1, kWidth}};

@@ -14,9 +14,10 @@ void bind_sddmm(const Tensor& indptr, const Tensor& indices, const Tensor& lhs, 
 }
 
 void bind_dot(const Tensor& indptr, const Tensor& indices, const Tensor& lhs, const Tensor& rhs, std::int64_t heads,
-              std::int64_t width, bool mean, const Tensor& out) {
+              std::int64_t width, bool shared, bool mean, const Tensor& out) {
   with_types(indices, lhs, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    sddmm_dot(csc_of<Id>(indptr, indices), lhs.as<const T>(), rhs.as<const T>(), heads, width, mean, out.as<T>());
+    const DotRows<T> rows{lhs.as<const T>(), rhs.as<const T>(), heads, width, shared, mean};
+    sddmm_dot(csc_of<Id>(indptr, indices), rows, out.as<T>());
   });
 }
 

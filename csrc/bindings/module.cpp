@@ -59,6 +59,7 @@ PYBIND11_MODULE(_native, m) {
   bind_weighted(m);
   bind_spmm_csr(m);
   bind_spmm_grad(m);
+  bind_shared(m);
 }
 
 }  // namespace joestar::bindings

@@ -1,6 +1,7 @@
 #include "check.hpp"
 #include "joestar/extremum_grad.hpp"
-#include "joestar/spmm_grad.hpp"
+#include "joestar/sddmm.hpp"
+#include "joestar/spmm_shared.hpp"
 
 using namespace joestar;
 
@@ -60,7 +61,47 @@ void sums_and_means(const Case& c, Reduce reduce) {
   CHECK(got_x == grad_x);  // the same order of summation
   const auto got_w = test::for_thread_counts([&] {
     std::vector<double> out(grad_w.size(), 5.0);
-    sddmm_dot(c.graph.csc(), c.x.data(), c.grad.data(), c.heads, c.width, reduce == Reduce::Mean, out.data());
+    const DotRows<double> rows{c.x.data(), c.grad.data(), c.heads, c.width, false, reduce == Reduce::Mean};
+    sddmm_dot(c.graph.csc(), rows, out.data());
+    return out;
+  });
+  CHECK(test::close(got_w, grad_w, 1e-12));
+}
+
+// Heads that share the first `width` columns of x.
+void shared_rows(const Case& c, bool mean) {
+  const std::int64_t size = c.size();
+  std::vector<double> shared(static_cast<std::size_t>(c.num_src * c.width)), y(c.grad.size()), grad_x(shared.size()),
+      grad_w(c.weight.size());
+  for (std::int64_t i = 0; i < c.num_src * c.width; ++i) {
+    at(shared, i) = at(c.x, i / c.width * size + i % c.width);
+  }
+  for_all(c, [&](auto e, auto row, auto source, auto d) {
+    const double w = at(c.weight, e * c.heads + d / c.width) / (mean ? c.degree(row) : 1.0);
+    const double x = at(shared, source * c.width + d % c.width), g = at(c.grad, row * size + d);
+    at(y, row * size + d) += w * x;
+    at(grad_x, source * c.width + d % c.width) += w * g;
+    at(grad_w, e * c.heads + d / c.width) += g * x / (mean ? c.degree(row) : 1.0);
+  });
+  const auto got_y = test::for_thread_counts([&] {
+    std::vector<double> out(y.size(), 5.0);
+    const SharedMessages<double, std::int32_t> m{c.graph.indptr,  c.graph.indices.data(), shared.data(),
+                                                 c.weight.data(), c.heads,                c.width};
+    spmm_shared(m, mean, out.data());
+    return out;
+  });
+  CHECK(test::close(got_y, y, 1e-12));
+  const auto got_x = test::for_thread_counts([&] {
+    std::vector<double> out(grad_x.size(), 5.0);
+    const WeightedShape<double> shape{c.weight.data(), c.heads, c.width};
+    spmm_shared_grad_x(c.graph.csc(), c.num_src, c.grad.data(), shape, mean, out.data());
+    return out;
+  });
+  CHECK(test::close(got_x, grad_x, 1e-12));
+  const auto got_w = test::for_thread_counts([&] {
+    std::vector<double> out(grad_w.size(), 5.0);
+    const DotRows<double> rows{shared.data(), c.grad.data(), c.heads, c.width, true, mean};
+    sddmm_dot(c.graph.csc(), rows, out.data());
     return out;
   });
   CHECK(test::close(got_w, grad_w, 1e-12));
@@ -131,6 +172,8 @@ int main() {
       const Case c = random_case(rows, num_src, heads, width);
       sums_and_means(c, Reduce::Sum);
       sums_and_means(c, Reduce::Mean);
+      shared_rows(c, false);
+      shared_rows(c, true);
       extrema(c, false);
       extrema(c, true);
       scatters(c);

@@ -223,5 +223,5 @@ def _fits(edge: torch.Size, message: torch.Size) -> bool:
 
 
 def _is_weight(x: Tensor, e: Tensor) -> bool:
-    """True if ``e`` scales whole rows ``[E]`` or whole heads ``[E, H]``."""
-    return e.dim() == 1 or (x.dim() == 3 and e.dim() == 2 and e.shape[1] == x.shape[1])
+    """True if ``e`` scales whole rows ``[E]``, whole heads ``[E, H]``, or for each head the row that heads share."""
+    return e.dim() == 1 or (x.dim() == 3 and e.dim() == 2 and x.shape[1] in (1, e.shape[1]))

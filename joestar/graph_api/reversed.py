@@ -78,6 +78,8 @@ class Reversed(Computation):
         return torch.ops.joestar.spmm_csr(each, self.indices, values, None, self.num_dst, reduce)
 
     def _spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+        if weight is not None and weight.dim() == 2 and x.shape[1] != weight.shape[1]:
+            x = x.expand(-1, weight.shape[1], -1)  # a row for all heads, which only the gather reads as one
         return torch.ops.joestar.spmm_csr(self.base.indptr, self.indices, x, weight, self.num_dst, reduce)
 
     def _sddmm(self, lhs: Tensor, rhs: Tensor, op: str) -> Tensor:

@@ -19,6 +19,7 @@ from joestar.kernels.checks import (
 )
 from joestar.kernels.checks import row_size as _row_size
 from joestar.kernels.cpu_spmm import REDUCE
+from joestar.kernels.layout import message_shape, shares_rows
 
 EDGE_OPS = {"add": 0, "sub": 1, "mul": 2, "div": 3, "copy_lhs": 4, "copy_rhs": 5}
 
@@ -45,7 +46,7 @@ def sddmm(indptr: Tensor, indices: Tensor, lhs: Tensor | None, rhs: Tensor | Non
     if op == "dot":
         out = rows.new_empty((indices.numel(), *rows.shape[1:-1]))
         width = rows.shape[-1]
-        _native.sddmm_dot(indptr, indices, lhs, rhs, _row_size(out), width, False, out)
+        _native.sddmm_dot(indptr, indices, lhs, rhs, _row_size(out), width, False, False, out)
         return out
     out = rows.new_empty((indices.numel(), *rows.shape[1:]))
     _native.sddmm(indptr, indices, lhs, rhs, _row_size(rows), EDGE_OPS[op], out)
@@ -60,9 +61,11 @@ def spmm_grad_weight(
     check_rows(grad, indptr.numel() - 1, "grad")
     check_rows(weight_like, indices.numel(), "weight_like")
     x, grad = common_values(x, grad)
-    heads, width = heads_and_width(x, weight_like)
+    shared, row = shares_rows(x, weight_like), list(message_shape(x, weight_like))
+    require(list(grad.shape[1:]) == row, f"a gradient with rows {row}", f"{list(grad.shape[1:])}")
+    heads, width = heads_and_width(grad, weight_like)
     out = x.new_empty((indices.numel(), *weight_like.shape[1:]))
-    _native.sddmm_dot(indptr, indices, x, grad, heads, width, REDUCE[reduce] == REDUCE["mean"], out)
+    _native.sddmm_dot(indptr, indices, x, grad, heads, width, shared, REDUCE[reduce] == REDUCE["mean"], out)
     return out.to(weight_like.dtype)
 
 

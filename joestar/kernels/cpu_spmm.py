@@ -19,6 +19,7 @@ from joestar.kernels.checks import (
     require,
     row_size,
 )
+from joestar.kernels.layout import message_shape, shares_rows
 
 REDUCE = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 
@@ -27,23 +28,33 @@ def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, redu
     """``y[d] = reduce over edges e of d of weight[e] * x[indices[e]]``; an empty row gives 0.
 
     ``x`` ``[N]``, ``[N, D]`` or ``[N, H, D]``; ``weight`` ``[E]`` or, with three dimensions, ``[E, H]``;
-    ``reduce`` is "sum", "mean", "max" or "min".
+    ``reduce`` is "sum", "mean", "max" or "min". A sum or mean of ``x`` ``[N, 1, D]`` with ``weight`` ``[E, H]`` reads
+    a row once for all heads: ``[num_dst, H, D]``.
     """
     dtype = x.dtype
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
     if weight is not None:
         check_rows(weight, indices.numel(), "weight")
     x, weight = common_values(x, weight)
+    y = x.new_empty((indptr.numel() - 1, *message_shape(x, weight)))
+    if shares_rows(x, weight):
+        require(reduce in ("sum", "mean"), "sum or mean of rows shared by heads (x.expand them for others)", reduce)
+        heads, width = heads_and_width(y, weight)
+        _native.spmm_shared(indptr, indices, x, weight, heads, width, reduce == "mean", y)
+        return y.to(dtype)
     heads, width = heads_and_width(x, weight)
-    y = x.new_empty((indptr.numel() - 1, *x.shape[1:]))
     _native.spmm(indptr, indices, x, weight, heads, width, REDUCE[reduce], y)
     return y.to(dtype)
 
 
 def spmm_grad_x(
-    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
-) -> Tensor:
-    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``: summed per source in edge order."""
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str,
+    shared: bool = False,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``: summed per source in edge order.
+
+    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``.
+    """
     dtype = grad.dtype
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
     check_rows(grad, indptr.numel() - 1, "grad")
@@ -51,6 +62,10 @@ def spmm_grad_x(
         check_rows(weight, indices.numel(), "weight")
     grad, weight = common_values(grad, weight)
     heads, width = heads_and_width(grad, weight)
+    if shared:
+        grad_x = grad.new_empty((num_src, 1, *grad.shape[2:]))
+        _native.spmm_shared_grad_x(indptr, indices, grad, weight, heads, width, reduce == "mean", num_src, grad_x)
+        return grad_x.to(dtype)
     grad_x = grad.new_empty((num_src, *grad.shape[1:]))
     _native.spmm_grad_x(indptr, indices, grad, weight, heads, width, REDUCE[reduce], num_src, grad_x)
     return grad_x.to(dtype)

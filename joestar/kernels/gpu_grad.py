@@ -13,6 +13,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_edges import edge_dots
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_shared import shared_dots, shared_scatter
 from joestar.kernels.gpu_spmm import AHEAD, aggregate, row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import (
@@ -25,6 +26,7 @@ from joestar.kernels.gpu_tiles import (
     tile_configs,
     tile_rows,
 )
+from joestar.kernels.layout import message_shape, shares_rows
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -62,18 +64,26 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @op
 def spmm_grad_x(
-    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
-) -> Tensor:
-    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``; atomic additions."""
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str,
+    shared: bool = False,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``; atomic additions.
+
+    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``.
+    """
     if torch.are_deterministic_algorithms_enabled():
-        return spmm_grad_x_transposed(indptr, indices, grad, weight, num_src, reduce)
+        return spmm_grad_x_transposed(indptr, indices, grad, weight, num_src, reduce, shared)
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, weight=weight)
     width, n = row_size(grad), grad.shape[0]
     heads, head_width = heads_and_width(grad, weight)
     dtype = torch.promote_types(_wide(grad.dtype), grad.dtype if weight is None else _wide(weight.dtype))
-    out = torch.zeros((num_src, *grad.shape[1:]), dtype=dtype, device=grad.device)
+    row = (1, *grad.shape[2:]) if shared else grad.shape[1:]
+    out = torch.zeros((num_src, *row), dtype=dtype, device=grad.device)
+    if shared:
+        shared_scatter(indptr, indices, grad, weight, reduce == "mean", out)
+        return out.to(grad.dtype)
     if not out.numel() or not n or not indices.numel():
         return out.to(grad.dtype)
     block = column_block(head_width)
@@ -96,19 +106,25 @@ def spmm_grad_x(
 
 @op
 def spmm_grad_x_transposed(
-    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
-) -> Tensor:
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str,
+    shared: bool = False,
+) -> Tensor:  # fmt: skip
     """``spmm_grad_x``, deterministic: the edges are sorted by source, and each source gathers its own."""
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, weight=weight)
-    out = grad.new_empty((num_src, *grad.shape[1:]))
+    out = grad.new_empty((num_src, *((1, *grad.shape[2:]) if shared else grad.shape[1:])))
     offsets, dst, order = transposed(indptr, indices, edge_dst(indptr, indices.numel(), indices), num_src)
     scaled = grad
     if reduce == "mean":
         degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(_wide(grad.dtype))
         scaled = grad.to(_wide(grad.dtype)) / degree.reshape(-1, *[1] * (grad.dim() - 1))
-    aggregate(offsets, dst, scaled, None if weight is None else weight[order], "sum", out)
+    weight = None if weight is None else weight[order]
+    if shared:  # every head of an edge is an edge of its own
+        heads = weight.shape[1]
+        dst = (dst.to(torch.int64)[:, None] * heads + torch.arange(heads, device=dst.device)).reshape(-1)
+        offsets, scaled, weight = offsets * heads, scaled.flatten(0, 1), weight.reshape(-1)
+    aggregate(offsets, dst, scaled, weight, "sum", out)
     return out
 
 
@@ -120,6 +136,12 @@ def spmm_grad_weight(
     check_offsets(indptr)
     check_ids(indices)
     check_values(x=x, grad=grad, weights=weight_like)
+    row = list(message_shape(x, weight_like))
+    require(list(grad.shape[1:]) == row, f"a gradient with rows {row}", list(grad.shape[1:]))
+    if shares_rows(x, weight_like):
+        out = torch.zeros_like(weight_like)
+        shared_dots(indptr, indices, x, grad, reduce == "mean", out)
+        return out
     heads, width = heads_and_width(x, weight_like)
     out = torch.empty(weight_like.shape, dtype=weight_like.dtype, device=weight_like.device)
     edge_dots(indptr, indices, x, grad, heads, width, reduce == "mean", out)

@@ -9,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, require
+from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_tiles import (
     REDUCE,
     accumulator,
@@ -24,6 +25,7 @@ from joestar.kernels.gpu_tiles import (
     tile_configs,
     tile_rows,
 )
+from joestar.kernels.layout import message_shape, shares_rows
 
 AHEAD = 4
 """Edges of a row that are read before the first is used."""
@@ -124,12 +126,17 @@ def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, redu
     """``y[d] = reduce over edges e of d of weight[e] * x[indices[e]]``; an empty row gives 0.
 
     ``x`` ``[N]``, ``[N, D]`` or ``[N, H, D]``; ``weight`` ``[E]`` or, with three dimensions, ``[E, H]``;
-    ``reduce`` is "sum", "mean", "max" or "min". Sums run in edge order: the result does not change between runs.
+    ``reduce`` is "sum", "mean", "max" or "min". Sums run in edge order: the result does not change between runs. A
+    sum or mean of ``x`` ``[N, 1, D]`` with ``weight`` ``[E, H]`` reads a row once for all heads: ``[num_dst, H, D]``.
     """
     check_offsets(indptr)
     check_ids(indices)
     check_values(x=x, weight=weight)
-    y = x.new_empty((indptr.numel() - 1, *x.shape[1:]))
+    y = x.new_empty((indptr.numel() - 1, *message_shape(x, weight)))
+    if shares_rows(x, weight):
+        require(reduce in ("sum", "mean"), "sum or mean of rows shared by heads (x.expand them for others)", reduce)
+        shared_sum(indptr, indices, x, weight, reduce == "mean", y)
+        return y
     aggregate(indptr, indices, x, weight, reduce, y)
     return y
 

@@ -1,5 +1,7 @@
 """Layouts that kernels and their callers agree on."""
 
+from torch import Tensor
+
 CAT_ALIGNMENT = 8
 """Rows of joined matrices are multiples of this: 16 bytes of bfloat16, as GEMMs want them."""
 
@@ -7,3 +9,13 @@ CAT_ALIGNMENT = 8
 def cat_width(width: int) -> int:
     """Columns of ``[aggregated rows, own rows, 1, 0, ...]`` for rows of ``width``; the 1 multiplies the bias."""
     return -(-(2 * width + 1) // CAT_ALIGNMENT) * CAT_ALIGNMENT
+
+
+def shares_rows(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether the heads of ``weight`` ``[E, H]`` all scale the one row ``x[n, 0]`` of ``x`` ``[N, 1, ...]``."""
+    return weight is not None and weight.dim() == 2 and x.dim() >= 2 and x.shape[1] == 1 and weight.shape[1] != 1
+
+
+def message_shape(x: Tensor, weight: Tensor | None) -> tuple:
+    """Shape of one message ``weight[e] * x[n]``: that of a row of ``x``, once per head where heads share rows."""
+    return (weight.shape[1], *x.shape[2:]) if shares_rows(x, weight) else tuple(x.shape[1:])

@@ -6,13 +6,15 @@ The structure (indptr, indices) is never differentiable (thesis 5.3.1, "Graph Co
 import torch
 from torch.library import register_autograd
 
+from joestar.kernels.layout import shares_rows
+
 ops = torch.ops.joestar
 
 
 def _spmm_setup(ctx, inputs, output):
     indptr, indices, x, weight, ctx.reduce = inputs
     extremum = ctx.reduce in ("max", "min")
-    ctx.num_src = x.shape[0]
+    ctx.num_src, ctx.shared = x.shape[0], shares_rows(x, weight)
     needs_x = extremum or (weight is not None and ctx.needs_input_grad[3])
     ctx.save_for_backward(indptr, indices, x if needs_x else None, weight, output if extremum else None)
 
@@ -25,7 +27,7 @@ def _spmm_backward(ctx, grad):
         return None, None, grad_x, grad_weight if weight is not None else None, None
     grad_x = grad_weight = None
     if ctx.needs_input_grad[2]:
-        grad_x = ops.spmm_grad_x(indptr, indices, grad, weight, ctx.num_src, ctx.reduce)
+        grad_x = ops.spmm_grad_x(indptr, indices, grad, weight, ctx.num_src, ctx.reduce, ctx.shared)
     if ctx.needs_input_grad[3]:
         grad_weight = ops.spmm_grad_weight(indptr, indices, x, grad, weight, ctx.reduce)
     return None, None, grad_x, grad_weight, None

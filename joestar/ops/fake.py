@@ -3,7 +3,7 @@
 import torch
 from torch.library import register_fake
 
-from joestar.kernels.layout import cat_width
+from joestar.kernels.layout import cat_width, message_shape
 
 
 def _count(like):
@@ -66,12 +66,12 @@ def _(dsts, dst_count, sub_indptr, sub_indices, num_nodes, num_src):
 
 @register_fake("joestar::spmm")
 def _(indptr, indices, x, weight, reduce):
-    return x.new_empty((indptr.shape[0] - 1, *x.shape[1:]))
+    return x.new_empty((indptr.shape[0] - 1, *message_shape(x, weight)))
 
 
 @register_fake("joestar::spmm_grad_x")
-def _(indptr, indices, grad, weight, num_src, reduce):
-    return grad.new_empty((num_src, *grad.shape[1:]))
+def _(indptr, indices, grad, weight, num_src, reduce, shared=False):
+    return grad.new_empty((num_src, *((1, *grad.shape[2:]) if shared else grad.shape[1:])))
 
 
 @register_fake("joestar::spmm_grad_weight")

@@ -29,7 +29,7 @@ SCHEMAS = {
     "compact": f"({_DSTS}, Tensor sub_indptr, Tensor sub_indices, int num_nodes, SymInt num_src)"
     " -> (Tensor, Tensor, Tensor)",
     "spmm": f"({_CSC}, Tensor x, Tensor? weight, str reduce) -> Tensor",
-    "spmm_grad_x": f"({_CSC}, Tensor grad, Tensor? weight, SymInt num_src, str reduce) -> Tensor",
+    "spmm_grad_x": f"({_CSC}, Tensor grad, Tensor? weight, SymInt num_src, str reduce, bool shared=False) -> Tensor",
     "spmm_grad_weight": f"({_CSC}, Tensor x, Tensor grad, Tensor weight_like, str reduce) -> Tensor",
     "spmm_extremum_grad": f"({_CSC}, Tensor x, Tensor? weight, Tensor y, Tensor grad) -> (Tensor, Tensor)",
     "spmm_csr": f"({_CSC}, Tensor x, Tensor? weight, SymInt num_dst, str reduce) -> Tensor",

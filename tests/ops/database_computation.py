@@ -24,6 +24,18 @@ from .samples import (
     weights,
 )
 
+SHARED = (((1,), 3), ((1, 0), 2), ((1, 5), 2), ((1, 17), 4), ((1, 18), 7))
+"""Rows that several heads share, and how many."""
+
+
+def _shared(s, dtype):
+    """(name, shape of a row of x, shape of a result row, weights ``[E, H]``, reduce)."""
+    for shape, heads in SHARED:
+        weight = values((s.indices.numel(), heads), dtype, 3, s.edges)
+        for reduce in ("sum", "mean"):
+            yield f"{s.name}, shared {list(shape)}, {heads} heads, {reduce}", shape, (heads, *shape[1:]), weight, reduce
+
+
 # --- computation ----------------------------------------------------------------------------------------------------
 
 
@@ -35,6 +47,8 @@ def _spmm(dtype, ids):
                 for reduce in ("sum", "mean", "max", "min"):
                     case = f"{s.name}, x {list(x.shape)}, {name}, {reduce}"
                     yield Sample(case, (s.indptr, s.indices, x, weight, reduce), reduce in ("max", "min"))
+        for case, row, _, weight, reduce in _shared(s, dtype):
+            yield Sample(case, (s.indptr, s.indices, values((s.num_src, *row), dtype, 1), weight, reduce))
 
 
 def _spmm_grad_x(dtype, ids):
@@ -45,6 +59,9 @@ def _spmm_grad_x(dtype, ids):
                 for reduce in ("sum", "mean"):
                     case = f"{s.name}, grad {list(grad.shape)}, {name}, {reduce}"
                     yield Sample(case, (s.indptr, s.indices, grad, weight, s.num_src, reduce))
+        for case, _, row, weight, reduce in _shared(s, dtype):
+            grad = values((s.num_dst, *row), dtype, 1, s.rows)
+            yield Sample(case, (s.indptr, s.indices, grad, weight, s.num_src, reduce, True))
 
 
 def _spmm_grad_weight(dtype, ids):
@@ -55,6 +72,9 @@ def _spmm_grad_weight(dtype, ids):
                 for reduce in ("sum", "mean"):
                     case = f"{s.name}, x {list(x.shape)}, {name}, {reduce}"
                     yield Sample(case, (s.indptr, s.indices, x, grad, weight, reduce))
+        for case, row, result, weight, reduce in _shared(s, dtype):
+            x, grad = values((s.num_src, *row), dtype, 1), values((s.num_dst, *result), dtype, 4, s.rows)
+            yield Sample(case, (s.indptr, s.indices, x, grad, weight, reduce))
 
 
 def _spmm_extremum_grad(dtype, ids):
@@ -130,11 +150,18 @@ OPS = {
             ((*TINY, ints(1, 2), None, "sum"), NOT_FLOAT),
             ((*INT_OFFSETS[0], torch.ones(1), None, "sum"), INT_OFFSETS[1]),
             ((*TINY, torch.ones(1, 2, 3), torch.ones(1, 3), "sum"), r"\[E, H\].*weights \[1, 3\]"),
+            ((*TINY, torch.ones(1, 1, 3), torch.ones(1, 2), "max"), "sum or mean of rows shared by heads.*max"),
         ),
     ),
     "spmm_grad_x": Op(_spmm_grad_x, lambda t: (*WIDE, large_x(t, NUM_DST), values((EDGES,), t, 2), NUM_SRC, "mean")),
     "spmm_grad_weight": Op(
-        _spmm_grad_weight, lambda t: (*WIDE, large_x(t), large_x(t, NUM_DST), values((EDGES,), t, 2), "mean")
+        _spmm_grad_weight, lambda t: (*WIDE, large_x(t), large_x(t, NUM_DST), values((EDGES,), t, 2), "mean"),
+        errors=(
+            (
+                (*TINY, torch.ones(1, 1, 3), torch.ones(1, 3, 3), torch.ones(1, 2), "sum"),
+                r"rows \[2, 3\], got \[3, 3\]",
+            ),
+        ),
     ),
     "spmm_extremum_grad": Op(
         _spmm_extremum_grad, _large_extremum,

@@ -44,6 +44,14 @@ def test_spmm(s, reduce):
                 _check(lambda x, w: ops.spmm(s.indptr, s.indices, x, w, reduce), x, weight)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_spmm_of_rows_shared_by_heads(reduce):
+    for s in structures():
+        if s.name != "hub":
+            x, weight = _leaf(s.num_src, 1, 3), _leaf(s.indices.numel(), 2, seed=1)
+            _check(lambda x, w, s=s: ops.spmm(s.indptr, s.indices, x, w, reduce), x, weight)
+
+
 def test_spmm_through_a_hub():
     s = next(s for s in structures() if s.name == "hub")
     x, weight = _leaf(s.num_src, 2), _leaf(s.indices.numel(), seed=1)

@@ -9,6 +9,16 @@ namespace joestar {
 
 enum class EdgeOp { Add, Sub, Mul, Div, CopyLhs, CopyRhs };
 
+// Operands of sddmm_dot: rows of heads * width numbers; of `width` in lhs if `shared`, one row for all heads. With
+// `mean`, rows of rhs are divided by their degree first: the gradient of a mean for its edge weights.
+template <class T>
+struct DotRows {
+  const T* lhs;
+  const T* rhs;
+  std::int64_t heads = 1, width = 1;
+  bool shared = false, mean = false;
+};
+
 namespace detail {
 
 template <EdgeOp op, class A>
@@ -51,15 +61,6 @@ JOESTAR_INLINE A dot(const T* JOESTAR_RESTRICT x, const A* JOESTAR_RESTRICT y, s
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
-// Operands of sddmm_dot: rows of heads * width numbers.
-template <class T>
-struct DotRows {
-  const T* lhs;
-  const T* rhs;
-  std::int64_t heads, width;
-  bool mean;
-};
-
 // out[e * heads + h] = <lhs[source(e), h], rhs[row(e), h]> for the edges [first, last). `wide` holds one row. `fixed`:
 // the width, where it is known to the compiler; 0 otherwise.
 template <int fixed, class T, IdType Id>
@@ -67,9 +68,10 @@ JOESTAR_CLONES void edge_dots(const Csc<Id>& csc, const DotRows<T>& rows, std::i
                               Accumulator<T>* JOESTAR_RESTRICT wide, T* JOESTAR_RESTRICT out) {
   using A = Accumulator<T>;
   const std::int64_t heads = rows.heads, width = fixed > 0 ? fixed : rows.width, size = heads * width;
+  const std::int64_t left_size = rows.shared ? width : size, step = rows.shared ? 0 : width;
   const std::int64_t* indptr = csc.indptr.data();
   const Id* ids = csc.indices.data();
-  const RowPrefetcher<T, const Id*> prefetcher(rows.lhs, ids, size, last);
+  const RowPrefetcher<T, const Id*> prefetcher(rows.lhs, ids, left_size, last);
   prefetcher.start(first);
   std::int64_t row = std::upper_bound(indptr, indptr + csc.rows() + 1, first) - indptr - 1;
   for (std::int64_t e = first; e < last; ++row) {
@@ -81,10 +83,10 @@ JOESTAR_CLONES void edge_dots(const Csc<Id>& csc, const DotRows<T>& rows, std::i
       for (std::int64_t d = 0; d < size; ++d) wide[d] = load(right[d]) / degree;
     }
     for (const std::int64_t end = std::min(last, indptr[row + 1]); e < end; ++e) {
-      const T* left = rows.lhs + static_cast<std::int64_t>(ids[e]) * size;
+      const T* left = rows.lhs + static_cast<std::int64_t>(ids[e]) * left_size;
       prefetcher.at(e);
       for (std::int64_t h = 0; h < heads; ++h) {
-        out[e * heads + h] = store<T>(dot(left + h * width, y + h * width, width));
+        out[e * heads + h] = store<T>(dot(left + h * step, y + h * width, width));
       }
     }
   }
@@ -151,18 +153,16 @@ void sddmm(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t size, Ed
 }
 
 // lhs [num_src, heads * width] and rhs [rows, heads * width] -> inner products [edges, heads]; 0 behind the last edge.
-// With `mean`, rows of rhs are divided by their degree first: the gradient of a mean for its edge weights.
 template <class T, IdType Id>
-void sddmm_dot(const Csc<Id>& csc, const T* lhs, const T* rhs, std::int64_t heads, std::int64_t width, bool mean,
-               T* out) {
-  const detail::DotRows<T> rows{lhs, rhs, heads, width, mean};
-  detail::with_width<T>(width, [&]<int fixed>(std::integral_constant<int, fixed>) {
-    parallel_ranges(csc.edges(), row_grain(heads * width), [&](std::int64_t first, std::int64_t last) {
-      const Scratch<Accumulator<T>> wide(heads * width);
+void sddmm_dot(const Csc<Id>& csc, const DotRows<T>& rows, T* out) {
+  detail::with_width<T>(rows.width, [&]<int fixed>(std::integral_constant<int, fixed>) {
+    const std::int64_t size = rows.heads * rows.width;
+    parallel_ranges(csc.edges(), row_grain(size), [&](std::int64_t first, std::int64_t last) {
+      const Scratch<Accumulator<T>> wide(size);
       detail::edge_dots<fixed>(csc, rows, first, last, wide.data(), out);
     });
   });
-  detail::fill_tail(csc, heads, out);
+  detail::fill_tail(csc, rows.heads, out);
 }
 
 }  // namespace joestar

@@ -33,7 +33,10 @@ def _per_degree(grad: Tensor, indptr: Tensor, reduce: str) -> Tensor:
 
 
 def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
-    """``y[d] = reduce over edges e of d of weight[e] * x[indices[e]]``; an empty row gives 0."""
+    """``y[d] = reduce over edges e of d of weight[e] * x[indices[e]]``; an empty row gives 0.
+
+    A sum or mean of rows shared by heads, ``x`` ``[N, 1, ...]`` and ``weight`` ``[E, H]``, is ``[num_dst, H, ...]``.
+    """
     src, dst = valid_edges(indptr, indices)
     message = _messages(x, weight, src)
     out = message.new_zeros((indptr.numel() - 1, *message.shape[1:]))
@@ -46,11 +49,16 @@ def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, redu
 
 
 def spmm_grad_x(
-    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str
-) -> Tensor:
-    """Gradient of ``spmm`` (sum or mean) for ``x``: the transposed product, summed per source in edge order."""
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str,
+    shared: bool = False,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``spmm`` (sum or mean) for ``x``: the transposed product, summed per source in edge order.
+
+    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``.
+    """
     src, dst = valid_edges(indptr, indices)
     message = _messages(_per_degree(_wide(grad), indptr, reduce), weight, dst)
+    message = message.sum(1, keepdim=True) if shared else message
     out = message.new_zeros((num_src, *message.shape[1:]))
     return out.index_add(0, src, message).to(grad.dtype)
 
