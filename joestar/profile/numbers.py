@@ -31,6 +31,11 @@ def milliseconds(value: float) -> str:
     return f"{digits(value)} ms"
 
 
+def seconds(value: float) -> str:
+    """``12.3 ms``, ``1.00 s``."""
+    return f"{digits(value)} s" if value >= 1 else milliseconds(value * 1e3)
+
+
 def percent(share: float) -> str:
     """``38.0 %``, of a share in [0, 1]."""
     return f"{share * 100:.1f} %"
@@ -39,3 +44,12 @@ def percent(share: float) -> str:
 def count(value: float) -> str:
     """``120,600``; a fraction of a count shows one place."""
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def short(value: float) -> str:
+    """``120k``, ``1.5M``: the labels of an axis."""
+    for unit in ("", "k", "M"):
+        if value < 1000:
+            return f"{value:.4g}{unit}"
+        value /= 1000
+    return f"{value:.4g}G"

@@ -4,7 +4,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from joestar.profile.ledger import ProgramRecord, Report
+from joestar.profile import numbers
+from joestar.profile.ledger import ProfileRecord, ProgramRecord, Report, TuningRecord
+
+SHOWN = 12
+"""Kernels that are listed."""
 
 
 def _text(*renderables, width: int = 110) -> str:
@@ -15,15 +19,16 @@ def _text(*renderables, width: int = 110) -> str:
     return capture.get()
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(*columns: str, text: int = 1) -> Table:
+    """A table whose first ``text`` columns are words and whose others are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+        table.add_column(column, justify="left" if position < text else "right", overflow="fold")
     return table
 
 
 def render(report: Report) -> str:
-    """The report as tables: settings, steps, time per phase, and per program its passes and sizes."""
+    """The report as tables: settings, steps, time, tuning, and per program its passes, choices and sizes."""
     env, counters = report.environment, report.counters
     head = (
         f"Joestar {env.joestar} | torch {env.torch} | {env.device} | {env.threads} threads\n"
@@ -31,33 +36,110 @@ def render(report: Report) -> str:
         f"steps {counters.steps}: {counters.padded_steps} padded, {counters.exact_steps} exact; "
         f"overflows {counters.overflows}, fallbacks {counters.fallbacks}, recompiles {counters.recompiles}"
     )
-    parts = [head, _phases(report)]
+    parts = [escape(head)]
+    if report.profile is not None:
+        parts.extend(_profile(report.profile))
+    parts.extend(_clocks(report))
+    if report.tuning is not None:
+        parts.extend(_tuning(report.tuning))
     for program in report.programs:
         parts.extend(_program(program))
     return _text(*parts)
 
 
-def _phases(report: Report) -> Table:
-    table = _table("\nTime per phase", "phase", "seconds", "ms/step")
-    steps = max(report.counters.steps, 1)
+def _profile(profile: ProfileRecord) -> list:
+    step = f"\nA step takes {numbers.milliseconds(profile.milliseconds)} (p20 {numbers.digits(profile.p20)}, p80 "
+    step += f"{numbers.digits(profile.p80)}, {profile.steps} steps)"
+    if profile.epoch_seconds is not None:
+        step += f"; an epoch of {profile.epoch_steps:,} steps {numbers.seconds(profile.epoch_seconds)}"
+    lines = [step]
+    if profile.floor_milliseconds is not None:
+        lines.append(
+            f"floor {numbers.milliseconds(profile.floor_milliseconds)}: {numbers.human_bytes(profile.logical_bytes)} "
+            f"at {numbers.human_rate(profile.copy_bandwidth)}, "
+            f"{numbers.percent(profile.floor_milliseconds / profile.milliseconds)} of the step"
+        )
+    if profile.peak_bytes is not None:
+        moved = ", ".join(f"{bus} {numbers.human_bytes(count)}/step" for bus, count in profile.bus.items())
+        lines.append(f"peak memory {numbers.human_bytes(profile.peak_bytes)}; bus: {moved or 'none, all on the host'}")
+    return [*lines, *_phases(profile), *_kernels(profile), *_stages(profile)]
+
+
+def _phases(profile: ProfileRecord) -> list:
+    total = sum(profile.phases.values()) or 1.0
+    table = _table("phase", "ms/step", "share")
+    for phase, spent in profile.phases.items():
+        table.add_row(escape(phase), numbers.digits(spent), numbers.percent(spent / total))
+    return ["\nTime per phase of a step", table]
+
+
+def _kernels(profile: ProfileRecord) -> list:
+    if not profile.kernels:
+        return []
+    total = sum(kernel.microseconds for kernel in profile.kernels) or 1.0
+    table = _table("kernel", "phase", "us/step", "share", "calls", text=2)
+    for kernel in profile.kernels[:SHOWN]:
+        name = kernel.name if len(kernel.name) <= 60 else kernel.name[:57] + "..."
+        share = numbers.percent(kernel.microseconds / total)
+        table.add_row(
+            escape(name), escape(kernel.phase), numbers.digits(kernel.microseconds), share, numbers.count(kernel.calls)
+        )
+    left = len(profile.kernels) - SHOWN
+    return ["\nSlowest kernels", table] + ([f"and {left} more"] if left > 0 else [])
+
+
+def _stages(profile: ProfileRecord) -> list:
+    if not profile.stages:
+        return []
+    table, first = _table("stage", "ms/step", "speed-up", "kernels", "peak memory"), profile.stages[0].milliseconds
+    for stage in profile.stages:
+        table.add_row(
+            escape(stage.stage), numbers.digits(stage.milliseconds),
+            numbers.digits(first / stage.milliseconds) if stage.milliseconds else "-",
+            "-" if stage.kernels is None else numbers.count(stage.kernels),
+            "-" if stage.bytes is None else numbers.human_bytes(stage.bytes),
+        )  # fmt: skip
+    return ["\nStages of compiling, each with one thing more", table]
+
+
+def _clocks(report: Report) -> list:
+    table, steps = _table("phase", "seconds", "ms/step"), max(report.counters.steps, 1)
     for phase, seconds in report.counters.seconds.items():
         table.add_row(phase, f"{seconds:.2f}", f"{seconds / steps * 1e3:.2f}")
-    return table
+    return ["\nTime per phase of the run, compiling included", table]
+
+
+def _tuning(tuning: TuningRecord) -> list:
+    origin = "from its cache" if tuning.cached else f"in {tuning.seconds:.1f} s"
+    table = _table("differs from the defaults in", "slack", "eager ms", "compiled ms", "")
+    for candidate in tuning.candidates:
+        choices = ", ".join(f"{key} = {option}" for key, option in candidate.choices.items())
+        times = ["-" if time is None else numbers.digits(time) for time in (candidate.eager_ms, candidate.compiled_ms)]
+        taken = "taken" if candidate.taken else ""
+        table.add_row(escape(choices or "nothing"), numbers.percent(candidate.slack), *times, taken)
+    return [f"\nTuner: {len(tuning.candidates)} candidates, {origin}", table]
 
 
 def _program(program: ProgramRecord) -> list:
     compiling = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in program.seconds.items())
     title = f"\nProgram '{program.kind}': batch {program.batch}, compiled {program.compiles} time(s); {compiling}"
-    passes = _table(title, "pass", "rewrites", "nodes", "ms")
+    passes = _table("pass", "rewrites", "nodes", "ms")
     for row in program.passes:
         nodes = "off" if row.skipped else f"{row.nodes_before} -> {row.nodes_after}"
         passes.add_row(row.name, str(row.rewrites), nodes, f"{row.milliseconds:.1f}")
-    sets = _table("", "set", "min", "mean", "max", "bound", "padding")
+    sets = _table("set", "min", "mean", "max", "bound", "padding")
     for row in program.sets:
         bound = "-" if row.bound is None else f"{row.bound:,}"
         waste = "-" if row.waste is None else f"{row.waste:.1%}"
         sets.add_row(row.name, f"{row.minimum:,}", f"{row.mean:,.0f}", f"{row.maximum:,}", bound, waste)
-    return [passes, sets, escape(explain([program]))] if program.places else [passes, sets]
+    parts = [escape(title), passes, "", sets]
+    if program.sites:
+        sites = _table("choice", "taken", "of", text=3)
+        for site in program.sites:
+            options = ", ".join(option + " (default)" * (option == site.default) for option in site.options)
+            sites.add_row(escape(site.key), escape(site.taken), escape(options))
+        parts += ["", sites]
+    return [*parts, "", escape(explain([program]))] if program.places else parts
 
 
 def explain(programs: list[ProgramRecord]) -> str:
