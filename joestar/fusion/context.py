@@ -24,8 +24,10 @@ class PassContext:
         choices: ``"kind:name" -> option`` for places where several forms are correct; the others take their default.
         limit: rewrites that may happen in all, counted over passes; what comes later is refused (for bisection).
         sizes: symbol -> size in the batch that was traced; device: type of the device that the program runs on.
+        changing: addresses of tensors that steps may write (parameters and buffers of the model).
         places: every place where a pattern was looked at: fired, or refused and why.
         sites: every place where there was a choice.
+        hoisted: values that became inputs (``fusion.hoist.Hoisted``).
     """
 
     roles: list[tuple]
@@ -33,8 +35,10 @@ class PassContext:
     limit: int | None = None
     sizes: Mapping = field(default_factory=dict)
     device: str = "cpu"
+    changing: frozenset[int] = frozenset()
     places: list[Place] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
+    hoisted: list = field(default_factory=list)
     admitted: int = 0
 
     def needs_grad(self, node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from joestar.fusion import (
     dropout_aggregate,
     extract_select,
     gather_aggregate,
+    hoist,
     relu_dropout,
     sample_gather_aggregate,
     simplify,
@@ -60,6 +61,7 @@ PASSES = (
     Pass("simplify", simplify.run),
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
+    Pass("hoist", hoist.run, requires=CANONICAL),
     Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
     Pass("gather-aggregate", gather_aggregate.run, requires=CANONICAL),
@@ -81,13 +83,14 @@ def run_passes(
     limit: int | None = None,
     sizes: Mapping | None = None,
     device: str = "cpu",
+    changing: frozenset[int] = frozenset(),
 ) -> tuple[list[PassRecord], PassContext]:
     """Runs the table on ``gm`` in place; verifies after each pass.
 
     Args:
         disable: names of passes to leave out; a pass whose requirements are then not met is left out too.
         choices: ``"kind:name" -> option``, see ``PassContext.choose``; limit: rewrites that may happen in all.
-        sizes, device: see ``PassContext``.
+        sizes, device, changing: see ``PassContext``.
 
     Returns:
         What each pass did, and the context with its places and sites.
@@ -97,7 +100,7 @@ def run_passes(
         VerificationError: if a pass leaves a graph that breaks the IR's rules.
     """
     _check_names(disable, [p.name for p in passes])
-    context, records, holds = PassContext(roles, dict(choices or {}), limit, sizes or {}, device), [], set()
+    context, records, holds = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing), [], set()
     outputs = output_shapes(gm)
     for spec in passes:
         count = len(gm.graph.nodes)

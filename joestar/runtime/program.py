@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import run_passes
+from joestar.fusion.hoist import Hoisted
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import lower_dropout
@@ -73,6 +74,8 @@ class Program:
         self.before = ""
         self.passes, self.places, self.sites = [], [], []
         self.lowered: fx.Graph | None = None
+        self.lowered_roles: list[tuple] = []
+        self.hoisted: list[Hoisted] = []
         self.sizes: dict = {}
         self.padded: Padded | None = None
         self.run: Callable | None = None
@@ -158,30 +161,35 @@ class Program:
             (output,) = gm.graph.find_nodes(op="output")
             output.args = ((output.args[0][0],),)
             gm.recompile()
-        self.lowered = copy.deepcopy(gm.graph)
+        self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
     def _run_passes(self, gm: fx.GraphModule, roles: list[tuple]) -> None:
         options = self.options
         self.passes, context = run_passes(
             gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit, sizes=self.sizes,
-            device=self.graph.device.type,
+            device=self.graph.device.type, changing=self._addresses(),
         )  # fmt: skip
-        self.places, self.sites = context.places, context.sites
+        self.places, self.sites, self.hoisted = context.places, context.sites, context.hoisted
+
+    def _addresses(self) -> frozenset[int]:
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+
+    def refresh(self) -> None:
+        """Computes hoisted values again whose sources were written in place."""
+        for value in self.hoisted:
+            value.refresh()
 
     def variant(self, options: Options) -> "Program":
         """The same captured program under other options, not yet compiled: nothing is traced again."""
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
-        other.lowered, other.before, other.num_outputs, other.sizes = (
-            self.lowered,
-            self.before,
-            self.num_outputs,
-            self.sizes,
-        )
-        other._losses = self.class_losses()
-        other._run_passes(gm, self.captured.roles)
-        other.captured = Captured(gm, self.captured.roles, self.captured.labels)
+        other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
+        other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self.class_losses()
+        roles = list(self.lowered_roles)
+        other._run_passes(gm, roles)
+        other.captured = Captured(gm, roles, self.captured.labels)
         return other
 
     # --- execution ---

@@ -1,0 +1,105 @@
+"""Hoisting: what no step changes is computed once, again when it was written in place, and nothing else is touched."""
+
+import torch
+from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS, same, small_graph
+from torch import nn
+
+import joestar
+import joestar.nn as jnn
+from joestar import fn
+
+from .graphs import ATEN, Model, captured, count, mean, only
+
+PATTERN = "hoist"
+BASE = ("extract-select",)
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+
+
+def normalised(m, blocks, x):
+    """Degrees of the whole graph, in every step."""
+    graph = blocks[0].graph
+    scale = graph.in_degrees().clamp(min=1).double().rsqrt()
+    return mean(blocks[1], blocks[0].pull(fn.copy_u(x * scale[blocks[0].srcs.long()][:, None]), "sum"))
+
+
+def hoisted(case) -> list[list[int]]:
+    return [list(value.value.shape) for value in case.program.hoisted]
+
+
+def test_before_and_after():
+    before, after = (captured(Model(normalised), disable=disable) for disable in (OFF, ON))
+    assert (count(before.trace(), ATEN.rsqrt.default), count(after.trace(), ATEN.rsqrt.default)) == (1, 0)
+    assert hoisted(after) == [[48]]
+    degrees = after.graph.in_degrees().clamp(min=1).double()
+    torch.testing.assert_close(after.program.hoisted[0].value, degrees.rsqrt())
+    assert [role[0] for role in after.program.captured.roles].count("const") == [
+        role[0] for role in before.program.captured.roles
+    ].count("const") + 1
+
+
+def test_same_numbers():
+    models = (lambda: Model(normalised), lambda: jnn.GCN(NUM_FEATURES, 8, 2, NUM_CLASSES))
+    for make in models:
+        on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+        for step, batch in enumerate((SEEDS, (5, 5, 47))):
+            expected = off.exact(off.seeds(batch), step)
+            same(on.exact(on.seeds(batch), step), expected, 1e-12)
+            same(on.padded(on.seeds(batch), step), expected, 1e-12)
+
+
+def test_a_bias_of_sampling_is_prepared_once():
+    graph = small_graph()
+    graph.edata["w"] = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Biased:
+        def __init__(self):
+            self.graph = graph
+
+        def sample(self, graph, seeds):
+            probs = graph.edata["w"].square().float() + 0.1
+            return [graph[:, seeds].individual_sample(3, probs=probs)]
+
+    case = captured(Model(lambda m, blocks, x: mean(blocks[0], x)), graph=graph, sampler=Biased(), disable=ON)
+    assert [graph.num_edges] in hoisted(case)
+
+
+def test_must_not_fire():
+    """Parameters, buffers of the model, batch statistics and plain views."""
+
+    def model_tensors(m, blocks, x):
+        y = mean(blocks[0], x * (m.weight.exp() + m.counter.exp()))
+        return mean(blocks[1], y + blocks[1].graph.ndata["x"].T.T.mean() * 0 * m.weight.sum())
+
+    class Own(Model):
+        def __init__(self):
+            super().__init__(model_tensors)
+            self.weight = nn.Parameter(torch.randn(NUM_FEATURES))
+            self.register_buffer("counter", torch.ones(NUM_FEATURES))
+
+    case = captured(Own(), disable=ON)
+    assert hoisted(case) == [[]], "the mean of all features, and nothing of the model"
+    assert count(case.program.captured.gm, ATEN.exp.default) == 2
+    assert not hoisted(captured(Model(lambda m, b, x: mean(b[1], mean(b[0], x)), disable=ON)))
+
+
+def test_written_in_place_between_epochs():
+    """Features written with copy_ are read anew, hoisted values included."""
+    torch.manual_seed(0)
+    graph = small_graph()
+    graph.ndata["scale"] = torch.rand(48, dtype=torch.float64) + 0.5
+
+    def f(m, blocks, x):
+        factor = blocks[0].graph.ndata["scale"].square()
+        return mean(blocks[1], blocks[0].pull(fn.copy_u(x * factor[blocks[0].srcs.long()][:, None]), "sum"))
+
+    model = Model(f).double().eval()
+    steps = [joestar.compile(model, joestar.NeighborSampler(graph, [3, 2]), backend="eager", disable_passes=disable)
+             for disable in ((), (PATTERN,))]  # fmt: skip
+    seeds = torch.arange(20)
+    results = []
+    for _ in range(2):
+        on, off = (step.predict(seeds, 10) for step in steps)
+        torch.testing.assert_close(on, off, rtol=1e-12, atol=1e-12)
+        results.append(on)
+        graph.ndata["scale"].mul_(2)
+    assert not torch.allclose(results[0], results[1])
