@@ -98,6 +98,9 @@ class TrainConfig:
 
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
+RUN_ONLY = ("epochs", "patience", "scheduler", "execution", "report", "save")
+"""Settings of a whole run, which mean nothing for a single step."""
+PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)
 
 
 def build_config(file: Path | None, flags: dict[str, Any]) -> TrainConfig:

@@ -1,30 +1,36 @@
-"""The flags of ``joestar train``, made from the fields of ``TrainConfig``."""
+"""The flags of ``joestar train`` and ``joestar profile``, made from the fields of ``TrainConfig``."""
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from joestar.cli.config import FIELDS, TrainConfig, build_config
+from joestar.cli.config import FIELDS, build_config
 
 CONFIG_HELP = "TOML file with any of these settings (batch_size = 500); flags override it."
 
 
-def takes_settings(command: Callable[[TrainConfig], None]) -> Callable[..., None]:
-    """Turns ``command(config)`` into a Typer command with a flag per setting, and ``--config``.
+def takes_settings(command: Callable[..., None], only: Collection[str] = FIELDS) -> Callable[..., None]:
+    """Turns ``command(config, ...)`` into a Typer command with a flag per setting, and ``--config``.
 
-    Every flag defaults to ``None``, which tells a flag that was given from one that was not.
+    Every flag of a setting defaults to ``None``, which tells a flag that was given from one that was not. Further
+    parameters of the command stay as they are.
+
+    Args:
+        only: names of the settings that get a flag; the others keep their default, or what the file says.
     """
+    own = list(inspect.signature(command).parameters.values())[1:]
 
     @functools.wraps(command)
     def with_flags(**flags: Any) -> None:
-        file = flags.pop("config")
-        command(build_config(file, flags))
+        file, extra = flags.pop("config"), {parameter.name: flags.pop(parameter.name) for parameter in own}
+        command(build_config(file, flags), **extra)
 
-    parameters = [_parameter(name) for name in FIELDS]
+    parameters = [_parameter(name) for name in FIELDS if name in only]
+    parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     config = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP, rich_help_panel="Output")]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config))
     with_flags.__signature__ = inspect.Signature(parameters)

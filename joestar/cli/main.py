@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from joestar.cli.config import TrainConfig
+from joestar.cli.config import PROFILED, TrainConfig
 from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
 
@@ -20,7 +20,8 @@ app = typer.Typer(
     "one program.\n\n[bold]First steps:[/]\n\n"
     "[cyan]joestar doctor[/]  is everything there?\n\n"
     "[cyan]joestar train[/]   trains GraphSAGE on the bundled Cora graph\n\n"
-    "[cyan]joestar info ogbn-products --root data[/]  what is in a dataset?",
+    "[cyan]joestar info ogbn-products --root data[/]  what is in a dataset?\n\n"
+    "[cyan]joestar profile --html report.html[/]  where does the time of a step go?",
 )
 
 
@@ -43,6 +44,37 @@ def train(config: TrainConfig) -> None:
 
 
 app.command("train")(plain_errors(takes_settings(train)))
+
+
+def profile(
+    config: TrainConfig,
+    steps: Annotated[int, typer.Option(help="Timed steps of every stage.", min=1, rich_help_panel="Execution")] = 20,
+    ablation: Annotated[
+        bool, typer.Option(help="Also time the stages before the last.", rich_help_panel="Execution")
+    ] = True,
+    html: Annotated[
+        str | None, typer.Option("--html", help="Write the report as one HTML page.", rich_help_panel="Output")
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report as JSON.", rich_help_panel="Output")
+    ] = None,
+) -> None:
+    """Show where the time of a training step goes, what fusing and compiling bring, and how full the bounds are.
+
+    Nothing is saved but the report: the model trains on copies.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar profile --html report.html[/]  GraphSAGE on the bundled Cora graph, about a minute
+
+    [cyan]joestar profile ogbn-products --root data --fanouts 15,10,5 --html report.html --json report.json[/]
+    """
+    from joestar.cli.profile import run
+
+    run(config, steps, ablation, html, json_file, out())
+
+
+app.command("profile")(plain_errors(takes_settings(profile, PROFILED)))
 
 
 @app.command("info")

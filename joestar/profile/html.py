@@ -85,7 +85,7 @@ def tiles(report: Report) -> list[Tile]:
     )  # fmt: skip
     wastes = [row.waste for program in report.programs[:1] for row in program.sets if row.waste is not None]
     if wastes:
-        note = f"on average over {len(wastes)} sets; most {numbers.percent(max(wastes))}"
+        note = f"of a set on average, at most {numbers.percent(max(wastes))}"
         found.append(Tile("Padding", f"{sum(wastes) / len(wastes) * 100:.1f}", "%", note))
     found += [
         Tile(
@@ -109,7 +109,7 @@ def _measured_tiles(profile: ProfileRecord) -> list[Tile]:
     found = [Tile("Step", numbers.digits(profile.milliseconds), "ms", spread)]
     if profile.epoch_seconds is not None:
         value, unit = numbers.seconds(profile.epoch_seconds).split()
-        found.append(Tile("Epoch", value, unit, f"{profile.epoch_steps:,} steps at the median"))
+        found.append(Tile("Epoch", value, unit, f"{numbers.plural(profile.epoch_steps, 'step')} at the median"))
     if profile.floor_milliseconds is not None:
         share = profile.floor_milliseconds / profile.milliseconds
         note = f"{numbers.milliseconds(profile.floor_milliseconds)} if memory were the only limit"

@@ -53,3 +53,8 @@ def short(value: float) -> str:
             return f"{value:.4g}{unit}"
         value /= 1000
     return f"{value:.4g}G"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 step``, ``1,200 steps``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

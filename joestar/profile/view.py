@@ -51,7 +51,7 @@ def _profile(profile: ProfileRecord) -> list:
     step = f"\nA step takes {numbers.milliseconds(profile.milliseconds)} (p20 {numbers.digits(profile.p20)}, p80 "
     step += f"{numbers.digits(profile.p80)}, {profile.steps} steps)"
     if profile.epoch_seconds is not None:
-        step += f"; an epoch of {profile.epoch_steps:,} steps {numbers.seconds(profile.epoch_seconds)}"
+        step += f"; an epoch, {numbers.plural(profile.epoch_steps, 'step')}, {numbers.seconds(profile.epoch_seconds)}"
     lines = [step]
     if profile.floor_milliseconds is not None:
         lines.append(

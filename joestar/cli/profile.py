@@ -1,0 +1,63 @@
+"""``joestar profile``: a measured report."""
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import joestar
+from joestar.bench.profile import profile
+from joestar.cli import build
+from joestar.cli.config import TrainConfig
+from joestar.cli.files import check_writable
+from joestar.errors import ConfigError
+from joestar.profile.ledger import Report
+
+SUFFIXES = {"--html": ".html", "--json": ".json"}
+
+
+def run(
+    config: TrainConfig, steps: int, ablation: bool, html: str | None, json_file: str | None, console: Console
+) -> Report:
+    """Measures training steps, prints the tables, and writes the files that were asked for.
+
+    Raises:
+        JoestarError: settings or data are unusable, or a file cannot be written.
+    """
+    files = {"--html": html, "--json": json_file}
+    for flag, path in files.items():
+        _check_file(path, flag)
+    device = build.build_device(config)
+    graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
+    build.check_graph(graph)
+    console.print(f"{graph} on {device}", highlight=False, soft_wrap=True)
+    if config.backend == "inductor":
+        console.print("Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
+    torch.manual_seed(config.seed)
+    model = build.build_model(config, graph).to(device)
+    report = profile(
+        model,
+        joestar.NeighborSampler(graph, config.fanouts, seed=config.seed),
+        build.build_loss(config, graph, device),
+        build.build_optimizer(config, model),
+        graph.train_idx,
+        config.batch_size,
+        steps=steps,
+        ablation=ablation,
+        say=lambda text: console.print(text, highlight=False, soft_wrap=True),
+        clip_grad_norm=config.clip_grad_norm,
+        backend=config.backend,
+    )
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    for path in filter(None, files.values()):
+        report.save(path)
+        console.print(f"Wrote {path}", highlight=False, soft_wrap=True)
+    if not html:
+        console.print("[dim]As a page with charts: --html report.html[/]")
+    return report
+
+
+def _check_file(path: str | None, flag: str) -> None:
+    check_writable(path, flag)
+    if path is not None and Path(path).suffix.lower() != SUFFIXES[flag]:
+        raise ConfigError(f"{flag} {path}: expected a file name that ends in {SUFFIXES[flag]}.")
