@@ -165,8 +165,8 @@ class _Run:
 
         on_gpu = graph.device.type == "cuda"
         with config.patch({"cpp.enable_kernel_profile": True}):  # the trace then shows Inductor's loops by name
-            next(losses)
-            time_steps(timed, self.warm_up, 0, graph.device)
+            for _ in range(1 + self.warm_up):  # the first step compiles
+                next(losses)
             memory.forget()
             clocks[:] = [dict(step.counters.seconds)]
             timing = time_steps(timed, self.steps, 0, graph.device, min(10, self.steps) if on_gpu else 1)

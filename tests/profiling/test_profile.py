@@ -1,0 +1,182 @@
+"""A real, small profile, and the command."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+import joestar
+from joestar.bench.profile import TRACED, copy_bandwidth, profile
+from joestar.bench.step import logical_bytes
+from joestar.cli.main import app
+from joestar.errors import ConfigError
+from joestar.profile.ledger import Report
+
+from .test_html import Page
+
+STEPS, BATCH, HIDDEN = 3, 50, 8
+
+
+@pytest.fixture(scope="module")
+def parts():
+    graph = joestar.load("cora")
+    torch.manual_seed(1)
+    model = joestar.nn.GraphSAGE(1433, HIDDEN, 2, 7, dropout=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    sampler = joestar.NeighborSampler(graph, [4, 3])
+    blocks = sampler.sample(graph, graph.train_idx)
+    F.cross_entropy(model(blocks, graph.ndata["x"][blocks[0].srcs]), graph.ndata["y"][graph.train_idx]).backward()
+    optimizer.step()
+    return model, sampler, optimizer, graph
+
+
+@pytest.fixture(scope="module")
+def profiled(parts):
+    """The report, what was said, and whether the caller's things are as before."""
+    model, sampler, optimizer, graph = parts
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    state, lines = torch.get_rng_state(), []
+    made = profile(
+        model, sampler, F.cross_entropy, optimizer, graph.train_idx, BATCH, steps=STEPS, warm_up=1, say=lines.append,
+        backend="eager",
+    )  # fmt: skip
+    assert torch.equal(state, torch.get_rng_state())
+    now = (model.state_dict(), optimizer.state_dict())
+    assert all(torch.equal(before[0][name], now[0][name]) for name in before[0])
+    assert now[1]["param_groups"] == before[1]["param_groups"]
+    for index, moments in before[1]["state"].items():
+        assert all(torch.equal(value, now[1]["state"][index][name]) for name, value in moments.items())
+    assert all(torch.equal(gradients[name], p.grad) for name, p in model.named_parameters())
+    assert model.training
+    return made, lines
+
+
+def test_profile_is_complete(profiled, parts):
+    report, lines = profiled
+    found = report.profile
+    assert 0 < found.p20 <= found.milliseconds <= found.p80
+    assert (found.steps, found.epoch_steps) == (STEPS, 3)
+    assert list(found.phases) == ["sampling", "forward", "backward", "optimizer", "set-up of the epoch", "rest"]
+    assert all(found.phases[name] > 0 for name in ("sampling", "forward", "backward", "optimizer"))
+    names = {(kernel.phase, kernel.name) for kernel in found.kernels}
+    assert {("sampling", "joestar::sample_cols"), ("forward", "aten::mm"), ("backward", "aten::mm")} <= names
+    assert ("optimizer", "aten::_fused_adam_") in names
+    micros = [kernel.microseconds for kernel in found.kernels]
+    assert micros == sorted(micros, reverse=True)
+    assert [stage.stage for stage in found.stages] == ["eager kernels", "+ fusion"]
+    assert found.stages[-1].milliseconds == found.milliseconds
+    assert found.stages[0].kernels > found.stages[1].kernels > 20
+    assert len(lines) == 2 and lines[1] == f"+ fusion: {found.milliseconds:.3f} ms/step"
+    assert found.peak_bytes >= 0 and found.bus == {} and found.copy_bandwidth > 0
+    assert report.counters.steps == 1 + 1 + STEPS + 1 + TRACED
+    assert report.programs[0].batch == BATCH
+    assert sum(row.rewrites for row in report.programs[0].passes if row.name == "sample-gather-aggregate") == 1
+
+
+def test_logical_bytes_are_those_of_the_first_batch(profiled, parts):
+    _, sampler, _, graph = parts
+    blocks = sampler.sample(graph.keyed(0), graph.train_idx[:BATCH])
+    counts = [BATCH, blocks[1].num_src, blocks[0].num_src]
+    edges = [blocks[0].num_edges, blocks[1].num_edges]
+    assert profiled[0].profile.logical_bytes == logical_bytes(counts, edges, 1433, HIDDEN, 4)
+
+
+def test_report_of_a_real_run_is_a_page_and_json(profiled, tmp_path):
+    report, _ = profiled
+    page = Page(report.to_html())
+    assert "http" not in report.to_html()
+    assert "joestar::sample_cols" in page.text and "+ fusion" in page.text and "Graph(cora: 2,708 nodes" in page.text
+    assert f"{report.programs[0].sets[0].bound:,}" in page.text
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == report
+    assert "Stages of compiling" in str(report)
+
+
+def test_report_of_a_step_that_was_not_profiled(parts):
+    model, sampler, _, graph = parts
+    fresh = copy.deepcopy(model)
+    step = joestar.compile(fresh, sampler, F.cross_entropy, torch.optim.Adam(fresh.parameters()), backend="eager")
+    assert "take a step first" in Page(step.report().to_html()).text
+    list(step.epoch(graph.train_idx, BATCH))
+    text = Page(step.report().to_html()).text
+    assert "3 of 3 ran as one static program" in text and "Step, host clock" in text
+
+
+def test_without_ablation_and_other_models(parts):
+    _, sampler, _, graph = parts
+    model = joestar.nn.GCN(1433, 4, 2, 7)
+    report = profile(
+        model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), graph.train_idx, 1000,
+        steps=1, warm_up=0, ablation=False, backend="eager",
+    )  # fmt: skip
+    assert report.profile.stages == [] and report.profile.logical_bytes is None
+    assert report.profile.epoch_steps == 1 and report.programs[0].batch == 140
+    assert ("optimizer", "aten::_fused_sgd_") in {(kernel.phase, kernel.name) for kernel in report.profile.kernels}
+
+
+def test_impossible_numbers_and_options_are_refused(parts):
+    model, sampler, optimizer, graph = parts
+    for options, message in (
+        ({"steps": 0}, "steps must be an integer of at least 1; got 0"),
+        ({"warm_up": -1}, "warm_up must be an integer of at least 0; got -1"),
+        ({"steps": True}, "steps must be"),
+        ({"execution": "exact"}, "profile sets execution itself"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            profile(model, sampler, F.cross_entropy, optimizer, graph.train_idx, BATCH, **options)
+    with pytest.raises(ConfigError, match="no seeds to profile with"):
+        profile(model, sampler, F.cross_entropy, optimizer, graph.train_idx[:0], BATCH)
+
+
+def test_copy_bandwidth_is_of_this_machine():
+    assert 1e8 < copy_bandwidth(torch.device("cpu")) < 1e13
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["profile", *arguments], env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
+
+
+def test_command_prints_and_writes(tmp_path):
+    html, data = tmp_path / "report.html", tmp_path / "report.json"
+    shown = invoke(
+        "cora", "--model", "gin", "--hidden", "8", "--fanouts", "3,2", "--batch-size", "70", "--steps", "2",
+        "--backend", "eager", "--no-ablation", "--html", str(html), "--json", str(data),
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    report = Report.load(data)
+    assert (report.model, report.profile.steps, report.programs[0].batch) == ("GIN", 2, 70)
+    assert json.loads(data.read_text())["sampler"] == "NeighborSampler(fanouts=[3, 2], replace=False, seed=0)"
+    assert html.read_text() == report.to_html()
+    for text in ("A step takes", "Time per phase of a step", f"Wrote {html}", f"Wrote {data}"):
+        assert text in shown.output.replace("\n", "") or text in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--html", "none/report.html"], "--html none/report.html: expected the path of a file"),
+        (["--html", "report.json"], "--html report.json: expected a file name that ends in .html"),
+        (["--json", "report.txt"], "--json report.txt: expected a file name that ends in .json"),
+        (["--model", "mlp"], "--model: expected one of sage"),
+        (["coar"], "No dataset 'coar'"),
+    ],
+)
+def test_command_refuses_before_it_works(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("joestar.cli.profile.profile", lambda *_, **__: pytest.fail("work was started"))
+    failed = invoke(*arguments)
+    assert failed.exit_code == 2
+    assert message in failed.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_the_settings_of_a_step_only():
+    shown = invoke("--help").output
+    for flag in ("--model", "--fanouts", "--hidden", "--batch-size", "--steps", "--html", "--json", "--config"):
+        assert flag in shown
+    for flag in ("--epochs", "--patience", "--save", "--report", "--execution"):
+        assert f"{flag} " not in shown
