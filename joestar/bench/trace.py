@@ -174,7 +174,7 @@ def launched(events: list[Event], steps: int) -> float:
 
 
 def _nested(events: list[Event]) -> list[tuple[Event, Event | None, bool]]:
-    """(op, innermost sampling op around it, calls no other) of every host op, per thread."""
+    """(op, outermost sampling op around it, calls no other) of every host op, per thread."""
     rows, stacks, leaves = [], {}, {}
     for event in events:
         if event.kind not in HOST:
@@ -182,7 +182,8 @@ def _nested(events: list[Event]) -> list[tuple[Event, Event | None, bool]]:
         stack = stacks.setdefault(event.thread, [])
         while stack and stack[-1][0].end <= event.start:
             stack.pop()
-        sampling = event if event.name in SAMPLING else stack[-1][1] if stack else None
+        outer = stack[-1][1] if stack else None
+        sampling = event if outer is None and event.name in SAMPLING else outer
         if stack:
             leaves[id(stack[-1][0])] = False
         stack.append((event, sampling))

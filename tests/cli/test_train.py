@@ -13,7 +13,7 @@ from joestar.profile.ledger import Counters, Environment, PassSummary, ProgramRe
 SECONDS = (9.0, 0.2, 0.4)
 PASSES = [PassSummary("dce", 9, 50, 41, 1.0, False), PassSummary("extract-select", 2, 41, 40, 1.0, False)]
 SETS = [SetRecord("hop 0", 3, 1, 2.0, 3, 4, 0.5), SetRecord("hop 1", 3, 1, 2.0, 3, None, None)]
-PROGRAM = ProgramRecord("train", "", "", PASSES, [], SETS, 64, 1, {}, {"capture": 1.5, "backend": 2.0})
+PROGRAM = ProgramRecord("train", "", "", PASSES, [], [], SETS, 64, 1, {}, {"capture": 1.5, "backend": 2.0})
 COUNTERS = Counters(steps=9, exact_steps=2, overflows=1)
 ENVIRONMENT = Environment("0", "2", "3", "cpu", 1)
 REPORT = Report(ENVIRONMENT, "GraphSAGE", "sampler", "eager", "padded", [PROGRAM], COUNTERS)
