@@ -1,5 +1,6 @@
 """``joestar.compile``: a model and a sampler become one step."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -9,7 +10,8 @@ from joestar.errors import ConfigError, GraphError, SamplerError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import check_classes, check_labels, prepare_loss
 from joestar.ops.memory import keep_freed_memory
-from joestar.profile.ledger import Counters, Environment, Report
+from joestar.profile.choices import pinned, save
+from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
 from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
@@ -21,9 +23,12 @@ from joestar.runtime.prediction import logits, predict
 from joestar.runtime.program import Options, Program
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.training import Trainer
+from joestar.runtime.tuning import tune as tune_choices
 
 BACKENDS = ("inductor", "eager")
 EXECUTIONS = ("padded", "exact")
+SLACK = 0.03
+"""Share added to the sizes seen, unless another is given."""
 
 
 def compile(
@@ -36,7 +41,7 @@ def compile(
     clip_grad_value: float | None = None,
     backend: str = "inductor",
     execution: str = "padded",
-    slack: float = 0.03,
+    slack: float | None = None,
     warm_up: int = 12,
     patience: int = 2,
     check_every: int | None = None,
@@ -44,7 +49,8 @@ def compile(
     autocast: torch.dtype | None = None,
     disable_passes: tuple[str, ...] = (),
     rewrite_limit: int | None = None,
-    choices: Mapping[str, str] | None = None,
+    choices: Mapping[str, str] | str | os.PathLike | None = None,
+    tune: bool = False,
 ) -> "Step":
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
 
@@ -56,7 +62,8 @@ def compile(
         clip_grad_norm, clip_grad_value: gradient clipping before the optimizer, as in ``torch.nn.utils``.
         backend: ``"inductor"`` compiles the padded graph; ``"eager"`` runs it op by op (for debugging).
         execution: ``"padded"`` (static bounds, overflowing batches redone exactly) or ``"exact"`` (eager, true sizes).
-        slack: share added to the sizes seen in the warm-up to give the bounds.
+        slack: share added to the sizes seen in the warm-up to give the bounds. ``None``: that of a file of choices,
+            else 0.03.
         warm_up: batches whose structure is sampled to choose the bounds; nothing is trained on them.
         patience: overflows after which the bounds are widened and the program is compiled again.
         check_every: steps between two looks at the overflow flag. ``None``: after each; on a GPU the flag then comes to
@@ -67,7 +74,10 @@ def compile(
             that dtype, too; parameters and loss stay float32). float16 has no loss scaling here.
         disable_passes: names of passes to leave out (``joestar.fusion.PASSES``).
         rewrite_limit: rewrites that the passes may make in all: halve it to find the one that breaks something.
-        choices: ``"kind:name" -> option`` at places where several forms are correct; ``step.report()`` lists them.
+        choices: ``"kind:name" -> option`` at places where several forms are correct; ``step.report()`` lists them. Or
+            the path of a file that ``step.save_choices`` wrote.
+        tune: make the other choices, and that of the slack, by timing whole training steps before the first one; the
+            result is cached on disk. Needs ``loss_fn`` and ``optimizer``, and padded execution.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.
@@ -89,6 +99,9 @@ def compile(
             raise ConfigError(f"{name} must be an integer of at least 1; got {value!r}.")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ConfigError(f"autocast must be None, torch.bfloat16 or torch.float16; got {autocast!r}.")
+    fixed = pinned(choices)
+    if slack is None:
+        slack = SLACK if fixed.slack is None else fixed.slack
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
     _check_parts(model, sampler)
@@ -102,7 +115,12 @@ def compile(
         raise ConfigError(
             f"cuda_graph=True needs a graph on a GPU; it is on {sampler.graph.device}. Move it with graph.to('cuda')."
         )
-    options = Options(backend, tuple(disable_passes), autocast, dict(choices or {}), rewrite_limit)
+    if tune and (optimizer is None or execution != "padded"):
+        raise ConfigError(
+            "tune=True times whole padded training steps: it needs loss_fn, optimizer and execution='padded'. For a "
+            "loop of your own, pin choices that a tuned step saved: choices=path."
+        )
+    options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
     wrapped = None
@@ -111,7 +129,7 @@ def compile(
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
     elif clip_grad_norm is not None or clip_grad_value is not None:
         raise ConfigError("gradient clipping needs loss_fn and optimizer; in your own loop clip before opt.step().")
-    return Step(model, sampler, loss_fn, wrapped, options, run, check_every, graphed)
+    return Step(model, sampler, loss_fn, wrapped, options, run, check_every, graphed, tune)
 
 
 def _check_choice(name: str, value, allowed: tuple[str, ...]) -> None:
@@ -149,7 +167,7 @@ class Step:
 
     def __init__(
         self, model, sampler, loss_fn, optimizer: SkippableOptimizer | None, options, run: dict,
-        check_every: int | None, cuda_graph: bool,
+        check_every: int | None, cuda_graph: bool, tune: bool = False,
     ):  # fmt: skip
         self.model = model
         self.sampler = sampler
@@ -165,6 +183,8 @@ class Step:
         self._trainer = None
         if optimizer is not None:
             self._trainer = Trainer(self._executor("train"), optimizer, self.seed, check_every, cuda_graph)
+        self._tune = tune
+        self._tuning: TuningRecord | None = None
         self._epochs = 0
         self._calls = 0
         self._active: Iterator | None = None
@@ -175,6 +195,12 @@ class Step:
             program = Program(kind, self.model, self.sampler, loss, self._options)
             self._executors[kind] = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
         return self._executors[kind]
+
+    def _check(self) -> None:
+        """Refuses what may not change after compile; computes again what was hoisted from tensors written since."""
+        self._guard.check()
+        for executor in self._executors.values():
+            executor.program.refresh()
 
     # --- training ---
 
@@ -191,7 +217,7 @@ class Step:
         trainer = self._needs_trainer("epoch")
         seeds = check_seeds(idx, self.graph, "idx")
         batch = min(check_batch_size(batch_size), seeds.numel())
-        self._guard.check()
+        self._check()
         self._finish_active()
         number, self._epochs = self._epochs, self._epochs + 1
         self._active = self._checked(trainer, seeds, batch, number, shuffle)
@@ -202,6 +228,8 @@ class Step:
         program.trace(seeds[:batch], trainer.key)
         for classes, ignore_index in program.class_losses():
             check_classes(self.graph.ndata["y"], seeds, classes, ignore_index)
+        if self._tune:
+            self._tuning, self._tune = tune_choices(trainer, seeds, batch), False
         yield from trainer.epoch(seeds, batch, epoch, shuffle)
 
     def _finish_active(self) -> None:
@@ -222,7 +250,7 @@ class Step:
         The logits follow ``model.training``; each call draws fresh samples.
         """
         seeds = check_seeds(seeds, self.graph)
-        self._guard.check()
+        self._check()
         self._finish_active()
         self._calls += 1
         if self._trainer is not None:
@@ -261,7 +289,7 @@ class Step:
     def predict(self, idx: Tensor, batch_size: int | None = None) -> Tensor:
         """Logits ``[len(idx), C]`` in evaluation mode, rows in the order of ``idx``, sampled like training batches."""
         seeds = check_seeds(idx, self.graph, "idx")
-        self._guard.check()
+        self._check()
         self._finish_active()
         executor = self._executor("predict")
         known = max((e.program.batch for e in self._executors.values()), default=0)
@@ -280,8 +308,22 @@ class Step:
         return Report(
             Environment.of(self.graph.device), type(self.model).__name__, repr(self.sampler), self._options.backend,
             self._run["execution"], [program_record(e) for e in self._executors.values() if e.program.captured],
-            self.counters, graph=repr(self.graph),
+            self.counters, graph=repr(self.graph), tuning=self._tuning,
         )  # fmt: skip
+
+    def save_choices(self, path: str | os.PathLike) -> None:
+        """Writes every choice of the training program (without a loss: of the one that ran), and the slack of bounds.
+
+        ``joestar.compile(choices=path)`` takes them over; then nothing is chosen or timed.
+
+        Raises:
+            ConfigError: before the first step, when nothing was chosen yet, and if the file cannot be written.
+        """
+        for executor in self._executors.values():
+            if executor.program.captured is not None:
+                save(path, {site.key: site.taken for site in executor.program.sites}, executor.slack)
+                return
+        raise ConfigError("nothing was chosen yet: run a step before save_choices.")
 
     def explain(self) -> str:
         """Every place where a pattern fired or was refused, with the reason and the line of the user's code."""

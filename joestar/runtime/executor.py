@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.profile.ledger import Counters
-from joestar.profile.sizes import choose_bounds, record, step_key, widen
+from joestar.profile.sizes import SizeProfile, choose_bounds, record, step_key, widen
 from joestar.runtime.program import Program
 from joestar.runtime.replay import ReplayedProgram
 from joestar.runtime.seeds import shuffled
@@ -64,7 +64,7 @@ class Executor:
         start = time.perf_counter()
         self.program.trace(seeds[:batch], key)
         if self.execution == "padded" and (self.program.run is None or batch > self.program.batch):
-            profile = self._profile(seeds, batch, key)
+            profile = self.profile(seeds, batch, key)
             bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
             self.compile(bounds, batch)
         self.counters.add_time("prepare", time.perf_counter() - start)
@@ -77,7 +77,15 @@ class Executor:
         self.program.compile(bounds, batch)
         self.overflows = 0
 
-    def _profile(self, seeds: Tensor, batch: int, key: Tensor):
+    def adopt(self, program: Program, slack: float) -> None:
+        """Goes on with a variant of the program, as far as it is compiled, and with another slack of its bounds."""
+        for release in self.before_compile:
+            release()
+        program.phases.seconds = {**self.program.phases.seconds, **program.phases.seconds}
+        self.program, self.slack = program, slack
+
+    def profile(self, seeds: Tensor, batch: int, key: Tensor) -> SizeProfile:
+        """Sizes of the first batches of ``seeds``, structure only."""
         if seeds.numel() < batch:  # a short prediction: fill up with nodes from all over the graph
             spread = torch.arange(self.program.graph.num_nodes, dtype=seeds.dtype, device=self.device)
             seeds = torch.cat([seeds, shuffled(spread, key)[: batch - seeds.numel()]])

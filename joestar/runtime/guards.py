@@ -7,7 +7,7 @@ from joestar.errors import ChangedAfterCompileError
 _PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device)
 
 
-def _plain_attributes(thing) -> dict:
+def plain_attributes(thing) -> dict:
     """Attributes of an object that are plain values, or containers of them."""
     values = {}
     for name, value in vars(thing).items():
@@ -47,9 +47,9 @@ class ChangeGuard:
         yield "graph.indices", self.graph.indices
 
     def _settings(self) -> dict:
-        settings = {f"sampler.{name}": value for name, value in _plain_attributes(self.sampler).items()}
+        settings = {f"sampler.{name}": value for name, value in plain_attributes(self.sampler).items()}
         for path, module in self.model.named_modules():
-            for name, value in _plain_attributes(module).items():
+            for name, value in plain_attributes(module).items():
                 settings[f"{path}.{name}" if path else name] = value
         return settings
 

@@ -10,18 +10,30 @@ WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
 
 
+class GraphMemory:
+    """What graphs share that are never replayed at the same time and need nothing that an earlier replay left there.
+
+    Memory that is free at the end of one capture serves the next one; only blocks of the same stream do.
+    """
+
+    def __init__(self, device: torch.device):
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
+
+
 class StepGraph:
     """``step`` captured on a stream of its own; ``replay`` launches it with one call.
 
     Args:
         step: takes no arguments, reads and writes tensors with fixed addresses, never waits for the device. It is run
             ``WARM_UP`` times first, and must change nothing then (the overflow flag is set).
-        device: the GPU.
+        device: the GPU. memory: shared with other graphs, or ``None``.
     """
 
-    def __init__(self, step: Callable[[], None], device: torch.device):
+    def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
         start = time.perf_counter()
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device) if memory is None else memory.stream
+        pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
@@ -30,7 +42,7 @@ class StepGraph:
         torch.cuda.synchronize(device)
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"):
             step()
         self.seconds = time.perf_counter() - start
 

@@ -7,7 +7,7 @@ graph, and its last node copies the flag to host memory: looking at it waits for
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from joestar.runtime.executor import Executor
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import StepState
-from joestar.runtime.step_graph import StepGraph
+from joestar.runtime.step_graph import GraphMemory, StepGraph
 
 
 class Trainer:
@@ -27,6 +27,9 @@ class Trainer:
         executor: of the ``train`` program; optimizer: wrapped by ``SkippableOptimizer``; seed: first word of the key.
         check_every: steps between two looks at the flag; ``None``: every step, on a GPU without waiting for it.
         cuda_graph: whether padded steps on a GPU are captured.
+
+    Attributes:
+        memory: what the captured graph shares with others, ``None`` for nothing.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Trainer:
         self.cuda_graph = cuda_graph
         self.graph: StepGraph | None = None
         self._captured: tuple = ()
+        self.memory: GraphMemory | None = None
         executor.before_compile.append(self.drop_graph)
         self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=cuda_graph)
         self._flag_seen = self._seen.numpy()
@@ -87,6 +91,17 @@ class Trainer:
                 yield run.losses[position]
         finally:
             self._settle(run)
+
+    def rehearsal(self, order: Tensor, batch: int) -> Callable[[], None]:
+        """A function that carries out a whole step with the flag set: it takes as long, and changes nothing.
+
+        The optimizer may allocate its state, as zeros, and gradients are left behind. The program must be compiled.
+        """
+        steps = -(-order.numel() // batch)
+        run = _Epoch(order, batch, steps, self.state.begin(order, steps, self._num_sets()))
+        self.flag.fill_(True)
+        self._prepare_graph(run)
+        return lambda: self._launch(run)
 
     def _num_sets(self) -> int:
         padded = self.executor.program.padded
@@ -149,7 +164,7 @@ class Trainer:
 
         raised = self.flag.clone()
         self.flag.fill_(True)  # nothing that the warm-up does may last
-        self.graph = StepGraph(step, self.executor.device)
+        self.graph = StepGraph(step, self.executor.device, self.memory)
         self.flag.copy_(raised)
         self._flag_seen[:] = 0
         self.counters.seconds.clear()
