@@ -22,6 +22,7 @@ class PassContext:
     Attributes:
         roles: per placeholder, what it stands for (``lowering.capture.Captured.roles``).
         choices: ``"kind:name" -> option`` for places where several forms are correct; the others take their default.
+        strict: whether a choice must be one of its place's options; else such a place takes its default, too.
         limit: rewrites that may happen in all, counted over passes; what comes later is refused (for bisection).
         sizes: symbol -> size in the batch that was traced; device: type of the device that the program runs on.
         changing: addresses of tensors that steps may write (parameters and buffers of the model).
@@ -36,6 +37,7 @@ class PassContext:
     sizes: Mapping = field(default_factory=dict)
     device: str = "cpu"
     changing: frozenset[int] = frozenset()
+    strict: bool = True
     places: list[Place] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     hoisted: list = field(default_factory=list)
@@ -80,10 +82,12 @@ class PassContext:
             kind: what is chosen (``order``, ``backward``); name: of the place, the same in every process.
 
         Raises:
-            ConfigError: if the choice handed over is none of the options.
+            ConfigError: if the choice handed over is none of the options (and choices are ``strict``).
         """
         key = f"{kind}:{name}"
         taken = self.choices.get(key, default)
+        if taken not in options and not self.strict:
+            taken = default
         if taken not in options:
             raise ConfigError(f"choice {key}: expected one of {', '.join(options)}; got {taken!r}.")
         self.sites.append(Site(kind, name, tuple(options), default, taken, node_line(node)))

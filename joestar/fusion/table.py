@@ -84,6 +84,7 @@ def run_passes(
     sizes: Mapping | None = None,
     device: str = "cpu",
     changing: frozenset[int] = frozenset(),
+    strict: bool = True,
 ) -> tuple[list[PassRecord], PassContext]:
     """Runs the table on ``gm`` in place; verifies after each pass.
 
@@ -91,6 +92,7 @@ def run_passes(
         disable: names of passes to leave out; a pass whose requirements are then not met is left out too.
         choices: ``"kind:name" -> option``, see ``PassContext.choose``; limit: rewrites that may happen in all.
         sizes, device, changing: see ``PassContext``.
+        strict: whether a choice that no place has is an error; else it is left out.
 
     Returns:
         What each pass did, and the context with its places and sites.
@@ -100,7 +102,8 @@ def run_passes(
         VerificationError: if a pass leaves a graph that breaks the IR's rules.
     """
     _check_names(disable, [p.name for p in passes])
-    context, records, holds = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing), [], set()
+    context = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing, strict)
+    records, holds = [], set()
     outputs = output_shapes(gm)
     for spec in passes:
         count = len(gm.graph.nodes)
@@ -120,7 +123,8 @@ def run_passes(
         holds |= spec.ensures
         code = gm.code if rewrites else ""
         records.append(PassRecord(spec.name, rewrites, count, len(gm.graph.nodes), elapsed, code=code))
-    _check_choices(context)
+    if strict:
+        _check_choices(context)
     return records, context
 
 

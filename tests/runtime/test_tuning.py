@@ -395,3 +395,27 @@ def test_variants_share_what_was_hoisted(timed, monkeypatch):
     first = {id(h.value) for h in traced(step).executor.program.hoisted}
     train(step, IDX, epochs=1)
     assert first == held and len(step.report().tuning.candidates) > 1
+
+
+class OnlyWhileTraining(torch.nn.Module):
+    """An aggregation with gradients that evaluation leaves out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(FEATURES, 16), torch.nn.Linear(16, CLASSES)
+
+    def forward(self, blocks, x):
+        h = self.first(blocks[0].pull(fn.copy_u(x), "mean")).tanh()
+        own = h[: blocks[1].num_dst]
+        return self.second(own.cos() * blocks[1].pull(fn.copy_u(h), "mean").sin() if self.training else own)
+
+
+def test_predictions_leave_out_choices_of_training(tmp_path):
+    choices = {"backward:hop0": "scatter"}
+    net = OnlyWhileTraining()
+    sampler = joestar.NeighborSampler(planted_graph(), [5, 3])
+    step = joestar.compile(net, sampler, F.cross_entropy, adam(net.parameters()), backend="eager", choices=choices)
+    train(step, IDX, epochs=1)
+    assert step.predict(IDX[:20]).shape == (20, CLASSES)
+    taken = {p.kind: [(s.key, s.taken) for s in p.sites if s.key in choices] for p in step.report().programs}
+    assert taken == {"train": [("backward:hop0", "scatter")], "predict": []}
