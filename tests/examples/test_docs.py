@@ -64,6 +64,7 @@ def eager(monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_marked_snippets_run(page, eager, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
     module = types.ModuleType(f"joestar_docs_{page.stem}".replace("-", "_"))
     monkeypatch.setitem(sys.modules, module.__name__, module)  # TorchDynamo looks up globals by module name
     for info, code, line in blocks(page):
