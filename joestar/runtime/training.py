@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
@@ -90,7 +91,8 @@ class Trainer:
                     self._settle(run)
                 yield run.losses[position]
         finally:
-            self._settle(run)
+            with _disable_current_modes():  # an abandoned epoch may be closed while another program is traced
+                self._settle(run)
 
     def rehearsal(self, order: Tensor, batch: int) -> Callable[[], None]:
         """A function that carries out a whole step with the flag set: it takes as long, and changes nothing.

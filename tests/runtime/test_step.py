@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 import torch.nn.functional as F
 
 import joestar
@@ -24,6 +25,16 @@ def test_losses_are_device_scalars_of_their_own():
     losses = list(make_step().epoch(IDX, 100))
     assert len(losses) == 8 and all(loss.dim() == 0 for loss in losses)
     assert len({loss.item() for loss in losses}) == 8
+
+
+def test_an_abandoned_epoch_may_end_while_something_else_is_traced():
+    """The garbage collector closes it whenever it runs; what was launched must be settled on real tensors."""
+    step = make_step(check_every=1000)
+    losses = step.epoch(IDX, 100)
+    next(losses)
+    with FakeTensorMode():
+        losses.close()
+    assert step.counters.steps == 1
 
 
 def test_break_leaves_a_consistent_state():
@@ -181,7 +192,9 @@ def test_reports_hold_what_happened():
 def test_refusals_are_explained():
     step = make_step(model="GCN")
     train(step, IDX, epochs=1)
-    refusal = "refused sample-gather-aggregate: the gathered rows are also read by aten.mul.Tensor before the aggregation"
+    refusal = (
+        "refused sample-gather-aggregate: the gathered rows are also read by aten.mul.Tensor before the aggregation"
+    )
     assert refusal in step.explain()
 
 
@@ -202,7 +215,9 @@ def test_bad_options(options, message):
 
 def test_unknown_pass():
     step = make_step(disable_passes=("fuse-everything",))
-    with pytest.raises(ConfigError, match="there is no pass 'fuse-everything' to disable; passes are: dce, simplify, cse"):
+    with pytest.raises(
+        ConfigError, match="there is no pass 'fuse-everything' to disable; passes are: dce, simplify, cse"
+    ):
         next(step.epoch(IDX, 100))
 
 
