@@ -17,6 +17,7 @@ from joestar.bench.planted import planted
 from joestar.errors import ConfigError
 
 MODELS = ("sage", "gcn", "gin", "gat")
+BASELINES = ("eager", "compile", "loader")
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
@@ -26,7 +27,9 @@ class Setting:
 
     Attributes:
         precision: ``fp32``, ``tf32`` (fp32 whose products may use TF32) or ``bf16`` (features and autocast).
-        steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``).
+        steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``),
+        ``loader`` (PyG's NeighborLoader; left out, with the reason, where pyg-lib is missing).
+        workers: processes of the loader; ``None``: a core each but for two, at most 12.
     """
 
     shape: str = "small"
@@ -43,6 +46,7 @@ class Setting:
     baselines: tuple[str, ...] = ("eager",)
     kernels: bool = False
     seed: int = 0
+    workers: int | None = None
 
 
 @dataclass
@@ -115,7 +119,7 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     for name, value, allowed in (
         *(("model", model, MODELS) for model in setting.models),
         ("precision", setting.precision, PRECISIONS),
-        *(("baseline", baseline, ("eager", "compile")) for baseline in setting.baselines),
+        *(("baseline", baseline, BASELINES) for baseline in setting.baselines),
     ):
         if value not in allowed:
             raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
@@ -125,12 +129,30 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     graph = planted(setting.shape, device, torch.bfloat16 if setting.precision == "bf16" else torch.float32)
     say(f"{graph!r}, made in {time.perf_counter() - start:.1f} s")
     rows = []
+    absent = _absent(setting.baselines)
+    for reason in absent.values():
+        say(reason)
     for model in setting.models:
-        for how in ("joestar", *setting.baselines):
+        for how in ("joestar", *(how for how in setting.baselines if how not in absent)):
             row = _measured(model, how, graph, setting)
             rows.append(row)
             say(f"{model:5} {how:8} {row.step.median:9.3f} ms/step, first step after {row.first_step_seconds:.1f} s")
-    return {"machine": machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
+    return {
+        "machine": machine(device),
+        "setting": asdict(setting),
+        "rows": [asdict(row) for row in rows],
+        "absent": absent,
+    }
+
+
+def _absent(baselines: tuple[str, ...]) -> dict[str, str]:
+    """Baselines that cannot run here, and why."""
+    if "loader" not in baselines:
+        return {}
+    from joestar.bench.loader import missing
+
+    reason = missing()
+    return {} if reason is None else {"loader": reason}
 
 
 def _seeds(graph, setting: Setting) -> Iterator[Tensor]:
@@ -217,19 +239,47 @@ def _alone(name: str, how: str, setting: Setting, threads: int) -> Row:
 
 
 def _row(name: str, how: str, graph, setting: Setting) -> Row:
-    return (_joestar if how == "joestar" else _eager)(name, how, graph, setting)
+    return {"joestar": _joestar, "loader": _loaded}.get(how, _eager)(name, how, graph, setting)
 
 
-def _eager(name: str, how: str, graph, setting: Setting) -> Row:
-    from joestar.bench.baselines import BlockModel, EagerStep
+def _block_model(name: str, graph, setting: Setting) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model of PyG's layers and its optimizer."""
+    from joestar.bench.baselines import BlockModel
 
-    memory = PeakMemory(graph.device)
     torch.manual_seed(setting.seed)
     model = BlockModel(
         name, graph.ndata["x"].shape[1], setting.hidden, len(setting.fanouts), graph.num_classes, setting.heads,
         setting.dropout,
     ).to(graph.device)  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    return model, torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+
+
+def _loaded(name: str, how: str, graph, setting: Setting) -> Row:
+    from joestar.bench.loader import LoaderStep, neighbor_loader, time_rounds, workers_here
+
+    memory = PeakMemory(graph.device)
+    model, optimizer = _block_model(name, graph, setting)
+    workers = workers_here() if setting.workers is None else setting.workers
+    loader = neighbor_loader(graph, list(setting.fanouts), setting.batch_size, workers)
+    step = LoaderStep(loader, model, optimizer, graph.device, _autocast(setting))
+    start = time.perf_counter()
+    step()
+    _wait(graph)
+    first = time.perf_counter() - start
+    memory.forget()
+    timing = time_rounds(step, setting.steps, setting.warm_up, workers, graph.device)
+    row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
+    if graph.device.type == "cuda":
+        row.launches = launches(step)
+    step.close()
+    return row
+
+
+def _eager(name: str, how: str, graph, setting: Setting) -> Row:
+    from joestar.bench.baselines import EagerStep
+
+    memory = PeakMemory(graph.device)
+    model, optimizer = _block_model(name, graph, setting)
     forward = torch.compile(model, dynamic=True) if how == "compile" else None
     step = EagerStep(graph, list(setting.fanouts), model, optimizer, forward, _autocast(setting))
     seeds = _seeds(graph, setting)

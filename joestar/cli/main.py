@@ -143,7 +143,7 @@ def bench_step(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     models: Annotated[str, typer.Option(help="Of sage, gcn, gin, gat; by commas.")] = "sage,gcn,gin,gat",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
-    baselines: Annotated[str, typer.Option(help="Of eager, compile; by commas, or none.")] = "eager",
+    baselines: Annotated[str, typer.Option(help="Of eager, compile, loader (PyG); by commas, or none.")] = "eager",
     fanouts: Annotated[str, typer.Option(help="Neighbours per hop, from the seeds outwards.")] = "15,10,5",
     hidden: Annotated[int, typer.Option(help="Width of hidden layers.", min=1)] = 128,
     batch_size: Annotated[int, typer.Option(help="Seeds per step.", min=1)] = 1000,
