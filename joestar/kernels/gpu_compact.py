@@ -1,12 +1,16 @@
 """Deduplication and relabelling on the GPU without synchronisation, in four launches (FastGL 4.3 asks for two).
 
-Every node has an entry in a table of claims that is never cleared: an entry is ``stamp << 32 | position``, claimed by
-an atomic minimum, and the stamp, kept on the device, falls by one per call, so that older claims always lose. The
-smallest position wins: the result has the bits of ``joestar.ops.reference.compact``, whatever the order of the threads.
+Every node has an entry in a table of claims: ``stamp << bits | position``, claimed by an atomic minimum. The stamp
+falls by one per call, so that older claims always lose; where stamps run out, the last kernel of the call clears the
+table. The smallest position wins: the result has the bits of ``joestar.ops.reference.compact``, whatever the order of
+the threads. Positions below 2**24 share 4 bytes with the stamp (cleared in every 127th call, 0.1 ms for 10**8 nodes);
+larger sets have a table of 8 bytes per node.
 
-The table is allocated by the first call for a device and a number of nodes, which must not be inside a CUDA graph
+A table is allocated by the first call for a device and a number of nodes, which must not be inside a CUDA graph
 capture; calls that share a table must be ordered (one stream, or events).
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,24 +29,49 @@ from joestar.kernels.gpu_launch import (
     require,
 )
 
-_INTEGERS = ["n", "size", "blocks", "num_edges", "num_src"]
-_FIRST_STAMP = 2**30
-_CLAIMS: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+_INTEGERS = ["n", "size", "blocks", "num_edges", "num_src", "num_nodes"]
+_CLEARING = 2**16
+"""Entries of the table per program of the kernel that clears it."""
 
 
-def claims(device: torch.device, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """(table int64 ``[num_nodes]``, stamp int64 ``[1]``) of a device; the stamp allows 2**30 calls."""
-    found = _CLAIMS.get((device, num_nodes))
+class Claims(NamedTuple):
+    """A table of claims.
+
+    Attributes:
+        table: int32 or int64 ``[num_nodes]``; calls: int64 ``[1]``, how many calls have read their claims.
+        bits: of a position; period: calls between two clearings, the number of stamps.
+    """
+
+    table: Tensor
+    calls: Tensor
+    bits: int
+    period: int
+
+
+_CLAIMS: dict[tuple[torch.device, int, torch.dtype], Claims] = {}
+_LAYOUTS = ((torch.int32, 24, 2**7 - 1), (torch.int64, 32, 2**30))
+"""(dtype, bits of a position, stamps), the largest stamp being free: an entry of all ones loses to every claim."""
+
+
+def claims(device: torch.device, num_nodes: int, size: int) -> Claims:
+    """The table of a device for positions below ``size``, all ones where nobody has claimed."""
+    dtype, bits, period = next(layout for layout in _LAYOUTS if size <= 2 ** layout[1])
+    found = _CLAIMS.get((device, num_nodes, dtype))
     if found is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"GPU compact: expected the table of claims for {num_nodes} nodes to exist before a CUDA graph is"
                 " captured, and it does not; run the step once without capture first"
             )
-        table = torch.full((num_nodes,), torch.iinfo(torch.int64).max, dtype=torch.int64, device=device)
-        found = table, torch.full((1,), _FIRST_STAMP, dtype=torch.int64, device=device)
-        _CLAIMS[device, num_nodes] = found
+        table = torch.full((num_nodes,), torch.iinfo(dtype).max, dtype=dtype, device=device)
+        found = Claims(table, torch.zeros(1, dtype=torch.int64, device=device), bits, period)
+        _CLAIMS[device, num_nodes, dtype] = found
     return found
+
+
+def clearing_programs(num_nodes: int) -> int:
+    """Programs of a kernel that may have to clear a table."""
+    return min(512, max(1, cdiv(num_nodes, _CLEARING)))
 
 
 def release_claims() -> None:
@@ -62,23 +91,45 @@ def _seen(dsts, dst_count, sub_indptr, sub_indices, position, n, size):
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
-def claim(dsts, dst_count, sub_indptr, sub_indices, table, stamp, n, size, BLOCK: tl.constexpr):
+def claim(
+    dsts, dst_count, sub_indptr, sub_indices, table, calls, n, size,
+    BITS: tl.constexpr, PERIOD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Claims every node seen for its first position."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     node, valid = _seen(dsts, dst_count, sub_indptr, sub_indices, position, n, size)
-    tl.atomic_min(table + node.to(tl.int64), (tl.load(stamp) << 32) | position, valid, sem="relaxed")
+    stamp = PERIOD - 1 - tl.load(calls) % PERIOD
+    entry = ((stamp << BITS) | position).to(table.dtype.element_ty)
+    tl.atomic_min(table + node.to(tl.int64), entry, valid, sem="relaxed")
+
+
+@triton.jit
+def claimed(table, calls, node, valid, BITS: tl.constexpr):
+    """First position of every node, int64, -1 where not valid; counts the call, for nobody else in this kernel."""
+    entry = tl.load(table + node.to(tl.int64), valid, 0).to(tl.int64)
+    if tl.program_id(0) == 0:
+        tl.store(calls, tl.load(calls) + 1)
+    return tl.where(valid, entry & ((1 << BITS) - 1), -1)
+
+
+@triton.jit
+def clear_claims(table, calls, num_nodes, PERIOD: tl.constexpr, BLOCK: tl.constexpr):
+    """All ones again, shared among the programs, if the last call took the last stamp."""
+    if tl.load(calls) % PERIOD == 0:
+        bits: tl.constexpr = table.dtype.element_ty.primitive_bitwidth
+        fill_tail(table, 0, num_nodes.to(tl.int64), (1 << (bits - 1)) - 1, BLOCK)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _count_first(
-    dsts, dst_count, sub_indptr, sub_indices, table, first, sums, n, size, BLOCK: tl.constexpr
+    dsts, dst_count, sub_indptr, sub_indices, table, calls, first, sums, n, size,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """First position of every node seen, int32, and per block the number of rows it gives: destinations, new nodes."""
     block = tl.program_id(0)
     position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     node, valid = _seen(dsts, dst_count, sub_indptr, sub_indices, position, n, size)
-    winner = tl.load(table + node.to(tl.int64), valid, -1) & 0xFFFFFFFF
-    winner = tl.where(valid, winner, -1)
+    winner = claimed(table, calls, node, valid, BITS)
     tl.store(first + position, winner.to(tl.int32), position < size)
     kept = valid & ((position < n) | (winner == position))
     tl.store(sums + block, tl.sum(kept.to(tl.int64), 0))
@@ -112,14 +163,15 @@ def _write_sources(
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
-def _relabel(first, local_of, local, stamp, n, num_edges, num_src, BLOCK: tl.constexpr):
-    """Local ids of the edges' sources (0 in the padding and past the bound); ends the use of the stamp."""
+def _relabel(
+    first, local_of, local, table, calls, n, num_edges, num_src, num_nodes, PERIOD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Local ids of the edges' sources (0 in the padding and past the bound); clears the claims when it is time."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     winner = tl.load(first + n + e, e < num_edges, -1)
     own = tl.load(local_of + winner, winner >= 0, 0)
     tl.store(local + e, tl.where(own < num_src, own, 0), e < num_edges)
-    if tl.program_id(0) == 0:
-        tl.store(stamp, tl.load(stamp) - 1)
+    clear_claims(table, calls, num_nodes, PERIOD, BLOCK)
 
 
 @op
@@ -138,14 +190,14 @@ def compact(
         zeros = torch.zeros(max(num_src, 0), dtype=dsts.dtype, device=device)
         return zeros, sub_indices.clone(), torch.zeros((), dtype=torch.int64, device=device)
     require(size < 2**31, "fewer than 2**31 destinations and edges", f"{size}; sample in batches")
-    table, stamp = claims(device, num_nodes)
+    table, calls, bits, period = claims(device, num_nodes, size)
     block = min(1024, max(128, power_of_two(cdiv(size, 1024))))
     blocks, warps = cdiv(size, block), min(8, block // 32)
     seen = dsts, dst_count, sub_indptr, sub_indices
     first, local_of = torch.empty((2, size), dtype=torch.int32, device=device)
     sums = torch.empty(blocks, dtype=torch.int64, device=device)
-    claim[(blocks,)](*seen, table, stamp, n, size, BLOCK=block, num_warps=warps)
-    _count_first[(blocks,)](*seen, table, first, sums, n, size, BLOCK=block, num_warps=warps)
+    claim[(blocks,)](*seen, table, calls, n, size, BITS=bits, PERIOD=period, BLOCK=block, num_warps=warps)
+    _count_first[(blocks,)](*seen, table, calls, first, sums, n, size, BITS=bits, BLOCK=block, num_warps=warps)
     if num_src < 0:
         num_src = int(sums.sum())
     sums, added = block_sums(sums)
@@ -156,7 +208,8 @@ def compact(
         dsts, dst_count, sub_indices, first, sums, blocks, local_of, srcs, total, n, size, num_src,
         ADDED=added, BLOCK=block, num_warps=warps,
     )  # fmt: skip
-    _relabel[(max(1, cdiv(num_edges, block)),)](
-        first, local_of, local, stamp, n, num_edges, num_src, BLOCK=block, num_warps=warps
-    )
+    _relabel[(max(cdiv(num_edges, block), clearing_programs(num_nodes)),)](
+        first, local_of, local, table, calls, n, num_edges, num_src, num_nodes,
+        PERIOD=period, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
     return srcs, local, total

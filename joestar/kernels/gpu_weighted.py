@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_compact import claim, claims
+from joestar.kernels.gpu_compact import claim, claimed, claims, clear_claims, clearing_programs
 from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
 from joestar.kernels.gpu_launch import (
     cdiv,
@@ -188,12 +188,14 @@ def weighted_sample(
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
-def _node_keys(end, sub_indices, weight, table, key, site, claimed, stamp, out, size, BLOCK: tl.constexpr):
-    """Contenders of a collective sample: the first edge of every source; ends the use of the claims' stamp."""
+def _node_keys(
+    end, sub_indices, weight, table, key, site, claims_table, calls, out, size, BITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Contenders of a collective sample: the first edge of every source."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = (e < size) & (e < tl.load(end))
     node = tl.load(sub_indices + e, valid, 0).to(tl.int64)
-    valid = valid & ((tl.load(claimed + node, valid, -1) & 0xFFFFFFFF) == e)
+    valid = valid & (claimed(claims_table, calls, node, valid, BITS) == e)
     a, b = key_state(key, site)
     a, b = row_state(a, b, node)
     value = tl.full([BLOCK], 1, tl.float32)
@@ -201,8 +203,11 @@ def _node_keys(end, sub_indices, weight, table, key, site, claimed, stamp, out, 
         value = tl.load(weight + node, valid, 0)
     race, may_win = race_key(table, draw(a, b, 0), value)
     tl.store(out + e, tl.where(valid & may_win, (race << _NODE) + node, NEVER), e < size)
-    if tl.program_id(0) == 0:
-        tl.store(stamp, tl.load(stamp) - 1)
+
+
+@triton.jit(do_not_specialize=["num_nodes"])
+def _clear_claims(table, calls, num_nodes, PERIOD: tl.constexpr, BLOCK: tl.constexpr):
+    clear_claims(table, calls, num_nodes, PERIOD, BLOCK)
 
 
 @op
@@ -225,12 +230,13 @@ def collective_sample(
     nodes = torch.zeros(k, dtype=torch.int64, device=device)
     if not size or not k:
         return nodes.to(sub_indices.dtype), torch.zeros((), dtype=torch.int64, device=device)
-    claimed, stamp = claims(device, num_nodes)
+    taken, calls, bits, period = claims(device, num_nodes, size)
     end, grid = sub_indptr[-1:], (cdiv(size, 256),)
     contenders = torch.empty(size, dtype=torch.int64, device=device)
-    claim[grid](sub_indices, end, end, sub_indices, claimed, stamp, 0, size, BLOCK=256)
-    table = race_table(device)
-    _node_keys[grid](end, sub_indices, weight, table, key, site, claimed, stamp, contenders, size, BLOCK=256)
+    claim[grid](sub_indices, end, end, sub_indices, taken, calls, 0, size, BITS=bits, PERIOD=period, BLOCK=256)
+    race = race_table(device)
+    _node_keys[grid](end, sub_indices, weight, race, key, site, taken, calls, contenders, size, BITS=bits, BLOCK=256)
+    _clear_claims[(clearing_programs(num_nodes),)](taken, calls, num_nodes, PERIOD=period, BLOCK=1024)
     best = torch.topk(contenders, min(k, size), largest=False, sorted=False).values
     won = best < NEVER.value
     nodes = torch.full((k,), 2**31, dtype=torch.int64, device=device)

@@ -1,17 +1,34 @@
 """Compiles every kernel for an H100/H200 (sm_90), where there is no GPU: what the interpreter does not check.
 
-A launch is compiled instead of run. With ``--all`` in every value dtype and with every candidate of the launch
-settings; prints the number of kernels. Must run in a process of its own, without ``TRITON_INTERPRET``.
+A launch is compiled instead of run: one large sample of every op of the op database, and the kernels that are no ops of
+their own. With ``--all`` in every value dtype and with every candidate of the launch settings.
+
+Prints JSON: ``kernels``, the number of binaries; ``missing``, the ``@triton.jit`` functions of ``joestar/kernels`` that
+no launch reached; ``resources``, per binary its kernel, launch settings, registers of a thread, bytes of its stack
+(where registers spill to) and bytes of shared memory of a program. Must run in a process of its own, without
+``TRITON_INTERPRET``. ``--spills`` prints only the binaries with a stack, as a table.
 """
 
+import contextlib
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-compiled = set()
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+compiled, launched = {}, set()
 
 
 class Device:
@@ -31,7 +48,12 @@ def compile_only(function: JITFunction, grid):
     """In place of ``function[grid]``."""
 
     def launch(*args, **kwargs):
-        compiled.add(function.run(*args, grid=grid, warmup=True, **kwargs).hash)
+        assert all(size > 0 for size in grid) and all(size < 2**16 for size in grid[1:]), (function.__name__, grid)
+        binary = function.run(*args, grid=grid, warmup=True, **kwargs)
+        launched.add(function)
+        settings = {name: value for name, value in kwargs.items() if isinstance(value, (int, bool))}
+        dtypes = sorted({str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, torch.Tensor)})
+        compiled.setdefault(binary.hash, (function, {"dtypes": "/".join(dtypes), **settings}, binary))
 
     return launch
 
@@ -39,12 +61,32 @@ def compile_only(function: JITFunction, grid):
 driver.set_active(Device())
 JITFunction.__getitem__ = compile_only
 
+from ops.database import OPS  # noqa: E402
+
+import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, tune  # noqa: E402
+from joestar.kernels.gpu_adam import adam  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
-FANOUTS = (5, 25, -1) if "--all" in sys.argv else (5,)
+EVERYTHING = "--all" in sys.argv
+FANOUTS = (5, 25, -1) if EVERYTHING else (5, -1)
 ROWS, EDGES, NODES = 3000, 9000, 5000
 INDPTR = torch.zeros(ROWS + 1, dtype=torch.int64)
+
+
+@contextlib.contextmanager
+def zeroed():
+    """``torch.empty`` gives zeros: sizes that are read back from kernels that did not run must not be garbage."""
+    names = {(torch, "empty"): torch.zeros, (torch, "empty_like"): torch.zeros_like,
+             (torch.Tensor, "new_empty"): torch.Tensor.new_zeros}  # fmt: skip
+    before = {place: getattr(*place) for place in names}
+    for (owner, name), made in names.items():
+        setattr(owner, name, made)
+    try:
+        yield
+    finally:
+        for (owner, name), made in before.items():
+            setattr(owner, name, made)
 
 
 def every_candidate(kernel, shape, candidates, launch, work, device, reset=None):
@@ -52,6 +94,12 @@ def every_candidate(kernel, shape, candidates, launch, work, device, reset=None)
     for config in candidates:
         launch(config)
     return candidates[0]
+
+
+def database(dtype: torch.dtype) -> None:
+    """The large sample of every op that has a kernel."""
+    for name in sorted(set(gpu.__all__) & set(OPS)):
+        getattr(gpu, name)(*OPS[name].large(dtype if OPS[name].floats else torch.float32))
 
 
 def structure(ids: torch.dtype) -> None:
@@ -66,12 +114,14 @@ def structure(ids: torch.dtype) -> None:
         gpu.weighted_sample(INDPTR, weight, dsts, COUNT, True, *draws, EDGES)
     gpu.compact(dsts, COUNT, INDPTR, indices, NODES, EDGES)
     gpu.collective_sample(INDPTR, indices, weight[:NODES], NODES, 512, KEY, 0)
+    gpu.slice_cols(INDPTR, indices, dsts, COUNT, EDGES)
     gpu.slice_rows(INDPTR, indices, dsts, dsts, COUNT, EDGES)
     gpu.add_self_loops(INDPTR, indices, COUNT)
     gpu.edge_dst(INDPTR, EDGES, indices)
     gpu.out_degrees(INDPTR, indices, NODES)
     gpu.dropout_bits(dsts, KEY, 0, 0.3, 100)
     gpu.edge_dropout_bits(INDPTR, EDGES, dsts, KEY, 0, 0.5, 4)
+    gpu.take_batch(dsts, COUNT, KEY, 100, 104)
 
 
 def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]) -> None:
@@ -82,12 +132,21 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for reduce in reduces:
             for k in FANOUTS:
                 args = (INDPTR, indices, dsts, COUNT, k, False, KEY, 0, x, reduce)
+                gpu.sample_aggregate(*args)
                 gpu.sample_aggregate_self(*args)
                 gpu.sample_aggregate_cat(*args)
             gpu.sample_aggregate_two_hops(INDPTR, indices, dsts, COUNT, 10, 5, False, KEY, 0, x, reduce)
             gpu.spmm(INDPTR, indices, x, None, reduce)
+            gpu.spmm_csr(INDPTR, indices, grad, None, NODES, reduce)
+            gpu.spmm_coo(dsts, dsts, x, None, ROWS, reduce)
+        bits = torch.zeros(NODES, -(-width // 32), dtype=torch.int32)
+        for mask in (None, bits):
+            gpu.aggregate_cat(INDPTR, indices, x, mask, 2.0, "mean")
+            gpu.aggregate_cat_grad(INDPTR, indices, torch.cat([grad, grad], 1), x, mask, 2.0, "mean")
+        gpu.split_columns(torch.zeros(128, 2 * width + 1, dtype=dtype), [width, width, 0])
         gpu.spmm_grad_x(INDPTR, indices, grad, None, NODES, "mean")
         gpu.spmm_extremum_grad(INDPTR, indices, x, None, grad, grad)
+        gpu.spmm_csr_extremum_grad(INDPTR, indices, grad, None, x, x)
         gpu.sddmm(INDPTR, indices, x, None, "copy_lhs")
         gpu.sddmm(INDPTR, indices, x, grad, "div")
     x, grad = torch.zeros(NODES, 4, 32, dtype=dtype), torch.zeros(ROWS, 4, 32, dtype=dtype)
@@ -97,27 +156,115 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.spmm_grad_x_transposed(INDPTR, indices, grad, weight, NODES, "mean")
     gpu.spmm_grad_weight(INDPTR, indices, x, grad, weight, "mean")
     gpu.spmm_extremum_grad(INDPTR, indices, x, weight, grad, grad)
-    gpu.spmm(INDPTR, indices, x[:, :1].contiguous(), weight, "mean")
-    gpu.spmm_grad_x(INDPTR, indices, grad, weight, NODES, "sum", True)
-    gpu.spmm_grad_weight(INDPTR, indices, x[:, :1].contiguous(), grad, weight, "sum")
+    scores, bits = (weight[:NODES], weight[:ROWS]), torch.zeros(EDGES, 1, dtype=torch.int32)
+    for rows in (x, x[:, :1].contiguous()):
+        y, top, total = gpu.attend(INDPTR, indices, *scores, rows, 0.2, bits, 2.0)
+        gpu.attend_grad(INDPTR, indices, *scores, rows, y, top, total, grad, 0.2, bits, 2.0, True)
     gpu.sddmm(INDPTR, indices, x, grad, "dot")
     gpu.sddmm(INDPTR, indices, weight[:NODES], weight[:ROWS], "add")
     gpu.sddmm(INDPTR, indices, None, grad, "copy_rhs")
     gpu.edge_softmax(INDPTR, weight)
     gpu.edge_softmax_grad(INDPTR, weight, weight)
     gpu.scatter_src(INDPTR, indices, weight, NODES)
+    gpu.scatter_src_transposed(INDPTR, indices, weight, NODES)
     gpu.scatter_dst(INDPTR, weight)
 
 
-if "--all" in sys.argv:
-    tune.choose = every_candidate
-    structure(torch.int32)
-    structure(torch.int64)
-    values(torch.float32, (1, 47, 100, 768), ("mean", "max"))
-    values(torch.bfloat16, (100, 256), ("mean", "max"))
-    values(torch.float16, (100,), ("mean",))
-    values(torch.float64, (100,), ("mean",))
-else:
-    structure(torch.int32)
-    values(torch.float32, (100,), ("mean",))
-print(len(compiled))
+def heads_of_one_row(dtype: torch.dtype) -> None:
+    """Rows that several heads share."""
+    indices, weight = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(EDGES, 4, dtype=dtype)
+    x, grad = torch.zeros(NODES, 1, 32, dtype=dtype), torch.zeros(ROWS, 4, 32, dtype=dtype)
+    gpu.spmm(INDPTR, indices, x, weight, "sum")
+    gpu.spmm_grad_x(INDPTR, indices, grad, weight, NODES, "sum", True)
+    gpu.spmm_grad_weight(INDPTR, indices, x, grad, weight, "mean")
+
+
+def steps() -> None:
+    """What a training step does besides the program."""
+    flag, ok = torch.tensor(False), torch.tensor(True)
+    for sets in (0, 3):
+        counts = [COUNT] * sets
+        gpu.overflow(counts, [7] * sets, flag)
+        state = (KEY, flag, torch.zeros(10), torch.zeros((4, sets), dtype=torch.int64), torch.zeros(2).long())
+        gpu.finish_step(*state, COUNT, torch.tensor(1.0), ok, torch.zeros(sets, dtype=torch.int64))
+    parameters = [torch.zeros(128, 200), torch.zeros(128), torch.zeros(47, 256), torch.zeros(47)]
+    for decoupled, decay in ((True, 1e-2), (False, 0.0)):
+        adam(
+            parameters, parameters, parameters, parameters, [torch.zeros(())] * 4, torch.tensor(1e-3), ok,
+            betas=(0.9, 0.999), eps=1e-8, weight_decay=decay, decoupled=decoupled, maximize=False,
+        )  # fmt: skip
+
+
+def functions() -> dict[str, JITFunction]:
+    """Every ``@triton.jit`` function of ``joestar.kernels``, by module and name."""
+    found = {}
+    for info in pkgutil.iter_modules(joestar.kernels.__path__):
+        if info.name.startswith("gpu"):
+            module = importlib.import_module(f"joestar.kernels.{info.name}")
+            for name, value in vars(module).items():
+                if isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
+                    found[f"{info.name}.{name}"] = value
+    return found
+
+
+def reached(function: JITFunction, seen: set[JITFunction]) -> set[JITFunction]:
+    """The function and every ``@triton.jit`` function that its source names."""
+    if function not in seen:
+        seen.add(function)
+        for name in set(re.findall(r"\w+", inspect.getsource(function.fn))):
+            called = function.fn.__globals__.get(name)
+            if isinstance(called, JITFunction):
+                reached(called, seen)
+    return seen
+
+
+def resources() -> list[dict]:
+    """Registers, stack and shared memory of every binary, as ``cuobjdump`` reads them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        for function, settings, binary in compiled.values():
+            file.write_bytes(binary.asm["cubin"])
+            text = subprocess.run([tool, "--dump-resource-usage", file], capture_output=True, text=True, check=True)
+            used = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", text.stdout)}
+            module = function.fn.__module__.rpartition(".")[2]
+            rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
+                         "shared": used["SHARED"], **settings})  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Compiles, and prints what came of it."""
+    with zeroed():
+        if EVERYTHING:
+            tune.choose = every_candidate
+            for ids in (torch.int32, torch.int64):
+                structure(ids)
+            values(torch.float32, (1, 47, 100, 768), ("mean", "max"))
+            values(torch.bfloat16, (100, 256), ("mean", "max"))
+            values(torch.float16, (100,), ("mean",))
+            values(torch.float64, (100,), ("mean",))
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+                database(dtype)
+                heads_of_one_row(dtype)
+        else:
+            structure(torch.int32)
+            values(torch.float32, (100,), ("mean",))
+            database(torch.float32)
+            heads_of_one_row(torch.float32)
+        steps()
+    covered: set[JITFunction] = set()
+    for function in launched:
+        reached(function, covered)
+    missing = sorted(name for name, function in functions().items() if function not in covered)
+    rows = resources()
+    if "--spills" in sys.argv:
+        for row in sorted(rows, key=lambda row: -row["stack"]):
+            if row["stack"]:
+                print(row)
+    else:
+        print(json.dumps({"kernels": len(compiled), "missing": missing, "resources": rows}))
+
+
+main()

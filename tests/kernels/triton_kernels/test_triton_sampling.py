@@ -104,9 +104,13 @@ def test_many_blocks(monkeypatch, most):
     agree("add_self_loops", indptr, indices, torch.tensor(300))
 
 
-def test_claims_of_earlier_calls_lose():
-    """The table is not cleared: what one call claimed must not show in the next, nor in other ops that share it."""
+@pytest.mark.parametrize(
+    "layout", [(torch.int32, 24, 127), (torch.int32, 24, 3), (torch.int64, 32, 2**30), (torch.int64, 32, 1)], ids=str
+)
+def test_claims_of_earlier_calls_lose(monkeypatch, layout):
+    """What one call claimed must not show in the next, nor in other ops with the same table, nor once it is cleared."""
     gpu.release_claims()
+    monkeypatch.setattr(gpu_compact, "_LAYOUTS", (layout,))
     indptr, indices = _large(90)
     for shift in range(4):
         dsts = (torch.arange(0, 60, 3, dtype=torch.int32) + shift * 20) % 90
@@ -114,9 +118,34 @@ def test_claims_of_earlier_calls_lose():
         sub, picked, _ = reference.sample_cols(*args, 40)
         agree("compact", dsts, torch.tensor(20), sub, picked, 90, 60)
         agree("collective_sample", sub, picked, None, 90, 7, KEY, shift)
-    table, stamp = gpu_compact.claims(torch.device("cpu"), 90)
-    assert stamp.item() == 2**30 - 8
-    assert (table >> 32).min() == 2**30 - 7
+    table, calls, bits, period = gpu_compact.claims(torch.device("cpu"), 90, 60)
+    assert (table.dtype, bits, period) == layout
+    assert calls.item() == 8
+    largest = torch.iinfo(table.dtype).max
+    assert (table.min() >> bits) == (largest >> bits if 8 % period == 0 else period - 1 - 7 % period)
+    gpu.release_claims()
+
+
+def test_large_sets_have_a_table_of_their_own():
+    place = torch.device("cpu")
+    small, same, large = (gpu_compact.claims(place, 77, size) for size in (5, 2**24, 2**24 + 1))
+    assert small.table is same.table and small.table.dtype == torch.int32
+    assert large.table.dtype == torch.int64 and large.table.numel() == 77
+    gpu.release_claims()
+
+
+def test_clearing_spreads_over_programs():
+    """A table of more entries than the programs of a call take at once."""
+    gpu.release_claims()
+    nodes = 3 * 2**16 + 5
+    found = gpu_compact.claims(torch.device("cpu"), nodes, 10)
+    assert gpu_compact.clearing_programs(nodes) == 4
+    found.table.fill_(7)
+    found.calls.fill_(found.period - 1)
+    ids, offsets = torch.tensor([5, nodes - 1, 5, 3]), torch.tensor([0, 2])
+    gpu.compact(ids[:1], torch.tensor(1), offsets, ids[1:3], nodes, 4)
+    assert (found.table == torch.iinfo(torch.int32).max).all()
+    gpu.release_claims()
 
 
 @pytest.mark.parametrize(("k", "replace"), [(0, False), (1, True), (16, False), (17, False), (18, True), (65, False)])
