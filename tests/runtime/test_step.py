@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
 import joestar
 from joestar.errors import ConfigError, LabelError
