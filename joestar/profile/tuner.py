@@ -28,7 +28,9 @@ ROUNDS = 3
 FINALISTS = 4
 """Candidates that are left by halving, and then timed for as many more rounds."""
 MARGIN = 0.01
-"""Share by which a candidate must be faster than the default to replace it."""
+"""Share by which a candidate must be faster than the default to replace it, in the median of all rounds..."""
+MAJORITY = 0.75
+"""...and share of the rounds in which it must be faster at all."""
 SECONDS = 240.0
 """When nothing new is begun any more; what is under way then, one compilation at most, is finished."""
 SCREENING = 0.4
@@ -164,6 +166,12 @@ class Contest:
         """Median cost of a step over that of the default; infinite if it was not timed."""
         return statistics.median(self.ratios.get(candidate, [math.inf]))
 
+    def beats_default(self, candidate: Candidate) -> bool:
+        """Whether it is faster by more than the noise."""
+        ratios = self.ratios[candidate]
+        wins = sum(ratio < 1 for ratio in ratios)
+        return self.cost(candidate) <= 1 - MARGIN and wins >= MAJORITY * len(ratios)
+
     def ranked(self) -> list[Candidate]:
         """Everything that runs, best first; the default before what costs the same."""
         order = sorted(self.ratios, key=lambda c: (self.cost(c), c != self.space.default))
@@ -267,7 +275,7 @@ def tune(
     last = Contest(space, final, clock, start + seconds)
     last.play(best, 2 * ROUNDS)
     winner = last.ranked()[0]
-    if last.cost(winner) > 1 - MARGIN:
+    if not last.beats_default(winner):
         winner = space.default
     for candidate in last.times:
         if candidate != winner:
