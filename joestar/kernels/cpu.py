@@ -1,5 +1,6 @@
 """The CPU kernels: every op of ``joestar.ops.reference``, in C++."""
 
+from joestar.kernels.cpu_attend import attend, attend_grad
 from joestar.kernels.cpu_dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
 from joestar.kernels.cpu_edges import edge_softmax, edge_softmax_grad, sddmm, spmm_grad_weight
 from joestar.kernels.cpu_fused import (
@@ -27,6 +28,8 @@ __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "attend",
+    "attend_grad",
     "collective_sample",
     "compact",
     "dropout_apply",

@@ -4,6 +4,7 @@ Nothing waits for the device unless a bound of -1 asks for exact sizes, so that 
 graph after one run outside of it. Importing this module needs Triton, not a GPU.
 """
 
+from joestar.kernels.gpu_attend import attend, attend_grad
 from joestar.kernels.gpu_cat import aggregate_cat, aggregate_cat_grad, split_columns
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
@@ -29,6 +30,8 @@ __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "attend",
+    "attend_grad",
     "collective_sample",
     "compact",
     "dropout_bits",

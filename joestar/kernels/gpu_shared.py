@@ -103,15 +103,18 @@ def _dots(
         first += AHEAD
 
 
-def _launch(kernel, indptr: Tensor, operands: tuple, heads: int, width: int, mean: bool, whole: bool) -> None:
-    """A program per destination; ``whole``: with whole rows, else with parts of them."""
-    n, tall = indptr.numel() - 1, power_of_two(heads)
+def tile_settings(heads: int, width: int, whole: bool, *values: Tensor) -> dict:
+    """Tile of a program that holds all heads of one destination; ``whole``: with whole rows, else parts of them."""
+    tall = power_of_two(heads)
     block = power_of_two(width) if whole else min(column_block(width), max(32, _LARGEST // tall))
     warps = min(8, max(1, tall * block // 256))
-    kernel[(n, 1 if whole else cdiv(width, block))](
-        indptr, *operands, MEAN=mean, HEADS=heads, WIDTH=width, ACC=accumulator(*operands[1:]), AHEAD=_AHEAD,
-        TALL=tall, BLOCK=block, num_warps=warps,
-    )  # fmt: skip
+    return {"ACC": accumulator(*values), "TALL": tall, "BLOCK": block, "num_warps": warps}
+
+
+def _launch(kernel, indptr: Tensor, operands: tuple, heads: int, width: int, mean: bool, whole: bool) -> None:
+    settings = tile_settings(heads, width, whole, *operands[1:])
+    grid = (indptr.numel() - 1, cdiv(width, settings["BLOCK"]))
+    kernel[grid](indptr, *operands, MEAN=mean, HEADS=heads, WIDTH=width, AHEAD=_AHEAD, **settings)
 
 
 def shared_sum(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor, mean: bool, y: Tensor) -> None:

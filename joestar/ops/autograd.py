@@ -124,6 +124,22 @@ def _softmax_backward(ctx, grad):
 register_autograd("joestar::edge_softmax", _softmax_backward, setup_context=_softmax_setup)
 
 
+def _attend_setup(ctx, inputs, output):
+    indptr, indices, s_src, s_dst, x, ctx.slope, bits, ctx.scale = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(indptr, indices, s_src, s_dst, x, *output, bits)
+
+
+def _attend_backward(ctx, grad, *of_saved):
+    *saved, bits = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    grads = ops.attend_grad(*saved, grad.contiguous(), ctx.slope, bits, ctx.scale, needs[4])
+    return None, None, *(g if needed else None for g, needed in zip(grads, needs[2:5], strict=True)), None, None, None
+
+
+register_autograd("joestar::attend", _attend_backward, setup_context=_attend_setup)
+
+
 def _dropout_setup(ctx, inputs, output):
     _, bits, ctx.p, ctx.relu = inputs
     ctx.save_for_backward(output if ctx.relu else bits)

@@ -127,6 +127,19 @@ def _(indptr, out, grad):
     return out.new_empty(out.shape)
 
 
+@register_fake("joestar::attend")
+def _(indptr, indices, s_src, s_dst, x, slope, bits, scale):
+    rows = s_dst.shape
+    wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    top, total = (x.new_empty(rows, dtype=wide) for _ in range(2))
+    return x.new_empty((*rows, x.shape[2])), top, total
+
+
+@register_fake("joestar::attend_grad")
+def _(indptr, indices, s_src, s_dst, x, y, top, total, grad, slope, bits, scale, needs_x):
+    return s_src.new_empty(s_src.shape), s_dst.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else (0,))
+
+
 @register_fake("joestar::edge_dst")
 def _(indptr, num_edges, like):
     return like.new_empty((num_edges,))

@@ -13,6 +13,7 @@ from joestar.ops import composite, reference
 # indptr is int64 over rows, indices are sources; key is int64 [3] = (seed, epoch, step).
 _CSC = "Tensor indptr, Tensor indices"
 _DSTS = "Tensor dsts, Tensor dst_count"
+_SCORES = "Tensor s_src, Tensor s_dst, Tensor x"
 _DRAWS = "int k, bool replace, Tensor key, int site"
 
 SCHEMAS = {
@@ -40,6 +41,9 @@ SCHEMAS = {
     "scatter_dst": "(Tensor indptr, Tensor e) -> Tensor",
     "edge_softmax": "(Tensor indptr, Tensor s) -> Tensor",
     "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
+    "attend": f"({_CSC}, {_SCORES}, float slope, Tensor? bits, float scale) -> (Tensor, Tensor, Tensor)",
+    "attend_grad": f"({_CSC}, {_SCORES}, Tensor y, Tensor top, Tensor total, Tensor grad, float slope, Tensor? bits,"
+    " float scale, bool needs_x) -> (Tensor, Tensor, Tensor)",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
     "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",
     "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",

@@ -4,10 +4,24 @@
 The entries are in one file per area.
 """
 
-from . import database_computation, database_fused, database_sampling, database_spmm_forms, database_weighted
+from . import (
+    database_attention,
+    database_computation,
+    database_fused,
+    database_sampling,
+    database_spmm_forms,
+    database_weighted,
+)
 from .samples import BIG_KEY, FLOATS, IDS, KEY, TOLERANCE, Op, Sample, few_values, values
 
-AREAS = (database_sampling, database_weighted, database_computation, database_spmm_forms, database_fused)
+AREAS = (
+    database_sampling,
+    database_weighted,
+    database_computation,
+    database_spmm_forms,
+    database_attention,
+    database_fused,
+)
 OPS: dict[str, Op] = {name: op for area in AREAS for name, op in area.OPS.items()}
 
 __all__ = ["BIG_KEY", "FLOATS", "IDS", "KEY", "OPS", "TOLERANCE", "Op", "Sample", "few_values", "values"]

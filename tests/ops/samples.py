@@ -32,13 +32,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Op:
-    """``samples(dtype, ids)`` are the calls; ``large(dtype)`` one that all kernels run in parallel."""
+    """``samples(dtype, ids)`` are the calls; ``large(dtype)`` one that all kernels run in parallel.
+
+    ``wide``: positions of results that stay in float32 for 16-bit values.
+    """
 
     samples: Callable[[torch.dtype | None, torch.dtype], Iterator[Sample]]
     large: Callable[[torch.dtype], tuple]
     floats: bool = True
     gradients: tuple[int, ...] = ()
     errors: tuple[tuple, ...] = ()
+    wide: tuple[int, ...] = ()
+
+    def result_dtype(self, position: int, dtype: torch.dtype | None) -> torch.dtype | None:
+        """Dtype of a result for values of ``dtype``."""
+        return torch.promote_types(dtype, torch.float32) if position in self.wide else dtype
 
 
 def values(shape: tuple, dtype: torch.dtype | None, seed: int, valid: int | None = None) -> Tensor:

@@ -80,6 +80,23 @@ def test_edge_softmax(s):
         _check(lambda scores: ops.edge_softmax(s.indptr, scores), _leaf(s.indices.numel(), *heads))
 
 
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("shared", [False, True])
+def test_attend(heads, shared):
+    for s in structures():
+        if s.name in ("hub", "no sources", "isolated", "padded"):
+            scores = _leaf(s.num_src, heads), _leaf(s.num_dst, heads, seed=1)  # the shift: no sum is 0
+            x = _leaf(s.num_src, 1 if shared else heads, 2, seed=2)
+            words = (s.indices.numel(), 1)
+            bits = torch.randint(0, 2**heads, words, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+            for mask in (None, bits):
+
+                def y(a, b, x, s=s, mask=mask):
+                    return ops.attend(s.indptr, s.indices, a, b + 0.0137, x, 0.2, mask, 1.5)[0]
+
+                _check(y, *scores, x)
+
+
 def test_ties_share_the_gradient_evenly_as_in_torch():
     indptr, indices = torch.tensor([0, 4, 4, 6]), torch.tensor([0, 1, 2, 1, 3, 0])
     x = torch.tensor([2.0, 2.0, 1.0, 5.0], dtype=torch.float64, requires_grad=True)

@@ -5,6 +5,7 @@ number); valid entries are a prefix; rows past the count have degree 0. ``num_ed
 exactly the size that is needed. The count an op returns is the true demand and may exceed the bound (an overflow).
 """
 
+from joestar.ops.reference.attention import attend, attend_grad
 from joestar.ops.reference.computation import (
     edge_softmax,
     edge_softmax_grad,
@@ -36,6 +37,8 @@ __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "attend",
+    "attend_grad",
     "collective_sample",
     "compact",
     "dropout_apply",

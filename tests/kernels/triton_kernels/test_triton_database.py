@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/g
 SLOW = {
     "weighted_sample": 0,
     "sample_aggregate": 0,
+    "attend": 0,
+    "attend_grad": 0,
     "rowwise_sample": 10,
     "sample_cols": 12,
     "sample_eids": 8,

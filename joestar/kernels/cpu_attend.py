@@ -1,0 +1,71 @@
+"""Graph attention on the CPU. Edge values live in a row's scratch memory; only the backward pass holds them all."""
+
+import torch
+from torch import Tensor
+
+from joestar import _native
+from joestar.kernels.checks import check_ids, check_offsets, check_rows, check_values, require
+from joestar.kernels.layout import shares_rows
+
+
+def attend(
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, slope: float, bits: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Softmax over in-edges of ``leaky_relu(s_src[source] + s_dst[row])``, dropout, weighted sum of source rows.
+
+    ``s_src`` ``[N, H]``, ``s_dst`` ``[num_dst, H]``, ``x`` ``[N, H, F]`` or ``[N, 1, F]``; see ``reference.attend``.
+    """
+    args = _checked(indptr, indices, s_src, s_dst, x, bits)
+    x, heads, width = args[4], s_dst.shape[1], x.shape[2]
+    y = x.new_empty((s_dst.shape[0], heads, width))
+    top, total = (torch.empty(s_dst.shape, dtype=_wide(x.dtype)) for _ in range(2))
+    _native.attend(*args, heads, width, shares_rows(x, s_dst), slope, scale, y, top, total)
+    return y, top, total
+
+
+def attend_grad(
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, y: Tensor, top: Tensor, total: Tensor,
+    grad: Tensor, slope: float, bits: Tensor | None, scale: float, needs_x: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty), in edge order."""
+    args = _checked(indptr, indices, s_src, s_dst, x, bits)
+    x, heads, width, wide = args[4], s_dst.shape[1], x.shape[2], _wide(x.dtype)
+    shape = [s_dst.shape[0], heads, width]
+    for value, name in ((y, "y"), (grad, "grad")):
+        require(list(value.shape) == shape, f"{name} {shape}", f"{list(value.shape)}")
+    for value, name in ((top, "top"), (total, "total")):
+        right = value.shape == s_dst.shape and value.dtype == wide
+        require(right, f"{name} {wide} {list(s_dst.shape)}", f"{value.dtype} {list(value.shape)}")
+    y, grad = check_values(y.to(x.dtype), "y"), check_values(grad.to(x.dtype), "grad")
+    saved = (y, top.contiguous(), total.contiguous(), grad)
+    grads = (x.new_empty(s_src.shape), x.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else 0))
+    _native.attend_grad(
+        *args, heads, width, shares_rows(x, s_dst), slope, scale, *saved, x.shape[0], *grads[:2],
+        grads[2] if needs_x else None,
+    )  # fmt: skip
+    return grads
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What 16-bit values accumulate in."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _checked(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, bits: Tensor | None) -> tuple:
+    """The operands, contiguous."""
+    indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    s_src, s_dst, x = check_values(s_src, "s_src"), check_values(s_dst, "s_dst"), check_values(x, "x")
+    one = s_src.dtype == s_dst.dtype == x.dtype
+    require(one, "scores and rows of one dtype", f"{s_src.dtype}, {s_dst.dtype} and {x.dtype}")
+    heads = s_dst.shape[1] if s_dst.dim() == 2 else -1
+    fits = x.dim() == 3 and s_src.shape == (x.shape[0], heads) and x.shape[1] in (1, heads)
+    expected = "scores [N, H] and [num_dst, H] with rows [N, H, F] or [N, 1, F]"
+    require(fits, expected, f"{list(s_src.shape)}, {list(s_dst.shape)} and {list(x.shape)}")
+    check_rows(s_dst, indptr.numel() - 1, "s_dst")
+    if bits is not None:
+        words = (indices.numel(), (heads + 31) // 32)
+        right = bits.shape == words and bits.dtype == torch.int32
+        require(right, f"bits int32 {list(words)}", f"{bits.dtype} {list(bits.shape)}")
+        bits = bits.contiguous()
+    return indptr, indices, s_src, s_dst, x, bits
