@@ -1,0 +1,66 @@
+"""Tuning on a GPU, where candidates are CUDA graphs that share memory, and every form of the backward pass."""
+
+import copy
+
+import pytest
+import torch
+
+from joestar.ops.backward_forms import FORMS
+from joestar.runtime import tuning
+
+from .test_step_graph import BATCH, make, train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
+    monkeypatch.delenv("JOESTAR_TUNE", raising=False)
+
+
+@pytest.mark.parametrize("model", ["GraphSAGE", "GAT"])
+def test_tuning_changes_nothing_and_is_cached(model):
+    step = make(model=model, backend="eager", tune=True)
+    trainer, idx = step._trainer, step.graph.train_idx.int()
+    trainer.executor.program.trace(idx[:BATCH], trainer.key)
+    state = copy.deepcopy(step.model.state_dict())
+    key, random, on_gpu = trainer.key.clone(), torch.get_rng_state(), torch.cuda.get_rng_state()
+    record = tuning.tune(trainer, idx, BATCH)
+    assert all(torch.equal(value, step.model.state_dict()[name]) for name, value in state.items())
+    assert torch.equal(trainer.key, key) and not trainer.flag and not trainer.optimizer.optimizer.state
+    assert torch.equal(torch.get_rng_state(), random) and torch.equal(torch.cuda.get_rng_state(), on_gpu)
+    assert len(record.candidates) >= 8 and sum(c.taken for c in record.candidates) == 1
+    again = make(model=model, backend="eager", tune=True)
+    losses = train(again, epochs=1)
+    assert again.report().tuning.cached
+    plain = make(model=model, backend="eager")
+    assert losses == pytest.approx(train(plain, epochs=1), rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["GraphSAGE", "GAT"])
+def test_every_form_trains_alike_in_a_cuda_graph(model):
+    base = make(model=model, backend="eager")
+    expected = train(base, epochs=1)
+    sites = [s for s in base._executors["train"].program.sites if s.kind == "backward"]
+    assert sites
+    for form in {option for site in sites for option in site.options}:
+        choices = {site.key: form for site in sites if form in site.options}
+        assert train(make(model=model, backend="eager", choices=choices), epochs=1) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS["spmm"]["cuda"])
+def test_gradients_agree_with_the_cpu(form):
+    generator = torch.Generator().manual_seed(0)
+    degrees = torch.randint(0, 9, (300,), generator=generator)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    indices = torch.randint(0, 500, (int(indptr[-1]) + 7,), generator=generator, dtype=torch.int32)
+    x = torch.randn(500, 2, 17, generator=generator, dtype=torch.float64)
+    weight = torch.randn(indices.numel(), 2, generator=generator, dtype=torch.float64)
+    for reduce in ("sum", "mean"):
+        grads = []
+        for device, name in (("cpu", "transposed"), ("cuda", form)):
+            leaves = [value.to(device).requires_grad_() for value in (x, weight)]
+            y = torch.ops.joestar.spmm_by(indptr.to(device), indices.to(device), *leaves, reduce, name)
+            grads.append([g.cpu() for g in torch.autograd.grad(y.square().sum(), leaves)])
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-10, atol=1e-10)
