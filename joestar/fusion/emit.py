@@ -11,14 +11,17 @@ from joestar.lowering.sizes import expression
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 
 
-def emit(graph: fx.Graph, like: fx.Node, target, *args) -> fx.Node:
-    """A call at the insertion point: its value is found by running the op on shapes, its source line is ``like``'s."""
-    node = graph.call_function(target, args)
+def emit(graph: fx.Graph, like: fx.Node, target, *args, **kwargs) -> fx.Node:
+    """A call at the insertion point: its value is found by running the op on shapes, its source line is ``like``'s.
+
+    ``kwargs`` hold no nodes.
+    """
+    node = graph.call_function(target, args, kwargs)
     node.meta = {key: value for key, value in like.meta.items() if key != "val"}
     values = fx.map_arg(args, lambda arg: arg.meta["val"])
-    modes = [value.fake_mode for value in _tensors(values) if isinstance(value, FakeTensor)]
+    modes = [value.fake_mode for value in _tensors((*values, like.meta["val"])) if isinstance(value, FakeTensor)]
     with modes[0] if modes else contextlib.nullcontext(), torch.no_grad():
-        node.meta["val"] = target(*values)
+        node.meta["val"] = target(*values, **kwargs)
     return node
 
 

@@ -32,6 +32,8 @@ PATTERN = "spmm-gemm-order"
 UPDATE, AGGREGATE = "update-first", "aggregate-first"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SPMM, _LINEAR = _JOESTAR.spmm.default, _ATEN.linear.default
+_NARROW = 3
+"""How much slower the products of single heads are, per operation, than one product for all."""
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -326,9 +328,10 @@ def _estimate(context, spmm, x, weight, heads: int, scores: int, edge_weight) ->
     aggregate += edges * width + dst * wide + 2 * src * width if grad_x else 0
     aggregate += edges * width + dst * wide if grad_edge else 0
     aggregate += 2 * src * width if scores else 0
+    aggregate += 4 * dst * columns if heads > 1 else 0  # a product per head gives and takes its rows transposed
     flops = {
         UPDATE: _gemm(src, width, columns, grad_x)[1],
-        AGGREGATE: _gemm(dst, width, columns, grad_x or grad_edge)[1],
+        AGGREGATE: _gemm(dst, width, columns, grad_x or grad_edge)[1] * (_NARROW if heads > 1 else 1),
     }
     size = x.meta["val"].element_size()
     return {

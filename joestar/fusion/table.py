@@ -10,14 +10,18 @@ from joestar.errors import ConfigError, VerificationError
 from joestar.fusion import (
     aggregate_update,
     backward_format,
+    bias,
     cse,
     dce,
     dropout_aggregate,
     extract_select,
+    factor_aggregate,
     gather_aggregate,
     hoist,
+    own_aggregate,
     relu_dropout,
     sample_gather_aggregate,
+    sample_structural,
     simplify,
     spmm_gemm_order,
 )
@@ -62,10 +66,14 @@ PASSES = (
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
     Pass("hoist", hoist.run, requires=CANONICAL),
+    Pass("sample-structural", sample_structural.run, requires=CANONICAL),
     Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
     Pass("gather-aggregate", gather_aggregate.run, requires=CANONICAL),
+    Pass("factor-aggregate", factor_aggregate.run, requires=CANONICAL),
+    Pass("bias", bias.run, requires=CANONICAL),
     Pass("aggregate-update", aggregate_update.run, requires=CANONICAL),
+    Pass("own-aggregate", own_aggregate.run, requires=CANONICAL),
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("backward-format", backward_format.run),
@@ -117,7 +125,8 @@ def run_passes(
             raise
         except Exception as error:
             raise VerificationError(f"pass {spec.name} failed: {error}") from error
-        gm.recompile()
+        if rewrites:
+            gm.recompile()
         elapsed = (time.perf_counter() - start) * 1e3
         verify(gm, outputs, f"pass {spec.name}")
         holds |= spec.ensures

@@ -67,3 +67,33 @@ def aggregate_cat_grad(
     total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, x.shape[0], reduce)
     total[: grad.shape[0]] += grad[:, width:]
     return total if bits is None else gated_dropout(total, bits, x, scale)
+
+
+def aggregate_rows(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor | None,
+    scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Weighted sum or mean of z over in-edges, plus ``own * z[i]``: ``[num_dst, D]``; see ``joestar.ops.reference``."""
+    z = x if bits is None else gated_dropout(x, bits, x, scale)
+    y = spmm(indptr, indices, z, weight, reduce)
+    return y if own is None else y.addcmul_(z[: indptr.numel() - 1], own.to(y.dtype))
+
+
+def aggregate_rows_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None,
+    bits: Tensor | None, scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``aggregate_rows`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, D]``."""
+    total = spmm_grad_x(indptr, indices, grad, weight, x.shape[0], reduce)
+    if own is not None:
+        total[: grad.shape[0]].addcmul_(grad, own.to(total.dtype))
+    return total if bits is None else gated_dropout(total, bits, x, scale)
+
+
+def sample_aggregate_own(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
+    x: Tensor, own: Tensor, reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``sample_aggregate`` plus ``own * x[dsts]``: (y, edge count)."""
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    return y.addcmul_(torch.index_select(x, 0, dsts), own.to(y.dtype)), count

@@ -105,6 +105,19 @@ def add_self_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[
     return out_indptr, out_indices
 
 
+def block_self_loops(
+    indptr: Tensor, indices: Tensor, sources: Tensor, dsts: Tensor, dst_count: Tensor, num_src: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``add_self_loops`` of a block, whose loops are found by global ids; also the out-degrees, int64 ``[num_src]``."""
+    check_ids(sources, "sources")
+    check_ids(dsts, "dsts")
+    row = edge_dst(indptr, indices.numel(), indices)
+    if dsts.numel():
+        indices = torch.where(sources == torch.index_select(dsts, 0, row), row, indices)
+    looped = add_self_loops(indptr, indices, dst_count)
+    return *looped, out_degrees(*looped, num_src) if num_src else indptr.new_empty(0)
+
+
 def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
     """Edges leaving every source, int64 ``[num_src]``, over the valid edges."""
     out = torch.empty(num_src, dtype=torch.int64)

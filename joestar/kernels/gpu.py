@@ -5,11 +5,22 @@ graph after one run outside of it. Importing this module needs Triton, not a GPU
 """
 
 from joestar.kernels.gpu_attend import attend, attend_grad
-from joestar.kernels.gpu_cat import aggregate_cat, aggregate_cat_grad, split_columns
+from joestar.kernels.gpu_cat import (
+    aggregate_cat,
+    aggregate_cat_grad,
+    aggregate_rows,
+    aggregate_rows_grad,
+    split_columns,
+)
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
 from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
-from joestar.kernels.gpu_fused import sample_aggregate, sample_aggregate_cat, sample_aggregate_self
+from joestar.kernels.gpu_fused import (
+    sample_aggregate,
+    sample_aggregate_cat,
+    sample_aggregate_own,
+    sample_aggregate_self,
+)
 from joestar.kernels.gpu_grad import (
     scatter_src,
     scatter_src_transposed,
@@ -22,7 +33,7 @@ from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eid
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.kernels.gpu_step import finish_step, overflow, take_batch
-from joestar.kernels.gpu_structure import add_self_loops, edge_dst, out_degrees
+from joestar.kernels.gpu_structure import add_self_loops, block_self_loops, edge_dst, out_degrees
 from joestar.kernels.gpu_two_hops import sample_aggregate_two_hops
 from joestar.kernels.gpu_weighted import collective_sample, slice_rows, weighted_sample
 
@@ -30,8 +41,11 @@ __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "aggregate_rows",
+    "aggregate_rows_grad",
     "attend",
     "attend_grad",
+    "block_self_loops",
     "collective_sample",
     "compact",
     "dropout_bits",
@@ -46,6 +60,7 @@ __all__ = [
     "rowwise_sample",
     "sample_aggregate",
     "sample_aggregate_cat",
+    "sample_aggregate_own",
     "sample_aggregate_self",
     "sample_aggregate_two_hops",
     "sample_cols",

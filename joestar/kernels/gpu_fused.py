@@ -50,14 +50,14 @@ def _count_edges(indptr, dsts, count, total, n, k, REPLACE: tl.constexpr, COUNTE
 
 @triton.jit(do_not_specialize=["n", "site", "row_programs"])
 def _sample_aggregate(
-    indptr, indices, dsts, count, key, site, x, y, own, total, n, row_programs,
+    indptr, indices, dsts, count, key, site, x, y, own, factor, total, n, row_programs,
     K: tl.constexpr, WIDE: tl.constexpr, REPLACE: tl.constexpr, REDUCE: tl.constexpr,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, COUNTED: tl.constexpr,
     TAIL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``y`` (and of ``own``: the destinations' own features), both ``STRIDE`` apart; the number of edges.
 
-    ``TAIL`` columns 1, 0, ... follow the own rows.
+    ``TAIL`` columns 1, 0, ... follow the own rows. With ``factor``, own features times it are added to ``y``.
     """
     program = tl.program_id(0)
     if program >= row_programs:
@@ -88,21 +88,24 @@ def _sample_aggregate(
             for j in tl.static_range(K):
                 mask = (j < picked) & inside
                 values = values + (tl.load(x + bases[j] + column, mask, 0),)  # noqa: RUF005
-            if own is not None:
+            if own is not None or factor is not None:
                 mine = tl.load(x + node * WIDTH + column, (i < n) & inside, 0)
+            if own is not None:
                 tl.store(own + out + column, mine, (i < n) & inside)
             sums = start_value(REDUCE, ROWS, BLOCK, ACC)
             for j in tl.static_range(K):
                 sums = combine(sums, values[j].to(ACC), j < picked, REDUCE)
-            result = finish(sums, picked, REDUCE, ACC).to(y.dtype.element_ty)
-            tl.store(y + out + column, result, (i < n) & inside)
+            result = finish(sums, picked, REDUCE, ACC)
+            if factor is not None:
+                result += mine.to(ACC) * tl.load(factor).to(ACC)
+            tl.store(y + out + column, result.to(y.dtype.element_ty), (i < n) & inside)
         if TAIL > 0:
             tail = tile_columns(0, 16)
             value = tl.where(tail == 0, 1.0, 0.0) + tl.zeros([ROWS, 16], tl.float32)
             tl.store(own + out + WIDTH + tail, value.to(own.dtype.element_ty), (i < n) & (tail < TAIL))
 
 
-def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride) -> Tensor:
+def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor) -> Tensor:
     """Fills ``y`` (and ``own``) through one kernel; returns the edge count."""
     n, width = dsts.numel(), row_size(x)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -112,13 +115,13 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
     def launch(config: tune.Config) -> None:
         row_programs = cdiv(n, config["ROWS"])
         _sample_aggregate[(row_programs + counters,)](
-            indptr, indices, dsts, dst_count, key, site, x, y, own, total, n, row_programs,
+            indptr, indices, dsts, dst_count, key, site, x, y, own, factor, total, n, row_programs,
             K=k, WIDE=wide, REPLACE=replace, REDUCE=REDUCE[reduce],
             WIDTH=width, STRIDE=stride, ACC=accumulator(x), COUNTED=_COUNTED,
             TAIL=max(0, stride - 2 * width) if own is not None else 0, BLOCK=column_block(width), **config,
         )  # fmt: skip
 
-    shape = (x.dtype, width, k, replace, reduce, own is not None, tune.size_class(n))
+    shape = (x.dtype, width, k, replace, reduce, own is not None, factor is not None, tune.size_class(n))
     configs = tile_configs(width, x.element_size())
     if wide:  # the picks of a row then need reductions, which are cheap within a warp
         configs = [{"ROWS": 1, "num_warps": 1}, *configs[:2]]
@@ -129,7 +132,7 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
     return total
 
 
-def _two_steps(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride) -> Tensor:
+def _two_steps(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor) -> Tensor:
     """The same for other fanouts: all edges straight from the graph, else by way of a sample."""
     n, width = dsts.numel(), row_size(x)
     if k < 0:
@@ -144,10 +147,14 @@ def _two_steps(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduc
         if stride > 2 * width:
             own[:, width:] = 0
             own[:, width] = 1
+    if factor is not None:
+        y.addcmul_(torch.index_select(x, 0, dsts), factor.to(y.dtype))
     return total
 
 
-def _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride) -> Tensor:
+def _run(
+    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor=None
+) -> Tensor:  # fmt: skip
     check_offsets(indptr)
     check_ids(indices, dsts)
     check_values(features=x)
@@ -155,7 +162,7 @@ def _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, 
     if not dsts.numel():
         return torch.zeros((), dtype=torch.int64, device=x.device)
     fits = 0 < k <= _LARGEST and row_size(x) > 0
-    args = (indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride)
+    args = (indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor)
     return _fused(*args) if fits else _two_steps(*args)
 
 
@@ -192,3 +199,16 @@ def sample_aggregate_cat(
     both = x.new_empty((dsts.numel(), cat_width(width)))
     y, own = both[:, :width], both[:, width:]
     return both, _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, both.shape[1])
+
+
+@op
+def sample_aggregate_own(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
+    x: Tensor, own: Tensor, reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``sample_aggregate`` plus ``own * x[dsts]``, ``own`` one entry: (y, edge count)."""
+    check_values(own=own)
+    y = x.new_empty((dsts.numel(), *x.shape[1:]))
+    return y, _run(
+        indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, None, row_size(x), own.contiguous()
+    )

@@ -62,32 +62,56 @@ def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
     return out
 
 
+@triton.jit
+def _is_loop(names, own, e, i, row, mask):
+    """Whether edges lead from a node to itself: by global ids where there are any, else by local ones."""
+    if own is None:
+        return tl.load(names + e, mask, 0) == i
+    else:
+        return tl.load(names + e, mask, 0) == row
+
+
 @triton.jit(do_not_specialize=["n"])
-def _looped_degrees(indptr, indices, count, degrees, sums, n, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
-    """Degrees without the existing self-loops and with the new one, and their sum per block."""
+def _looped_degrees(
+    indptr, names, own, count, degrees, sums, out_degrees, n, num_src,
+    AHEAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Degrees without the existing self-loops and with the new one, and their sum per block; zeros the out-degrees."""
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)
     start, end = row_edges(indptr, None, None, i, n)
+    row = i
+    if own is not None:
+        row = tl.load(own + i, i < n, 0)
     degree = ((i < n) & (i < tl.load(count))).to(tl.int64)
     longest = tl.max(end - start, 0)
     done = tl.zeros((), tl.int64)
     while done < longest:
         for j in tl.static_range(AHEAD):
             e = start + done + j
-            degree += ((e < end) & (tl.load(indices + e, e < end, 0) != i)).to(tl.int64)
+            degree += ((e < end) & ~_is_loop(names, own, e, i, row, e < end)).to(tl.int64)
         done += AHEAD
     tl.store(degrees + i, degree, i < n)
     tl.store(sums + block, tl.sum(degree, 0))
+    if out_degrees is not None:
+        first = block.to(tl.int64) * BLOCK
+        while first < num_src:
+            at = first + tl.arange(0, BLOCK)
+            tl.store(out_degrees + at, tl.zeros([BLOCK], tl.int64), at < num_src)
+            first += tl.num_programs(0).to(tl.int64) * BLOCK
 
 
 @triton.jit(do_not_specialize=["n", "size", "blocks"])
 def _write_looped(
-    indptr, indices, count, degrees, sums, blocks, out_indptr, out, n, size,
+    indptr, indices, names, own, count, degrees, sums, blocks, out_indptr, out, out_degrees, n, size,
     AHEAD: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)
     start, end = row_edges(indptr, None, None, i, n)
+    row = i
+    if own is not None:
+        row = tl.load(own + i, i < n, 0)
     degree = tl.load(degrees + i, i < n, 0)
     before, total = preceding(sums, block, blocks, ADDED)
     new_end = before + tl.cumsum(degree, 0)
@@ -96,27 +120,26 @@ def _write_looped(
         tl.store(out_indptr, tl.zeros((), tl.int64))
     place = new_end - degree
     longest = tl.max(end - start, 0)
+    one = tl.full([BLOCK], 1, tl.int64)
     done = tl.zeros((), tl.int64)
     while done < longest:
         for j in tl.static_range(AHEAD):
             e = start + done + j
             source = tl.load(indices + e, e < end, 0)
-            kept = (e < end) & (source != i)
+            kept = (e < end) & ~_is_loop(names, own, e, i, row, e < end)
             tl.store(out + place, source, kept)
+            if out_degrees is not None:
+                tl.atomic_add(out_degrees + source.to(tl.int64), one, kept, sem="relaxed")
             place += kept.to(tl.int64)
         done += AHEAD
-    tl.store(out + new_end - 1, i, (i < n) & (i < tl.load(count)))
+    real = (i < n) & (i < tl.load(count))
+    tl.store(out + new_end - 1, i, real)
+    if out_degrees is not None:
+        tl.atomic_add(out_degrees + i, one, real, sem="relaxed")
     fill_tail(out, total, size.to(tl.int64), 0, BLOCK)
 
 
-@op
-def add_self_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
-    """Exactly one self-loop per destination, at the end of its row; existing loops are dropped. ``[E + num_dst]``.
-
-    Rows past ``dst_count`` are padding and stay empty.
-    """
-    check_offsets(indptr)
-    check_ids(indices)
+def _add_loops(indptr, indices, names, own, dst_count, out_degrees) -> tuple[Tensor, Tensor]:
     n, device = indptr.numel() - 1, indices.device
     size = indices.numel() + n
     if n == 0:
@@ -127,10 +150,40 @@ def add_self_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[
     sums = torch.empty(blocks, dtype=torch.int64, device=device)
     new_indptr = torch.empty_like(indptr)
     out = torch.empty(size, dtype=indices.dtype, device=device)
-    _looped_degrees[(blocks,)](indptr, indices, dst_count, degrees, sums, n, AHEAD=AHEAD, BLOCK=block, num_warps=warps)
+    num_src = 0 if out_degrees is None else out_degrees.numel()
+    _looped_degrees[(blocks,)](
+        indptr, names, own, dst_count, degrees, sums, out_degrees, n, num_src,
+        AHEAD=AHEAD, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
     sums, added = block_sums(sums)
     _write_looped[(blocks,)](
-        indptr, indices, dst_count, degrees, sums, blocks, new_indptr, out, n, size,
+        indptr, indices, names, own, dst_count, degrees, sums, blocks, new_indptr, out, out_degrees, n, size,
         AHEAD=AHEAD, ADDED=added, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return new_indptr, out
+
+
+@op
+def add_self_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
+    """Exactly one self-loop per destination, at the end of its row; existing loops are dropped. ``[E + num_dst]``.
+
+    Rows past ``dst_count`` are padding and stay empty.
+    """
+    check_offsets(indptr)
+    check_ids(indices)
+    return _add_loops(indptr, indices, indices, None, dst_count, None)
+
+
+@op
+def block_self_loops(
+    indptr: Tensor, indices: Tensor, sources: Tensor, dsts: Tensor, dst_count: Tensor, num_src: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``add_self_loops`` of a block, whose loops are found by global ids; also the out-degrees, int64 ``[num_src]``."""
+    check_offsets(indptr)
+    check_ids(indices, sources)
+    check_ids(dsts)
+    out_degrees = torch.empty(num_src, dtype=torch.int64, device=indices.device)
+    if indptr.numel() == 1:
+        out_degrees.zero_()
+    counted = out_degrees if num_src else None
+    return *_add_loops(indptr, indices, sources, dsts, dst_count, counted), out_degrees

@@ -23,6 +23,9 @@ RAGGED = {
 }
 """Ops that make a set of data-dependent size: position of the bound among their arguments; the count is output 2."""
 
+LOOPED = {_JOESTAR.add_self_loops.default, _JOESTAR.block_self_loops.default}
+"""Ops that give (offsets, sources, ...) of a block with self-loops; the offsets of the block are their first input."""
+
 ROW_IDS_ARGUMENT = 2
 """Position of the ids of the rows among the arguments of the ops that make edges."""
 
@@ -110,7 +113,7 @@ def size_table(gm: fx.GraphModule, roles: list[tuple]) -> SizeTable:
                 table.parents[symbol] = expression(node.args[0].meta["val"].shape[0])
             else:
                 table.edges[symbol] = (item(gm, node, 0), node.args[ROW_IDS_ARGUMENT])
-        elif node.target is _JOESTAR.add_self_loops.default:
+        elif node.target in LOOPED:
             rows = expression(node.args[0].meta["val"].shape[0])
             edges = expression(node.meta["val"][1].shape[0])
             if rows is not None and rows - 1 in table.ids:

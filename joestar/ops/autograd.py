@@ -168,6 +168,23 @@ def _cat_backward(ctx, grad):
 register_autograd("joestar::aggregate_cat", _cat_backward, setup_context=_cat_setup)
 
 
+def _rows_setup(ctx, inputs, output):
+    indptr, indices, x, weight, own, bits, ctx.scale, ctx.reduce = inputs
+    for name, position in (("weight", 3), ("own", 4)):
+        if inputs[position] is not None and ctx.needs_input_grad[position]:
+            raise RuntimeError(f"aggregate_rows has no gradient for {name}; use spmm, whose weights may be trained")
+    ctx.save_for_backward(indptr, indices, x, weight, own, bits)
+
+
+def _rows_backward(ctx, grad):
+    indptr, indices, x, weight, own, bits = ctx.saved_tensors
+    grad_x = ops.aggregate_rows_grad(indptr, indices, grad.contiguous(), x, weight, own, bits, ctx.scale, ctx.reduce)
+    return None, None, grad_x, None, None, None, None, None
+
+
+register_autograd("joestar::aggregate_rows", _rows_backward, setup_context=_rows_setup)
+
+
 def _join_setup(ctx, inputs, output):
     ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
 

@@ -166,6 +166,21 @@ def _(indptr, indices, grad, x, bits, scale, reduce):
     return x.new_empty(x.shape)
 
 
+@register_fake("joestar::aggregate_rows")
+def _(indptr, indices, x, weight, own, bits, scale, reduce):
+    return x.new_empty((indptr.shape[0] - 1, x.shape[1]))
+
+
+@register_fake("joestar::aggregate_rows_grad")
+def _(indptr, indices, grad, x, weight, own, bits, scale, reduce):
+    return x.new_empty(x.shape)
+
+
+@register_fake("joestar::sample_aggregate_own")
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, reduce):
+    return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
+
+
 @register_fake("joestar::join_columns")
 def _(parts, width):
     return parts[0].new_empty((parts[0].shape[0], width))
@@ -200,6 +215,12 @@ def _(indptr, num_edges, dsts, key, site, p, columns):
 @register_fake("joestar::add_self_loops")
 def _(indptr, indices, dst_count):
     return torch.empty_like(indptr), indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))
+
+
+@register_fake("joestar::block_self_loops")
+def _(indptr, indices, sources, dsts, dst_count, num_src):
+    looped = indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))
+    return torch.empty_like(indptr), looped, indptr.new_empty((num_src,))
 
 
 @register_fake("joestar::out_degrees")

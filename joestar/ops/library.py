@@ -49,6 +49,11 @@ SCHEMAS = {
     "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
     "aggregate_cat": f"({_CSC}, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
     "aggregate_cat_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
+    "aggregate_rows": f"({_CSC}, Tensor x, Tensor? weight, Tensor? own, Tensor? bits, float scale, str reduce)"
+    " -> Tensor",
+    "aggregate_rows_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? weight, Tensor? own, Tensor? bits, float scale,"
+    " str reduce) -> Tensor",
+    "sample_aggregate_own": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, Tensor own, str reduce) -> (Tensor, Tensor)",
     "join_columns": "(Tensor[] parts, int width) -> Tensor",
     "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",
     "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
@@ -57,6 +62,7 @@ SCHEMAS = {
     "edge_dropout_bits": "(Tensor indptr, SymInt num_edges, Tensor dsts, Tensor key, int site, float p, SymInt columns)"
     " -> Tensor",
     "add_self_loops": f"({_CSC}, Tensor dst_count) -> (Tensor, Tensor)",
+    "block_self_loops": f"({_CSC}, Tensor sources, {_DSTS}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
     "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
     "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",

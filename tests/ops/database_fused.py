@@ -48,6 +48,30 @@ def _aggregate_cat_grad(dtype, ids):
         yield Sample(sample.case, (indptr, indices, grad, x, bits, scale, reduce))
 
 
+def _aggregate_rows(dtype, ids):
+    """Every form of ``aggregate_cat``'s samples: weighted or not, with the own rows or without."""
+    own = torch.tensor([1.5], dtype=dtype)
+    for position, sample in enumerate(_aggregate_cat(dtype, ids)):
+        indptr, indices, x, bits, scale, reduce = sample.args
+        weight = values((indices.numel(),), dtype, 7) if position % 3 != 1 else None
+        factor = own if position % 3 != 2 else None
+        case = f"{sample.case}, weight {weight is not None}, own {factor is not None}"
+        yield Sample(case, (indptr, indices, x, weight, factor, bits, scale, reduce))
+
+
+def _aggregate_rows_grad(dtype, ids):
+    for sample in _aggregate_rows(dtype, ids):
+        indptr, indices, x, *others = sample.args
+        grad = values((indptr.numel() - 1, x.shape[1]), dtype, 5)
+        yield Sample(sample.case, (indptr, indices, grad, x, *others))
+
+
+def _sample_aggregate_own(dtype, ids):
+    for sample in _sample_aggregate(dtype, ids):
+        *args, reduce = sample.args
+        yield Sample(sample.case, (*args, torch.tensor([-0.5], dtype=dtype), reduce))
+
+
 def _sample_aggregate(dtype, ids):
     indptr, indices = torch.tensor([0, 3, 3, 10, 11]), torch.tensor([1, 2, 0, 3, 3, 1, 0, 2, 2, 1, 0]).to(ids)
     for dsts, count in (([2, 0, 1, 2], 4), ([3, 2, 0], 2), ([], 0)):
@@ -88,6 +112,11 @@ def _relu_dropout_grad(dtype, ids):
         yield Sample(f"{list(shape)}", (grad, y, 0.4))
 
 
+def _large_rows(dtype) -> tuple:
+    indptr, indices, x, bits, *others = _large_edges(dtype)
+    return indptr, indices, x, values((indices.numel(),), dtype, 7), torch.tensor([1.5], dtype=dtype), bits, *others
+
+
 def _large_edges(dtype) -> tuple:
     indptr, indices, _, _ = large_columns()
     return indptr, indices, large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 2.0, "mean"
@@ -116,6 +145,22 @@ OPS = {
         _aggregate_cat_grad,
         lambda dtype: (*_large_edges(dtype)[:2], values((NUM_SRC, 80), dtype, 5), *_large_edges(dtype)[2:]),
         errors=(((*TINY, ints(1, 2), _FLOAT_ONE, None, 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "aggregate_rows": Op(
+        _aggregate_rows,
+        _large_rows,
+        gradients=(2,),
+        errors=(((*TINY, ints(1, 1), None, None, None, 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "aggregate_rows_grad": Op(
+        _aggregate_rows_grad,
+        lambda dtype: (*_large_rows(dtype)[:2], values((NUM_SRC, 40), dtype, 5), *_large_rows(dtype)[2:]),
+        errors=(((*TINY, ints(1, 1), _FLOAT_ONE, None, None, None, 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "sample_aggregate_own": Op(
+        _sample_aggregate_own,
+        lambda dtype: (*large_columns(), *DRAWS, large_x(dtype), torch.tensor([1.5], dtype=dtype), "mean"),
+        errors=(((*TINY, *ONE, *DRAWS, ints(1, 1), torch.ones(1), "sum"), NOT_FLOAT),),
     ),
     "dropout_bits": Op(
         _dropout_bits,

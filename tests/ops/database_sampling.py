@@ -43,6 +43,18 @@ def _add_self_loops(_, ids):
             yield Sample(s.name, (s.indptr, s.indices, torch.tensor(s.rows)), True)
 
 
+def _block_self_loops(_, ids):
+    """Local ids are positions in a list of global ids in which nodes may stand twice."""
+    for s in every(ids):
+        if s.num_dst <= s.num_src:
+            names = (torch.arange(max(s.num_src, 1)) * 7919 % 11).to(ids)
+            sources = torch.index_select(names, 0, s.indices.long().clamp(0, names.numel() - 1)).to(ids)
+            for num_src in (s.num_src, 0):
+                case = f"{s.name}, {'with' if num_src else 'without'} degrees"
+                args = (s.indptr, s.indices, sources, names[: s.num_dst], torch.tensor(s.rows), num_src)
+                yield Sample(case, args, True)
+
+
 def _out_degrees(_, ids):
     for s in every(ids):
         yield Sample(s.name, (s.indptr, s.indices, s.num_src), True)
@@ -130,6 +142,11 @@ def _large_compact(dtype=None) -> tuple:
 OPS = {
     "edge_dst": Op(_edge_dst, lambda _: (W.indptr, EDGES + 5, W.indices), floats=False),
     "add_self_loops": Op(_add_self_loops, lambda _: (*WIDE, torch.tensor(NUM_DST)), floats=False),
+    "block_self_loops": Op(
+        _block_self_loops,
+        lambda _: (*WIDE, WIDE[1], torch.arange(NUM_DST, dtype=WIDE[1].dtype), torch.tensor(NUM_DST), NUM_SRC),
+        floats=False,
+    ),
     "out_degrees": Op(_out_degrees, lambda _: (*WIDE, NUM_SRC), floats=False),
     "slice_cols": Op(_slice_cols, lambda _: (*large_columns(), -1), floats=False),
     "rowwise_sample": Op(

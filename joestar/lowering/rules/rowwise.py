@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument, padded_among
-from joestar.lowering.sizes import RAGGED, expression, padded_dims
+from joestar.lowering.sizes import LOOPED, RAGGED, expression, padded_dims
 
 aten = torch.ops.aten
 
@@ -110,7 +110,7 @@ def _recurrence(context, node: fx.Node) -> None:
 
 
 _STRUCTURE = {
-    torch.ops.joestar.add_self_loops.default, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
+    *LOOPED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
     torch.ops.joestar.collective_sample.default,
 }  # fmt: skip
 

@@ -21,24 +21,30 @@ from joestar.ops.reference.dropout import dropout_apply, dropout_bits, edge_drop
 from joestar.ops.reference.fused import (
     aggregate_cat,
     aggregate_cat_grad,
+    aggregate_rows,
+    aggregate_rows_grad,
     join_columns,
     sample_aggregate,
     sample_aggregate_cat,
+    sample_aggregate_own,
     sample_aggregate_self,
     split_columns,
 )
 from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.ops.reference.spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.ops.reference.step import finish_step, overflow, take_batch
-from joestar.ops.reference.structure import add_self_loops, edge_dst, out_degrees
+from joestar.ops.reference.structure import add_self_loops, block_self_loops, edge_dst, out_degrees
 from joestar.ops.reference.weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "aggregate_rows",
+    "aggregate_rows_grad",
     "attend",
     "attend_grad",
+    "block_self_loops",
     "collective_sample",
     "compact",
     "dropout_apply",
@@ -55,6 +61,7 @@ __all__ = [
     "rowwise_sample",
     "sample_aggregate",
     "sample_aggregate_cat",
+    "sample_aggregate_own",
     "sample_aggregate_self",
     "sample_cols",
     "sample_eids",

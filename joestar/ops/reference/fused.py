@@ -72,6 +72,41 @@ def aggregate_cat_grad(
     return total if bits is None else _activated(total, bits, x, scale)
 
 
+def aggregate_rows(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor | None,
+    scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Sum or mean of ``weight[e] * z`` over in-edges, plus ``own * z[i]``, for every destination ``i``.
+
+    Args:
+        x: ``[num_src, D]``, destinations first; weight: ``[num_edges]``; own: one entry, ``[1]``; reduce: ``"sum"`` or
+            ``"mean"``. bits, scale: what ``z`` is, as in ``aggregate_cat``.
+    """
+    z = x if bits is None else _activated(x, bits, x, scale)
+    y = spmm(indptr, indices, z, weight, reduce)
+    return y if own is None else (y + own * z[: indptr.numel() - 1]).to(x.dtype)
+
+
+def aggregate_rows_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None,
+    bits: Tensor | None, scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``aggregate_rows`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, D]``."""
+    total = spmm_grad_x(indptr, indices, grad, weight, x.shape[0], reduce)
+    if own is not None:
+        total[: grad.shape[0]] += (own * grad).to(total.dtype)
+    return total if bits is None else _activated(total, bits, x, scale)
+
+
+def sample_aggregate_own(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
+    x: Tensor, own: Tensor, reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``sample_aggregate`` plus ``own * x[dsts]``, ``own`` one entry, ``[1]``: (y, edge count)."""
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    return (y + own * x[dsts.long()]).to(x.dtype), count
+
+
 def join_columns(parts: list[Tensor], width: int) -> Tensor:
     """Matrices ``[rows, k]`` and vectors ``[rows]`` side by side, then zeros: ``[rows, width]``.
 

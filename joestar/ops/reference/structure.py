@@ -50,3 +50,22 @@ def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
     """Edges leaving every source, int64 ``[num_src]``."""
     src, _ = valid_edges(indptr, indices)
     return torch.zeros(num_src, dtype=torch.int64, device=indptr.device).index_add(0, src, torch.ones_like(src))
+
+
+def block_self_loops(
+    indptr: Tensor, indices: Tensor, sources: Tensor, dsts: Tensor, dst_count: Tensor, num_src: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``add_self_loops`` of a block, whose loops are found by global ids, and its out-degrees.
+
+    Args:
+        indices: local source of each edge; sources: its global id, ``[num_edges]``; dsts: ids of the destinations.
+        num_src: number of sources; 0 if out-degrees are not wanted.
+
+    Returns:
+        (offsets, local sources ``[num_edges + num_dst]``, int64 ``[num_src]``: edges leaving every source, loops too).
+    """
+    row = edge_dst(indptr, indices.numel(), indices)
+    loop = sources == torch.index_select(dsts, 0, row) if dsts.numel() else torch.zeros_like(sources, dtype=torch.bool)
+    looped = torch.ops.joestar.add_self_loops(indptr, torch.where(loop, row, indices), dst_count)
+    degrees = torch.ops.joestar.out_degrees(*looped, num_src) if num_src else indptr.new_empty(0)
+    return *looped, degrees

@@ -1,0 +1,94 @@
+"""Aggregated plus own rows in one pass: where it fires, what stays the same, and every reason not to."""
+
+import pytest
+import torch
+from lowering.harness import NUM_FEATURES, SEEDS, same
+from torch import nn
+
+import joestar.nn as jnn
+from joestar import fn
+
+from .graphs import JOESTAR, Model, captured, count, mean, only, reasons
+
+PATTERN = "own-aggregate"
+BASE = ("extract-select", "sample-gather-aggregate", "relu-dropout", "dropout-aggregate")
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+
+
+def plus_own(m, blocks, x, reduce="mean"):
+    """A factor of 1."""
+    for block in blocks:
+        x = m.lin(block.pull(fn.copy_u(x), reduce) + x[: block.num_dst]).relu()
+    return x
+
+
+def weighted(m, blocks, x):
+    weight = blocks[0].apply_edges(fn.copy_u(blocks[0].out_degrees().double()))
+    return mean(blocks[1], blocks[0].pull(fn.u_mul_e(x, weight), "sum") + 0.5 * x[: blocks[0].num_dst])
+
+
+def by_tensor(m, blocks, x):
+    return mean(blocks[1], torch.full((1,), 0.5, dtype=x.dtype) * x[: blocks[0].num_dst] + mean(blocks[0], x))
+
+
+def linear():
+    return {"lin": nn.Linear(NUM_FEATURES, NUM_FEATURES)}
+
+
+MODELS = {
+    "gin": (lambda: jnn.GIN(NUM_FEATURES, 8, 3, 4), 3),
+    "gin with dropout": (lambda: jnn.GIN(NUM_FEATURES, 8, 3, 4, dropout=0.5), 3),
+    "gin with eps": (lambda: jnn.GIN(NUM_FEATURES, 8, 3, 4, eps=0.25), 3),
+    "factor 1": (lambda: Model(plus_own, **linear()), 2),
+    "factor 1, sum": (lambda: Model(lambda m, b, x: plus_own(m, b, x, "sum"), **linear()), 2),
+    "a tensor": (lambda: Model(by_tensor), 1),
+}
+
+
+@pytest.mark.parametrize(("make", "places"), MODELS.values(), ids=MODELS.keys())
+def test_same_numbers(make, places):
+    fanouts = (3, 2, 2) if places == 3 else (3, 2)
+    on, off = (captured(make(), fanouts, disable=disable) for disable in (ON, OFF))
+    assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == places
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-12)
+        same(on.padded(on.seeds(batch), step), expected, 1e-12)
+
+
+def test_before_and_after():
+    before, after = (captured(jnn.GIN(NUM_FEATURES, 8, 3, 4, dropout=0.5), (3, 2, 2), disable=d) for d in (OFF, ON))
+    for op, old, new in (("sample_aggregate", 1, 0), ("sample_aggregate_own", 0, 1), ("spmm", 2, 0),
+                         ("aggregate_rows", 0, 2), ("keyed_dropout", 2, 0)):  # fmt: skip
+        target = getattr(JOESTAR, op).default
+        assert (count(before.trace(), target), count(after.trace(), target)) == (old, new), op
+
+
+def test_must_not_fire():
+    def other_rows(m, blocks, x):
+        return mean(blocks[1], mean(blocks[0], x) + x.tanh()[: blocks[0].num_dst])
+
+    def extremum(m, blocks, x):
+        return plus_own(m, blocks, x, "max")
+
+    def read_twice(m, blocks, x):
+        y = mean(blocks[0], x)
+        return mean(blocks[1], (y + x[: blocks[0].num_dst]) * y.sigmoid())
+
+    refused = (
+        (lambda: Model(extremum, **linear()), "the aggregation is a max"),
+        (lambda: Model(read_twice), "the aggregation has another reader"),
+        (lambda: jnn.GIN(NUM_FEATURES, 8, 2, 4, train_eps=True), "the factor of the own rows is trained"),
+    )
+    for make, reason in refused:
+        on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+        assert reason in reasons(on, PATTERN)
+        same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
+    case = captured(Model(other_rows), disable=ON)
+    assert not [place for place in case.program.places if place.pattern == PATTERN]
+
+
+def test_a_python_number_is_no_factor_yet():
+    """``0.5 * x`` has no tensor to hand over: refused silently, and right."""
+    on, off = (captured(Model(weighted), disable=disable) for disable in (ON, OFF))
+    same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
