@@ -60,6 +60,13 @@ def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
     return None
 
 
+def vector(graph: fx.Graph, like: fx.Node, factor: fx.Node, rows: fx.Node) -> fx.Node:
+    """A factor ``[n, 1]`` as ``[n]`` in the dtype of the rows, in which products of factors are then computed."""
+    flat = emit(graph, like, _ATEN.squeeze.dim, factor, 1)
+    dtype = rows.meta["val"].dtype
+    return flat if factor.meta["val"].dtype == dtype else emit(graph, like, _ATEN.to.dtype, flat, dtype)
+
+
 def name(node: fx.Node) -> str:
     """What a node calls, for messages."""
     return str(node.target).removesuffix(".default")

@@ -16,7 +16,7 @@ aggregation is a max or min, or when the product in between has a bias.
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit, name, scaled
+from joestar.fusion.emit import emit, name, scaled, vector
 from joestar.fusion.record import Reject
 
 PATTERN = "factor-aggregate"
@@ -79,7 +79,7 @@ def _fold_source(graph: fx.Graph, mul: fx.Node, rows: fx.Node, context) -> int:
     factor = scaled(mul, rows)
     for spmm in list(mul.users):
         with graph.inserting_before(spmm):
-            own = emit(graph, spmm, _ATEN.squeeze.dim, factor, 1)
+            own = vector(graph, spmm, factor, rows)
             values = emit(graph, spmm, _JOESTAR.sddmm.default, *spmm.args[:2], own, None, "copy_lhs")
             _weigh(graph, spmm, values, rows)
         context.fired(PATTERN, spmm, "a factor per source")
@@ -121,7 +121,7 @@ def _target_match(mul: fx.Node, rows: fx.Node, spmm: fx.Node, context) -> bool |
 def _fold_target(graph: fx.Graph, mul: fx.Node, rows: fx.Node, spmm: fx.Node, context) -> int:
     factor = scaled(mul, rows)
     with graph.inserting_before(mul):  # the factor may be computed after the aggregation: both move behind it
-        own = emit(graph, spmm, _ATEN.squeeze.dim, factor, 1)
+        own = vector(graph, spmm, factor, rows)
         values = emit(graph, spmm, _JOESTAR.sddmm.default, *spmm.args[:2], None, own, "copy_rhs")
         weight = spmm.args[3]
         weight = values if weight is None else emit(graph, spmm, _ATEN.mul.Tensor, weight, values)

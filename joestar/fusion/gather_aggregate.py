@@ -19,7 +19,7 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit, leads, name, scaled
+from joestar.fusion.emit import emit, leads, name, scaled, vector
 from joestar.fusion.record import Reject
 
 PATTERN = "gather-aggregate"
@@ -128,7 +128,7 @@ def _read_in_place(graph: fx.Graph, spmm: fx.Node, table, ids: fx.Node, factor: 
     indptr, local, rows, weight, reduce = spmm.args
     with graph.inserting_before(spmm):
         if factor is not None:
-            own = emit(graph, spmm, _GATHER, emit(graph, spmm, _ATEN.squeeze.dim, factor, 1), 0, local)
+            own = emit(graph, spmm, _GATHER, vector(graph, spmm, factor, rows), 0, local)
             weight = own if weight is None else emit(graph, spmm, _ATEN.mul.Tensor, weight, _like(graph, own, weight))
         if rows.meta["val"].dim() == 3:
             table = emit(graph, spmm, _ATEN.unsqueeze.default, table, 1)
