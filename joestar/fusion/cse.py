@@ -14,7 +14,7 @@ import operator
 import torch
 from torch import fx
 
-from joestar.lowering.functional import is_in_place
+from joestar.lowering.functional import is_in_place, root
 
 _IMPURE = {torch.ops.aten.batch_norm.default}
 
@@ -44,7 +44,7 @@ def _written(gm: fx.GraphModule) -> set[fx.Node]:
     written = set()
     for node in gm.graph.nodes:
         if is_in_place(node):
-            written.add(node.args[0])
+            written.add(root(node.args[0]))
         elif node.target is torch.ops.aten.batch_norm.default:
             written.update(arg for arg in node.args[3:5] if isinstance(arg, fx.Node))
     return written

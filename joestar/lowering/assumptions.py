@@ -5,13 +5,16 @@ module that writes ``self.calls += 1`` leaves a side effect that nobody will rep
 """
 
 import os
+import types
+from collections.abc import Callable
 
 import sympy
 import torch
 from torch import fx
 
 from joestar.errors import CaptureError
-from joestar.lowering.origin import innermost
+from joestar.lowering.functional import is_in_place, root
+from joestar.lowering.origin import innermost, node_frames, node_line
 
 _COMPARISONS = (sympy.Eq, sympy.Ne, sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
 
@@ -35,13 +38,23 @@ def check_guards(gm: fx.GraphModule, names: dict[str, str], origin: str) -> None
         assumed = str(guard.expr)
         for symbol, name in names.items():
             assumed = assumed.replace(symbol, name)
-        code, _, where = (getattr(guard.sloc, "maybe_user_loc", None) or str(guard.sloc)).partition("  # ")
-        where = f"{where}: {code}" if where else code
+        where = _guard_line(guard)
         raise CaptureError(
             f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
             "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
             "varies per batch; compute with tensors (block.in_degrees(), torch.where)."
         )
+
+
+def _guard_line(guard) -> str:
+    """The user's line behind a guard."""
+    stack = getattr(guard, "stack", None)
+    frames = [] if stack is None else stack.summary()
+    found = innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
+    if found:
+        return found
+    code, _, where = (getattr(guard.sloc, "maybe_user_loc", None) or str(guard.sloc)).partition("  # ")
+    return f"{where}: {code}" if where else code
 
 
 def _sizes(node: fx.Node) -> tuple:
@@ -107,6 +120,56 @@ def check_side_effects(origin: str) -> None:
             f"in every step.\n  at {where or 'an unknown line'}\n  Write instead: a registered buffer, changed in "
             "place (self.name.copy_(value), self.count.add_(1)), or return the value."
         )
+
+
+def check_random(gm: fx.GraphModule, origin: str) -> None:
+    """Raises ``CaptureError`` if Dynamo's graph has an input that Python's generator drew: it would be a constant."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "_source", None) or getattr(node, "_dynamo_source", None)
+        if type(source).__name__ == "RandomValueSource":
+            reader = next(iter(node.users), node)
+            raise CaptureError(
+                f"{origin} draws from Python's random module at {node_line(reader)}: it runs once, while the program "
+                "is traced, not in every step.\n  Write instead: F.dropout (its masks are keyed by step and node), or "
+                "random values as features."
+            )
+
+
+def check_writes(gm: fx.GraphModule, roles: list[tuple], origin: str, sampling: Callable | None) -> None:
+    """Raises ``CaptureError`` for in-place writes that would not happen once per step, as in plain Python.
+
+    Those are writes to the seeds, to parameters (gradients belong to their old values), and all that the sampler does:
+    it runs once more, alone, where sizes have to be found first.
+
+    Args:
+        sampling: the sampler's ``sample``, or ``None`` if it is not known.
+    """
+    role_of = dict(zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True))
+    for node in gm.graph.nodes:
+        if not is_in_place(node) or root(node.args[0]).op != "placeholder":
+            continue
+        role = role_of[root(node.args[0])]
+        if role[0] in ("seeds", "key"):
+            what = f"writes to the {role[0]} of the step, which others read"
+        elif role[0] == "const" and role[1].requires_grad:
+            what = "writes to a parameter while gradients are computed with it"
+        elif sampling is not None and _is_within(node, sampling.__code__):
+            what = "writes to a tensor that outlives the call, in a sampler, which runs more than once per step"
+        else:
+            continue
+        raise CaptureError(
+            f"{origin}: in-place {node.target} {what}.\n  at {node_line(node)}\n  Write instead: the out-of-place form "
+            "(x = x + y), or keep state in a registered buffer that the model's forward writes."
+        )
+
+
+def _is_within(node: fx.Node, code: types.CodeType) -> bool:
+    """Whether a node comes from a call of this code."""
+    lines = {line for *_, line in code.co_lines() if line is not None}
+    return any(
+        file == code.co_filename and where == code.co_name and int(line) in lines
+        for file, line, where, _ in node_frames(node)
+    )
 
 
 def _readable(source: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from joestar.errors import CaptureError, JoestarError
-from joestar.lowering.assumptions import check_guards, check_side_effects
+from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
 from joestar.lowering.origin import node_line, user_line
 
 SEEDS_HINT = 11
@@ -51,14 +51,16 @@ def size_hints(num_sizes: int) -> list[int]:
     return [1009 + 1013 * position for position in range(num_sizes)]
 
 
-def capture(program: Callable, seeds_like: Tensor, labels: list[str], *, origin: str) -> Captured:
+def capture(
+    program: Callable, seeds_like: Tensor, labels: list[str], *, origin: str, sampling: Callable | None = None
+) -> Captured:
     """Traces ``program(seeds, key, carriers)`` without running it.
 
     Args:
         program: calls the sampler under ``SamplingContext(key, [c.shape[0] for c in carriers])``, then the model.
         seeds_like: a tensor with the dtype and device of the seeds.
         labels: one label per data-dependent set that the sampler makes, found by a structure-only run.
-        origin: what is being captured, for messages.
+        origin: what is being captured, for messages; sampling: the sampler's ``sample``, which may write nothing.
 
     Raises:
         CaptureError: naming the user's line and what to write instead.
@@ -93,6 +95,7 @@ def capture(program: Callable, seeds_like: Tensor, labels: list[str], *, origin:
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)
+            check_random(seen["gm"], origin)
             seen["gm"] = normalise(seen["gm"])
     except JoestarError:
         raise
@@ -104,6 +107,7 @@ def capture(program: Callable, seeds_like: Tensor, labels: list[str], *, origin:
     roles = [_role(arg, seeds, key, by_value, origin) for arg in seen["args"]]
     _rename_placeholders(seen["gm"], roles)
     check_guards(seen["gm"], _symbol_names(seen["gm"], roles, labels), origin)
+    check_writes(seen["gm"], roles, origin, sampling)
     return Captured(seen["gm"], roles, labels)
 
 
@@ -193,23 +197,33 @@ def _readable(dynamo_name: str) -> str:
     return name if name.isidentifier() else f"const_{name}"
 
 
+_TENSORS = "torch.where on whole tensors instead of Python `if` or indexing by a mask"
+_SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
 _ADVICE = (
-    (("data-dependent", "Data-dependent", "data dependent"),
-     "torch.where on whole tensors instead of Python `if` or indexing by a mask"),
+    (("Random.", "np.random", "numpy.random", "manual_seed", "Generator", "Opaque objects"),
+     "F.dropout (its masks are keyed by step and node), or random values as features"),
+    (("inplace view on a graph input", "requires_grad"),
+     "plain operations: a step may not change what its inputs are, only what is in a registered buffer (copy_)"),
+    (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
+    (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
     ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
      "keep the value in a tensor: .item(), .tolist() or torch.equal would bring it to the host in every step"),
     (("Dynamic shape operator", "nonzero"),
      "a mask: an operation whose result size depends on data cannot be padded"),
     (("Constraints violated", "specialized"),
      "code that does not loop over, branch on or fix the size of a sampled set: sizes vary per batch"),
-    (("print",), "remove the print: a captured program has no side effects"),
+    (("operator `str`", "operator `repr`", "operator `format`"),
+     "keep the value in a tensor: it is not known while the program is traced"),
+    (("`print`", "`open`", "`breakpoint`", "`write`", "`_warnings.warn`.", "Logg", "`input`"), _SILENT),
+    (("data-dependent", "Data-dependent", "data dependent"), _TENSORS),
 )  # fmt: skip
+_OTHERWISE = "torch and joestar functions only; what comes from elsewhere (clocks, files, other libraries) as a tensor"
 """Words of PyTorch's messages -> what to write instead."""
 
 
 def _explained(error: Exception, origin: str) -> CaptureError:
     text = str(error)
-    advice = next((hint for words, hint in _ADVICE if any(word in text for word in words)), None)
+    advice = next((hint for words, hint in _ADVICE if any(word in text for word in words)), _OTHERWISE)
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if reason.startswith("Constraints violated"):
         reason = "it holds for a single size of a sampled set only"
@@ -220,6 +234,5 @@ def _explained(error: Exception, origin: str) -> CaptureError:
     where = user_line(error)
     if where:
         parts.append(f"at {where}")
-    if advice:
-        parts.append(f"Write instead: {advice}.")
+    parts.append(f"Write instead: {advice}.")
     return CaptureError("\n  ".join(parts))

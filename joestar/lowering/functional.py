@@ -102,7 +102,7 @@ def remove_in_place(gm: fx.GraphModule) -> int:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
             continue
-        if not is_in_place(node) or _root(node.args[0]).op == "placeholder":
+        if not is_in_place(node) or root(node.args[0]).op == "placeholder":
             continue
         refuse_random(node)
         written = node.args[0]
@@ -120,12 +120,57 @@ def remove_in_place(gm: fx.GraphModule) -> int:
             )
         written.replace_all_uses_with(result, delete_user_cb=lambda user, later=later: user in later)
         rewrites += 1
+    _copy_before_writes(gm)
     gm.graph.lint()
     gm.recompile()
     return rewrites
 
 
-def _root(node: fx.Node) -> fx.Node:
+def _copy_before_writes(gm: fx.GraphModule) -> None:
+    """What reads an input of the graph before it is written reads a copy: passes may then move it behind the write.
+
+    Before                                   After
+        h = aten.linear(x, ema)                  c = aten.clone(ema)
+        aten.mul_(ema, 0.9)                      h = aten.linear(x, c)
+                                                 aten.mul_(ema, 0.9)
+
+    Views that are read after the write see the new values, and stay.
+    """
+    nodes = list(gm.graph.nodes)
+    start = next(node for node in nodes if node.op != "placeholder")
+    writes: dict[fx.Node, list[fx.Node]] = {}
+    copies = set()
+    for position, write in enumerate(nodes):
+        written = root(write.args[0]) if is_in_place(write) else None
+        if written is None or written.op != "placeholder":
+            continue
+        later, before = {write, *nodes[position + 1 :]}, writes.setdefault(written, [])
+        for alias in (written, *before):
+            readers = [user for user in alias.users if user not in later | copies and not _writes_or_lives(user, later)]
+            if not readers:
+                continue
+            with gm.graph.inserting_after(before[-1]) if before else gm.graph.inserting_before(start):
+                copied = gm.graph.call_function(aten.clone.default, (alias,))
+            copied.meta = dict(alias.meta)
+            copies.add(copied)
+            for reader in readers:
+                reader.replace_input_with(alias, copied)
+        before.append(write)
+
+
+def _writes_or_lives(user: fx.Node, later: set[fx.Node]) -> bool:
+    """Whether a reader writes to what it reads, or is a view that one of the nodes reads."""
+    return is_in_place(user) or _lives_on(user, later)
+
+
+def _lives_on(view: fx.Node, later: set[fx.Node]) -> bool:
+    """Whether a view, or a view of it, is read by one of the nodes."""
+    if not is_view(view):
+        return False
+    return bool(later & view.users.keys()) or any(_lives_on(user, later) for user in view.users)
+
+
+def root(node: fx.Node) -> fx.Node:
     """The value whose memory a chain of views looks at."""
     while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         returns = node.target._schema.returns

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sysconfig
 import traceback
 
 from torch import fx
@@ -9,11 +10,13 @@ from torch import fx
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)(?:\n\s+(?P<code>[^\n]+))?')
 _FRAMEWORK = (os.sep + "torch" + os.sep, os.sep + "importlib" + os.sep, "<frozen", "<string>", "<eval_with_key>")
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
 def _is_user(file: str) -> bool:
     models = file.startswith((_PACKAGE + "nn" + os.sep, _PACKAGE + "sampling" + os.sep))
-    return models or not (file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
+    python = file.startswith(_STANDARD) and "-packages" not in file
+    return models or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
 
 
 def innermost(frames: list[tuple[str, str, str, str]]) -> str:
@@ -23,11 +26,15 @@ def innermost(frames: list[tuple[str, str, str, str]]) -> str:
     return "".join(f"{file}:{line} in {where}: {code}" for file, line, where, code in chosen)
 
 
+def node_frames(node: fx.Node) -> list[tuple[str, str, str, str]]:
+    """Frames (file, line, function, code) behind a node, outermost first."""
+    trace = node.meta.get("stack_trace") or ""
+    return [(m["file"], m["line"], m["where"], (m["code"] or "").strip()) for m in _FRAME.finditer(trace)]
+
+
 def node_line(node: fx.Node) -> str:
     """Source line of the model or sampler behind a node: ``file:line in function: code``, or its name."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = [(m["file"], m["line"], m["where"], (m["code"] or "").strip()) for m in _FRAME.finditer(trace)]
-    return innermost(frames) or f"node {node.name}"
+    return innermost(node_frames(node)) or f"node {node.name}"
 
 
 def user_line(error: BaseException) -> str:

@@ -122,16 +122,20 @@ class Program:
             return (value if value.dim() == 0 else value.mean(), logits)
 
         origin = f"{type(model).__name__} with {name}"
-        captured = capture(program, seeds, labels, origin=origin)
+        captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample)
         verify_capture(captured.gm, origin)
         self._check_logits(captured.gm, origin)
         return captured
 
     def _raise_own_error(self, seeds: Tensor, key: Tensor) -> None:
-        """Runs sampler and a copy of the model eagerly: an error of Joestar's layers says more than the tracer's."""
+        """Runs sampler, a copy of the model and loss eagerly: Joestar's own errors say more than the tracer's."""
         try:
             blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
-            copy.deepcopy(self.model)(blocks, torch.index_select(self.graph.ndata["x"], 0, blocks[0].srcs))
+            logits = copy.deepcopy(self.model)(blocks, torch.index_select(self.graph.ndata["x"], 0, blocks[0].srcs))
+            _check_tensor(logits, f"{type(self.model).__name__}.forward", "one row per seed")
+            if self.loss is not None:
+                value = self.loss(logits, torch.index_select(self.graph.ndata["y"], 0, seeds))
+                _check_tensor(value, getattr(self.loss, "__name__", type(self.loss).__name__), "a number, 0-d")
         except JoestarError:
             raise
         except Exception:  # the tracer has already said what and where
@@ -270,6 +274,14 @@ class Program:
     def class_losses(self) -> list[tuple[int, int]]:
         """(number of classes, ignore_index) of every class-index loss in the program."""
         return getattr(self, "_losses", [])
+
+
+def _check_tensor(value, name: str, wanted: str) -> None:
+    if not isinstance(value, Tensor):
+        raise CaptureError(
+            f"{name} must return a tensor ({wanted}); got {type(value).__name__}. Keep the value in a tensor: "
+            ".item() or float() would bring it to the host in every step."
+        )
 
 
 def _inductor_settings(device: torch.device) -> dict[str, int]:

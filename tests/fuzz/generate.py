@@ -1,0 +1,203 @@
+"""Random programs: a graph, a sampler, a model and a loss, as source text that depends on one integer."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from joestar.fusion import PASSES
+
+from .code import Code, Hop, Rows
+from .graphs import FORMS, IGNORED
+from .layers import some_layer
+from .motifs import Motif, motifs_of
+from .rows import some_rows
+from .samplers import sampler
+
+PER_PACK = 5
+"""Programs with the same graph and sampler, which are captured together."""
+PER_SHARD = 100
+PER_PASS = 4
+"""Programs of a shard that are steered to a pass."""
+
+IMPORTS = """import torch
+import torch.nn.functional as F
+from fuzz.graphs import random_graph
+from torch import nn
+
+import joestar.nn as jnn
+from joestar import LayerDependentSampler, NeighborSampler, fn
+"""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A program.
+
+    Attributes:
+        number: what it is made from; steered: name of a pass that fires in it, or nothing.
+        head: source of graph and sampler; body: of model and loss; target: which of the graph's labels are ``y``.
+        keyed: whether it has dropout, whose masks plain eager execution draws otherwise.
+    """
+
+    number: int
+    steered: str
+    head: str
+    body: str
+    target: str
+    keyed: bool
+
+    @property
+    def file(self) -> str:
+        """The name under which tracebacks cite it."""
+        return f"fuzz_program_{self.number}.py"
+
+    @property
+    def source(self) -> str:
+        """The program as a file."""
+        return self.head + self.body
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"program {self.number}" + (f" (steered to {self.steered})" if self.steered else "")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the programs of a pack share.
+
+    Attributes:
+        head: source of graph and sampler; edata: per block, whether its edges have data.
+    """
+
+    head: str
+    features: int
+    classes: int
+    edata: tuple[bool, ...]
+
+
+def steering(pack: int) -> list[str]:
+    """Names of the passes to which the programs of a pack are steered; empty for a pack that is left to chance."""
+    names = [spec.name for spec in PASSES]
+    packs = PER_SHARD // PER_PACK
+    slots = [names[i % len(names)] for i in range(len(names) * PER_PASS)]
+    if len(slots) > PER_SHARD * 9 // 10:
+        raise ValueError(f"{len(names)} passes, {PER_PASS} programs each, leave none to chance in {PER_SHARD}.")
+    first = pack % packs * PER_PACK
+    return slots[first : first + PER_PACK]
+
+
+def setting(pack: int) -> Setting:
+    """Graph and sampler of a pack."""
+    rng = random.Random(f"setting {pack}")
+    steered = bool(steering(pack))
+    hops = rng.choice((2, 2, 3)) if steered else rng.choice((1, 1, 2, 2, 3))
+    features, classes = rng.choice((1, 3, 6, 6, 33)), rng.choice((2, 4, 4))
+    nodes = rng.randint(20, 60)
+    graph = (
+        f"graph = random_graph(seed={pack}, nodes={nodes}, edges={rng.randint(nodes, 4 * nodes)}, features={features}, "
+        f'classes={classes}, form="{rng.choice(FORMS)}", ids=torch.{rng.choice(("int32", "int32", "int64"))})\n'
+    )
+    definition, expression, edata = sampler(rng, hops, uniform=steered)
+    separate = f"\n\n{definition}\n\n" if definition else ""
+    head = f"{IMPORTS}\n{graph}{separate}sampler = {expression}\n"
+    return Setting(head, features, classes, tuple(edata))
+
+
+def write(number: int) -> Written:
+    """The program of this number."""
+    pack = number // PER_PACK
+    shared = setting(pack)
+    rng = random.Random(f"program {number}")
+    names = steering(pack)
+    steered = names[number % PER_PACK] if number % PER_PACK < len(names) else ""
+    motif = rng.choice(motifs_of(steered)) if steered else None
+    code = Code(rng)
+    body = _model(code, shared, motif)
+    loss, target = _loss(rng, shared.classes)
+    labels = "" if target == "y" else f'\n\ngraph.ndata["y"] = graph.ndata["{target}"]\n'
+    return Written(number, steered, shared.head, f"\n\n{body}\n\n{loss}{labels}", target, code.keyed)
+
+
+def _model(code: Code, shared: Setting, motif: Motif | None) -> str:
+    _forward(code, shared, motif)
+    init = "".join(f"        {line}\n" for line in ["super().__init__()", *code.init])
+    body = "".join(f"        {line}\n" for line in code.body)
+    return f"class Model(nn.Module):\n    def __init__(self):\n{init}\n    def forward(self, blocks, x):\n{body}"
+
+
+def _forward(code: Code, shared: Setting, motif: Motif | None) -> None:
+    hops = len(shared.edata)
+    first = code.rng.randrange(hops) if motif is None and code.chance(0.15) else 0  # blocks left unused
+    h = Rows("x", shared.features)
+    if first:
+        h = code.rows(f"x[: blocks[{first}].num_src]", h.width)
+    seen = []
+    for place in range(first, hops):
+        here = motif if motif is not None and place == (hops - 1 if motif.inner else 0) else None
+        hop = Hop(code.let(f"blocks[{place}]"), shared.edata[place])
+        h = _layer(code, h, hop, here, f"{hop.name}.num_src")
+        h = some_rows(code, h, f"{hop.name}.num_dst", 1 if place < hops - 1 else 0)
+        seen.append(h)
+    h = _jump(code, seen) if len(seen) > 1 and motif is None and code.chance(0.3) else h
+    h = some_rows(code, h, "blocks[-1].num_dst", 1)
+    if code.chance(0.7):
+        h = code.rows(code.pick("{h}.tanh()", "{h} / (1 + {h}.abs())", "F.layer_norm({h}, ({w},))")
+                      .format(h=h, w=h.width), h.width)  # fmt: skip
+    code.body.append(f"return {code.linear(h, shared.classes)}")
+
+
+def _layer(code: Code, h: Rows, hop: Hop, motif: Motif | None, n: str) -> Rows:
+    source = h
+    if motif is None or not motif.bare:
+        h = some_rows(code, h, n, 1)
+    if motif is not None and motif.before is not None:
+        h = motif.before(code, h, n)
+    layer = some_layer if motif is None or motif.layer is None else motif.layer
+    out = layer(code, h, hop)
+    if motif is None and code.chance(0.15):
+        own = code.rows(f"{source}[: {hop.name}.num_dst]", source.width)
+        own = own if own.width == out.width else code.linear(own, out.width)
+        out = code.rows(f"{out} + {own}", out.width)
+    return out
+
+
+def _jump(code: Code, seen: list[Rows]) -> Rows:
+    """Rows of the seeds of every layer, put together."""
+    own = [code.rows(f"{h}[: blocks[-1].num_dst]", h.width) for h in seen]
+    names = ", ".join(map(str, own))
+    if len({h.width for h in own}) == 1 and code.chance(0.5):
+        form = code.pick("torch.stack([{}]).amax(0)", "torch.stack([{}], 1).sum(1)", "torch.stack([{}], 1).mean(1)")
+        return code.rows(form.format(names), own[0].width)
+    return code.rows(f"torch.cat([{names}], 1)", sum(h.width for h in own))
+
+
+LOSSES = {
+    "F.cross_entropy(z, y)": "y", 'F.cross_entropy(z, y, reduction="sum")': "y",
+    f"F.cross_entropy(z, y, ignore_index={IGNORED})": "y",
+    f'F.cross_entropy(z, y, ignore_index={IGNORED}, label_smoothing=0.1, reduction="sum")': "y",
+    "F.cross_entropy(z, y, label_smoothing=0.2)": "y", "F.nll_loss(z.log_softmax(1), y)": "y",
+    f"F.nll_loss(F.log_softmax(z, dim=-1), y, ignore_index={IGNORED})": "y",
+    'F.cross_entropy(z, y, reduction="none")': "y", "F.multi_margin_loss(z, y)": "y",
+    "F.cross_entropy(z, F.softmax(y, 1))": "t",
+    "F.binary_cross_entropy_with_logits(z, y)": "t", 'F.binary_cross_entropy_with_logits(z, y, reduction="sum")': "t",
+    "F.binary_cross_entropy(z.sigmoid(), y)": "t", "F.mse_loss(z, y)": "t", 'F.mse_loss(z, y, reduction="sum")': "t",
+    "F.smooth_l1_loss(z, y)": "t", 'F.huber_loss(z, y, reduction="sum")': "t", "((z - y) ** 2).mean()": "t",
+    "((z - y) ** 2).sum(1)": "t", "(z - y).abs().sum() / len(y)": "t", "(F.softplus(z) - z * y).sum(1).mean()": "t",
+}  # fmt: skip
+"""Losses -> the labels they take."""
+
+
+def _loss(rng: random.Random, classes: int) -> tuple[str, str]:
+    form = rng.choice(list(LOSSES))
+    return f"def loss(z, y):\n    return {form}\n", LOSSES[form]
+
+
+def seeds_of(number: int, nodes: int, dtype: torch.dtype) -> torch.Tensor:
+    """A batch: 3 to 9 nodes, the first even (its class is never ignored), sometimes one twice."""
+    rng = random.Random(f"seeds {number}")
+    chosen = [2 * rng.randrange(nodes // 2), *rng.sample(range(nodes), rng.randint(2, 7))]
+    if rng.random() < 0.3:
+        chosen.append(rng.choice(chosen))
+    return torch.tensor(chosen, dtype=dtype)

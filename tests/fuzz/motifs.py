@@ -1,0 +1,108 @@
+"""What makes a pass fire: for every row of the table of passes, pieces of a program on which it certainly does.
+
+A steered program has a uniform sampler and holds one motif of the pass it is steered to; all the rest is random.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import layers, rows
+from .code import Code, Hop, Rows
+
+
+@dataclass(frozen=True)
+class Motif:
+    """A piece of a program.
+
+    Attributes:
+        layer: the layer at the place of the motif, ``None`` for a random one; before: an operation on its source rows.
+        inner: the place is the last hop, behind other layers; else the first, whose rows are the features, and nothing
+            else is done to those.
+        bare: no random operations in front of the layer.
+    """
+
+    layer: Callable[[Code, Rows, Hop], Rows] | None = None
+    before: Callable[[Code, Rows, str], Rows] | None = None
+    inner: bool = False
+    bare: bool = True
+
+
+def weighted(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A weighted sum of rows as they are."""
+    return code.rows(f'{hop.name}.pull(fn.u_mul_e({h}, {hop.name}.edata["w"].to({h}.dtype)), "sum")', h.width)
+
+
+def looped_sum(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A sum with self-loops of rows as they are, scaled by degrees or not."""
+    block = code.let(f"{hop.name}.add_self_loops()")
+    if code.chance(0.5):
+        h = code.rows(f"{h} * {block}.out_degrees().clamp(min=1).to({h}.dtype).rsqrt()[:, None]", h.width)
+    return code.rows(f'{block}.pull(fn.copy_u({h}), "sum")', h.width)
+
+
+def update_then_sum(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A linear map that only a sum or mean reads."""
+    z = code.linear(h, code.pick(4, 8))
+    return code.rows(f'{hop.name}.pull(fn.copy_u({z}), "{code.pick("sum", "mean")}")', z.width)
+
+
+def whole_degrees(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Rows scaled by degrees in the whole graph, which no step changes."""
+    scale = code.let(f"{hop.name}.graph.in_degrees().clamp(min=1).to({h}.dtype).rsqrt()")
+    return code.rows(f'{hop.name}.pull(fn.copy_u({h} * {scale}[{hop.name}.srcs][:, None]), "sum")', h.width)
+
+
+def factors(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A sum of scaled rows, scaled again."""
+    left, right = (
+        code.let(f"({hop.name}.{side}() + 1).to({h}.dtype).rsqrt()") for side in ("out_degrees", "in_degrees")
+    )
+    return code.rows(f'{hop.name}.pull(fn.copy_u({h} * {left}[:, None]), "sum") * {right}[:, None]', h.width)
+
+
+def sum_and_own(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Neighbours' sum or mean plus own rows, scaled or not."""
+    own = code.pick("{}", "1.5 * {}").format(f"{h}[: {hop.name}.num_dst]")
+    return code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}") + {own}', h.width)
+
+
+def biased(code: Code, h: Rows, n: str) -> Rows:
+    """A product and a bias of its own."""
+    z = code.linear(h, code.width(), bias=False)
+    return code.rows(f"({z} + {code.parameter(z.width)}).relu()", z.width)
+
+
+MOTIFS: dict[str, list[Motif]] = {
+    "dce": [Motif(before=rows.unused, inner=True)],
+    "simplify": [Motif(looped_sum)],
+    "cse": [Motif(before=rows.twice, inner=True), Motif(layers.gcn)],
+    "extract-select": [Motif()],
+    "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
+    "sample-gather-aggregate": [Motif(layers.sage_sum), Motif(layers.neighbours), Motif(layers.several)],
+    "gather-aggregate": [Motif(weighted), Motif(looped_sum)],
+    "aggregate-update": [Motif(layers.sage_sum), Motif(layers.sage_sum, rows.relu, inner=True)],
+    "relu-dropout": [Motif(before=rows.relu_dropout, inner=True)],
+    "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
+    "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],
+    "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
+    "bias": [Motif(before=biased, inner=True)],
+    "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
+    "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
+    "dce-after": [Motif(layers.sage_sum)],
+}
+"""Name of a pass -> its motifs."""
+
+
+def motifs_of(name: str) -> list[Motif]:
+    """The motifs of a pass.
+
+    Raises:
+        LookupError: for a pass that has none.
+    """
+    if name not in MOTIFS:
+        raise LookupError(
+            f"pass {name!r} has no motif, so the fuzzer cannot make sure that it fires. Add to MOTIFS in "
+            f"tests/fuzz/motifs.py, under {name!r}, a Motif whose layer (see layers.py) or operation on rows (rows.py) "
+            "makes it fire in every program that contains it."
+        )
+    return MOTIFS[name]

@@ -1,0 +1,106 @@
+"""Row-wise operations and operations over all rows: each is a function of (code, rows, number of rows) -> rows."""
+
+from .code import Code, Rows
+
+ACTIVATIONS = (
+    "{h}.relu()", "F.relu({h})", "F.elu({h})", "F.leaky_relu({h}, 0.1)", "{h}.tanh()", "{h}.sigmoid()", "F.gelu({h})",
+    "F.silu({h})", "F.softplus({h})", "({h} * 0.5) ** 2", "torch.exp(-{h}.abs())", "({h}.abs() + 0.1).log()",
+    "torch.where({h} > 0.1, {h}, 0.1 * {h})", "({h} * 1).add_(0.3).relu_()", "F.relu({h} * 1, inplace=True)",
+    "{h}.clamp(-0.7, 0.9)", "{h} * ({h}.pow(2).sum(1, keepdim=True) + 0.01).rsqrt()", "{h}.softmax(1)",
+    "F.normalize({h})", "F.layer_norm({h}, ({w},))", "{h} + {h}.tanh() * {h}.tanh()", "{h}.flip(1)",
+    "torch.roll({h}, 1, 1)",
+)  # fmt: skip
+"""Keep the shape; ``{h}`` are the rows, ``{w}`` their width."""
+
+OVER_ALL = (
+    "{h} - {h}.mean(0)", "({h} - {h}.mean(0)) / ({h}.std(0) + 0.1)", "{h} / ({h}.abs().max() + 0.1)",
+    "({h} - {h}.amin(0)) / ({h}.amax(0) - {h}.amin(0) + 0.5)", "{h} + {h}.softmax(0) * 3", "{h} - {h}.logsumexp(0)",
+    "{h} + {h}.sum(0) / {n}", "{h} / {n}**0.5 + {h}.sum() / {n} / {w}", "({h} @ {h}.T / 8).softmax(-1) @ {h}",
+    "{h} @ ({h}.T @ {h} / {n}).tanh()", "{h}.cumsum(0) / torch.arange(1, {n} + 1)[:, None]",
+    '{h} + torch.einsum("nd,ne->de", {h}, {h}).sigmoid().sum(0)', "{h} * ({h}.detach().norm(dim=0) + 1).reciprocal()",
+    "{h} + {h}.mean(0, keepdim=True).tanh()", "{h} - {h}.var(0).tanh()", "F.instance_norm({h}.T[None])[0].T",
+)  # fmt: skip
+"""Read all rows; ``{n}`` is their number, the size of a sampled set."""
+
+
+def activation(code: Code, h: Rows, n: str) -> Rows:
+    """An elementwise or row-wise function."""
+    return code.rows(code.pick(*ACTIVATIONS).format(h=h, w=h.width), h.width)
+
+
+def relu(code: Code, h: Rows, n: str) -> Rows:
+    """ReLU."""
+    return code.rows(f"{h}.relu()", h.width)
+
+
+def tanh(code: Code, h: Rows, n: str) -> Rows:
+    """Hyperbolic tangent."""
+    return code.rows(f"{h}.tanh()", h.width)
+
+
+def dropout(code: Code, h: Rows, n: str) -> Rows:
+    """Dropout of rows."""
+    return code.rows(code.dropout(h.name), h.width)
+
+
+def relu_dropout(code: Code, h: Rows, n: str) -> Rows:
+    """Dropout of ReLU, nobody else reads the activation."""
+    return dropout(code, relu(code, h, n), n)
+
+
+def layer_norm(code: Code, h: Rows, n: str) -> Rows:
+    """Layer norm."""
+    return code.rows(f"{code.own(f'nn.LayerNorm({h.width})')}({h})", h.width)
+
+
+def batch_norm(code: Code, h: Rows, n: str) -> Rows:
+    """Batch norm: running statistics are buffers."""
+    return code.rows(f"{code.own(f'nn.BatchNorm1d({h.width})')}({h})", h.width)
+
+
+def linear(code: Code, h: Rows, n: str) -> Rows:
+    """A linear layer to some width."""
+    return code.linear(h, code.width())
+
+
+def mlp(code: Code, h: Rows, n: str) -> Rows:
+    """Two linear layers."""
+    inner, outer = code.width(), code.width()
+    layers = f"nn.Linear({h.width}, {inner}), nn.{code.pick('ReLU', 'ELU', 'Tanh')}(), nn.Linear({inner}, {outer})"
+    return code.rows(f"{code.own(f'nn.Sequential({layers})')}({h})", outer)
+
+
+def residual(code: Code, h: Rows, n: str) -> Rows:
+    """The rows plus a function of them."""
+    return code.rows(f"{h} + {code.linear(h, h.width)}.tanh()", h.width)
+
+
+def over_all(code: Code, h: Rows, n: str) -> Rows:
+    """An operation that reads all rows."""
+    return code.rows(code.pick(*OVER_ALL).format(h=h, w=h.width, n=n), h.width)
+
+
+def unused(code: Code, h: Rows, n: str) -> Rows:
+    """A value that nobody reads."""
+    code.let(code.dropout(f"{h}.exp()"))
+    return h
+
+
+def twice(code: Code, h: Rows, n: str) -> Rows:
+    """The same expression in two places."""
+    form = code.pick("{h}.tanh()", "{h} * {h}", "{h}.mean(1, keepdim=True)").format(h=h)
+    return code.rows(f"{h} + {code.let(form)} * {code.let(form)}.sigmoid()", h.width)
+
+
+ROWS = {
+    activation: 10, relu: 3, dropout: 3, relu_dropout: 3, layer_norm: 2, batch_norm: 2, linear: 3, mlp: 1, residual: 2,
+    over_all: 2, twice: 1, unused: 0.3,
+}  # fmt: skip
+"""Operations with their weights."""
+
+
+def some_rows(code: Code, h: Rows, n: str, most: int) -> Rows:
+    """Up to ``most`` operations, one after the other."""
+    for operation in code.rng.choices(list(ROWS), list(ROWS.values()), k=code.rng.randint(0, most)):
+        h = operation(code, h, n)
+    return h

@@ -1,0 +1,603 @@
+"""Bad programs: an error that names the line and what to write instead, or the results of plain Python; nothing else.
+
+What ``tests/lowering`` has already (test_capture_errors, test_in_place, test_padding_rows) is not repeated.
+"""
+
+import functools
+import logging
+import random
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from lowering.harness import raises, refused_alone
+
+from joestar import fn
+from joestar.errors import CaptureError, PaddingError
+
+from .worlds import World, worlds_apart
+
+COUNT = {"calls": 0}
+
+
+class Counter:
+    calls = 0
+
+
+# --- Python side effects --------------------------------------------------------------------------------------------
+
+
+def closure():
+    calls = 0
+
+    def operation(m, b, h):
+        nonlocal calls
+        calls += 1
+        return h * calls
+
+    return operation
+
+
+def generator():
+    numbers = iter(range(1, 100))
+
+    def operation(m, b, h):
+        return h * next(numbers)
+
+    return operation
+
+
+def memory():
+    kept = {}
+
+    def operation(m, b, h):
+        if "h" not in kept:
+            kept["h"] = h.detach().mean(0)
+        return h - kept["h"]
+
+    return operation
+
+
+def default_argument(m, b, h, seen=[]):  # noqa: B006
+    seen.append(1)
+    return h * len(seen)
+
+
+def global_dict(m, b, h):
+    COUNT["calls"] += 1
+    return h * COUNT["calls"]
+
+
+def class_attribute(m, b, h):
+    Counter.calls += 1
+    return h * Counter.calls
+
+
+@functools.cache
+def remembered(number):
+    COUNT["calls"] += 1
+    return number
+
+
+def cached_function(m, b, h):
+    return h * remembered(3)
+
+
+def graph_data(m, b, h):
+    b.graph.ndata["h"] = b.graph.ndata["h"] + 1
+    return h
+
+
+def whole_model(m, b, h):
+    m.norm.train(False)
+    return m.norm(h)
+
+
+def warning(m, b, h):
+    warnings.warn("rows", stacklevel=1)
+    return h
+
+
+def logged(m, b, h):
+    logging.getLogger(__name__).info("rows")
+    return h
+
+
+def opened(m, b, h):
+    with open("rows.txt", "w") as file:
+        file.write("rows")
+    return h
+
+
+def clock(m, b, h):
+    return h * (time.time() % 7)
+
+
+def formatted(m, b, h):
+    return h * len(str(h.sum()))
+
+
+def backward_inside(m, b, h):
+    (grad,) = torch.autograd.grad(h.pow(2).sum(), h, create_graph=True)
+    return h - 0.1 * grad
+
+
+def switched(m, b, h):
+    m.average.requires_grad_(True)
+    return h * m.average
+
+
+OUTLIVES = "which outlives the call", "a registered buffer, changed in place"
+SILENT = ("a captured program has no side effects",)
+EFFECTS = {
+    default_argument: OUTLIVES, global_dict: OUTLIVES, class_attribute: OUTLIVES,
+    whole_model: OUTLIVES, warning: SILENT, logged: SILENT, opened: SILENT,
+    clock: ("torch and joestar functions only",), formatted: ("keep the value in a tensor",),
+    backward_inside: ("autograd runs once, behind the traced program",),
+    switched: ("only what is in a registered buffer",),
+}  # fmt: skip
+
+
+def refused(operation, *words, function=None, **parts):
+    """Asserts that a program is refused with these words and the line of ``function``."""
+    function = function or operation
+    with pytest.raises(CaptureError) as caught:
+        World.of(operation, **parts).trace()
+    message = str(caught.value)
+    for word in (*words, "Write instead:", "test_bad_programs.py:", f" in {function.__name__}"):
+        assert word in message, message
+
+
+@pytest.mark.parametrize("operation", EFFECTS, ids=lambda operation: operation.__name__)
+def test_side_effects(operation):
+    refused(operation, *EFFECTS[operation])
+
+
+@pytest.mark.parametrize("make", [closure, generator, memory], ids=lambda make: make.__name__)
+def test_closures_that_change(make):
+    refused(make(), *OUTLIVES)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_cached_function():
+    refused(cached_function, *OUTLIVES, function=remembered.__wrapped__)
+
+
+def test_data_of_the_shared_graph():
+    with pytest.raises(CaptureError, match=r"changes graph\.ndata, which outlives the call"):
+        World.of(graph_data).trace()
+
+
+# --- random numbers -------------------------------------------------------------------------------------------------
+
+
+def python_random(m, b, h):
+    return h * random.random()
+
+
+def python_randint(m, b, h):
+    return h * random.randint(1, 9)
+
+
+def python_uniform(m, b, h):
+    return h * random.uniform(1, 2)
+
+
+def python_shuffle(m, b, h):
+    columns = list(range(8))
+    random.shuffle(columns)
+    return h[:, columns]
+
+
+def numpy_random(m, b, h):
+    return h * np.random.rand()
+
+
+def reseeded(m, b, h):
+    torch.manual_seed(0)
+    return h
+
+
+def own_generator(m, b, h):
+    return h * torch.rand(8, generator=torch.Generator().manual_seed(1))
+
+
+DRAWS = [python_random, python_randint, python_uniform, python_shuffle, numpy_random, reseeded, own_generator]
+
+
+@pytest.mark.parametrize("operation", DRAWS, ids=lambda operation: operation.__name__)
+def test_other_random_numbers(operation):
+    refused(operation, "F.dropout", "random values as features")
+
+
+RANDOM = {
+    "rand": lambda m, b, h: h * torch.rand(8), "rand_like": lambda m, b, h: h * torch.rand_like(h),
+    "normal_": lambda m, b, h: h + h.new_empty(8).normal_(), "randperm": lambda m, b, h: h[torch.randperm(b.num_src)],
+    "multinomial": lambda m, b, h: h * torch.multinomial(torch.ones(8), 8),
+    "rrelu": lambda m, b, h: F.rrelu(h, training=True),
+    "gumbel": lambda m, b, h: F.gumbel_softmax(h), "bernoulli": lambda m, b, h: h * torch.bernoulli(h.sigmoid()),
+    "distribution": lambda m, b, h: torch.distributions.Normal(h, 1.0).rsample(),
+    "alpha dropout": lambda m, b, h: F.alpha_dropout(h, 0.5, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_operations(name):
+    with pytest.raises(
+        PaddingError, match=r"test_bad_programs\.py:.*would depend on the execution mode.*Use F\.dropout"
+    ):
+        World.of(RANDOM[name]).trace()
+
+
+# --- in-place writes ------------------------------------------------------------------------------------------------
+
+
+def features(m, b, h):
+    b.graph.ndata["x"].mul_(1.1)
+    return h
+
+
+def features_read_again(m, b, h):
+    rows = b.graph.ndata["h"]
+    rows += 1
+    return h + rows[b.srcs]
+
+
+def edge_data(m, b, h):
+    b.graph.edata["w"].mul_(0.5)
+    return h + b.edata["w"].sum()
+
+
+def gathered_data(m, b, h):
+    weight = b.edata["w"]
+    weight.mul_(2)
+    b.srcdata["h"].add_(1)
+    return h + b.pull(fn.u_mul_e(h, b.edata["w"]), "sum").sum(0) + b.srcdata["h"]
+
+
+def block_sources(m, b, h):
+    b.srcs.clamp_(max=20)
+    return h + b.graph_degrees("src")[:, None]
+
+
+def block_indices(m, b, h):
+    b.indices.zero_()
+    return h + b.pull(fn.copy_u(h), "sum").sum(0)
+
+
+def block_offsets(m, b, h):
+    b.indptr.zero_()
+    return h + b.pull(fn.copy_u(h), "sum").sum(0)
+
+
+def given_rows(m, b, h):
+    h.relu_()
+    return h
+
+
+def averaged_weight(m, b, h):
+    z = F.linear(h, m.table[:8] + m.average)
+    with torch.no_grad():
+        m.average.mul_(0.9).add_(h.mean(0), alpha=0.1)
+        m.table.add_(0.1)
+    return z + m.average
+
+
+def read_between_writes(m, b, h):
+    m.average.add_(1)
+    first = h * m.average.clone()
+    m.average.mul_(2)
+    return first + F.linear(h, m.table[:8] + m.average)
+
+
+def history(m, b, h):
+    m.table.index_add_(0, b.srcs.long(), h.detach())
+    return h + m.table.mean(0)
+
+
+def without_gradient(m, b, h):
+    torch.set_grad_enabled(False)
+    total = h.sum(0)
+    torch.set_grad_enabled(True)
+    return h * total
+
+
+def view_of_the_block(m, b, h):
+    b.graph.cache = h
+    return b.graph.cache * 2
+
+
+CORRECT = [
+    features, features_read_again, edge_data, gathered_data, block_sources, block_indices, block_offsets, given_rows,
+    averaged_weight, read_between_writes, history, without_gradient, view_of_the_block,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", CORRECT, ids=lambda operation: operation.__name__)
+def test_writes_are_those_of_plain_python(operation):
+    """Several steps, each in a world of its own: losses, gradients, and every shared tensor afterwards."""
+    assert worlds_apart(operation=operation) == {"exact": [], "padded": []}
+
+
+def one_row(m, b, h):
+    before = m.table.sum(0)
+    m.table[3].copy_(h.detach().mean(0))
+    return h + before * 0.5 + m.table.sum(0)
+
+
+def test_what_is_read_before_and_after_a_row_is_written():
+    assert worlds_apart(("exact",), operation=one_row) == {"exact": []}
+
+
+def seeds_changed(m, b, h):
+    b.dsts.add_(1)
+    return h
+
+
+def parameter(m, b, h):
+    with torch.no_grad():
+        m.first.weight.mul_(0.9)
+    return h
+
+
+def hidden_parameter(m, b, h):
+    m.first.weight.data.mul_(0.9)
+    return h
+
+
+def exchanged(m, b, h):
+    m.average.set_(torch.ones(8, dtype=torch.float64))
+    return h
+
+
+def resized(m, b, h):
+    m.average.resize_(4)
+    return h
+
+
+def written_view(m, b, h):
+    h = h * 1
+    h.t().add_(1)
+    return h
+
+
+WRITES = {
+    seeds_changed: ("the seeds of the step",), parameter: ("writes to a parameter", "registered buffer"),
+    hidden_parameter: ("hidden from the trace",), exchanged: ("registered buffer (copy_)",),
+    resized: ("registered buffer (copy_)",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", WRITES, ids=lambda operation: operation.__name__)
+def test_writes_that_are_refused(operation):
+    refused(operation, *WRITES[operation])
+
+
+def test_written_view():
+    with pytest.raises(
+        CaptureError, match=r"shares memory.*test_bad_programs\.py:.* in written_view.*Write the out-of-"
+    ):
+        World.of(written_view).trace()
+
+
+def sampler_writes_the_graph(self, graph, seeds):
+    graph.edata["w"].mul_(0.9)
+    return [graph[:, seeds].individual_sample(3)]
+
+
+def sampler_writes_itself(self, graph, seeds):
+    self.weight.mul_(0.9)
+    return [graph[:, seeds].individual_sample(3, probs=graph.edata["w"].float())]
+
+
+def sampler_writes_seeds(self, graph, seeds):
+    seeds.add_(1)
+    return [graph[:, seeds].individual_sample(3)]
+
+
+SAMPLERS = [sampler_writes_the_graph, sampler_writes_itself, sampler_writes_seeds]
+
+
+@pytest.mark.parametrize("draw", SAMPLERS, ids=lambda draw: draw.__name__)
+def test_samplers_that_write(draw):
+    """A sampler runs more than once per step, where sizes are found first."""
+    refused(None, "in-place aten", function=draw, draw=draw)
+
+
+PARTS_OF_BUFFERS = {
+    "one row": lambda m, b, h: (m.table[3].copy_(h.detach().mean(0)), h)[1],
+    "rows": lambda m, b, h: (m.table.index_copy_(0, b.srcs.long(), h.detach()), h)[1],
+    "entries": lambda m, b, h: (
+        h + torch.zeros(9, 8, dtype=h.dtype).index_put((b.in_degrees() % 9,), h[: b.num_dst]).sum()
+    ),
+    "mask": lambda m, b, h: torch.where(h > 0, h, 0).masked_scatter(h > 0, torch.ones(5000, dtype=h.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_OF_BUFFERS)
+def test_writes_of_padded_rows(name):
+    with pytest.raises(
+        PaddingError, match=r"test_bad_programs\.py:.*(Assign the whole buffer|Use row-wise operations)"
+    ):
+        World.of(PARTS_OF_BUFFERS[name]).steps("padded")
+
+
+# --- sizes and rows -------------------------------------------------------------------------------------------------
+
+
+def as_text(m, b, h):
+    return h * len(f"{b.num_src}")
+
+
+def halves(m, b, h):
+    return h + h[: b.num_src // 2].sum(0)
+
+
+def logarithm(m, b, h):
+    return h / np.log(b.num_src)
+
+
+def rows_in_a_list(m, b, h):
+    return torch.stack([row * 2 for row in h])
+
+
+def rows_by_number(m, b, h):
+    return torch.stack([h[i] for i in range(len(h))])
+
+
+def rows_apart(m, b, h):
+    return torch.cat(h.split(1))
+
+
+def counted_down(m, b, h):
+    size = b.num_dst
+    while size > 1:
+        size = size // 2
+        h = h * 1.1
+    return h
+
+
+def until_small(m, b, h):
+    while h.norm() > 1:
+        h = h / 2
+    return h
+
+
+def by_degree(m, b, h):
+    return [h, -h][int(b.in_degrees()[0] > 1)]
+
+
+def not_a_number(m, b, h):
+    if torch.isnan(h).any():
+        raise ValueError("NaN")
+    return h
+
+
+def largest_row(m, b, h):
+    return h + h[h[:, 0].argmax()]
+
+
+def few_nodes(m, b, h):
+    if b.num_src > 1000:
+        raise ValueError("too many")
+    return h
+
+
+SIZES = [as_text, halves, logarithm, rows_in_a_list, rows_by_number, rows_apart, counted_down, until_small, by_degree,
+         not_a_number, largest_row, few_nodes]  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", SIZES, ids=lambda operation: operation.__name__)
+def test_loops_and_branches(operation):
+    refused(operation)
+
+
+NUMBERS = {
+    "int": lambda m, b, h: h * int(b.num_src) / 50, "tensor": lambda m, b, h: h / torch.tensor(b.num_src),
+    "square root": lambda m, b, h: h / b.num_src**0.5, "numel": lambda m, b, h: h / h.numel(),
+    "length": lambda m, b, h: h / len(h), "difference": lambda m, b, h: h * (b.num_src - b.num_dst) / 50,
+    "full": lambda m, b, h: h + torch.full((8,), b.num_src, dtype=h.dtype) / 50,
+    "entries of a list": lambda m, b, h: h / torch.tensor([b.num_src, 1.0]).sum(),
+}  # fmt: skip
+
+
+def together(m, b, h):
+    return sum(operation(m, b, h).tanh() for operation in NUMBERS.values())
+
+
+def test_sizes_as_numbers_follow_the_batch():
+    assert worlds_apart(operation=together) == {"exact": [], "padded": []}
+
+
+ROWS = {
+    "argsort": lambda m, b, h: h[h[:, 0].argsort()], "topk": lambda m, b, h: h + h.topk(2, 0)[0].sum(0),
+    "cummax": lambda m, b, h: h + h.cummax(0)[0], "mode": lambda m, b, h: h - h.mode(0)[0],
+    "kthvalue": lambda m, b, h: h - h.kthvalue(2, 0)[0], "histc": lambda m, b, h: h * torch.histc(h.detach(), 4).sum(),
+    "isin": lambda m, b, h: h * torch.isin(b.srcs, b.dsts)[:, None],
+    "svd": lambda m, b, h: h + torch.linalg.svdvals(h).sum(),
+    "convolution": lambda m, b, h: h + F.conv1d(h.T[None], h.new_ones(8, 8, 3), padding=1)[0].T,
+    "interpolation": lambda m, b, h: F.interpolate(h.T[None], scale_factor=1.0)[0].T,
+    "pooling": lambda m, b, h: h + F.adaptive_avg_pool1d(h.T[None], 1)[0].T,
+    "windows": lambda m, b, h: h + h.unfold(0, 2, 1).sum(),
+}  # fmt: skip
+
+
+def test_operations_that_mix_padded_rows():
+    messages = refused_alone(ROWS)
+    for name in ROWS:
+        assert name in messages, f"{name} was not refused"
+        assert "test_bad_programs.py:" in messages[name], messages[name]
+        assert any(word in messages[name] for word in ("Use row-wise", "Across nodes use", "must be dimension 0"))
+
+
+RAGGED = {
+    "bincount": lambda m, b, h: h + torch.bincount(b.indices, minlength=9)[:8],
+    "unique_consecutive": lambda m, b, h: h + torch.unique_consecutive(b.indices).sum(),
+    "repeat_interleave": lambda m, b, h: h + h.repeat_interleave(b.out_degrees(), 0).sum(0),
+    "where": lambda m, b, h: h + torch.where(b.out_degrees() > 1)[0].sum(),
+    "mask of degrees": lambda m, b, h: h + h[b.out_degrees() > 1].sum(0),
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_results_whose_size_depends_on_data(name):
+    with pytest.raises(CaptureError, match=r"test_bad_programs\.py:.*depends on data.*Write instead: torch\.where"):
+        World.of(RAGGED[name]).trace()
+
+
+# --- losses and results ---------------------------------------------------------------------------------------------
+
+
+def loss_to_the_host(z, y):
+    return F.cross_entropy(z, y).item()
+
+
+def loss_by_label(z, y):
+    return z[y == 1].sum()
+
+
+def loss_that_branches(z, y):
+    return z.sum() if y.max() > 1 else z.mean()
+
+
+@pytest.mark.parametrize("loss", [loss_by_label, loss_that_branches], ids=lambda loss: loss.__name__)
+def test_losses(loss):
+    refused(None, function=loss, loss=loss)
+
+
+def test_loss_that_is_no_tensor():
+    with pytest.raises(
+        CaptureError, match=r"loss_to_the_host must return a tensor \(a number, 0-d\); got float\. Keep the"
+    ):
+        World.of(loss=loss_to_the_host).trace()
+
+
+def loss_of_ranks(z, y):
+    return z.sort(0)[0][0].sum()
+
+
+def test_loss_that_mixes_padded_rows():
+    with pytest.raises(PaddingError, match=r"test_bad_programs\.py:.*in loss_of_ranks"):
+        World.of(loss=loss_of_ranks).steps("padded")
+
+
+FORWARD = {
+    "fewer rows": (lambda logits: logits[:2], "must return one row per seed; got shape"),
+    "twice the rows": (lambda logits: torch.cat([logits, logits]), "must return one row per seed; got shape"),
+    "a number": (lambda logits: logits.sum(), "must return one row per seed; got shape"),
+    "nothing": (lambda logits: None, "Rows.forward must return a tensor (one row per seed); got NoneType"),
+    "a list": (lambda logits: [logits], "Rows.forward must return a tensor (one row per seed); got list"),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_results_of_another_form(name):
+    change, words = FORWARD[name]
+    world = World.of(loss=lambda z, y: z.sum())
+    forward = world.model.forward
+    world.model.forward = lambda blocks, x: change(forward(blocks, x))
+    with raises(CaptureError, words):
+        world.trace()
