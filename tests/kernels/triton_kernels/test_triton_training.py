@@ -1,0 +1,86 @@
+"""Whole training steps over the Triton kernels, in the interpreter, against the same over the references."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+
+import joestar
+from joestar.kernels import gpu
+from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.ops import library, reference
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+
+
+class OnCpu:
+    """While it is entered, ops on CPU tensors run the kernels of a module; ``used`` counts their calls."""
+
+    def __init__(self, module):
+        self.module = module
+        self.used: dict[str, int] = {}
+
+    def __enter__(self) -> "OnCpu":
+        self.overrides = torch.library.Library("joestar", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch says that kernels are overridden
+            for name in library.SCHEMAS:
+                kernel = library._implementation(name, self.module)
+                if kernel is not None:
+                    self.overrides.impl(name, self._counted(name, kernel), "CPU", allow_override=True)
+        return self
+
+    def _counted(self, name, kernel):
+        def run(*args, **kwargs):
+            self.used[name] = self.used.get(name, 0) + 1
+            return kernel(*args, **kwargs)
+
+        return run
+
+    def __exit__(self, *error) -> None:
+        self.overrides._destroy()
+
+
+def losses(module, model: str, options: dict, execution: str = "padded") -> tuple[list[float], list, dict]:
+    """(losses, parameters, calls of kernels) of three small steps over the kernels of ``module``."""
+    random = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 40, (2, 160), generator=random)
+    features, labels = torch.randn(40, 5, generator=random), torch.randint(0, 3, (40,), generator=random)
+    with OnCpu(module) as kernels:
+        graph = joestar.Graph.from_edge_index(edges, 40, {"x": features, "y": labels})
+        torch.manual_seed(1)
+        net = getattr(joestar.nn, model)(5, 8, num_layers=2, out_channels=3, **options)
+        sampler = joestar.NeighborSampler(graph, [3, 2], seed=3)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        step = joestar.compile(
+            net, sampler, F.cross_entropy, optimizer, backend="eager", execution=execution, warm_up=2
+        )
+        found = [float(loss) for loss in list(step.epoch(torch.arange(21), 8))]
+    return found, [parameter.detach() for parameter in net.parameters()], kernels.used
+
+
+CASES = {
+    "sage": ("GraphSAGE", {"dropout": 0.5}),
+    "gcn": ("GCN", {"dropout": 0.5}),
+    "gin": ("GIN", {}),
+    "gat": ("GAT", {"dropout": 0.5, "heads": 2}),
+}
+
+
+@pytest.mark.parametrize(("model", "options"), CASES.values(), ids=CASES.keys())
+def test_steps_agree_with_the_references(atomic, model, options):
+    expected, weights, _ = losses(reference, model, options)
+    ours, trained, used = losses(gpu, model, options)
+    assert used["take_batch"] == used["finish_step"] == used["overflow"] == 3, used
+    assert used["compact"] >= 3 and len(used) >= 7, used
+    assert ours == pytest.approx(expected, rel=1e-5)
+    for mine, other in zip(trained, weights, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_exact_steps_agree_with_padded_ones(atomic):
+    padded, _, _ = losses(gpu, "GraphSAGE", {"dropout": 0.5})
+    assert losses(gpu, "GraphSAGE", {"dropout": 0.5}, "exact")[0] == pytest.approx(padded, rel=1e-5)
