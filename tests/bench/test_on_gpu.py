@@ -12,9 +12,10 @@ on_gpu = sys.modules["on_gpu"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(on_gpu)
 
 JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="pytest" errors="1" failures="1" skipped="0" tests="3">
-<testcase classname="tests.gpu.test_a" name="test_x[float16]">
-<failure message="error 0.3&#10;more">text</failure></testcase><testcase classname="tests.gpu.test_a" name="test_y" /><testcase classname="tests.gpu.test_b" name="test_z">
-<error message="setup">text</error></testcase></testsuite></testsuites>"""
+<testcase classname="tests.gpu.test_a" name="test_x[float16]"><failure message="error 0.3&#10;more">text</failure>
+</testcase><testcase classname="tests.gpu.test_a" name="test_y" />
+<testcase classname="tests.gpu.test_b" name="test_z"><error message="setup">text</error></testcase>
+</testsuite></testsuites>"""
 
 
 def python(name: str, code: str, seconds: int = 60, **options):

