@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import joestar
 from joestar.bench.measure import PeakMemory, launches, time_steps
-from joestar.bench.planted import planted
+from joestar.bench.planted import SHAPES, planted
 from joestar.bench.step import Row, check_device, machine
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
@@ -65,10 +65,17 @@ def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) ->
     Raises:
         ConfigError: for unknown names, a GPU that is not there, or examples that are not there.
     """
-    for name, values, allowed in (("model", setting.models, MODELS), ("baseline", setting.baselines, BASELINES)):
+    choices = (
+        ("shape", (setting.shape,), SHAPES),
+        ("model", setting.models, MODELS),
+        ("baseline", setting.baselines, BASELINES),
+    )
+    for name, values, allowed in choices:
         for value in values:
             if value not in allowed:
                 raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
+    if setting.batch_size > SHAPES[setting.shape].train:
+        raise ConfigError(f"a batch of {setting.batch_size} needs as many training nodes: {setting.shape} has fewer.")
     device = check_device(setting.device)
     for model in setting.models:
         example(setting.folder, model)
