@@ -1,12 +1,15 @@
 """The same few steps in plain Python, exactly and padded, each in a world of its own: graph, sampler, model."""
 
+import os
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from lowering.harness import WIDTH, Rows, seeded, small_graph
 from torch import Tensor, nn
 
+from joestar.errors import CaptureError
 from joestar.profile.sizes import step_key
 from joestar.runtime.program import Options, Program
 from joestar.runtime.seeds import filled
@@ -98,3 +101,18 @@ def worlds_apart(executions=("exact", "padded"), **parts) -> dict[str, list[int]
         pairs = zip(World.of(**parts).steps(how), expected, strict=True)
         found[how] = [i for i, (a, b) in enumerate(pairs) if not torch.allclose(a, b, rtol=1e-9, atol=1e-11)]
     return found
+
+
+def refused(operation, *words, function=None, **parts):
+    """Asserts that a program is refused with these words, a remedy, and the line of ``function``."""
+    function = function or operation
+    with pytest.raises(CaptureError) as caught:
+        World.of(operation, **parts).trace()
+    message = str(caught.value)
+    for word in (
+        *words,
+        "Write instead:",
+        f"{os.path.basename(function.__code__.co_filename)}:",
+        f" in {function.__name__}",
+    ):
+        assert word in message, message
