@@ -98,8 +98,11 @@ def _end(process: subprocess.Popen) -> None:
 # --- summaries ---
 
 
-def tests_summary(results: Path) -> Callable[[Path], list[str]]:
-    """Counts, and every failing test with its message; from the log if the run did not end."""
+def tests_summary(results: Path, must_run: bool = False) -> Callable[[Path], list[str]]:
+    """Counts, and every failing test with its message; from the log if the run did not end.
+
+    ``must_run``: tests that are all skipped, as without a GPU, are a failure.
+    """
 
     def read(log: Path) -> list[str]:
         if not results.exists():
@@ -123,6 +126,8 @@ def tests_summary(results: Path) -> Callable[[Path], list[str]]:
         text = ", ".join(f"{count} {key}" for key, count in totals.items())
         if failed:
             raise CheckError(text, *failed)
+        if must_run and totals.get("tests", 0) == totals.get("skipped", 0):
+            raise CheckError(f"no test ran: {text}")
         return [text]
 
     return read
@@ -211,7 +216,7 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
     both = f"eager,compile{',loader' if options.loader else ''}"
     kernel_list = ["--kernels"] if on_gpu else []
     return [
-        Stage("tests", 420, pytest, tests_summary(results), {"PYTHONPATH": searched}, copy),
+        Stage("tests", 420, pytest, tests_summary(results, on_gpu), {"PYTHONPATH": searched}, copy),
         Stage("kernels", 150, [*kernels, "--json", str(out / "kernels.json")], last_lines(60)),
         step("products-tf32-sage", 150, products, "tf32", "sage", both, *kernel_list),
         step("products-bf16-sage", 120, products, "bf16", "sage", "eager", *kernel_list),

@@ -43,6 +43,14 @@ def test_failing_tests_are_named(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("must_run", [False, True])
+def test_skipped_tests_are_no_success_on_a_gpu(tmp_path, must_run):
+    results = tmp_path / "tests.xml"
+    results.write_text('<testsuites><testsuite errors="0" failures="0" skipped="2" tests="2" /></testsuites>')
+    outcome = on_gpu.run(python("tests", "", summary=on_gpu.tests_summary(results, must_run)), tmp_path)
+    assert outcome.status == ("failed" if must_run else "ok") and "2 skipped" in outcome.lines[-1]
+
+
 def test_failures_of_a_run_that_did_not_end(tmp_path):
     printed = "[gw0] [ 5%] FAILED tests/gpu/test_a.py::test_x[adamw, amsgrad] \n[gw1] [ 6%] PASSED tests/b.py::y"
     stage = python("tests", f"print({printed!r})", summary=on_gpu.tests_summary(tmp_path / "none.xml"))
