@@ -98,7 +98,7 @@ def _end(process: subprocess.Popen) -> None:
 # --- summaries ---
 
 
-def tests_summary(results: Path, must_run: bool = False) -> Callable[[Path], list[str]]:
+def read_tests(results: Path, must_run: bool = False) -> Callable[[Path], list[str]]:
     """Counts, and every failing test with its message; from the log if the run did not end.
 
     ``must_run``: tests that are all skipped, as without a GPU, are a failure.
@@ -216,7 +216,7 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
     both = f"eager,compile{',loader' if options.loader else ''}"
     kernel_list = ["--kernels"] if on_gpu else []
     return [
-        Stage("tests", 420, pytest, tests_summary(results, on_gpu), {"PYTHONPATH": searched}, copy),
+        Stage("tests", 420, pytest, read_tests(results, on_gpu), {"PYTHONPATH": searched}, copy),
         Stage("kernels", 150, [*kernels, "--json", str(out / "kernels.json")], last_lines(60)),
         step("products-tf32-sage", 150, products, "tf32", "sage", both, *kernel_list),
         step("products-bf16-sage", 120, products, "bf16", "sage", "eager", *kernel_list),

@@ -36,7 +36,7 @@ def test_outcomes(tmp_path):
 def test_failing_tests_are_named(tmp_path):
     results = tmp_path / "tests.xml"
     results.write_text(JUNIT)
-    outcome = on_gpu.run(python("tests", "raise SystemExit(1)", summary=on_gpu.tests_summary(results)), tmp_path)
+    outcome = on_gpu.run(python("tests", "raise SystemExit(1)", summary=on_gpu.read_tests(results)), tmp_path)
     assert outcome.status == "failed" and outcome.lines == [
         "FAILED tests/gpu/test_a.py::test_x[float16]: error 0.3", "FAILED tests/gpu/test_b.py::test_z: setup",
         "3 tests, 1 failures, 1 errors, 0 skipped",
@@ -47,13 +47,13 @@ def test_failing_tests_are_named(tmp_path):
 def test_skipped_tests_are_no_success_on_a_gpu(tmp_path, must_run):
     results = tmp_path / "tests.xml"
     results.write_text('<testsuites><testsuite errors="0" failures="0" skipped="2" tests="2" /></testsuites>')
-    outcome = on_gpu.run(python("tests", "", summary=on_gpu.tests_summary(results, must_run)), tmp_path)
+    outcome = on_gpu.run(python("tests", "", summary=on_gpu.read_tests(results, must_run)), tmp_path)
     assert outcome.status == ("failed" if must_run else "ok") and "2 skipped" in outcome.lines[-1]
 
 
 def test_failures_of_a_run_that_did_not_end(tmp_path):
     printed = "[gw0] [ 5%] FAILED tests/gpu/test_a.py::test_x[adamw, amsgrad] \n[gw1] [ 6%] PASSED tests/b.py::y"
-    stage = python("tests", f"print({printed!r})", summary=on_gpu.tests_summary(tmp_path / "none.xml"))
+    stage = python("tests", f"print({printed!r})", summary=on_gpu.read_tests(tmp_path / "none.xml"))
     outcome = on_gpu.run(stage, tmp_path)
     assert outcome.lines == [
         "FAILED tests/gpu/test_a.py::test_x[adamw, amsgrad]", "the run did not end; 1 failures until then"
