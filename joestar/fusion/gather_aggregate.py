@@ -10,8 +10,10 @@ The gathered rows, most of a step's bytes, are never stored. A factor per source
 per edge; edge weights and attention stay what they are; self-loops are edges like any other. What
 ``sample-gather-aggregate`` fuses further, without any edge stored, it has taken before.
 
-Must not fire when the features need gradients or are computed in the step, when the rows have another reader (an update
-before the aggregation), or when a factor needs gradients or meets a max or min.
+Products of the same rows (attention scores) keep the gather, unless ``gather-update`` fuses them as well.
+
+Must not fire when the features need gradients or are computed in the step, when the rows have another reader, or when
+a factor needs gradients or meets a max or min.
 """
 
 import operator
@@ -24,7 +26,7 @@ from joestar.fusion.record import Reject
 
 PATTERN = "gather-aggregate"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_SPMM, _GATHER = _JOESTAR.spmm.default, _ATEN.index_select.default
+_SPMM, _GATHER, _LINEAR = _JOESTAR.spmm.default, _ATEN.index_select.default, _ATEN.linear.default
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -66,6 +68,8 @@ def _reader(user: fx.Node, gather: fx.Node, context) -> int | Reject:
     """How many aggregations a reader of the rows stands for, or why it may not read in place."""
     if user.target is _SPMM and user.args[2] is gather:
         return 0 if user.args[3] is gather else 1
+    if user.target is _LINEAR and user.args[0] is gather:
+        return 0  # it keeps the gathered rows, unless gather-update fuses them as well
     if user.target is _ATEN.unsqueeze.default and user.args[1] == 1:
         return _all_aggregate(user, ("sum", "mean"))
     if leads(user, gather, user.meta["val"].shape[0]) and _first_rows(user, gather) is not None:
@@ -108,6 +112,8 @@ def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
     table, _, ids = gather.args
     fused = 0
     for user in list(gather.users):
+        if user.target is _LINEAR:
+            continue
         if user.target is _SPMM:
             fused += _read_in_place(graph, user, table, ids, None, context)
         elif user.target is _ATEN.slice.Tensor:
@@ -120,7 +126,8 @@ def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
             for spmm in list(user.users):
                 fused += _read_in_place(graph, spmm, table, ids, factor, context)
             graph.erase_node(user)
-    graph.erase_node(gather)
+    if not gather.users:
+        graph.erase_node(gather)
     return fused
 
 

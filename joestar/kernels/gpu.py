@@ -21,6 +21,7 @@ from joestar.kernels.gpu_fused import (
     sample_aggregate_own,
     sample_aggregate_self,
 )
+from joestar.kernels.gpu_gather_linear import gather_linear
 from joestar.kernels.gpu_grad import (
     scatter_src,
     scatter_src_transposed,
@@ -54,6 +55,7 @@ __all__ = [
     "edge_softmax",
     "edge_softmax_grad",
     "finish_step",
+    "gather_linear",
     "out_degrees",
     "overflow",
     "release_claims",

@@ -21,6 +21,7 @@ from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import verify_capture
 from joestar.ops.library import decompositions
 from joestar.profile.sizes import measure
+from joestar.runtime.recompute import RecomputeMasks
 
 
 @dataclass
@@ -284,16 +285,19 @@ def _check_tensor(value, name: str, wanted: str) -> None:
         )
 
 
-def _inductor_settings(device: torch.device) -> dict[str, int]:
+def _inductor_settings(device: torch.device) -> dict:
     """Options of Inductor for our graphs.
 
     On a CPU it inlines up to 50 operations per read before it gives a value a loop of its own; the hash behind dropout
-    then grows into expressions that take minutes to compile.
+    then grows into expressions that take minutes to compile. There, too, masks are computed again, not stored.
     """
     from torch._inductor import config
 
-    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold") if device.type == "cpu" else ()
-    return {name: 8 for name in names if hasattr(config, name)}
+    if device.type != "cpu":
+        return {}
+    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
+    settings = {name: 8 for name in names if hasattr(config, name)}
+    return {**settings, "joint_custom_post_pass": RecomputeMasks()}
 
 
 def _key_input(captured: Captured) -> fx.Node:

@@ -1,0 +1,103 @@
+"""Gather-update: a product reads the feature table in place (gather-GEMM, thesis 5.3.2).
+
+Before                                              After
+    x   = aten.index_select(features, 0, srcs)          h = gather_linear(features, srcs, w, b)
+    h   = aten.linear(x, w, b)                          o = gather_linear(features, dsts, v, None)
+    own = aten.slice(x, 0, 0, num_dst)
+    o   = aten.linear(own, v)
+
+For models that update rows before they are aggregated, where the order may not be exchanged (a norm in between,
+attention that is not linear in the rows, a choice). Gathering followed by elementwise work is left to the backend,
+which compiles both into one loop.
+
+Must not fire when the features need gradients or are computed in the step, when the rows have any reader but products
+and the destinations' own rows, or when more than two products would gather the same rows.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from joestar.fusion.emit import emit, leads, name
+from joestar.fusion.record import Reject
+
+PATTERN = "gather-update"
+_ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
+_GATHER, _LINEAR = _ATEN.index_select.default, _ATEN.linear.default
+_MOST = 2
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Fuses every gather whose readers all fit; returns the number of products."""
+    fused = 0
+    for gather in list(gm.graph.nodes):
+        if gather.target is not _GATHER or not _gathers_rows(gather) or not _products(gather):
+            continue
+        if context.admits(PATTERN, gather, _match(gather, context)):
+            fused += _rewrite(gm.graph, gather, context)
+    return fused
+
+
+def _gathers_rows(gather: fx.Node) -> bool:
+    table, dim, _ = gather.args
+    return dim == 0 and table.meta["val"].dim() == 2 and table.meta["val"].dtype.is_floating_point
+
+
+def _products(rows: fx.Node) -> list[fx.Node]:
+    return [user for user in rows.users if user.target is _LINEAR and user.args[0] is rows]
+
+
+def _match(gather: fx.Node, context) -> bool | Reject:
+    table = gather.args[0]
+    if table.op != "placeholder":
+        return Reject("the features are computed in this step")
+    if context.needs_grad(table):
+        return Reject("the features need gradients")
+    for user in gather.users:
+        if user.target is _LINEAR and user.args[0] is gather:
+            continue
+        if _first_rows(user, gather) is None:
+            return Reject(f"the gathered rows are also read by {name(user)}")
+    if len(_products(gather)) > _MOST:
+        return Reject(f"{len(_products(gather))} products read the gathered rows: storing them once is cheaper")
+    return True
+
+
+def _first_rows(part: fx.Node, gather: fx.Node) -> fx.Node | None:
+    """Ids behind the first rows: the destinations, if the rows are those of a ``compact``."""
+    ids = gather.args[2]
+    if ids.target is not operator.getitem or ids.args[1] != 0 or ids.args[0].target is not _JOESTAR.compact.default:
+        return None
+    dsts = ids.args[0].args[0]
+    return dsts if leads(part, gather, dsts.meta["val"].shape[0]) else None
+
+
+def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
+    table, _, ids = gather.args
+    fused = 0
+    for user in list(gather.users):
+        if user.target is _LINEAR:
+            fused += _fuse(graph, user, table, ids, context)
+            continue
+        dsts = _first_rows(user, gather)
+        if set(user.users) == set(_products(user)) and len(user.users) <= _MOST:
+            for product in list(user.users):
+                fused += _fuse(graph, product, table, dsts, context)
+        else:
+            with graph.inserting_before(user):
+                own = emit(graph, user, _GATHER, table, 0, dsts)
+            user.replace_all_uses_with(own)
+        graph.erase_node(user)
+    graph.erase_node(gather)
+    return fused
+
+
+def _fuse(graph: fx.Graph, linear: fx.Node, table: fx.Node, ids: fx.Node, context) -> int:
+    bias = linear.args[2] if len(linear.args) > 2 else None
+    with graph.inserting_before(linear):
+        new = emit(graph, linear, _JOESTAR.gather_linear.default, table, ids, linear.args[1], bias)
+    context.fired(PATTERN, new, f"{table.name} times {linear.args[1].name}")
+    linear.replace_all_uses_with(new)
+    graph.erase_node(linear)
+    return 1

@@ -1,0 +1,65 @@
+"""The product of gathered rows on the GPU: its loads gather, so the rows are never stored."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.gpu_launch import cdiv, check_ids, op, power_of_two
+from joestar.kernels.gpu_tiles import accumulator, check_values
+
+_CONFIGS = [
+    {"ROWS": 128, "DEPTH": 32, "num_warps": 8, "num_stages": 3},
+    {"ROWS": 128, "DEPTH": 32, "num_warps": 4, "num_stages": 3},
+    {"ROWS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 4},
+    {"ROWS": 64, "DEPTH": 64, "num_warps": 4, "num_stages": 2},
+    {"ROWS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 2},
+]
+
+
+@triton.jit(do_not_specialize=["n"])
+def _gather_linear(
+    table, ids, weight, bias, out, n,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """``out[i] = table[ids[i]] @ weight.T + bias``: a block of rows and of columns per program."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(ids + i, i < n, 0).to(tl.int64)
+    total = tl.zeros([ROWS, BLOCK], ACC)
+    for first in range(0, WIDTH, DEPTH):
+        k = first + tl.arange(0, DEPTH)
+        rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (i < n)[:, None] & (k < WIDTH)[None, :], 0)
+        inside = (column < COLUMNS)[None, :] & (k < WIDTH)[:, None]
+        part = tl.load(weight + column[None, :] * WIDTH + k[:, None], inside, 0)
+        total = tl.dot(rows.to(part.dtype), part, total, input_precision=PRECISION, out_dtype=ACC)
+    if bias is not None:
+        total += tl.load(bias + column, column < COLUMNS, 0).to(ACC)[None, :]
+    at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
+
+
+@op
+def gather_linear(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``[n, C]`` in the weight's dtype; float32 products in TF32 where PyTorch's own are allowed to."""
+    check_ids(ids)
+    check_values(table=table, weight=weight, bias=bias)
+    n, (columns, width) = ids.numel(), weight.shape
+    out = weight.new_empty((n, columns))
+    if not out.numel():
+        return out
+    precision = "tf32" if weight.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    block = min(128, max(16, power_of_two(columns)))
+
+    def launch(config: tune.Config) -> None:
+        _gather_linear[(cdiv(n, config["ROWS"]), cdiv(columns, block))](
+            table, ids, weight, bias, out, n,
+            WIDTH=width, COLUMNS=columns, PRECISION=precision, ACC=accumulator(table, weight), BLOCK=block, **config,
+        )  # fmt: skip
+
+    shape = (table.dtype, weight.dtype, width, columns, precision, bias is not None, tune.size_class(n))
+    work = n * (width * table.element_size() + columns * weight.element_size())
+    launch(tune.choose("gather_linear", shape, _CONFIGS, launch, work, out.device))
+    return out

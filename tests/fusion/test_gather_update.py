@@ -1,0 +1,114 @@
+"""Gather-update: products that read features in place, the same numbers, and every reason not to."""
+
+import pytest
+import torch
+from lowering.harness import NUM_FEATURES, SEEDS, same, small_graph
+from torch import nn
+
+import joestar.nn as jnn
+
+from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+
+PATTERN = "gather-update"
+BASE = ("extract-select", "spmm-gemm-order", "gather-aggregate")
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+
+
+def normed(m, blocks, x):
+    """A norm keeps the update in front of the aggregation."""
+    return mean(blocks[1], mean(blocks[0], m.norm(m.first(x)).relu()))
+
+
+def two_products(m, blocks, x):
+    h = m.norm(m.first(x)).relu()
+    return mean(blocks[1], mean(blocks[0], h) + m.second(x[: blocks[0].num_dst]).tanh())
+
+
+def biased(m, blocks, x):
+    """The bias is added by hand."""
+    return mean(blocks[1], mean(blocks[0], (m.first(x) + m.norm.bias).relu()))
+
+
+def parts(bias: bool = True):
+    first, second = (nn.Linear(NUM_FEATURES, 8, bias=bias) for _ in range(2))
+    return {"first": first, "second": second, "norm": nn.LayerNorm(8)}
+
+
+MODELS = {
+    "norm": (lambda: Model(normed, 8, **parts()), 1),
+    "no bias": (lambda: Model(normed, 8, **parts(False)), 1),
+    "two products": (lambda: Model(two_products, 8, **parts()), 2),
+    "gat": (lambda: jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=2, add_self_loops=False, dropout=0.3), None),
+}
+
+
+@pytest.mark.parametrize(("make", "products"), MODELS.values(), ids=MODELS.keys())
+def test_same_numbers(make, products):
+    on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+    found = count(on.program.captured.gm, JOESTAR.gather_linear.default)
+    assert found == products or (products is None and found)
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-12)
+        same(on.padded(on.seeds(batch), step), expected, 1e-12)
+
+
+def test_before_and_after():
+    before, after = (captured(Model(normed, 8, **parts()), disable=disable).trace() for disable in (OFF, ON))
+    for gm, gathers in ((before, 1), (after, 0)):
+        found = [n for n in gm.graph.nodes if n.target is ATEN.index_select.default and n.args[0].name == "features"]
+        assert len(found) == gathers
+
+
+def test_attention_aggregated_first_never_gathers():
+    """Scores of the rows, and the rows that the coefficients weigh, are read from the table."""
+    from dataclasses import replace
+
+    case = captured(jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=2, add_self_loops=False), disable=ON)
+    choices = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
+    program = case.program.variant(replace(case.program.options, choices=choices))
+    nodes = list(program.captured.gm.graph.nodes)
+    assert not [n for n in nodes if n.target is ATEN.index_select.default and n.args[0].name == "features"]
+    assert sum(n.target is JOESTAR.gather_linear.default for n in nodes) == 2
+
+
+def test_a_bias_added_by_hand_joins():
+    case = captured(Model(biased, 8, **parts(False)), disable=only(*BASE, PATTERN, "bias"))
+    products = [n for n in case.program.captured.gm.graph.nodes if n.target is JOESTAR.gather_linear.default]
+    assert [n.args[3].name for n in products] == ["model_norm_bias"]
+
+
+def test_must_not_fire():
+    def read_elsewhere(m, blocks, x):
+        return mean(blocks[1], mean(blocks[0], m.norm(m.first(x)) + m.second(x.tanh())))
+
+    def many(m, blocks, x):
+        h = m.norm(m.first(x)) + m.norm(m.second(x)) * m.third(x)
+        return mean(blocks[1], mean(blocks[0], h.relu()))
+
+    for f, reason, more in (
+        (read_elsewhere, "the gathered rows are also read by aten.tanh", {}),
+        (
+            many,
+            "3 products read the gathered rows: storing them once is cheaper",
+            {"third": nn.Linear(NUM_FEATURES, 8)},
+        ),
+    ):
+        on, off = (captured(Model(f, 8, **parts(), **more), disable=disable) for disable in (ON, OFF))
+        assert reason in reasons(on, PATTERN)
+        same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
+
+
+def test_features_that_need_gradients():
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].clone().requires_grad_()
+    assert "the features need gradients" in reasons(
+        captured(Model(normed, 8, **parts()), graph=graph, disable=ON), PATTERN
+    )
+
+
+def test_whole_graph_products_are_left_alone():
+    """No gather, no pattern."""
+    case = captured(Model(lambda m, b, x: mean(b[1], mean(b[0], x).relu())), disable=ON)
+    assert not [place for place in case.program.places if place.pattern == PATTERN]
+    assert torch.isfinite(case.exact(case.seeds(), 0).loss)

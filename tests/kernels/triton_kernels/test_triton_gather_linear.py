@@ -1,0 +1,32 @@
+"""The Triton product of gathered rows, against gather and product (Triton's interpreter has no bfloat16 products)."""
+
+import pytest
+import torch
+from kernel_checks import check_close
+
+pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+
+from joestar.kernels import gpu
+from joestar.kernels.gpu_launch import INTERPRETED
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+
+
+@pytest.mark.parametrize(("table", "weight"), [(torch.float32, torch.float32), (torch.float32, torch.float16),
+                                               (torch.float16, torch.float16)], ids=str)  # fmt: skip
+def test_against_gather_and_product(table, weight):
+    random = torch.Generator().manual_seed(0)
+    for n, width, columns in ((1, 3, 1), (150, 100, 4), (40, 33, 130), (0, 8, 4)):
+        x = torch.randn(60, width, generator=random).to(table)
+        w, b = (
+            torch.randn(columns, width, generator=random).to(weight),
+            torch.randn(columns, generator=random).to(weight),
+        )
+        for ids in (torch.int32, torch.int64):
+            index = torch.randint(0, 60, (n,), generator=random).to(ids)
+            for bias in (b, None):
+                y = gpu.gather_linear(x, index, w, bias)
+                rows = x[index.long()].to(weight).double()
+                expected = torch.nn.functional.linear(rows, w.double(), None if bias is None else bias.double())
+                assert y.shape == (n, columns)
+                check_close(y, expected, weight, f"n={n} width={width} columns={columns} {ids} bias={bias is not None}")

@@ -1,0 +1,91 @@
+"""The product of gathered rows: against gather and product, in every dtype, with gradients, and under autocast."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+
+from joestar.ops import gather_linear as module
+
+ops = torch.ops.joestar
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def operands(n=50, width=9, columns=5, dtype=torch.float64, ids=torch.int64):
+    random = torch.Generator().manual_seed(0)
+    table = torch.randn(30, width, generator=random, dtype=torch.float64).to(dtype)
+    weight, bias = torch.randn(columns, width, generator=random), torch.randn(columns, generator=random)
+    return table, torch.randint(0, 30, (n,), generator=random).to(ids), weight.to(dtype), bias.to(dtype)
+
+
+def expected(table, ids, weight, bias):
+    rows = table.double()[ids.long()]
+    return F.linear(rows, weight.double(), None if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_values(dtype, ids):
+    for n, width, columns in ((50, 9, 5), (1, 1, 1), (0, 4, 3), (7, 64, 40)):
+        table, index, weight, bias = operands(n, width, columns, dtype, ids)
+        for b in (bias, None):
+            y = ops.gather_linear(table, index, weight, b)
+            assert y.dtype == dtype and y.shape == (n, columns)
+            tolerance = TOLERANCE[dtype] * 8
+            torch.testing.assert_close(y.double(), expected(table, index, weight, b), rtol=tolerance, atol=tolerance)
+
+
+def test_many_blocks(monkeypatch):
+    """Rows are gathered block by block, the last one smaller."""
+    monkeypatch.setattr(module, "BLOCK_BYTES", 64 * 9 * 8)
+    table, index, weight, bias = operands(64 * 3 + 17)
+    grad = torch.randn(index.numel(), 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(ops.gather_linear(table, index, weight, bias), expected(table, index, weight, bias))
+    torch.testing.assert_close(ops.gather_linear_weight_grad(table, index, grad), grad.t() @ table[index])
+
+
+def test_gradients():
+    table, index, weight, bias = operands(12, 4, 3)
+    weight.requires_grad_()
+    bias.requires_grad_()
+    assert torch.autograd.gradcheck(lambda w, b: ops.gather_linear(table, index, w, b), (weight, bias))
+    assert torch.autograd.gradcheck(lambda w: ops.gather_linear(table, index, w, None), (weight,))
+
+
+def test_registration():
+    table, index, weight, bias = operands(12, 4, 3)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(ops.gather_linear, (table, index, weight.requires_grad_(), bias), test_utils=checks)
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(value.detach()) for value in (table, index, weight, bias)]
+    with mode:
+        assert ops.gather_linear(*fakes).shape == (12, 3)
+
+
+def test_the_table_has_no_gradient():
+    table, index, weight, bias = operands()
+    with pytest.raises(RuntimeError, match="gather_linear has no gradient for its table; gather with index_select"):
+        ops.gather_linear(table.requires_grad_(), index, weight, bias)
+
+
+def test_autocast_casts_rows_as_they_are_read():
+    """As ``linear``: bfloat16 out; the table itself is never converted."""
+    table, index, weight, bias = operands(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ops.gather_linear(table, index, weight.requires_grad_(), bias)
+        reference = F.linear(table[index], weight, bias)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, reference, rtol=2e-2, atol=2e-2)
+    y.float().sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_errors():
+    table, index, weight, bias = operands()
+    for arguments, words in (
+        ((table, index, weight[:, :4], bias), r"expected a table \[N, F\], ids \[n\] and a weight \[C, F\]; got"),
+        ((table, index, weight, bias[:3]), r"expected a bias \[5\] in the weight's dtype torch.float64; got \[3\]"),
+        ((table, index, weight, bias.float()), "in torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ops.gather_linear(*arguments)
