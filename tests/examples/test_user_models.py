@@ -98,8 +98,10 @@ def test_padded_training_equals_exact_training_and_learns(name, graph):
         return [x.item() for _ in range(4) for x in list(step.epoch(torch.arange(730), 100))], step
 
     padded, step = losses("padded")
-    exact, _ = losses("exact")
-    assert padded == pytest.approx(exact, rel=1e-9)
+    exact, other = losses("exact")
+    assert padded == pytest.approx(exact, rel=1e-6)  # losses of an epoch are kept as float32; parameters are not
+    for key, value in step.model.named_parameters():
+        torch.testing.assert_close(value, other.model.get_parameter(key), rtol=1e-7, atol=1e-7)
     assert sum(padded[-8:]) < 0.8 * sum(padded[:8])
     counters = step.report().counters
     assert counters.fallbacks == counters.exact_steps == 0 and counters.padded_steps == 32
@@ -118,7 +120,7 @@ def test_inductor_computes_the_same(name, graph):
     blocks = sampler.sample(graph.keyed(getattr(sampler, "seed", 0), 0, 0), SEEDS)
     expected = F.cross_entropy(in_pyg(name, graph, again, blocks), graph.ndata["y"][SEEDS])
     expected.backward()
-    assert_close(loss, expected.detach())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)  # losses of an epoch are kept as float32
     for key, value in again.named_parameters():
         assert_close((before[key] - net.get_parameter(key).detach()) / 0.1, value.grad)
 
