@@ -99,7 +99,7 @@ def _edge_dropout_bits(_, ids):
 
 
 def _dropout_apply(dtype, ids):
-    for shape in ((0, 5), (7, 1), (7, 3, 11), (9, 64), (3, 70), (5, 128)):
+    for shape in ((0, 5), (7, 1), (5, 2), (9, 4), (3, 8), (7, 3, 11), (9, 64), (3, 70), (5, 128)):
         x = values(shape, dtype, 1)
         bits = _mask(shape[0], x[0].numel() if shape[0] else 5)
         for relu in (False, True):

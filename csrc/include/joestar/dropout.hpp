@@ -156,7 +156,7 @@ JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* J
                              const T* JOESTAR_RESTRICT gate, std::int64_t columns, std::int64_t words,
                              Accumulator<T> scale, T* JOESTAR_RESTRICT y) {
   std::int64_t first = 0;
-  if (kColumnsTogether % words == 0) {
+  if (columns >= kColumnsTogether && kColumnsTogether % words == 0) {
     alignas(64) std::uint32_t word[kColumnsTogether], shift[kColumnsTogether];
     const auto step = static_cast<std::uint32_t>(kColumnsTogether / words);
     for (std::uint32_t block = 0, lane = 0; block < step; ++block) {
@@ -181,9 +181,29 @@ JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* J
   }
 }
 
+// Rows of a few columns, such as attention coefficients, as one run of entries: a word for every kColumns of them.
+template <bool Gated, int kColumns, class T>
+JOESTAR_CLONES void mask_narrow_rows(const T* JOESTAR_RESTRICT x, const std::uint32_t* JOESTAR_RESTRICT bits,
+                                     const T* JOESTAR_RESTRICT gate, Accumulator<T> scale, T* JOESTAR_RESTRICT y,
+                                     std::int64_t first, std::int64_t last) {
+  for (std::int64_t i = first; i < last; ++i) {
+    for (int c = 0; c < kColumns; ++c) {
+      const std::int64_t j = i * kColumns + c;
+      y[j] = masked<Gated>(x[j], Gated ? gate[j] : x[j], bits[i], static_cast<std::uint32_t>(c), scale);
+    }
+  }
+}
+
 template <bool Gated, class T>
 JOESTAR_CLONES void mask_rows(const T* x, const std::uint32_t* bits, const T* gate, std::int64_t columns,
                               Accumulator<T> scale, T* y, std::int64_t first, std::int64_t last) {
+  switch (columns) {
+    case 1: return mask_narrow_rows<Gated, 1>(x, bits, gate, scale, y, first, last);
+    case 2: return mask_narrow_rows<Gated, 2>(x, bits, gate, scale, y, first, last);
+    case 4: return mask_narrow_rows<Gated, 4>(x, bits, gate, scale, y, first, last);
+    case 8: return mask_narrow_rows<Gated, 8>(x, bits, gate, scale, y, first, last);
+    default: break;
+  }
   const std::int64_t words = (columns + 31) / 32;
   for (std::int64_t i = first; i < last; ++i) {
     mask_row<Gated>(x + i * columns, bits + i * words, Gated ? gate + i * columns : nullptr, columns, words, scale,
