@@ -143,6 +143,9 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for mask in (None, bits):
             gpu.aggregate_cat(INDPTR, indices, x, mask, 2.0, "mean")
             gpu.aggregate_cat_grad(INDPTR, indices, torch.cat([grad, grad], 1), x, mask, 2.0, "mean")
+        for tf32 in (False, True):
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
         gpu.split_columns(torch.zeros(128, 2 * width + 1, dtype=dtype), [width, width, 0])
         gpu.spmm_grad_x(INDPTR, indices, grad, None, NODES, "mean")
         gpu.spmm_extremum_grad(INDPTR, indices, x, None, grad, grad)
