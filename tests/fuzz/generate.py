@@ -92,7 +92,7 @@ def setting(pack: int) -> Setting:
     """Graph and sampler of a pack."""
     rng = random.Random(f"setting {pack}")
     steered = bool(steering(pack))
-    hops = rng.choice((2, 2, 3)) if steered else rng.choice((1, 1, 2, 2, 3))
+    hops = rng.choice((2, 2, 2, 3)) if steered else rng.choice((1, 1, 2, 2, 3))
     features, classes = rng.choice((1, 3, 6, 6, 33)), rng.choice((2, 4, 4))
     nodes = rng.randint(20, 60)
     graph = (
@@ -141,6 +141,8 @@ def _forward(code: Code, shared: Setting, motif: Motif | None) -> None:
         h = some_rows(code, h, f"{hop.name}.num_dst", 1 if place < hops - 1 else 0)
         seen.append(h)
     h = _jump(code, seen) if len(seen) > 1 and motif is None and code.chance(0.3) else h
+    if code.chance(0.15):
+        h = code.rows(f"torch.cat([{h}, x[: blocks[-1].num_dst]], 1)", h.width + shared.features)
     h = some_rows(code, h, "blocks[-1].num_dst", 1)
     if code.chance(0.7):
         h = code.rows(code.pick("{h}.tanh()", "{h} / (1 + {h}.abs())", "F.layer_norm({h}, ({w},))")

@@ -66,6 +66,24 @@ def sum_and_own(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}") + {own}', h.width)
 
 
+def updated(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A product of all sources and an activation, in front of a maximum."""
+    z = code.linear(h, code.width())
+    return code.rows(f'{hop.name}.pull(fn.copy_u({z}.tanh()), "{code.pick("max", "mean")}")', z.width)
+
+
+def attention(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Additive attention of several heads, with or without self-loops and dropout."""
+    heads, width = code.pick(2, 3), code.pick(2, 4)
+    block = code.let(f"{hop.name}.add_self_loops()") if code.chance(0.5) else hop.name
+    z = code.let(f"{code.linear(h, heads * width, bias=False)}.view(-1, {heads}, {width})")
+    left = code.let(f"({z} * {code.parameter(1, heads, width)}).sum(-1)")
+    right = code.let(f"({z}[: {block}.num_dst] * {code.parameter(1, heads, width)}).sum(-1)")
+    alpha = code.let(f"{block}.edge_softmax(F.leaky_relu({block}.apply_edges(fn.u_add_v({left}, {right})), 0.2))")
+    alpha = code.dropout(alpha) if code.chance(0.5) else alpha
+    return code.rows(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum").flatten(1)', heads * width)
+
+
 def biased(code: Code, h: Rows, n: str) -> Rows:
     """A product and a bias of its own."""
     z = code.linear(h, code.width(), bias=False)
@@ -84,6 +102,9 @@ MOTIFS: dict[str, list[Motif]] = {
     "relu-dropout": [Motif(before=rows.relu_dropout, inner=True)],
     "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
     "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],
+    "sample-structural": [Motif(looped_sum)],
+    "gather-update": [Motif(updated)],
+    "attention": [Motif(attention), Motif(attention, inner=True)],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
     "bias": [Motif(before=biased, inner=True)],
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],

@@ -48,6 +48,13 @@ def relu_dropout(code: Code, h: Rows, n: str) -> Rows:
     return dropout(code, relu(code, h, n), n)
 
 
+def skipped(code: Code, h: Rows, n: str) -> Rows:
+    """ReLU and dropout, where both results have other readers."""
+    active = relu(code, h, n)
+    dropped = dropout(code, active, n)
+    return code.rows(f"{active} * 0.5 + {dropped} + {dropped}.mean(0)", h.width)
+
+
 def layer_norm(code: Code, h: Rows, n: str) -> Rows:
     """Layer norm."""
     return code.rows(f"{code.own(f'nn.LayerNorm({h.width})')}({h})", h.width)
@@ -94,7 +101,7 @@ def twice(code: Code, h: Rows, n: str) -> Rows:
 
 ROWS = {
     activation: 10, relu: 3, dropout: 3, relu_dropout: 3, layer_norm: 2, batch_norm: 2, linear: 3, mlp: 1, residual: 2,
-    over_all: 2, twice: 1, unused: 0.3,
+    over_all: 2, twice: 1, skipped: 1, unused: 0.3,
 }  # fmt: skip
 """Operations with their weights."""
 

@@ -6,6 +6,7 @@ A program that fails is printed with its source; ``PYTHONPATH=tests python -m fu
 import functools
 
 import pytest
+import torch
 
 from joestar.fusion import PASSES
 
@@ -25,6 +26,7 @@ def report_of(shard: int) -> Report:
     packs = PER_SHARD // PER_PACK
     for pack in range(shard * packs, (shard + 1) * packs):
         run_pack(pack, report)
+    torch._dynamo.reset()  # what its caches hold on to grows with every capture
     return report
 
 
