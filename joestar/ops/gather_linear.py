@@ -66,7 +66,7 @@ def _plain_weight_grad(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
 def _gpu(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     _check(table, ids, weight, bias)
     kernel = getattr(gpu_kernels(), "gather_linear", None)
-    if kernel is None:
+    if kernel is None or torch.float64 in (table.dtype, weight.dtype):  # no tensor core would gain anything
         return torch.nn.functional.linear(torch.index_select(table, 0, ids).to(weight.dtype), weight, bias)
     return kernel(table, ids, weight, bias)
 

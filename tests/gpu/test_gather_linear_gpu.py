@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import joestar  # noqa: F401  (registers the ops)
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ops = torch.ops.joestar
 
 
