@@ -9,6 +9,7 @@ from torch import fx
 from joestar.errors import ConfigError, VerificationError
 from joestar.fusion import (
     aggregate_update,
+    attention,
     backward_format,
     bias,
     cse,
@@ -80,6 +81,7 @@ PASSES = (
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("narrow-linear", narrow_linear.run),
+    Pass("attention", attention.run),
     Pass("backward-format", backward_format.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )

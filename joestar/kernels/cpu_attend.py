@@ -25,20 +25,18 @@ def attend(
 
 
 def attend_grad(
-    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, y: Tensor, top: Tensor, total: Tensor,
-    grad: Tensor, slope: float, bits: Tensor | None, scale: float, needs_x: bool,
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, top: Tensor, total: Tensor, grad: Tensor,
+    slope: float, bits: Tensor | None, scale: float, needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty), in edge order."""
     args = _checked(indptr, indices, s_src, s_dst, x, bits)
     x, heads, width, wide = args[4], s_dst.shape[1], x.shape[2], _wide(x.dtype)
     shape = [s_dst.shape[0], heads, width]
-    for value, name in ((y, "y"), (grad, "grad")):
-        require(list(value.shape) == shape, f"{name} {shape}", f"{list(value.shape)}")
+    require(list(grad.shape) == shape, f"grad {shape}", f"{list(grad.shape)}")
     for value, name in ((top, "top"), (total, "total")):
         right = value.shape == s_dst.shape and value.dtype == wide
         require(right, f"{name} {wide} {list(s_dst.shape)}", f"{value.dtype} {list(value.shape)}")
-    y, grad = check_values(y.to(x.dtype), "y"), check_values(grad.to(x.dtype), "grad")
-    saved = (y, top.contiguous(), total.contiguous(), grad)
+    saved = (top.contiguous(), total.contiguous(), check_values(grad.to(x.dtype), "grad"))
     grads = (x.new_empty(s_src.shape), x.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else 0))
     _native.attend_grad(
         *args, heads, width, shares_rows(x, s_dst), slope, scale, *saved, x.shape[0], *grads[:2],

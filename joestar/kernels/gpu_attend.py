@@ -1,4 +1,4 @@
-"""Graph attention on the GPU: a program per destination, all heads in registers, one pass over its edges.
+"""Graph attention on the GPU: a program per destination, all heads in registers; forward, one pass over its edges.
 
 Edge values are never stored, but by the gradients under ``torch.use_deterministic_algorithms(True)``. Otherwise these
 add up what reaches a source in any order (atomic additions, in float32 for 16-bit values).
@@ -94,12 +94,14 @@ def _attend(
 
 @triton.jit
 def _attend_grad(
-    indptr, indices, s_src, s_dst, x, bits, y, top, total, grad, grad_src, grad_dst, grad_x,
+    indptr, indices, s_src, s_dst, x, bits, top, total, grad, grad_src, grad_dst, grad_x,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, STORED: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the scores, and of the rows unless ``grad_x`` is ``None``, by atomic additions.
+
+    The first loop adds up what a softmax takes off every logit's gradient; its rows are near when the second comes.
 
     ``STORED``: ``grad_src`` and ``grad_x`` are instead values of edges ``[E, H]``: the gradient of the score, and the
     coefficient that the gradient of the row is multiplied by.
@@ -112,8 +114,19 @@ def _attend_grad(
     highest = tl.load(top + i * HEADS + head, used, 0).to(ACC)
     inverse = 1 / tl.load(total + i * HEADS + head, used, 1).to(ACC)
     g = own_rows(grad, i, end - start, head, column, False, HEADS, WIDTH, ACC)
-    result = own_rows(y, i, end - start, head, column, False, HEADS, WIDTH, ACC)
-    delta = tl.sum(g * result, 1, keep_dims=True)
+    delta = tl.zeros([TALL, 1], ACC)
+    first = start
+    while first < end:
+        for j in tl.static_range(AHEAD):
+            valid = first + j < end
+            source = tl.load(indices + first + j, valid, 0).to(tl.int64)
+            _, logit = _scores(s_src, own, source, valid, head, SLOPE, HEADS, ACC)
+            logit = tl.where(valid, logit, float("-inf"))
+            applied = tl.exp(logit - highest) * _factor(bits, first + j, valid, head, SCALE, HEADS, ACC)
+            row = _row_of_x(x, source, valid, head, column, HEADS, WIDTH, SHARED, ACC)
+            delta += applied * tl.sum(g * row, 1, keep_dims=True)
+        first += AHEAD
+    delta *= inverse
     sum_dst = tl.zeros([TALL, 1], ACC)
     e = start
     while e < end:
@@ -189,14 +202,13 @@ def attend(
 
 @op
 def attend_grad(
-    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, y: Tensor, top: Tensor, total: Tensor,
-    grad: Tensor, slope: float, bits: Tensor | None, scale: float, needs_x: bool,
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, top: Tensor, total: Tensor, grad: Tensor,
+    slope: float, bits: Tensor | None, scale: float, needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty)."""
     _check(indptr, indices, s_src, s_dst, x, bits)
     n, heads, width = *s_dst.shape, x.shape[2]
-    require(y.shape == (n, heads, width) and grad.shape == y.shape, f"y and grad {[n, heads, width]}",
-            f"{list(y.shape)} and {list(grad.shape)}")  # fmt: skip
+    require(grad.shape == (n, heads, width), f"grad {[n, heads, width]}", list(grad.shape))
     require(top.shape == s_dst.shape and total.shape == s_dst.shape, f"top and total {list(s_dst.shape)}",
             f"{list(top.shape)} and {list(total.shape)}")  # fmt: skip
     stored, shared, wide = torch.are_deterministic_algorithms_enabled(), shares_rows(x, s_dst), _wide(x.dtype)
@@ -206,8 +218,8 @@ def attend_grad(
     grad_dst = s_dst.new_empty(s_dst.shape)
     if n and heads:
         _attend_grad[(n,)](
-            indptr, indices, s_src, s_dst, x, bits, y, top, total, grad, for_src, grad_dst, for_x,
-            SLOPE=slope, SCALE=scale, SHARED=shared, STORED=stored, HEADS=heads, WIDTH=width,
+            indptr, indices, s_src, s_dst, x, bits, top, total, grad, for_src, grad_dst, for_x,
+            SLOPE=slope, SCALE=scale, SHARED=shared, STORED=stored, HEADS=heads, WIDTH=width, AHEAD=_AHEAD,
             **tile_settings(heads, max(1, width), True, x),
         )  # fmt: skip
     if stored:

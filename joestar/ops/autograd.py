@@ -127,7 +127,7 @@ register_autograd("joestar::edge_softmax", _softmax_backward, setup_context=_sof
 def _attend_setup(ctx, inputs, output):
     indptr, indices, s_src, s_dst, x, ctx.slope, bits, ctx.scale = inputs
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(indptr, indices, s_src, s_dst, x, *output, bits)
+    ctx.save_for_backward(indptr, indices, s_src, s_dst, x, *output[1:], bits)
 
 
 def _attend_backward(ctx, grad, *of_saved):

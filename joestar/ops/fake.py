@@ -136,7 +136,7 @@ def _(indptr, indices, s_src, s_dst, x, slope, bits, scale):
 
 
 @register_fake("joestar::attend_grad")
-def _(indptr, indices, s_src, s_dst, x, y, top, total, grad, slope, bits, scale, needs_x):
+def _(indptr, indices, s_src, s_dst, x, top, total, grad, slope, bits, scale, needs_x):
     return s_src.new_empty(s_src.shape), s_dst.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else (0,))
 
 

@@ -42,7 +42,7 @@ SCHEMAS = {
     "edge_softmax": "(Tensor indptr, Tensor s) -> Tensor",
     "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
     "attend": f"({_CSC}, {_SCORES}, float slope, Tensor? bits, float scale) -> (Tensor, Tensor, Tensor)",
-    "attend_grad": f"({_CSC}, {_SCORES}, Tensor y, Tensor top, Tensor total, Tensor grad, float slope, Tensor? bits,"
+    "attend_grad": f"({_CSC}, {_SCORES}, Tensor top, Tensor total, Tensor grad, float slope, Tensor? bits,"
     " float scale, bool needs_x) -> (Tensor, Tensor, Tensor)",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
     "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",

@@ -2,7 +2,7 @@
 // Graph attention without edge values in memory: logits leaky_relu(s_src[source] + s_dst[row]), their softmax over the
 // edges of a row, dropout of coefficients, and the weighted sum of the sources' rows, per row; and the gradients.
 
-#include <vector>
+#include <limits>
 
 #include "joestar/sddmm.hpp"
 #include "joestar/softmax.hpp"
@@ -28,11 +28,10 @@ struct Attention {
   std::int64_t x_size() const { return shared ? width : heads * width; }
 };
 
-// What the forward pass left: y [rows, heads * width], and per row and head the largest logit and the sum of
-// exponentials. `grad` is the gradient of y.
+// What the forward pass left, per row and head the largest logit and the sum of exponentials, and the gradient of its
+// result.
 template <class T>
 struct AttendState {
-  const T* y;
   const Accumulator<T>* top;
   const Accumulator<T>* total;
   const T* grad;
@@ -48,6 +47,12 @@ struct AttendGrads {
 
 namespace detail {
 
+// 1, or `slope` for a negative sum: the leaky ReLU and its gradient as a factor, without a branch.
+template <class A>
+JOESTAR_INLINE A leak(A z, A slope) {
+  return z > A{0} ? A{1} : slope;
+}
+
 // z[e, h] = s_src[source of e, h] + own[h] for the `degree` edges from `start` on.
 template <int fixed, class T, class Id, class A>
 JOESTAR_INLINE void edge_scores(const Attention<T, Id>& a, std::int64_t start, std::int64_t degree, const T* own,
@@ -56,147 +61,180 @@ JOESTAR_INLINE void edge_scores(const Attention<T, Id>& a, std::int64_t start, s
   const Id* ids = a.csc.indices.data() + start;
   for (std::int64_t e = 0; e < degree; ++e) {
     const T* s = a.s_src + static_cast<std::int64_t>(ids[e]) * heads;
+    asm volatile("" : "+r"(s));  // one edge at a time: its scores are adjacent, those of several edges are not
     for (std::int64_t h = 0; h < heads; ++h) z[e * heads + h] = load(s[h]) + load(own[h]);
   }
 }
 
-// `scale` where the coefficient of edge e and head h is kept, else 0.
-template <class T, class Id>
-JOESTAR_INLINE Accumulator<T> factor(const Attention<T, Id>& a, std::int64_t e, std::int64_t h) {
-  const std::int64_t words = (a.heads + 31) / 32;
-  const auto word = static_cast<std::uint32_t>(a.bits[e * words + h % words]);
-  return (word >> (h / words)) & 1u ? a.scale : Accumulator<T>{0};
+// value[e, h] *= `scale` where the coefficient is kept, 0 elsewhere.
+template <int fixed, class T, class Id, class A>
+JOESTAR_INLINE void drop(const Attention<T, Id>& a, std::int64_t start, std::int64_t degree,
+                         A* JOESTAR_RESTRICT value) {
+  const std::int64_t heads = fixed > 0 ? fixed : a.heads, words = (heads + 31) / 32;
+  const std::int32_t* bits = a.bits + start * words;
+  for (std::int64_t e = 0; e < degree; ++e) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const auto word = static_cast<std::uint32_t>(bits[e * words + (words == 1 ? 0 : h % words)]);
+      value[e * heads + h] *= (word >> (words == 1 ? h : h / words)) & 1u ? a.scale : A{0};
+    }
+  }
 }
 
-// acc[h * width + d] = sum over the edges of weight[e, h] * x[ids[e], h, d]; N edges at a time.
-template <int N, class T, class Id, class A>
-JOESTAR_INLINE std::int64_t fold_by_head(A* JOESTAR_RESTRICT acc, const Attention<T, Id>& a, const Id* ids,
-                                         const A* weight, std::int64_t e, std::int64_t degree) {
+// sum[h] = sum over the edges of a row of value[e, h].
+template <int fixed, class A>
+JOESTAR_INLINE void head_totals(const A* JOESTAR_RESTRICT value, std::int64_t degree, std::int64_t any_heads,
+                                A* JOESTAR_RESTRICT sum) {
+  const std::int64_t heads = fixed > 0 ? fixed : any_heads;
+  std::fill_n(sum, heads, A{0});
+  for (std::int64_t e = 0; e < degree; ++e) {
+    for (std::int64_t h = 0; h < heads; ++h) sum[h] += value[e * heads + h];
+  }
+}
+
+// value[e, h] /= divisor[h].
+template <int fixed, class A>
+JOESTAR_INLINE void divide_heads(A* JOESTAR_RESTRICT value, const A* JOESTAR_RESTRICT divisor, std::int64_t degree,
+                                 std::int64_t any_heads) {
+  const std::int64_t heads = fixed > 0 ? fixed : any_heads;
+  for (std::int64_t e = 0; e < degree; ++e) {
+    for (std::int64_t h = 0; h < heads; ++h) value[e * heads + h] /= divisor[h];
+  }
+}
+
+// N edges at a time of those before `degree`, from `e` on; returns the next edge: acc[h, d] += weight[e, h] * x[ids[e], h, d].
+template <int N, class T, class Id, class A, class Ahead>
+JOESTAR_INLINE std::int64_t fold_by_head(A* JOESTAR_RESTRICT acc, const T* x, const Id* ids, const A* weight,
+                                         std::int64_t heads, std::int64_t width, std::int64_t e, std::int64_t degree,
+                                         const Ahead& ahead) {
   for (; e + N <= degree; e += N) {
+    ahead.template at_each<N>(e);
     const T* row[N];
-    for (int n = 0; n < N; ++n) row[n] = a.x + static_cast<std::int64_t>(ids[e + n]) * a.size();
-    for (std::int64_t h = 0; h < a.heads; ++h) {
+    for (int n = 0; n < N; ++n) row[n] = x + static_cast<std::int64_t>(ids[e + n]) * heads * width;
+    for (std::int64_t h = 0; h < heads; ++h) {
       A scale[N];
-      for (int n = 0; n < N; ++n) scale[n] = weight[(e + n) * a.heads + h];
-      fold_columns<Add, Weighting::Scaled, N>(acc + h * a.width, row, scale, a.width);
-      for (int n = 0; n < N; ++n) row[n] += a.width;
+      for (int n = 0; n < N; ++n) scale[n] = weight[(e + n) * heads + h];
+      fold_columns<Add, Weighting::Scaled, N>(acc + h * width, row, scale, width);
+      for (int n = 0; n < N; ++n) row[n] += width;
     }
   }
   return e;
 }
 
-template <class T, class Id, class A>
-JOESTAR_INLINE void weighted_sum(A* JOESTAR_RESTRICT acc, const Attention<T, Id>& a, const Id* ids, const A* weight,
-                                 std::int64_t degree) {
-  if (a.shared) return sum_shared(acc, a.x, ids, weight, degree, a.heads, a.width);
-  std::fill_n(acc, a.size(), A{0});
-  std::int64_t e = fold_by_head<8>(acc, a, ids, weight, 0, degree);
-  e = fold_by_head<4>(acc, a, ids, weight, e, degree);
-  fold_by_head<1>(acc, a, ids, weight, e, degree);
-}
-
-// Rows [first, last). `edge` grows to the largest row's edges; `buffer` holds a row of accumulators.
+// y = sums over the edges of the rows [first, last) of weight[e, h] * x[ids[e], h]; `weight` begins at the first edge of
+// these rows. `fixed`: the width, where it is known to the compiler; 0 otherwise.
 template <int fixed, class T, class Id>
-JOESTAR_CLONES void attend_rows(const Attention<T, Id>& a, std::int64_t first, std::int64_t last,
-                                std::vector<Accumulator<T>>& edge, Accumulator<T>* buffer, T* y, Accumulator<T>* top,
-                                Accumulator<T>* total) {
+JOESTAR_CLONES void weighted_rows(const Attention<T, Id>& a, const Accumulator<T>* weight, std::int64_t first,
+                                  std::int64_t last, Accumulator<T>* buffer, T* y) {
   using A = Accumulator<T>;
-  const std::int64_t heads = fixed > 0 ? fixed : a.heads, size = a.size();
+  const std::int64_t heads = a.heads, width = fixed > 0 ? fixed : a.width, size = heads * width;
   const std::int64_t* indptr = a.csc.indptr.data();
-  const Id* ids = a.csc.indices.data();
-  const RowPrefetcher<T, const Id*> prefetcher(a.x, ids, a.x_size(), indptr[last]);
+  const RowPrefetcher<T, const Id*> prefetcher(a.x, a.csc.indices.data(), a.shared ? width : size, indptr[last]);
   prefetcher.start(indptr[first]);
   for (std::int64_t i = first; i < last; ++i) {
-    const std::int64_t start = indptr[i], degree = indptr[i + 1] - start;
+    const RowsAhead<T, Id> ahead{prefetcher, indptr[i]};
+    const std::int64_t degree = indptr[i + 1] - ahead.start;
+    const Id* ids = a.csc.indices.data() + ahead.start;
     A* acc = buffer;
     if constexpr (std::is_same_v<A, T>) acc = y + i * size;
-    if (degree == 0) {
-      std::fill_n(top + i * heads, heads, A{0});
-      std::fill_n(total + i * heads, heads, A{0});
+    if (a.shared) {
+      sum_shared(acc, a.x, ids, weight, degree, heads, width, ahead);
+    } else {
       std::fill_n(acc, size, A{0});
-      finish_row(acc, y + i * size, size, 1, false);
-      continue;
+      std::int64_t e = fold_by_head<8>(acc, a.x, ids, weight, heads, width, 0, degree, ahead);
+      e = fold_by_head<4>(acc, a.x, ids, weight, heads, width, e, degree, ahead);
+      fold_by_head<1>(acc, a.x, ids, weight, heads, width, e, degree, ahead);
     }
-    if (static_cast<std::int64_t>(edge.size()) < degree * heads) edge.resize(static_cast<std::size_t>(degree * heads));
-    A* value = edge.data();
-    edge_scores<fixed>(a, start, degree, a.s_dst + i * heads, value);
-    for (std::int64_t k = 0; k < degree * heads; ++k) value[k] = value[k] > A{0} ? value[k] : value[k] * a.slope;
-    for (std::int64_t e = start; e < start + degree; ++e) prefetcher.at(e);
-    softmax_row<fixed>(value, degree, heads, value, top + i * heads, total + i * heads, value);
-    if (a.bits != nullptr) {
-      for (std::int64_t e = 0; e < degree; ++e) {
-        for (std::int64_t h = 0; h < heads; ++h) value[e * heads + h] *= factor(a, start + e, h);
-      }
-    }
-    weighted_sum(acc, a, ids + start, value, degree);
     finish_row(acc, y + i * size, size, 1, false);
+    weight += degree * heads;
   }
 }
 
-// Scratch memory of attend_grad_rows: values of a row's edges, one row of gradients, values per head.
+// Coefficients of the edges of the rows [first, last), as they are applied; their largest logits and sums. Exponentials
+// are taken of all rows at once, in long loops.
+template <int fixed, class T, class Id, class A>
+JOESTAR_CLONES void coefficients(const Attention<T, Id>& a, std::int64_t first, std::int64_t last,
+                                 A* JOESTAR_RESTRICT values, A* JOESTAR_RESTRICT tops, A* JOESTAR_RESTRICT totals) {
+  const std::int64_t heads = fixed > 0 ? fixed : a.heads, base = a.csc.indptr[first];
+  const std::int64_t count = (a.csc.indptr[last] - base) * heads;
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    edge_scores<fixed>(a, start, degree, a.s_dst + i * heads, values + (start - base) * heads);
+  }
+  for (std::int64_t k = 0; k < count; ++k) values[k] *= leak(values[k], a.slope);
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    A* JOESTAR_RESTRICT value = values + (start - base) * heads;
+    A* JOESTAR_RESTRICT top = tops + i * heads;
+    std::fill_n(top, heads, degree > 0 ? -std::numeric_limits<A>::infinity() : A{0});
+    for (std::int64_t e = 0; e < degree; ++e) {
+      for (std::int64_t h = 0; h < heads; ++h) top[h] = Largest::combine(top[h], value[e * heads + h]);
+    }
+    for (std::int64_t e = 0; e < degree; ++e) {
+      for (std::int64_t h = 0; h < heads; ++h) value[e * heads + h] -= top[h];
+    }
+  }
+  for (std::int64_t k = 0; k < count; ++k) values[k] = exponential(values[k]);
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    A* JOESTAR_RESTRICT value = values + (start - base) * heads;
+    head_totals<fixed>(value, degree, heads, totals + i * heads);
+    divide_heads<fixed>(value, totals + i * heads, degree, heads);
+  }
+  if (a.bits != nullptr) drop<fixed>(a, base, a.csc.indptr[last] - base, values);
+}
+
+// Values of the edges of a block of rows, [edges, heads] each.
 template <class A>
 struct AttendScratch {
-  std::vector<A> z, alpha;
-  Scratch<A> wide, delta, sum;
+  explicit AttendScratch(std::int64_t values) : z(values), probability(values), applied(values) {}
+  Scratch<A> z, probability, applied;
 };
 
-// Per edge and head of the rows [first, last): the coefficient that was applied (unless null), the gradient of the
-// score, and per row the sum of the latter.
-template <int fixed, class T, class Id>
-JOESTAR_CLONES void attend_grad_rows(const Attention<T, Id>& a, const AttendState<T>& state, std::int64_t first,
-                                     std::int64_t last, AttendScratch<Accumulator<T>>& scratch, T* coefficient,
-                                     Accumulator<T>* grad_z, T* grad_s_dst) {
-  using A = Accumulator<T>;
-  const std::int64_t heads = fixed > 0 ? fixed : a.heads, width = a.width, size = heads * width;
-  const std::int64_t step = a.shared ? 0 : width;
-  const std::int64_t* indptr = a.csc.indptr.data();
-  const Id* ids = a.csc.indices.data();
-  const RowPrefetcher<T, const Id*> prefetcher(a.x, ids, a.x_size(), indptr[last]);
-  prefetcher.start(indptr[first]);
-  A* wide = scratch.wide.data();
-  A* delta = scratch.delta.data();
-  A* sum = scratch.sum.data();
+// For the edges of the rows [first, last): `grads` [edges, heads] holds <x, gradient of the row>, and then the gradients
+// of the scores; scratch.applied the coefficients as they are applied. grad_s_dst: sums over a row.
+template <int fixed, class T, class Id, class A>
+JOESTAR_CLONES void score_gradients(const Attention<T, Id>& a, const AttendState<T>& state, std::int64_t first,
+                                    std::int64_t last, const AttendScratch<A>& scratch, A* JOESTAR_RESTRICT grads,
+                                    A* JOESTAR_RESTRICT sum, T* grad_s_dst) {
+  const std::int64_t heads = fixed > 0 ? fixed : a.heads, base = a.csc.indptr[first];
+  const std::int64_t count = (a.csc.indptr[last] - base) * heads;
+  A* JOESTAR_RESTRICT z = scratch.z.data();
+  A* JOESTAR_RESTRICT probability = scratch.probability.data();
+  A* JOESTAR_RESTRICT applied = scratch.applied.data();
   for (std::int64_t i = first; i < last; ++i) {
-    const std::int64_t start = indptr[i], degree = indptr[i + 1] - start;
-    std::fill_n(sum, heads, A{0});
-    if (degree > 0) {
-      const auto needed = static_cast<std::size_t>(degree * heads);
-      if (scratch.z.size() < needed) {
-        scratch.z.resize(needed);
-        scratch.alpha.resize(needed);
-      }
-      A* z = scratch.z.data();
-      A* alpha = scratch.alpha.data();
-      const A* top = state.top + i * heads;
-      const A* total = state.total + i * heads;
-      for (std::int64_t d = 0; d < size; ++d) wide[d] = load(state.grad[i * size + d]);
-      for (std::int64_t h = 0; h < heads; ++h) {
-        delta[h] = dot(state.y + i * size + h * width, wide + h * width, width);
-      }
-      edge_scores<fixed>(a, start, degree, a.s_dst + i * heads, z);
-      for (std::int64_t e = 0; e < degree; ++e) {
-        for (std::int64_t h = 0; h < heads; ++h) {
-          const A s = z[e * heads + h];
-          alpha[e * heads + h] = (s > A{0} ? s : s * a.slope) - top[h];
-        }
-      }
-      for (std::int64_t k = 0; k < degree * heads; ++k) alpha[k] = exponential(alpha[k]);
-      for (std::int64_t e = 0; e < degree; ++e) {
-        prefetcher.at(start + e);
-        const T* row = a.x + static_cast<std::int64_t>(ids[start + e]) * a.x_size();
-        for (std::int64_t h = 0; h < heads; ++h) {
-          const std::int64_t k = e * heads + h;
-          const A product = dot(row + h * step, wide + h * width, width);
-          const A kept = a.bits == nullptr ? A{1} : factor(a, start + e, h);
-          const A probability = alpha[k] / total[h];
-          const A logit = probability * (kept * product - delta[h]);
-          const A score = z[k] > A{0} ? logit : logit * a.slope;
-          if (coefficient != nullptr) coefficient[start * heads + k] = store<T>(probability * kept);
-          grad_z[start * heads + k] = score;
-          sum[h] += score;
-        }
-      }
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    edge_scores<fixed>(a, start, degree, a.s_dst + i * heads, z + (start - base) * heads);
+  }
+  for (std::int64_t k = 0; k < count; ++k) probability[k] = z[k] * leak(z[k], a.slope);
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    A* JOESTAR_RESTRICT value = probability + (start - base) * heads;
+    const A* JOESTAR_RESTRICT top = state.top + i * heads;
+    for (std::int64_t e = 0; e < degree; ++e) {
+      for (std::int64_t h = 0; h < heads; ++h) value[e * heads + h] -= top[h];
     }
+  }
+  for (std::int64_t k = 0; k < count; ++k) probability[k] = exponential(probability[k]);
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    divide_heads<fixed>(probability + (start - base) * heads, state.total + i * heads, degree, heads);
+  }
+  std::copy_n(probability, count, applied);
+  if (a.bits != nullptr) drop<fixed>(a, base, a.csc.indptr[last] - base, applied);
+  for (std::int64_t k = 0; k < count; ++k) grads[k] *= applied[k];
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t offset = (a.csc.indptr[i] - base) * heads, degree = a.csc.indptr[i + 1] - a.csc.indptr[i];
+    A* JOESTAR_RESTRICT grad = grads + offset;
+    const A* JOESTAR_RESTRICT p = probability + offset;
+    head_totals<fixed>(grad, degree, heads, sum);
+    for (std::int64_t e = 0; e < degree; ++e) {
+      for (std::int64_t h = 0; h < heads; ++h) grad[e * heads + h] -= p[e * heads + h] * sum[h];
+    }
+  }
+  for (std::int64_t k = 0; k < count; ++k) grads[k] *= leak(z[k], a.slope);
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t start = a.csc.indptr[i], degree = a.csc.indptr[i + 1] - start;
+    head_totals<fixed>(grads + (start - base) * heads, degree, heads, sum);
     for (std::int64_t h = 0; h < heads; ++h) grad_s_dst[i * heads + h] = store<T>(sum[h]);
   }
 }
@@ -207,16 +245,20 @@ JOESTAR_CLONES void attend_grad_rows(const Attention<T, Id>& a, const AttendStat
 // edges) that the gradient needs.
 template <class T, IdType Id>
 void attend(const Attention<T, Id>& a, T* y, Accumulator<T>* top, Accumulator<T>* total) {
-  detail::with_heads(a.heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
-    parallel_rows(a.csc.indptr, row_grain(a.size()), [&](std::int64_t first, std::int64_t last) {
-      std::vector<Accumulator<T>> edge;
-      const auto buffer = detail::row_buffer<T>(a.size());
-      detail::attend_rows<fixed>(a, first, last, edge, buffer.data(), y, top, total);
+  const std::int64_t* indptr = a.csc.indptr.data();
+  parallel_rows(a.csc.indptr, row_grain(a.size()), [&](std::int64_t first, std::int64_t last) {
+    const Scratch<Accumulator<T>> weight((indptr[last] - indptr[first]) * a.heads);
+    const auto buffer = detail::row_buffer<T>(a.size());
+    detail::with_heads(a.heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
+      detail::coefficients<fixed>(a, first, last, weight.data(), top, total);
+    });
+    detail::with_width<T>(a.width, [&]<int fixed>(std::integral_constant<int, fixed>) {
+      detail::weighted_rows<fixed>(a, weight.data(), first, last, buffer.data(), y);
     });
   });
 }
 
-// Gradients of attend. Coefficients and gradients of scores are values of edges while this runs; sums per source are
+// Gradients of attend; a logit's is alpha (m <x, grad> - sum over the row of alpha m <x, grad>). Coefficients and gradients of scores are values of edges while this runs; sums per source are
 // over the transposed structure, in edge order.
 template <class T, IdType Id>
 void attend_grad(const Attention<T, Id>& a, const AttendState<T>& state, std::int64_t num_src,
@@ -226,11 +268,20 @@ void attend_grad(const Attention<T, Id>& a, const AttendState<T>& state, std::in
   const Scratch<A> grad_z(values);
   const Scratch<T> coefficient(grads.x == nullptr ? 0 : values);
   T* const applied = grads.x == nullptr ? nullptr : coefficient.data();
-  detail::with_heads(a.heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
-    parallel_rows(a.csc.indptr, row_grain(a.size()), [&](std::int64_t first, std::int64_t last) {
-      detail::AttendScratch<A> scratch{{}, {}, Scratch<A>(a.size()), Scratch<A>(a.heads), Scratch<A>(a.heads)};
-      detail::attend_grad_rows<fixed>(a, state, first, last, scratch, applied, grad_z.data(), grads.s_dst);
+  const DotRows<T> products{a.x, state.grad, a.heads, a.width, a.shared, false};
+  parallel_rows(a.csc.indptr, row_grain(a.size()), [&](std::int64_t first, std::int64_t last) {
+    const Scratch<A> wide(a.size());
+    detail::with_width<T>(a.width, [&]<int fixed>(std::integral_constant<int, fixed>) {
+      detail::edge_dots<fixed>(a.csc, products, a.csc.indptr[first], a.csc.indptr[last], wide.data(), grad_z.data());
     });
+    const std::int64_t base = a.csc.indptr[first] * a.heads, values = a.csc.indptr[last] * a.heads - base;
+    const detail::AttendScratch<A> scratch(values);
+    const Scratch<A> sum(a.heads);
+    detail::with_heads(a.heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
+      detail::score_gradients<fixed>(a, state, first, last, scratch, grad_z.data() + base, sum.data(), grads.s_dst);
+    });
+    if (applied == nullptr) return;
+    for (std::int64_t k = 0; k < values; ++k) applied[base + k] = store<T>(scratch.applied[k]);
   });
   const Transposed<Id> by_source = transpose(a.csc, num_src);
   const std::span<const std::int64_t> indptr = by_source.indptr.span();

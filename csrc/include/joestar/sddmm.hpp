@@ -63,9 +63,9 @@ JOESTAR_INLINE A dot(const T* JOESTAR_RESTRICT x, const A* JOESTAR_RESTRICT y, s
 
 // out[e * heads + h] = <lhs[source(e), h], rhs[row(e), h]> for the edges [first, last). `wide` holds one row. `fixed`:
 // the width, where it is known to the compiler; 0 otherwise.
-template <int fixed, class T, IdType Id>
+template <int fixed, class T, IdType Id, class Out>
 JOESTAR_CLONES void edge_dots(const Csc<Id>& csc, const DotRows<T>& rows, std::int64_t first, std::int64_t last,
-                              Accumulator<T>* JOESTAR_RESTRICT wide, T* JOESTAR_RESTRICT out) {
+                              Accumulator<T>* JOESTAR_RESTRICT wide, Out* JOESTAR_RESTRICT out) {
   using A = Accumulator<T>;
   const std::int64_t heads = rows.heads, width = fixed > 0 ? fixed : rows.width, size = heads * width;
   const std::int64_t left_size = rows.shared ? width : size, step = rows.shared ? 0 : width;
@@ -86,7 +86,7 @@ JOESTAR_CLONES void edge_dots(const Csc<Id>& csc, const DotRows<T>& rows, std::i
       const T* left = rows.lhs + static_cast<std::int64_t>(ids[e]) * left_size;
       prefetcher.at(e);
       for (std::int64_t h = 0; h < heads; ++h) {
-        out[e * heads + h] = store<T>(dot(left + h * step, y + h * width, width));
+        out[e * heads + h] = store<Out>(dot(left + h * step, y + h * width, width));
       }
     }
   }

@@ -53,14 +53,33 @@ JOESTAR_INLINE void fold_all_heads(A* JOESTAR_RESTRICT acc, const T* x, const Id
   if (h < heads) fold_heads<1, N>(acc + h * width, x, ids, weight + h, heads, width);
 }
 
+// Prefetches what the edges behind those of one row, which begin at `start`, point to.
+template <class T, class Id>
+struct RowsAhead {
+  const RowPrefetcher<T, const Id*>& prefetcher;
+  std::int64_t start;
+
+  template <int N>
+  JOESTAR_INLINE void at_each(std::int64_t e) const {
+    prefetcher.template at_each<N>(start + e);
+  }
+};
+
 // acc [heads * width] = weighted sums of the rows of `degree` edges; weight holds [degree, heads].
 template <class T, class W, class Id, class A>
 JOESTAR_INLINE void sum_shared(A* JOESTAR_RESTRICT acc, const T* x, const Id* ids, const W* weight,
-                               std::int64_t degree, std::int64_t heads, std::int64_t width) {
+                               std::int64_t degree, std::int64_t heads, std::int64_t width,
+                               const RowsAhead<T, Id>& ahead) {
   std::fill_n(acc, heads * width, A{0});
   std::int64_t e = 0;
-  for (; e + 4 <= degree; e += 4) fold_all_heads<4>(acc, x, ids + e, weight + e * heads, heads, width);
-  for (; e < degree; ++e) fold_all_heads<1>(acc, x, ids + e, weight + e * heads, heads, width);
+  for (; e + 4 <= degree; e += 4) {
+    ahead.template at_each<4>(e);
+    fold_all_heads<4>(acc, x, ids + e, weight + e * heads, heads, width);
+  }
+  for (; e < degree; ++e) {
+    ahead.template at_each<1>(e);
+    fold_all_heads<1>(acc, x, ids + e, weight + e * heads, heads, width);
+  }
 }
 
 template <class T, class Id>
@@ -74,8 +93,8 @@ JOESTAR_CLONES void shared_rows(const SharedMessages<T, Id>& m, bool mean, std::
     const std::int64_t start = m.indptr[i], degree = m.indptr[i + 1] - start;
     A* acc = buffer;
     if constexpr (std::is_same_v<A, T>) acc = y + i * size;
-    for (std::int64_t e = start; e < start + degree; ++e) prefetcher.at(e);
-    sum_shared(acc, m.x, m.ids + start, m.weight + start * m.heads, degree, m.heads, m.width);
+    sum_shared(acc, m.x, m.ids + start, m.weight + start * m.heads, degree, m.heads, m.width,
+               RowsAhead<T, Id>{prefetcher, start});
     finish_row(acc, y + i * size, size, std::max<std::int64_t>(1, degree), mean);
   }
 }

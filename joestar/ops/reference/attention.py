@@ -38,22 +38,22 @@ def attend(
 
 
 def attend_grad(
-    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, y: Tensor, top: Tensor, total: Tensor,
-    grad: Tensor, slope: float, bits: Tensor | None, scale: float, needs_x: bool,
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, top: Tensor, total: Tensor, grad: Tensor,
+    slope: float, bits: Tensor | None, scale: float, needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``attend`` for ``s_src``, ``s_dst`` and (empty ``[0]`` unless ``needs_x``) ``x``.
 
     Coefficients are computed again from ``top`` and ``total``. A logit's gradient is
-    ``alpha (m <x[source], grad> - <y, grad>)``: the inner product of a row's result and gradient stands for the sum
-    over its edges. ``grad`` ``[num_dst, H, F]`` is the gradient of ``y``.
+    ``alpha (m p - sum over the row of alpha m p)`` with ``p = <x[source], grad>``, where ``grad`` ``[num_dst, H, F]``
+    is the gradient of the result.
     """
     z, logits = _logits(indptr, indices, _wide(s_src), _wide(s_dst), slope)
     src, rows = valid_edges(indptr, indices)
     wide, own = _wide(x)[src], _wide(grad)[rows]
     alpha = torch.exp(logits - top[rows]) / total[rows]
     applied = alpha if bits is None else _masked(alpha, bits, scale)
-    delta = (_wide(y) * _wide(grad)).sum(-1)[rows]
-    for_logits = applied * (wide * own).sum(-1) - alpha * delta
+    weighted = applied * (wide * own).sum(-1)
+    for_logits = weighted - alpha * scatter_dst(indptr, weighted)[rows]
     for_z = torch.where(z > 0, for_logits, slope * for_logits)
     grad_src = scatter_src(indptr, src, for_z, s_src.shape[0]).to(s_src.dtype)
     grad_dst = scatter_dst(indptr, for_z).to(s_dst.dtype)

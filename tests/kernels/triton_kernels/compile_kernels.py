@@ -161,8 +161,8 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.spmm_extremum_grad(INDPTR, indices, x, weight, grad, grad)
     scores, bits = (weight[:NODES], weight[:ROWS]), torch.zeros(EDGES, 1, dtype=torch.int32)
     for rows in (x, x[:, :1].contiguous()):
-        y, top, total = gpu.attend(INDPTR, indices, *scores, rows, 0.2, bits, 2.0)
-        gpu.attend_grad(INDPTR, indices, *scores, rows, y, top, total, grad, 0.2, bits, 2.0, True)
+        _, top, total = gpu.attend(INDPTR, indices, *scores, rows, 0.2, bits, 2.0)
+        gpu.attend_grad(INDPTR, indices, *scores, rows, top, total, grad, 0.2, bits, 2.0, True)
     gpu.sddmm(INDPTR, indices, x, grad, "dot")
     gpu.sddmm(INDPTR, indices, weight[:NODES], weight[:ROWS], "add")
     gpu.sddmm(INDPTR, indices, None, grad, "copy_rhs")

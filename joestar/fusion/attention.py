@@ -1,0 +1,108 @@
+"""Graph attention as one op: edge-map-reduce on the model's side (thesis 5.3.2), without edge values in memory.
+
+Before                                                  After
+    z = sddmm(indptr, indices, s_src, s_dst, "add")         bits = edge_dropout_bits(indptr, E, dsts, key, site, p, H)
+    l = aten.leaky_relu(z, 0.2)                             y, _, _ = attend(indptr, indices, s_src, s_dst, x, 0.2,
+    a = edge_softmax(indptr, l)                                              bits, 1 / (1 - p))
+    d = keyed_edge_dropout(a, indptr, dsts, key, site, p)
+    y = spmm(indptr, indices, x, d, "sum")
+
+The dropout may be missing (``bits`` is ``None`` then); ``x`` is ``[N, H, F]``, or ``[N, 1, F]``, whose rows the heads
+share. Logits, coefficients and their mask are made where rows are read; the backward pass makes them again from the
+largest logit and the sum of exponentials per destination, ``[num_dst, H]`` each.
+
+Must not fire when logits or coefficients have another reader (``return_attention_weights``), when the activation is no
+leaky ReLU, when edge features are added to the logits, when only one end has a score, when rows are gathered by other
+ids than scores, or when the reduction is no sum.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from joestar.fusion.record import Reject
+
+PATTERN = "attention"
+_ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
+_SLOPE = 0.01
+"""Default of ``aten.leaky_relu``."""
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Fuses every attention; returns how many."""
+    fused = 0
+    for node in list(gm.graph.nodes):
+        if node.target is not _JOESTAR.spmm.default or not isinstance(node.args[3], fx.Node):
+            continue
+        coefficients = node.args[3]
+        dropout = coefficients if coefficients.target is _JOESTAR.keyed_edge_dropout.default else None
+        softmax = coefficients if dropout is None else dropout.args[0]
+        if softmax.target is not _JOESTAR.edge_softmax.default:
+            continue
+        chain = [node, *([dropout] if dropout is not None else []), softmax, softmax.args[1]]
+        if context.admits(PATTERN, node, _match(chain, dropout)):
+            _rewrite(gm, chain, dropout, context)
+            fused += 1
+    return fused
+
+
+def _match(chain: list[fx.Node], dropout: fx.Node | None) -> bool | Reject:
+    spmm, softmax, relu = chain[0], chain[-2], chain[-1]
+    indptr, indices, x, _, reduce = spmm.args
+    if reduce != "sum":
+        return Reject(f"the aggregation is a {reduce}")
+    if relu.target is not _ATEN.leaky_relu.default:
+        return Reject("the logits are no leaky ReLU")
+    sddmm = relu.args[0]
+    if sddmm.target is not _JOESTAR.sddmm.default or sddmm.args[4] != "add" or None in sddmm.args[2:4]:
+        return Reject("the logits are no sum of a score of each end")
+    if sddmm.args[:2] != (indptr, indices) or softmax.args[0] is not indptr:
+        return Reject("scores and rows are those of other edges")
+    if dropout is not None and (dropout.args[1] is not indptr or (len(dropout.args) > 6 and dropout.args[6])):
+        return Reject("the mask is that of other edges")
+    values = [node.meta["val"] for node in (*sddmm.args[2:4], x)]
+    if [value.dim() for value in values] != [2, 2, 3]:
+        return Reject("there are no heads")
+    if len({value.dtype for value in values}) > 1:
+        return Reject("scores and rows have different dtypes")
+    for node in (*chain[1:], sddmm):
+        if len(node.users) != 1:
+            return Reject("the coefficients have another reader" if node is not sddmm else "scores have another reader")
+    return True
+
+
+def _rewrite(gm: fx.GraphModule, chain: list[fx.Node], dropout: fx.Node | None, context) -> None:
+    graph, spmm, relu = gm.graph, chain[0], chain[-1]
+    sddmm = relu.args[0]
+    indptr, indices, s_src, s_dst, _ = sddmm.args
+    slope = relu.args[1] if len(relu.args) > 1 else _SLOPE
+    bits, scale = None, 1.0
+    with graph.inserting_before(spmm):
+        if dropout is not None and dropout.args[5] > 0:
+            bits, scale = _bits(graph, dropout, indices), 1.0 / (1.0 - dropout.args[5])
+        args = (indptr, indices, s_src, s_dst, spmm.args[2], slope, bits, scale)
+        fused = graph.call_function(_JOESTAR.attend.default, args)
+        y = graph.call_function(operator.getitem, (fused, 0))
+    scores, value = s_dst.meta["val"], spmm.meta["val"]
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    per_row = [scores.new_empty(scores.shape, dtype=wide) for _ in range(2)]
+    fused.meta = {**spmm.meta, "val": (value, *per_row)}
+    y.meta = dict(spmm.meta)
+    spmm.replace_all_uses_with(y)
+    for node in (*chain, sddmm):
+        graph.erase_node(node)
+    shared = ", rows shared" if args[4].meta["val"].shape[1] != scores.shape[1] else ""
+    context.fired(PATTERN, y, f"{scores.shape[1]} heads{shared}{', dropout' if bits is not None else ''}")
+
+
+def _bits(graph: fx.Graph, dropout: fx.Node, indices: fx.Node) -> fx.Node:
+    """The mask of the coefficients ``[E, ceil(H / 32)]``."""
+    _, indptr, dsts, key, site, p = dropout.args[:6]
+    value = dropout.meta["val"]
+    edges, heads = value.shape[0], int(value.shape[1])
+    size = graph.call_function(_ATEN.sym_size.int, (indices, 0))
+    size.meta = {"val": edges}
+    bits = graph.call_function(_JOESTAR.edge_dropout_bits.default, (indptr, size, dsts, key, site, p, heads))
+    bits.meta = {**dropout.meta, "val": value.new_empty((edges, -(-heads // 32)), dtype=torch.int32)}
+    return bits

@@ -1,0 +1,141 @@
+"""Graph attention as one op: where it fires, what stays the same, and when it must not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lowering.harness import NUM_FEATURES, SEEDS, same
+from torch import nn
+
+import joestar.nn as jnn
+from joestar import fn
+
+from .graphs import ATEN, JOESTAR, Model, captured, count, only, reasons
+
+PATTERN = "attention"
+BASE = ("extract-select",)
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+HEADS, WIDTH = 2, 3
+
+
+def gat(**options):
+    torch.manual_seed(0)
+    return jnn.GAT(NUM_FEATURES, 8, 2, 4, **{"heads": 2, "dropout": 0.5, **options})
+
+
+class Attention(nn.Module):
+    """One layer, written by hand; the arguments replace a part of it each."""
+
+    def __init__(self, act=F.leaky_relu, reduce="sum", message=fn.u_add_v, after=None, shared=False, heads=HEADS):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(NUM_FEATURES, heads * WIDTH)
+        self.scores = nn.Linear(NUM_FEATURES, 2 * heads)
+        self.act, self.reduce, self.message, self.after = act, reduce, message, after
+        self.shared, self.heads = shared, heads
+
+    def forward(self, block, x):
+        src, dst = self.scores(x).split(self.heads, 1)
+        logits = self.act(block.apply_edges(self.message(src, dst[: block.num_dst])))
+        alpha = block.edge_softmax(logits)
+        rows = self.lin(x).unflatten(1, (self.heads, WIDTH))
+        rows = rows[:, :1] if self.shared else rows
+        y = block.pull(fn.u_mul_e(rows, alpha), self.reduce).flatten(1)
+        return y if self.after is None else y + self.after(block, logits, alpha)
+
+
+def layer(**options):
+    heads = options.get("heads", HEADS)
+    return Model(lambda self, blocks, x: self.layer(blocks[0], x), heads * WIDTH, layer=Attention(**options))
+
+
+def degree_of(block, logits, alpha):
+    """Something that reads the coefficients once more."""
+    return block.pull(fn.copy_e(alpha * alpha), "sum").sum(1, keepdim=True)
+
+
+def entropy_of(block, logits, alpha):
+    """Something that reads the logits once more."""
+    return block.pull(fn.copy_e(logits), "mean").sum(1, keepdim=True)
+
+
+def test_before_and_after():
+    before, after = (captured(gat(), (3, 2), disable=disable).trace() for disable in (OFF, ON))
+    for op in ("sddmm", "edge_softmax", "keyed_edge_dropout", "spmm"):
+        assert (count(before, getattr(JOESTAR, op).default), count(after, getattr(JOESTAR, op).default)) == (2, 0), op
+    assert (count(before, ATEN.leaky_relu.default), count(after, ATEN.leaky_relu.default)) == (2, 0)
+    for op in ("attend", "edge_dropout_bits"):
+        assert (count(before, getattr(JOESTAR, op).default), count(after, getattr(JOESTAR, op).default)) == (0, 2), op
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.0, "heads": 4}, {"heads": 1, "negative_slope": 0.05}], ids=str)
+def test_same_numbers(options):
+    on, off = (captured(gat(**options), (3, 2), disable=disable) for disable in (ON, OFF))
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-10)
+        same(on.padded(on.seeds(batch), step), expected, 1e-10)
+    assert count(on.program.captured.gm, JOESTAR.attend.default) == 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_each_head_or_of_all(shared):
+    on, off = (captured(layer(shared=shared), (3,), disable=disable) for disable in (ON, OFF))
+    expected = off.exact(off.seeds(), 0)
+    same(on.exact(on.seeds(), 0), expected, 1e-10)
+    same(on.padded(on.seeds(), 0), expected, 1e-10)
+    (place,) = [place for place in on.program.places if place.pattern == PATTERN]
+    assert place.fired
+    assert place.detail == ("2 heads, rows shared" if shared else "2 heads")
+
+
+def test_slope_left_out_is_that_of_torch():
+    case = captured(layer(act=F.leaky_relu), (3,), disable=ON)
+    (node,) = [node for node in case.trace().graph.nodes if node.target is JOESTAR.attend.default]
+    assert node.args[5:] == (0.01, None, 1.0)
+
+
+def test_with_the_whole_table():
+    """Orders of product and aggregation, features read in place: the same numbers as without any pass."""
+    everything, nothing = captured(gat(), (3, 2), disable=()), captured(gat(), (3, 2))
+    expected = nothing.exact(nothing.seeds(), 0)
+    same(everything.exact(everything.seeds(), 0), expected, 1e-10)
+    same(everything.padded(everything.seeds(), 0), expected, 1e-10)
+    assert count(everything.program.captured.gm, JOESTAR.attend.default) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"act": torch.tanh}, "the logits are no leaky ReLU"),
+        ({"act": lambda z: F.leaky_relu(z) + 1}, "the logits are no leaky ReLU"),
+        ({"message": fn.u_mul_v}, "the logits are no sum of a score of each end"),
+        ({"message": lambda src, dst: fn.copy_u(src)}, "the logits are no sum of a score of each end"),
+        ({"reduce": "mean"}, "the aggregation is a mean"),
+        ({"after": degree_of}, "the coefficients have another reader"),
+        ({"after": entropy_of}, "the coefficients have another reader"),
+    ],
+    ids=str,
+)
+def test_must_not_fire(options, reason):
+    case = captured(layer(**options), (3,), disable=ON)
+    gm = case.trace()
+    assert count(gm, JOESTAR.attend.default) == 0
+    assert reasons(case, PATTERN) == [reason]
+
+
+def test_edge_features_and_returned_coefficients():
+    def with_edges(self, blocks, x):
+        block = blocks[0]
+        return self.conv(block, x, edge_attr=torch.ones(block.num_edges, 2, dtype=x.dtype))
+
+    def returned(self, blocks, x):
+        out, (block, alpha) = self.conv(blocks[0], x, return_attention_weights=True)
+        return out + block.pull(fn.copy_e(alpha.square()), "sum").sum(1, keepdim=True)
+
+    conv = jnn.GATConv(NUM_FEATURES, WIDTH, heads=2, edge_dim=2, add_self_loops=False)
+    case = captured(Model(with_edges, 2 * WIDTH, conv=conv), (3,), disable=ON)
+    assert count(case.trace(), JOESTAR.attend.default) == 0
+    assert reasons(case, PATTERN) == ["the logits are no sum of a score of each end"]
+    case = captured(Model(returned, 2 * WIDTH, conv=jnn.GATConv(NUM_FEATURES, WIDTH, heads=2)), (3,), disable=ON)
+    assert count(case.trace(), JOESTAR.attend.default) == 0
+    assert reasons(case, PATTERN) == ["the coefficients have another reader"]
