@@ -26,9 +26,9 @@ import operator
 import torch
 from torch import fx
 
+from joestar.fusion.emit import leads
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import cat_width
-from joestar.lowering.sizes import expression
 
 PATTERN = "aggregate-update"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -101,9 +101,7 @@ def _own_slice(spmm: fx.Node, own: fx.Node) -> str:
         return "the aggregation has edge weights"
     if own.target is not _ATEN.slice.Tensor or own.args[0] is not spmm.args[2]:
         return "the other operand does not hold the destinations' own rows"
-    dim, start = (*own.args[1:3], 0, 0)[:2] if len(own.args) > 2 else (0, 0)
-    rows = [expression(node.meta["val"].shape[0]) for node in (own, spmm)]
-    return "" if dim == 0 and start in (0, None) and rows[0] == rows[1] else "the own rows are those of other nodes"
+    return "" if leads(own, spmm.args[2], spmm.meta["val"].shape[0]) else "the own rows are those of other nodes"
 
 
 def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, context) -> None:

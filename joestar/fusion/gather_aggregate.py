@@ -21,7 +21,8 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit, leads, name, scaled, vector
+from joestar.fusion.emit import emit, name, scaled, vector
+from joestar.fusion.gathers import compact_behind, destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
 
 PATTERN = "gather-aggregate"
@@ -33,28 +34,23 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every gather whose readers all fit; returns the number of aggregations that read in place."""
     fused = 0
     for gather in list(gm.graph.nodes):
-        if gather.target is not _GATHER or not _gathers_rows(gather):
+        if not gathers_rows(gather) or not _aggregated(gather):
             continue
         if context.admits(PATTERN, gather, _match(gather, context)):
             fused += _rewrite(gm.graph, gather, context)
     return fused
 
 
-def _gathers_rows(gather: fx.Node) -> bool:
-    """Whether the node is ``index_select(table, 0, ids)`` of floating-point rows that an aggregation may read."""
-    table, dim, _ = gather.args
-    if dim != 0 or not table.meta["val"].dtype.is_floating_point or table.meta["val"].dim() != 2:
-        return False
+def _aggregated(gather: fx.Node) -> bool:
+    """Whether an aggregation may read the rows, directly or behind one more operation."""
     readers = [user for node in (gather, *gather.users) for user in node.users]
     return any(user.target is _SPMM and user.args[2] in (gather, *gather.users) for user in readers)
 
 
 def _match(gather: fx.Node, context) -> bool | Reject:
-    table = gather.args[0]
-    if table.op != "placeholder":
-        return Reject("the features are computed in this step")
-    if context.needs_grad(table):
-        return Reject("the features need gradients")
+    readable = readable_in_place(gather, context)
+    if not readable:
+        return readable
     aggregations = 0
     for user in gather.users:
         found = _reader(user, gather, context)
@@ -72,7 +68,7 @@ def _reader(user: fx.Node, gather: fx.Node, context) -> int | Reject:
         return 0  # it keeps the gathered rows, unless gather-update fuses them as well
     if user.target is _ATEN.unsqueeze.default and user.args[1] == 1:
         return _all_aggregate(user, ("sum", "mean"))
-    if leads(user, gather, user.meta["val"].shape[0]) and _first_rows(user, gather) is not None:
+    if destinations(user, gather) is not None:
         return 0
     factor = scaled(user, gather)
     if factor is not None:
@@ -93,21 +89,6 @@ def _all_aggregate(value: fx.Node, reduces: tuple[str, ...]) -> int | Reject:
     return len(value.users)
 
 
-def _first_rows(part: fx.Node, gather: fx.Node) -> fx.Node | None:
-    """Ids behind the first rows: the destinations, if the rows are those of a ``compact``."""
-    compact = _compact(gather.args[2])
-    if compact is None or not leads(part, gather, compact.args[0].meta["val"].shape[0]):
-        return None
-    return compact.args[0]
-
-
-def _compact(ids: fx.Node) -> fx.Node | None:
-    """The ``compact`` whose sources the ids are."""
-    if ids.target is operator.getitem and ids.args[1] == 0 and ids.args[0].target is _JOESTAR.compact.default:
-        return ids.args[0]
-    return None
-
-
 def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
     table, _, ids = gather.args
     fused = 0
@@ -118,7 +99,7 @@ def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
             fused += _read_in_place(graph, user, table, ids, None, context)
         elif user.target is _ATEN.slice.Tensor:
             with graph.inserting_before(user):
-                own = emit(graph, user, _GATHER, table, 0, _first_rows(user, gather))
+                own = emit(graph, user, _GATHER, table, 0, destinations(user, gather))
             user.replace_all_uses_with(own)
             graph.erase_node(user)
         else:
@@ -159,6 +140,6 @@ def _like(graph: fx.Graph, column: fx.Node, weight: fx.Node) -> fx.Node:
 
 def _sources(graph: fx.Graph, spmm: fx.Node, ids: fx.Node, local: fx.Node) -> fx.Node:
     """Global ids of the edges' sources: those that were sampled, where the local ids are theirs."""
-    compact = _compact(ids)
+    compact = compact_behind(ids)
     plain = compact is not None and local.target is operator.getitem and local.args == (compact, 1)
     return compact.args[3] if plain else emit(graph, spmm, _GATHER, ids, 0, local)

@@ -14,12 +14,11 @@ Must not fire when the features need gradients or are computed in the step, when
 and the destinations' own rows, or when more than two products would gather the same rows.
 """
 
-import operator
-
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit, leads, name
+from joestar.fusion.emit import emit, name
+from joestar.fusion.gathers import destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
 
 PATTERN = "gather-update"
@@ -32,16 +31,11 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every gather whose readers all fit; returns the number of products."""
     fused = 0
     for gather in list(gm.graph.nodes):
-        if gather.target is not _GATHER or not _gathers_rows(gather) or not _products(gather):
+        if not gathers_rows(gather) or not _products(gather):
             continue
         if context.admits(PATTERN, gather, _match(gather, context)):
             fused += _rewrite(gm.graph, gather, context)
     return fused
-
-
-def _gathers_rows(gather: fx.Node) -> bool:
-    table, dim, _ = gather.args
-    return dim == 0 and table.meta["val"].dim() == 2 and table.meta["val"].dtype.is_floating_point
 
 
 def _products(rows: fx.Node) -> list[fx.Node]:
@@ -49,28 +43,17 @@ def _products(rows: fx.Node) -> list[fx.Node]:
 
 
 def _match(gather: fx.Node, context) -> bool | Reject:
-    table = gather.args[0]
-    if table.op != "placeholder":
-        return Reject("the features are computed in this step")
-    if context.needs_grad(table):
-        return Reject("the features need gradients")
+    readable = readable_in_place(gather, context)
+    if not readable:
+        return readable
     for user in gather.users:
         if user.target is _LINEAR and user.args[0] is gather:
             continue
-        if _first_rows(user, gather) is None:
+        if destinations(user, gather) is None:
             return Reject(f"the gathered rows are also read by {name(user)}")
     if len(_products(gather)) > _MOST:
         return Reject(f"{len(_products(gather))} products read the gathered rows: storing them once is cheaper")
     return True
-
-
-def _first_rows(part: fx.Node, gather: fx.Node) -> fx.Node | None:
-    """Ids behind the first rows: the destinations, if the rows are those of a ``compact``."""
-    ids = gather.args[2]
-    if ids.target is not operator.getitem or ids.args[1] != 0 or ids.args[0].target is not _JOESTAR.compact.default:
-        return None
-    dsts = ids.args[0].args[0]
-    return dsts if leads(part, gather, dsts.meta["val"].shape[0]) else None
 
 
 def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
@@ -80,7 +63,7 @@ def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
         if user.target is _LINEAR:
             fused += _fuse(graph, user, table, ids, context)
             continue
-        dsts = _first_rows(user, gather)
+        dsts = destinations(user, gather)
         if set(user.users) == set(_products(user)) and len(user.users) <= _MOST:
             for product in list(user.users):
                 fused += _fuse(graph, product, table, dsts, context)

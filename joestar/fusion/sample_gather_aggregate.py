@@ -20,8 +20,9 @@ import operator
 import torch
 from torch import fx
 
+from joestar.fusion.emit import name
+from joestar.fusion.gathers import compact_behind, destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
-from joestar.lowering.sizes import expression
 
 PATTERN = "sample-gather-aggregate"
 _JOESTAR = torch.ops.joestar
@@ -32,7 +33,7 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every gather whose readers all fit; returns the number of aggregations replaced."""
     fused = 0
     for gather in list(gm.graph.nodes):
-        if gather.target is not _ATEN.index_select.default or not _gathers_sources(gather):
+        if not gathers_rows(gather) or compact_behind(gather.args[2]) is None:
             continue
         match = _match(gather, context)
         if context.admits(PATTERN, gather, match):
@@ -40,29 +41,17 @@ def run(gm: fx.GraphModule, context) -> int:
     return fused
 
 
-def _gathers_sources(gather: fx.Node) -> bool:
-    """Whether the node is ``index_select(table, 0, srcs)`` with floating-point rows and ``srcs`` from a ``compact``."""
-    table, dim, ids = gather.args
-    from_compact = (
-        ids.target is operator.getitem and ids.args[0].target is _JOESTAR.compact.default and ids.args[1] == 0
-    )
-    return dim == 0 and from_compact and table.meta["val"].dtype.is_floating_point
-
-
 def _match(gather: fx.Node, context) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | Reject:
     """(sample node, aggregations, slices of the destinations' rows)."""
-    table, _, srcs = gather.args
+    srcs = gather.args[2]
     compact = srcs.args[0]
     sub, picked = compact.args[2], compact.args[3]
     sample = sub.args[0] if sub.target is operator.getitem else sub
     if sample.target is not _JOESTAR.sample_cols.default or picked.args[0] is not sample:
         return Reject("the block does not come straight from a sample of columns")
-    if table.op != "placeholder":
-        return Reject("the features are computed in this step")
-    if context.needs_grad(table):
-        return Reject("the features need gradients")
-    if table.meta["val"].dim() != 2:
-        return Reject("the features are not a matrix")
+    readable = readable_in_place(gather, context)
+    if not readable:
+        return readable
     local = next((user for user in compact.users if user.args[1] == 1), None)
     aggregations, slices = [], []
     for user in gather.users:
@@ -74,36 +63,24 @@ def _match(gather: fx.Node, context) -> tuple[fx.Node, list[fx.Node], list[fx.No
             elif indptr is not sub or indices is not local:
                 reason = "the aggregation runs over another structure (self-loops were added, or edges recomputed)"
             aggregations.append(user)
-        elif _is_destination_slice(user, gather, compact):
+        elif destinations(user, gather) is not None:
             slices.append(user)
         else:
-            reason = f"the gathered rows are also read by {_name(user)} before the aggregation"
+            reason = f"the gathered rows are also read by {name(user)} before the aggregation"
         if reason:
             return Reject(reason)
     if not aggregations:
         return Reject("nothing aggregates the gathered rows")
     others = [user for user in srcs.users if user is not gather]
     if others:
-        return Reject(f"the sources of the block are also read by {_name(others[0])}")
+        return Reject(f"the sources of the block are also read by {name(others[0])}")
     others = [user for user in local.users if user not in aggregations]
     if others:
-        return Reject(f"the local ids of the block are also read by {_name(others[0])}")
+        return Reject(f"the local ids of the block are also read by {name(others[0])}")
     for size, made_by in ((sample.args[8], sample), (compact.args[5], compact)):
         if isinstance(size, fx.Node) and set(size.users) != {made_by}:
             return Reject("the number of edges or sources of the block is read as well")
     return sample, aggregations, slices
-
-
-def _is_destination_slice(user: fx.Node, gather: fx.Node, compact: fx.Node) -> bool:
-    if user.target is not _ATEN.slice.Tensor or user.args[0] is not gather:
-        return False
-    dim, start = (*user.args[1:3], 0, 0)[:2] if len(user.args) > 2 else (0, 0)
-    rows = expression(user.meta["val"].shape[0])
-    return dim == 0 and start in (0, None) and rows == expression(compact.args[0].meta["val"].shape[0])
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target).removesuffix(".default")
 
 
 def _rewrite(gm: fx.GraphModule, gather, sample, aggregations, slices, context) -> int:
