@@ -75,7 +75,8 @@ JOESTAR_INLINE void drop(const Attention<T, Id>& a, std::int64_t start, std::int
   for (std::int64_t e = 0; e < degree; ++e) {
     for (std::int64_t h = 0; h < heads; ++h) {
       const auto word = static_cast<std::uint32_t>(bits[e * words + (words == 1 ? 0 : h % words)]);
-      value[e * heads + h] *= (word >> (words == 1 ? h : h / words)) & 1u ? a.scale : A{0};
+      const auto bit = static_cast<std::int32_t>((word >> (words == 1 ? h : h / words)) & 1u);
+      value[e * heads + h] *= static_cast<A>(bit) * a.scale;  // a branch would be mispredicted
     }
   }
 }
