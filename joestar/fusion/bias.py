@@ -10,7 +10,7 @@ Must not fire when the product has another reader or a bias already, or when wha
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit
+from joestar.fusion.emit import emit, tensor
 from joestar.fusion.record import Reject
 
 PATTERN = "bias"
@@ -40,9 +40,9 @@ def run(gm: fx.GraphModule, context) -> int:
 def _pair(add: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """(product, vector of its columns) if the node adds them."""
     for linear, bias in (add.args, add.args[::-1]):
-        if isinstance(linear, fx.Node) and linear.target is _ATEN.linear.default and isinstance(bias, fx.Node):
-            rows, value = linear.meta["val"], bias.meta.get("val")
-            if rows.dim() == 2 and value is not None and tuple(value.shape) == (rows.shape[1],):
+        if isinstance(linear, fx.Node) and linear.target is _ATEN.linear.default and tensor(bias) is not None:
+            rows = linear.meta["val"]
+            if rows.dim() == 2 and tuple(tensor(bias).shape) == (rows.shape[1],):
                 return linear, bias
     return None
 

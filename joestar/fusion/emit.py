@@ -43,10 +43,16 @@ def leads(part: fx.Node, whole: fx.Node, rows) -> bool:
     return dim == 0 and start in (0, None) and expression(part.meta["val"].shape[0]) == expression(rows)
 
 
+def tensor(value) -> torch.Tensor | None:
+    """The traced tensor of an argument; ``None`` for numbers, sizes and tuples."""
+    found = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def is_column(value) -> bool:
     """Whether a node holds one value per row, ``[n, 1]``."""
-    found = value.meta.get("val") if isinstance(value, fx.Node) else None
-    return isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == 1
+    found = tensor(value)
+    return found is not None and found.dim() == 2 and found.shape[1] == 1
 
 
 def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
@@ -54,7 +60,7 @@ def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
     if node.target is not _ATEN.mul.Tensor or node.kwargs or len(node.args) != 2:
         return None
     for rows, factor in (node.args, node.args[::-1]):
-        if rows is source and factor is not source and is_column(factor):
+        if rows is source and factor is not source and is_column(factor) and tensor(source) is not None:
             same = expression(factor.meta["val"].shape[0]) == expression(source.meta["val"].shape[0])
             return factor if same and source.meta["val"].dim() == 2 else None
     return None

@@ -23,7 +23,7 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit, leads
+from joestar.fusion.emit import emit, leads, tensor
 from joestar.fusion.record import Reject
 
 PATTERN = "own-aggregate"
@@ -71,7 +71,7 @@ def _terms(term: fx.Node):
     yield term, None
     if term.target is _ATEN.mul.Tensor and not term.kwargs:
         for own, factor in (term.args, term.args[::-1]):
-            if isinstance(own, fx.Node) and isinstance(factor, fx.Node) and factor.meta["val"].numel() == 1:
+            if tensor(own) is not None and tensor(factor) is not None and tensor(factor).numel() == 1:
                 yield own, factor
 
 
