@@ -10,6 +10,9 @@ For models that update rows before they are aggregated, where the order may not 
 attention that is not linear in the rows, a choice). Gathering followed by elementwise work is left to the backend,
 which compiles both into one loop.
 
+Reading in place gathers again in the backward pass: a choice ``gather:<table>_<n>``, by default taken on a GPU, where
+the stored rows are what costs, and not on a CPU, where gathering is.
+
 Must not fire when the features need gradients or are computed in the step, when the rows have any reader but products
 and the destinations' own rows, or when more than two products would gather the same rows.
 """
@@ -24,22 +27,32 @@ from joestar.fusion.record import Reject
 PATTERN = "gather-update"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _GATHER, _LINEAR = _ATEN.index_select.default, _ATEN.linear.default
+STORED, IN_PLACE = "stored", "in-place"
 _MOST = 2
 
 
 def run(gm: fx.GraphModule, context) -> int:
     """Fuses every gather whose readers all fit; returns the number of products."""
     fused = 0
-    for gather in list(gm.graph.nodes):
-        if not gathers_rows(gather) or not _products(gather):
-            continue
-        if context.admits(PATTERN, gather, _match(gather, context)):
+    gathers = [node for node in gm.graph.nodes if gathers_rows(node) and _products(node)]
+    for position, gather in enumerate(gathers):
+        if context.admits(PATTERN, gather, _chosen(gather, position, context)):
             fused += _rewrite(gm.graph, gather, context)
     return fused
 
 
 def _products(rows: fx.Node) -> list[fx.Node]:
     return [user for user in rows.users if user.target is _LINEAR and user.args[0] is rows]
+
+
+def _chosen(gather: fx.Node, position: int, context) -> bool | Reject:
+    match = _match(gather, context)
+    if not match:
+        return match
+    default = IN_PLACE if context.device == "cuda" else STORED
+    place = f"{gather.args[0].name}_{position}"
+    chosen = context.choose("gather", place, (STORED, IN_PLACE), default, gather)
+    return True if chosen == IN_PLACE else Reject("storing the gathered rows is chosen")
 
 
 def _match(gather: fx.Node, context) -> bool | Reject:

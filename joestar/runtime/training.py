@@ -6,6 +6,7 @@ exactly, clears the flag and launches the rest again: the result equals an exact
 graph, and its last node copies the flag to host memory: looking at it waits for nothing.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -91,8 +92,9 @@ class Trainer:
                     self._settle(run)
                 yield run.losses[position]
         finally:
-            with _disable_current_modes():  # an abandoned epoch may be closed while another program is traced
-                self._settle(run)
+            if not sys.is_finalizing():
+                with _disable_current_modes():  # an abandoned epoch may be closed while another program is traced
+                    self._settle(run)
 
     def rehearsal(self, order: Tensor, batch: int) -> Callable[[], None]:
         """A function that carries out a whole step with the flag set: it takes as long, and changes nothing.

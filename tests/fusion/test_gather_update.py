@@ -1,11 +1,15 @@
 """Gather-update: products that read features in place, the same numbers, and every reason not to."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same, small_graph
-from torch import nn
+from torch import fx, nn
 
 import joestar.nn as jnn
+from joestar.fusion import run_passes
 
 from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
 
@@ -42,9 +46,27 @@ MODELS = {
 }
 
 
+def in_place(make, disable=ON, **choices):
+    """The traced model, every product that may read in place doing so."""
+    case = captured(make(), disable=disable)
+    taken = {site.key: "in-place" for site in case.program.sites if site.kind == "gather"}
+    case.program = case.program.variant(replace(case.program.options, choices={**taken, **choices}))
+    return case
+
+
+def test_by_default_on_a_gpu_only():
+    case = captured(Model(normed, 8, **parts()), disable=ON)
+    assert count(case.program.captured.gm, JOESTAR.gather_linear.default) == 0
+    assert reasons(case, PATTERN) == ["storing the gathered rows is chosen"]
+    roles, graph = list(case.program.lowered_roles), case.program.lowered
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(graph))
+    run_passes(gm, roles, ON, device="cuda", sizes=case.program.sizes)
+    assert count(gm, JOESTAR.gather_linear.default) == 1
+
+
 @pytest.mark.parametrize(("make", "products"), MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make, products):
-    on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+    on, off = in_place(make), captured(make(), disable=OFF)
     found = count(on.program.captured.gm, JOESTAR.gather_linear.default)
     assert found == products or (products is None and found)
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
@@ -54,7 +76,8 @@ def test_same_numbers(make, products):
 
 
 def test_before_and_after():
-    before, after = (captured(Model(normed, 8, **parts()), disable=disable).trace() for disable in (OFF, ON))
+    off, on = captured(Model(normed, 8, **parts()), disable=OFF), in_place(lambda: Model(normed, 8, **parts()))
+    before, after = off.program.captured.gm, on.program.captured.gm
     for gm, gathers in ((before, 1), (after, 0)):
         found = [n for n in gm.graph.nodes if n.target is ATEN.index_select.default and n.args[0].name == "features"]
         assert len(found) == gathers
@@ -62,10 +85,10 @@ def test_before_and_after():
 
 def test_attention_aggregated_first_never_gathers():
     """Scores of the rows, and the rows that the coefficients weigh, are read from the table."""
-    from dataclasses import replace
-
-    case = captured(jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=2, add_self_loops=False), disable=ON)
-    choices = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
+    make = MODELS["gat"][0]
+    case = captured(make(), disable=ON)
+    orders = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
+    choices = {**orders, "gather:features_0": "in-place", "gather:features_1": "in-place"}
     program = case.program.variant(replace(case.program.options, choices=choices))
     nodes = list(program.captured.gm.graph.nodes)
     assert not [n for n in nodes if n.target is ATEN.index_select.default and n.args[0].name == "features"]
@@ -73,7 +96,7 @@ def test_attention_aggregated_first_never_gathers():
 
 
 def test_a_bias_added_by_hand_joins():
-    case = captured(Model(biased, 8, **parts(False)), disable=only(*BASE, PATTERN, "bias"))
+    case = in_place(lambda: Model(biased, 8, **parts(False)), only(*BASE, PATTERN, "bias"))
     products = [n for n in case.program.captured.gm.graph.nodes if n.target is JOESTAR.gather_linear.default]
     assert [n.args[3].name for n in products] == ["model_norm_bias"]
 
