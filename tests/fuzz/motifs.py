@@ -90,6 +90,12 @@ def biased(code: Code, h: Rows, n: str) -> Rows:
     return code.rows(f"({z} + {code.parameter(z.width)}).relu()", z.width)
 
 
+def widened(code: Code, h: Rows, n: str) -> Rows:
+    """A product of few columns with many results."""
+    z = code.linear(code.rows(f"{code.linear(h, 4)}.tanh()", 4), 34)
+    return code.rows(f"{z}.relu()", z.width)
+
+
 MOTIFS: dict[str, list[Motif]] = {
     "dce": [Motif(before=rows.unused, inner=True)],
     "simplify": [Motif(looped_sum)],
@@ -109,6 +115,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "bias": [Motif(before=biased, inner=True)],
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
+    "narrow-linear": [Motif(before=widened, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }
 """Name of a pass -> its motifs."""
