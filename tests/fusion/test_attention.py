@@ -114,7 +114,7 @@ def test_with_the_whole_table():
         ({"after": degree_of}, "the coefficients have another reader"),
         ({"after": entropy_of}, "the coefficients have another reader"),
     ],
-    ids=str,
+    ids=["tanh", "lambda", "product", "one end", "mean", "degree", "entropy"],
 )
 def test_must_not_fire(options, reason):
     case = captured(layer(**options), (3,), disable=ON)
