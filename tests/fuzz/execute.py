@@ -298,20 +298,35 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
 
 def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Random, compare) -> None:
     """Takes other options at the places that offer some: all others in a steered program, else random ones."""
-    choices = {}
+    wanted = {}
     for site in program.sites:
         others = [option for option in site.options if option != site.default]
-        choices[site.key] = rng.choice(others if runs.subject.written.steered else site.options)
-    try:
-        other = program.variant(replace(program.options, choices=choices))
-    except ConfigError:  # one choice made another place vanish: then one place at a time
-        choices = dict([rng.choice(list(choices.items()))])
-        other = program.variant(replace(program.options, choices=choices))
+        wanted[site.key] = rng.choice(others if runs.subject.written.steered else site.options)
+    choices, other = _possible(program, wanted)
     report.chosen += 1
     report.count(other)
     compare(f"exact with {choices}", runs.exact(other))
     if rng.random() < 0.5:
         compare(f"padded with {choices}", runs.padded(other, 1.5, 7))
+
+
+def _possible(program: Program, wanted: dict[str, str]) -> tuple[dict[str, str], Program]:
+    """As many of the choices as go together (one can take away the place of another), and the program under them."""
+
+    def under(choices: dict[str, str]) -> Program | None:
+        try:
+            return program.variant(replace(program.options, choices=choices))
+        except ConfigError:
+            return None
+
+    other, choices = under(wanted), wanted
+    if other is None:
+        other, choices = program, {}
+        for key, option in wanted.items():
+            more = under({**choices, key: option})
+            if more is not None:
+                other, choices = more, {**choices, key: option}
+    return choices, other
 
 
 def described(written: Written) -> str:
