@@ -1,9 +1,11 @@
 """``joestar bench step``: one training step, Joestar against expert eager, in the same run on the same graph."""
 
+import itertools
 import multiprocessing
 import platform
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
@@ -15,10 +17,13 @@ import joestar
 from joestar.bench.measure import PeakMemory, Timing, kernel_times, launches, time_steps
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError
+from joestar.graph_api import Graph
 
 MODELS = ("sage", "gcn", "gin", "gat")
 BASELINES = ("eager", "compile", "loader")
 PRECISIONS = ("fp32", "tf32", "bf16")
+COUNTED = 20
+"""Batches whose nodes and edges are counted."""
 
 
 @dataclass
@@ -86,6 +91,16 @@ def check_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda, but PyTorch sees no GPU here. See joestar doctor.")
     return torch.device(name)
+
+
+def mean_sizes(sampler, graph: Graph, batches: Iterable[Tensor], seed: int) -> tuple[list[int], list[int]]:
+    """Means over batches of seeds: (nodes per hop, the seeds first; edges of every layer, input side first)."""
+    counts, edges = [], []
+    for batch in batches:
+        blocks = sampler.sample(graph.keyed(seed), batch)
+        counts.append([blocks[-1].num_dst, *(block.num_src for block in blocks[::-1])])
+        edges.append([block.num_edges for block in blocks])
+    return tuple([round(statistics.fmean(column)) for column in zip(*rows, strict=True)] for rows in (counts, edges))
 
 
 def logical_bytes(counts: list[int], edges: list[int], features: int, hidden: int, size: int) -> int:
@@ -207,10 +222,9 @@ def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
             row.kernels = kernel_times(lambda: next(losses))
     else:
         row.sampling = _sampling(sampler, graph, setting)
-    blocks = sampler.sample(graph.keyed(setting.seed), next(_seeds(graph, setting)))
-    row.counts = [blocks[-1].num_dst, *(block.num_src for block in blocks[::-1])]
+    row.counts, edges = mean_sizes(sampler, graph, itertools.islice(_seeds(graph, setting), COUNTED), setting.seed)
     if name == "sage":
-        edges, x = [block.num_edges for block in blocks], graph.ndata["x"]
+        x = graph.ndata["x"]
         row.logical_bytes = logical_bytes(row.counts, edges, x.shape[1], setting.hidden, x.element_size())
     losses.close()
     return row

@@ -33,22 +33,36 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every attention; returns how many."""
     fused = 0
     for node in list(gm.graph.nodes):
-        if node.target is not _JOESTAR.spmm.default or not isinstance(node.args[3], fx.Node):
-            continue
-        coefficients = node.args[3]
-        dropout = coefficients if coefficients.target is _JOESTAR.keyed_edge_dropout.default else None
-        softmax = coefficients if dropout is None else dropout.args[0]
-        if softmax.target is not _JOESTAR.edge_softmax.default:
-            continue
-        chain = [node, *([dropout] if dropout is not None else []), softmax, softmax.args[1]]
-        if context.admits(PATTERN, node, _match(chain, dropout)):
-            _rewrite(gm, chain, dropout, context)
+        chain = chain_of(node)
+        if chain is not None and context.admits(PATTERN, node, fits(chain)):
+            _rewrite(gm.graph, chain, context)
             fused += 1
     return fused
 
 
-def _match(chain: list[fx.Node], dropout: fx.Node | None) -> bool | Reject:
-    spmm, softmax, relu = chain[0], chain[-2], chain[-1]
+def chain_of(node: fx.Node) -> list[fx.Node] | None:
+    """An aggregation and what makes its weights, last first: ``[spmm, dropout or nothing, softmax, relu]``."""
+    if node.target is not _JOESTAR.spmm.default or not isinstance(node.args[3], fx.Node):
+        return None
+    dropout = _dropout([node, node.args[3]])
+    softmax = node.args[3] if dropout is None else dropout.args[0]
+    if softmax.target is not _JOESTAR.edge_softmax.default:
+        return None
+    return [node, *([dropout] if dropout is not None else []), softmax, softmax.args[1]]
+
+
+def _dropout(chain: list[fx.Node]) -> fx.Node | None:
+    return chain[1] if chain[1].target is _JOESTAR.keyed_edge_dropout.default else None
+
+
+def negative_slope(relu: fx.Node) -> float:
+    """Of an ``aten.leaky_relu``."""
+    return relu.args[1] if len(relu.args) > 1 else _SLOPE
+
+
+def fits(chain: list[fx.Node]) -> bool | Reject:
+    """Whether the chain is graph attention of which only the result is read."""
+    spmm, softmax, relu, dropout = chain[0], chain[-2], chain[-1], _dropout(chain)
     indptr, indices, x, _, reduce = spmm.args
     if reduce != "sum":
         return Reject(f"the aggregation is a {reduce}")
@@ -72,16 +86,13 @@ def _match(chain: list[fx.Node], dropout: fx.Node | None) -> bool | Reject:
     return True
 
 
-def _rewrite(gm: fx.GraphModule, chain: list[fx.Node], dropout: fx.Node | None, context) -> None:
-    graph, spmm, relu = gm.graph, chain[0], chain[-1]
+def _rewrite(graph: fx.Graph, chain: list[fx.Node], context) -> None:
+    spmm, relu = chain[0], chain[-1]
     sddmm = relu.args[0]
     indptr, indices, s_src, s_dst, _ = sddmm.args
-    slope = relu.args[1] if len(relu.args) > 1 else _SLOPE
-    bits, scale = None, 1.0
     with graph.inserting_before(spmm):
-        if dropout is not None and dropout.args[5] > 0:
-            bits, scale = _bits(graph, dropout, indices), 1.0 / (1.0 - dropout.args[5])
-        args = (indptr, indices, s_src, s_dst, spmm.args[2], slope, bits, scale)
+        bits, scale = mask_bits(graph, chain, indptr, indices)
+        args = (indptr, indices, s_src, s_dst, spmm.args[2], negative_slope(relu), bits, scale)
         fused = graph.call_function(_JOESTAR.attend.default, args)
         y = graph.call_function(operator.getitem, (fused, 0))
     scores, value = s_dst.meta["val"], spmm.meta["val"]
@@ -96,13 +107,16 @@ def _rewrite(gm: fx.GraphModule, chain: list[fx.Node], dropout: fx.Node | None, 
     context.fired(PATTERN, y, f"{scores.shape[1]} heads{shared}{', dropout' if bits is not None else ''}")
 
 
-def _bits(graph: fx.Graph, dropout: fx.Node, indices: fx.Node) -> fx.Node:
-    """The mask of the coefficients ``[E, ceil(H / 32)]``."""
-    _, indptr, dsts, key, site, p = dropout.args[:6]
+def mask_bits(graph: fx.Graph, chain: list[fx.Node], indptr: fx.Node, indices: fx.Node) -> tuple[fx.Node | None, float]:
+    """(the mask of the coefficients ``[E, ceil(H / 32)]`` or ``None``, the factor of those that it keeps)."""
+    dropout = _dropout(chain)
+    if dropout is None or dropout.args[5] <= 0:
+        return None, 1.0
+    _, _, dsts, key, site, p = dropout.args[:6]
     value = dropout.meta["val"]
     edges, heads = value.shape[0], int(value.shape[1])
     size = graph.call_function(_ATEN.sym_size.int, (indices, 0))
     size.meta = {"val": edges}
     bits = graph.call_function(_JOESTAR.edge_dropout_bits.default, (indptr, size, dsts, key, site, p, heads))
     bits.meta = {**dropout.meta, "val": value.new_empty((edges, -(-heads // 32)), dtype=torch.int32)}
-    return bits
+    return bits, 1.0 / (1.0 - p)

@@ -9,7 +9,7 @@ Before (attention, H heads of C features)          After
     h = aten.unflatten(aten.linear(x, w), -1, [H, C])  v = (att * w.view(H, C, F)).sum(1)         [H, F]
     e = aten.sum(aten.mul(h, att), [-1])               e = aten.linear(x, v)
     y = spmm(sub, local, h, alpha, "sum")              a = spmm(sub, local, x[:, None], alpha, "sum")  [num_dst, H, F]
-                                                       y = aten.bmm of a and the heads' weights
+                                                       y = head_linear(a, w.view(H, C, F))           [num_dst, H, C]
 
 And the other way round, where the aggregated rows have no reader but the product: ``linear(spmm(x), w, b)`` becomes
 ``spmm(linear(x, w)) + b``. Both are correct (sum and mean are linear); which is faster depends on sizes and device: the
@@ -223,21 +223,15 @@ def _score(graph, mul: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node, hea
 
 def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias, heads: int) -> fx.Node:
     indptr, indices, value, edge_weight, reduce = spmm.args
-    if value.meta["val"].dim() == 3 and heads > 1:
+    if value.meta["val"].dim() == 3:
         shared = emit(graph, spmm, _ATEN.unsqueeze.default, x, 1)
         rows = emit(graph, spmm, _SPMM, indptr, indices, shared, edge_weight, reduce)
-        left = emit(graph, spmm, _ATEN.transpose.int, rows, 0, 1)
-        right = emit(graph, spmm, _ATEN.transpose.int, _by_head(graph, spmm, weight, heads), 1, 2)
-        product = emit(graph, spmm, _ATEN.bmm.default, left, right)
-        return emit(graph, spmm, _ATEN.transpose.int, product, 0, 1)
-    single = value.meta["val"].dim() == 3
-    if single and edge_weight is not None:
-        edge_weight = emit(graph, spmm, _ATEN.squeeze.dim, edge_weight, 1)
+        return emit(graph, spmm, _JOESTAR.head_linear.default, rows, _by_head(graph, spmm, weight, heads))
     rows = emit(graph, spmm, _SPMM, indptr, indices, x, edge_weight, reduce)
     new = emit(graph, spmm, _LINEAR, rows, weight)
     if bias is not None:
         new = emit(graph, spmm, _ATEN.add.Tensor, new, _biases(graph, spmm, indptr, bias, reduce))
-    return emit(graph, spmm, _ATEN.unsqueeze.default, new, 1) if single else new
+    return new
 
 
 def _biases(graph: fx.Graph, like: fx.Node, indptr: fx.Node, bias: fx.Node, reduce: str) -> fx.Node:

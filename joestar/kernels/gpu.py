@@ -21,6 +21,7 @@ from joestar.kernels.gpu_fused import (
     sample_aggregate_own,
     sample_aggregate_self,
 )
+from joestar.kernels.gpu_gather_attend import gather_attend, gather_attend_grad
 from joestar.kernels.gpu_gather_linear import gather_linear
 from joestar.kernels.gpu_grad import (
     scatter_src,
@@ -34,7 +35,13 @@ from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eid
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.kernels.gpu_step import finish_step, overflow, take_batch
-from joestar.kernels.gpu_structure import add_self_loops, block_self_loops, edge_dst, out_degrees
+from joestar.kernels.gpu_structure import (
+    add_self_loops,
+    block_self_loops,
+    edge_dst,
+    out_degrees,
+    sampled_self_loops,
+)
 from joestar.kernels.gpu_two_hops import sample_aggregate_two_hops
 from joestar.kernels.gpu_weighted import collective_sample, slice_rows, weighted_sample
 
@@ -55,6 +62,8 @@ __all__ = [
     "edge_softmax",
     "edge_softmax_grad",
     "finish_step",
+    "gather_attend",
+    "gather_attend_grad",
     "gather_linear",
     "out_degrees",
     "overflow",
@@ -67,6 +76,7 @@ __all__ = [
     "sample_aggregate_two_hops",
     "sample_cols",
     "sample_eids",
+    "sampled_self_loops",
     "scatter_dst",
     "scatter_src",
     "scatter_src_transposed",

@@ -1,7 +1,8 @@
 """Graph attention on the GPU: a program per destination, all heads in registers; forward, one pass over its edges.
 
-Edge values are never stored, but by the gradients under ``torch.use_deterministic_algorithms(True)``. Otherwise these
-add up what reaches a source in any order (atomic additions, in float32 for 16-bit values).
+The forward pass stores no edge values. The backward pass stores two per edge and head, links every edge into a list
+of its source, and each source adds up its own edges, in an order that changes between runs; under
+``torch.use_deterministic_algorithms(True)`` in edge order.
 """
 
 import torch
@@ -9,10 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels import tune
+from joestar.kernels.gpu_cat import link_edges
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, require
-from joestar.kernels.gpu_shared import own_rows, tile_settings
-from joestar.kernels.gpu_tiles import check_values, tile_columns
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_shared import tile_settings
+from joestar.kernels.gpu_spmm import row_edges
+from joestar.kernels.gpu_tiles import (
+    accumulator,
+    check_values,
+    column_block,
+    tile_columns,
+    tile_configs,
+    tile_rows,
+)
 from joestar.kernels.layout import shares_rows
 
 _AHEAD = 4
@@ -26,7 +37,7 @@ def _scores(s_src, own, source, valid, head, SLOPE: tl.constexpr, HEADS: tl.cons
 
 
 @triton.jit
-def _factor(bits, e, valid, head, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
+def factor_of_edge(bits, e, valid, head, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
     """``SCALE`` ``[heads, 1]`` where the coefficient of edge ``e`` is kept, else 0; 1 without dropout."""
     if bits is None:
         return tl.full(head.shape, 1, ACC)
@@ -51,11 +62,14 @@ def _row_of_x(
 @triton.jit
 def _attend(
     indptr, indices, s_src, s_dst, x, bits, y, top_out, total_out,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, BY_EDGE: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum, sum of exponentials and weighted sum of rows: ``AHEAD`` edges at a time."""
+    """Running maximum, sum of exponentials and weighted sum of rows: ``AHEAD`` edges at a time.
+
+    ``BY_EDGE``: ``s_src`` ``[E, H]`` has a score for every edge.
+    """
     i = tl.program_id(0).to(tl.int64)
     start, end = tl.load(indptr + i), tl.load(indptr + i + 1)
     head, column = tl.arange(0, TALL)[:, None], tile_columns(tl.program_id(1), BLOCK)
@@ -70,7 +84,7 @@ def _attend(
         for j in tl.static_range(AHEAD):
             valid = first + j < end
             source = tl.load(indices + first + j, valid, 0).to(tl.int64)
-            _, logit = _scores(s_src, own, source, valid, head, SLOPE, HEADS, ACC)
+            _, logit = _scores(s_src, own, first + j if BY_EDGE else source, valid, head, SLOPE, HEADS, ACC)
             logit = tl.where(valid, logit, float("-inf"))
             higher = tl.maximum(higher, logit, propagate_nan=tl.PropagateNan.ALL)
             logits = logits + (logit,)  # noqa: RUF005
@@ -80,7 +94,7 @@ def _attend(
         for j in tl.static_range(AHEAD):
             power = tl.exp(logits[j] - higher)
             total += power
-            sums += rows[j] * (power * _factor(bits, first + j, first + j < end, head, SCALE, HEADS, ACC))
+            sums += rows[j] * (power * factor_of_edge(bits, first + j, first + j < end, head, SCALE, HEADS, ACC))
         top = higher
         first += AHEAD
     top = tl.where(total > 0, top, 0)
@@ -92,68 +106,202 @@ def _attend(
         tl.store(total_out + i * HEADS + head, total, head < HEADS)
 
 
-@triton.jit
-def _attend_grad(
-    indptr, indices, s_src, s_dst, x, bits, top, total, grad, grad_src, grad_dst, grad_x,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, STORED: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["n"])
+def _edge_products(
+    indptr, indices, x, grad, out, n,
+    SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    DSTS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the scores, and of the rows unless ``grad_x`` is ``None``, by atomic additions.
+    """``out[e, h]`` = the row of an edge's source times ``grad[row of e, h]``.
 
-    The first loop adds up what a softmax takes off every logit's gradient; its rows are near when the second comes.
-
-    ``STORED``: ``grad_src`` and ``grad_x`` are instead values of edges ``[E, H]``: the gradient of the score, and the
-    coefficient that the gradient of the row is multiplied by.
+    A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time, whosever they are: no tile is half empty.
     """
-    i = tl.program_id(0).to(tl.int64)
-    start, end = tl.load(indptr + i), tl.load(indptr + i + 1)
-    head, column = tl.arange(0, TALL)[:, None], tile_columns(0, BLOCK)
-    used = (head < HEADS) & (start < end)
-    own = tl.load(s_dst + i * HEADS + head, used, 0).to(ACC)
-    highest = tl.load(top + i * HEADS + head, used, 0).to(ACC)
-    inverse = 1 / tl.load(total + i * HEADS + head, used, 1).to(ACC)
-    g = own_rows(grad, i, end - start, head, column, False, HEADS, WIDTH, ACC)
-    delta = tl.zeros([TALL, 1], ACC)
-    first = start
-    while first < end:
-        for j in tl.static_range(AHEAD):
-            valid = first + j < end
-            source = tl.load(indices + first + j, valid, 0).to(tl.int64)
-            _, logit = _scores(s_src, own, source, valid, head, SLOPE, HEADS, ACC)
-            logit = tl.where(valid, logit, float("-inf"))
-            applied = tl.exp(logit - highest) * _factor(bits, first + j, valid, head, SCALE, HEADS, ACC)
-            row = _row_of_x(x, source, valid, head, column, HEADS, WIDTH, SHARED, ACC)
-            delta += applied * tl.sum(g * row, 1, keep_dims=True)
-        first += AHEAD
-    delta *= inverse
-    sum_dst = tl.zeros([TALL, 1], ACC)
-    e = start
-    while e < end:
-        source = tl.load(indices + e).to(tl.int64)
-        z, logit = _scores(s_src, own, source, e < end, head, SLOPE, HEADS, ACC)
-        alpha = tl.exp(logit - highest) * inverse
-        kept = _factor(bits, e, e < end, head, SCALE, HEADS, ACC)
-        row = _row_of_x(x, source, e < end, head, column, HEADS, WIDTH, SHARED, ACC)
-        for_logit = alpha * (kept * tl.sum(g * row, 1, keep_dims=True) - delta)
-        for_z = tl.where(head < HEADS, tl.where(z > 0, for_logit, for_logit * tl.full([1, 1], SLOPE, ACC)), 0)
-        sum_dst += for_z
-        if STORED:
-            tl.store(grad_src + e * HEADS + head, for_z, head < HEADS)
-            if grad_x is not None:
-                tl.store(grad_x + e * HEADS + head, alpha * kept, head < HEADS)
+    i = tl.program_id(0).to(tl.int64) * DSTS
+    ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
+    first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
+    column = tile_columns(0, BLOCK)
+    inside = column < WIDTH
+    while first < last:
+        e = first + tl.arange(0, EDGES)[:, None]
+        valid = e < last
+        row = i + tl.sum((e >= ends).to(tl.int64), 1, keep_dims=True)
+        source = tl.load(indices + e, valid, 0).to(tl.int64)
+        if SHARED:
+            rows = tl.load(x + source * WIDTH + column, valid & inside, 0).to(ACC)
+            for head in tl.static_range(HEADS):
+                g = tl.load(grad + (row * HEADS + head) * WIDTH + column, valid & inside, 0).to(ACC)
+                tl.store(out + e * HEADS + head, tl.sum(rows * g, 1, keep_dims=True), valid)
         else:
-            tl.atomic_add(grad_src + source * HEADS + head, for_z, head < HEADS, sem="relaxed")
-            if grad_x is not None:
-                message = g * (alpha * kept)
-                if SHARED:
-                    message = tl.sum(message, 0, keep_dims=True)
-                    tl.atomic_add(grad_x + source * WIDTH + column, message, column < WIDTH, sem="relaxed")
-                else:
-                    mask = (head < HEADS) & (column < WIDTH)
-                    tl.atomic_add(grad_x + (source * HEADS + head) * WIDTH + column, message, mask, sem="relaxed")
-        e += 1
-    tl.store(grad_dst + i * HEADS + head, sum_dst.to(grad_dst.dtype.element_ty), head < HEADS)
+            for head in tl.static_range(HEADS):
+                rows = tl.load(x + (source * HEADS + head) * WIDTH + column, valid & inside, 0).to(ACC)
+                g = tl.load(grad + (row * HEADS + head) * WIDTH + column, valid & inside, 0).to(ACC)
+                tl.store(out + e * HEADS + head, tl.sum(rows * g, 1, keep_dims=True), valid)
+        first += EDGES
+
+
+@triton.jit
+def _coefficient(
+    indices, s_src, own, bits, e, valid, head, highest, inverse,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """``[rows, heads]`` each: (coefficient, the same after dropout, slope of the activation)."""
+    at = e
+    if indices is not None:
+        at = tl.load(indices + e, valid, 0).to(tl.int64)
+    used = valid & (head < HEADS)
+    z = tl.load(s_src + at * HEADS + head, used, 0).to(ACC) + own
+    bend = tl.where(z > 0, tl.full([1, 1], 1, ACC), tl.full([1, 1], SLOPE, ACC))
+    alpha = tl.where(used, tl.exp(z * bend - highest) * inverse, 0)
+    return alpha, alpha * factor_of_edge(bits, e, valid, head, SCALE, HEADS, ACC), bend
+
+
+@triton.jit(do_not_specialize=["n"])
+def _softmax_grad(
+    indptr, indices, s_src, s_dst, bits, top, total, values, coefs, grad_dst, n,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Turns ``values`` ``[E, H]``, the coefficients' gradients, into those of the edges' sums of scores; ``grad_dst``.
+
+    ``indices`` ``None``: ``s_src`` has a score for every edge. ``coefs``, unless ``None``: what rows are multiplied by.
+    """
+    i = tile_rows(ROWS)
+    start, end = row_edges(indptr, None, None, i, n)
+    head = tl.arange(0, TALL)[None, :]
+    used = (start < end) & (head < HEADS)
+    at = i.to(tl.int64) * HEADS + head
+    own = tl.load(s_dst + at, used, 0).to(ACC)
+    highest = tl.load(top + at, used, 0).to(ACC)
+    inverse = 1 / tl.load(total + at, used, 1).to(ACC)
+    delta = tl.zeros([ROWS, TALL], ACC)
+    longest = tl.max(end - start)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done
+        _, applied, _ = _coefficient(
+            indices, s_src, own, bits, e, e < end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+        )
+        delta += applied * tl.load(values + e * HEADS + head, (e < end) & used, 0)
+        done += 1
+    total_z = tl.zeros([ROWS, TALL], ACC)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done
+        alpha, applied, bend = _coefficient(
+            indices, s_src, own, bits, e, e < end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+        )
+        mask = (e < end) & used
+        for_z = (applied * tl.load(values + e * HEADS + head, mask, 0) - alpha * delta) * bend
+        tl.store(values + e * HEADS + head, for_z, mask)
+        if coefs is not None:
+            tl.store(coefs + e * HEADS + head, applied, mask)
+        total_z += for_z
+        done += 1
+    tl.store(grad_dst + at, total_z.to(grad_dst.dtype.element_ty), (i < n) & (head < HEADS))
+
+
+@triton.jit(do_not_specialize=["num_src"])
+def _attend_grad_src(
+    heads, links, coefs, for_z, grad, grad_src, grad_x, num_src,
+    SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of sources' scores and, unless ``grad_x`` is ``None``, of their rows, over the lists of their edges."""
+    s = tile_rows(ROWS)
+    head, column = tl.arange(0, TALL)[None, :], tile_columns(tl.program_id(1), BLOCK)
+    size: tl.constexpr = WIDTH if SHARED else HEADS * WIDTH
+    per_head: tl.constexpr = WIDTH if WIDTH > 0 else 1
+    inside = column < size
+    for_src = tl.zeros([ROWS, TALL], ACC)
+    for_x = tl.zeros([ROWS, BLOCK], ACC)
+    e = tl.load(heads + s, s < num_src, -1).to(tl.int64)
+    while tl.max(e) >= 0:
+        link = tl.load(links + e, e >= 0, -1)
+        row = link & 0xFFFFFFFF
+        valid = (e >= 0) & (head < HEADS)
+        for_src += tl.load(for_z + e * HEADS + head, valid, 0)
+        if grad_x is not None:
+            if SHARED:
+                for h in tl.static_range(HEADS):
+                    g = tl.load(grad + (row * HEADS + h) * WIDTH + column, (e >= 0) & inside, 0).to(ACC)
+                    for_x += g * tl.load(coefs + e * HEADS + h, e >= 0, 0)
+            else:
+                g = tl.load(grad + row * size + column, (e >= 0) & inside, 0).to(ACC)
+                for_x += g * tl.load(coefs + e * HEADS + column // per_head, (e >= 0) & inside, 0)
+        e = link >> 32
+    mask = s < num_src
+    s = s.to(tl.int64)
+    if tl.program_id(1) == 0:
+        tl.store(grad_src + s * HEADS + head, for_src.to(grad_src.dtype.element_ty), mask & (head < HEADS))
+    if grad_x is not None:
+        tl.store(grad_x + s * size + column, for_x.to(grad_x.dtype.element_ty), mask & inside)
+
+
+def _edge_tiles(numbers: int) -> list[tune.Config]:
+    """Destinations of a program, edges of a tile whose rows have so many ``numbers``, and warps; the default first."""
+    most = max(1, 8192 // numbers)
+    return [
+        {"DSTS": dsts, "EDGES": min(edges, most), "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp))}
+        for dsts, edges, per_warp in (
+            (8, 16, 512),
+            (4, 16, 512),
+            (8, 32, 1024),
+            (16, 32, 512),
+            (2, 8, 512),
+            (8, 8, 256),
+        )
+    ]
+
+
+def coefficient_grads(
+    indptr: Tensor, indices: Tensor, scores: tuple, x: Tensor, top: Tensor, total: Tensor, grad: Tensor, slope: float,
+    bits: Tensor | None, scale: float, by_edge: bool, coefs: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(gradients of the edges' sums of scores ``[E, H]``, unwritten behind the last edge; of destinations' scores).
+
+    ``scores``: of sources, or (``by_edge``) of edges, and of destinations; ``coefs`` ``[E, H]`` receives what gradients
+    of rows are multiplied by.
+    """
+    (n, heads), width, edges = top.shape, x.shape[2], indices.numel()
+    shared, acc = shares_rows(x, top), accumulator(x)
+    values = torch.empty((edges, heads), dtype=top.dtype, device=x.device)
+    grad_dst = torch.empty_like(scores[1])
+    block = power_of_two(max(1, width))
+
+    def launch(config: tune.Config) -> None:
+        _edge_products[(cdiv(n, config["DSTS"]),)](
+            indptr, indices, x, grad, values, n,
+            SHARED=shared, HEADS=heads, WIDTH=width, ACC=acc, BLOCK=block, **config,
+        )  # fmt: skip
+
+    shape = (x.dtype, heads, width, shared, tune.size_class(n), tune.size_class(edges))
+    work = (n + edges) * heads * width * x.element_size()
+    launch(tune.choose("edge_products", shape, _edge_tiles(block), launch, work, x.device))
+    tall = power_of_two(heads)
+    rows = max(1, 128 // tall)
+    _softmax_grad[(cdiv(n, rows),)](
+        indptr, None if by_edge else indices, *scores, bits, top, total, values, coefs, grad_dst, n,
+        SLOPE=slope, SCALE=scale, HEADS=heads, ACC=acc, TALL=tall, ROWS=rows, num_warps=4,
+    )  # fmt: skip
+    return values, grad_dst
+
+
+def launch_attend(
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, slope: float, bits: Tensor | None,
+    scale: float, by_edge: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """``attend`` of checked arguments; ``by_edge``: ``s_src`` ``[E, H]``."""
+    n, heads, width = *s_dst.shape, x.shape[2]
+    y = x.new_empty((n, heads, width))
+    top, total = (x.new_empty((n, heads), dtype=_wide(x.dtype)) for _ in range(2))
+    if n and heads:
+        settings = tile_settings(heads, max(1, width), False, x)
+        _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
+            indptr, indices, s_src, s_dst, x, bits, y, top, total,
+            SLOPE=slope, SCALE=scale, SHARED=shares_rows(x, s_dst), BY_EDGE=by_edge, HEADS=heads, WIDTH=width,
+            AHEAD=_AHEAD, **settings,
+        )  # fmt: skip
+    return y, top, total
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -188,16 +336,7 @@ def attend(
     ``s_src`` ``[N, H]``, ``s_dst`` ``[num_dst, H]``, ``x`` ``[N, H, F]`` or ``[N, 1, F]``; see ``reference.attend``.
     """
     _check(indptr, indices, s_src, s_dst, x, bits)
-    n, heads, width = *s_dst.shape, x.shape[2]
-    y = x.new_empty((n, heads, width))
-    top, total = (x.new_empty((n, heads), dtype=_wide(x.dtype)) for _ in range(2))
-    if n and heads:
-        settings = tile_settings(heads, max(1, width), False, x)
-        _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
-            indptr, indices, s_src, s_dst, x, bits, y, top, total,
-            SLOPE=slope, SCALE=scale, SHARED=shares_rows(x, s_dst), HEADS=heads, WIDTH=width, AHEAD=_AHEAD, **settings,
-        )  # fmt: skip
-    return y, top, total
+    return launch_attend(indptr, indices, s_src, s_dst, x, slope, bits, scale, False)
 
 
 @op
@@ -211,18 +350,32 @@ def attend_grad(
     require(grad.shape == (n, heads, width), f"grad {[n, heads, width]}", list(grad.shape))
     require(top.shape == s_dst.shape and total.shape == s_dst.shape, f"top and total {list(s_dst.shape)}",
             f"{list(top.shape)} and {list(total.shape)}")  # fmt: skip
-    stored, shared, wide = torch.are_deterministic_algorithms_enabled(), shares_rows(x, s_dst), _wide(x.dtype)
-    edges = (indices.numel(), heads)
-    for_src = torch.zeros(edges if stored else s_src.shape, dtype=wide, device=x.device)
-    for_x = torch.zeros(edges if stored else x.shape, dtype=wide, device=x.device) if needs_x else None
-    grad_dst = s_dst.new_empty(s_dst.shape)
-    if n and heads:
-        _attend_grad[(n,)](
-            indptr, indices, s_src, s_dst, x, bits, top, total, grad, for_src, grad_dst, for_x,
-            SLOPE=slope, SCALE=scale, SHARED=shared, STORED=stored, HEADS=heads, WIDTH=width, AHEAD=_AHEAD,
-            **tile_settings(heads, max(1, width), True, x),
+    shared, edges, device = shares_rows(x, s_dst), indices.numel(), x.device
+    if not (n and heads):
+        return torch.zeros_like(s_src), torch.empty_like(s_dst), torch.zeros_like(x) if needs_x else x.new_empty(0)
+    coefs = torch.empty((edges, heads), dtype=_wide(x.dtype), device=device) if needs_x else None
+    for_z, grad_dst = coefficient_grads(
+        indptr, indices, (s_src, s_dst), x, top, total, grad, slope, bits, scale, False, coefs
+    )
+    if torch.are_deterministic_algorithms_enabled():
+        for_x = spmm_grad_x_transposed(indptr, indices, grad, coefs, x.shape[0], "sum", shared) if needs_x else None
+        for_src = scatter_src_transposed(indptr, indices, for_z, x.shape[0]).to(x.dtype)
+        return for_src, grad_dst, for_x.to(x.dtype) if needs_x else x.new_empty(0)
+    grad_src, grad_x = torch.empty_like(s_src), torch.empty_like(x) if needs_x else None
+    if not x.shape[0]:
+        return grad_src, grad_dst, grad_x if needs_x else x.new_empty(0)
+    first, links = link_edges(indptr, indices, x.shape[0])
+    size = max(1, width if shared else heads * width)
+
+    def launch_src(config: tune.Config) -> None:
+        block = column_block(size)
+        _attend_grad_src[(cdiv(x.shape[0], config["ROWS"]), cdiv(size, block) if needs_x else 1)](
+            first, links, coefs, for_z, grad, grad_src, grad_x, x.shape[0],
+            SHARED=shared, HEADS=heads, WIDTH=width, ACC=accumulator(x), TALL=power_of_two(heads),
+            BLOCK=block, **config,
         )  # fmt: skip
-    if stored:
-        for_x = spmm_grad_x_transposed(indptr, indices, grad, for_x, x.shape[0], "sum", shared) if needs_x else None
-        for_src = scatter_src_transposed(indptr, indices, for_src, x.shape[0])
-    return for_src.to(x.dtype), grad_dst, for_x.to(x.dtype) if needs_x else x.new_empty(0)
+
+    shape = (x.dtype, heads, width, shared, needs_x, tune.size_class(x.shape[0]), tune.size_class(edges))
+    work = (x.shape[0] + edges) * size * x.element_size()
+    launch_src(tune.choose("attend_grad_src", shape, tile_configs(size, x.element_size()), launch_src, work, device))
+    return grad_src, grad_dst, grad_x if needs_x else x.new_empty(0)

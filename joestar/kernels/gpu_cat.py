@@ -164,6 +164,26 @@ def _link_edges(
         done += SLOTS
 
 
+def link_edges(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
+    """Every valid edge in a list of its source: (first edges int32 ``[num_src]``, -1 where none; links int64 ``[E]``).
+
+    A link is ``next edge << 32 | row``; the order of a list changes between runs.
+    """
+    heads = torch.full((num_src,), -1, dtype=torch.int32, device=indices.device)
+    links = torch.empty(indices.numel(), dtype=torch.int64, device=indices.device)
+    _link(indptr, indices, None, heads, links, links.new_empty(0, dtype=torch.float32), False)
+    return heads, links
+
+
+def _link(indptr, indices, weight, heads, links, scales, mean: bool) -> None:
+    n = indptr.numel() - 1
+    if n and indices.numel():
+        _link_edges[(cdiv(n, 16),)](
+            indptr, indices, weight, heads, links, scales, n,
+            MEAN=mean, SCALED=scales.numel() > 0, SLOTS=16, BLOCK=16, num_warps=4,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad(
     heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
@@ -236,10 +256,7 @@ def _gradient(indptr, indices, grad, x, weight, factor, bits, scale, reduce, cat
     scaled = mean or weight is not None
     precision = torch.float64 if grad.dtype == torch.float64 else torch.float32
     scales = torch.empty(edges if scaled else 0, dtype=precision, device=device)
-    if n and edges:
-        _link_edges[(cdiv(n, 16),)](
-            indptr, indices, weight, heads, links, scales, n, MEAN=mean, SCALED=scaled, SLOTS=16, BLOCK=16, num_warps=4
-        )
+    _link(indptr, indices, weight, heads, links, scales, mean)
     block = column_block(width)
 
     def launch(config: tune.Config) -> None:

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.layout import power_of_two
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
 
@@ -69,11 +71,6 @@ def check_weights(weight: Tensor) -> None:
 def cdiv(n: int, block: int) -> int:
     """Blocks that cover ``n``."""
     return -(-n // block)
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least ``n`` and 1."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def rows_per_block(n: int, smallest: int = 32, largest: int = 256) -> int:

@@ -104,8 +104,9 @@ def _looped_degrees(
 @triton.jit(do_not_specialize=["n", "size", "blocks"])
 def _write_looped(
     indptr, indices, names, own, count, degrees, sums, blocks, out_indptr, out, out_degrees, n, size,
-    AHEAD: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr, ADDED: tl.constexpr, GLOBAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Edges without the existing self-loops, and the new ones, by local numbers or (``GLOBAL``) ids."""
     block = tl.program_id(0)
     i = block * BLOCK + tl.arange(0, BLOCK)
     start, end = row_edges(indptr, None, None, i, n)
@@ -133,13 +134,13 @@ def _write_looped(
             place += kept.to(tl.int64)
         done += AHEAD
     real = (i < n) & (i < tl.load(count))
-    tl.store(out + new_end - 1, i, real)
+    tl.store(out + new_end - 1, row if GLOBAL else i, real)
     if out_degrees is not None:
         tl.atomic_add(out_degrees + i, one, real, sem="relaxed")
     fill_tail(out, total, size.to(tl.int64), 0, BLOCK)
 
 
-def _add_loops(indptr, indices, names, own, dst_count, out_degrees) -> tuple[Tensor, Tensor]:
+def _add_loops(indptr, indices, names, own, dst_count, out_degrees, by_id=False) -> tuple[Tensor, Tensor]:
     n, device = indptr.numel() - 1, indices.device
     size = indices.numel() + n
     if n == 0:
@@ -158,7 +159,7 @@ def _add_loops(indptr, indices, names, own, dst_count, out_degrees) -> tuple[Ten
     sums, added = block_sums(sums)
     _write_looped[(blocks,)](
         indptr, indices, names, own, dst_count, degrees, sums, blocks, new_indptr, out, out_degrees, n, size,
-        AHEAD=AHEAD, ADDED=added, BLOCK=block, num_warps=warps,
+        AHEAD=AHEAD, ADDED=added, GLOBAL=by_id, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return new_indptr, out
 
@@ -187,3 +188,11 @@ def block_self_loops(
         out_degrees.zero_()
     counted = out_degrees if num_src else None
     return *_add_loops(indptr, indices, sources, dsts, dst_count, counted), out_degrees
+
+
+@op
+def sampled_self_loops(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
+    """``add_self_loops`` of a sample whose edges and destinations are global ids: so are the loops."""
+    check_offsets(indptr)
+    check_ids(indices, dsts)
+    return _add_loops(indptr, indices, indices, dsts, dst_count, None, True)

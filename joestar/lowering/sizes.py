@@ -23,7 +23,9 @@ RAGGED = {
 }
 """Ops that make a set of data-dependent size: position of the bound among their arguments; the count is output 2."""
 
-LOOPED = {_JOESTAR.add_self_loops.default, _JOESTAR.block_self_loops.default}
+LOOPED = {
+    _JOESTAR.add_self_loops.default, _JOESTAR.block_self_loops.default, _JOESTAR.sampled_self_loops.default,
+}  # fmt: skip
 """Ops that give (offsets, sources, ...) of a block with self-loops; the offsets of the block are their first input."""
 
 ROW_IDS_ARGUMENT = 2

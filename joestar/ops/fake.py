@@ -217,6 +217,11 @@ def _(indptr, indices, dst_count):
     return torch.empty_like(indptr), indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))
 
 
+@register_fake("joestar::sampled_self_loops")
+def _(indptr, indices, dsts, dst_count):
+    return torch.empty_like(indptr), indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))
+
+
 @register_fake("joestar::block_self_loops")
 def _(indptr, indices, sources, dsts, dst_count, num_src):
     looped = indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))

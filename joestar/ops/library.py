@@ -63,6 +63,7 @@ SCHEMAS = {
     " -> Tensor",
     "add_self_loops": f"({_CSC}, Tensor dst_count) -> (Tensor, Tensor)",
     "block_self_loops": f"({_CSC}, Tensor sources, {_DSTS}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
+    "sampled_self_loops": f"({_CSC}, {_DSTS}) -> (Tensor, Tensor)",
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
     "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
     "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",

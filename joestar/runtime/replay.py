@@ -12,7 +12,7 @@ from torch import Tensor
 
 from joestar.errors import StaleBackwardError
 from joestar.runtime.program import Program
-from joestar.runtime.step_graph import WARM_UP
+from joestar.runtime.step_graph import WARM_UP, capture_stream
 
 
 class ReplayedProgram:
@@ -36,7 +36,7 @@ class ReplayedProgram:
         self.flag.fill_(False)
 
     def _capture(self, device: torch.device) -> None:
-        stream = torch.cuda.Stream(device)
+        stream = capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):

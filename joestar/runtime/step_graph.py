@@ -10,6 +10,16 @@ WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
 
 
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on a device: cuBLAS keeps 64 MiB and more for every stream that it has worked on."""
+    if device not in _STREAMS:
+        _STREAMS[device] = torch.cuda.Stream(device)
+    return _STREAMS[device]
+
+
 class GraphMemory:
     """What graphs share that are never replayed at the same time and need nothing that an earlier replay left there.
 
@@ -18,7 +28,7 @@ class GraphMemory:
 
     def __init__(self, device: torch.device):
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)
+        self.stream = capture_stream(device)
 
 
 class StepGraph:
@@ -32,7 +42,7 @@ class StepGraph:
 
     def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
         start = time.perf_counter()
-        stream = torch.cuda.Stream(device) if memory is None else memory.stream
+        stream = capture_stream(device) if memory is None else memory.stream
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -104,7 +104,7 @@ def test_attention_scores_come_from_the_rows():
     widths = [int(n.args[1].meta["val"].shape[0]) for n in case.program.captured.gm.graph.nodes
               if n.target is ATEN.linear.default]  # fmt: skip
     assert widths == [2, 2, 2, 2], "scores of sources and destinations, two heads each, in two layers"
-    assert count(case.program.captured.gm, ATEN.bmm.default) == 2
+    assert count(case.program.captured.gm, JOESTAR.head_linear.default) == 2
 
 
 def test_the_default_is_the_cheaper_order():

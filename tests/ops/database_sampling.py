@@ -55,6 +55,15 @@ def _block_self_loops(_, ids):
                 yield Sample(case, args, True)
 
 
+def _sampled_self_loops(_, ids):
+    """Destinations and sources are global ids, in which nodes may stand twice."""
+    for s in every(ids):
+        if s.num_dst <= s.num_src:
+            names = (torch.arange(max(s.num_src, 1)) * 7919 % 11).to(ids)
+            sources = torch.index_select(names, 0, s.indices.long().clamp(0, names.numel() - 1)).to(ids)
+            yield Sample(s.name, (s.indptr, sources, names[: s.num_dst], torch.tensor(s.rows)), True)
+
+
 def _out_degrees(_, ids):
     for s in every(ids):
         yield Sample(s.name, (s.indptr, s.indices, s.num_src), True)
@@ -145,6 +154,11 @@ OPS = {
     "block_self_loops": Op(
         _block_self_loops,
         lambda _: (*WIDE, WIDE[1], torch.arange(NUM_DST, dtype=WIDE[1].dtype), torch.tensor(NUM_DST), NUM_SRC),
+        floats=False,
+    ),
+    "sampled_self_loops": Op(
+        _sampled_self_loops,
+        lambda _: (*WIDE, torch.arange(NUM_DST, dtype=WIDE[1].dtype), torch.tensor(NUM_DST)),
         floats=False,
     ),
     "out_degrees": Op(_out_degrees, lambda _: (*WIDE, NUM_SRC), floats=False),

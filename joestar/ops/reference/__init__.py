@@ -33,7 +33,13 @@ from joestar.ops.reference.fused import (
 from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.ops.reference.spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.ops.reference.step import finish_step, overflow, take_batch
-from joestar.ops.reference.structure import add_self_loops, block_self_loops, edge_dst, out_degrees
+from joestar.ops.reference.structure import (
+    add_self_loops,
+    block_self_loops,
+    edge_dst,
+    out_degrees,
+    sampled_self_loops,
+)
 from joestar.ops.reference.weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
@@ -65,6 +71,7 @@ __all__ = [
     "sample_aggregate_self",
     "sample_cols",
     "sample_eids",
+    "sampled_self_loops",
     "scatter_dst",
     "scatter_src",
     "sddmm",

@@ -69,3 +69,20 @@ def block_self_loops(
     looped = torch.ops.joestar.add_self_loops(indptr, torch.where(loop, row, indices), dst_count)
     degrees = torch.ops.joestar.out_degrees(*looped, num_src) if num_src else indptr.new_empty(0)
     return *looped, degrees
+
+
+def sampled_self_loops(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
+    """``add_self_loops`` of a sample that nobody numbered: edges and loops by global ids.
+
+    Args:
+        indices: global id of each edge's source, ``[num_edges]``; dsts: ids of the destinations.
+
+    Returns:
+        (offsets, global sources ``[num_edges + num_dst]``, 0 behind the last edge).
+    """
+    n = dsts.numel()
+    numbers = torch.arange(n, n + indices.numel(), dtype=indices.dtype, device=indices.device)
+    looped, edges, _ = torch.ops.joestar.block_self_loops(indptr, numbers, indices, dsts, dst_count, 0)
+    ids = torch.index_select(torch.cat((dsts, indices)), 0, edges) if n else edges
+    valid = torch.arange(ids.numel(), device=ids.device) < looped[-1]
+    return looped, torch.where(valid, ids, torch.zeros_like(ids))

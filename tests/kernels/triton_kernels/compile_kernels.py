@@ -163,6 +163,10 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     for rows in (x, x[:, :1].contiguous()):
         _, top, total = gpu.attend(INDPTR, indices, *scores, rows, 0.2, bits, 2.0)
         gpu.attend_grad(INDPTR, indices, *scores, rows, top, total, grad, 0.2, bits, 2.0, True)
+    table, vectors = x[:, 0].contiguous(), torch.zeros(4, 32, dtype=dtype)
+    ids = INDPTR[:-1].to(indices.dtype)
+    found = gpu.gather_attend(INDPTR, indices, ids, table, vectors, vectors, 0.2, bits, 2.0)
+    gpu.gather_attend_grad(INDPTR, indices, ids, table, *found[1:], grad, 0.2, bits, 2.0)
     gpu.sddmm(INDPTR, indices, x, grad, "dot")
     gpu.sddmm(INDPTR, indices, weight[:NODES], weight[:ROWS], "add")
     gpu.sddmm(INDPTR, indices, None, grad, "copy_rhs")

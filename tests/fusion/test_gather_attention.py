@@ -1,0 +1,119 @@
+"""Gather-attention: the first layer reads features in place, the same numbers, and every reason not to."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lowering.harness import NUM_FEATURES, SEEDS, same, small_graph
+from torch import nn
+
+import joestar.nn as jnn
+from joestar import fn
+
+from .graphs import JOESTAR, Model, captured, count, only, reasons
+
+PATTERN = "gather-attention"
+BASE = ("extract-select", "sample-structural", "spmm-gemm-order")
+ON, OFF = only(*BASE, PATTERN, "gather-aggregate"), only(*BASE)
+HEADS, WIDTH = 2, 3
+
+
+def gat(**options):
+    torch.manual_seed(0)
+    return jnn.GAT(NUM_FEATURES, 8, 2, 4, **{"heads": 2, "dropout": 0.5, **options})
+
+
+class Attention(nn.Module):
+    """One layer, written by hand; the arguments replace a part of it each."""
+
+    def __init__(self, bias=False, other=None, own_scores=True, act=F.leaky_relu, norm=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(NUM_FEATURES, HEADS * WIDTH, bias=False)
+        self.src, self.dst = nn.Linear(NUM_FEATURES, HEADS, bias=bias), nn.Linear(NUM_FEATURES, HEADS, bias=False)
+        self.other, self.own_scores, self.act, self.norm = other, own_scores, act, norm
+
+    def forward(self, block, x):
+        own = x[: block.num_dst] if self.own_scores else x[: block.num_dst] * 2
+        src = self.src(F.normalize(x) if self.norm else x)
+        alpha = block.edge_softmax(self.act(block.apply_edges(fn.u_add_v(src, self.dst(own)))))
+        y = block.pull(fn.u_mul_e(x.unsqueeze(1), alpha), "sum")
+        y = y.flatten(1)
+        return y if self.other is None else y + self.other(block, x, src)
+
+
+def layer(**options):
+    return Model(lambda self, blocks, x: self.layer(blocks[0], x), HEADS * NUM_FEATURES, layer=Attention(**options))
+
+
+def taken(make, disable=ON, attention="in-place", fanouts=(3, 2)):
+    """The traced model, aggregating first, the attention reading in place."""
+    case = captured(make(), (3,) if make is layer else fanouts, disable=disable)
+    choices = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
+    sites = case.program.variant(replace(case.program.options, choices=choices)).sites
+    choices |= {site.key: attention for site in sites if site.kind == "attention"}
+    case.program = case.program.variant(replace(case.program.options, choices=choices))
+    return case
+
+
+def gathers(case):
+    return count(case.program.captured.gm, JOESTAR.gather_attend.default)
+
+
+def test_before_and_after():
+    before, after = (taken(gat, disable).program.captured.gm for disable in (OFF, ON))
+    for op, old, new in (("gather_attend", 0, 1), ("sampled_self_loops", 0, 1), ("compact", 2, 1), ("spmm", 2, 1)):
+        target = getattr(JOESTAR, op).default
+        assert (count(before, target), count(after, target)) == (old, new), op
+
+
+MODELS = {
+    "gat": gat,
+    "no dropout": lambda: gat(dropout=0.0, heads=4),
+    "one head": lambda: gat(heads=1, negative_slope=0.05),
+    "no loops": lambda: gat(add_self_loops=False),
+    "by hand": layer,
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_same_numbers(make):
+    """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""
+    on, off = taken(make), taken(make, OFF)
+    assert gathers(on) == 1
+    for step, batch in enumerate((SEEDS, (5, 5, 47, 5))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-9)
+        same(on.padded(on.seeds(batch), step), expected, 1e-9)
+
+
+def test_a_choice():
+    case = taken(gat, attention="stored")
+    assert gathers(case) == 0
+    assert "storing the gathered rows is chosen" in reasons(case, PATTERN)
+
+
+REFUSED = {
+    "a biased score": ({"bias": True}, "the scores are no products of the rows"),
+    "scores of other rows": ({"norm": True}, "the sources' scores are those of other rows"),
+    "own rows changed": ({"own_scores": False}, "the destinations' scores are not those of their own rows"),
+    "another reader": ({"other": lambda b, x, s: b.pull(fn.copy_u(x), "mean").repeat(1, HEADS)}, "another reader"),
+    "scores read twice": ({"other": lambda b, x, s: b.pull(fn.copy_u(s), "mean").mean(1, True)}, "another reader"),
+    "another activation": ({"act": torch.tanh}, "the logits are no leaky ReLU"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_must_not_fire(options, reason):
+    case = taken(lambda: layer(**options), fanouts=(3,))
+    assert gathers(case) == 0
+    assert any(reason in found for found in reasons(case, PATTERN)), reasons(case, PATTERN)
+
+
+def test_features_that_need_gradients():
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].clone().requires_grad_()
+    case = captured(layer(), (3,), disable=ON, graph=graph)
+    assert gathers(case) == 0
+    assert "the features need gradients" in reasons(case, PATTERN)

@@ -1,0 +1,62 @@
+"""Attention over rows of a table, compiled: every dtype, and a size at which its settings are chosen by timing."""
+
+import pytest
+import torch
+from ops.test_gather_attend import check
+
+from joestar.kernels import gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+ops = torch.ops.joestar
+
+
+def on_gpu(function):
+    """``function`` of the arguments' copies on the GPU; results on the CPU."""
+
+    def run(*args):
+        found = function(*(value.cuda() if isinstance(value, torch.Tensor) else value for value in args))
+        return found.cpu() if isinstance(found, torch.Tensor) else tuple(value.cpu() for value in found)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)], ids=str,
+)  # fmt: skip
+def test_values_and_gradients(dtype, tolerance):
+    check((on_gpu(gpu.gather_attend), on_gpu(gpu.gather_attend_grad)), dtype, torch.int32, tolerance)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(4, 100), (8, 768)])
+def test_large(heads, width):
+    random = torch.Generator().manual_seed(0)
+    rows, most = 40_000, 6
+    indptr = torch.zeros(rows + 1, dtype=torch.int64)
+    torch.cumsum(torch.randint(0, most + 1, (rows,), generator=random), 0, out=indptr[1:])
+    table = torch.randn(50_000, width, generator=random)
+    indices = torch.randint(0, 50_000, (int(indptr[-1]) + 100,), generator=random, dtype=torch.int32)
+    dsts = torch.randint(0, 50_000, (rows,), generator=random, dtype=torch.int32)
+    vectors = [torch.randn(heads, width, generator=random) / 10 for _ in range(2)]
+    bits = torch.randint(-(2**31), 2**31, (indices.numel(), 1), generator=random, dtype=torch.int32)
+    args = (indptr, indices, dsts, table, *vectors, 0.2, bits, 1.5)
+    ours, good = on_gpu(ops.gather_attend)(*args), ops.gather_attend(*args)
+    edges = int(indptr[-1])
+    for value, expected in zip(ours, good, strict=True):
+        rows = edges if value.shape[0] == indices.numel() else value.shape[0]
+        torch.testing.assert_close(value[:rows], expected[:rows], rtol=1e-4, atol=1e-4)
+    grad = torch.randn(good[0].shape, generator=random)
+    found = on_gpu(ops.gather_attend_grad)(*args[:4], *good[1:], grad, *args[6:])
+    expected = ops.gather_attend_grad(*args[:4], *good[1:], grad, *args[6:])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_products_per_head():
+    x, weight = torch.randn(5_000, 4, 100, device="cuda"), torch.randn(4, 32, 100, device="cuda")
+    y = ops.head_linear(x, weight)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, torch.einsum("nhf,hcf->nhc", x, weight), rtol=1e-3, atol=1e-2)
+    grad = torch.randn_like(y)
+    expected = torch.einsum("nhc,nhf->hcf", grad, x)
+    torch.testing.assert_close(ops.head_linear_weight_grad(x, grad), expected, rtol=1e-3, atol=1.0)
