@@ -20,6 +20,7 @@ from joestar.fusion import (
     gather_aggregate,
     gather_update,
     hoist,
+    kept_bits,
     narrow_linear,
     own_aggregate,
     relu_dropout,
@@ -83,6 +84,7 @@ PASSES = (
     Pass("narrow-linear", narrow_linear.run),
     Pass("attention", attention.run),
     Pass("backward-format", backward_format.run),
+    Pass("kept-bits", kept_bits.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )
 """The pipeline, in order."""

@@ -8,8 +8,12 @@ from joestar.kernels.gpu_attend import attend, attend_grad
 from joestar.kernels.gpu_cat import (
     aggregate_cat,
     aggregate_cat_grad,
+    aggregate_cat_kept,
+    aggregate_cat_kept_grad,
     aggregate_rows,
     aggregate_rows_grad,
+    aggregate_rows_kept,
+    aggregate_rows_kept_grad,
     split_columns,
 )
 from joestar.kernels.gpu_compact import compact, release_claims
@@ -42,8 +46,12 @@ __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "aggregate_cat_kept",
+    "aggregate_cat_kept_grad",
     "aggregate_rows",
     "aggregate_rows_grad",
+    "aggregate_rows_kept",
+    "aggregate_rows_kept_grad",
     "attend",
     "attend_grad",
     "block_self_loops",

@@ -176,6 +176,30 @@ def _(indptr, indices, grad, x, weight, own, bits, scale, reduce):
     return x.new_empty(x.shape)
 
 
+def _words(x):
+    return x.new_empty((x.shape[0], (x.shape[1] + 31) // 32), dtype=torch.int32)
+
+
+@register_fake("joestar::aggregate_cat_kept")
+def _(indptr, indices, x, bits, scale, reduce):
+    return x.new_empty((indptr.shape[0] - 1, 2 * x.shape[1])), _words(x)
+
+
+@register_fake("joestar::aggregate_cat_kept_grad")
+def _(indptr, indices, grad, kept, scale, reduce):
+    return grad.new_empty((kept.shape[0], grad.shape[1] // 2))
+
+
+@register_fake("joestar::aggregate_rows_kept")
+def _(indptr, indices, x, weight, own, bits, scale, reduce):
+    return x.new_empty((indptr.shape[0] - 1, x.shape[1])), _words(x)
+
+
+@register_fake("joestar::aggregate_rows_kept_grad")
+def _(indptr, indices, grad, weight, own, kept, scale, reduce):
+    return grad.new_empty((kept.shape[0], grad.shape[1]))
+
+
 @register_fake("joestar::sample_aggregate_own")
 def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, reduce):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)

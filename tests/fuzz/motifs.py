@@ -116,6 +116,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
     "narrow-linear": [Motif(before=widened, inner=True)],
+    "kept-bits": [Motif(sum_and_own, rows.relu_dropout, inner=True), Motif(weighted, rows.relu_dropout, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }
 """Name of a pass -> its motifs."""

@@ -143,6 +143,8 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for mask in (None, bits):
             gpu.aggregate_cat(INDPTR, indices, x, mask, 2.0, "mean")
             gpu.aggregate_cat_grad(INDPTR, indices, torch.cat([grad, grad], 1), x, mask, 2.0, "mean")
+        gpu.aggregate_cat_kept(INDPTR, indices, x, bits, 2.0, "mean")
+        gpu.aggregate_cat_kept_grad(INDPTR, indices, torch.cat([grad, grad], 1), bits, 2.0, "mean")
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
