@@ -20,6 +20,7 @@ from joestar.fusion import (
     gather_aggregate,
     gather_update,
     hoist,
+    join_together,
     kept_bits,
     narrow_linear,
     own_aggregate,
@@ -85,6 +86,7 @@ PASSES = (
     Pass("attention", attention.run),
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),
+    Pass("join-together", join_together.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )
 """The pipeline, in order."""

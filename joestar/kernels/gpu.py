@@ -14,7 +14,6 @@ from joestar.kernels.gpu_cat import (
     aggregate_rows_grad,
     aggregate_rows_kept,
     aggregate_rows_kept_grad,
-    split_columns,
 )
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
@@ -34,6 +33,7 @@ from joestar.kernels.gpu_grad import (
     spmm_grad_x,
     spmm_grad_x_transposed,
 )
+from joestar.kernels.gpu_join import join_columns_all, split_columns, split_columns_all
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
@@ -64,6 +64,7 @@ __all__ = [
     "edge_softmax_grad",
     "finish_step",
     "gather_linear",
+    "join_columns_all",
     "out_degrees",
     "overflow",
     "release_claims",
@@ -82,6 +83,7 @@ __all__ = [
     "slice_cols",
     "slice_rows",
     "split_columns",
+    "split_columns_all",
     "spmm",
     "spmm_coo",
     "spmm_csr",

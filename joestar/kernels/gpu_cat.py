@@ -21,32 +21,6 @@ from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, t
 
 
 @triton.jit
-def _split_columns(joined, parts, rows, WIDTH: tl.constexpr, WIDTHS: tl.constexpr, COUNT: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, column = at // WIDTH, at % WIDTH
-    value = tl.load(joined + at, row < rows, 0)
-    first = 0
-    for i in tl.static_range(COUNT):
-        inside = (row < rows) & (column >= first) & (column < first + WIDTHS[i])
-        tl.store(parts[i] + row * WIDTHS[i] + (column - first), value, inside)
-        first += WIDTHS[i]
-
-
-@op
-def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
-    """The parts of ``join_columns``, contiguous, in one launch; a width of 0 is a vector."""
-    rows = joined.shape[0]
-    parts = [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
-    if joined.numel():
-        _split_columns[(cdiv(joined.numel(), 512),)](
-            joined, tuple(parts), rows,
-            WIDTH=joined.shape[1], WIDTHS=tuple(width or 1 for width in widths), COUNT=len(parts), BLOCK=512,
-        )  # fmt: skip
-    return parts
-
-
-@triton.jit
 def _kept(bits, row, column, mask, WORDS: tl.constexpr):
     """Whether dropout keeps the entries: neighbouring columns read neighbouring words."""
     word = tl.load(bits + row * WORDS + column % WORDS, mask, 0)

@@ -228,3 +228,16 @@ def _join_backward(ctx, grad):
 
 
 register_autograd("joestar::join_columns", _join_backward, setup_context=_join_setup)
+
+
+def _join_all_setup(ctx, inputs, output):
+    ctx.counts = inputs[1]
+    ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
+
+
+def _join_all_backward(ctx, grads):
+    """Gradients of matrices that nobody reads are zeros here."""
+    return ops.split_columns_all(grads, ctx.counts, ctx.widths), None, None
+
+
+register_autograd("joestar::join_columns_all", _join_all_backward, setup_context=_join_all_setup)

@@ -1,5 +1,7 @@
 """Shapes and dtypes of every op for tracing: a bound given as a symbolic integer becomes a symbolic size."""
 
+import itertools
+
 import torch
 from torch.library import register_fake
 
@@ -214,6 +216,21 @@ def _(parts, width):
 def _(joined, widths):
     rows = joined.shape[0]
     return [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
+
+
+@register_fake("joestar::join_columns_all")
+def _(parts, counts, widths):
+    firsts = (parts[end - count] for end, count in zip(itertools.accumulate(counts), counts, strict=True))
+    return [first.new_empty((first.shape[0], width)) for first, width in zip(firsts, widths, strict=True)]
+
+
+@register_fake("joestar::split_columns_all")
+def _(joined, counts, widths):
+    owners = [matrix for matrix, count in zip(joined, counts, strict=True) for _ in range(count)]
+    return [
+        matrix.new_empty((matrix.shape[0], width) if width else (matrix.shape[0],))
+        for matrix, width in zip(owners, widths, strict=True)
+    ]
 
 
 @register_fake("joestar::dropout_apply")

@@ -62,6 +62,8 @@ SCHEMAS = {
     "sample_aggregate_own": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, Tensor own, str reduce) -> (Tensor, Tensor)",
     "join_columns": "(Tensor[] parts, int width) -> Tensor",
     "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",
+    "join_columns_all": "(Tensor[] parts, int[] counts, int[] widths) -> Tensor[]",
+    "split_columns_all": "(Tensor[] joined, int[] counts, int[] widths) -> Tensor[]",
     "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
     "relu_dropout_grad": "(Tensor grad, Tensor y, float p) -> Tensor",
     "dropout_bits": "(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor",
@@ -78,7 +80,7 @@ SCHEMAS = {
 }
 
 DISSOLVED = {
-    "cpu": ("join_columns", "split_columns", "overflow"),
+    "cpu": ("join_columns", "split_columns", "join_columns_all", "split_columns_all", "overflow"),
     "cuda": ("join_columns", "dropout_apply", "relu_dropout_grad"),
 }
 """Ops that Inductor compiles from their references, fused into what surrounds them."""

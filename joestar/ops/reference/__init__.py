@@ -28,11 +28,13 @@ from joestar.ops.reference.fused import (
     aggregate_rows_kept,
     aggregate_rows_kept_grad,
     join_columns,
+    join_columns_all,
     sample_aggregate,
     sample_aggregate_cat,
     sample_aggregate_own,
     sample_aggregate_self,
     split_columns,
+    split_columns_all,
 )
 from joestar.ops.reference.sampling import compact, rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.ops.reference.spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
@@ -63,6 +65,7 @@ __all__ = [
     "edge_softmax_grad",
     "finish_step",
     "join_columns",
+    "join_columns_all",
     "out_degrees",
     "overflow",
     "relu_dropout_grad",
@@ -79,6 +82,7 @@ __all__ = [
     "slice_cols",
     "slice_rows",
     "split_columns",
+    "split_columns_all",
     "spmm",
     "spmm_coo",
     "spmm_csr",

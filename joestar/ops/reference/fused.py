@@ -1,5 +1,7 @@
 """Fused ops, as what they fuse."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -165,3 +167,18 @@ def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
         parts.append(part.clone(memory_format=torch.contiguous_format))
         first += width or 1
     return parts
+
+
+def join_columns_all(parts: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
+    """Several ``join_columns``: the first of ``counts[0]`` parts to ``widths[0]`` columns, and so on."""
+    ends = itertools.accumulate(counts)
+    return [
+        join_columns(parts[end - count : end], width) for end, count, width in zip(ends, counts, widths, strict=True)
+    ]
+
+
+def split_columns_all(joined: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
+    """The parts of ``join_columns_all``, contiguous: ``widths`` are those of all parts, 0 is a vector."""
+    ends = itertools.accumulate(counts)
+    groups = (widths[end - count : end] for end, count in zip(ends, counts, strict=True))
+    return [part for matrix, group in zip(joined, groups, strict=True) for part in split_columns(matrix, group)]
