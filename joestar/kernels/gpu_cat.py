@@ -88,20 +88,18 @@ def _aggregate_rows(
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
     while done < longest:
-        values, sources = (), ()
+        values, sources, weights = (), (), ()
         for j in tl.static_range(AHEAD):
             e = start + done + j
             source = tl.load(indices + e, e < end, 0).to(tl.int64)
             value = _activated(x, bits, source, column, (e < end) & inside, WIDTH, WORDS, ACC)
             sources, values = sources + (source,), values + (value,)  # noqa: RUF005
-        for j in tl.static_range(AHEAD):
-            e = start + done + j
-            if kept is not None:
-                _store_kept(kept, sources[j], values[j], part, e < end, WORDS, WIDE, BLOCK)
             if weight is not None:
-                sums += values[j] * tl.load(weight + e, e < end, 0).to(ACC)
-            else:
-                sums += values[j]
+                weights = weights + (tl.load(weight + e, e < end, 0).to(ACC),)  # noqa: RUF005
+        for j in tl.static_range(AHEAD):
+            if kept is not None:
+                _store_kept(kept, sources[j], values[j], part, start + done + j < end, WORDS, WIDE, BLOCK)
+            sums += values[j] if weight is None else values[j] * weights[j]
         done += AHEAD
     if bits is not None:
         own *= scale
