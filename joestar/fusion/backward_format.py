@@ -41,7 +41,7 @@ def run(gm: fx.GraphModule, context) -> int:
             continue
         op, target = _CHOSEN[node.target]
         forms = FORMS[op][match]
-        form = context.choose("backward", _name(node, taken), forms, forms[0], node)
+        form = context.choose("backward", site_name(node, taken), forms, forms[0], node)
         if form == forms[0]:
             context.refused(PATTERN, node, Reject(f"{form} is chosen"))
         elif context.admits(PATTERN, node, True):
@@ -65,7 +65,7 @@ def _match(node: fx.Node, context) -> str | Reject:
     return device if device in FORMS["spmm"] else Reject(f"there is one form on {device}")
 
 
-def _name(node: fx.Node, taken: dict[str, int]) -> str:
+def site_name(node: fx.Node, taken: dict[str, int]) -> str:
     """``hop<n>`` of the set behind the structure, with a number if it was aggregated over before."""
     name = _hop(node)
     taken[name] = taken.get(name, 0) + 1

@@ -21,6 +21,8 @@ from joestar.fusion import (
     gather_attention,
     gather_update,
     hoist,
+    join_together,
+    kept_bits,
     narrow_linear,
     own_aggregate,
     relu_dropout,
@@ -85,6 +87,8 @@ PASSES = (
     Pass("narrow-linear", narrow_linear.run),
     Pass("attention", attention.run),
     Pass("backward-format", backward_format.run),
+    Pass("kept-bits", kept_bits.run),
+    Pass("join-together", join_together.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )
 """The pipeline, in order."""

@@ -9,6 +9,7 @@ from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
 from joestar.kernels.cpu_dropout import gated_dropout
 from joestar.kernels.cpu_spmm import REDUCE, spmm, spmm_grad_x
+from joestar.kernels.dropout import positive_bits
 from joestar.kernels.layout import cat_width
 
 
@@ -88,6 +89,42 @@ def aggregate_rows_grad(
     if own is not None:
         total[: grad.shape[0]].addcmul_(grad, own.to(total.dtype))
     return total if bits is None else gated_dropout(total, bits, x, scale)
+
+
+def aggregate_cat_kept(
+    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """``aggregate_cat``, and int32 ``[num_src, ceil(D / 32)]``: which entries of x are in z."""
+    return aggregate_cat(indptr, indices, x, bits, scale, reduce), positive_bits(x, bits)
+
+
+def aggregate_cat_kept_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str
+) -> Tensor:
+    """Gradient of ``aggregate_cat_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
+    width = grad.shape[1] // 2
+    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, kept.shape[0], reduce)
+    total[: grad.shape[0]] += grad[:, width:]
+    return gated_dropout(total, kept, None, scale)
+
+
+def aggregate_rows_kept(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor, scale: float,
+    reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``aggregate_rows``, and int32 ``[num_src, ceil(D / 32)]``: which entries of x are in z."""
+    return aggregate_rows(indptr, indices, x, weight, own, bits, scale, reduce), positive_bits(x, bits)
+
+
+def aggregate_rows_kept_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, own: Tensor | None, kept: Tensor,
+    scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``aggregate_rows_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, D]``."""
+    total = spmm_grad_x(indptr, indices, grad, weight, kept.shape[0], reduce)
+    if own is not None:
+        total[: grad.shape[0]].addcmul_(grad, own.to(total.dtype))
+    return gated_dropout(total, kept, None, scale)
 
 
 def sample_aggregate_own(

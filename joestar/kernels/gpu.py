@@ -8,9 +8,12 @@ from joestar.kernels.gpu_attend import attend, attend_grad
 from joestar.kernels.gpu_cat import (
     aggregate_cat,
     aggregate_cat_grad,
+    aggregate_cat_kept,
+    aggregate_cat_kept_grad,
     aggregate_rows,
     aggregate_rows_grad,
-    split_columns,
+    aggregate_rows_kept,
+    aggregate_rows_kept_grad,
 )
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
@@ -31,6 +34,7 @@ from joestar.kernels.gpu_grad import (
     spmm_grad_x,
     spmm_grad_x_transposed,
 )
+from joestar.kernels.gpu_join import join_columns_all, split_columns, split_columns_all
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
@@ -49,8 +53,12 @@ __all__ = [
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
+    "aggregate_cat_kept",
+    "aggregate_cat_kept_grad",
     "aggregate_rows",
     "aggregate_rows_grad",
+    "aggregate_rows_kept",
+    "aggregate_rows_kept_grad",
     "attend",
     "attend_grad",
     "block_self_loops",
@@ -65,6 +73,7 @@ __all__ = [
     "gather_attend",
     "gather_attend_grad",
     "gather_linear",
+    "join_columns_all",
     "out_degrees",
     "overflow",
     "release_claims",
@@ -84,6 +93,7 @@ __all__ = [
     "slice_cols",
     "slice_rows",
     "split_columns",
+    "split_columns_all",
     "spmm",
     "spmm_coo",
     "spmm_csr",

@@ -3,6 +3,9 @@
 ReLU and dropout of the rows are applied where rows are read: their result is never stored. The gradient is gathered,
 not scattered: every edge is linked into a list of its source, and each source adds up its own edges. Nothing is set to
 zero first, no row is added to atomically, and the rows are written once, masked already.
+
+The gradient asks which entries were positive and kept. It reads the rows again, or the bits that the aggregation noted
+when it read them (the ops with ``kept``): 16 bytes in place of 512 for rows of 128 float32.
 """
 
 import torch
@@ -18,32 +21,6 @@ from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, t
 
 
 @triton.jit
-def _split_columns(joined, parts, rows, WIDTH: tl.constexpr, WIDTHS: tl.constexpr, COUNT: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, column = at // WIDTH, at % WIDTH
-    value = tl.load(joined + at, row < rows, 0)
-    first = 0
-    for i in tl.static_range(COUNT):
-        inside = (row < rows) & (column >= first) & (column < first + WIDTHS[i])
-        tl.store(parts[i] + row * WIDTHS[i] + (column - first), value, inside)
-        first += WIDTHS[i]
-
-
-@op
-def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
-    """The parts of ``join_columns``, contiguous, in one launch; a width of 0 is a vector."""
-    rows = joined.shape[0]
-    parts = [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
-    if joined.numel():
-        _split_columns[(cdiv(joined.numel(), 512),)](
-            joined, tuple(parts), rows,
-            WIDTH=joined.shape[1], WIDTHS=tuple(width or 1 for width in widths), COUNT=len(parts), BLOCK=512,
-        )  # fmt: skip
-    return parts
-
-
-@triton.jit
 def _kept(bits, row, column, mask, WORDS: tl.constexpr):
     """Whether dropout keeps the entries: neighbouring columns read neighbouring words."""
     word = tl.load(bits + row * WORDS + column % WORDS, mask, 0)
@@ -51,43 +28,82 @@ def _kept(bits, row, column, mask, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _activated(x, bits, row, column, mask, scale, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr):
-    """Entries of ``x``; with ``bits`` after ReLU and dropout."""
+def _activated(x, bits, row, column, mask, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr):
+    """Entries of ``x``; with ``bits`` after ReLU and dropout, not yet scaled."""
     value = tl.load(x + row * WIDTH + column, mask, 0).to(ACC)
     if bits is not None:
-        value = tl.where((value > 0) & _kept(bits, row, column, mask, WORDS), value * scale, 0)
+        value = tl.where((value > 0) & _kept(bits, row, column, mask, WORDS), value, 0)
     return value
+
+
+@triton.jit
+def _whole_words(part, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns of part ``part`` of a row, ``[1, BLOCK]``: all those of ``WIDE`` words, in order of their bits."""
+    lane = tl.arange(0, BLOCK)[None, :]
+    if WORDS == WIDE:
+        return lane
+    else:
+        word = part * WIDE + lane % WIDE
+        return tl.where(word < WORDS, lane // WIDE * WORDS + word, WIDTH)
+
+
+@triton.jit
+def _store_kept(kept, row, value, part, mask, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the activated entries that are positive; ``value`` ``[ROWS, BLOCK]`` are those of ``_whole_words``.
+
+    The words stay in the layout of the values, in which rows are read: nothing passes through shared memory.
+    """
+    lane = tl.arange(0, BLOCK)[None, :]
+    bits = (value > 0).to(tl.int32) << (lane // WIDE % 32)
+    words = tl.zeros_like(bits)
+    for w in tl.static_range(WIDE):
+        words = tl.where(lane == w, tl.sum(tl.where(lane % WIDE == w, bits, 0), 1, keep_dims=True), words)
+    word = part * WIDE + lane
+    tl.store(kept + row * WORDS + word, words, mask & (lane < WIDE) & (word < WORDS))
 
 
 @triton.jit(do_not_specialize=["n"])
 def _aggregate_rows(
-    indptr, indices, x, weight, factor, bits, out, n, scale,
-    CAT: tl.constexpr, MEAN: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
-    AHEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    indptr, indices, x, weight, factor, bits, out, kept, n, scale,
+    CAT: tl.constexpr, MEAN: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr,
+    ACC: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Sum or mean of z over in-edges, z the activated rows of x; ``CAT``: z[i] beside it, else factor * z[i] added."""
+    """Sum or mean of z over in-edges, z the activated rows of x; ``CAT``: z[i] beside it, else factor * z[i] added.
+
+    ``kept``: where to note which entries of the rows that are read are positive and kept.
+    """
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
-    column = tile_columns(tl.program_id(1), BLOCK)
+    part = tl.program_id(1)
+    column = tile_columns(part, BLOCK)
+    if kept is not None:
+        column = _whole_words(part, WIDTH, WORDS, WIDE, BLOCK)
     inside = column < WIDTH
     longest = tl.max(end - start)
     own = tl.zeros([ROWS, BLOCK], ACC)
     if CAT or factor is not None:
-        own = _activated(x, bits, i.to(tl.int64), column, (i < n) & inside, scale, WIDTH, WORDS, ACC)
+        own = _activated(x, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
+        if kept is not None:
+            _store_kept(kept, i.to(tl.int64), own, part, i < n, WORDS, WIDE, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
     while done < longest:
-        values = ()
+        values, sources, weights = (), (), ()
         for j in tl.static_range(AHEAD):
             e = start + done + j
             source = tl.load(indices + e, e < end, 0).to(tl.int64)
-            value = _activated(x, bits, source, column, (e < end) & inside, scale, WIDTH, WORDS, ACC)
+            value = _activated(x, bits, source, column, (e < end) & inside, WIDTH, WORDS, ACC)
+            sources, values = sources + (source,), values + (value,)  # noqa: RUF005
             if weight is not None:
-                value = value * tl.load(weight + e, e < end, 0).to(ACC)
-            values = values + (value,)  # noqa: RUF005
+                weights = weights + (tl.load(weight + e, e < end, 0).to(ACC),)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
-            sums += values[j]
+            if kept is not None:
+                _store_kept(kept, sources[j], values[j], part, start + done + j < end, WORDS, WIDE, BLOCK)
+            sums += values[j] if weight is None else values[j] * weights[j]
         done += AHEAD
+    if bits is not None:
+        own *= scale
+        sums *= scale
     if MEAN:
         sums = sums / tl.maximum(end - start, 1).to(ACC)
     at = out + i.to(tl.int64) * (2 * WIDTH if CAT else WIDTH) + column
@@ -98,7 +114,7 @@ def _aggregate_rows(
         tl.store(at + WIDTH, own.to(out.dtype.element_ty), (i < n) & inside)
 
 
-def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:
+def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kept: Tensor | None = None) -> Tensor:
     check_offsets(indptr)
     check_ids(indices)
     check_values(x=x, weight=weight, own=factor)
@@ -106,20 +122,28 @@ def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool) -> 
     out = x.new_empty((n, 2 * width if cat else width))
     if not out.numel():
         return out
-    block = column_block(width)
+    block, words = column_block(width), cdiv(width, 32)
 
     def launch(config: tune.Config) -> None:
         _aggregate_rows[(cdiv(n, config["ROWS"]), cdiv(width, block))](
-            indptr, indices, x, weight, factor, bits, out, n, scale,
-            CAT=cat, MEAN=reduce == "mean", WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(x, weight),
-            AHEAD=AHEAD, BLOCK=block, **config,
+            indptr, indices, x, weight, factor, bits, out, kept, n, scale,
+            CAT=cat, MEAN=reduce == "mean", WIDTH=width, WORDS=words, WIDE=words if width <= block else block // 32,
+            ACC=accumulator(x, weight), AHEAD=AHEAD, BLOCK=block, **config,
         )  # fmt: skip
 
     form = (cat, weight is not None, factor is not None, bits is not None)
     shape = (x.dtype, width, reduce, *form, tune.size_class(n), tune.size_class(indices.numel()))
     work = (3 * n + indices.numel()) * width * x.element_size()
-    launch(tune.choose("aggregate_rows", shape, tile_configs(width, x.element_size()), launch, work, x.device))
+    kernel, configs = "aggregate_rows", tile_configs(width, x.element_size())
+    if kept is not None:
+        kernel, configs = "aggregate_rows_kept", _rows_within_warps(configs, block * x.element_size())
+    launch(tune.choose(kernel, shape, configs, launch, work, x.device))
     return out
+
+
+def _rows_within_warps(configs: list[tune.Config], row_bytes: int) -> list[tune.Config]:
+    """Settings that do not spread a row over warps, which would exchange its bits by way of shared memory."""
+    return configs if row_bytes <= 512 else [config for config in configs if config["num_warps"] == 1]
 
 
 @op
@@ -135,6 +159,29 @@ def aggregate_rows(
 ) -> Tensor:  # fmt: skip
     """Weighted sum or mean of z over in-edges, plus ``own * z[i]``: ``[num_dst, D]``; see ``joestar.ops.reference``."""
     return _run(indptr, indices, x, weight, own, bits, scale, reduce, False)
+
+
+@op
+def aggregate_cat_kept(
+    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """``aggregate_cat``, and int32 ``[num_src, ceil(D / 32)]``: which entries of the rows that it read are in z."""
+    kept = _unknown_bits(x)
+    return _run(indptr, indices, x, None, None, bits, scale, reduce, True, kept), kept
+
+
+@op
+def aggregate_rows_kept(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor, scale: float,
+    reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``aggregate_rows``, and int32 ``[num_src, ceil(D / 32)]``: which entries of the rows that it read are in z."""
+    kept = _unknown_bits(x)
+    return _run(indptr, indices, x, weight, own, bits, scale, reduce, False, kept), kept
+
+
+def _unknown_bits(x: Tensor) -> Tensor:
+    return torch.empty((x.shape[0], cdiv(x.shape[1], 32)), dtype=torch.int32, device=x.device)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -190,7 +237,10 @@ def _gather_grad(
     CAT: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU."""
+    """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
+
+    Without ``x`` the bits are those of the entries that ReLU let through, too.
+    """
     s = tile_rows(ROWS)
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
@@ -205,7 +255,9 @@ def _gather_grad(
         total = total * tl.load(factor).to(ACC)
     kept = valid
     if bits is not None:
-        kept = (tl.load(x + row * WIDTH + column, valid, 0) > 0) & _kept(bits, row, column, valid, WORDS)
+        kept = _kept(bits, row, column, valid, WORDS)
+        if x is not None:
+            kept = kept & (tl.load(x + row * WIDTH + column, valid, 0) > 0)
     while tl.max(e) >= 0:
         link = tl.load(links + e, e >= 0, -1)
         reader = link & 0xFFFFFFFF
@@ -227,7 +279,7 @@ def aggregate_cat_grad(
 
     Sums run in an order that changes between runs, but under ``torch.use_deterministic_algorithms(True)``.
     """
-    return _gradient(indptr, indices, grad, x, None, None, bits, scale, reduce, True)
+    return _gradient(indptr, indices, grad, x.shape[0], x, None, None, bits, scale, reduce, True)
 
 
 @op
@@ -236,18 +288,35 @@ def aggregate_rows_grad(
     bits: Tensor | None, scale: float, reduce: str,
 ) -> Tensor:  # fmt: skip
     """Gradient of ``aggregate_rows`` for ``x``; the order of its sums is as in ``aggregate_cat_grad``."""
-    return _gradient(indptr, indices, grad, x, weight, own, bits, scale, reduce, False)
+    return _gradient(indptr, indices, grad, x.shape[0], x, weight, own, bits, scale, reduce, False)
 
 
-def _gradient(indptr, indices, grad, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:
+@op
+def aggregate_cat_kept_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str
+) -> Tensor:
+    """Gradient of ``aggregate_cat_kept`` for ``x``; the order of its sums is as in ``aggregate_cat_grad``."""
+    return _gradient(indptr, indices, grad, kept.shape[0], None, None, None, kept, scale, reduce, True)
+
+
+@op
+def aggregate_rows_kept_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, own: Tensor | None, kept: Tensor,
+    scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``aggregate_rows_kept`` for ``x``; the order of its sums is as in ``aggregate_cat_grad``."""
+    return _gradient(indptr, indices, grad, kept.shape[0], None, weight, own, kept, scale, reduce, False)
+
+
+def _gradient(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, x=x, weight=weight, own=factor)
     n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
-    num_src, width = x.shape
+    width = grad.shape[1] // 2 if cat else grad.shape[1]
     if torch.are_deterministic_algorithms_enabled():
-        return _in_edge_order(indptr, indices, grad, x, weight, factor, bits, scale, reduce, cat)
-    out = torch.empty_like(x)
+        return _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat)
+    out = grad.new_empty((num_src, width))
     if not out.numel():
         return out
     heads = torch.full((num_src,), -1, dtype=torch.int32, device=device)
@@ -268,20 +337,23 @@ def _gradient(indptr, indices, grad, x, weight, factor, bits, scale, reduce, cat
     form = (cat, scaled, factor is not None, bits is not None)
     shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
     work = 3 * out.numel() * out.element_size()
-    launch(tune.choose("aggregate_rows_grad", shape, tile_configs(width, grad.element_size()), launch, work, device))
+    kernel = "aggregate_rows_kept_grad" if bits is not None and x is None else "aggregate_rows_grad"
+    launch(tune.choose(kernel, shape, tile_configs(width, grad.element_size()), launch, work, device))
     return out
 
 
-def _in_edge_order(indptr, indices, grad, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:
+def _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:
     """The gradient by way of the edges sorted by source."""
-    width = x.shape[1]
-    total = spmm_grad_x_transposed(indptr, indices, grad[:, :width].contiguous(), weight, x.shape[0], reduce)
+    width = grad.shape[1] // 2 if cat else grad.shape[1]
+    total = spmm_grad_x_transposed(indptr, indices, grad[:, :width].contiguous(), weight, num_src, reduce)
     if cat:
         total[: grad.shape[0]] += grad[:, width:]
     elif factor is not None:
         total[: grad.shape[0]] += factor * grad
     if bits is None:
         return total
-    column = torch.arange(width, device=x.device)
-    kept = (bits[:, column % bits.shape[1]] >> (column // bits.shape[1]).to(torch.int32)) & 1
-    return torch.where((x > 0) & (kept != 0), total * scale, torch.zeros_like(total))
+    column = torch.arange(width, device=grad.device)
+    words = cdiv(width, 32)
+    kept = (bits[:, column % words] >> (column // words).to(torch.int32)) & 1 != 0
+    kept = kept if x is None else kept & (x > 0)
+    return torch.where(kept, total * scale, torch.zeros_like(total))

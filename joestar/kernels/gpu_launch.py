@@ -20,18 +20,26 @@ ID_DTYPES = (torch.int32, torch.int64)
 
 
 def op(function):
-    """Makes tensor arguments contiguous and launches on their device."""
+    """Makes tensor arguments contiguous, those in lists too, and launches on their device."""
 
     @functools.wraps(function)
     def run(*args, **kwargs):
-        args = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
-        device = next(a.device for a in args if isinstance(a, Tensor))
+        args = [_contiguous(a) for a in args]
+        device = next(
+            a.device for arg in args for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, Tensor)
+        )
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
     return run
+
+
+def _contiguous(value):
+    if isinstance(value, list):
+        return [_contiguous(entry) for entry in value]
+    return value.contiguous() if isinstance(value, Tensor) else value
 
 
 def require(holds: bool, expected: str, came: object) -> None:

@@ -168,11 +168,29 @@ def _cat_backward(ctx, grad):
 register_autograd("joestar::aggregate_cat", _cat_backward, setup_context=_cat_setup)
 
 
-def _rows_setup(ctx, inputs, output):
-    indptr, indices, x, weight, own, bits, ctx.scale, ctx.reduce = inputs
+def _cat_kept_setup(ctx, inputs, output):
+    indptr, indices, _, _, ctx.scale, ctx.reduce = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(indptr, indices, output[1])
+
+
+def _cat_kept_backward(ctx, grad, of_kept):
+    indptr, indices, kept = ctx.saved_tensors
+    return None, None, ops.aggregate_cat_kept_grad(indptr, indices, grad, kept, ctx.scale, ctx.reduce), None, None, None
+
+
+register_autograd("joestar::aggregate_cat_kept", _cat_kept_backward, setup_context=_cat_kept_setup)
+
+
+def _check_constant(ctx, inputs):
     for name, position in (("weight", 3), ("own", 4)):
         if inputs[position] is not None and ctx.needs_input_grad[position]:
             raise RuntimeError(f"aggregate_rows has no gradient for {name}; use spmm, whose weights may be trained")
+
+
+def _rows_setup(ctx, inputs, output):
+    _check_constant(ctx, inputs)
+    indptr, indices, x, weight, own, bits, ctx.scale, ctx.reduce = inputs
     ctx.save_for_backward(indptr, indices, x, weight, own, bits)
 
 
@@ -185,6 +203,22 @@ def _rows_backward(ctx, grad):
 register_autograd("joestar::aggregate_rows", _rows_backward, setup_context=_rows_setup)
 
 
+def _rows_kept_setup(ctx, inputs, output):
+    _check_constant(ctx, inputs)
+    indptr, indices, _, weight, own, _, ctx.scale, ctx.reduce = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(indptr, indices, weight, own, output[1])
+
+
+def _rows_kept_backward(ctx, grad, of_kept):
+    indptr, indices, weight, own, kept = ctx.saved_tensors
+    grad_x = ops.aggregate_rows_kept_grad(indptr, indices, grad.contiguous(), weight, own, kept, ctx.scale, ctx.reduce)
+    return None, None, grad_x, None, None, None, None, None
+
+
+register_autograd("joestar::aggregate_rows_kept", _rows_kept_backward, setup_context=_rows_kept_setup)
+
+
 def _join_setup(ctx, inputs, output):
     ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
 
@@ -194,3 +228,16 @@ def _join_backward(ctx, grad):
 
 
 register_autograd("joestar::join_columns", _join_backward, setup_context=_join_setup)
+
+
+def _join_all_setup(ctx, inputs, output):
+    ctx.counts = inputs[1]
+    ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
+
+
+def _join_all_backward(ctx, grads):
+    """Gradients of matrices that nobody reads are zeros here."""
+    return ops.split_columns_all(grads, ctx.counts, ctx.widths), None, None
+
+
+register_autograd("joestar::join_columns_all", _join_all_backward, setup_context=_join_all_setup)

@@ -1,5 +1,7 @@
 """Shapes and dtypes of every op for tracing: a bound given as a symbolic integer becomes a symbolic size."""
 
+import itertools
+
 import torch
 from torch.library import register_fake
 
@@ -176,6 +178,30 @@ def _(indptr, indices, grad, x, weight, own, bits, scale, reduce):
     return x.new_empty(x.shape)
 
 
+def _words(x):
+    return x.new_empty((x.shape[0], (x.shape[1] + 31) // 32), dtype=torch.int32)
+
+
+@register_fake("joestar::aggregate_cat_kept")
+def _(indptr, indices, x, bits, scale, reduce):
+    return x.new_empty((indptr.shape[0] - 1, 2 * x.shape[1])), _words(x)
+
+
+@register_fake("joestar::aggregate_cat_kept_grad")
+def _(indptr, indices, grad, kept, scale, reduce):
+    return grad.new_empty((kept.shape[0], grad.shape[1] // 2))
+
+
+@register_fake("joestar::aggregate_rows_kept")
+def _(indptr, indices, x, weight, own, bits, scale, reduce):
+    return x.new_empty((indptr.shape[0] - 1, x.shape[1])), _words(x)
+
+
+@register_fake("joestar::aggregate_rows_kept_grad")
+def _(indptr, indices, grad, weight, own, kept, scale, reduce):
+    return grad.new_empty((kept.shape[0], grad.shape[1]))
+
+
 @register_fake("joestar::sample_aggregate_own")
 def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, reduce):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
@@ -190,6 +216,21 @@ def _(parts, width):
 def _(joined, widths):
     rows = joined.shape[0]
     return [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
+
+
+@register_fake("joestar::join_columns_all")
+def _(parts, counts, widths):
+    firsts = (parts[end - count] for end, count in zip(itertools.accumulate(counts), counts, strict=True))
+    return [first.new_empty((first.shape[0], width)) for first, width in zip(firsts, widths, strict=True)]
+
+
+@register_fake("joestar::split_columns_all")
+def _(joined, counts, widths):
+    owners = [matrix for matrix, count in zip(joined, counts, strict=True) for _ in range(count)]
+    return [
+        matrix.new_empty((matrix.shape[0], width) if width else (matrix.shape[0],))
+        for matrix, width in zip(owners, widths, strict=True)
+    ]
 
 
 @register_fake("joestar::dropout_apply")

@@ -49,13 +49,21 @@ SCHEMAS = {
     "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
     "aggregate_cat": f"({_CSC}, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
     "aggregate_cat_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
+    "aggregate_cat_kept": f"({_CSC}, Tensor x, Tensor bits, float scale, str reduce) -> (Tensor, Tensor)",
+    "aggregate_cat_kept_grad": f"({_CSC}, Tensor grad, Tensor kept, float scale, str reduce) -> Tensor",
     "aggregate_rows": f"({_CSC}, Tensor x, Tensor? weight, Tensor? own, Tensor? bits, float scale, str reduce)"
     " -> Tensor",
     "aggregate_rows_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? weight, Tensor? own, Tensor? bits, float scale,"
     " str reduce) -> Tensor",
+    "aggregate_rows_kept": f"({_CSC}, Tensor x, Tensor? weight, Tensor? own, Tensor bits, float scale, str reduce)"
+    " -> (Tensor, Tensor)",
+    "aggregate_rows_kept_grad": f"({_CSC}, Tensor grad, Tensor? weight, Tensor? own, Tensor kept, float scale,"
+    " str reduce) -> Tensor",
     "sample_aggregate_own": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, Tensor own, str reduce) -> (Tensor, Tensor)",
     "join_columns": "(Tensor[] parts, int width) -> Tensor",
     "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",
+    "join_columns_all": "(Tensor[] parts, int[] counts, int[] widths) -> Tensor[]",
+    "split_columns_all": "(Tensor[] joined, int[] counts, int[] widths) -> Tensor[]",
     "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
     "relu_dropout_grad": "(Tensor grad, Tensor y, float p) -> Tensor",
     "dropout_bits": "(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor",
@@ -73,7 +81,7 @@ SCHEMAS = {
 }
 
 DISSOLVED = {
-    "cpu": ("join_columns", "split_columns", "overflow"),
+    "cpu": ("join_columns", "split_columns", "join_columns_all", "split_columns_all", "overflow"),
     "cuda": ("join_columns", "dropout_apply", "relu_dropout_grad"),
 }
 """Ops that Inductor compiles from their references, fused into what surrounds them."""

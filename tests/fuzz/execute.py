@@ -302,7 +302,7 @@ def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Ran
     for site in program.sites:
         others = [option for option in site.options if option != site.default]
         wanted[site.key] = rng.choice(others if runs.subject.written.steered else site.options)
-    choices, other = _possible(program, wanted)
+    choices, other = _possible(program, dict(rng.sample(list(wanted.items()), len(wanted))))
     report.chosen += 1
     report.count(other)
     compare(f"exact with {choices}", runs.exact(other))
@@ -311,7 +311,7 @@ def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Ran
 
 
 def _possible(program: Program, wanted: dict[str, str]) -> tuple[dict[str, str], Program]:
-    """As many of the choices as go together (one can take away the place of another), and the program under them."""
+    """As many of the choices, in order, as go together (one can take away the place of another), and their program."""
 
     def under(choices: dict[str, str]) -> Program | None:
         try:

@@ -96,6 +96,27 @@ def widened(code: Code, h: Rows, n: str) -> Rows:
     return code.rows(f"{z}.relu()", z.width)
 
 
+def dropped(code: Code, h: Rows, n: str) -> Rows:
+    """A product, ReLU and dropout."""
+    return rows.relu_dropout(code, code.linear(h, code.width()), n)
+
+
+def bent(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A sum that no choice of an order takes apart."""
+    y = weighted(code, h, hop) if code.chance(0.5) else code.rows(f'{hop.name}.pull(fn.copy_u({h}), "sum")', h.width)
+    return code.rows(f"{y}.tanh()", y.width)
+
+
+def two_sums(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Neighbours' and own rows twice, of as many columns, so that one order is taken for both."""
+    width, sums = code.width(), []
+    for z in (rows.tanh(code, h, ""), rows.relu(code, h, "")):
+        pulled = code.rows(f'{hop.name}.pull(fn.copy_u({z}), "{code.pick("sum", "mean")}")', h.width)
+        own = code.rows(f"{z}[: {hop.name}.num_dst]", h.width)
+        sums.append(f"{code.linear(pulled, width)} + {code.linear(own, width, bias=False)}")
+    return code.rows(f"torch.cat([{', '.join(sums)}], 1)", 2 * width)
+
+
 MOTIFS: dict[str, list[Motif]] = {
     "dce": [Motif(before=rows.unused, inner=True)],
     "simplify": [Motif(looped_sum)],
@@ -116,6 +137,8 @@ MOTIFS: dict[str, list[Motif]] = {
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
     "narrow-linear": [Motif(before=widened, inner=True)],
+    "kept-bits": [Motif(bent, dropped, inner=True)],
+    "join-together": [Motif(two_sums, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }
 """Name of a pass -> its motifs."""

@@ -29,11 +29,11 @@ def _mask(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (rows, -(-columns // 32)), generator=generator, dtype=torch.int32)
 
 
-def _aggregate_cat(dtype, ids):
+def _aggregate_cat(dtype, ids, widths=(1, 17, 64)):
     for s in every(ids):
         if s.num_src < s.num_dst:
             continue
-        for width in (1, 17, 64):
+        for width in widths:
             x = values((s.num_src, width), dtype, 1)
             for bits in (None, _mask(s.num_src, width)):
                 for reduce in ("sum", "mean"):
@@ -48,10 +48,10 @@ def _aggregate_cat_grad(dtype, ids):
         yield Sample(sample.case, (indptr, indices, grad, x, bits, scale, reduce))
 
 
-def _aggregate_rows(dtype, ids):
+def _aggregate_rows(dtype, ids, widths=(1, 17, 64)):
     """Every form of ``aggregate_cat``'s samples: weighted or not, with the own rows or without."""
     own = torch.tensor([1.5], dtype=dtype)
-    for position, sample in enumerate(_aggregate_cat(dtype, ids)):
+    for position, sample in enumerate(_aggregate_cat(dtype, ids, widths)):
         indptr, indices, x, bits, scale, reduce = sample.args
         weight = values((indices.numel(),), dtype, 7) if position % 3 != 1 else None
         factor = own if position % 3 != 2 else None
@@ -64,6 +64,47 @@ def _aggregate_rows_grad(dtype, ids):
         indptr, indices, x, *others = sample.args
         grad = values((indptr.numel() - 1, x.shape[1]), dtype, 5)
         yield Sample(sample.case, (indptr, indices, grad, x, *others))
+
+
+KEPT_WIDTHS = (17, 70, 300)
+"""One word, words that are no power of two, and rows of several tiles."""
+
+
+def _aggregate_cat_kept(dtype, ids):
+    return (sample for sample in _aggregate_cat(dtype, ids, KEPT_WIDTHS) if sample.args[3] is not None)
+
+
+def _aggregate_rows_kept(dtype, ids):
+    return (sample for sample in _aggregate_rows(dtype, ids, KEPT_WIDTHS) if sample.args[5] is not None)
+
+
+def _aggregate_cat_kept_grad(dtype, ids):
+    for sample in _aggregate_cat_kept(dtype, ids):
+        indptr, indices, x, kept, scale, reduce = sample.args
+        grad = values((indptr.numel() - 1, 2 * x.shape[1]), dtype, 5)
+        yield Sample(sample.case, (indptr, indices, grad, kept, scale, reduce))
+
+
+def _aggregate_rows_kept_grad(dtype, ids):
+    for sample in _aggregate_rows_kept(dtype, ids):
+        indptr, indices, x, *others = sample.args
+        grad = values((indptr.numel() - 1, x.shape[1]), dtype, 5)
+        yield Sample(sample.case, (indptr, indices, grad, *others))
+
+
+def _kept_of_rows_read(own: bool):
+    """Bits of rows that nobody reads are 0."""
+
+    def defined(args, results):
+        indptr, indices = args[:2]
+        out, kept = results
+        read = torch.zeros(kept.shape[0], dtype=torch.bool)
+        read[indices[: int(indptr[-1])].long()] = True
+        if own or args[4] is not None:
+            read[: indptr.numel() - 1] = True
+        return [out, torch.where(read[:, None], kept, 0)]
+
+    return defined
 
 
 def _sample_aggregate_own(dtype, ids):
@@ -156,6 +197,30 @@ OPS = {
         _aggregate_rows_grad,
         lambda dtype: (*_large_rows(dtype)[:2], values((NUM_SRC, 40), dtype, 5), *_large_rows(dtype)[2:]),
         errors=(((*TINY, ints(1, 1), _FLOAT_ONE, None, None, None, 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "aggregate_cat_kept": Op(
+        _aggregate_cat_kept,
+        _large_edges,
+        gradients=(2,),
+        errors=(((*TINY, ints(1, 1), _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
+        defined=_kept_of_rows_read(True),
+    ),
+    "aggregate_cat_kept_grad": Op(
+        _aggregate_cat_kept_grad,
+        lambda dtype: (*_large_edges(dtype)[:2], values((NUM_SRC, 80), dtype, 5), *_large_edges(dtype)[3:]),
+        errors=(((*TINY, ints(1, 2), _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
+    ),
+    "aggregate_rows_kept": Op(
+        _aggregate_rows_kept,
+        _large_rows,
+        gradients=(2,),
+        errors=(((*TINY, ints(1, 1), None, None, _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
+        defined=_kept_of_rows_read(False),
+    ),
+    "aggregate_rows_kept_grad": Op(
+        _aggregate_rows_kept_grad,
+        lambda dtype: (*_large_rows(dtype)[:2], values((NUM_SRC, 40), dtype, 5), *_large_rows(dtype)[3:]),
+        errors=(((*TINY, ints(1, 1), None, None, _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
     ),
     "sample_aggregate_own": Op(
         _sample_aggregate_own,

@@ -34,7 +34,8 @@ class Sample:
 class Op:
     """``samples(dtype, ids)`` are the calls; ``large(dtype)`` one that all kernels run in parallel.
 
-    ``wide``: positions of results that stay in float32 for 16-bit values.
+    ``wide``: positions of results that stay in float32 for 16-bit values. ``defined(args, results)``: the results, with
+    0 wherever they may hold anything.
     """
 
     samples: Callable[[torch.dtype | None, torch.dtype], Iterator[Sample]]
@@ -43,6 +44,7 @@ class Op:
     gradients: tuple[int, ...] = ()
     errors: tuple[tuple, ...] = ()
     wide: tuple[int, ...] = ()
+    defined: Callable[[tuple, list[Tensor]], list[Tensor]] = lambda args, results: results
 
     def result_dtype(self, position: int, dtype: torch.dtype | None) -> torch.dtype | None:
         """Dtype of a result for values of ``dtype``."""

@@ -23,7 +23,8 @@ CASES = [
 ]
 
 
-COMPOSED = {"join_columns", "split_columns", "overflow", "take_batch", "finish_step"}
+COMPOSED = {"join_columns", "split_columns", "join_columns_all", "split_columns_all", "overflow", "take_batch",
+            "finish_step"}  # fmt: skip
 """Ops that run as their references on a CPU; ``test_step_ops.py`` and the tests of passes check them."""
 
 

@@ -61,6 +61,39 @@ def test_overflow():
     assert ops.overflow([], [], torch.tensor(False))[1].item() is True
 
 
+JOINS = [2, 1, 3], [8, 3, 4]
+"""Numbers of parts and of columns."""
+
+
+def _parts(**options):
+    random = torch.Generator().manual_seed(0)
+    shapes = (4, 3), (4,), (5, 3), (2,), (2, 1), (2, 1)
+    return [torch.randn(shape, dtype=torch.float64, generator=random, **options) for shape in shapes]
+
+
+def test_all_joined_columns():
+    parts, (counts, widths) = _parts(), JOINS
+    joined = ops.join_columns_all(parts, counts, widths)
+    alone = [ops.join_columns(parts[:2], 8), ops.join_columns(parts[2:3], 3), ops.join_columns(parts[3:], 4)]
+    assert all(torch.equal(ours, expected) for ours, expected in zip(joined, alone, strict=True))
+    split = ops.split_columns_all(joined, counts, [3, 0, 3, 0, 1, 1])
+    assert all(torch.equal(ours, part) and ours.is_contiguous() for ours, part in zip(split, parts, strict=True))
+
+
+def test_gradients_of_all_joined_columns():
+    parts, (counts, widths) = _parts(requires_grad=True), JOINS
+    assert torch.autograd.gradcheck(lambda *p: [m.sin() for m in ops.join_columns_all(list(p), counts, widths)], parts)
+    torch.library.opcheck(ops.join_columns_all, (parts, counts, widths))
+
+
+def test_a_joined_matrix_that_nobody_reads():
+    parts, (counts, widths) = _parts(requires_grad=True), JOINS
+    first, _, last = ops.join_columns_all(parts, counts, widths)
+    grads = torch.autograd.grad((2 * first).sum() + last.sum(), parts)
+    for part, grad, factor in zip(parts, grads, (2, 2, 0, 1, 1, 1), strict=True):
+        assert torch.equal(grad, torch.full_like(part, factor))
+
+
 def test_joined_columns_and_their_gradient():
     parts = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True), torch.randn(4, 2, dtype=torch.float64),
              torch.randn(4, dtype=torch.float64, requires_grad=True)]  # fmt: skip

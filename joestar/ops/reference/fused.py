@@ -1,8 +1,11 @@
 """Fused ops, as what they fuse."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
+from joestar.kernels.dropout import positive_bits
 from joestar.kernels.layout import cat_width
 from joestar.ops.reference.computation import spmm, spmm_grad_x
 from joestar.ops.reference.dropout import dropout_apply
@@ -98,6 +101,45 @@ def aggregate_rows_grad(
     return total if bits is None else _activated(total, bits, x, scale)
 
 
+def aggregate_cat_kept(
+    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """``aggregate_cat``, and which entries its gradient flows to: (``[num_dst, 2 D]``, kept).
+
+    kept: int32 ``[num_src, ceil(D / 32)]``, the ``bits`` of positive entries; anything in rows that nobody reads.
+    """
+    return aggregate_cat(indptr, indices, x, bits, scale, reduce), positive_bits(x, bits)
+
+
+def aggregate_cat_kept_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str
+) -> Tensor:
+    """Gradient of ``aggregate_cat_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
+    width, rows = grad.shape[1] // 2, kept.shape[0]
+    total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, rows, reduce)
+    total[: grad.shape[0]] += grad[:, width:]
+    return dropout_apply(total, kept, 0.0, False) * scale
+
+
+def aggregate_rows_kept(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor, scale: float,
+    reduce: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``aggregate_rows``, and which entries its gradient flows to: (``[num_dst, D]``, kept as in the other)."""
+    return aggregate_rows(indptr, indices, x, weight, own, bits, scale, reduce), positive_bits(x, bits)
+
+
+def aggregate_rows_kept_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, own: Tensor | None, kept: Tensor,
+    scale: float, reduce: str,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``aggregate_rows_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, D]``."""
+    total = spmm_grad_x(indptr, indices, grad, weight, kept.shape[0], reduce)
+    if own is not None:
+        total[: grad.shape[0]] += (own * grad).to(total.dtype)
+    return dropout_apply(total, kept, 0.0, False) * scale
+
+
 def sample_aggregate_own(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
     x: Tensor, own: Tensor, reduce: str,
@@ -125,3 +167,18 @@ def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
         parts.append(part.clone(memory_format=torch.contiguous_format))
         first += width or 1
     return parts
+
+
+def join_columns_all(parts: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
+    """Several ``join_columns``: the first of ``counts[0]`` parts to ``widths[0]`` columns, and so on."""
+    ends = itertools.accumulate(counts)
+    return [
+        join_columns(parts[end - count : end], width) for end, count, width in zip(ends, counts, widths, strict=True)
+    ]
+
+
+def split_columns_all(joined: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
+    """The parts of ``join_columns_all``, contiguous: ``widths`` are those of all parts, 0 is a vector."""
+    ends = itertools.accumulate(counts)
+    groups = (widths[end - count : end] for end, count in zip(ends, counts, strict=True))
+    return [part for matrix, group in zip(joined, groups, strict=True) for part in split_columns(matrix, group)]

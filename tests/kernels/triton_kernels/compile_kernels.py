@@ -143,10 +143,14 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for mask in (None, bits):
             gpu.aggregate_cat(INDPTR, indices, x, mask, 2.0, "mean")
             gpu.aggregate_cat_grad(INDPTR, indices, torch.cat([grad, grad], 1), x, mask, 2.0, "mean")
+        gpu.aggregate_cat_kept(INDPTR, indices, x, bits, 2.0, "mean")
+        gpu.aggregate_cat_kept_grad(INDPTR, indices, torch.cat([grad, grad], 1), bits, 2.0, "mean")
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
-        gpu.split_columns(torch.zeros(128, 2 * width + 1, dtype=dtype), [width, width, 0])
+        parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
+        gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
+        gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])
         gpu.spmm_grad_x(INDPTR, indices, grad, None, NODES, "mean")
         gpu.spmm_extremum_grad(INDPTR, indices, x, None, grad, grad)
         gpu.spmm_csr_extremum_grad(INDPTR, indices, grad, None, x, x)

@@ -39,7 +39,10 @@ def test_kernel_against_reference(name):
     check_op(getattr(gpu, name), name, torch.bfloat16, torch.int32, "cpu", limit // 3, rounds_exactly=False)
 
 
-@pytest.mark.parametrize("name", ["spmm_grad_x", "scatter_src"])
+LINKED = ["aggregate_cat_grad", "aggregate_cat_kept_grad", "aggregate_rows_grad", "aggregate_rows_kept_grad"]
+
+
+@pytest.mark.parametrize("name", ["spmm_grad_x", "scatter_src", *LINKED])
 def test_atomic_gradients(name, atomic):
     check_op(getattr(gpu, name), name, torch.float32, torch.int32, "cpu", 18)
     check_op(getattr(gpu, name), name, torch.bfloat16, torch.int64, "cpu", 8, rounds_exactly=False)

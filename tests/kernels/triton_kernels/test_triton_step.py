@@ -60,6 +60,25 @@ def test_split_columns():
         assert torch.equal(ours, expected) and ours.is_contiguous()
 
 
+def test_all_joined_columns():
+    """Three matrices of several blocks, of a few numbers, and of none; more parts than one launch takes."""
+    parts = [torch.randn(shape) for shape in ((40, 30), (40, 30), (40,), (3, 2), (0, 4), *[(5,)] * 34)]
+    counts, widths = [3, 1, 1, 20, 14], [64, 2, 4, 21, 14]
+    joined = gpu.join_columns_all(parts, counts, widths)
+    for ours, expected in zip(joined, reference.join_columns_all(parts, counts, widths), strict=True):
+        assert torch.equal(ours, expected)
+    split = gpu.split_columns_all(joined, counts, [30, 30, 0, 2, 4, *[0] * 34])
+    assert all(torch.equal(ours, part) and ours.is_contiguous() for ours, part in zip(split, parts, strict=True))
+
+
+def test_joined_columns_of_another_layout_or_dtype():
+    part = torch.randn(4, 6, dtype=torch.bfloat16)
+    (joined,) = gpu.join_columns_all([part.T, part[:, 0].repeat(2)[:6]], [2], [8])
+    assert torch.equal(joined, reference.join_columns([part.T, part[:, 0].repeat(2)[:6]], 8))
+    with pytest.raises(ValueError, match="parts of one dtype and number of rows"):
+        gpu.join_columns_all([part, part.float()], [2], [12])
+
+
 SETTINGS = {
     "adam": (torch.optim.Adam, {}),
     "adam with decay": (torch.optim.Adam, {"weight_decay": 0.1, "betas": (0.8, 0.95)}),

@@ -1,0 +1,77 @@
+"""Bits that an aggregation stores for its gradient: rows of any width, and what both read of them."""
+
+import pytest
+import torch
+from kernel_checks import check_close, check_equal
+
+pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+
+from joestar.kernels import gpu
+from joestar.kernels.gpu_cat import _rows_within_warps
+from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.kernels.gpu_tiles import tile_configs
+from joestar.ops import reference
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+
+STRUCTURE = torch.tensor([0, 2, 2, 7, 7]), torch.tensor([5, 0, 3, 3, 7, 5, 2, 1], dtype=torch.int32)
+READ = [0, 2, 3, 5, 7]
+"""Sources of edges; the last index is that of no edge."""
+ROWS, SOURCES = 4, 9
+
+
+def _inputs(width: int, dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(width)
+    x = torch.randn(SOURCES, width, generator=random).to(dtype)
+    x[:, ::5] = 0.0
+    x[1, ::3] = torch.nan
+    return x, torch.randint(-(2**31), 2**31, (SOURCES, -(-width // 32)), generator=random, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 65, 96, 128, 160, 256, 257, 300, 768])
+def test_rows_of_any_width(width, atomic):
+    x, bits = _inputs(width)
+    expected = reference.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "sum")[1]
+    y, kept = gpu.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "sum")
+    check_equal(y, gpu.aggregate_cat(*STRUCTURE, x, bits, 2.0, "sum"), f"width {width}")
+    all_read = sorted({*READ, *range(ROWS)})
+    check_equal(kept[all_read], expected[all_read], f"width {width}")
+    for own, read in ((None, READ), (torch.tensor([0.5]), all_read)):
+        args = (None, own, bits, 2.0, "mean")
+        y, kept = gpu.aggregate_rows_kept(*STRUCTURE, x, *args)
+        check_equal(y, gpu.aggregate_rows(*STRUCTURE, x, *args), f"width {width}")
+        check_equal(kept[read], expected[read], f"width {width}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_dtypes(dtype, atomic):
+    x, bits = _inputs(70, dtype)
+    expected = reference.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "mean")[1]
+    check_equal(gpu.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "mean")[1][READ], expected[READ], str(dtype))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("width", [40, 300])
+def test_gradients_whatever_rows_hold_that_nobody_reads(width, deterministic, atomic):
+    torch.use_deterministic_algorithms(deterministic)
+    x, bits = _inputs(width)
+    random = torch.Generator().manual_seed(1)
+    both, single = (torch.randn(ROWS, n * width, generator=random) for n in (2, 1))
+    weight, own = torch.randn(8, generator=random), torch.tensor([0.5])
+    _, kept = gpu.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "mean")
+    kept[[6, 8]] = -1
+    exact = reference.aggregate_cat_grad(*STRUCTURE, both.double(), x, bits, 2.0, "mean")
+    ours = gpu.aggregate_cat_kept_grad(*STRUCTURE, both, kept, 2.0, "mean")
+    check_close(ours, exact, torch.float32, "aggregate_cat")
+    for factor in (None, own):
+        _, kept = gpu.aggregate_rows_kept(*STRUCTURE, x, weight, factor, bits, 2.0, "sum")
+        kept[[6, 8]] = -1
+        wide = None if factor is None else factor.double()
+        exact = reference.aggregate_rows_grad(*STRUCTURE, single.double(), x, weight.double(), wide, bits, 2.0, "sum")
+        ours = gpu.aggregate_rows_kept_grad(*STRUCTURE, single, weight, factor, kept, 2.0, "sum")
+        check_close(ours, exact, torch.float32, f"aggregate_rows, {factor}")
+
+
+def test_a_row_stays_within_a_warp():
+    assert _rows_within_warps(tile_configs(128, 4), 512) == tile_configs(128, 4)
+    assert [c["num_warps"] for c in _rows_within_warps(tile_configs(256, 4), 1024)] == [1, 1]
