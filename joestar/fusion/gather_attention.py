@@ -4,11 +4,12 @@ Before (aggregate-first, H heads of F features)         After
     x   = aten.index_select(features, 0, srcs)              looped, edges = sampled_self_loops(sub, picked, dsts,
     e   = aten.linear(x, v)                                                                    dst_count)
     own = aten.slice(x, 0, 0, num_dst)                      bits = edge_dropout_bits(looped, E, dsts, key, site, p, H)
-    f   = aten.linear(own, u)                               y, _, _, _ = gather_attend(looped, edges, dsts, features,
-    z   = sddmm(looped, local, e, f, "add")                                            v, u, 0.2, bits, 1 / (1 - p))
-    a   = edge_softmax(looped, aten.leaky_relu(z, 0.2))
+    f   = aten.linear(own, u)                               y, _, _ = gather_attend_linear(looped, edges, dsts,
+    z   = sddmm(looped, local, e, f, "add")                                            features, v, u, w, 0.2,
+    a   = edge_softmax(looped, aten.leaky_relu(z, 0.2))                                bits, 1 / (1 - p))
     d   = keyed_edge_dropout(a, looped, dsts, key, site, p)
-    y   = spmm(looped, local, aten.unsqueeze(x, 1), d, "sum")
+    s   = spmm(looped, local, aten.unsqueeze(x, 1), d, "sum")
+    y   = head_linear(s, w)                             [num_dst, H, C]
 
 A row is read once per edge, for its score and for the sum; neither rows nor scores are stored, and no source of this
 layer is numbered any more: where nothing else reads the local numbers, the outermost hop loses its deduplication.
@@ -16,8 +17,8 @@ layer is numbered any more: where nothing else reads the local numbers, the oute
 Reading in place is a choice ``attention:<table>_<n>``, by default taken on a GPU; on a CPU the op is composed.
 
 Must not fire where ``attention`` must not, when the features need gradients or are computed in the step, when the
-rows have another reader, when scores are not products of the rows (a bias, a norm in between), or when the heads and
-features of a row are too many for one program.
+rows have another reader, when scores are not products of the rows (a bias, a norm in between), when the sums of rows
+are read by anything but one product per head, or when the heads and features of a row are too many for one program.
 """
 
 import operator
@@ -34,6 +35,7 @@ from joestar.kernels.layout import power_of_two
 PATTERN = "gather-attention"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _LINEAR, _LOOPS = _ATEN.linear.default, _JOESTAR.block_self_loops.default
+_PRODUCT = _JOESTAR.head_linear.default
 STORED, IN_PLACE = "stored", "in-place"
 _LARGEST = 8192
 """Numbers that a program holds of every sum: heads times features."""
@@ -86,6 +88,8 @@ def _match(chain: list[fx.Node], gather: fx.Node, context) -> tuple[fx.Node, fx.
         return Reject("the destinations' scores are not those of their own rows")
     if set(gather.users) != {chain[0].args[2], score_src, score_dst.args[0]} or len(score_dst.args[0].users) != 1:
         return Reject("the gathered rows have another reader")
+    if [reader.target for reader in chain[0].users] != [_PRODUCT]:
+        return Reject("the weighted sums are not read by one product per head")
     heads, width = map(int, score_src.args[1].meta["val"].shape)
     if power_of_two(heads) * power_of_two(width) > _LARGEST:
         return Reject(f"{heads} heads of {width} features are too many for one program")
@@ -102,15 +106,17 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], gather: fx.Node, match: tupl
     spmm, relu = chain[0], chain[-1]
     dsts, by_src, by_dst = match
     sddmm, rows, table = relu.args[0], spmm.args[2], gather.args[0]
-    with graph.inserting_before(spmm):
+    (product,) = spmm.users
+    with graph.inserting_before(product):
         indptr, indices = _edges(graph, spmm, gather)
         bits, scale = mask_bits(graph, chain, indptr, indices)
-        args = (indptr, indices, dsts, table, by_src, by_dst, negative_slope(relu), bits, scale)
-        fused = emit(graph, spmm, _JOESTAR.gather_attend.default, *args)
-        y = emit(graph, spmm, operator.getitem, fused, 0)
-    spmm.replace_all_uses_with(y)
+        vectors = by_src, by_dst, product.args[1]
+        args = (indptr, indices, dsts, table, *vectors, negative_slope(relu), bits, scale)
+        fused = emit(graph, product, _JOESTAR.gather_attend_linear.default, *args)
+        y = emit(graph, product, operator.getitem, fused, 0)
+    product.replace_all_uses_with(y)
     scores = sddmm.args[2:4]
-    for node in (*chain, sddmm, rows, *scores, scores[1].args[0], gather):
+    for node in (product, *chain, sddmm, rows, *scores, scores[1].args[0], gather):
         graph.erase_node(node)
     dropout = ", dropout" if bits is not None else ""
     context.fired(PATTERN, y, f"{by_src.meta['val'].shape[0]} heads over {table.name}{dropout}")

@@ -62,14 +62,11 @@ def _row_of_x(
 @triton.jit
 def _attend(
     indptr, indices, s_src, s_dst, x, bits, y, top_out, total_out,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, BY_EDGE: tl.constexpr, HEADS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum, sum of exponentials and weighted sum of rows: ``AHEAD`` edges at a time.
-
-    ``BY_EDGE``: ``s_src`` ``[E, H]`` has a score for every edge.
-    """
+    """Running maximum, sum of exponentials and weighted sum of rows: ``AHEAD`` edges at a time."""
     i = tl.program_id(0).to(tl.int64)
     start, end = tl.load(indptr + i), tl.load(indptr + i + 1)
     head, column = tl.arange(0, TALL)[:, None], tile_columns(tl.program_id(1), BLOCK)
@@ -84,7 +81,7 @@ def _attend(
         for j in tl.static_range(AHEAD):
             valid = first + j < end
             source = tl.load(indices + first + j, valid, 0).to(tl.int64)
-            _, logit = _scores(s_src, own, first + j if BY_EDGE else source, valid, head, SLOPE, HEADS, ACC)
+            _, logit = _scores(s_src, own, source, valid, head, SLOPE, HEADS, ACC)
             logit = tl.where(valid, logit, float("-inf"))
             higher = tl.maximum(higher, logit, propagate_nan=tl.PropagateNan.ALL)
             logits = logits + (logit,)  # noqa: RUF005
@@ -145,9 +142,7 @@ def _coefficient(
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``[rows, heads]`` each: (coefficient, the same after dropout, slope of the activation)."""
-    at = e
-    if indices is not None:
-        at = tl.load(indices + e, valid, 0).to(tl.int64)
+    at = tl.load(indices + e, valid, 0).to(tl.int64)
     used = valid & (head < HEADS)
     z = tl.load(s_src + at * HEADS + head, used, 0).to(ACC) + own
     bend = tl.where(z > 0, tl.full([1, 1], 1, ACC), tl.full([1, 1], SLOPE, ACC))
@@ -163,7 +158,7 @@ def _softmax_grad(
 ):  # fmt: skip
     """Turns ``values`` ``[E, H]``, the coefficients' gradients, into those of the edges' sums of scores; ``grad_dst``.
 
-    ``indices`` ``None``: ``s_src`` has a score for every edge. ``coefs``, unless ``None``: what rows are multiplied by.
+    ``coefs``, unless ``None``: what the gradients of rows are multiplied by.
     """
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
@@ -253,14 +248,13 @@ def _edge_tiles(numbers: int) -> list[tune.Config]:
     ]
 
 
-def coefficient_grads(
+def _coefficient_grads(
     indptr: Tensor, indices: Tensor, scores: tuple, x: Tensor, top: Tensor, total: Tensor, grad: Tensor, slope: float,
-    bits: Tensor | None, scale: float, by_edge: bool, coefs: Tensor | None,
+    bits: Tensor | None, scale: float, coefs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(gradients of the edges' sums of scores ``[E, H]``, unwritten behind the last edge; of destinations' scores).
 
-    ``scores``: of sources, or (``by_edge``) of edges, and of destinations; ``coefs`` ``[E, H]`` receives what gradients
-    of rows are multiplied by.
+    ``coefs`` ``[E, H]`` receives what gradients of rows are multiplied by.
     """
     (n, heads), width, edges = top.shape, x.shape[2], indices.numel()
     shared, acc = shares_rows(x, top), accumulator(x)
@@ -280,28 +274,10 @@ def coefficient_grads(
     tall = power_of_two(heads)
     rows = max(1, 128 // tall)
     _softmax_grad[(cdiv(n, rows),)](
-        indptr, None if by_edge else indices, *scores, bits, top, total, values, coefs, grad_dst, n,
+        indptr, indices, *scores, bits, top, total, values, coefs, grad_dst, n,
         SLOPE=slope, SCALE=scale, HEADS=heads, ACC=acc, TALL=tall, ROWS=rows, num_warps=4,
     )  # fmt: skip
     return values, grad_dst
-
-
-def launch_attend(
-    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, slope: float, bits: Tensor | None,
-    scale: float, by_edge: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``attend`` of checked arguments; ``by_edge``: ``s_src`` ``[E, H]``."""
-    n, heads, width = *s_dst.shape, x.shape[2]
-    y = x.new_empty((n, heads, width))
-    top, total = (x.new_empty((n, heads), dtype=_wide(x.dtype)) for _ in range(2))
-    if n and heads:
-        settings = tile_settings(heads, max(1, width), False, x)
-        _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
-            indptr, indices, s_src, s_dst, x, bits, y, top, total,
-            SLOPE=slope, SCALE=scale, SHARED=shares_rows(x, s_dst), BY_EDGE=by_edge, HEADS=heads, WIDTH=width,
-            AHEAD=_AHEAD, **settings,
-        )  # fmt: skip
-    return y, top, total
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -336,7 +312,16 @@ def attend(
     ``s_src`` ``[N, H]``, ``s_dst`` ``[num_dst, H]``, ``x`` ``[N, H, F]`` or ``[N, 1, F]``; see ``reference.attend``.
     """
     _check(indptr, indices, s_src, s_dst, x, bits)
-    return launch_attend(indptr, indices, s_src, s_dst, x, slope, bits, scale, False)
+    n, heads, width = *s_dst.shape, x.shape[2]
+    y = x.new_empty((n, heads, width))
+    top, total = (x.new_empty((n, heads), dtype=_wide(x.dtype)) for _ in range(2))
+    if n and heads:
+        settings = tile_settings(heads, max(1, width), False, x)
+        _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
+            indptr, indices, s_src, s_dst, x, bits, y, top, total,
+            SLOPE=slope, SCALE=scale, SHARED=shares_rows(x, s_dst), HEADS=heads, WIDTH=width, AHEAD=_AHEAD, **settings,
+        )  # fmt: skip
+    return y, top, total
 
 
 @op
@@ -354,9 +339,8 @@ def attend_grad(
     if not (n and heads):
         return torch.zeros_like(s_src), torch.empty_like(s_dst), torch.zeros_like(x) if needs_x else x.new_empty(0)
     coefs = torch.empty((edges, heads), dtype=_wide(x.dtype), device=device) if needs_x else None
-    for_z, grad_dst = coefficient_grads(
-        indptr, indices, (s_src, s_dst), x, top, total, grad, slope, bits, scale, False, coefs
-    )
+    scores = s_src, s_dst
+    for_z, grad_dst = _coefficient_grads(indptr, indices, scores, x, top, total, grad, slope, bits, scale, coefs)
     if torch.are_deterministic_algorithms_enabled():
         for_x = spmm_grad_x_transposed(indptr, indices, grad, coefs, x.shape[0], "sum", shared) if needs_x else None
         for_src = scatter_src_transposed(indptr, indices, for_z, x.shape[0]).to(x.dtype)

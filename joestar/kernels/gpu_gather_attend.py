@@ -1,9 +1,9 @@
 """Graph attention over rows of a table on the GPU, in passes that each read every row once and hold little.
 
-Forward: the products of the edges' rows and the heads' vectors, then softmax and weighted sums. Backward: the products
-of the edges' rows and their destinations' gradients, the softmax's gradient, then sums of rows times edge values. One
-kernel for a whole direction was slower: with the vectors, sums and rows of all heads in registers, too few programs
-are on a multiprocessor to have its share of the memory's bandwidth in flight.
+Forward: the products of the edges' rows and the heads' vectors, the softmax of these, then the weighted sums. One
+kernel for all that was slower: with vectors, sums and rows of all heads in registers, too few programs are on a
+multiprocessor to have its share of the memory's bandwidth in flight. Backward: one pass over the edges' rows, with
+what the softmax takes off known beforehand.
 """
 
 import torch
@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_attend import coefficient_grads, launch_attend
+from joestar.kernels.gpu_attend import factor_of_edge
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
-from joestar.kernels.gpu_tiles import accumulator, check_values, tile_columns
+from joestar.kernels.gpu_shared import shared_sum
+from joestar.kernels.gpu_spmm import row_edges, scatter_dst
+from joestar.kernels.gpu_tiles import accumulator, check_values, tile_columns, tile_rows
 
 
 def _row_tiles(numbers: int) -> list[tune.Config]:
@@ -26,14 +28,28 @@ def _row_tiles(numbers: int) -> list[tune.Config]:
     ]
 
 
-def _sum_tiles(numbers: int) -> list[tune.Config]:
+def _sum_tiles(numbers: int, heads: int) -> list[tune.Config]:
     """Rows of a tile that is added up for every head, warps and programs; the default first."""
-    most = max(1, 8192 // numbers)
+    most = max(1, 8192 // numbers // heads)
+    tried = ((8, 256, 1056), (8, 256, 528), (16, 256, 528), (16, 512, 1056), (4, 256, 2112), (8, 512, 1056))
     return [
         {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp)), "GRID": grid}
-        for rows, per_warp, grid in (
-            (8, 1024, 1056), (8, 1024, 2112), (16, 1024, 1056), (4, 1024, 4224), (8, 2048, 2112), (16, 2048, 2112)
-        )
+        for rows, per_warp, grid in tried
+    ]
+
+
+def _grad_tiles(numbers: int, heads: int) -> list[tune.Config]:
+    """Destinations that a program takes at a time, edges of a tile, warps and programs; the default first."""
+    most = max(1, 8192 // numbers // heads)
+    tried = (
+        (4, 8, 256, 1056), (2, 8, 256, 528), (4, 16, 256, 528), (2, 8, 512, 1056), (2, 4, 256, 1056), (4, 16, 512, 528)
+    )  # fmt: skip
+    return [
+        {
+            "DSTS": dsts, "EDGES": min(edges, most), "GRID": grid,
+            "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp)),
+        }
+        for dsts, edges, per_warp, grid in tried
     ]  # fmt: skip
 
 
@@ -54,26 +70,118 @@ def _row_products(
 
 @triton.jit(do_not_specialize=["n"])
 def _row_sums_by(
-    table, ids, weights, count, out, n,
+    table, ids, weights, out, n,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]`` over the first ``count`` rows."""
+    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]``."""
     head, column = tl.arange(0, TALL)[:, None, None], tl.arange(0, BLOCK)[None, None, :]
     sums = tl.zeros([TALL, ROWS, BLOCK], ACC)
-    last = n.to(tl.int64)
-    if count is not None:
-        last = tl.minimum(last, tl.load(count))
     first = tl.program_id(0).to(tl.int64) * ROWS
-    while first < last:
+    while first < n:
         i = first + tl.arange(0, ROWS)[None, :, None]
-        source = tl.load(ids + i, i < last, 0).to(tl.int64)
-        rows = tl.load(table + source * WIDTH + column, (i < last) & (column < WIDTH), 0).to(ACC)
-        sums += rows * tl.load(weights + i * HEADS + head, (i < last) & (head < HEADS), 0).to(ACC)
+        source = tl.load(ids + i, i < n, 0).to(tl.int64)
+        rows = tl.load(table + source * WIDTH + column, (i < n) & (column < WIDTH), 0).to(ACC)
+        sums += rows * tl.load(weights + i * HEADS + head, (i < n) & (head < HEADS), 0).to(ACC)
         first += tl.num_programs(0).to(tl.int64) * ROWS
     head, column = tl.arange(0, TALL)[:, None], tile_columns(0, BLOCK)
     at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
     tl.store(at, tl.sum(sums, 1), (head < HEADS) & (column < WIDTH))
+
+
+@triton.jit(do_not_specialize=["n"])
+def _row_dots(a, b, out, n, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """``out[i]`` = row ``i`` of ``a`` times that of ``b``."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tile_columns(0, BLOCK)
+    mask = (i < n) & (column < WIDTH)
+    left = tl.load(a + i * WIDTH + column, mask, 0).to(ACC)
+    right = tl.load(b + i * WIDTH + column, mask, 0).to(ACC)
+    tl.store(out + i, tl.sum(left * right, 1, keep_dims=True), i < n)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _signed_softmax(
+    indptr, values, s_dst, bits, alpha, n,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Turns ``values`` ``[E, H]``, the sources' scores, into coefficients after dropout.
+
+    ``alpha`` ``[E, H]``: the coefficients before it, negative where the activation's slope is not 1.
+    """
+    i = tile_rows(ROWS)
+    start, end = row_edges(indptr, None, None, i, n)
+    head = tl.arange(0, TALL)[None, :]
+    used = (start < end) & (head < HEADS)
+    own = tl.load(s_dst + i.to(tl.int64) * HEADS + head, used, 0).to(ACC)
+    top = tl.full([ROWS, TALL], float("-inf"), ACC)
+    total = tl.zeros([ROWS, TALL], ACC)
+    longest = tl.max(end - start)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done
+        z = tl.load(values + e * HEADS + head, (e < end) & used, float("-inf")) + own
+        logit = tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
+        higher = tl.maximum(top, logit, propagate_nan=tl.PropagateNan.ALL)
+        safe = tl.where(higher == float("-inf"), 0, higher)
+        total = total * tl.exp(top - safe) + tl.exp(logit - safe)
+        top = higher
+        done += 1
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done
+        mask = (e < end) & used
+        z = tl.load(values + e * HEADS + head, mask, 0) + own
+        logit = tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
+        value = tl.exp(logit - top) / total
+        tl.store(alpha + e * HEADS + head, tl.where(z > 0, value, -value), mask)
+        kept = value * factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+        tl.store(values + e * HEADS + head, kept, mask)
+        done += 1
+
+
+@triton.jit(do_not_specialize=["n"])
+def _gather_attend_grad(
+    indptr, indices, table, alpha, bits, deltas, grad, for_z, out, n,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """``out[program, h]`` = its share of the sum over edges of the gradient of a score, ``for_z``, times the row.
+
+    A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time, whosever they are: no tile is half empty.
+    """
+    column = tile_columns(0, BLOCK)
+    inside = column < WIDTH
+    sums = ()
+    for _ in tl.static_range(HEADS):
+        sums = sums + (tl.zeros([EDGES, BLOCK], ACC),)  # noqa: RUF005
+    i = tl.program_id(0).to(tl.int64) * DSTS
+    while i < n:
+        ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
+        first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
+        while first < last:
+            e = first + tl.arange(0, EDGES)[:, None]
+            valid = e < last
+            row = i + tl.sum((e >= ends).to(tl.int64), 1, keep_dims=True)
+            source = tl.load(indices + e, valid, 0).to(tl.int64)
+            rows = tl.load(table + source * WIDTH + column, valid & inside, 0).to(ACC)
+            more = ()
+            for head in tl.static_range(HEADS):
+                signed = tl.load(alpha + e * HEADS + head, valid, 0)
+                delta = tl.load(deltas + row * HEADS + head, valid, 0)
+                g = tl.load(grad + (row * HEADS + head) * WIDTH + column, valid & inside, 0).to(ACC)
+                kept = factor_of_edge(bits, e, valid, tl.full([1, 1], head, tl.int32), SCALE, HEADS, ACC)
+                value = tl.abs(signed) * (kept * tl.sum(g * rows, 1, keep_dims=True) - delta)
+                value = tl.where(signed > 0, value, value * tl.full([1, 1], SLOPE, ACC))
+                tl.store(for_z + e * HEADS + head, value, valid)
+                more = more + (sums[head] + rows * value,)  # noqa: RUF005
+            sums = more
+            first += EDGES
+        i += tl.num_programs(0).to(tl.int64) * DSTS
+    for head in tl.static_range(HEADS):
+        at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
+        tl.store(at, tl.sum(sums[head], 0, keep_dims=True), inside)
 
 
 def _check(indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, bits: Tensor | None, heads: int) -> None:
@@ -105,55 +213,93 @@ def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
     return out
 
 
-def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None) -> Tensor:
-    """``[H, F]``: the sums of the rows of the ids (the first ``count`` of them) times ``weights`` ``[n, H]``."""
+def _sums(table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """``[H, F]``: the sums of the rows of the ids times ``weights`` ``[n, H]``."""
     (n, heads), width = weights.shape, table.shape[1]
     tall, block = power_of_two(heads), power_of_two(max(1, width))
-    partial = []
+    found = []
 
     def launch(config: tune.Config) -> None:
         config = dict(config)
         grid = max(1, min(config.pop("GRID"), cdiv(n, config["ROWS"])))
-        partial[:] = [weights.new_empty((grid, heads, width))]
+        partial = weights.new_empty((grid, heads, width))
         _row_sums_by[(grid,)](
-            table, ids, weights, count, partial[0], n,
+            table, ids, weights, partial, n,
             HEADS=heads, WIDTH=width, ACC=accumulator(table), TALL=tall, BLOCK=block, **config,
         )  # fmt: skip
+        found[:] = [partial.sum(0)]
 
     if not (n and heads and width):
         return weights.new_zeros((heads, width))
     shape = (table.dtype, heads, width, tune.size_class(n))
     work = n * width * table.element_size()
-    launch(tune.choose("row_sums_by", shape, _sum_tiles(tall * block), launch, work, table.device))
-    return partial[0].sum(0)
+    launch(tune.choose("row_sums_by", shape, _sum_tiles(block, tall), launch, work, table.device))
+    return found[0]
 
 
 @op
 def gather_attend(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
     bits: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(``y`` ``[num_dst, H, F]``, scores ``[E, H]`` and ``[num_dst, H]``, top, total); see ``ops.gather_attend``."""
-    _check(indptr, indices, dsts, table, bits, v_src.shape[0])
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(``y`` ``[num_dst, H, F]``, signed coefficients ``[E, H]``); see ``joestar.ops.gather_attend``."""
+    heads, width = v_src.shape
+    _check(indptr, indices, dsts, table, bits, heads)
     check_values(table=table, v_src=v_src, v_dst=v_dst)
-    s_src, s_dst = _products(table, indices, v_src), _products(table, dsts, v_dst)
-    y, top, total = launch_attend(indptr, indices, s_src, s_dst, table.unsqueeze(1), slope, bits, scale, True)
-    return y, s_src, s_dst, top, total
+    n = indptr.numel() - 1
+    values, s_dst = _products(table, indices, v_src), _products(table, dsts, v_dst)
+    y, alpha = table.new_empty((n, heads, width)), torch.empty_like(values)
+    if n and heads:
+        tall = power_of_two(heads)
+        rows = max(1, 128 // tall)
+        _signed_softmax[(cdiv(n, rows),)](
+            indptr, values, s_dst, bits, alpha, n,
+            SLOPE=slope, SCALE=scale, HEADS=heads, ACC=accumulator(table), TALL=tall, ROWS=rows, num_warps=4,
+        )  # fmt: skip
+        shared_sum(indptr, indices, table.unsqueeze(1), values, False, y)
+    return y, alpha
 
 
 @op
 def gather_attend_grad(
-    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, s_src: Tensor, s_dst: Tensor, top: Tensor,
-    total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, deltas: Tensor,
+    slope: float, bits: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of the scores: the same sums in every run."""
+    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of ``alpha``: the same sums in every run."""
     n, heads, width = grad.shape
     _check(indptr, indices, dsts, table, bits, heads)
-    check_values(table=table, s_src=s_src, s_dst=s_dst, grad=grad)
+    check_values(table=table, alpha=alpha, grad=grad, deltas=deltas)
     if not (n and heads and width):
-        return s_src.new_zeros((2, heads, width))
-    scores = s_src, s_dst
-    for_src, for_dst = coefficient_grads(
-        indptr, indices, scores, table.unsqueeze(1), top, total, grad, slope, bits, scale, True, None
-    )
-    return torch.stack((_sums(table, indices, for_src, indptr[-1:]), _sums(table, dsts, for_dst, None)))
+        return alpha.new_zeros((2, heads, width))
+    for_z, found, block = torch.empty_like(alpha), [], power_of_two(width)
+
+    def launch(config: tune.Config) -> None:
+        config = dict(config)
+        grid = max(1, min(config.pop("GRID"), cdiv(n, config["DSTS"])))
+        partial = alpha.new_empty((grid, heads, width))
+        _gather_attend_grad[(grid,)](
+            indptr, indices, table, alpha, bits, deltas, grad, for_z, partial, n,
+            SLOPE=slope, SCALE=scale, HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config,
+        )  # fmt: skip
+        found[:] = [partial.sum(0)]
+
+    shape = (table.dtype, heads, width, tune.size_class(n), tune.size_class(indices.numel()))
+    work = (indices.numel() + n * heads) * width * table.element_size()
+    launch(tune.choose("gather_attend_grad", shape, _grad_tiles(block, heads), launch, work, table.device))
+    for_dst = scatter_dst(indptr, for_z)
+    return torch.stack((found[0], _sums(table, dsts, for_dst)))
+
+
+@op
+def row_dots(a: Tensor, b: Tensor) -> Tensor:
+    """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
+    check_values(a=a, b=b)
+    n, heads, width = a.shape
+    out = torch.empty((n, heads), dtype=torch.promote_types(a.dtype, torch.float32), device=a.device)
+    if out.numel():
+        block = power_of_two(max(1, width))
+        rows = max(1, 2048 // block)
+        _row_dots[(cdiv(n * heads, rows),)](
+            a, b, out, n * heads, WIDTH=width, ACC=accumulator(a), BLOCK=block, ROWS=rows, num_warps=4
+        )
+    return out

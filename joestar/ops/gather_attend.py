@@ -1,11 +1,12 @@
-"""``joestar::gather_attend``: graph attention that reads a table in place, scores included (thesis 5.3.2).
+"""``joestar::gather_attend_linear``: graph attention that reads a table in place, scores included (thesis 5.3.2).
 
 Edge-map-reduce on the sampling side: where an attention layer is the first, its rows come from the feature table and
-the scores of both ends are products of those rows with a vector per head, ``W^T a``. One kernel reads the row of an
-edge once for score and sum; neither rows nor scores per source are stored, and the sources need no local numbers. The
-backward pass reads the rows again.
+the scores of both ends are products of those rows with a vector per head, ``W^T a``. Neither rows nor scores per source
+are stored, and the sources need no local numbers. The product of every head's sums and weights belongs to the op: what
+the softmax takes off the gradients is then known from its result, ``<grad, out>``, and one pass over the rows is all
+that the backward pass needs.
 
-On a CPU the op is composed of others, a block of edges' rows at a time in memory.
+On a CPU the op is composed of others, with all edges' rows in memory.
 """
 
 import torch
@@ -18,17 +19,16 @@ from joestar.ops.library import LIBRARY
 ops = torch.ops.joestar
 
 _CSC = "Tensor indptr, Tensor indices, Tensor dsts, Tensor table"
+_VECTORS = "Tensor v_src, Tensor v_dst"
+_DROPOUT = "float slope, Tensor? bits, float scale"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-LIBRARY.define(
-    f"gather_attend({_CSC}, Tensor v_src, Tensor v_dst, float slope, Tensor? bits, float scale)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-LIBRARY.define(
-    f"gather_attend_grad({_CSC}, Tensor s_src, Tensor s_dst, Tensor top, Tensor total, Tensor grad, float slope,"
-    " Tensor? bits, float scale) -> Tensor",
-    tags=_TAGS,
-)
+for _schema in (
+    f"gather_attend({_CSC}, {_VECTORS}, {_DROPOUT}) -> (Tensor, Tensor)",
+    f"gather_attend_grad({_CSC}, Tensor alpha, Tensor grad, Tensor deltas, {_DROPOUT}) -> Tensor",
+    f"gather_attend_linear({_CSC}, {_VECTORS}, Tensor weight, {_DROPOUT}) -> (Tensor, Tensor, Tensor)",
+    "row_dots(Tensor a, Tensor b) -> Tensor",
+):
+    LIBRARY.define(_schema, tags=_TAGS)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -45,10 +45,25 @@ def _check(indptr: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Te
         )
 
 
+def _edges(indptr: Tensor, indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(numbers of the edges, which of them are valid ``[E, 1]``, their rows)."""
+    number = torch.arange(indices.shape[0], device=indices.device)
+    rows = torch.index_select(table, 0, indices).to(_wide(table.dtype))
+    return number.to(indices.dtype), (number < indptr[-1]).unsqueeze(-1), rows
+
+
+def _factors(bits: Tensor | None, scale: float, like: Tensor) -> Tensor | float:
+    """``scale`` ``[E, H]`` where dropout keeps a coefficient, else 0; 1 without dropout."""
+    if bits is None:
+        return 1.0
+    head = torch.arange(like.shape[1], device=like.device)
+    return ((bits[:, head % bits.shape[1]] >> (head // bits.shape[1]).to(torch.int32)) & 1).to(like.dtype) * scale
+
+
 def _composed(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
     bits: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention over ``table[indices]`` with scores of both ends' rows.
 
     Args:
@@ -58,86 +73,104 @@ def _composed(
             factor.
 
     Returns:
-        (``y`` ``[num_dst, H, F]`` in the table's dtype; scores of the edges' sources ``[E, H]`` and of destinations
-        ``[num_dst, H]``; per row and head the largest logit and the sum of exponentials ``[num_dst, H]``), at least
-        float32.
+        (``y`` ``[num_dst, H, F]`` in the table's dtype; the coefficients before dropout ``[E, H]``, at least float32,
+        negative where the activation has the slope ``slope``, undefined behind the last edge).
     """
     _check(indptr, dsts, table, v_src, v_dst)
-    wide = _wide(table.dtype)
     with torch.autocast(table.device.type, enabled=False):
-        rows = torch.index_select(table, 0, indices).to(wide)
-        s_src = rows @ v_src.to(wide).t()
-        s_dst = torch.index_select(table, 0, dsts).to(wide) @ v_dst.to(wide).t()
-        edge = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
-        y, top, total = ops.attend(indptr, edge, s_src, s_dst, rows.unsqueeze(1), slope, bits, scale)
-    return y.to(table.dtype), s_src, s_dst, top, total
+        edge, valid, rows = _edges(indptr, indices, table)
+        own = torch.index_select(table, 0, dsts).to(rows.dtype)
+        z = ops.sddmm(indptr, edge, rows @ v_src.to(rows.dtype).t(), own @ v_dst.to(rows.dtype).t(), "add")
+        alpha = ops.edge_softmax(indptr, torch.nn.functional.leaky_relu(z, slope))
+        kept = torch.where(valid, alpha * _factors(bits, scale, alpha), 0)
+        y = ops.spmm(indptr, edge, rows.unsqueeze(1), kept, "sum")
+    return y.to(table.dtype), torch.where(z > 0, alpha, -alpha)
 
 
 def _composed_grad(
-    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, s_src: Tensor, s_dst: Tensor, top: Tensor,
-    total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, deltas: Tensor,
+    slope: float, bits: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]``, at least float32."""
-    wide = s_src.dtype
+    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]``, at least float32; ``deltas`` ``[num_dst, H]``: grad * y."""
     with torch.autocast(table.device.type, enabled=False):
-        rows = torch.index_select(table, 0, indices).to(wide)
-        edge = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
-        for_src, for_dst, _ = ops.attend_grad(
-            indptr, edge, s_src, s_dst, rows.unsqueeze(1), top, total, grad.to(wide), slope, bits, scale, False
-        )
-        own = torch.index_select(table, 0, dsts).to(wide)
-        valid = (torch.arange(indices.shape[0], device=indices.device) < indptr[-1]).unsqueeze(-1)
-        for_src = torch.where(valid, for_src, torch.zeros_like(for_src))
-        return torch.stack((for_src.t() @ rows, for_dst.t() @ own))
+        edge, valid, rows = _edges(indptr, indices, table)
+        through = ops.spmm_grad_weight(indptr, edge, rows.unsqueeze(1), grad.to(rows.dtype), alpha, "sum")
+        off = torch.index_select(deltas, 0, ops.edge_dst(indptr, indices.shape[0], indices)) if deltas.numel() else 0
+        for_z = alpha.abs() * (through * _factors(bits, scale, alpha) - off)
+        for_z = torch.where(valid, torch.where(alpha > 0, for_z, for_z * slope), 0)
+        own = torch.index_select(table, 0, dsts).to(rows.dtype)
+        return torch.stack((for_z.t() @ rows, ops.scatter_dst(indptr, for_z).t() @ own))
 
 
-def _on_gpu(name: str, composed):
-    kernel = getattr(gpu_kernels(), name, None)
-    if kernel is None:
-        return composed
-    if name == "gather_attend":
-
-        def run(indptr, indices, dsts, table, v_src, v_dst, *rest):
-            _check(indptr, dsts, table, v_src, v_dst)
-            return kernel(indptr, indices, dsts, table, v_src, v_dst, *rest)
-
-        return run
-    return kernel
+def _composed_dots(a: Tensor, b: Tensor) -> Tensor:
+    """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
+    wide = _wide(a.dtype)
+    return (a.to(wide) * b.to(wide)).sum(-1)
 
 
-LIBRARY.impl("gather_attend", _composed, "CPU")
-LIBRARY.impl("gather_attend", _on_gpu("gather_attend", _composed), "CUDA")
-LIBRARY.impl("gather_attend_grad", _composed_grad, "CPU")
-LIBRARY.impl("gather_attend_grad", _on_gpu("gather_attend_grad", _composed_grad), "CUDA")
+def _linear(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, weight: Tensor,
+    slope: float, bits: Tensor | None, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(``weight[h] @ y[i, h]`` ``[num_dst, H, C]``, ``y``, coefficients) with ``weight`` ``[H, C, F]``."""
+    _check(indptr, dsts, table, v_src, v_dst)
+    with torch.autocast(table.device.type, enabled=False):
+        y, alpha = ops.gather_attend(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale)
+        return ops.head_linear(y, weight.to(y.dtype)), y, alpha
+
+
+for _device in ("CPU", "CUDA"):
+    _gpu = gpu_kernels() if _device == "CUDA" else None
+    for _name, _kernel in (
+        ("gather_attend", _composed), ("gather_attend_grad", _composed_grad), ("row_dots", _composed_dots)
+    ):  # fmt: skip
+        LIBRARY.impl(_name, getattr(_gpu, _name, _kernel), _device)
+    LIBRARY.impl("gather_attend_linear", _linear, _device)
 
 
 @register_fake("joestar::gather_attend")
 def _(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale):
-    rows, wide = (dsts.shape[0], v_src.shape[0]), _wide(table.dtype)
-    scores = table.new_empty((indices.shape[0], v_src.shape[0]), dtype=wide)
-    per_row = (table.new_empty(rows, dtype=wide) for _ in range(3))
-    return table.new_empty((*rows, table.shape[1])), scores, *per_row
+    alpha = table.new_empty((indices.shape[0], v_src.shape[0]), dtype=_wide(table.dtype))
+    return table.new_empty((dsts.shape[0], v_src.shape[0], table.shape[1])), alpha
 
 
 @register_fake("joestar::gather_attend_grad")
-def _(indptr, indices, dsts, table, s_src, s_dst, top, total, grad, slope, bits, scale):
-    return s_src.new_empty((2, grad.shape[1], grad.shape[2]))
+def _(indptr, indices, dsts, table, alpha, grad, deltas, slope, bits, scale):
+    return alpha.new_empty((2, grad.shape[1], grad.shape[2]))
+
+
+@register_fake("joestar::row_dots")
+def _(a, b):
+    return a.new_empty(a.shape[:2], dtype=_wide(a.dtype))
+
+
+@register_fake("joestar::gather_attend_linear")
+def _(indptr, indices, dsts, table, v_src, v_dst, weight, slope, bits, scale):
+    heads, columns, width = weight.shape
+    rows = dsts.shape[0], heads
+    alpha = table.new_empty((indices.shape[0], heads), dtype=_wide(table.dtype))
+    return table.new_empty((*rows, columns)), table.new_empty((*rows, width)), alpha
 
 
 def _setup(ctx, inputs, output):
-    indptr, indices, dsts, table, v_src, v_dst, ctx.slope, bits, ctx.scale = inputs
+    indptr, indices, dsts, table, v_src, v_dst, weight, ctx.slope, bits, ctx.scale = inputs
     if ctx.needs_input_grad[3]:
         raise RuntimeError("gather_attend has no gradient for its table; gather with index_select, then use attend")
     ctx.mark_non_differentiable(*output[1:])
-    ctx.dtypes = v_src.dtype, v_dst.dtype
-    ctx.save_for_backward(indptr, indices, dsts, table, *output[1:], bits)
+    ctx.dtypes = v_src.dtype, v_dst.dtype, weight.dtype
+    ctx.save_for_backward(indptr, indices, dsts, table, weight, bits, *output)
 
 
 def _backward(ctx, grad, *of_saved):
-    *saved, bits = ctx.saved_tensors
-    both = ops.gather_attend_grad(*saved, grad.contiguous(), ctx.slope, bits, ctx.scale)
-    for_src, for_dst = (both[i].to(dtype) for i, dtype in enumerate(ctx.dtypes))
-    return None, None, None, None, for_src, for_dst, None, None, None
+    indptr, indices, dsts, table, weight, bits, out, y, alpha = ctx.saved_tensors
+    grad = grad.contiguous()
+    for_y = ops.head_linear(grad, weight.to(y.dtype).transpose(1, 2))
+    deltas = ops.row_dots(grad, out)
+    both = ops.gather_attend_grad(
+        indptr, indices, dsts, table, alpha, for_y, deltas, ctx.slope, bits, ctx.scale
+    )  # fmt: skip
+    grads = both[0], both[1], ops.head_linear_weight_grad(y, grad)
+    return *[None] * 4, *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True)), None, None, None
 
 
-register_autograd("joestar::gather_attend", _backward, setup_context=_setup)
+register_autograd("joestar::gather_attend_linear", _backward, setup_context=_setup)

@@ -13,7 +13,7 @@ from joestar.ops.library import LIBRARY
 ops = torch.ops.joestar
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _MOST_WASTE = 8
-"""Heads up to which one product of everything with everything beats a product per head, on a GPU."""
+"""Heads up to which one product with mostly zeros beats a product per head, on a GPU: its bytes are what costs."""
 LIBRARY.define("head_linear(Tensor x, Tensor weight) -> Tensor", tags=_TAGS)
 LIBRARY.define("head_linear_weight_grad(Tensor x, Tensor grad) -> Tensor", tags=_TAGS)
 
@@ -26,15 +26,24 @@ def _run(x: Tensor, weight: Tensor) -> Tensor:
         )
     if x.dtype != weight.dtype:
         raise ValueError(f"head_linear: expected rows and weights of one dtype; got {x.dtype} and {weight.dtype}")
-    y = x.new_empty((x.shape[0], *weight.shape[:2]))
+    heads, columns, width = weight.shape
+    if _in_one(x, columns * width):
+        diagonal = weight.new_zeros((heads, columns, heads, width))
+        diagonal.diagonal(dim1=0, dim2=2).copy_(weight.permute(1, 2, 0))
+        return (x.flatten(1) @ diagonal.view(heads * columns, heads * width).t()).view(-1, heads, columns)
+    y = x.new_empty((x.shape[0], heads, columns))
     torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=y.transpose(0, 1))
     return y
+
+
+def _in_one(x: Tensor, entries: int) -> bool:
+    return x.device.type == "cuda" and x.shape[1] <= _MOST_WASTE and x.shape[0] > entries
 
 
 def _weight_grad(x: Tensor, grad: Tensor) -> Tensor:
     """``[H, C, F]``: the sums over rows of ``grad[n, h] x[n, h]^T``; ``grad`` ``[N, H, C]``."""
     heads, columns, width = x.shape[1], grad.shape[2], x.shape[2]
-    if x.device.type == "cuda" and heads <= _MOST_WASTE and x.shape[0] > columns * width:
+    if _in_one(x, columns * width):
         # N is the only large size: cuBLAS splits it among multiprocessors for one product, not for a batch of them
         both = grad.flatten(1).t() @ x.flatten(1)
         return both.view(heads, columns, heads, width).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
 from .samples import every, values
@@ -28,11 +29,13 @@ def calls(dtype, ids, shapes=SHAPES):
 
 
 def expected(indptr, indices, dsts, table, by_src, by_dst, slope, bits, scale):
-    """Through ``attend`` with a score for every row of the table, in float64."""
+    """(sums, signed coefficients) through ``attend`` with a score for every row of the table, in float64."""
     table, by_src, by_dst = (value.double() for value in (table, by_src, by_dst))
     scores = table @ by_src.t(), table[dsts.long()] @ by_dst.t()
-    y, top, total = ops.attend(indptr, indices, *scores, table.unsqueeze(1), slope, bits, scale)
-    return y, scores[0][indices.long()], scores[1], top, total
+    y, _, _ = ops.attend(indptr, indices, *scores, table.unsqueeze(1), slope, bits, scale)
+    z = ops.sddmm(indptr, indices, *scores, "add")
+    alpha = ops.edge_softmax(indptr, F.leaky_relu(z, slope))
+    return y, torch.where(z > 0, alpha, -alpha)
 
 
 def close(ours, good, tolerance, case):
@@ -40,18 +43,22 @@ def close(ours, good, tolerance, case):
 
 
 def check(run, dtype, ids, tolerance, shapes=SHAPES):
-    """``run`` (forward, gradient) against float64."""
+    """``run`` (forward, gradient, dots) against float64."""
     for case, args in calls(dtype, ids, shapes):
-        y, s_src, s_dst, top, total = run[0](*args)
-        assert y.dtype == dtype and s_src.dtype == top.dtype == torch.promote_types(dtype, torch.float32), case
-        edges = int(args[0][-1])
-        good = expected(*args)
-        for ours, value in zip(
-            (y, s_src[:edges], s_dst, top, total), (good[0], good[1][:edges], *good[2:]), strict=True
-        ):
-            close(ours.double(), value, tolerance, case)
+        y, alpha = run[0](*args)
+        assert y.dtype == dtype and alpha.dtype == torch.promote_types(dtype, torch.float32), case
+        edges, good = int(args[0][-1]), expected(*args)
+        close(y.double(), good[0], tolerance, case)
+        close(alpha[:edges].double(), good[1][:edges], tolerance, case)
         grad = values(y.shape, dtype, 5)
-        found = run[1](*args[:4], s_src, s_dst, top, total, grad, *args[6:])
+        deltas = run[2](grad, y)
+        close(
+            deltas.double(),
+            (grad.double() * y.double()).sum(-1),
+            max(tolerance, 1e-5) if dtype != torch.float64 else tolerance,
+            case,
+        )
+        found = run[1](*args[:4], alpha, grad, deltas, *args[6:])
         vectors = [value.double().clone().requires_grad_() for value in args[4:6]]
         expected(*args[:4], *vectors, *args[6:])[0].backward(grad.double())
         wanted = torch.stack([value.grad for value in vectors])
@@ -64,27 +71,37 @@ def check(run, dtype, ids, tolerance, shapes=SHAPES):
 )
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
 def test_values_and_gradients(dtype, tolerance, ids):
-    check((ops.gather_attend, ops.gather_attend_grad), dtype, ids, tolerance)
+    check((ops.gather_attend, ops.gather_attend_grad, ops.row_dots), dtype, ids, tolerance)
 
 
-def test_autograd_and_registration():
-    args = next(args for case, args in calls(torch.float64, torch.int64) if "2 heads of 5, dropout" in case)
-    args = list(args)
-    args[4:6] = [value.clone().requires_grad_() for value in args[4:6]]
-    assert torch.autograd.gradcheck(lambda a, b: ops.gather_attend(*args[:4], a, b, *args[6:])[0], args[4:6])
+def linear_arguments():
+    args = next(
+        args for case, args in calls(torch.float64, torch.int64) if "2 heads of 5, dropout" in case and args[1].numel()
+    )
+    weight = values((2, 3, 5), torch.float64, 8)
+    return [*args[:4], *(value.clone().requires_grad_() for value in (*args[4:6], weight)), *args[6:]]
+
+
+def test_product_gradients_and_registration():
+    args = linear_arguments()
+    out, y, _ = ops.gather_attend_linear(*args)
+    torch.testing.assert_close(out, torch.einsum("nhf,hcf->nhc", y, args[6]))
+    assert torch.autograd.gradcheck(
+        lambda a, b, w: ops.gather_attend_linear(*args[:4], a, b, w, *args[7:])[0], args[4:7]
+    )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(ops.gather_attend, tuple(args), test_utils=checks)
+    torch.library.opcheck(ops.gather_attend_linear, tuple(args), test_utils=checks)
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value for value in args]
     with mode:
-        y, scores, _, _, total = ops.gather_attend(*fakes)
-    assert y.shape == (args[2].numel(), 2, 5) and scores.shape == (args[1].numel(), 2) and total.shape == y.shape[:2]
+        shapes = [value.shape for value in ops.gather_attend_linear(*fakes)]
+    assert shapes == [(args[2].numel(), 2, 3), (args[2].numel(), 2, 5), (args[1].numel(), 2)]
 
 
 def test_errors():
-    args = list(next(calls(torch.float32, torch.int64))[1])
+    args = linear_arguments()
     with pytest.raises(ValueError, match=r"expected a table \[N, F\], vectors \[H, F\]"):
-        ops.gather_attend(*args[:4], args[4][:, :1].repeat(1, 7), *args[5:])
-    args[3] = args[3].requires_grad_()
+        ops.gather_attend_linear(*args[:4], args[4][:, :1].repeat(1, 7), *args[5:])
+    args[3] = args[3].clone().requires_grad_()
     with pytest.raises(RuntimeError, match="no gradient for its table; gather with index_select, then use attend"):
-        ops.gather_attend(*args)
+        ops.gather_attend_linear(*args)

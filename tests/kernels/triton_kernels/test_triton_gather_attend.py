@@ -11,7 +11,7 @@ from joestar.kernels import gpu
 from joestar.kernels.gpu_launch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
-RUN = gpu.gather_attend, gpu.gather_attend_grad
+RUN = gpu.gather_attend, gpu.gather_attend_grad, gpu.row_dots
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 5), (4, 18), (33, 2)], ids=str)
