@@ -1,10 +1,18 @@
-"""A bias that is added to a product becomes part of it (an epilogue).
+"""A bias that is added to a product becomes part of it (an epilogue); elsewhere its gradient reads stored rows.
 
 Before                                   After
-    h = aten.linear(x, w)                    h = aten.linear(x, w, b)
+    h = aten.linear(x, w)                    o = aten.linear(x, w, b)
     o = aten.add(h, b)        b: [C]
 
-Must not fire when the product has another reader or a bias already, or when what is added is no vector of its columns.
+Before (on a GPU)                        After
+    y, _, _ = attend(...)                    y, _, _ = attend(...)
+    o = aten.add(y.flatten(1), b)            o = add_bias(y.flatten(1), b)
+
+The gradient of ``b`` is a sum over rows. A backend that fuses it with what makes the rows computes these twice, once to
+store and once to add them up; the gradient of ``add_bias`` adds up the stored ones.
+
+Must not fire when the product has another reader or a bias already, or when what is added is no vector of its columns
+or needs no gradients.
 """
 
 import torch
@@ -24,6 +32,8 @@ def run(gm: fx.GraphModule, context) -> int:
         if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
             continue
         pair = _pair(node)
+        if pair is None and context.device == "cuda":
+            joined += _stored(gm.graph, node, context)
         if pair is None or not context.admits(PATTERN, node, _match(*pair)):
             continue
         linear, bias = pair
@@ -35,6 +45,25 @@ def run(gm: fx.GraphModule, context) -> int:
         gm.graph.erase_node(linear)
         joined += 1
     return joined
+
+
+def _stored(graph: fx.Graph, add: fx.Node, context) -> int:
+    """Replaces the addition of a trained vector to rows that no product made."""
+    rows, bias = add.args
+    if tensor(rows) is None or tensor(bias) is None or tensor(rows).dim() != 2 or tensor(bias).dim() != 1:
+        return 0
+    if not isinstance(bias, fx.Node) or bias.op != "placeholder":
+        return 0
+    same = tensor(rows).shape[1] == tensor(bias).shape[0] and tensor(rows).dtype == tensor(bias).dtype
+    match = True if context.needs_grad(bias) else Reject("the vector needs no gradients")
+    if not same or not context.admits(PATTERN, add, match):
+        return 0
+    with graph.inserting_before(add):
+        new = emit(graph, add, torch.ops.joestar.add_bias.default, rows, bias)
+    context.fired(PATTERN, new, f"{bias.name}, gradient from stored rows")
+    add.replace_all_uses_with(new)
+    graph.erase_node(add)
+    return 1
 
 
 def _pair(add: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -26,6 +26,7 @@ from joestar.kernels.cpu_sampling import (
     rowwise_sample,
     sample_cols,
     sample_eids,
+    sampled_self_loops,
     slice_cols,
 )
 from joestar.kernels.cpu_spmm import scatter_dst, scatter_src, spmm, spmm_extremum_grad, spmm_grad_x
@@ -62,6 +63,7 @@ __all__ = [
     "sample_aggregate_self",
     "sample_cols",
     "sample_eids",
+    "sampled_self_loops",
     "scatter_dst",
     "scatter_src",
     "sddmm",

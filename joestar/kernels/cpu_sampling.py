@@ -118,6 +118,18 @@ def block_self_loops(
     return *looped, out_degrees(*looped, num_src) if num_src else indptr.new_empty(0)
 
 
+def sampled_self_loops(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor) -> tuple[Tensor, Tensor]:
+    """``add_self_loops`` of a sample whose edges and destinations are global ids: so are the loops."""
+    check_ids(indices, "indices")
+    check_ids(dsts, "dsts")
+    n = dsts.numel()
+    numbers = torch.arange(n, n + indices.numel(), dtype=indices.dtype)
+    looped, edges, _ = block_self_loops(indptr, numbers, indices, dsts, dst_count, 0)
+    ids = torch.index_select(torch.cat((dsts, indices)), 0, edges) if n else edges
+    ids[int(looped[-1]) :] = 0
+    return looped, ids
+
+
 def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
     """Edges leaving every source, int64 ``[num_src]``, over the valid edges."""
     out = torch.empty(num_src, dtype=torch.int64)

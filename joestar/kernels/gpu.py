@@ -15,6 +15,7 @@ from joestar.kernels.gpu_cat import (
     aggregate_rows_kept,
     aggregate_rows_kept_grad,
 )
+from joestar.kernels.gpu_columns import column_sums
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
 from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
@@ -63,6 +64,7 @@ __all__ = [
     "attend_grad",
     "block_self_loops",
     "collective_sample",
+    "column_sums",
     "compact",
     "dropout_bits",
     "edge_dropout_bits",

@@ -2,8 +2,8 @@
 
 Forward: the products of the edges' rows and the heads' vectors, the softmax of these, then the weighted sums. One
 kernel for all that was slower: with vectors, sums and rows of all heads in registers, too few programs are on a
-multiprocessor to have its share of the memory's bandwidth in flight. Backward: one pass over the edges' rows, with
-what the softmax takes off known beforehand.
+multiprocessor to have its share of the memory's bandwidth in flight. Backward, with what the softmax takes off known
+beforehand: the products of the edges' rows and their destinations' gradients, then the sums of rows times these.
 """
 
 import torch
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_attend import factor_of_edge
+from joestar.kernels.gpu_attend import dots, factor_of_edge, lane_columns, lanes, launch_edge_products
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
@@ -31,62 +31,57 @@ def _row_tiles(numbers: int) -> list[tune.Config]:
 def _sum_tiles(numbers: int, heads: int) -> list[tune.Config]:
     """Rows of a tile that is added up for every head, warps and programs; the default first."""
     most = max(1, 8192 // numbers // heads)
-    tried = ((8, 256, 1056), (8, 256, 528), (16, 256, 528), (16, 512, 1056), (4, 256, 2112), (8, 512, 1056))
+    tried = ((8, 256, 1056), (8, 512, 1056), (16, 512, 528), (8, 512, 2112), (4, 512, 2112), (16, 256, 1056))
     return [
         {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp)), "GRID": grid}
         for rows, per_warp, grid in tried
     ]
 
 
-def _grad_tiles(numbers: int, heads: int) -> list[tune.Config]:
-    """Destinations that a program takes at a time, edges of a tile, warps and programs; the default first."""
-    most = max(1, 8192 // numbers // heads)
-    tried = (
-        (4, 8, 256, 1056), (2, 8, 256, 528), (4, 16, 256, 528), (2, 8, 512, 1056), (2, 4, 256, 1056), (4, 16, 512, 528)
-    )  # fmt: skip
-    return [
-        {
-            "DSTS": dsts, "EDGES": min(edges, most), "GRID": grid,
-            "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp)),
-        }
-        for dsts, edges, per_warp, grid in tried
-    ]  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["n"])
 def _row_products(
     table, ids, vectors, out, n,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """``out[i, h]`` = ``table[ids[i]]`` times ``vectors[h]``."""
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tile_columns(0, BLOCK)
-    source = tl.load(ids + i, i < n, 0).to(tl.int64)
-    rows = tl.load(table + source * WIDTH + column, (i < n) & (column < WIDTH), 0).to(ACC)
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = lanes(BLOCK, LANES)
+    source = tl.load(ids + i, i < n, 0).to(tl.int64)[:, None, None]
+    inside = (i < n)[:, None, None] & (column < WIDTH)
+    rows = tl.load(table + source * WIDTH + column, inside, 0).to(ACC)
     for head in tl.static_range(HEADS):
-        vector = tl.load(vectors + head * WIDTH + column, column < WIDTH, 0).to(ACC)
-        tl.store(out + i * HEADS + head, tl.sum(rows * vector, 1, keep_dims=True), i < n)
+        vector = tl.load(vectors + head * WIDTH + column + 0 * source, inside, 0).to(ACC)
+        tl.store(out + i * HEADS + head, dots(rows, vector), i < n)
 
 
 @triton.jit(do_not_specialize=["n"])
 def _row_sums_by(
-    table, ids, weights, out, n,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    table, ids, weights, count, out, n,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]``."""
-    head, column = tl.arange(0, TALL)[:, None, None], tl.arange(0, BLOCK)[None, None, :]
-    sums = tl.zeros([TALL, ROWS, BLOCK], ACC)
+    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]`` over the first ``count`` rows."""
+    column = tile_columns(0, BLOCK)
+    last = n.to(tl.int64)
+    if count is not None:
+        last = tl.minimum(last, tl.load(count))
+    sums = ()
+    for _ in tl.static_range(HEADS):
+        sums = sums + (tl.zeros([ROWS, BLOCK], ACC),)  # noqa: RUF005
     first = tl.program_id(0).to(tl.int64) * ROWS
-    while first < n:
-        i = first + tl.arange(0, ROWS)[None, :, None]
-        source = tl.load(ids + i, i < n, 0).to(tl.int64)
-        rows = tl.load(table + source * WIDTH + column, (i < n) & (column < WIDTH), 0).to(ACC)
-        sums += rows * tl.load(weights + i * HEADS + head, (i < n) & (head < HEADS), 0).to(ACC)
+    while first < last:
+        i = first + tl.arange(0, ROWS)[:, None]
+        source = tl.load(ids + i, i < last, 0).to(tl.int64)
+        rows = tl.load(table + source * WIDTH + column, (i < last) & (column < WIDTH), 0).to(ACC)
+        more = ()
+        for head in tl.static_range(HEADS):
+            weight = tl.load(weights + i * HEADS + head, i < last, 0).to(ACC)
+            more = more + (sums[head] + rows * weight,)  # noqa: RUF005
+        sums = more
         first += tl.num_programs(0).to(tl.int64) * ROWS
-    head, column = tl.arange(0, TALL)[:, None], tile_columns(0, BLOCK)
-    at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
-    tl.store(at, tl.sum(sums, 1), (head < HEADS) & (column < WIDTH))
+    for head in tl.static_range(HEADS):
+        at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
+        tl.store(at, tl.sum(sums[head], 0, keep_dims=True), column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -141,49 +136,6 @@ def _signed_softmax(
         done += 1
 
 
-@triton.jit(do_not_specialize=["n"])
-def _gather_attend_grad(
-    indptr, indices, table, alpha, bits, deltas, grad, for_z, out, n,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
-    BLOCK: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
-):  # fmt: skip
-    """``out[program, h]`` = its share of the sum over edges of the gradient of a score, ``for_z``, times the row.
-
-    A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time, whosever they are: no tile is half empty.
-    """
-    column = tile_columns(0, BLOCK)
-    inside = column < WIDTH
-    sums = ()
-    for _ in tl.static_range(HEADS):
-        sums = sums + (tl.zeros([EDGES, BLOCK], ACC),)  # noqa: RUF005
-    i = tl.program_id(0).to(tl.int64) * DSTS
-    while i < n:
-        ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
-        first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
-        while first < last:
-            e = first + tl.arange(0, EDGES)[:, None]
-            valid = e < last
-            row = i + tl.sum((e >= ends).to(tl.int64), 1, keep_dims=True)
-            source = tl.load(indices + e, valid, 0).to(tl.int64)
-            rows = tl.load(table + source * WIDTH + column, valid & inside, 0).to(ACC)
-            more = ()
-            for head in tl.static_range(HEADS):
-                signed = tl.load(alpha + e * HEADS + head, valid, 0)
-                delta = tl.load(deltas + row * HEADS + head, valid, 0)
-                g = tl.load(grad + (row * HEADS + head) * WIDTH + column, valid & inside, 0).to(ACC)
-                kept = factor_of_edge(bits, e, valid, tl.full([1, 1], head, tl.int32), SCALE, HEADS, ACC)
-                value = tl.abs(signed) * (kept * tl.sum(g * rows, 1, keep_dims=True) - delta)
-                value = tl.where(signed > 0, value, value * tl.full([1, 1], SLOPE, ACC))
-                tl.store(for_z + e * HEADS + head, value, valid)
-                more = more + (sums[head] + rows * value,)  # noqa: RUF005
-            sums = more
-            first += EDGES
-        i += tl.num_programs(0).to(tl.int64) * DSTS
-    for head in tl.static_range(HEADS):
-        at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
-        tl.store(at, tl.sum(sums[head], 0, keep_dims=True), inside)
-
-
 def _check(indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, bits: Tensor | None, heads: int) -> None:
     check_offsets(indptr)
     check_ids(indices, dsts)
@@ -199,33 +151,32 @@ def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
     """``[n, H]``: the rows of the ids times every head's vector."""
     n, (heads, width) = ids.numel(), vectors.shape
     out = torch.empty((n, heads), dtype=torch.promote_types(table.dtype, torch.float32), device=table.device)
-    block = power_of_two(max(1, width))
+    columns = lane_columns(width, table)
 
     def launch(config: tune.Config) -> None:
         _row_products[(cdiv(n, config["ROWS"]),)](
-            table, ids, vectors, out, n, HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config
+            table, ids, vectors, out, n, HEADS=heads, WIDTH=width, ACC=accumulator(table), **columns, **config
         )
 
     if out.numel():
         shape = (table.dtype, heads, width, tune.size_class(n))
         work = n * width * table.element_size()
-        launch(tune.choose("row_products", shape, _row_tiles(block), launch, work, table.device))
+        launch(tune.choose("row_products", shape, _row_tiles(columns["BLOCK"]), launch, work, table.device))
     return out
 
 
-def _sums(table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """``[H, F]``: the sums of the rows of the ids times ``weights`` ``[n, H]``."""
+def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = None) -> Tensor:
+    """``[H, F]``: the sums of the rows of the ids (the first ``count`` of them) times ``weights`` ``[n, H]``."""
     (n, heads), width = weights.shape, table.shape[1]
-    tall, block = power_of_two(heads), power_of_two(max(1, width))
-    found = []
+    block, found = power_of_two(max(1, width)), []
 
     def launch(config: tune.Config) -> None:
         config = dict(config)
         grid = max(1, min(config.pop("GRID"), cdiv(n, config["ROWS"])))
         partial = weights.new_empty((grid, heads, width))
         _row_sums_by[(grid,)](
-            table, ids, weights, partial, n,
-            HEADS=heads, WIDTH=width, ACC=accumulator(table), TALL=tall, BLOCK=block, **config,
+            table, ids, weights, count, partial, n,
+            HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config,
         )  # fmt: skip
         found[:] = [partial.sum(0)]
 
@@ -233,7 +184,7 @@ def _sums(table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return weights.new_zeros((heads, width))
     shape = (table.dtype, heads, width, tune.size_class(n))
     work = n * width * table.element_size()
-    launch(tune.choose("row_sums_by", shape, _sum_tiles(block, tall), launch, work, table.device))
+    launch(tune.choose("row_sums_by", shape, _sum_tiles(block, heads), launch, work, table.device))
     return found[0]
 
 
@@ -271,23 +222,10 @@ def gather_attend_grad(
     check_values(table=table, alpha=alpha, grad=grad, deltas=deltas)
     if not (n and heads and width):
         return alpha.new_zeros((2, heads, width))
-    for_z, found, block = torch.empty_like(alpha), [], power_of_two(width)
-
-    def launch(config: tune.Config) -> None:
-        config = dict(config)
-        grid = max(1, min(config.pop("GRID"), cdiv(n, config["DSTS"])))
-        partial = alpha.new_empty((grid, heads, width))
-        _gather_attend_grad[(grid,)](
-            indptr, indices, table, alpha, bits, deltas, grad, for_z, partial, n,
-            SLOPE=slope, SCALE=scale, HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config,
-        )  # fmt: skip
-        found[:] = [partial.sum(0)]
-
-    shape = (table.dtype, heads, width, tune.size_class(n), tune.size_class(indices.numel()))
-    work = (indices.numel() + n * heads) * width * table.element_size()
-    launch(tune.choose("gather_attend_grad", shape, _grad_tiles(block, heads), launch, work, table.device))
+    for_z = torch.empty_like(alpha)
+    launch_edge_products(indptr, indices, table.unsqueeze(1), grad, for_z, alpha, deltas, slope, bits, scale)
     for_dst = scatter_dst(indptr, for_z)
-    return torch.stack((found[0], _sums(table, dsts, for_dst)))
+    return torch.stack((_sums(table, indices, for_z, indptr[-1:]), _sums(table, dsts, for_dst)))
 
 
 @op

@@ -219,6 +219,17 @@ def _rows_kept_backward(ctx, grad, of_kept):
 register_autograd("joestar::aggregate_rows_kept", _rows_kept_backward, setup_context=_rows_kept_setup)
 
 
+def _bias_setup(ctx, inputs, output):
+    pass
+
+
+def _bias_backward(ctx, grad):
+    return grad, ops.column_sums(grad.contiguous()) if ctx.needs_input_grad[1] else None
+
+
+register_autograd("joestar::add_bias", _bias_backward, setup_context=_bias_setup)
+
+
 def _join_setup(ctx, inputs, output):
     ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
 

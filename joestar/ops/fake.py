@@ -207,6 +207,16 @@ def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, reduce):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
 
 
+@register_fake("joestar::add_bias")
+def _(x, bias):
+    return x.new_empty(x.shape)
+
+
+@register_fake("joestar::column_sums")
+def _(x):
+    return x.new_empty(x.shape[1:])
+
+
 @register_fake("joestar::join_columns")
 def _(parts, width):
     return parts[0].new_empty((parts[0].shape[0], width))

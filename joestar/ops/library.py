@@ -64,6 +64,8 @@ SCHEMAS = {
     "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",
     "join_columns_all": "(Tensor[] parts, int[] counts, int[] widths) -> Tensor[]",
     "split_columns_all": "(Tensor[] joined, int[] counts, int[] widths) -> Tensor[]",
+    "add_bias": "(Tensor x, Tensor bias) -> Tensor",
+    "column_sums": "(Tensor x) -> Tensor",
     "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
     "relu_dropout_grad": "(Tensor grad, Tensor y, float p) -> Tensor",
     "dropout_bits": "(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor",
@@ -81,8 +83,16 @@ SCHEMAS = {
 }
 
 DISSOLVED = {
-    "cpu": ("join_columns", "split_columns", "join_columns_all", "split_columns_all", "overflow"),
-    "cuda": ("join_columns", "dropout_apply", "relu_dropout_grad"),
+    "cpu": (
+        "add_bias",
+        "column_sums",
+        "join_columns",
+        "split_columns",
+        "join_columns_all",
+        "split_columns_all",
+        "overflow",
+    ),
+    "cuda": ("add_bias", "join_columns", "dropout_apply", "relu_dropout_grad"),
 }
 """Ops that Inductor compiles from their references, fused into what surrounds them."""
 

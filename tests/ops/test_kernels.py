@@ -24,7 +24,7 @@ CASES = [
 
 
 COMPOSED = {"join_columns", "split_columns", "join_columns_all", "split_columns_all", "overflow", "take_batch",
-            "finish_step"}  # fmt: skip
+            "finish_step", "add_bias", "column_sums"}  # fmt: skip
 """Ops that run as their references on a CPU; ``test_step_ops.py`` and the tests of passes check them."""
 
 

@@ -103,3 +103,12 @@ def test_joined_columns_and_their_gradient():
     split = ops.split_columns(joined, [3, 2, 0])
     for part, expected in zip(split, parts, strict=True):
         assert torch.equal(part, expected) and part.is_contiguous()
+
+
+def test_added_bias():
+    x, bias = torch.randn(7, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    torch.testing.assert_close(ops.add_bias(x, bias), x + bias)
+    torch.testing.assert_close(ops.column_sums(x), x.sum(0))
+    assert torch.autograd.gradcheck(ops.add_bias, (x.requires_grad_(), bias.requires_grad_()))
+    torch.library.opcheck(ops.add_bias, (x, bias))
+    torch.library.opcheck(ops.column_sums, (x.detach(),))

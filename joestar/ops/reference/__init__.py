@@ -19,6 +19,7 @@ from joestar.ops.reference.computation import (
 )
 from joestar.ops.reference.dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
 from joestar.ops.reference.fused import (
+    add_bias,
     aggregate_cat,
     aggregate_cat_grad,
     aggregate_cat_kept,
@@ -27,6 +28,7 @@ from joestar.ops.reference.fused import (
     aggregate_rows_grad,
     aggregate_rows_kept,
     aggregate_rows_kept_grad,
+    column_sums,
     join_columns,
     join_columns_all,
     sample_aggregate,
@@ -49,6 +51,7 @@ from joestar.ops.reference.structure import (
 from joestar.ops.reference.weighted import collective_sample, slice_rows, weighted_sample
 
 __all__ = [
+    "add_bias",
     "add_self_loops",
     "aggregate_cat",
     "aggregate_cat_grad",
@@ -62,6 +65,7 @@ __all__ = [
     "attend_grad",
     "block_self_loops",
     "collective_sample",
+    "column_sums",
     "compact",
     "dropout_apply",
     "dropout_bits",

@@ -149,6 +149,16 @@ def sample_aggregate_own(
     return (y + own * x[dsts.long()]).to(x.dtype), count
 
 
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """``x`` ``[n, D]`` plus ``bias`` ``[D]``, whose gradient comes from rows that are stored (``column_sums``)."""
+    return x + bias
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """Sums over the rows of ``x`` ``[n, D]``: ``[D]``."""
+    return x.sum(0)
+
+
 def join_columns(parts: list[Tensor], width: int) -> Tensor:
     """Matrices ``[rows, k]`` and vectors ``[rows]`` side by side, then zeros: ``[rows, width]``.
 

@@ -114,3 +114,13 @@ def test_adam_is_pytorchs_and_skips_where_a_step_overflowed(kind, options):
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other.detach(), rtol=1e-5, atol=1e-6)
     assert {step.item() for step in steps} == {4.0}
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 3), (5, 1), (3000, 47), (700, 300), (4, 0)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_column_sums(rows, width, dtype):
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = gpu.column_sums(x)
+    assert found.dtype == dtype
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-1}[dtype]
+    torch.testing.assert_close(found.double(), x.double().sum(0), rtol=tolerance, atol=tolerance)
