@@ -101,6 +101,11 @@ def dropped(code: Code, h: Rows, n: str) -> Rows:
     return rows.relu_dropout(code, code.linear(h, code.width()), n)
 
 
+def dropped_with_bias(code: Code, h: Rows, n: str) -> Rows:
+    """A product with a bias, ReLU and dropout."""
+    return rows.relu_dropout(code, code.linear(h, code.width(), bias=True), n)
+
+
 def bent(code: Code, h: Rows, hop: Hop) -> Rows:
     """A sum that no choice of an order takes apart."""
     y = weighted(code, h, hop) if code.chance(0.5) else code.rows(f'{hop.name}.pull(fn.copy_u({h}), "sum")', h.width)
@@ -138,6 +143,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
     "narrow-linear": [Motif(before=widened, inner=True)],
     "kept-bits": [Motif(bent, dropped, inner=True)],
+    "bias-on-read": [Motif(bent, dropped_with_bias, inner=True)],
     "join-together": [Motif(two_sums, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }
