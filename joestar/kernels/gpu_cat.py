@@ -95,6 +95,8 @@ def _aggregate_rows(
         own = _activated(x, added, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
         if kept is not None:
             _store_kept(kept, i.to(tl.int64), own, part, i < n, WORDS, WIDE, BLOCK)
+    if factor is not None:
+        own *= tl.load(factor).to(ACC)
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
     while done < longest:
@@ -118,7 +120,7 @@ def _aggregate_rows(
         sums = sums / tl.maximum(end - start, 1).to(ACC)
     at = out + i.to(tl.int64) * (2 * WIDTH if CAT else WIDTH) + column
     if factor is not None:
-        sums += own * tl.load(factor).to(ACC)
+        sums += own
     tl.store(at, sums.to(out.dtype.element_ty), (i < n) & inside)
     if CAT:
         tl.store(at + WIDTH, own.to(out.dtype.element_ty), (i < n) & inside)

@@ -101,15 +101,17 @@ def dropped(code: Code, h: Rows, n: str) -> Rows:
     return rows.relu_dropout(code, code.linear(h, code.width()), n)
 
 
-def dropped_with_bias(code: Code, h: Rows, n: str) -> Rows:
-    """A product with a bias, ReLU and dropout."""
-    return rows.relu_dropout(code, code.linear(h, code.width(), bias=True), n)
-
-
 def bent(code: Code, h: Rows, hop: Hop) -> Rows:
     """A sum that no choice of an order takes apart."""
     y = weighted(code, h, hop) if code.chance(0.5) else code.rows(f'{hop.name}.pull(fn.copy_u({h}), "sum")', h.width)
     return code.rows(f"{y}.tanh()", y.width)
+
+
+def biased_reads(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Two products with a bias, ReLU and dropout, each read by a sum of its own."""
+    products = [code.linear(h, code.width(), bias=True) for _ in range(2)]
+    sums = [bent(code, rows.relu_dropout(code, z, ""), hop) for z in products]
+    return code.rows(f"torch.cat([{', '.join(map(str, sums))}], 1)", sum(z.width for z in sums))
 
 
 def two_sums(code: Code, h: Rows, hop: Hop) -> Rows:
@@ -143,7 +145,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
     "narrow-linear": [Motif(before=widened, inner=True)],
     "kept-bits": [Motif(bent, dropped, inner=True)],
-    "bias-on-read": [Motif(bent, dropped_with_bias, inner=True)],
+    "bias-on-read": [Motif(biased_reads, inner=True)],
     "join-together": [Motif(two_sums, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }
