@@ -12,6 +12,7 @@ from joestar.fusion import (
     attention,
     backward_format,
     bias,
+    bias_on_read,
     cse,
     dce,
     dropout_aggregate,
@@ -88,6 +89,7 @@ PASSES = (
     Pass("attention", attention.run),
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),
+    Pass("bias-on-read", bias_on_read.run),
     Pass("join-together", join_together.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )

@@ -46,12 +46,19 @@ def sample_aggregate_self(
 
 def sample_aggregate_cat(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, ones: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``[aggregated rows, own rows, 1, 0, ...]`` side by side: (``[num_dst, cat_width(D)]``, edge count)."""
-    stride = cat_width(x.shape[1])
+    """``[aggregated rows, own rows, 1, 0, ...]`` side by side: (``[num_dst, cat_width(D)]``, edge count).
+
+    Without ``ones`` a copy up to column ``cat_width(D, False)``.
+    """
+    width, stride = x.shape[1], cat_width(x.shape[1])
     y = x.new_empty((dsts.numel(), stride))
-    return y, _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    count = _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    if not ones:
+        y = y[:, : cat_width(width, False)].contiguous()
+        y[:, 2 * width :] = 0
+    return y, count
 
 
 def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str) -> Tensor:
@@ -92,39 +99,45 @@ def aggregate_rows_grad(
 
 
 def aggregate_cat_kept(
-    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str
+    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``aggregate_cat``, and int32 ``[num_src, ceil(D / 32)]``: which entries of x are in z."""
+    """``aggregate_cat`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries of it are in z."""
+    x = x if bias is None else x + bias
     return aggregate_cat(indptr, indices, x, bits, scale, reduce), positive_bits(x, bits)
 
 
 def aggregate_cat_kept_grad(
-    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str
-) -> Tensor:
-    """Gradient of ``aggregate_cat_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
+    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str, biased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``aggregate_cat_kept``: for ``x`` ``[num_src, D]`` and, if ``biased``, for the bias ``[D]``."""
     width = grad.shape[1] // 2
     total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, kept.shape[0], reduce)
     total[: grad.shape[0]] += grad[:, width:]
-    return gated_dropout(total, kept, None, scale)
+    return _with_sum(gated_dropout(total, kept, None, scale), biased)
+
+
+def _with_sum(rows: Tensor, biased: bool) -> tuple[Tensor, Tensor]:
+    return rows, rows.sum(0) if biased else rows.new_empty(0)
 
 
 def aggregate_rows_kept(
     indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor, scale: float,
-    reduce: str,
+    reduce: str, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``aggregate_rows``, and int32 ``[num_src, ceil(D / 32)]``: which entries of x are in z."""
+    """``aggregate_rows`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries of it are in z."""
+    x = x if bias is None else x + bias
     return aggregate_rows(indptr, indices, x, weight, own, bits, scale, reduce), positive_bits(x, bits)
 
 
 def aggregate_rows_kept_grad(
     indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, own: Tensor | None, kept: Tensor,
-    scale: float, reduce: str,
-) -> Tensor:  # fmt: skip
-    """Gradient of ``aggregate_rows_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, D]``."""
+    scale: float, reduce: str, biased: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``aggregate_rows_kept`` for ``x`` ``[num_src, D]`` and, if ``biased``, for the bias ``[D]``."""
     total = spmm_grad_x(indptr, indices, grad, weight, kept.shape[0], reduce)
     if own is not None:
         total[: grad.shape[0]].addcmul_(grad, own.to(total.dtype))
-    return gated_dropout(total, kept, None, scale)
+    return _with_sum(gated_dropout(total, kept, None, scale), biased)
 
 
 def sample_aggregate_own(

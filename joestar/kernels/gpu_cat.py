@@ -5,7 +5,8 @@ not scattered: every edge is linked into a list of its source, and each source a
 zero first, no row is added to atomically, and the rows are written once, masked already.
 
 The gradient asks which entries were positive and kept. It reads the rows again, or the bits that the aggregation noted
-when it read them (the ops with ``kept``): 16 bytes in place of 512 for rows of 128 float32.
+when it read them (the ops with ``kept``): 16 bytes in place of 512 for rows of 128 float32. These can also add a bias
+to every row that they read, whose gradient, the sum of the rows' gradients, is added up while those are in registers.
 """
 
 import torch
@@ -19,6 +20,9 @@ from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
+_COPIES = 32
+"""Partial sums of the bias's gradient, so that few programs add to the same address; a power of two."""
+
 
 @triton.jit
 def _kept(bits, row, column, mask, WORDS: tl.constexpr):
@@ -28,9 +32,11 @@ def _kept(bits, row, column, mask, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _activated(x, bits, row, column, mask, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr):
-    """Entries of ``x``; with ``bits`` after ReLU and dropout, not yet scaled."""
+def _activated(x, added, bits, row, column, mask, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr):
+    """Entries of ``x`` plus ``added`` ``[1, BLOCK]``; with ``bits`` after ReLU and dropout, not yet scaled."""
     value = tl.load(x + row * WIDTH + column, mask, 0).to(ACC)
+    if added is not None:
+        value += added
     if bits is not None:
         value = tl.where((value > 0) & _kept(bits, row, column, mask, WORDS), value, 0)
     return value
@@ -64,13 +70,14 @@ def _store_kept(kept, row, value, part, mask, WORDS: tl.constexpr, WIDE: tl.cons
 
 @triton.jit(do_not_specialize=["n"])
 def _aggregate_rows(
-    indptr, indices, x, weight, factor, bits, out, kept, n, scale,
+    indptr, indices, x, weight, factor, bias, bits, out, kept, n, scale,
     CAT: tl.constexpr, MEAN: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr,
     ACC: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Sum or mean of z over in-edges, z the activated rows of x; ``CAT``: z[i] beside it, else factor * z[i] added.
 
-    ``kept``: where to note which entries of the rows that are read are positive and kept.
+    ``bias``, only with ``bits``: added to the rows of x first. ``kept``: where to note which entries of the rows that
+    are read are positive and kept.
     """
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
@@ -79,12 +86,17 @@ def _aggregate_rows(
     if kept is not None:
         column = _whole_words(part, WIDTH, WORDS, WIDE, BLOCK)
     inside = column < WIDTH
+    added = bias
+    if bias is not None:
+        added = tl.load(bias + column, inside, 0).to(ACC)
     longest = tl.max(end - start)
     own = tl.zeros([ROWS, BLOCK], ACC)
     if CAT or factor is not None:
-        own = _activated(x, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
+        own = _activated(x, added, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
         if kept is not None:
             _store_kept(kept, i.to(tl.int64), own, part, i < n, WORDS, WIDE, BLOCK)
+    if factor is not None:
+        own *= tl.load(factor).to(ACC)
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
     while done < longest:
@@ -92,7 +104,7 @@ def _aggregate_rows(
         for j in tl.static_range(AHEAD):
             e = start + done + j
             source = tl.load(indices + e, e < end, 0).to(tl.int64)
-            value = _activated(x, bits, source, column, (e < end) & inside, WIDTH, WORDS, ACC)
+            value = _activated(x, added, bits, source, column, (e < end) & inside, WIDTH, WORDS, ACC)
             sources, values = sources + (source,), values + (value,)  # noqa: RUF005
             if weight is not None:
                 weights = weights + (tl.load(weight + e, e < end, 0).to(ACC),)  # noqa: RUF005
@@ -108,16 +120,16 @@ def _aggregate_rows(
         sums = sums / tl.maximum(end - start, 1).to(ACC)
     at = out + i.to(tl.int64) * (2 * WIDTH if CAT else WIDTH) + column
     if factor is not None:
-        sums += own * tl.load(factor).to(ACC)
+        sums += own
     tl.store(at, sums.to(out.dtype.element_ty), (i < n) & inside)
     if CAT:
         tl.store(at + WIDTH, own.to(out.dtype.element_ty), (i < n) & inside)
 
 
-def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kept: Tensor | None = None) -> Tensor:
+def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kept=None, bias=None) -> Tensor:
     check_offsets(indptr)
     check_ids(indices)
-    check_values(x=x, weight=weight, own=factor)
+    check_values(x=x, weight=weight, own=factor, bias=bias)
     n, width = indptr.numel() - 1, x.shape[1]
     out = x.new_empty((n, 2 * width if cat else width))
     if not out.numel():
@@ -126,12 +138,12 @@ def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kep
 
     def launch(config: tune.Config) -> None:
         _aggregate_rows[(cdiv(n, config["ROWS"]), cdiv(width, block))](
-            indptr, indices, x, weight, factor, bits, out, kept, n, scale,
+            indptr, indices, x, weight, factor, bias, bits, out, kept, n, scale,
             CAT=cat, MEAN=reduce == "mean", WIDTH=width, WORDS=words, WIDE=words if width <= block else block // 32,
             ACC=accumulator(x, weight), AHEAD=AHEAD, BLOCK=block, **config,
         )  # fmt: skip
 
-    form = (cat, weight is not None, factor is not None, bits is not None)
+    form = (cat, weight is not None, factor is not None, bits is not None, bias is not None)
     shape = (x.dtype, width, reduce, *form, tune.size_class(n), tune.size_class(indices.numel()))
     work = (3 * n + indices.numel()) * width * x.element_size()
     kernel, configs = "aggregate_rows", tile_configs(width, x.element_size())
@@ -163,21 +175,21 @@ def aggregate_rows(
 
 @op
 def aggregate_cat_kept(
-    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str
+    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``aggregate_cat``, and int32 ``[num_src, ceil(D / 32)]``: which entries of the rows that it read are in z."""
+    """``aggregate_cat`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries it read are in z."""
     kept = _unknown_bits(x)
-    return _run(indptr, indices, x, None, None, bits, scale, reduce, True, kept), kept
+    return _run(indptr, indices, x, None, None, bits, scale, reduce, True, kept, bias), kept
 
 
 @op
 def aggregate_rows_kept(
     indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor, scale: float,
-    reduce: str,
+    reduce: str, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``aggregate_rows``, and int32 ``[num_src, ceil(D / 32)]``: which entries of the rows that it read are in z."""
+    """``aggregate_rows`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries it read are in z."""
     kept = _unknown_bits(x)
-    return _run(indptr, indices, x, weight, own, bits, scale, reduce, False, kept), kept
+    return _run(indptr, indices, x, weight, own, bits, scale, reduce, False, kept, bias), kept
 
 
 def _unknown_bits(x: Tensor) -> Tensor:
@@ -233,13 +245,14 @@ def _link(indptr, indices, weight, heads, links, scales, mean: bool) -> None:
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad(
-    heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
+    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
     CAT: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    COPIES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
 
-    Without ``x`` the bits are those of the entries that ReLU let through, too.
+    Without ``x`` the bits are those of the entries that ReLU let through, too. The rows of ``sums`` ``[COPIES, WIDTH]``
+    add up to the sum of the rows of ``out``, before they are rounded.
     """
     s = tile_rows(ROWS)
     column = tile_columns(tl.program_id(1), BLOCK)
@@ -269,6 +282,9 @@ def _gather_grad(
     if bits is not None:
         total = tl.where(kept, total * scale, 0)
     tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
+    if sums is not None:
+        at = sums + tl.program_id(0) % COPIES * WIDTH + column
+        tl.atomic_add(at, tl.sum(tl.where(valid, total, 0), 0, keep_dims=True), inside, sem="relaxed")
 
 
 @op
@@ -279,7 +295,7 @@ def aggregate_cat_grad(
 
     Sums run in an order that changes between runs, but under ``torch.use_deterministic_algorithms(True)``.
     """
-    return _gradient(indptr, indices, grad, x.shape[0], x, None, None, bits, scale, reduce, True)
+    return _gradient(indptr, indices, grad, x.shape[0], x, None, None, bits, scale, reduce, True)[0]
 
 
 @op
@@ -288,37 +304,44 @@ def aggregate_rows_grad(
     bits: Tensor | None, scale: float, reduce: str,
 ) -> Tensor:  # fmt: skip
     """Gradient of ``aggregate_rows`` for ``x``; the order of its sums is as in ``aggregate_cat_grad``."""
-    return _gradient(indptr, indices, grad, x.shape[0], x, weight, own, bits, scale, reduce, False)
+    return _gradient(indptr, indices, grad, x.shape[0], x, weight, own, bits, scale, reduce, False)[0]
 
 
 @op
 def aggregate_cat_kept_grad(
-    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str
-) -> Tensor:
-    """Gradient of ``aggregate_cat_kept`` for ``x``; the order of its sums is as in ``aggregate_cat_grad``."""
-    return _gradient(indptr, indices, grad, kept.shape[0], None, None, None, kept, scale, reduce, True)
+    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str, biased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``aggregate_cat_kept`` for ``x`` and, if ``biased``, for the bias ``[D]``, else ``[0]``.
+
+    The order of all sums is as in ``aggregate_cat_grad``.
+    """
+    return _gradient(indptr, indices, grad, kept.shape[0], None, None, None, kept, scale, reduce, True, biased)
 
 
 @op
 def aggregate_rows_kept_grad(
     indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, own: Tensor | None, kept: Tensor,
-    scale: float, reduce: str,
-) -> Tensor:  # fmt: skip
-    """Gradient of ``aggregate_rows_kept`` for ``x``; the order of its sums is as in ``aggregate_cat_grad``."""
-    return _gradient(indptr, indices, grad, kept.shape[0], None, weight, own, kept, scale, reduce, False)
+    scale: float, reduce: str, biased: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``aggregate_rows_kept``, as in ``aggregate_cat_kept_grad``."""
+    return _gradient(indptr, indices, grad, kept.shape[0], None, weight, own, kept, scale, reduce, False, biased)
 
 
-def _gradient(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:
+def _gradient(
+    indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool, biased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The gradient of every row; if ``biased`` also their sum, else an empty tensor."""
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, x=x, weight=weight, own=factor)
     n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
     width = grad.shape[1] // 2 if cat else grad.shape[1]
     if torch.are_deterministic_algorithms_enabled():
-        return _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat)
+        rows = _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat)
+        return rows, rows.sum(0) if biased else grad.new_empty(0)
     out = grad.new_empty((num_src, width))
     if not out.numel():
-        return out
+        return out, grad.new_zeros(width if biased else 0)
     heads = torch.full((num_src,), -1, dtype=torch.int32, device=device)
     links = torch.empty(edges, dtype=torch.int64, device=device)
     mean = reduce == "mean"
@@ -326,20 +349,23 @@ def _gradient(indptr, indices, grad, num_src, x, weight, factor, bits, scale, re
     precision = torch.float64 if grad.dtype == torch.float64 else torch.float32
     scales = torch.empty(edges if scaled else 0, dtype=precision, device=device)
     _link(indptr, indices, weight, heads, links, scales, mean)
+    sums = torch.zeros((_COPIES, width), dtype=precision, device=device) if biased else None
     block = column_block(width)
 
     def launch(config: tune.Config) -> None:
         _gather_grad[(cdiv(num_src, config["ROWS"]), cdiv(width, block))](
-            heads, links, scales, factor, grad, x, bits, out, num_src, n, scale,
-            CAT=cat, SCALED=scaled, WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(grad), BLOCK=block, **config,
+            heads, links, scales, factor, grad, x, bits, out, sums, num_src, n, scale,
+            CAT=cat, SCALED=scaled, WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(grad), COPIES=_COPIES,
+            BLOCK=block, **config,
         )  # fmt: skip
 
-    form = (cat, scaled, factor is not None, bits is not None)
+    form = (cat, scaled, factor is not None, bits is not None, biased)
     shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
     work = 3 * out.numel() * out.element_size()
     kernel = "aggregate_rows_kept_grad" if bits is not None and x is None else "aggregate_rows_grad"
-    launch(tune.choose(kernel, shape, tile_configs(width, grad.element_size()), launch, work, device))
-    return out
+    configs, reset = tile_configs(width, grad.element_size()), sums.zero_ if biased else None
+    launch(tune.choose(kernel, shape, configs, launch, work, device, reset=reset))
+    return out, sums.sum(0).to(grad.dtype) if biased else grad.new_empty(0)
 
 
 def _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
 from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, find_row, op, power_of_two, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+
+_DSTS = 16
+"""Destinations whose edges one program takes."""
 
 
 @triton.jit
@@ -36,21 +39,40 @@ def _dropout_bits(
     tl.store(out + i.to(tl.int64)[:, None] * WORDS + word, bits.to(tl.int32, bitcast=True), mask)
 
 
+@triton.jit
+def _edge_bits(
+    indptr, dsts, a, b, out, e, row, mask, WORDS: tl.constexpr, KEEP: tl.constexpr, FRACTION: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Stores the bits of edges ``e`` ``[edges, 1]`` of rows ``row``."""
+    word = tl.arange(0, WIDE)[None, :]
+    a, b = row_state(a, b, tl.load(dsts + row, mask, 0).to(tl.int64))
+    a, b = absorb(a, b, (e - tl.load(indptr + row, mask, 0)).to(tl.uint32))
+    bits = keep_bits(a, b, word, KEEP, FRACTION)
+    tl.store(out + e * WORDS + word, bits.to(tl.int32, bitcast=True), mask & (word < WORDS))
+
+
 @triton.jit(do_not_specialize=["n", "num_edges", "site"])
 def _edge_dropout_bits(
-    indptr, dsts, key, site, out, n, num_edges, STEPS: tl.constexpr, WORDS: tl.constexpr, KEEP: tl.constexpr,
-    FRACTION: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    indptr, dsts, key, site, out, n, num_edges, WORDS: tl.constexpr, KEEP: tl.constexpr, FRACTION: tl.constexpr,
+    WIDE: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    e = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    valid = e < tl.load(indptr + n)
-    row = tl.where(valid, find_row(indptr, n, tl.where(valid, e, 0), STEPS), 0)
-    word = tl.arange(0, WIDE)[None, :]
+    """A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time; then a share of what is past them."""
+    i = tl.program_id(0).to(tl.int64) * DSTS
+    ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
+    first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
     a, b = key_state(key, site)
-    a, b = row_state(a, b, tl.load(dsts + row, row < n, 0).to(tl.int64))
-    a, b = absorb(a, b, (e - tl.load(indptr + row)).to(tl.uint32))
-    bits = keep_bits(a[:, None], b[:, None], word, KEEP, FRACTION)
-    mask = (e < num_edges)[:, None] & (word < WORDS)
-    tl.store(out + e[:, None] * WORDS + word, bits.to(tl.int32, bitcast=True), mask)
+    edge = tl.arange(0, EDGES)[:, None]
+    while first < last:
+        e = first + edge
+        row = i + tl.sum((e >= ends).to(tl.int64), 1, keep_dims=True)
+        _edge_bits(indptr, dsts, a, b, out, e, row, e < last, WORDS, KEEP, FRACTION, WIDE)
+        first += EDGES
+    first = tl.load(indptr + n) + tl.program_id(0).to(tl.int64) * EDGES
+    while first < num_edges:
+        e = first + edge
+        _edge_bits(indptr, dsts, a, b, out, e, tl.zeros_like(e), e < num_edges, WORDS, KEEP, FRACTION, WIDE)
+        first += tl.num_programs(0).to(tl.int64) * EDGES
 
 
 def _settings(p: float, columns: int) -> dict[str, int]:
@@ -89,8 +111,8 @@ def edge_dropout_bits(
     settings, n = _settings(p, columns), indptr.numel() - 1
     out = torch.empty((num_edges, settings["WORDS"]), dtype=torch.int32, device=indptr.device)
     if out.numel() and n:
-        grid = (cdiv(num_edges, settings["ROWS"]),)
-        _edge_dropout_bits[grid](
-            indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, STEPS=n.bit_length(), **settings
+        settings["EDGES"] = max(1, settings.pop("ROWS") // 2)
+        _edge_dropout_bits[(cdiv(n, _DSTS),)](
+            indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, DSTS=_DSTS, **settings
         )
     return out if n else out.zero_()

@@ -53,11 +53,12 @@ def _sample_aggregate(
     indptr, indices, dsts, count, key, site, x, y, own, factor, total, n, row_programs,
     K: tl.constexpr, WIDE: tl.constexpr, REPLACE: tl.constexpr, REDUCE: tl.constexpr,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, COUNTED: tl.constexpr,
-    TAIL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    TAIL: tl.constexpr, ONES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``y`` (and of ``own``: the destinations' own features), both ``STRIDE`` apart; the number of edges.
 
-    ``TAIL`` columns 1, 0, ... follow the own rows. With ``factor``, own features times it are added to ``y``.
+    ``TAIL`` columns follow the own rows: 1, 0, ... with ``ONES``, else 0. With ``factor``, own features times it are
+    added to ``y``.
     """
     program = tl.program_id(0)
     if program >= row_programs:
@@ -101,11 +102,11 @@ def _sample_aggregate(
             tl.store(y + out + column, result.to(y.dtype.element_ty), (i < n) & inside)
         if TAIL > 0:
             tail = tile_columns(0, 16)
-            value = tl.where(tail == 0, 1.0, 0.0) + tl.zeros([ROWS, 16], tl.float32)
+            value = tl.where(tail == 0, 1.0 if ONES else 0.0, 0.0) + tl.zeros([ROWS, 16], tl.float32)
             tl.store(own + out + WIDTH + tail, value.to(own.dtype.element_ty), (i < n) & (tail < TAIL))
 
 
-def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor) -> Tensor:
+def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones) -> Tensor:
     """Fills ``y`` (and ``own``) through one kernel; returns the edge count."""
     n, width = dsts.numel(), row_size(x)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -118,7 +119,7 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
             indptr, indices, dsts, dst_count, key, site, x, y, own, factor, total, n, row_programs,
             K=k, WIDE=wide, REPLACE=replace, REDUCE=REDUCE[reduce],
             WIDTH=width, STRIDE=stride, ACC=accumulator(x), COUNTED=_COUNTED,
-            TAIL=max(0, stride - 2 * width) if own is not None else 0, BLOCK=column_block(width), **config,
+            TAIL=max(0, stride - 2 * width) if own is not None else 0, ONES=ones, BLOCK=column_block(width), **config,
         )  # fmt: skip
 
     shape = (x.dtype, width, k, replace, reduce, own is not None, factor is not None, tune.size_class(n))
@@ -132,7 +133,9 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
     return total
 
 
-def _two_steps(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor) -> Tensor:
+def _two_steps(
+    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones
+) -> Tensor:
     """The same for other fanouts: all edges straight from the graph, else by way of a sample."""
     n, width = dsts.numel(), row_size(x)
     if k < 0:
@@ -146,14 +149,14 @@ def _two_steps(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduc
         copy_rows(x, dsts, own, width, stride)
         if stride > 2 * width:
             own[:, width:] = 0
-            own[:, width] = 1
+            own[:, width] = float(ones)
     if factor is not None:
         y.addcmul_(torch.index_select(x, 0, dsts), factor.to(y.dtype))
     return total
 
 
 def _run(
-    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor=None
+    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor=None, ones=False
 ) -> Tensor:  # fmt: skip
     check_offsets(indptr)
     check_ids(indices, dsts)
@@ -162,7 +165,7 @@ def _run(
     if not dsts.numel():
         return torch.zeros((), dtype=torch.int64, device=x.device)
     fits = 0 < k <= _LARGEST and row_size(x) > 0
-    args = (indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor)
+    args = (indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones)
     return _fused(*args) if fits else _two_steps(*args)
 
 
@@ -192,13 +195,18 @@ def sample_aggregate_self(
 @op
 def sample_aggregate_cat(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, ones: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``[aggregated rows, own rows, 1, 0, ...]``, for one GEMM: (``[num_dst, cat_width(D)]``, edge count)."""
+    """``[aggregated rows, own rows, 1, 0, ...]``, for one GEMM: (``[num_dst, cat_width(D, ones)]``, edge count).
+
+    Without ``ones`` the 1 is a 0, or not there.
+    """
     width = x.shape[1]
-    both = x.new_empty((dsts.numel(), cat_width(width)))
+    both = x.new_empty((dsts.numel(), cat_width(width, ones)))
     y, own = both[:, :width], both[:, width:]
-    return both, _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, both.shape[1])
+    return both, _run(
+        indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, both.shape[1], ones=ones
+    )
 
 
 @op

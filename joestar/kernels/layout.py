@@ -11,9 +11,12 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def cat_width(width: int) -> int:
-    """Columns of ``[aggregated rows, own rows, 1, 0, ...]`` for rows of ``width``; the 1 multiplies the bias."""
-    return -(-(2 * width + 1) // CAT_ALIGNMENT) * CAT_ALIGNMENT
+def cat_width(width: int, ones: bool = True) -> int:
+    """Columns of ``[aggregated rows, own rows, 1, 0, ...]`` for rows of ``width``; the 1 multiplies the bias.
+
+    Without ``ones`` those of ``[aggregated rows, own rows, 0, ...]``.
+    """
+    return -(-(2 * width + ones) // CAT_ALIGNMENT) * CAT_ALIGNMENT
 
 
 def shares_rows(x: Tensor, weight: Tensor | None) -> bool:

@@ -169,14 +169,16 @@ register_autograd("joestar::aggregate_cat", _cat_backward, setup_context=_cat_se
 
 
 def _cat_kept_setup(ctx, inputs, output):
-    indptr, indices, _, _, ctx.scale, ctx.reduce = inputs
+    indptr, indices, _, _, ctx.scale, ctx.reduce, bias = inputs
+    ctx.biased = bias is not None
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(indptr, indices, output[1])
 
 
 def _cat_kept_backward(ctx, grad, of_kept):
     indptr, indices, kept = ctx.saved_tensors
-    return None, None, ops.aggregate_cat_kept_grad(indptr, indices, grad, kept, ctx.scale, ctx.reduce), None, None, None
+    grad_x, grad_bias = ops.aggregate_cat_kept_grad(indptr, indices, grad, kept, ctx.scale, ctx.reduce, ctx.biased)
+    return None, None, grad_x, None, None, None, grad_bias if ctx.biased else None
 
 
 register_autograd("joestar::aggregate_cat_kept", _cat_kept_backward, setup_context=_cat_kept_setup)
@@ -205,15 +207,18 @@ register_autograd("joestar::aggregate_rows", _rows_backward, setup_context=_rows
 
 def _rows_kept_setup(ctx, inputs, output):
     _check_constant(ctx, inputs)
-    indptr, indices, _, weight, own, _, ctx.scale, ctx.reduce = inputs
+    indptr, indices, _, weight, own, _, ctx.scale, ctx.reduce, bias = inputs
+    ctx.biased = bias is not None
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(indptr, indices, weight, own, output[1])
 
 
 def _rows_kept_backward(ctx, grad, of_kept):
     indptr, indices, weight, own, kept = ctx.saved_tensors
-    grad_x = ops.aggregate_rows_kept_grad(indptr, indices, grad.contiguous(), weight, own, kept, ctx.scale, ctx.reduce)
-    return None, None, grad_x, None, None, None, None, None
+    grad_x, grad_bias = ops.aggregate_rows_kept_grad(
+        indptr, indices, grad.contiguous(), weight, own, kept, ctx.scale, ctx.reduce, ctx.biased
+    )
+    return None, None, grad_x, None, None, None, None, None, grad_bias if ctx.biased else None
 
 
 register_autograd("joestar::aggregate_rows_kept", _rows_kept_backward, setup_context=_rows_kept_setup)

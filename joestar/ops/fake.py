@@ -154,8 +154,8 @@ def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
 
 
 @register_fake("joestar::sample_aggregate_cat")
-def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
-    return x.new_empty((dsts.shape[0], cat_width(x.shape[1]))), _count(indices)
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, ones=True):
+    return x.new_empty((dsts.shape[0], cat_width(x.shape[1], ones))), _count(indices)
 
 
 @register_fake("joestar::aggregate_cat")
@@ -183,23 +183,24 @@ def _words(x):
 
 
 @register_fake("joestar::aggregate_cat_kept")
-def _(indptr, indices, x, bits, scale, reduce):
+def _(indptr, indices, x, bits, scale, reduce, bias=None):
     return x.new_empty((indptr.shape[0] - 1, 2 * x.shape[1])), _words(x)
 
 
 @register_fake("joestar::aggregate_cat_kept_grad")
-def _(indptr, indices, grad, kept, scale, reduce):
-    return grad.new_empty((kept.shape[0], grad.shape[1] // 2))
+def _(indptr, indices, grad, kept, scale, reduce, biased=False):
+    width = grad.shape[1] // 2
+    return grad.new_empty((kept.shape[0], width)), grad.new_empty((width if biased else 0,))
 
 
 @register_fake("joestar::aggregate_rows_kept")
-def _(indptr, indices, x, weight, own, bits, scale, reduce):
+def _(indptr, indices, x, weight, own, bits, scale, reduce, bias=None):
     return x.new_empty((indptr.shape[0] - 1, x.shape[1])), _words(x)
 
 
 @register_fake("joestar::aggregate_rows_kept_grad")
-def _(indptr, indices, grad, weight, own, kept, scale, reduce):
-    return grad.new_empty((kept.shape[0], grad.shape[1]))
+def _(indptr, indices, grad, weight, own, kept, scale, reduce, biased=False):
+    return grad.new_empty((kept.shape[0], grad.shape[1])), grad.new_empty((grad.shape[1] if biased else 0,))
 
 
 @register_fake("joestar::sample_aggregate_own")

@@ -46,19 +46,21 @@ SCHEMAS = {
     " float scale, bool needs_x) -> (Tensor, Tensor, Tensor)",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
     "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",
-    "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
+    "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce, bool ones=True) -> (Tensor, Tensor)",
     "aggregate_cat": f"({_CSC}, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
     "aggregate_cat_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
-    "aggregate_cat_kept": f"({_CSC}, Tensor x, Tensor bits, float scale, str reduce) -> (Tensor, Tensor)",
-    "aggregate_cat_kept_grad": f"({_CSC}, Tensor grad, Tensor kept, float scale, str reduce) -> Tensor",
+    "aggregate_cat_kept": f"({_CSC}, Tensor x, Tensor bits, float scale, str reduce, Tensor? bias=None)"
+    " -> (Tensor, Tensor)",
+    "aggregate_cat_kept_grad": f"({_CSC}, Tensor grad, Tensor kept, float scale, str reduce, bool biased=False)"
+    " -> (Tensor, Tensor)",
     "aggregate_rows": f"({_CSC}, Tensor x, Tensor? weight, Tensor? own, Tensor? bits, float scale, str reduce)"
     " -> Tensor",
     "aggregate_rows_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? weight, Tensor? own, Tensor? bits, float scale,"
     " str reduce) -> Tensor",
-    "aggregate_rows_kept": f"({_CSC}, Tensor x, Tensor? weight, Tensor? own, Tensor bits, float scale, str reduce)"
-    " -> (Tensor, Tensor)",
+    "aggregate_rows_kept": f"({_CSC}, Tensor x, Tensor? weight, Tensor? own, Tensor bits, float scale, str reduce,"
+    " Tensor? bias=None) -> (Tensor, Tensor)",
     "aggregate_rows_kept_grad": f"({_CSC}, Tensor grad, Tensor? weight, Tensor? own, Tensor kept, float scale,"
-    " str reduce) -> Tensor",
+    " str reduce, bool biased=False) -> (Tensor, Tensor)",
     "sample_aggregate_own": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, Tensor own, str reduce) -> (Tensor, Tensor)",
     "join_columns": "(Tensor[] parts, int width) -> Tensor",
     "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",

@@ -298,11 +298,14 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
 
 def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Random, compare) -> None:
     """Takes other options at the places that offer some: all others in a steered program, else random ones."""
-    wanted = {}
-    for site in program.sites:
-        others = [option for option in site.options if option != site.default]
-        wanted[site.key] = rng.choice(others if runs.subject.written.steered else site.options)
-    choices, other = _possible(program, dict(rng.sample(list(wanted.items()), len(wanted))))
+    known, choices, other = set(), {}, program
+    while new := [site for site in other.sites if site.key not in known]:  # a choice can open another
+        wanted = {}
+        for site in new:
+            others = [option for option in site.options if option != site.default]
+            wanted[site.key] = rng.choice(others if runs.subject.written.steered else site.options)
+        known |= wanted.keys()
+        choices, other = _possible(program, {**choices, **dict(rng.sample(list(wanted.items()), len(wanted)))})
     report.chosen += 1
     report.count(other)
     compare(f"exact with {choices}", runs.exact(other))

@@ -107,6 +107,13 @@ def bent(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"{y}.tanh()", y.width)
 
 
+def biased_reads(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Two products with a bias, ReLU and dropout, each read by a sum of its own."""
+    products = [code.linear(h, code.width(), bias=True) for _ in range(2)]
+    sums = [bent(code, rows.relu_dropout(code, z, ""), hop) for z in products]
+    return code.rows(f"torch.cat([{', '.join(map(str, sums))}], 1)", sum(z.width for z in sums))
+
+
 def two_sums(code: Code, h: Rows, hop: Hop) -> Rows:
     """Neighbours' and own rows twice, of as many columns, so that one order is taken for both."""
     width, sums = code.width(), []
@@ -138,6 +145,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
     "narrow-linear": [Motif(before=widened, inner=True)],
     "kept-bits": [Motif(bent, dropped, inner=True)],
+    "bias-on-read": [Motif(biased_reads, inner=True)],
     "join-together": [Motif(two_sums, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }

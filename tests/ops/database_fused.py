@@ -70,26 +70,34 @@ KEPT_WIDTHS = (17, 70, 300)
 """One word, words that are no power of two, and rows of several tiles."""
 
 
+def _biased(samples, dtype):
+    """Samples with bits; every other one adds a bias."""
+    with_bits = (sample for sample in samples if "activated" in sample.case)
+    for position, sample in enumerate(with_bits):
+        bias = values((sample.args[2].shape[1],), dtype, 9) if position % 2 else None
+        yield Sample(f"{sample.case}, bias {bias is not None}", (*sample.args, bias))
+
+
 def _aggregate_cat_kept(dtype, ids):
-    return (sample for sample in _aggregate_cat(dtype, ids, KEPT_WIDTHS) if sample.args[3] is not None)
+    return _biased(_aggregate_cat(dtype, ids, KEPT_WIDTHS), dtype)
 
 
 def _aggregate_rows_kept(dtype, ids):
-    return (sample for sample in _aggregate_rows(dtype, ids, KEPT_WIDTHS) if sample.args[5] is not None)
+    return _biased(_aggregate_rows(dtype, ids, KEPT_WIDTHS), dtype)
 
 
 def _aggregate_cat_kept_grad(dtype, ids):
     for sample in _aggregate_cat_kept(dtype, ids):
-        indptr, indices, x, kept, scale, reduce = sample.args
+        indptr, indices, x, *others, bias = sample.args
         grad = values((indptr.numel() - 1, 2 * x.shape[1]), dtype, 5)
-        yield Sample(sample.case, (indptr, indices, grad, kept, scale, reduce))
+        yield Sample(sample.case, (indptr, indices, grad, *others, bias is not None))
 
 
 def _aggregate_rows_kept_grad(dtype, ids):
     for sample in _aggregate_rows_kept(dtype, ids):
-        indptr, indices, x, *others = sample.args
+        indptr, indices, x, *others, bias = sample.args
         grad = values((indptr.numel() - 1, x.shape[1]), dtype, 5)
-        yield Sample(sample.case, (indptr, indices, grad, *others))
+        yield Sample(sample.case, (indptr, indices, grad, *others, bias is not None))
 
 
 def _kept_of_rows_read(own: bool):
@@ -122,6 +130,12 @@ def _sample_aggregate(dtype, ids):
                 nodes = torch.tensor(dsts, dtype=ids)
                 args = (indptr, indices, nodes, torch.tensor(count), *DRAWS, values((4, width), dtype, 1), reduce)
                 yield Sample(case, args)
+
+
+def _sample_aggregate_cat(dtype, ids):
+    for sample in _sample_aggregate(dtype, ids):
+        yield sample
+        yield Sample(f"{sample.case}, without ones", (*sample.args, False))
 
 
 def _dropout_bits(_, ids):
@@ -172,7 +186,7 @@ OPS = {
         errors=(((*TINY, *ONE, *DRAWS, ints(1, 1), "sum"), NOT_FLOAT),),
     ),
     "sample_aggregate_cat": Op(
-        _sample_aggregate,
+        _sample_aggregate_cat,
         lambda dtype: (*large_columns(), *DRAWS, large_x(dtype), "mean"),
         errors=(((*TINY, *ONE, *DRAWS, ints(1, 1), "sum"), NOT_FLOAT),),
     ),
@@ -200,26 +214,26 @@ OPS = {
     ),
     "aggregate_cat_kept": Op(
         _aggregate_cat_kept,
-        _large_edges,
-        gradients=(2,),
+        lambda dtype: (*_large_edges(dtype), values((40,), dtype, 9)),
+        gradients=(2, 6),
         errors=(((*TINY, ints(1, 1), _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
         defined=_kept_of_rows_read(True),
     ),
     "aggregate_cat_kept_grad": Op(
         _aggregate_cat_kept_grad,
-        lambda dtype: (*_large_edges(dtype)[:2], values((NUM_SRC, 80), dtype, 5), *_large_edges(dtype)[3:]),
+        lambda dtype: (*_large_edges(dtype)[:2], values((NUM_SRC, 80), dtype, 5), *_large_edges(dtype)[3:], True),
         errors=(((*TINY, ints(1, 2), _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
     ),
     "aggregate_rows_kept": Op(
         _aggregate_rows_kept,
-        _large_rows,
-        gradients=(2,),
+        lambda dtype: (*_large_rows(dtype), values((40,), dtype, 9)),
+        gradients=(2, 8),
         errors=(((*TINY, ints(1, 1), None, None, _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
         defined=_kept_of_rows_read(False),
     ),
     "aggregate_rows_kept_grad": Op(
         _aggregate_rows_kept_grad,
-        lambda dtype: (*_large_rows(dtype)[:2], values((NUM_SRC, 40), dtype, 5), *_large_rows(dtype)[3:]),
+        lambda dtype: (*_large_rows(dtype)[:2], values((NUM_SRC, 40), dtype, 5), *_large_rows(dtype)[3:], True),
         errors=(((*TINY, ints(1, 1), None, None, _mask(1, 1), 1.0, "sum"), NOT_FLOAT),),
     ),
     "sample_aggregate_own": Op(

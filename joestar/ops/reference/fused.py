@@ -32,20 +32,23 @@ def sample_aggregate_self(
 
 def sample_aggregate_cat(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, ones: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``[aggregated rows, own rows, 1, 0, ...]`` side by side, for one GEMM: (``[num_dst, cat_width(D)]``, edge count).
 
-    The column of ones multiplies the bias, which is a column of the joined weights; ``x`` ``[N, D]``.
+    The column of ones multiplies the bias, which is a column of the joined weights; ``x`` ``[N, D]``. Without ``ones``
+    it is left out: ``[num_dst, cat_width(D, False)]``.
     """
     y, own, count = sample_aggregate_self(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
-    return _joined(y, own), count
+    return _joined(y, own, ones), count
 
 
-def _joined(y: Tensor, own: Tensor) -> Tensor:
+def _joined(y: Tensor, own: Tensor, ones: bool) -> Tensor:
     width = y.shape[1]
-    out = y.new_zeros((y.shape[0], cat_width(width)))
-    out[:, :width], out[:, width : 2 * width], out[:, 2 * width] = y, own, 1
+    out = y.new_zeros((y.shape[0], cat_width(width, ones)))
+    out[:, :width], out[:, width : 2 * width] = y, own
+    if ones:
+        out[:, 2 * width] = 1
     return out
 
 
@@ -102,42 +105,55 @@ def aggregate_rows_grad(
 
 
 def aggregate_cat_kept(
-    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str
+    indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``aggregate_cat``, and which entries its gradient flows to: (``[num_dst, 2 D]``, kept).
+    """``aggregate_cat`` of ``x + bias``, and which entries its gradient flows to: (``[num_dst, 2 D]``, kept).
 
-    kept: int32 ``[num_src, ceil(D / 32)]``, the ``bits`` of positive entries; anything in rows that nobody reads.
+    Args:
+        bias: ``[D]`` in the dtype of ``x``, or none.
+
+    Returns:
+        kept: int32 ``[num_src, ceil(D / 32)]``, the ``bits`` of positive entries; anything in rows that nobody reads.
     """
+    x = x if bias is None else x + bias
     return aggregate_cat(indptr, indices, x, bits, scale, reduce), positive_bits(x, bits)
 
 
 def aggregate_cat_kept_grad(
-    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str
-) -> Tensor:
-    """Gradient of ``aggregate_cat_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
+    indptr: Tensor, indices: Tensor, grad: Tensor, kept: Tensor, scale: float, reduce: str, biased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``aggregate_cat_kept`` for ``x`` ``[num_src, D]`` and for the bias, the sum of the rows, ``[D]``.
+
+    ``grad`` is ``[num_dst, 2 D]``. Unless ``biased`` the second one is ``[0]``.
+    """
     width, rows = grad.shape[1] // 2, kept.shape[0]
     total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, rows, reduce)
     total[: grad.shape[0]] += grad[:, width:]
-    return dropout_apply(total, kept, 0.0, False) * scale
+    return _with_sum(dropout_apply(total, kept, 0.0, False) * scale, biased)
+
+
+def _with_sum(rows: Tensor, biased: bool) -> tuple[Tensor, Tensor]:
+    return rows, rows.sum(0) if biased else rows.new_empty(0)
 
 
 def aggregate_rows_kept(
     indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor, scale: float,
-    reduce: str,
+    reduce: str, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``aggregate_rows``, and which entries its gradient flows to: (``[num_dst, D]``, kept as in the other)."""
+    """``aggregate_rows`` of ``x + bias``, and which entries its gradient flows to: (``[num_dst, D]``, kept)."""
+    x = x if bias is None else x + bias
     return aggregate_rows(indptr, indices, x, weight, own, bits, scale, reduce), positive_bits(x, bits)
 
 
 def aggregate_rows_kept_grad(
     indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, own: Tensor | None, kept: Tensor,
-    scale: float, reduce: str,
-) -> Tensor:  # fmt: skip
-    """Gradient of ``aggregate_rows_kept`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, D]``."""
+    scale: float, reduce: str, biased: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``aggregate_rows_kept`` for ``x`` and the bias, as in the other; ``grad`` ``[num_dst, D]``."""
     total = spmm_grad_x(indptr, indices, grad, weight, kept.shape[0], reduce)
     if own is not None:
         total[: grad.shape[0]] += (own * grad).to(total.dtype)
-    return dropout_apply(total, kept, 0.0, False) * scale
+    return _with_sum(dropout_apply(total, kept, 0.0, False) * scale, biased)
 
 
 def sample_aggregate_own(

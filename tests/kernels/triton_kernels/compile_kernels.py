@@ -135,6 +135,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
                 gpu.sample_aggregate(*args)
                 gpu.sample_aggregate_self(*args)
                 gpu.sample_aggregate_cat(*args)
+                gpu.sample_aggregate_cat(*args, False)
             gpu.sample_aggregate_two_hops(INDPTR, indices, dsts, COUNT, 10, 5, False, KEY, 0, x, reduce)
             gpu.spmm(INDPTR, indices, x, None, reduce)
             gpu.spmm_csr(INDPTR, indices, grad, None, NODES, reduce)
@@ -143,8 +144,10 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for mask in (None, bits):
             gpu.aggregate_cat(INDPTR, indices, x, mask, 2.0, "mean")
             gpu.aggregate_cat_grad(INDPTR, indices, torch.cat([grad, grad], 1), x, mask, 2.0, "mean")
-        gpu.aggregate_cat_kept(INDPTR, indices, x, bits, 2.0, "mean")
-        gpu.aggregate_cat_kept_grad(INDPTR, indices, torch.cat([grad, grad], 1), bits, 2.0, "mean")
+        for bias in (None, x[0]):
+            gpu.aggregate_cat_kept(INDPTR, indices, x, bits, 2.0, "mean", bias)
+            both = torch.cat([grad, grad], 1)
+            gpu.aggregate_cat_kept_grad(INDPTR, indices, both, bits, 2.0, "mean", bias is not None)
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))

@@ -61,15 +61,40 @@ def test_gradients_whatever_rows_hold_that_nobody_reads(width, deterministic, at
     _, kept = gpu.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "mean")
     kept[[6, 8]] = -1
     exact = reference.aggregate_cat_grad(*STRUCTURE, both.double(), x, bits, 2.0, "mean")
-    ours = gpu.aggregate_cat_kept_grad(*STRUCTURE, both, kept, 2.0, "mean")
-    check_close(ours, exact, torch.float32, "aggregate_cat")
+    for biased in (False, True):
+        ours, of_bias = gpu.aggregate_cat_kept_grad(*STRUCTURE, both, kept, 2.0, "mean", biased)
+        check_close(ours, exact, torch.float32, "aggregate_cat")
+        check_close(of_bias, exact.sum(0) if biased else exact.new_empty(0), torch.float32, "bias of aggregate_cat")
     for factor in (None, own):
         _, kept = gpu.aggregate_rows_kept(*STRUCTURE, x, weight, factor, bits, 2.0, "sum")
         kept[[6, 8]] = -1
         wide = None if factor is None else factor.double()
         exact = reference.aggregate_rows_grad(*STRUCTURE, single.double(), x, weight.double(), wide, bits, 2.0, "sum")
-        ours = gpu.aggregate_rows_kept_grad(*STRUCTURE, single, weight, factor, kept, 2.0, "sum")
-        check_close(ours, exact, torch.float32, f"aggregate_rows, {factor}")
+        ours = gpu.aggregate_rows_kept_grad(*STRUCTURE, single, weight, factor, kept, 2.0, "sum", True)
+        check_close(ours[0], exact, torch.float32, f"aggregate_rows, {factor}")
+        check_close(ours[1], exact.sum(0), torch.float32, f"bias of aggregate_rows, {factor}")
+
+
+def test_the_sum_of_many_rows(atomic):
+    """More programs than partial sums; sources without readers add nothing."""
+    rows, width = 5000, 6
+    grad, kept = torch.randn(rows, 2 * width), torch.full((rows + 7, 1), -1, dtype=torch.int32)
+    structure = torch.arange(rows + 1), torch.arange(rows).flip(0)
+    ours, of_bias = gpu.aggregate_cat_kept_grad(*structure, grad, kept, 0.5, "sum", True)
+    check_close(of_bias, ours.double().sum(0), torch.float32, "bias")
+    for empty in (gpu.aggregate_cat_kept_grad(*structure, grad, kept[:0], 0.5, "sum", True),
+                  gpu.aggregate_cat_kept_grad(*structure, grad, kept[:0], 0.5, "sum")):  # fmt: skip
+        assert not empty[1].any()
+
+
+@pytest.mark.parametrize("width", [40, 300])
+def test_rows_with_a_bias(width, atomic):
+    x, bits = _inputs(width)
+    bias = torch.randn(width, generator=torch.Generator().manual_seed(2))
+    y, kept = gpu.aggregate_cat_kept(*STRUCTURE, x, bits, 2.0, "mean", bias)
+    plain, without = gpu.aggregate_cat_kept(*STRUCTURE, x + bias, bits, 2.0, "mean")
+    check_equal(y, plain, f"width {width}")
+    check_equal(kept[READ], without[READ], f"width {width}")
 
 
 def test_a_row_stays_within_a_warp():
