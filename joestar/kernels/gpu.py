@@ -35,6 +35,7 @@ from joestar.kernels.gpu_grad import (
     spmm_grad_x,
     spmm_grad_x_transposed,
 )
+from joestar.kernels.gpu_heads import block_diagonal
 from joestar.kernels.gpu_join import join_columns_all, split_columns, split_columns_all
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
@@ -62,6 +63,7 @@ __all__ = [
     "aggregate_rows_kept_grad",
     "attend",
     "attend_grad",
+    "block_diagonal",
     "block_self_loops",
     "collective_sample",
     "column_sums",

@@ -131,11 +131,14 @@ def edge_products(
     ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
     first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
     column = lanes(BLOCK, LANES)
+    e = first + tl.arange(0, EDGES)
+    following = tl.load(indices + e, e < last, 0)  # a tile ahead: the ids are there when their rows are read
     while first < last:
         e = first + tl.arange(0, EDGES)
         valid = e < last
         row = i + tl.sum((e[:, None] >= ends).to(tl.int64), 1)
-        source = tl.load(indices + e, valid, 0).to(tl.int64)[:, None, None]
+        source = following.to(tl.int64)[:, None, None]
+        following = tl.load(indices + e + EDGES, e + EDGES < last, 0)
         reader, inside = row[:, None, None], valid[:, None, None] & (column < WIDTH)
         at, known = e[None, :] * HEADS, valid[None, :]
         if SHARED:
@@ -260,7 +263,7 @@ def lane_columns(width: int, *values: Tensor) -> dict[str, int]:
 def _edge_tiles(numbers: int) -> list[tune.Config]:
     """Destinations of a program, edges of a tile whose rows have so many ``numbers``, and warps; the default first."""
     most = max(1, 8192 // numbers)
-    tried = ((2, 8, 512), (4, 16, 512), (4, 16, 1024), (8, 32, 1024), (8, 16, 512), (2, 8, 1024), (4, 16, 256))
+    tried = ((2, 8, 512), (8, 8, 512), (16, 8, 512), (16, 8, 1024), (16, 16, 512), (8, 16, 1024), (32, 16, 512))
     return [
         {"DSTS": dsts, "EDGES": min(edges, most), "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp))}
         for dsts, edges, per_warp in tried

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_attend import dots, factor_of_edge, lane_columns, lanes, launch_edge_products
+from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
@@ -31,7 +32,7 @@ def _row_tiles(numbers: int) -> list[tune.Config]:
 def _sum_tiles(numbers: int, heads: int) -> list[tune.Config]:
     """Rows of a tile that is added up for every head, warps and programs; the default first."""
     most = max(1, 8192 // numbers // heads)
-    tried = ((8, 256, 1056), (8, 512, 1056), (16, 512, 528), (8, 512, 2112), (4, 512, 2112), (16, 256, 1056))
+    tried = ((8, 256, 1056), (8, 512, 1056), (16, 512, 528), (8, 512, 2112), (4, 512, 1056), (16, 256, 528))
     return [
         {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp)), "GRID": grid}
         for rows, per_warp, grid in tried
@@ -68,17 +69,20 @@ def _row_sums_by(
     sums = ()
     for _ in tl.static_range(HEADS):
         sums = sums + (tl.zeros([ROWS, BLOCK], ACC),)  # noqa: RUF005
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first, stride = tl.program_id(0).to(tl.int64) * ROWS, tl.num_programs(0).to(tl.int64) * ROWS
+    i = first + tl.arange(0, ROWS)[:, None]
+    following = tl.load(ids + i, i < last, 0)  # a tile ahead: the ids are there when their rows are read
     while first < last:
         i = first + tl.arange(0, ROWS)[:, None]
-        source = tl.load(ids + i, i < last, 0).to(tl.int64)
+        source = following.to(tl.int64)
+        following = tl.load(ids + i + stride, i + stride < last, 0)
         rows = tl.load(table + source * WIDTH + column, (i < last) & (column < WIDTH), 0).to(ACC)
         more = ()
         for head in tl.static_range(HEADS):
             weight = tl.load(weights + i * HEADS + head, i < last, 0).to(ACC)
             more = more + (sums[head] + rows * weight,)  # noqa: RUF005
         sums = more
-        first += tl.num_programs(0).to(tl.int64) * ROWS
+        first += stride
     for head in tl.static_range(HEADS):
         at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
         tl.store(at, tl.sum(sums[head], 0, keep_dims=True), column < WIDTH)
@@ -178,7 +182,7 @@ def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = No
             table, ids, weights, count, partial, n,
             HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config,
         )  # fmt: skip
-        found[:] = [partial.sum(0)]
+        found[:] = [added_up(partial)]
 
     if not (n and heads and width):
         return weights.new_zeros((heads, width))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.library import register_autograd, register_fake
 
+from joestar.kernels import gpu_kernels
 from joestar.ops.library import LIBRARY
 
 ops = torch.ops.joestar
@@ -28,12 +29,15 @@ def _run(x: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(f"head_linear: expected rows and weights of one dtype; got {x.dtype} and {weight.dtype}")
     heads, columns, width = weight.shape
     if _in_one(x, columns * width):
-        diagonal = weight.new_zeros((heads, columns, heads, width))
-        diagonal.diagonal(dim1=0, dim2=2).copy_(weight.permute(1, 2, 0))
-        return (x.flatten(1) @ diagonal.view(heads * columns, heads * width).t()).view(-1, heads, columns)
+        return (x.flatten(1) @ _diagonal(weight).t()).view(-1, heads, columns)
     y = x.new_empty((x.shape[0], heads, columns))
     torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=y.transpose(0, 1))
     return y
+
+
+def _diagonal(weight: Tensor) -> Tensor:
+    kernel = getattr(gpu_kernels(), "block_diagonal", None)
+    return torch.block_diag(*weight) if kernel is None else kernel(weight)
 
 
 def _in_one(x: Tensor, entries: int) -> bool:

@@ -175,6 +175,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     sums, alpha = gpu.gather_attend(INDPTR, indices, ids, table, vectors, vectors, 0.2, bits, 2.0)
     dots = gpu.row_dots(grad, sums)
     gpu.column_sums(table)
+    gpu.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))
     gpu.gather_attend_grad(INDPTR, indices, ids, table, alpha, grad, dots, 0.2, bits, 2.0)
     gpu.sddmm(INDPTR, indices, x, grad, "dot")
     gpu.sddmm(INDPTR, indices, weight[:NODES], weight[:ROWS], "add")

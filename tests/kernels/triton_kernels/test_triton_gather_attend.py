@@ -22,3 +22,11 @@ def test_float32(shape):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float16, 5e-3)], ids=str)
 def test_other_dtypes(dtype, tolerance):
     check(RUN, dtype, torch.int64, tolerance, ((2, 5),))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_block_diagonal(transposed):
+    weight = torch.randn(3, 4, 5)
+    weight = weight.transpose(1, 2) if transposed else weight
+    assert torch.equal(gpu.block_diagonal(weight), torch.block_diag(*weight))
+    assert torch.equal(gpu.block_diagonal(weight[:, 1:]), torch.block_diag(*weight[:, 1:]))
