@@ -11,8 +11,8 @@ The same for ``aten.linear(x, w, b)``, and for ``aggregate_rows_kept``. The aggr
 row of ``h`` once, and adds them up on the way: the gradient of the bias takes no pass over the rows of its own, and the
 product no tile more for one column.
 
-A choice ``bias:hop1`` per aggregation, named as for ``backward-format``: by default ``on-read`` on a GPU, ``added`` on
-a CPU, where the aggregation is made of several ops.
+A choice ``bias:hop1`` per aggregation, named as for ``backward-format``, by default ``added``: on an H200 the sums of
+the bias's gradient cost the aggregation's gradient 20 us (120,000 rows of 128), more than the product saves (15 us).
 
 Must not fire when the product has no bias, or one that is no vector of its columns or that the step writes, when the
 product, or the matrix with ones, has another reader, or where the aggregation notes no bits.
@@ -45,8 +45,7 @@ def run(gm: fx.GraphModule, context) -> int:
             continue
         match = _match(node.args[2], written)
         if match:
-            default = ON_READ if context.device == "cuda" else ADDED
-            form = context.choose("bias", site_name(node, taken), (ADDED, ON_READ), default, node)
+            form = context.choose("bias", site_name(node, taken), (ADDED, ON_READ), ADDED, node)
             match = match if form == ON_READ else Reject(f"{ADDED} is chosen")
         if context.admits(PATTERN, node, match):
             _rewrite(gm.graph, node, match, context)

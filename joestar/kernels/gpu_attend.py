@@ -12,6 +12,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_cat import link_edges
+from joestar.kernels.gpu_edge_products import edge_products, factor_of_edge
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import tile_settings
@@ -34,17 +35,6 @@ def _scores(s_src, own, source, valid, head, SLOPE: tl.constexpr, HEADS: tl.cons
     """(sum of both ends' scores, logit) ``[heads, 1]`` of one edge."""
     z = tl.load(s_src + source * HEADS + head, valid & (head < HEADS), 0).to(ACC) + own
     return z, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
-
-
-@triton.jit
-def factor_of_edge(bits, e, valid, head, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
-    """``SCALE`` ``[heads, 1]`` where the coefficient of edge ``e`` is kept, else 0; 1 without dropout."""
-    if bits is None:
-        return tl.full(head.shape, 1, ACC)
-    else:
-        WORDS: tl.constexpr = (HEADS + 31) // 32
-        word = tl.load(bits + e * WORDS + head % WORDS, valid & (head < HEADS), 0)
-        return ((word >> (head // WORDS)) & 1).to(ACC) * tl.full([1, 1], SCALE, ACC)
 
 
 @triton.jit
@@ -101,61 +91,6 @@ def _attend(
     if tl.program_id(1) == 0:
         tl.store(top_out + i * HEADS + head, top, head < HEADS)
         tl.store(total_out + i * HEADS + head, total, head < HEADS)
-
-
-@triton.jit
-def lanes(BLOCK: tl.constexpr, LANES: tl.constexpr):
-    """Columns ``[1, parts, LANES]``: a warp has four rows at once, and few threads share a row to add it up."""
-    part = tl.arange(0, BLOCK // LANES)[None, :, None]
-    return part * LANES + tl.arange(0, LANES)[None, None, :]
-
-
-@triton.jit
-def dots(a, b):
-    """``[rows]``: the products of rows ``[rows, parts, LANES]``; parts are added up in registers."""
-    return tl.sum(tl.sum(a * b, 1), 1)
-
-
-@triton.jit(do_not_specialize=["n"])
-def edge_products(
-    indptr, indices, x, grad, alpha, deltas, bits, out, n,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
-):  # fmt: skip
-    """``out[e, h]`` = the row of an edge's source times ``grad[row of e, h]``.
-
-    With signed coefficients ``alpha`` ``[E, H]`` and ``deltas`` ``[num_dst, H]``: the gradients of the scores' sums.
-    A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time, whosever they are: no tile is half empty.
-    """
-    i = tl.program_id(0).to(tl.int64) * DSTS
-    ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
-    first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
-    column = lanes(BLOCK, LANES)
-    e = first + tl.arange(0, EDGES)
-    following = tl.load(indices + e, e < last, 0)  # a tile ahead: the ids are there when their rows are read
-    while first < last:
-        e = first + tl.arange(0, EDGES)
-        valid = e < last
-        row = i + tl.sum((e[:, None] >= ends).to(tl.int64), 1)
-        source = following.to(tl.int64)[:, None, None]
-        following = tl.load(indices + e + EDGES, e + EDGES < last, 0)
-        reader, inside = row[:, None, None], valid[:, None, None] & (column < WIDTH)
-        at, known = e[None, :] * HEADS, valid[None, :]
-        if SHARED:
-            rows = tl.load(x + source * WIDTH + column, inside, 0).to(ACC)
-        for head in tl.static_range(HEADS):
-            if not SHARED:
-                rows = tl.load(x + (source * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
-            g = tl.load(grad + (reader * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
-            value = dots(rows, g)[None, :]
-            if alpha is not None:
-                signed = tl.load(alpha + at + head, known, 0)
-                kept = factor_of_edge(bits, e[None, :], known, tl.full([1, 1], head, tl.int32), SCALE, HEADS, ACC)
-                delta = tl.load(deltas + row[None, :] * HEADS + head, known, 0)
-                value = tl.abs(signed) * (kept * value - delta)
-                value = tl.where(signed > 0, value, value * tl.full([1, 1], SLOPE, ACC))
-            tl.store(out + at + head, value, known)
-        first += EDGES
 
 
 @triton.jit
@@ -254,41 +189,6 @@ def _attend_grad_src(
         tl.store(grad_x + s * size + column, for_x.to(grad_x.dtype.element_ty), mask & inside)
 
 
-def lane_columns(width: int, *values: Tensor) -> dict[str, int]:
-    """Columns of a row's tile, and of the part of it that threads side by side read: 128 bytes."""
-    block = max(16, power_of_two(width))
-    return {"BLOCK": block, "LANES": min(block, 128 // max(2, min(4, values[0].element_size())))}
-
-
-def _edge_tiles(numbers: int) -> list[tune.Config]:
-    """Destinations of a program, edges of a tile whose rows have so many ``numbers``, and warps; the default first."""
-    most = max(1, 8192 // numbers)
-    tried = ((2, 8, 512), (8, 8, 512), (16, 8, 512), (16, 8, 1024), (16, 16, 512), (8, 16, 1024), (32, 16, 512))
-    return [
-        {"DSTS": dsts, "EDGES": min(edges, most), "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp))}
-        for dsts, edges, per_warp in tried
-    ]
-
-
-def launch_edge_products(
-    indptr: Tensor, indices: Tensor, x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor | None = None,
-    deltas: Tensor | None = None, slope: float = 1.0, bits: Tensor | None = None, scale: float = 1.0,
-) -> None:  # fmt: skip
-    """Fills ``out`` ``[E, H]`` up to the last edge; see the kernel. ``x`` ``[N, H, F]`` or ``[N, 1, F]``."""
-    n, heads, width = grad.shape
-    edges, columns, shared = indices.numel(), lane_columns(width, x), shares_rows(x, out)
-
-    def launch(config: tune.Config) -> None:
-        edge_products[(cdiv(n, config["DSTS"]),)](
-            indptr, indices, x, grad, alpha, deltas, bits, out, n,
-            SLOPE=slope, SCALE=scale, SHARED=shared, HEADS=heads, WIDTH=width, ACC=accumulator(x), **columns, **config,
-        )  # fmt: skip
-
-    shape = (x.dtype, heads, width, shared, alpha is not None, tune.size_class(n), tune.size_class(edges))
-    work = (n + edges) * heads * width * x.element_size()
-    launch(tune.choose("edge_products", shape, _edge_tiles(columns["BLOCK"]), launch, work, x.device))
-
-
 def _coefficient_grads(
     indptr: Tensor, indices: Tensor, scores: tuple, x: Tensor, top: Tensor, total: Tensor, grad: Tensor, slope: float,
     bits: Tensor | None, scale: float, coefs: Tensor | None,
@@ -300,7 +200,7 @@ def _coefficient_grads(
     (n, heads), acc = top.shape, accumulator(x)
     values = torch.empty((indices.numel(), heads), dtype=top.dtype, device=x.device)
     grad_dst = torch.empty_like(scores[1])
-    launch_edge_products(indptr, indices, x, grad, values)
+    edge_products(indptr, indices, x, grad, values)
     tall = power_of_two(heads)
     rows = max(1, 128 // tall)
     _softmax_grad[(cdiv(n, rows),)](

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_attend import dots, factor_of_edge, lane_columns, lanes, launch_edge_products
 from joestar.kernels.gpu_columns import added_up
+from joestar.kernels.gpu_edge_products import dots, edge_products, factor_of_edge, lane_columns, lanes
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
@@ -227,7 +227,7 @@ def gather_attend_grad(
     if not (n and heads and width):
         return alpha.new_zeros((2, heads, width))
     for_z = torch.empty_like(alpha)
-    launch_edge_products(indptr, indices, table.unsqueeze(1), grad, for_z, alpha, deltas, slope, bits, scale)
+    edge_products(indptr, indices, table.unsqueeze(1), grad, for_z, alpha, deltas, slope, bits, scale)
     for_dst = scatter_dst(indptr, for_z)
     return torch.stack((_sums(table, indices, for_z, indptr[-1:]), _sums(table, dsts, for_dst)))
 

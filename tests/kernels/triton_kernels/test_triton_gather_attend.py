@@ -7,7 +7,8 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 from ops.test_gather_attend import check
 
-from joestar.kernels import gpu
+from joestar.kernels import gpu, tune
+from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
@@ -30,3 +31,34 @@ def test_block_diagonal(transposed):
     weight = weight.transpose(1, 2) if transposed else weight
     assert torch.equal(gpu.block_diagonal(weight), torch.block_diag(*weight))
     assert torch.equal(gpu.block_diagonal(weight[:, 1:]), torch.block_diag(*weight[:, 1:]))
+
+
+def test_every_setting_of_edge_products(monkeypatch):
+    """On tensor cores or not, in tiles of any size: destinations without edges, with one, with many."""
+    degrees = torch.tensor([0, 3, 1, 0, 40, 2, 5, 0, 0, 7, 1])
+    indptr = torch.zeros(degrees.numel() + 1, dtype=torch.int64)
+    torch.cumsum(degrees, 0, out=indptr[1:])
+    random = torch.Generator().manual_seed(0)
+    edges = int(indptr[-1])
+    indices = torch.randint(0, 9, (edges + 4,), generator=random, dtype=torch.int32)
+    x, grad = torch.randn(9, 1, 18, generator=random), torch.randn(degrees.numel(), 4, 18, generator=random)
+    row = torch.repeat_interleave(torch.arange(degrees.numel()), degrees)
+    expected = torch.einsum("ef,ehf->eh", x[indices[:edges].long(), 0], grad[row])
+    tried = []
+
+    def every(_kernel, _shape, candidates, launch, *_):
+        for config in candidates:
+            tried.append(config)
+            out.fill_(float("nan"))
+            launch(config)
+            torch.testing.assert_close(out[:edges], expected, rtol=1e-5, atol=1e-5, msg=str(config))
+        return candidates[0]
+
+    monkeypatch.setattr(tune, "choose", every)
+    out = torch.empty(indices.numel(), 4)
+    allowed, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        edge_products(indptr, indices, x, grad, out)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    assert any("dense" in config for config in tried) and not all("dense" in config for config in tried)

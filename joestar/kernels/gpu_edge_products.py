@@ -1,0 +1,172 @@
+"""Products of the edges' rows and their destinations' gradients on the GPU: what attention's gradients begin with."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.gpu_launch import cdiv, power_of_two
+from joestar.kernels.gpu_tiles import accumulator, tile_columns
+from joestar.kernels.layout import shares_rows
+
+
+@triton.jit
+def factor_of_edge(bits, e, valid, head, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
+    """``SCALE`` ``[heads, 1]`` where the coefficient of edge ``e`` is kept, else 0; 1 without dropout."""
+    if bits is None:
+        return tl.full(head.shape, 1, ACC)
+    else:
+        WORDS: tl.constexpr = (HEADS + 31) // 32
+        word = tl.load(bits + e * WORDS + head % WORDS, valid & (head < HEADS), 0)
+        return ((word >> (head // WORDS)) & 1).to(ACC) * tl.full([1, 1], SCALE, ACC)
+
+
+@triton.jit
+def lanes(BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Columns ``[1, parts, LANES]``: a warp has four rows at once, and few threads share a row to add it up."""
+    part = tl.arange(0, BLOCK // LANES)[None, :, None]
+    return part * LANES + tl.arange(0, LANES)[None, None, :]
+
+
+@triton.jit
+def dots(a, b):
+    """``[rows]``: the products of rows ``[rows, parts, LANES]``; parts are added up in registers."""
+    return tl.sum(tl.sum(a * b, 1), 1)
+
+
+@triton.jit
+def _score_grads(
+    products, alpha, deltas, bits, e, row, known, head,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Products of rows and gradients, as they are or (with ``alpha``) as gradients of the scores' sums."""
+    if alpha is not None:
+        signed = tl.load(alpha + e * HEADS + head, known, 0)
+        delta = tl.load(deltas + row * HEADS + head, known, 0)
+        kept = factor_of_edge(bits, e, known, head, SCALE, HEADS, ACC)
+        products = tl.abs(signed) * (kept * products - delta)
+        products = tl.where(signed > 0, products, products * tl.full([1, 1], SLOPE, ACC))
+    return products
+
+
+@triton.jit(do_not_specialize=["n"])
+def _edge_products(
+    indptr, indices, x, grad, alpha, deltas, bits, out, n,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """``out[e, h]`` = the row of an edge's source times ``grad[row of e, h]``.
+
+    With signed coefficients ``alpha`` ``[E, H]`` and ``deltas`` ``[num_dst, H]``: the gradients of the scores' sums.
+    A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time, whosever they are: no tile is half empty.
+    """
+    i = tl.program_id(0).to(tl.int64) * DSTS
+    ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
+    first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
+    column = lanes(BLOCK, LANES)
+    e = first + tl.arange(0, EDGES)
+    following = tl.load(indices + e, e < last, 0)  # a tile ahead: the ids are there when their rows are read
+    while first < last:
+        e = first + tl.arange(0, EDGES)
+        valid = e < last
+        row = i + tl.sum((e[:, None] >= ends).to(tl.int64), 1)
+        source = following.to(tl.int64)[:, None, None]
+        following = tl.load(indices + e + EDGES, e + EDGES < last, 0)
+        reader, inside = row[:, None, None], valid[:, None, None] & (column < WIDTH)
+        if SHARED:
+            rows = tl.load(x + source * WIDTH + column, inside, 0).to(ACC)
+        for head in tl.static_range(HEADS):
+            if not SHARED:
+                rows = tl.load(x + (source * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
+            g = tl.load(grad + (reader * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
+            value = _score_grads(
+                dots(rows, g)[None, :], alpha, deltas, bits, e[None, :], row[None, :], valid[None, :],
+                tl.full([1, 1], head, tl.int32), SLOPE, SCALE, HEADS, ACC,
+            )  # fmt: skip
+            tl.store(out + e[None, :] * HEADS + head, value, valid[None, :])
+        first += EDGES
+
+
+@triton.jit(do_not_specialize=["n"])
+def _edge_products_dense(
+    indptr, indices, x, grad, alpha, deltas, bits, out, n,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, TALL: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """``_edge_products`` of shared rows on tensor cores, in TF32: rows times the gradients of ``DSTS`` destinations.
+
+    All products but those with the own destination's are thrown away; a gradient is read once, not once per edge.
+    """
+    i = tl.program_id(0).to(tl.int64) * DSTS
+    ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
+    first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
+    column = tile_columns(0, BLOCK)
+    reader, of = tl.arange(0, DSTS * TALL) // TALL, tl.arange(0, DSTS * TALL) % TALL
+    used = (i + reader < n) & (of < HEADS)
+    at = ((i + reader) * HEADS + of)[:, None] * WIDTH + column
+    g = tl.load(grad + at, used[:, None] & (column < WIDTH) & (first < last), 0)
+    head, one = tl.arange(0, TALL)[None, :], tl.arange(0, DSTS)[None, :, None]
+    while first < last:
+        e = first + tl.arange(0, EDGES)[:, None]
+        own = tl.sum((e >= ends).to(tl.int32), 1, keep_dims=True)
+        source = tl.load(indices + e, e < last, 0).to(tl.int64)
+        rows = tl.load(x + source * WIDTH + column, (e < last) & (column < WIDTH), 0)
+        every = tl.dot(rows, tl.trans(g), input_precision="tf32", out_dtype=ACC)
+        mine = tl.where(own[:, :, None] == one, tl.reshape(every, [EDGES, DSTS, TALL]), 0)
+        known = (e < last) & (head < HEADS)
+        value = _score_grads(tl.sum(mine, 1), alpha, deltas, bits, e, i + own, known, head, SLOPE, SCALE, HEADS, ACC)
+        tl.store(out + e * HEADS + head, value, known)
+        first += EDGES
+
+
+def lane_columns(width: int, *values: Tensor) -> dict[str, int]:
+    """Columns of a row's tile, and of the part of it that threads side by side read: 128 bytes."""
+    block = max(16, power_of_two(width))
+    return {"BLOCK": block, "LANES": min(block, 128 // max(2, min(4, values[0].element_size())))}
+
+
+def _edge_tiles(numbers: int) -> list[tune.Config]:
+    """Destinations of a program, edges of a tile whose rows have so many ``numbers``, and warps; the default first."""
+    most = max(1, 8192 // numbers)
+    tried = ((2, 8, 512), (8, 8, 512), (16, 8, 512), (16, 8, 1024), (16, 16, 512), (8, 16, 1024), (32, 16, 512))
+    return [
+        {"DSTS": dsts, "EDGES": min(edges, most), "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp))}
+        for dsts, edges, per_warp in tried
+    ]
+
+
+def _dense_tiles(tall: int) -> list[tune.Config]:
+    """The same for products on tensor cores: at least 16 gradients."""
+    tried = ((4, 32, 4), (4, 16, 2), (8, 32, 4), (4, 32, 2))
+    return [
+        {"dense": 1, "DSTS": max(dsts, 16 // tall), "EDGES": edges, "num_warps": warps} for dsts, edges, warps in tried
+    ]
+
+
+def edge_products(
+    indptr: Tensor, indices: Tensor, x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor | None = None,
+    deltas: Tensor | None = None, slope: float = 1.0, bits: Tensor | None = None, scale: float = 1.0,
+) -> None:  # fmt: skip
+    """Fills ``out`` ``[E, H]`` up to the last edge; see the kernel. ``x`` ``[N, H, F]`` or ``[N, 1, F]``."""
+    n, heads, width = grad.shape
+    edges, columns, shared = indices.numel(), lane_columns(width, x), shares_rows(x, out)
+    operands = indptr, indices, x, grad, alpha, deltas, bits, out, n
+    settings = {"SLOPE": slope, "SCALE": scale, "HEADS": heads, "WIDTH": width, "ACC": accumulator(x)}
+    tall, candidates = power_of_two(heads), _edge_tiles(columns["BLOCK"])
+    exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    dense = shared and x.dtype == grad.dtype and x.dtype != torch.float64 and not exact and columns["BLOCK"] <= 256
+    if dense:
+        candidates = [*candidates, *_dense_tiles(tall)]
+
+    def launch(config: tune.Config) -> None:
+        grid = (cdiv(n, config["DSTS"]),)
+        if "dense" in config:
+            config = {name: value for name, value in config.items() if name != "dense"}
+            _edge_products_dense[grid](*operands, **settings, BLOCK=columns["BLOCK"], TALL=tall, **config)
+        else:
+            _edge_products[grid](*operands, **settings, SHARED=shared, **columns, **config)
+
+    shape = (x.dtype, heads, width, shared, alpha is not None, dense, tune.size_class(n), tune.size_class(edges))
+    work = (n + edges) * heads * width * x.element_size()
+    launch(tune.choose("edge_products", shape, candidates, launch, work, x.device))
