@@ -11,6 +11,10 @@ The dropout may be missing (``bits`` is ``None`` then); ``x`` is ``[N, H, F]``, 
 share. Logits, coefficients and their mask are made where rows are read; the backward pass makes them again from the
 largest logit and the sum of exponentials per destination, ``[num_dst, H]`` each.
 
+Where the heads share trained rows whose products the scores are (``s_src = linear(x, v)``, ``s_dst = linear(x[:n],
+u)``), these belong to the op, ``attend_own(indptr, indices, x, v, u, ...)``: the parts of the rows' gradient are added
+up as it is written.
+
 Must not fire when logits or coefficients have another reader (``return_attention_weights``), when the activation is no
 leaky ReLU, when edge features are added to the logits, when only one end has a score, when rows are gathered by other
 ids than scores, or when the reduction is no sum.
@@ -21,6 +25,7 @@ import operator
 import torch
 from torch import fx
 
+from joestar.fusion.emit import emit, leads
 from joestar.fusion.record import Reject
 
 PATTERN = "attention"
@@ -92,7 +97,14 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], context) -> None:
     indptr, indices, s_src, s_dst, _ = sddmm.args
     with graph.inserting_before(spmm):
         bits, scale = mask_bits(graph, chain, indptr, indices)
-        args = (indptr, indices, s_src, s_dst, spmm.args[2], negative_slope(relu), bits, scale)
+        own = _own_scores(sddmm, spmm.args[2], context)
+        rest = (negative_slope(relu), bits, scale)
+        if own is not None:
+            fused = emit(graph, spmm, _JOESTAR.attend_own.default, indptr, indices, *own, *rest)
+            y = emit(graph, spmm, operator.getitem, fused, 0)
+            _replace(graph, spmm, y, (*chain, sddmm, s_src, s_dst, s_dst.args[0], spmm.args[2]), context)
+            return
+        args = (indptr, indices, s_src, s_dst, spmm.args[2], *rest)
         fused = graph.call_function(_JOESTAR.attend.default, args)
         y = graph.call_function(operator.getitem, (fused, 0))
     scores, value = s_dst.meta["val"], spmm.meta["val"]
@@ -105,6 +117,29 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], context) -> None:
         graph.erase_node(node)
     shared = ", rows shared" if args[4].meta["val"].shape[1] != scores.shape[1] else ""
     context.fired(PATTERN, y, f"{scores.shape[1]} heads{shared}{', dropout' if bits is not None else ''}")
+
+
+def _own_scores(sddmm: fx.Node, shared: fx.Node, context) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """(rows, vectors of both scores) if the scores are products of the rows, which nothing else makes of them."""
+    if shared.target is not _ATEN.unsqueeze.default or shared.args[1] != 1 or len(shared.users) != 1:
+        return None
+    rows, (s_src, s_dst) = shared.args[0], sddmm.args[2:4]
+    for score in (s_src, s_dst):
+        biased = len(score.args) > 2 and score.args[2] is not None
+        if score.target is not _ATEN.linear.default or biased or len(score.users) != 1:
+            return None
+    own = s_dst.args[0]
+    if s_src.args[0] is not rows or not leads(own, rows, s_dst.meta["val"].shape[0]) or len(own.users) != 1:
+        return None
+    return (rows, s_src.args[1], s_dst.args[1]) if context.depends_on_grad(rows) else None
+
+
+def _replace(graph: fx.Graph, spmm: fx.Node, y: fx.Node, old: tuple[fx.Node, ...], context) -> None:
+    spmm.replace_all_uses_with(y)
+    heads = y.meta["val"].shape[1]
+    for node in old:
+        graph.erase_node(node)
+    context.fired(PATTERN, y, f"{heads} heads, rows shared, scores of them")
 
 
 def mask_bits(graph: fx.Graph, chain: list[fx.Node], indptr: fx.Node, indices: fx.Node) -> tuple[fx.Node | None, float]:

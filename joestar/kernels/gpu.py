@@ -4,7 +4,7 @@ Nothing waits for the device unless a bound of -1 asks for exact sizes, so that 
 graph after one run outside of it. Importing this module needs Triton, not a GPU.
 """
 
-from joestar.kernels.gpu_attend import attend, attend_grad
+from joestar.kernels.gpu_attend import attend, attend_grad, attend_own_grad
 from joestar.kernels.gpu_cat import (
     aggregate_cat,
     aggregate_cat_grad,
@@ -63,6 +63,7 @@ __all__ = [
     "aggregate_rows_kept_grad",
     "attend",
     "attend_grad",
+    "attend_own_grad",
     "block_diagonal",
     "block_self_loops",
     "collective_sample",

@@ -152,13 +152,16 @@ def _softmax_grad(
     tl.store(grad_dst + at, total_z.to(grad_dst.dtype.element_ty), (i < n) & (head < HEADS))
 
 
-@triton.jit(do_not_specialize=["num_src"])
+@triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _attend_grad_src(
-    heads, links, coefs, for_z, grad, grad_src, grad_x, num_src,
+    heads, links, coefs, for_z, grad, v_src, v_dst, grad_dst, grad_src, grad_x, num_src, num_dst,
     SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of sources' scores and, unless ``grad_x`` is ``None``, of their rows, over the lists of their edges."""
+    """Gradients of sources' scores and, unless ``grad_x`` is ``None``, of their rows, over the lists of their edges.
+
+    With ``v_src`` and ``v_dst`` ``[H, F]`` those of shared rows have their parts through both scores.
+    """
     s = tile_rows(ROWS)
     head, column = tl.arange(0, TALL)[None, :], tile_columns(tl.program_id(1), BLOCK)
     size: tl.constexpr = WIDTH if SHARED else HEADS * WIDTH
@@ -183,6 +186,12 @@ def _attend_grad_src(
         e = link >> 32
     mask = s < num_src
     s = s.to(tl.int64)
+    if v_src is not None:
+        for h in tl.static_range(HEADS):
+            by_src = tl.load(v_src + h * WIDTH + column, inside, 0).to(ACC)
+            by_dst = tl.load(v_dst + h * WIDTH + column, inside, 0).to(ACC)
+            own = tl.load(grad_dst + s * HEADS + h, s < num_dst, 0).to(ACC)
+            for_x += tl.sum(tl.where(head == h, for_src, 0), 1, keep_dims=True) * by_src + own * by_dst
     if tl.program_id(1) == 0:
         tl.store(grad_src + s * HEADS + head, for_src.to(grad_src.dtype.element_ty), mask & (head < HEADS))
     if grad_x is not None:
@@ -260,12 +269,30 @@ def attend_grad(
     slope: float, bits: Tensor | None, scale: float, needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty)."""
+    return _gradients(indptr, indices, s_src, s_dst, x, None, None, top, total, grad, slope, bits, scale, needs_x)
+
+
+@op
+def attend_own_grad(
+    indptr: Tensor, indices: Tensor, x: Tensor, v_src: Tensor, v_dst: Tensor, s_src: Tensor, s_dst: Tensor,
+    top: Tensor, total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the scores, and of rows ``[N, F]`` whose products with ``v_src`` and ``v_dst`` the scores are."""
+    check_values(v_src=v_src, v_dst=v_dst)
+    vectors = v_src, v_dst
+    for_src, for_dst, for_x = _gradients(
+        indptr, indices, s_src, s_dst, x.unsqueeze(1), *vectors, top, total, grad, slope, bits, scale, True
+    )
+    return for_src, for_dst, for_x.squeeze(1)
+
+
+def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad, slope, bits, scale, needs_x):
     _check(indptr, indices, s_src, s_dst, x, bits)
     n, heads, width = *s_dst.shape, x.shape[2]
     require(grad.shape == (n, heads, width), f"grad {[n, heads, width]}", list(grad.shape))
     require(top.shape == s_dst.shape and total.shape == s_dst.shape, f"top and total {list(s_dst.shape)}",
             f"{list(top.shape)} and {list(total.shape)}")  # fmt: skip
-    shared, edges, device = shares_rows(x, s_dst), indices.numel(), x.device
+    shared, edges, device = shares_rows(x, s_dst) or v_src is not None, indices.numel(), x.device
     if not (n and heads):
         return torch.zeros_like(s_src), torch.empty_like(s_dst), torch.zeros_like(x) if needs_x else x.new_empty(0)
     coefs = torch.empty((edges, heads), dtype=_wide(x.dtype), device=device) if needs_x else None
@@ -284,12 +311,21 @@ def attend_grad(
     def launch_src(config: tune.Config) -> None:
         block = column_block(size)
         _attend_grad_src[(cdiv(x.shape[0], config["ROWS"]), cdiv(size, block) if needs_x else 1)](
-            first, links, coefs, for_z, grad, grad_src, grad_x, x.shape[0],
+            first, links, coefs, for_z, grad, v_src, v_dst, grad_dst, grad_src, grad_x, x.shape[0], n,
             SHARED=shared, HEADS=heads, WIDTH=width, ACC=accumulator(x), TALL=power_of_two(heads),
             BLOCK=block, **config,
         )  # fmt: skip
 
-    shape = (x.dtype, heads, width, shared, needs_x, tune.size_class(x.shape[0]), tune.size_class(edges))
+    shape = (
+        x.dtype,
+        heads,
+        width,
+        shared,
+        needs_x,
+        v_src is not None,
+        tune.size_class(x.shape[0]),
+        tune.size_class(edges),
+    )
     work = (x.shape[0] + edges) * size * x.element_size()
     launch_src(tune.choose("attend_grad_src", shape, tile_configs(size, x.element_size()), launch_src, work, device))
     return grad_src, grad_dst, grad_x if needs_x else x.new_empty(0)

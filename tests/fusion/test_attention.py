@@ -1,5 +1,7 @@
 """Graph attention as one op: where it fires, what stays the same, and when it must not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -139,3 +141,17 @@ def test_edge_features_and_returned_coefficients():
     case = captured(Model(returned, 2 * WIDTH, conv=jnn.GATConv(NUM_FEATURES, WIDTH, heads=2)), (3,), disable=ON)
     assert count(case.trace(), JOESTAR.attend.default) == 0
     assert reasons(case, PATTERN) == ["the coefficients have another reader"]
+
+
+def test_scores_of_shared_rows_belong_to_the_op():
+    """Aggregating first, the second layer's attention reads rows of its own, whose scores it makes itself."""
+    hooks = ("spmm-gemm-order", PATTERN)
+    case = captured(gat(), (3, 2), disable=only(*BASE, *hooks))
+    choices = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
+    case.program = case.program.variant(replace(case.program.options, choices=choices))
+    assert count(case.program.captured.gm, JOESTAR.attend_own.default) == 1  # the first layer's rows are features
+    off = captured(gat(), (3, 2), disable=OFF)
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(case.exact(case.seeds(batch), step), expected, 1e-9)
+        same(case.padded(case.seeds(batch), step), expected, 1e-9)

@@ -177,6 +177,8 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.column_sums(table)
     gpu.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))
     gpu.gather_attend_grad(INDPTR, indices, ids, table, alpha, grad, dots, 0.2, bits, 2.0)
+    rows, wide = x[:, 0].contiguous(), torch.zeros(ROWS, 4, 32, dtype=dtype)
+    gpu.attend_own_grad(INDPTR, indices, rows, vectors, vectors, *scores, top, total, wide, 0.2, bits, 2.0)
     gpu.sddmm(INDPTR, indices, x, grad, "dot")
     gpu.sddmm(INDPTR, indices, weight[:NODES], weight[:ROWS], "add")
     gpu.sddmm(INDPTR, indices, None, grad, "copy_rhs")

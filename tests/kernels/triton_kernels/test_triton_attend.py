@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_checks import check_close, in_double, tensors
 from ops.database import OPS
+from ops.test_attend_own import check
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
@@ -52,3 +53,12 @@ def test_wide_rows_and_many_heads(shared, atomic):
     args = (indptr, indices, *scores, x, top, total, grad, 0.1, None, 1.0, True)
     for value, good in zip(gpu.attend_grad(*args), reference.attend_grad(*in_double(args)), strict=True):
         check_close(value, good, torch.float32, "attend_grad")
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_scores_of_the_rows_themselves(heads, atomic):
+    def run(indptr, indices, x, *rest):
+        for_src, for_dst, for_x = gpu.attend_own_grad(indptr, indices, x, *rest)
+        return for_x, for_src.t() @ x, for_dst.t() @ x[: for_dst.shape[0]]
+
+    check(run, torch.float64, torch.int64, 1e-11, heads)
