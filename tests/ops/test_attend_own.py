@@ -54,7 +54,7 @@ def test_autograd_and_registration():
 
 
 def test_errors():
-    args = list([args for name, args in calls(torch.float64, torch.int64) if name == "bipartite"][0])
+    args = list(next(args for name, args in calls(torch.float64, torch.int64) if name == "bipartite"))
     args[3] = args[3][:, :2]
     with pytest.raises(ValueError, match=r"expected rows \[N, F\]"):
         ops.attend_own(*args)
