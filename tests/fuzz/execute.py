@@ -297,15 +297,21 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
 
 
 def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Random, compare) -> None:
-    """Takes other options at the places that offer some: all others in a steered program, else random ones."""
-    known, choices, other = set(), {}, program
+    """Takes other options at the places that offer some: all others in a steered program, else random ones.
+
+    What a pass needs to fire goes first, so that no other choice takes away its place.
+    """
+    known, choices, other, needed = set(), {}, program, runs.subject.written.choices
     while new := [site for site in other.sites if site.key not in known]:  # a choice can open another
         wanted = {}
         for site in new:
             others = [option for option in site.options if option != site.default]
-            wanted[site.key] = rng.choice(others if runs.subject.written.steered else site.options)
+            taken = rng.choice(others if runs.subject.written.steered else site.options)
+            wanted[site.key] = needed.get(site.kind, taken)
         known |= wanted.keys()
-        choices, other = _possible(program, {**choices, **dict(rng.sample(list(wanted.items()), len(wanted)))})
+        every = [*choices.items(), *rng.sample(list(wanted.items()), len(wanted))]
+        every.sort(key=lambda choice: choice[0].partition(":")[0] not in needed)
+        choices, other = _possible(program, dict(every))
     report.chosen += 1
     report.count(other)
     compare(f"exact with {choices}", runs.exact(other))

@@ -1,6 +1,7 @@
 """Random programs: a graph, a sampler, a model and a loss, as source text that depends on one integer."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,7 @@ class Written:
         number: what it is made from; steered: name of a pass that fires in it, or nothing.
         head: source of graph and sampler; body: of model and loss; target: which of the graph's labels are ``y``.
         keyed: whether it has dropout, whose masks plain eager execution draws otherwise.
+        choices: kind -> option under which the pass fires, if it needs choices.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Written:
     body: str
     target: str
     keyed: bool
+    choices: Mapping[str, str]
 
     @property
     def file(self) -> str:
@@ -120,7 +123,8 @@ def write(number: int) -> Written:
     body = _model(code, shared, motif)
     loss, target = _loss(rng, shared.classes)
     labels = "" if target == "y" else f'\n\ngraph.ndata["y"] = graph.ndata["{target}"]\n'
-    return Written(number, steered, shared.head, f"\n\n{body}\n\n{loss}{labels}", target, code.keyed)
+    choices = motif.choices if motif else {}
+    return Written(number, steered, shared.head, f"\n\n{body}\n\n{loss}{labels}", target, code.keyed, choices)
 
 
 def _model(code: Code, shared: Setting, motif: Motif | None) -> str:
@@ -144,7 +148,7 @@ def _forward(code: Code, shared: Setting, motif: Motif | None) -> None:
         h = some_rows(code, h, f"{hop.name}.num_dst", 1 if place < hops - 1 else 0)
         seen.append(h)
     h = _jump(code, seen) if len(seen) > 1 and code.chance(0.2) else h
-    if code.chance(0.15):
+    if code.chance(0.15) and not (motif and motif.alone):
         h = code.rows(f"torch.cat([{h}, x[: blocks[-1].num_dst]], 1)", h.width + shared.features)
     h = some_rows(code, h, "blocks[-1].num_dst", 1)
     if code.chance(0.7):

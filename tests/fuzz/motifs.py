@@ -3,8 +3,8 @@
 A steered program has a uniform sampler and holds one motif of the pass it is steered to; all the rest is random.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from . import layers, rows
 from .code import Code, Hop, Rows
@@ -18,13 +18,16 @@ class Motif:
         layer: the layer at the place of the motif, ``None`` for a random one; before: an operation on its source rows.
         inner: the place is the last hop, behind other layers; else the first, whose rows are the features, and nothing
             else is done to those.
-        bare: no random operations in front of the layer.
+        bare: no random operations in front of the layer; alone: nothing else reads the features.
+        choices: what is taken at all places of a kind, before any other choice: the pass fires under these.
     """
 
     layer: Callable[[Code, Rows, Hop], Rows] | None = None
     before: Callable[[Code, Rows, str], Rows] | None = None
     inner: bool = False
     bare: bool = True
+    alone: bool = False
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 def weighted(code: Code, h: Rows, hop: Hop) -> Rows:
@@ -72,16 +75,31 @@ def updated(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(fn.copy_u({z}.tanh()), "{code.pick("max", "mean")}")', z.width)
 
 
-def attention(code: Code, h: Rows, hop: Hop) -> Rows:
+def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})") -> Rows:
     """Additive attention of several heads, with or without self-loops and dropout."""
     heads, width = code.pick(2, 3), code.pick(2, 4)
     block = code.let(f"{hop.name}.add_self_loops()") if code.chance(0.5) else hop.name
-    z = code.let(f"{code.linear(h, heads * width, bias=False)}.view(-1, {heads}, {width})")
+    z = code.let(f"{code.linear(h, heads * width, bias=False)}.{split.format(heads, width)}")
     left = code.let(f"({z} * {code.parameter(1, heads, width)}).sum(-1)")
     right = code.let(f"({z}[: {block}.num_dst] * {code.parameter(1, heads, width)}).sum(-1)")
     alpha = code.let(f"{block}.edge_softmax(F.leaky_relu({block}.apply_edges(fn.u_add_v({left}, {right})), 0.2))")
     alpha = code.dropout(alpha) if code.chance(0.5) else alpha
     return code.rows(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum").flatten(1)', heads * width)
+
+
+def ordered_attention(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Attention whose product may follow the sum: its heads are split by ``unflatten``."""
+    return attention(code, h, hop, "unflatten(-1, ({}, {}))")
+
+
+def attention_layer(code: Code, h: Rows, hop: Hop) -> Rows:
+    """``GATConv`` of one head or several, over rows that nothing else reads."""
+    heads, width, concat = code.pick(1, 2, 3), code.pick(2, 4), code.chance(0.7)
+    dropout = code.pick(0.0, 0.3, 0.5)
+    code.keyed |= dropout > 0
+    options = f"concat={concat}, dropout={dropout}, add_self_loops={code.chance(0.5)}, bias={code.chance(0.5)}"
+    layer = code.own(f"jnn.GATConv({h.width}, {width}, heads={heads}, {options})")
+    return code.rows(f"{layer}({hop.name}, {h})", heads * width if concat else width)
 
 
 def biased(code: Code, h: Rows, n: str) -> Rows:
@@ -124,6 +142,8 @@ def two_sums(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"torch.cat([{', '.join(sums)}], 1)", 2 * width)
 
 
+READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
+
 MOTIFS: dict[str, list[Motif]] = {
     "dce": [Motif(before=rows.unused, inner=True)],
     "simplify": [Motif(looped_sum)],
@@ -131,6 +151,10 @@ MOTIFS: dict[str, list[Motif]] = {
     "extract-select": [Motif()],
     "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
     "sample-gather-aggregate": [Motif(layers.sage_sum), Motif(layers.neighbours), Motif(layers.several)],
+    "gather-attention": [
+        Motif(ordered_attention, alone=True, choices=READ_IN_PLACE),
+        Motif(attention_layer, alone=True, choices=READ_IN_PLACE),
+    ],
     "gather-aggregate": [Motif(weighted), Motif(looped_sum)],
     "aggregate-update": [Motif(layers.sage_sum), Motif(layers.sage_sum, rows.relu, inner=True)],
     "relu-dropout": [Motif(before=rows.relu_dropout, inner=True)],
