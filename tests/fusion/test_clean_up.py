@@ -1,11 +1,16 @@
 """Dead-code and common-subexpression elimination: where they fire, and where they must not."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 import torch.nn.functional as F
-from lowering.harness import WIDTH, Rows, check
+from lowering.harness import NUM_FEATURES, SEEDS, WIDTH, Rows, check, same
 from torch import nn
 
-from .graphs import ALL, ATEN, JOESTAR, Model, build, captured, count, mean, run
+from joestar import fn
+
+from .graphs import ALL, ATEN, JOESTAR, Model, build, captured, count, mean, only, run
 
 
 def rewrites(gm, name: str) -> int:
@@ -182,3 +187,29 @@ def test_simplify_must_not_fire():
 
     gm = build(write)
     assert rewrites(gm, "simplify") == 0
+
+
+@pytest.mark.parametrize("split", [
+    lambda h: h.view(-1, 2, 3), lambda h: h.reshape(h.shape[0], 2, 3), lambda h: h.unflatten(1, (2, 3))
+], ids=["view", "reshape", "unflatten"])  # fmt: skip
+def test_heads_split_by_a_view(split):
+    """Whatever way heads are split, the order of product and aggregation may be exchanged; other views stay."""
+
+    def attention(m, blocks, x):
+        h = split(m.lin(x))
+        src, dst = ((h * att).sum(-1) for att in m.att)
+        alpha = blocks[0].edge_softmax(F.leaky_relu(blocks[0].apply_edges(fn.u_add_v(src, dst[: blocks[0].num_dst]))))
+        return blocks[0].pull(fn.u_mul_e(h, alpha), "sum").reshape(-1, 6)
+
+    torch.manual_seed(0)
+    model = Model(attention, 6, lin=nn.Linear(NUM_FEATURES, 6, bias=False))
+    model.att = nn.ParameterList([torch.randn(1, 2, 3), torch.randn(1, 2, 3)])
+    on = captured(model, (3,), disable=only("simplify", "spmm-gemm-order"))
+    off = captured(model, (3,))
+    assert [site.key for site in on.program.sites if site.kind == "order"] == ["order:model_lin_weight"]
+    choices = {"order:model_lin_weight": "aggregate-first"}
+    on.program = on.program.variant(replace(on.program.options, choices=choices))
+    assert count(on.program.captured.gm, JOESTAR.head_linear.default) == 1
+    expected = off.exact(off.seeds(SEEDS), 0)
+    same(on.exact(on.seeds(SEEDS), 0), expected, 1e-10)
+    same(on.padded(on.seeds(SEEDS), 0), expected, 1e-10)
