@@ -64,7 +64,7 @@ JITFunction.__getitem__ = compile_only
 from ops.database import OPS  # noqa: E402
 
 import joestar.kernels  # noqa: E402
-from joestar.kernels import gpu, tune  # noqa: E402
+from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
 from joestar.kernels.gpu_adam import adam  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
@@ -198,6 +198,17 @@ def heads_of_one_row(dtype: torch.dtype) -> None:
     gpu.spmm_grad_weight(INDPTR, indices, x, grad, weight, "mean")
 
 
+def dense_products(dtype: torch.dtype) -> None:
+    """Products of edges' rows on tensor cores, which are a candidate where TF32 is allowed."""
+    x, grad = torch.zeros(NODES, 1, 100, dtype=dtype), torch.zeros(ROWS, 4, 100, dtype=dtype)
+    others, gpu_edge_products._edge_tiles = gpu_edge_products._edge_tiles, lambda numbers: []
+    torch.backends.cuda.matmul.allow_tf32 = True
+    out = torch.zeros(EDGES, 4)
+    gpu_edge_products.edge_products(INDPTR, torch.zeros(EDGES, dtype=torch.int32), x, grad, out)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    gpu_edge_products._edge_tiles = others
+
+
 def steps() -> None:
     """What a training step does besides the program."""
     flag, ok = torch.tensor(False), torch.tensor(True)
@@ -267,11 +278,14 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
                 database(dtype)
                 heads_of_one_row(dtype)
+                if dtype != torch.float64:
+                    dense_products(dtype)
         else:
             structure(torch.int32)
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
+            dense_products(torch.float32)
         steps()
     covered: set[JITFunction] = set()
     for function in launched:
