@@ -12,7 +12,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_cat import link_edges
-from joestar.kernels.gpu_edge_products import edge_products, factor_of_edge
+from joestar.kernels.gpu_edge_products import check_bits, edge_products, factor_of_edge
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import tile_settings
@@ -235,10 +235,7 @@ def _check(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Ten
     require(fits, expected, f"{list(s_src.shape)}, {list(s_dst.shape)} and {list(x.shape)}")
     rows = indptr.numel() - 1
     require(s_dst.shape[0] == rows, f"s_dst with one row for each of {rows}", list(s_dst.shape))
-    if bits is not None:
-        words = (indices.numel(), cdiv(heads, 32))
-        right = bits.shape == words and bits.dtype == torch.int32
-        require(right, f"bits int32 {list(words)}", f"{bits.dtype} {list(bits.shape)}")
+    check_bits(bits, indices.numel(), heads)
 
 
 @op
@@ -316,16 +313,8 @@ def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad,
             BLOCK=block, **config,
         )  # fmt: skip
 
-    shape = (
-        x.dtype,
-        heads,
-        width,
-        shared,
-        needs_x,
-        v_src is not None,
-        tune.size_class(x.shape[0]),
-        tune.size_class(edges),
-    )
+    sizes = tune.size_class(x.shape[0]), tune.size_class(edges)
+    shape = (x.dtype, heads, width, shared, needs_x, v_src is not None, *sizes)
     work = (x.shape[0] + edges) * size * x.element_size()
     launch_src(tune.choose("attend_grad_src", shape, tile_configs(size, x.element_size()), launch_src, work, device))
     return grad_src, grad_dst, grad_x if needs_x else x.new_empty(0)

@@ -6,9 +6,17 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_launch import cdiv, power_of_two
+from joestar.kernels.gpu_launch import cdiv, power_of_two, require
 from joestar.kernels.gpu_tiles import accumulator, tile_columns
 from joestar.kernels.layout import shares_rows
+
+
+def check_bits(bits: Tensor | None, edges: int, heads: int) -> None:
+    """Raises ``ValueError`` unless the bits, if any, are int32 ``[edges, ceil(heads / 32)]``."""
+    if bits is not None:
+        words = (edges, cdiv(heads, 32))
+        right = bits.shape == words and bits.dtype == torch.int32
+        require(right, f"bits int32 {list(words)}", f"{bits.dtype} {list(bits.shape)}")
 
 
 @triton.jit

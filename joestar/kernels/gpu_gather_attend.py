@@ -13,7 +13,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_columns import added_up
-from joestar.kernels.gpu_edge_products import dots, edge_products, factor_of_edge, lane_columns, lanes
+from joestar.kernels.gpu_edge_products import check_bits, dots, edge_products, factor_of_edge, lane_columns, lanes
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
@@ -145,10 +145,7 @@ def _check(indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, bits: T
     check_ids(indices, dsts)
     rows = indptr.numel() - 1
     require(dsts.numel() == rows, f"dsts [{rows}]", list(dsts.shape))
-    if bits is not None:
-        words = (indices.numel(), cdiv(heads, 32))
-        right = bits.shape == words and bits.dtype == torch.int32
-        require(right, f"bits int32 {list(words)}", f"{bits.dtype} {list(bits.shape)}")
+    check_bits(bits, indices.numel(), heads)
 
 
 def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
@@ -220,7 +217,7 @@ def gather_attend_grad(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, deltas: Tensor,
     slope: float, bits: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of ``alpha``: the same sums in every run."""
+    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of ``alpha``; no atomic additions."""
     n, heads, width = grad.shape
     _check(indptr, indices, dsts, table, bits, heads)
     check_values(table=table, alpha=alpha, grad=grad, deltas=deltas)

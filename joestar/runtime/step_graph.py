@@ -28,7 +28,6 @@ class GraphMemory:
 
     def __init__(self, device: torch.device):
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = capture_stream(device)
 
 
 class StepGraph:
@@ -42,7 +41,7 @@ class StepGraph:
 
     def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
         start = time.perf_counter()
-        stream = capture_stream(device) if memory is None else memory.stream
+        stream = capture_stream(device)
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -80,9 +80,15 @@ def sampled_self_loops(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count:
     Returns:
         (offsets, global sources ``[num_edges + num_dst]``, 0 behind the last edge).
     """
-    n = dsts.numel()
-    numbers = torch.arange(n, n + indices.numel(), dtype=indices.dtype, device=indices.device)
-    looped, edges, _ = torch.ops.joestar.block_self_loops(indptr, numbers, indices, dsts, dst_count, 0)
-    ids = torch.index_select(torch.cat((dsts, indices)), 0, edges) if n else edges
-    valid = torch.arange(ids.numel(), device=ids.device) < looped[-1]
-    return looped, torch.where(valid, ids, torch.zeros_like(ids))
+    n, out_indptr = dsts.numel(), torch.zeros_like(indptr)
+    out = indices.new_zeros(indices.numel() + n)
+    if not n:
+        return out_indptr, out
+    row = edge_dst(indptr, indices.numel(), indices).long()
+    kept = (torch.arange(row.numel(), device=row.device) < indptr[-1]) & (indices != dsts[row])
+    real = torch.arange(n, device=row.device) < dst_count
+    torch.cumsum(torch.bincount(row[kept], minlength=n) + real, 0, out=out_indptr[1:])
+    place = torch.cumsum(kept, 0) - 1 + torch.minimum(row, dst_count)  # behind a loop of every earlier row
+    out[place[kept]] = indices[kept]
+    out[out_indptr[1:][real] - 1] = dsts[real]
+    return out_indptr, out
