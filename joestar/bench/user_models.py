@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench.measure import PeakMemory, launches, time_steps
+from joestar.bench.measure import PeakMemory, kernel_times, launches, time_steps
 from joestar.bench.planted import SHAPES, planted
 from joestar.bench.step import Row, check_device, machine
 from joestar.errors import ConfigError
@@ -30,6 +30,7 @@ MODELS = (
     "update_first",
 )  # fmt: skip
 BASELINES = ("eager", "kept")
+PRECISIONS = ("fp32", "tf32")
 FOLDER = Path(joestar.__file__).parents[1] / "examples" / "user_models"
 
 
@@ -38,15 +39,18 @@ class UserSetting:
     """What is measured.
 
     Attributes:
+        precision: ``fp32``, or ``tf32`` (fp32 whose products may use TF32), for all rows.
         baselines: ``eager``: PyG's layers as they come; ``kept``: the same with Joestar's setting of the allocator
             (CPU only), which is a part of its factor.
         picks: nodes per layer of the degree-biased sampler, as a multiple of the batch.
         folder: of the examples.
+        kernels: list the kernels of a step on a GPU, too.
     """
 
     shape: str = "small"
     device: str = "cpu"
     models: tuple[str, ...] = MODELS
+    precision: str = "fp32"
     fanouts: tuple[int, ...] = (15, 10, 5)
     hidden: int = 128
     batch_size: int = 1000
@@ -56,6 +60,7 @@ class UserSetting:
     warm_up: int = 3
     baselines: tuple[str, ...] = ("eager",)
     folder: str = str(FOLDER)
+    kernels: bool = False
     seed: int = 0
 
 
@@ -69,6 +74,7 @@ def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) ->
         ("shape", (setting.shape,), SHAPES),
         ("model", setting.models, MODELS),
         ("baseline", setting.baselines, BASELINES),
+        ("precision", (setting.precision,), PRECISIONS),
     )
     for name, values, allowed in choices:
         for value in values:
@@ -77,6 +83,7 @@ def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) ->
     if setting.batch_size > SHAPES[setting.shape].train:
         raise ConfigError(f"a batch of {setting.batch_size} needs as many training nodes: {setting.shape} has fewer.")
     device = check_device(setting.device)
+    torch.backends.cuda.matmul.allow_tf32 = setting.precision == "tf32"
     for model in setting.models:
         example(setting.folder, model)
     rows = []
@@ -136,6 +143,8 @@ def _row(name: str, how: str, setting: UserSetting, threads: int) -> Row:
         row.how = f"joestar, {redone} redone"
     if device.type == "cuda":
         row.launches = launches(train)
+        if setting.kernels:
+            row.kernels = kernel_times(train)
     return row
 
 

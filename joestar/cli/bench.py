@@ -30,11 +30,17 @@ def bench_step(setting: Setting, report: str | None, console: Console) -> None:
     result = run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
     console.print(_table(result), width=max(console.width, 132), crop=False, soft_wrap=True)
     console.print(result["machine"], highlight=False, soft_wrap=True)
-    for row in result["rows"]:
-        for name, micros, calls in row["kernels"][:40]:
-            console.print(f"{micros:8.1f} us {calls:5.1f}x  {name[:110]}", highlight=False, soft_wrap=True)
+    _kernels(result, console)
     if report is not None:
         write_json(report, result)
+
+
+def _kernels(result: dict, console: Console) -> None:
+    for row in result["rows"]:
+        if row["kernels"]:
+            console.print(f"{row['model']} {row['how']}:", highlight=False, soft_wrap=True)
+        for name, micros, calls in row["kernels"][:40]:
+            console.print(f"{micros:8.1f} us {calls:5.1f}x  {name[:110]}", highlight=False, soft_wrap=True)
 
 
 def bench_user(setting: user_models.UserSetting, report: str | None, console: Console) -> None:
@@ -43,6 +49,7 @@ def bench_user(setting: user_models.UserSetting, report: str | None, console: Co
     result = user_models.run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
     console.print(_user_table(result), width=max(console.width, 120), crop=False, soft_wrap=True)
     console.print(result["machine"], highlight=False, soft_wrap=True)
+    _kernels(result, console)
     if report is not None:
         write_json(report, result)
 
@@ -95,8 +102,8 @@ def _table(result: dict) -> Table:
 def _user_table(result: dict) -> Table:
     setting = result["setting"]
     title = (
-        f"user models, {setting['shape']} on {setting['device']}, batch {setting['batch_size']}, fanouts "
-        f"{','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}"
+        f"user models, {setting['shape']} on {setting['device']}, {setting['precision']}, batch "
+        f"{setting['batch_size']}, fanouts {','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("model")

@@ -175,11 +175,13 @@ def bench_user(
     shape: Annotated[str, typer.Option(help="tiny, small, products or papers.")] = "small",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     models: Annotated[str, typer.Option(help="Files of examples/user_models, by commas.", show_default="all")] = "all",
+    precision: Annotated[str, typer.Option(help="fp32, or tf32 where a GPU's products may use it.")] = "fp32",
     baselines: Annotated[str, typer.Option(help="Of eager, kept (freed memory); by commas, or none.")] = "eager",
     fanouts: Annotated[str, typer.Option(help="Neighbours per hop, from the seeds outwards.")] = "15,10,5",
     hidden: Annotated[int, typer.Option(help="Width of hidden layers.", min=1)] = 128,
     batch_size: Annotated[int, typer.Option(help="Seeds per step.", min=1)] = 1000,
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 15,
+    kernels: Annotated[bool, typer.Option(help="List the GPU kernels of a step.")] = False,
     examples: Annotated[str | None, typer.Option(help="Folder of the models.", show_default="of the checkout")] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Write everything to this file.")] = None,
 ) -> None:
@@ -195,8 +197,8 @@ def bench_user(
     from joestar.cli.bench import bench_user, numbers, words
 
     setting = UserSetting(
-        shape, device, MODELS if models == "all" else words(models), numbers(fanouts, "--fanouts"), hidden, batch_size,
-        steps=steps, baselines=words(baselines), folder=examples or str(FOLDER),
+        shape, device, MODELS if models == "all" else words(models), precision, numbers(fanouts, "--fanouts"), hidden,
+        batch_size, steps=steps, baselines=words(baselines), folder=examples or str(FOLDER), kernels=kernels,
     )  # fmt: skip
     bench_user(setting, json_file, out())
 
