@@ -13,6 +13,7 @@ from joestar.fusion import (
     backward_format,
     bias,
     bias_on_read,
+    bias_relu,
     cse,
     dce,
     dropout_aggregate,
@@ -90,6 +91,7 @@ PASSES = (
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),
     Pass("bias-on-read", bias_on_read.run),
+    Pass("bias-relu", bias_relu.run),
     Pass("join-together", join_together.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )

@@ -1,7 +1,14 @@
 """The CPU kernels: every op of ``joestar.ops.reference``, in C++."""
 
 from joestar.kernels.cpu_attend import attend, attend_grad
-from joestar.kernels.cpu_dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
+from joestar.kernels.cpu_dropout import (
+    bias_relu,
+    bias_relu_grad,
+    dropout_apply,
+    dropout_bits,
+    edge_dropout_bits,
+    relu_dropout_grad,
+)
 from joestar.kernels.cpu_edges import edge_softmax, edge_softmax_grad, sddmm, spmm_grad_weight
 from joestar.kernels.cpu_fused import (
     aggregate_cat,
@@ -45,6 +52,8 @@ __all__ = [
     "aggregate_rows_kept_grad",
     "attend",
     "attend_grad",
+    "bias_relu",
+    "bias_relu_grad",
     "block_self_loops",
     "collective_sample",
     "compact",

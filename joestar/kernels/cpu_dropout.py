@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
-from joestar.kernels.dropout import DROPOUT_SITE, keep_numerator
+from joestar.kernels.dropout import DROPOUT_SITE, keep_numerator, positive_bits
 
 
 def _words(columns: int) -> int:
@@ -60,3 +60,21 @@ def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
     out = grad.new_empty(grad.shape)
     _native.relu_dropout_grad(grad, y, grad.numel(), 1.0 / (1.0 - p), out)
     return out
+
+
+def bias_relu(x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """ReLU of ``x`` plus ``bias``, dropout, and the bits of what gradients reach; see ``joestar.ops.reference``."""
+    x, width = check_values(x, "x"), x.shape[1]
+    if bias is not None:
+        right = bias.shape == (width,) and bias.dtype == x.dtype
+        require(right, f"a bias {x.dtype} [{width}]", f"{bias.dtype} {list(bias.shape)}")
+    y = torch.relu(x if bias is None else x + bias)
+    every = torch.full((x.shape[0], _words(width)), -1, dtype=torch.int32)
+    kept = positive_bits(torch.where(y.isnan(), 1, y), every if bits is None else bits)
+    return y if bits is None else gated_dropout(y, bits, None, scale), kept
+
+
+def bias_relu_grad(grad: Tensor, kept: Tensor, scale: float, biased: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of ``bias_relu`` for ``x`` and, if ``biased``, the bias; see ``joestar.ops.reference``."""
+    rows = gated_dropout(grad, kept, None, scale)
+    return rows, rows.sum(0) if biased else rows.new_empty(0)

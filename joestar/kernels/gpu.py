@@ -4,6 +4,7 @@ Nothing waits for the device unless a bound of -1 asks for exact sizes, so that 
 graph after one run outside of it. Importing this module needs Triton, not a GPU.
 """
 
+from joestar.kernels.gpu_activation import bias_relu, bias_relu_grad
 from joestar.kernels.gpu_attend import attend, attend_grad, attend_own_grad
 from joestar.kernels.gpu_cat import (
     aggregate_cat,
@@ -64,6 +65,8 @@ __all__ = [
     "attend",
     "attend_grad",
     "attend_own_grad",
+    "bias_relu",
+    "bias_relu_grad",
     "block_diagonal",
     "block_self_loops",
     "collective_sample",

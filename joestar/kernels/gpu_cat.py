@@ -15,20 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.gpu_bits import kept_bits, rows_within_warps, store_bits, unknown_bits, whole_words
+from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_grad import spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
-_COPIES = 32
-"""Partial sums of the bias's gradient, so that few programs add to the same address; a power of two."""
-
-
-@triton.jit
-def _kept(bits, row, column, mask, WORDS: tl.constexpr):
-    """Whether dropout keeps the entries: neighbouring columns read neighbouring words."""
-    word = tl.load(bits + row * WORDS + column % WORDS, mask, 0)
-    return ((word >> (column // WORDS)) & 1) != 0
+_RESIDENT = 132 * 32
+"""Warps in which the gradient of a bias is added up: 32 for each multiprocessor of an H200."""
 
 
 @triton.jit
@@ -38,34 +33,8 @@ def _activated(x, added, bits, row, column, mask, WIDTH: tl.constexpr, WORDS: tl
     if added is not None:
         value += added
     if bits is not None:
-        value = tl.where((value > 0) & _kept(bits, row, column, mask, WORDS), value, 0)
+        value = tl.where((value > 0) & kept_bits(bits, row, column, mask, WORDS), value, 0)
     return value
-
-
-@triton.jit
-def _whole_words(part, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns of part ``part`` of a row, ``[1, BLOCK]``: all those of ``WIDE`` words, in order of their bits."""
-    lane = tl.arange(0, BLOCK)[None, :]
-    if WORDS == WIDE:
-        return lane
-    else:
-        word = part * WIDE + lane % WIDE
-        return tl.where(word < WORDS, lane // WIDE * WORDS + word, WIDTH)
-
-
-@triton.jit
-def _store_kept(kept, row, value, part, mask, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Bits of the activated entries that are positive; ``value`` ``[ROWS, BLOCK]`` are those of ``_whole_words``.
-
-    The words stay in the layout of the values, in which rows are read: nothing passes through shared memory.
-    """
-    lane = tl.arange(0, BLOCK)[None, :]
-    bits = (value > 0).to(tl.int32) << (lane // WIDE % 32)
-    words = tl.zeros_like(bits)
-    for w in tl.static_range(WIDE):
-        words = tl.where(lane == w, tl.sum(tl.where(lane % WIDE == w, bits, 0), 1, keep_dims=True), words)
-    word = part * WIDE + lane
-    tl.store(kept + row * WORDS + word, words, mask & (lane < WIDE) & (word < WORDS))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -84,7 +53,7 @@ def _aggregate_rows(
     part = tl.program_id(1)
     column = tile_columns(part, BLOCK)
     if kept is not None:
-        column = _whole_words(part, WIDTH, WORDS, WIDE, BLOCK)
+        column = whole_words(part, WIDTH, WORDS, WIDE, BLOCK)
     inside = column < WIDTH
     added = bias
     if bias is not None:
@@ -94,7 +63,7 @@ def _aggregate_rows(
     if CAT or factor is not None:
         own = _activated(x, added, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
         if kept is not None:
-            _store_kept(kept, i.to(tl.int64), own, part, i < n, WORDS, WIDE, BLOCK)
+            store_bits(kept, i.to(tl.int64), own > 0, part, i < n, WORDS, WIDE, BLOCK)
     if factor is not None:
         own *= tl.load(factor).to(ACC)
     sums = tl.zeros([ROWS, BLOCK], ACC)
@@ -110,7 +79,7 @@ def _aggregate_rows(
                 weights = weights + (tl.load(weight + e, e < end, 0).to(ACC),)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
             if kept is not None:
-                _store_kept(kept, sources[j], values[j], part, start + done + j < end, WORDS, WIDE, BLOCK)
+                store_bits(kept, sources[j], values[j] > 0, part, start + done + j < end, WORDS, WIDE, BLOCK)
             sums += values[j] if weight is None else values[j] * weights[j]
         done += AHEAD
     if bits is not None:
@@ -148,14 +117,9 @@ def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kep
     work = (3 * n + indices.numel()) * width * x.element_size()
     kernel, configs = "aggregate_rows", tile_configs(width, x.element_size())
     if kept is not None:
-        kernel, configs = "aggregate_rows_kept", _rows_within_warps(configs, block * x.element_size())
+        kernel, configs = "aggregate_rows_kept", rows_within_warps(configs, block * x.element_size())
     launch(tune.choose(kernel, shape, configs, launch, work, x.device))
     return out
-
-
-def _rows_within_warps(configs: list[tune.Config], row_bytes: int) -> list[tune.Config]:
-    """Settings that do not spread a row over warps, which would exchange its bits by way of shared memory."""
-    return configs if row_bytes <= 512 else [config for config in configs if config["num_warps"] == 1]
 
 
 @op
@@ -178,7 +142,7 @@ def aggregate_cat_kept(
     indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor, scale: float, reduce: str, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``aggregate_cat`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries it read are in z."""
-    kept = _unknown_bits(x)
+    kept = unknown_bits(x)
     return _run(indptr, indices, x, None, None, bits, scale, reduce, True, kept, bias), kept
 
 
@@ -188,12 +152,8 @@ def aggregate_rows_kept(
     reduce: str, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``aggregate_rows`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries it read are in z."""
-    kept = _unknown_bits(x)
+    kept = unknown_bits(x)
     return _run(indptr, indices, x, weight, own, bits, scale, reduce, False, kept, bias), kept
-
-
-def _unknown_bits(x: Tensor) -> Tensor:
-    return torch.empty((x.shape[0], cdiv(x.shape[1], 32)), dtype=torch.int32, device=x.device)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -243,19 +203,13 @@ def _link(indptr, indices, weight, heads, links, scales, mean: bool) -> None:
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_src", "num_dst"])
-def _gather_grad(
-    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
+@triton.jit
+def _gathered(
+    s, column, heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
     CAT: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
-    COPIES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
-
-    Without ``x`` the bits are those of the entries that ReLU let through, too. The rows of ``sums`` ``[COPIES, WIDTH]``
-    add up to the sum of the rows of ``out``, before they are rounded.
-    """
-    s = tile_rows(ROWS)
-    column = tile_columns(tl.program_id(1), BLOCK)
+    """Writes the gradients of sources ``s`` ``[ROWS, 1]`` and returns them, not yet rounded, 0 behind the last one."""
     inside = column < WIDTH
     e = tl.load(heads + s, s < num_src, -1)
     row = s.to(tl.int64)
@@ -268,7 +222,7 @@ def _gather_grad(
         total = total * tl.load(factor).to(ACC)
     kept = valid
     if bits is not None:
-        kept = _kept(bits, row, column, valid, WORDS)
+        kept = kept_bits(bits, row, column, valid, WORDS)
         if x is not None:
             kept = kept & (tl.load(x + row * WIDTH + column, valid, 0) > 0)
     while tl.max(e) >= 0:
@@ -282,9 +236,37 @@ def _gather_grad(
     if bits is not None:
         total = tl.where(kept, total * scale, 0)
     tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
-    if sums is not None:
-        at = sums + tl.program_id(0) % COPIES * WIDTH + column
-        tl.atomic_add(at, tl.sum(tl.where(valid, total, 0), 0, keep_dims=True), inside, sem="relaxed")
+    return tl.where(valid, total, 0)
+
+
+@triton.jit(do_not_specialize=["num_src", "num_dst"])
+def _gather_grad(
+    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
+    CAT: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
+
+    Without ``x`` the bits are those of the entries that ReLU let through, too. With ``sums`` ``[programs, WIDTH]`` a
+    program takes every so many tiles and adds up the rows of ``out``, before they are rounded.
+    """
+    column = tile_columns(tl.program_id(1), BLOCK)
+    if sums is None:
+        _gathered(
+            tile_rows(ROWS), column, heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
+            CAT, SCALED, WIDTH, WORDS, ACC, BLOCK, ROWS,
+        )  # fmt: skip
+    else:
+        added = tl.zeros([ROWS, BLOCK], ACC)
+        first = tl.program_id(0) * ROWS
+        while first < num_src:
+            added += _gathered(
+                first + tl.arange(0, ROWS)[:, None], column, heads, links, scales, factor, grad, x, bits, out, num_src,
+                num_dst, scale, CAT, SCALED, WIDTH, WORDS, ACC, BLOCK, ROWS,
+            )  # fmt: skip
+            first += tl.num_programs(0) * ROWS
+        at = sums + tl.program_id(0).to(tl.int64) * WIDTH + column
+        tl.store(at, tl.sum(added, 0, keep_dims=True), column < WIDTH)
 
 
 @op
@@ -349,23 +331,26 @@ def _gradient(
     precision = torch.float64 if grad.dtype == torch.float64 else torch.float32
     scales = torch.empty(edges if scaled else 0, dtype=precision, device=device)
     _link(indptr, indices, weight, heads, links, scales, mean)
-    sums = torch.zeros((_COPIES, width), dtype=precision, device=device) if biased else None
     block = column_block(width)
 
-    def launch(config: tune.Config) -> None:
-        _gather_grad[(cdiv(num_src, config["ROWS"]), cdiv(width, block))](
+    def launch(config: tune.Config) -> Tensor | None:
+        programs = cdiv(num_src, config["ROWS"])
+        if biased:
+            programs = min(programs, _RESIDENT // config["num_warps"])
+        sums = torch.empty((programs, width), dtype=precision, device=device) if biased else None
+        _gather_grad[(programs, cdiv(width, block))](
             heads, links, scales, factor, grad, x, bits, out, sums, num_src, n, scale,
-            CAT=cat, SCALED=scaled, WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(grad), COPIES=_COPIES,
-            BLOCK=block, **config,
+            CAT=cat, SCALED=scaled, WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(grad), BLOCK=block, **config,
         )  # fmt: skip
+        return sums
 
     form = (cat, scaled, factor is not None, bits is not None, biased)
     shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
     work = 3 * out.numel() * out.element_size()
     kernel = "aggregate_rows_kept_grad" if bits is not None and x is None else "aggregate_rows_grad"
-    configs, reset = tile_configs(width, grad.element_size()), sums.zero_ if biased else None
-    launch(tune.choose(kernel, shape, configs, launch, work, device, reset=reset))
-    return out, sums.sum(0).to(grad.dtype) if biased else grad.new_empty(0)
+    configs = tile_configs(width, grad.element_size())
+    sums = launch(tune.choose(kernel, shape, configs, launch, work, device))
+    return out, added_up(sums, grad.dtype) if biased else grad.new_empty(0)
 
 
 def _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:

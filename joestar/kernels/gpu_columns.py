@@ -5,11 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import cdiv, op, require
+from joestar.kernels.gpu_launch import cdiv, op, power_of_two, require
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns
 
 _PROGRAMS, _TILE = 528, 4096
 """Programs, four per multiprocessor of an H200; numbers of a tile."""
+_SECTOR = 8
+"""Columns that a program of the second stage adds up: 32 bytes in float32, the least that memory reads."""
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -26,10 +28,29 @@ def _column_sums(x, out, n, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.co
     tl.store(at, tl.sum(sums, 0, keep_dims=True), column < WIDTH)
 
 
-def added_up(partial: Tensor) -> Tensor:
-    """The sum of the programs' parts ``[programs, ...]``, as a matrix times a vector: no TF32, and fast."""
-    ones = partial.new_ones(partial.shape[0])
-    return torch.mv(partial.flatten(1).t(), ones).view(partial.shape[1:])
+@triton.jit(do_not_specialize=["n"])
+def _add_up(x, out, n, width, ACC: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """``out[column]`` = the sum of the column."""
+    column = tile_columns(tl.program_id(0), COLUMNS)
+    sums = tl.zeros([ROWS, COLUMNS], ACC)
+    first = tl.zeros((), tl.int32)
+    while first < n:
+        i = first + tl.arange(0, ROWS)[:, None]
+        sums += tl.load(x + i.to(tl.int64) * width + column, (i < n) & (column < width), 0).to(ACC)
+        first += ROWS
+    tl.store(out + column, tl.sum(sums, 0, keep_dims=True).to(out.dtype.element_ty), column < width)
+
+
+def added_up(partial: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum of the programs' parts ``[programs, ...]`` in ``dtype``, by default theirs: the same in every run."""
+    out = partial.new_empty(partial.shape[1:], dtype=dtype)
+    n, width = partial.shape[0], out.numel()
+    if width:
+        rows = min(1024, power_of_two(n))
+        _add_up[(cdiv(width, _SECTOR),)](
+            partial, out, n, width, ACC=accumulator(partial), COLUMNS=_SECTOR, ROWS=rows, num_warps=8
+        )
+    return out
 
 
 @op
@@ -45,4 +66,4 @@ def column_sums(x: Tensor) -> Tensor:
     programs = min(_PROGRAMS, cdiv(n, rows))
     out = x.new_empty((programs, width), dtype=torch.promote_types(x.dtype, torch.float32))
     _column_sums[(programs, cdiv(width, block))](x, out, n, WIDTH=width, ACC=accumulator(x), BLOCK=block, ROWS=rows)
-    return added_up(out).to(x.dtype)
+    return added_up(out, x.dtype)

@@ -235,6 +235,21 @@ def _bias_backward(ctx, grad):
 register_autograd("joestar::add_bias", _bias_backward, setup_context=_bias_setup)
 
 
+def _bias_relu_setup(ctx, inputs, output):
+    ctx.scale = inputs[3]
+    ctx.save_for_backward(output[1])
+
+
+def _bias_relu_backward(ctx, grad, of_kept):
+    (kept,) = ctx.saved_tensors
+    biased = ctx.needs_input_grad[1]
+    grad_x, grad_bias = ops.bias_relu_grad(grad.contiguous(), kept, ctx.scale, biased)
+    return grad_x, grad_bias if biased else None, None, None
+
+
+register_autograd("joestar::bias_relu", _bias_relu_backward, setup_context=_bias_relu_setup)
+
+
 def _join_setup(ctx, inputs, output):
     ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
 

@@ -213,6 +213,16 @@ def _(x, bias):
     return x.new_empty(x.shape)
 
 
+@register_fake("joestar::bias_relu")
+def _(x, bias, bits, scale):
+    return x.new_empty(x.shape), x.new_empty((x.shape[0], (x.shape[1] + 31) // 32), dtype=torch.int32)
+
+
+@register_fake("joestar::bias_relu_grad")
+def _(grad, kept, scale, biased):
+    return grad.new_empty(grad.shape), grad.new_empty(grad.shape[1] if biased else 0)
+
+
 @register_fake("joestar::column_sums")
 def _(x):
     return x.new_empty(x.shape[1:])

@@ -67,6 +67,8 @@ SCHEMAS = {
     "join_columns_all": "(Tensor[] parts, int[] counts, int[] widths) -> Tensor[]",
     "split_columns_all": "(Tensor[] joined, int[] counts, int[] widths) -> Tensor[]",
     "add_bias": "(Tensor x, Tensor bias) -> Tensor",
+    "bias_relu": "(Tensor x, Tensor? bias, Tensor? bits, float scale) -> (Tensor, Tensor)",
+    "bias_relu_grad": "(Tensor grad, Tensor kept, float scale, bool biased) -> (Tensor, Tensor)",
     "column_sums": "(Tensor x) -> Tensor",
     "dropout_apply": "(Tensor x, Tensor bits, float p, bool relu) -> Tensor",
     "relu_dropout_grad": "(Tensor grad, Tensor y, float p) -> Tensor",
@@ -87,6 +89,8 @@ SCHEMAS = {
 DISSOLVED = {
     "cpu": (
         "add_bias",
+        "bias_relu",
+        "bias_relu_grad",
         "column_sums",
         "join_columns",
         "split_columns",

@@ -170,6 +170,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "narrow-linear": [Motif(before=widened, inner=True)],
     "kept-bits": [Motif(bent, dropped, inner=True)],
     "bias-on-read": [Motif(biased_reads, inner=True)],
+    "bias-relu": [Motif(before=biased, inner=True, choices={"epilogue": "fused"})],
     "join-together": [Motif(two_sums, inner=True)],
     "dce-after": [Motif(layers.sage_sum)],
 }

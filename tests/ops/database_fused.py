@@ -167,6 +167,21 @@ def _relu_dropout_grad(dtype, ids):
         yield Sample(f"{list(shape)}", (grad, y, 0.4))
 
 
+def _bias_relu(dtype, ids):
+    for rows, width in ((0, 5), (7, 1), (9, 32), (6, 70), (5, 128), (3, 300)):
+        x, bias, bits = values((rows, width), dtype, 1), values((width,), dtype, 2), _mask(rows, width)
+        for b, m in ((None, bits), (bias, bits), (bias, None)):
+            case = f"{[rows, width]}, bias {b is not None}, dropout {m is not None}"
+            yield Sample(case, (x, b, m, 1.0 if m is None else 2.0))
+
+
+def _bias_relu_grad(dtype, ids):
+    for rows, width in ((0, 5), (7, 1), (70, 32), (6, 70), (5, 128), (3, 300)):
+        for biased in (False, True):
+            args = (values((rows, width), dtype, 1), _mask(rows, width), 2.0, biased)
+            yield Sample(f"{[rows, width]}, bias {biased}", args)
+
+
 def _large_rows(dtype) -> tuple:
     indptr, indices, x, bits, *others = _large_edges(dtype)
     return indptr, indices, x, values((indices.numel(),), dtype, 7), torch.tensor([1.5], dtype=dtype), bits, *others
@@ -240,6 +255,17 @@ OPS = {
         _sample_aggregate_own,
         lambda dtype: (*large_columns(), *DRAWS, large_x(dtype), torch.tensor([1.5], dtype=dtype), "mean"),
         errors=(((*TINY, *ONE, *DRAWS, ints(1, 1), torch.ones(1), "sum"), NOT_FLOAT),),
+    ),
+    "bias_relu": Op(
+        _bias_relu,
+        lambda dtype: (large_x(dtype, NUM_SRC, 40), values((40,), dtype, 2), _mask(NUM_SRC, 40), 2.0),
+        gradients=(0, 1),
+        errors=(((ints(1, 1), None, None, 1.0), NOT_FLOAT), ((_FLOAT_ONE, torch.ones(2), None, 1.0), "a bias")),
+    ),
+    "bias_relu_grad": Op(
+        _bias_relu_grad,
+        lambda dtype: (large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 2.0, True),
+        errors=(((ints(1, 1), _mask(1, 1), 1.0, True), NOT_FLOAT), ((_FLOAT_ONE, _mask(2, 1), 1.0, True), "bits")),
     ),
     "dropout_bits": Op(
         _dropout_bits,

@@ -5,6 +5,7 @@ number); valid entries are a prefix; rows past the count have degree 0. ``num_ed
 exactly the size that is needed. The count an op returns is the true demand and may exceed the bound (an overflow).
 """
 
+from joestar.ops.reference.activation import bias_relu, bias_relu_grad
 from joestar.ops.reference.attention import attend, attend_grad
 from joestar.ops.reference.computation import (
     edge_softmax,
@@ -63,6 +64,8 @@ __all__ = [
     "aggregate_rows_kept_grad",
     "attend",
     "attend_grad",
+    "bias_relu",
+    "bias_relu_grad",
     "block_self_loops",
     "collective_sample",
     "column_sums",

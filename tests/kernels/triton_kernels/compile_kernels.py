@@ -148,6 +148,8 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
             gpu.aggregate_cat_kept(INDPTR, indices, x, bits, 2.0, "mean", bias)
             both = torch.cat([grad, grad], 1)
             gpu.aggregate_cat_kept_grad(INDPTR, indices, both, bits, 2.0, "mean", bias is not None)
+            _, kept = gpu.bias_relu(x, bias, bits if bias is None else None, 2.0)
+            gpu.bias_relu_grad(x, kept, 2.0, bias is not None)
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))

@@ -7,7 +7,7 @@ from kernel_checks import check_close, check_equal
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
 from joestar.kernels import gpu
-from joestar.kernels.gpu_cat import _rows_within_warps
+from joestar.kernels.gpu_bits import rows_within_warps
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.kernels.gpu_tiles import tile_configs
 from joestar.ops import reference
@@ -98,5 +98,5 @@ def test_rows_with_a_bias(width, atomic):
 
 
 def test_a_row_stays_within_a_warp():
-    assert _rows_within_warps(tile_configs(128, 4), 512) == tile_configs(128, 4)
-    assert [c["num_warps"] for c in _rows_within_warps(tile_configs(256, 4), 1024)] == [1, 1]
+    assert rows_within_warps(tile_configs(128, 4), 512) == tile_configs(128, 4)
+    assert [c["num_warps"] for c in rows_within_warps(tile_configs(256, 4), 1024)] == [1, 1]
