@@ -18,8 +18,8 @@ from joestar.kernels.gpu_tiles import (
     tile_rows,
 )
 
-_RESIDENT = 132 * 32
-"""Warps that add up the gradient of a bias: 32 for each multiprocessor of an H200."""
+_RESIDENT = 132 * 48
+"""Warps that add up the gradient of a bias: 48 for each multiprocessor of an H200."""
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -22,8 +22,8 @@ from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
-_RESIDENT = 132 * 32
-"""Warps in which the gradient of a bias is added up: 32 for each multiprocessor of an H200."""
+_RESIDENT = 132 * 48
+"""Warps in which the gradient of a bias is added up: 48 for each multiprocessor of an H200."""
 
 
 @triton.jit
