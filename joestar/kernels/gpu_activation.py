@@ -119,7 +119,7 @@ def bias_relu_grad(grad: Tensor, kept: Tensor, scale: float, biased: bool) -> tu
         return out, grad.new_zeros(width if biased else 0)
     precision = torch.float64 if grad.dtype == torch.float64 else torch.float32
 
-    def launch(config: tune.Config) -> Tensor | None:
+    def launch(config: tune.Config) -> Tensor:
         programs = cdiv(n, config["ROWS"])
         if biased:
             programs = min(programs, _RESIDENT // config["num_warps"])
@@ -127,10 +127,9 @@ def bias_relu_grad(grad: Tensor, kept: Tensor, scale: float, biased: bool) -> tu
         _bias_relu_grad[(programs, cdiv(width, block))](
             grad, kept, out, sums, n, scale, WIDTH=width, WORDS=words, ACC=accumulator(grad), BLOCK=block, **config
         )
-        return sums
+        return added_up(sums, grad.dtype) if biased else grad.new_empty(0)
 
     shape = (grad.dtype, width, biased, tune.size_class(n))
     configs = tile_configs(width, grad.element_size())
     work = 2 * grad.numel() * grad.element_size()
-    sums = launch(tune.choose("bias_relu_grad", shape, configs, launch, work, grad.device))
-    return out, added_up(sums, grad.dtype) if biased else grad.new_empty(0)
+    return out, launch(tune.choose("bias_relu_grad", shape, configs, launch, work, grad.device))

@@ -22,8 +22,8 @@ from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
-_RESIDENT = 132 * 48
-"""Warps in which the gradient of a bias is added up: 48 for each multiprocessor of an H200."""
+_RESIDENT = 132 * 32
+"""Warps that gather gradients: 32 for each multiprocessor of an H200, which fit it at once with 64 registers."""
 
 
 @triton.jit
@@ -204,39 +204,23 @@ def _link(indptr, indices, weight, heads, links, scales, mean: bool) -> None:
 
 
 @triton.jit
-def _gathered(
-    s, column, heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
-    CAT: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Writes the gradients of sources ``s`` ``[ROWS, 1]`` and returns them, not yet rounded, 0 behind the last one."""
-    inside = column < WIDTH
-    e = tl.load(heads + s, s < num_src, -1)
-    row = s.to(tl.int64)
-    valid = (s < num_src) & inside
-    stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
-    total = tl.zeros([ROWS, BLOCK], ACC)
-    if CAT or factor is not None:
-        total = tl.load(grad + row * stride + (WIDTH if CAT else 0) + column, (s < num_dst) & inside, 0).to(ACC)
-    if factor is not None:
-        total = total * tl.load(factor).to(ACC)
-    kept = valid
-    if bits is not None:
-        kept = kept_bits(bits, row, column, valid, WORDS)
-        if x is not None:
-            kept = kept & (tl.load(x + row * WIDTH + column, valid, 0) > 0)
-    while tl.max(e) >= 0:
-        link = tl.load(links + e, e >= 0, -1)
-        reader = link & 0xFFFFFFFF
-        value = tl.load(grad + reader * stride + column, (e >= 0) & inside, 0).to(ACC)
-        if SCALED:
-            value = value * tl.load(scales + e, e >= 0, 0).to(ACC)
-        total += value
-        e = (link >> 32).to(tl.int32)
-    if bits is not None:
-        total = tl.where(kept, total * scale, 0)
-    tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
-    return tl.where(valid, total, 0)
+def _first_edge(heads, s, num_src):
+    """The first edge of sources ``s`` ``[ROWS, 1]``, -1 where there is none."""
+    return tl.load(heads + s, s < num_src, -1)
+
+
+@triton.jit
+def _next_edge(link):
+    return (link >> 32).to(tl.int32)
+
+
+@triton.jit
+def _read_by(e, link, scales, grad, column, stride, inside, SCALED: tl.constexpr, ACC: tl.constexpr):
+    """The gradient of the row that edge ``e`` leads to, 0 where there is no edge."""
+    value = tl.load(grad + (link & 0xFFFFFFFF) * stride + column, (e >= 0) & inside, 0).to(ACC)
+    if SCALED:
+        value = value * tl.load(scales + e, e >= 0, 0).to(ACC)
+    return value
 
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
@@ -247,26 +231,61 @@ def _gather_grad(
 ):  # fmt: skip
     """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
 
-    Without ``x`` the bits are those of the entries that ReLU let through, too. With ``sums`` ``[programs, WIDTH]`` a
-    program takes every so many tiles and adds up the rows of ``out``, before they are rounded.
+    Without ``x`` the bits are those of the entries that ReLU let through, too. A program takes every so many tiles: the
+    first edge of a source is read three tiles ahead, its link two and that of the second edge one, so that no row waits
+    for them; few sources have more edges. With ``sums`` ``[programs, WIDTH]`` it adds up the rows of ``out``, before
+    they are rounded.
     """
     column = tile_columns(tl.program_id(1), BLOCK)
-    if sums is None:
-        _gathered(
-            tile_rows(ROWS), column, heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
-            CAT, SCALED, WIDTH, WORDS, ACC, BLOCK, ROWS,
-        )  # fmt: skip
-    else:
-        added = tl.zeros([ROWS, BLOCK], ACC)
-        first = tl.program_id(0) * ROWS
-        while first < num_src:
-            added += _gathered(
-                first + tl.arange(0, ROWS)[:, None], column, heads, links, scales, factor, grad, x, bits, out, num_src,
-                num_dst, scale, CAT, SCALED, WIDTH, WORDS, ACC, BLOCK, ROWS,
-            )  # fmt: skip
-            first += tl.num_programs(0) * ROWS
+    inside = column < WIDTH
+    stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
+    step = tl.num_programs(0) * ROWS
+    s = tile_rows(ROWS)
+    e = _first_edge(heads, s, num_src)
+    link = tl.load(links + e, e >= 0, -1)
+    e_1, e_2 = _first_edge(heads, s + step, num_src), _first_edge(heads, s + 2 * step, num_src)
+    link_1 = tl.load(links + e_1, e_1 >= 0, -1)
+    second = _next_edge(link)
+    second_link = tl.load(links + second, second >= 0, -1)
+    added = tl.zeros([ROWS, BLOCK], ACC)
+    first = tl.program_id(0) * ROWS
+    while first < num_src:
+        e_3 = _first_edge(heads, s + 3 * step, num_src)
+        link_2 = tl.load(links + e_2, e_2 >= 0, -1)
+        second_1 = _next_edge(link_1)
+        second_link_1 = tl.load(links + second_1, second_1 >= 0, -1)
+        row = s.to(tl.int64)
+        valid = (s < num_src) & inside
+        kept = valid
+        if bits is not None:
+            kept = kept_bits(bits, row, column, valid, WORDS)
+            if x is not None:
+                kept = kept & (tl.load(x + row * WIDTH + column, valid, 0) > 0)
+        total = tl.zeros([ROWS, BLOCK], ACC)
+        if CAT or factor is not None:
+            total = tl.load(grad + row * stride + (WIDTH if CAT else 0) + column, (s < num_dst) & inside, 0).to(ACC)
+        if factor is not None:
+            total = total * tl.load(factor).to(ACC)
+        once = _read_by(e, link, scales, grad, column, stride, inside, SCALED, ACC)
+        twice = _read_by(second, second_link, scales, grad, column, stride, inside, SCALED, ACC)
+        total += once + twice
+        e = _next_edge(second_link)
+        while tl.max(e) >= 0:
+            link = tl.load(links + e, e >= 0, -1)
+            total += _read_by(e, link, scales, grad, column, stride, inside, SCALED, ACC)
+            e = _next_edge(link)
+        if bits is not None:
+            total = tl.where(kept, total * scale, 0)
+        tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
+        if sums is not None:
+            added += tl.where(valid, total, 0)
+        e, link, second, second_link = e_1, link_1, second_1, second_link_1
+        e_1, link_1, e_2 = e_2, link_2, e_3
+        s += step
+        first += step
+    if sums is not None:
         at = sums + tl.program_id(0).to(tl.int64) * WIDTH + column
-        tl.store(at, tl.sum(added, 0, keep_dims=True), column < WIDTH)
+        tl.store(at, tl.sum(added, 0, keep_dims=True), inside)
 
 
 @op
@@ -333,24 +352,21 @@ def _gradient(
     _link(indptr, indices, weight, heads, links, scales, mean)
     block = column_block(width)
 
-    def launch(config: tune.Config) -> Tensor | None:
-        programs = cdiv(num_src, config["ROWS"])
-        if biased:
-            programs = min(programs, _RESIDENT // config["num_warps"])
+    def launch(config: tune.Config) -> Tensor:
+        programs = min(cdiv(num_src, config["ROWS"]), _RESIDENT // config["num_warps"])
         sums = torch.empty((programs, width), dtype=precision, device=device) if biased else None
         _gather_grad[(programs, cdiv(width, block))](
             heads, links, scales, factor, grad, x, bits, out, sums, num_src, n, scale,
             CAT=cat, SCALED=scaled, WIDTH=width, WORDS=cdiv(width, 32), ACC=accumulator(grad), BLOCK=block, **config,
         )  # fmt: skip
-        return sums
+        return added_up(sums, grad.dtype) if biased else grad.new_empty(0)
 
     form = (cat, scaled, factor is not None, bits is not None, biased)
     shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
     work = 3 * out.numel() * out.element_size()
-    kernel = "aggregate_rows_kept_grad" if bits is not None and x is None else "aggregate_rows_grad"
+    kernel = "gather_grad_kept" if bits is not None and x is None else "gather_grad"
     configs = tile_configs(width, grad.element_size())
-    sums = launch(tune.choose(kernel, shape, configs, launch, work, device))
-    return out, added_up(sums, grad.dtype) if biased else grad.new_empty(0)
+    return out, launch(tune.choose(kernel, shape, configs, launch, work, device))
 
 
 def _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat: bool) -> Tensor:

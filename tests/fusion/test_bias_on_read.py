@@ -80,13 +80,17 @@ def test_same_numbers(name):
         same(on.padded(on.seeds(batch), step), expected, 1e-12)
 
 
-def test_not_by_default():
+@pytest.mark.parametrize(("tile", "moved"), [(12, 1), (13, 0)])
+def test_by_default_on_a_gpu_where_the_column_costs_a_tile(monkeypatch, tile, moved):
+    """Rows of 2 * 6 columns, and one of ones."""
+    monkeypatch.setattr("joestar.kernels.layout.CAT_ALIGNMENT", 1)
+    monkeypatch.setattr("joestar.fusion.bias_on_read._TILE", tile)
     model, more = MODELS["joined"]
     case = make(model(), *more, hops=())
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     disable = only(*BASE, PATTERN, *more)
     run_passes(gm, list(case.program.lowered_roles), disable, device="cuda", sizes=case.program.sizes)
-    assert not with_bias(gm) and not with_bias(case.program.captured.gm)
+    assert len(with_bias(gm)) == moved and not with_bias(case.program.captured.gm)
 
 
 def user_model(f, bias: bool = True):
