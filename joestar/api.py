@@ -27,7 +27,7 @@ from joestar.runtime.tuning import tune as tune_choices
 
 BACKENDS = ("inductor", "eager")
 EXECUTIONS = ("padded", "exact")
-SLACK = 0.03
+SLACK = 0.01
 """Share added to the sizes seen, unless another is given."""
 
 

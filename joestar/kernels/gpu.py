@@ -27,7 +27,7 @@ from joestar.kernels.gpu_fused import (
     sample_aggregate_self,
 )
 from joestar.kernels.gpu_gather_attend import gather_attend, gather_attend_grad, row_dots
-from joestar.kernels.gpu_gather_linear import gather_linear
+from joestar.kernels.gpu_gather_linear import gather_linear, gather_linear_weight_grad
 from joestar.kernels.gpu_grad import (
     scatter_src,
     scatter_src_transposed,
@@ -81,6 +81,7 @@ __all__ = [
     "gather_attend",
     "gather_attend_grad",
     "gather_linear",
+    "gather_linear_weight_grad",
     "join_columns_all",
     "out_degrees",
     "overflow",

@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_cat import link_edges
 from joestar.kernels.gpu_edge_products import check_bits, edge_products, factor_of_edge
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_links import link_edges
 from joestar.kernels.gpu_shared import tile_settings
 from joestar.kernels.gpu_spmm import row_edges
 from joestar.kernels.gpu_tiles import (

@@ -46,9 +46,10 @@ def added_up(partial: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     out = partial.new_empty(partial.shape[1:], dtype=dtype)
     n, width = partial.shape[0], out.numel()
     if width:
-        rows = min(1024, power_of_two(n))
+        rows = min(4096, power_of_two(n))
+        warps = min(32, max(1, rows // 128))
         _add_up[(cdiv(width, _SECTOR),)](
-            partial, out, n, width, ACC=accumulator(partial), COLUMNS=_SECTOR, ROWS=rows, num_warps=8
+            partial, out, n, width, ACC=accumulator(partial), COLUMNS=_SECTOR, ROWS=rows, num_warps=warps
         )
     return out
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_launch import cdiv, check_ids, op, power_of_two
-from joestar.kernels.gpu_tiles import accumulator, check_values
+from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
 _CONFIGS = [
     {"ROWS": 128, "DEPTH": 32, "num_warps": 8, "num_stages": 3},
@@ -39,6 +39,42 @@ def _gather_linear(
         total += tl.load(bias + column, column < COLUMNS, 0).to(ACC)[None, :]
     at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit(do_not_specialize=["n"])
+def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    i, column = tile_rows(ROWS), tile_columns(tl.program_id(1), BLOCK)
+    source = tl.load(ids + i, i < n, 0).to(tl.int64)
+    mask = (i < n) & (column < WIDTH)
+    rows = tl.load(table + source * WIDTH + column, mask, 0)
+    tl.store(out + i.to(tl.int64) * WIDTH + column, rows.to(out.dtype.element_ty), mask)
+
+
+def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows ``ids`` of a table ``[N, F]``, stored: ``[n, F]`` in ``dtype``."""
+    n, width = ids.numel(), table.shape[1]
+    out = table.new_empty((n, width), dtype=dtype)
+    if not out.numel():
+        return out
+    block = column_block(width)
+
+    def launch(config: tune.Config) -> None:
+        _gather_rows[(cdiv(n, config["ROWS"]), cdiv(width, block))](
+            table, ids, out, n, WIDTH=width, BLOCK=block, **config
+        )
+
+    shape = (table.dtype, dtype, width, tune.size_class(n))
+    work = n * width * (table.element_size() + out.element_size())
+    launch(tune.choose("gather_rows", shape, tile_configs(width, table.element_size()), launch, work, table.device))
+    return out
+
+
+@op
+def gather_linear_weight_grad(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
+    """``grad.T @ table[ids]`` ``[C, F]`` in the dtype of ``grad``; the rows are stored for the library's product."""
+    check_ids(ids)
+    check_values(table=table, grad=grad)
+    return grad.t() @ gather_rows(table, ids, grad.dtype)
 
 
 @op

@@ -1,8 +1,8 @@
 """Gradients of aggregation on the GPU.
 
-The gradient for ``x`` adds up in any order (atomic additions, in float32 for 16-bit values): its last bits change
-between runs. ``spmm_grad_x_transposed`` and ``scatter_src_transposed`` order the edges by source first and add up in
-edge order; they take over under ``torch.use_deterministic_algorithms(True)``.
+The gradient for ``x`` adds up in any order (over lists of edges, ``gpu_links``): its last bits change between runs.
+``spmm_grad_x_transposed`` and ``scatter_src_transposed`` order the edges by source first and add up in edge order; they
+take over under ``torch.use_deterministic_algorithms(True)``.
 """
 
 import torch
@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels import tune
 from joestar.kernels.gpu_edges import edge_dots
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_links import gathered_grad
 from joestar.kernels.gpu_shared import shared_dots, shared_scatter
-from joestar.kernels.gpu_spmm import AHEAD, aggregate, row_edges, transposed
+from joestar.kernels.gpu_spmm import aggregate, row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import (
     accumulator,
@@ -23,39 +23,9 @@ from joestar.kernels.gpu_tiles import (
     heads_and_width,
     row_size,
     tile_columns,
-    tile_configs,
     tile_rows,
 )
 from joestar.kernels.layout import message_shape, shares_rows
-
-
-@triton.jit(do_not_specialize=["n"])
-def _scatter_rows(
-    indptr, indices, grad, weight, out, n,
-    MEAN: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """``out[indices[e]] += weight[e] * grad[row of e]`` (mean: over the degree); a part of a head per program."""
-    i = tile_rows(ROWS)
-    start, end = row_edges(indptr, None, None, i, n)
-    head = tl.program_id(1) // PARTS
-    column = tile_columns(tl.program_id(1) % PARTS, BLOCK)
-    inside = column < HEAD_WIDTH
-    column += head * HEAD_WIDTH
-    longest = tl.max(end - start)
-    value = tl.load(grad + i.to(tl.int64) * WIDTH + column, (start < end) & inside, 0).to(ACC)
-    if MEAN:
-        value = value / tl.maximum(end - start, 1).to(ACC)
-    done = tl.zeros((), tl.int64)
-    while done < longest:
-        for j in tl.static_range(AHEAD):
-            e = start + done + j
-            source = tl.load(indices + e, e < end, 0).to(tl.int64)
-            message = value
-            if weight is not None:
-                message = value * tl.load(weight + e * HEADS + head, e < end, 0).to(ACC)
-            tl.atomic_add(out + source * WIDTH + column, message, (e < end) & inside, sem="relaxed")
-        done += AHEAD
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -67,40 +37,21 @@ def spmm_grad_x(
     indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str,
     shared: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``; atomic additions.
+    """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``.
 
-    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``.
+    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``, made by
+    atomic additions.
     """
     if torch.are_deterministic_algorithms_enabled():
         return spmm_grad_x_transposed(indptr, indices, grad, weight, num_src, reduce, shared)
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, weight=weight)
-    width, n = row_size(grad), grad.shape[0]
-    heads, head_width = heads_and_width(grad, weight)
+    if not shared:
+        return gathered_grad(indptr, indices, grad, num_src, weight, reduce)[0]
     dtype = torch.promote_types(_wide(grad.dtype), grad.dtype if weight is None else _wide(weight.dtype))
-    row = (1, *grad.shape[2:]) if shared else grad.shape[1:]
-    out = torch.zeros((num_src, *row), dtype=dtype, device=grad.device)
-    if shared:
-        shared_scatter(indptr, indices, grad, weight, reduce == "mean", out)
-        return out.to(grad.dtype)
-    if not out.numel() or not n or not indices.numel():
-        return out.to(grad.dtype)
-    block = column_block(head_width)
-    parts = cdiv(head_width, block)
-
-    def launch(config: tune.Config) -> None:
-        _scatter_rows[(cdiv(n, config["ROWS"]), heads * parts)](
-            indptr, indices, grad, weight, out, n,
-            MEAN=reduce == "mean", WIDTH=width, HEADS=heads, HEAD_WIDTH=head_width, ACC=accumulator(grad, weight),
-            PARTS=parts, BLOCK=block, **config,
-        )  # fmt: skip
-
-    shape = (grad.dtype, width, heads, weight is not None, tune.size_class(n), tune.size_class(indices.numel()))
-    configs = [
-        {**config, "AHEAD": ahead} for ahead in (AHEAD, 1) for config in tile_configs(head_width, out.element_size())
-    ]
-    launch(tune.choose("spmm_grad_x", shape, configs, launch, 4 * out.numel(), out.device, reset=out.zero_))
+    out = torch.zeros((num_src, 1, *grad.shape[2:]), dtype=dtype, device=grad.device)
+    shared_scatter(indptr, indices, grad, weight, reduce == "mean", out)
     return out.to(grad.dtype)
 
 

@@ -5,7 +5,7 @@ The same results as ``spmm`` and ``aggregate_cat``; gradients agree to rounding.
 - ``scatter``: every destination adds its gradient to the rows of its sources; nothing is converted (thesis 5.3.3). On a
   GPU by atomic additions, so that last bits change between runs; on a CPU every task writes a tile of its own.
 - ``transposed``: the edges are ordered by source once, then every source gathers; in edge order.
-- ``linked`` (``aggregate_cat_by`` on a GPU only): every edge is linked into a list of its source, which gathers them.
+- ``linked`` (on a GPU only): every edge is linked into a list of its source, which gathers them; in any order.
 
 ``FORMS`` says which form the plain op takes on a device, first, and what else there is. Gradients are compositions of
 other ops: AOTAutograd traces them, and orders the edges of a structure once for all that read it.
@@ -20,7 +20,7 @@ from joestar.ops.library import LIBRARY
 ops = torch.ops.joestar
 
 FORMS = {
-    "spmm": {"cpu": ("transposed", "scatter"), "cuda": ("scatter", "transposed")},
+    "spmm": {"cpu": ("transposed", "scatter"), "cuda": ("linked", "scatter", "transposed")},
     "aggregate_cat": {"cpu": ("transposed", "scatter"), "cuda": ("linked", "scatter", "transposed")},
 }
 """Per op and device the forms of its backward pass, that of the op itself first."""

@@ -63,6 +63,11 @@ def _plain_weight_grad(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
     return grad.t() @ torch.index_select(table, 0, ids).to(grad.dtype)
 
 
+def _gpu_weight_grad(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
+    kernel = getattr(gpu_kernels(), "gather_linear_weight_grad", None)
+    return (kernel or _plain_weight_grad)(table, ids, grad)
+
+
 def _gpu(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     _check(table, ids, weight, bias)
     kernel = getattr(gpu_kernels(), "gather_linear", None)
@@ -78,7 +83,7 @@ for _name, _kernel, _device in (
     ("gather_linear", _cpu, "CPU"),
     ("gather_linear", _gpu, "CUDA"),
     ("gather_linear_weight_grad", _cpu_weight_grad, "CPU"),
-    ("gather_linear_weight_grad", _plain_weight_grad, "CUDA"),
+    ("gather_linear_weight_grad", _gpu_weight_grad, "CUDA"),
 ):
     LIBRARY.impl(_name, _kernel, _device)
 

@@ -153,6 +153,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
+        gpu.gather_linear_weight_grad(x, dsts, torch.zeros(ROWS, 8, dtype=dtype))
         parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
         gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
         gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])

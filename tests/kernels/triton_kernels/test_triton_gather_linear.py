@@ -30,3 +30,17 @@ def test_against_gather_and_product(table, weight):
                 expected = torch.nn.functional.linear(rows, w.double(), None if bias is None else bias.double())
                 assert y.shape == (n, columns)
                 check_close(y, expected, weight, f"n={n} width={width} columns={columns} {ids} bias={bias is not None}")
+
+
+@pytest.mark.parametrize(("table", "grad"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32),
+                                             (torch.float64, torch.float64)], ids=str)  # fmt: skip
+def test_gradient_of_the_weight(table, grad):
+    random = torch.Generator().manual_seed(0)
+    for n, width, columns in ((1, 3, 1), (150, 100, 4), (40, 300, 13), (0, 8, 4)):
+        x = torch.randn(60, width, generator=random).to(table)
+        g = torch.randn(n, columns, generator=random).to(grad)
+        for ids in (torch.int32, torch.int64):
+            index = torch.randint(0, 60, (n,), generator=random).to(ids)
+            y = gpu.gather_linear_weight_grad(x, index, g)
+            assert y.shape == (columns, width) and y.dtype == grad
+            check_close(y, g.double().t() @ x[index.long()].double(), grad, f"n={n} width={width} {ids}")

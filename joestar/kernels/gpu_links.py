@@ -1,0 +1,225 @@
+"""Gradients of rows that edges read, gathered on the GPU: every edge is linked into a list of its source.
+
+Each source adds up its own edges, in an order that changes between runs. Nothing is set to zero first, no row is added
+to atomically, and every row is written once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.gpu_bits import kept_bits
+from joestar.kernels.gpu_columns import added_up
+from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_spmm import row_edges
+from joestar.kernels.gpu_structure import edge_dst
+from joestar.kernels.gpu_tiles import (
+    accumulator,
+    column_block,
+    heads_and_width,
+    tile_columns,
+    tile_configs,
+    tile_rows,
+)
+
+_RESIDENT = 132 * 32
+"""Warps that gather gradients tile after tile: 32 for each multiprocessor of an H200, which holds them at once."""
+
+
+@triton.jit(do_not_specialize=["n"])
+def _link_edges(
+    indptr, indices, weight, heads, links, scales, n,
+    MEAN: tl.constexpr, SCALED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Puts every edge at the front of its source's list; an edge's link is ``next << 32 | row``."""
+    i = tile_rows(BLOCK)
+    start, end = row_edges(indptr, None, None, i, n)
+    scale = tl.full([BLOCK, 1], 1.0, scales.dtype.element_ty)
+    if MEAN:
+        scale = 1.0 / tl.maximum(end - start, 1).to(scales.dtype.element_ty)
+    longest = tl.max(end - start)
+    done = tl.zeros((), tl.int64)
+    while done < longest:
+        e = start + done + tile_columns(0, SLOTS)
+        valid = e < end
+        source = tl.load(indices + e, valid, 0).to(tl.int64)
+        after = tl.atomic_xchg(heads + source, e.to(tl.int32), valid, sem="relaxed")
+        tl.store(links + e, (after.to(tl.int64) << 32) | i.to(tl.int64), valid)
+        if SCALED:
+            value = scale + tl.zeros([BLOCK, SLOTS], scales.dtype.element_ty)
+            if weight is not None:
+                value = value * tl.load(weight + e, valid, 0).to(scales.dtype.element_ty)
+            tl.store(scales + e, value, valid)
+        done += SLOTS
+
+
+def link_edges(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
+    """Every valid edge in a list of its source: (first edges int32 ``[num_src]``, -1 where none; links int64 ``[E]``).
+
+    A link is ``next edge << 32 | row``; the order of a list changes between runs.
+    """
+    heads = torch.full((num_src,), -1, dtype=torch.int32, device=indices.device)
+    links = torch.empty(indices.numel(), dtype=torch.int64, device=indices.device)
+    _link(indptr, indices, None, heads, links, links.new_empty(0, dtype=torch.float32), False)
+    return heads, links
+
+
+def _link(indptr, indices, weight, heads, links, scales, mean: bool) -> None:
+    n = indptr.numel() - 1
+    if n and indices.numel():
+        _link_edges[(cdiv(n, 16),)](
+            indptr, indices, weight, heads, links, scales, n,
+            MEAN=mean, SCALED=scales.numel() > 0, SLOTS=16, BLOCK=16, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _first_edge(heads, s, num_src):
+    """The first edge of sources ``s`` ``[ROWS, 1]``, -1 where there is none."""
+    return tl.load(heads + s, s < num_src, -1)
+
+
+@triton.jit
+def _next_edge(link):
+    return (link >> 32).to(tl.int32)
+
+
+@triton.jit
+def _read_by(
+    e, link, scales, grad, column, stride, inside, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr
+):
+    """The gradient of the row that edge ``e`` leads to, 0 where there is no edge; ``HEADS`` is 0 without factors."""
+    value = tl.load(grad + (link & 0xFFFFFFFF) * stride + column, (e >= 0) & inside, 0).to(ACC)
+    if HEADS == 1:
+        value = value * tl.load(scales + e, e >= 0, 0).to(ACC)
+    elif HEADS > 1:
+        at = e.to(tl.int64) * HEADS + column // HEAD_WIDTH
+        value = value * tl.load(scales + at, (e >= 0) & inside, 0).to(ACC)
+    return value
+
+
+@triton.jit(do_not_specialize=["num_src", "num_dst"])
+def _gather_grad(
+    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
+    CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
+    ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
+
+    Without ``x`` the bits are those of the entries that ReLU let through, too. A program takes every so many tiles: the
+    first edge of a source is read three tiles ahead, its link two and that of the second edge one, so that no row waits
+    for them; few sources have more edges. With ``sums`` ``[programs, WIDTH]`` it adds up the rows of ``out``, before
+    they are rounded.
+    """
+    column = tile_columns(tl.program_id(1), BLOCK)
+    inside = column < WIDTH
+    stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
+    step = tl.num_programs(0) * ROWS
+    s = tile_rows(ROWS)
+    e = _first_edge(heads, s, num_src)
+    link = tl.load(links + e, e >= 0, -1)
+    e_1, e_2 = _first_edge(heads, s + step, num_src), _first_edge(heads, s + 2 * step, num_src)
+    link_1 = tl.load(links + e_1, e_1 >= 0, -1)
+    second = _next_edge(link)
+    second_link = tl.load(links + second, second >= 0, -1)
+    added = tl.zeros([ROWS, BLOCK], ACC)
+    first = tl.program_id(0) * ROWS
+    while first < num_src:
+        e_3 = _first_edge(heads, s + 3 * step, num_src)
+        link_2 = tl.load(links + e_2, e_2 >= 0, -1)
+        second_1 = _next_edge(link_1)
+        second_link_1 = tl.load(links + second_1, second_1 >= 0, -1)
+        row = s.to(tl.int64)
+        valid = (s < num_src) & inside
+        kept = valid
+        if bits is not None:
+            kept = kept_bits(bits, row, column, valid, WORDS)
+            if x is not None:
+                kept = kept & (tl.load(x + row * WIDTH + column, valid, 0) > 0)
+        total = tl.zeros([ROWS, BLOCK], ACC)
+        if CAT or factor is not None:
+            total = tl.load(grad + row * stride + (WIDTH if CAT else 0) + column, (s < num_dst) & inside, 0).to(ACC)
+        if factor is not None:
+            total = total * tl.load(factor).to(ACC)
+        once = _read_by(e, link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
+        twice = _read_by(second, second_link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
+        total += once + twice
+        e = _next_edge(second_link)
+        while tl.max(e) >= 0:
+            link = tl.load(links + e, e >= 0, -1)
+            total += _read_by(e, link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
+            e = _next_edge(link)
+        if bits is not None:
+            total = tl.where(kept, total * scale, 0)
+        tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
+        if sums is not None:
+            added += tl.where(valid, total, 0)
+        e, link, second, second_link = e_1, link_1, second_1, second_link_1
+        e_1, link_1, e_2 = e_2, link_2, e_3
+        s += step
+        first += step
+    if sums is not None:
+        at = sums + tl.program_id(0).to(tl.int64) * WIDTH + column
+        tl.store(at, tl.sum(added, 0, keep_dims=True), inside)
+
+
+def gathered_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, num_src: int, weight: Tensor | None, reduce: str,
+    x: Tensor | None = None, factor: Tensor | None = None, bits: Tensor | None = None, scale: float = 1.0,
+    cat: bool = False, biased: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient ``[num_src, ...]`` of the rows of an aggregation (sum or mean), in the dtype of ``grad``.
+
+    Args:
+        grad: ``[num_dst, ...]``; weight: of edges, ``[E]``, or ``[E, H]`` with ``grad`` ``[num_dst, H, ...]``, or none.
+        x, factor, bits, scale, cat: see ``gpu_cat``; rows are matrices ``[n, D]`` then, ``weight`` is ``[E]``.
+
+    Returns:
+        (rows, their sum if ``biased``, else ``[0]``).
+    """
+    n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
+    heads, head_width = heads_and_width(grad, weight)
+    width = heads * head_width // (2 if cat else 1)
+    out = grad.new_empty((num_src, width) if cat else (num_src, *grad.shape[1:]))
+    if not out.numel():
+        return out, grad.new_zeros(width if biased else 0)
+    first = torch.full((num_src,), -1, dtype=torch.int32, device=device)
+    links = torch.empty(edges, dtype=torch.int64, device=device)
+    wide = torch.float64 if torch.float64 in (grad.dtype, None if weight is None else weight.dtype) else torch.float32
+    mean, own = reduce == "mean", heads == 1 and (weight is not None or reduce == "mean")
+    scales = torch.empty(edges if own else 0, dtype=wide, device=device)
+    _link(indptr, indices, weight if own else None, first, links, scales, mean)
+    if heads > 1:
+        scales = weight if not mean else _per_degree(indptr, indices, weight.to(wide))
+    block = column_block(width)
+
+    def launch(config: tune.Config) -> Tensor:
+        tiles = cdiv(num_src, config["ROWS"])
+        looped = biased or config["LOOPED"]
+        programs = min(tiles, _RESIDENT // config["num_warps"]) if looped else tiles
+        sums = torch.empty((programs, width), dtype=wide, device=device) if biased else None
+        _gather_grad[(programs, cdiv(width, block))](
+            first, links, scales, factor, grad, x, bits, out, sums, num_src, n, scale,
+            CAT=cat, HEADS=heads if heads > 1 else int(own), HEAD_WIDTH=max(1, head_width), WIDTH=width,
+            WORDS=cdiv(width, 32), ACC=accumulator(grad, weight), BLOCK=block, ROWS=config["ROWS"],
+            num_warps=config["num_warps"],
+        )  # fmt: skip
+        return added_up(sums, grad.dtype) if biased else grad.new_empty(0)
+
+    form = (cat, heads, own, factor is not None, bits is not None, x is not None, biased)
+    shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
+    configs = [
+        {**config, "LOOPED": looped}
+        for looped in ((1,) if biased else (0, 1))
+        for config in tile_configs(width, grad.element_size())
+    ]
+    return out, launch(tune.choose("gather_grad", shape, configs, launch, 3 * out.numel() * out.element_size(), device))
+
+
+def _per_degree(indptr: Tensor, indices: Tensor, weight: Tensor) -> Tensor:
+    """Weights ``[E, H]`` over the degree of their row."""
+    degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(weight.dtype)
+    row = edge_dst(indptr, indices.numel(), indices)
+    return weight / torch.index_select(degree, 0, row)[:, None]
