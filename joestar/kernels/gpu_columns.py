@@ -6,12 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_launch import cdiv, op, power_of_two, require
-from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns
+from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, row_size, tile_columns
 
 _PROGRAMS, _TILE = 528, 4096
 """Programs, four per multiprocessor of an H200; numbers of a tile."""
 _SECTOR = 8
 """Columns that a program of the second stage adds up: 32 bytes in float32, the least that memory reads."""
+_SHARE = 256
+"""Rows that a program of the second stage adds up, if a third one follows."""
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -28,28 +30,36 @@ def _column_sums(x, out, n, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.co
     tl.store(at, tl.sum(sums, 0, keep_dims=True), column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _add_up(x, out, n, width, ACC: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """``out[column]`` = the sum of the column."""
+@triton.jit(do_not_specialize=["n", "share"])
+def _add_up(x, out, n, share, width, ACC: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """``out[part]`` = the sums of the columns over rows ``[part * share, (part + 1) * share)``."""
     column = tile_columns(tl.program_id(0), COLUMNS)
     sums = tl.zeros([ROWS, COLUMNS], ACC)
-    first = tl.zeros((), tl.int32)
-    while first < n:
+    first = tl.program_id(1) * share
+    last = tl.minimum(first + share, n)
+    while first < last:
         i = first + tl.arange(0, ROWS)[:, None]
-        sums += tl.load(x + i.to(tl.int64) * width + column, (i < n) & (column < width), 0).to(ACC)
+        sums += tl.load(x + i.to(tl.int64) * width + column, (i < last) & (column < width), 0).to(ACC)
         first += ROWS
-    tl.store(out + column, tl.sum(sums, 0, keep_dims=True).to(out.dtype.element_ty), column < width)
+    at = out + tl.program_id(1).to(tl.int64) * width + column
+    tl.store(at, tl.sum(sums, 0, keep_dims=True).to(out.dtype.element_ty), column < width)
 
 
 def added_up(partial: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The sum of the programs' parts ``[programs, ...]`` in ``dtype``, by default theirs: the same in every run."""
-    out = partial.new_empty(partial.shape[1:], dtype=dtype)
-    n, width = partial.shape[0], out.numel()
+    n = partial.shape[0]
+    if n > 2 * _SHARE:
+        partial = _added_up(partial, partial.new_empty((cdiv(n, _SHARE), *partial.shape[1:])), _SHARE)
+    return _added_up(partial, partial.new_empty(partial.shape[1:], dtype=dtype), partial.shape[0])
+
+
+def _added_up(partial: Tensor, out: Tensor, share: int) -> Tensor:
+    """Sums of every ``share`` parts."""
+    n, width = partial.shape[0], row_size(partial)
     if width:
-        rows = min(4096, power_of_two(n))
-        warps = min(32, max(1, rows // 128))
-        _add_up[(cdiv(width, _SECTOR),)](
-            partial, out, n, width, ACC=accumulator(partial), COLUMNS=_SECTOR, ROWS=rows, num_warps=warps
+        rows = min(512, power_of_two(share))
+        _add_up[(cdiv(width, _SECTOR), cdiv(n, share))](
+            partial, out, n, share, width, ACC=accumulator(partial), COLUMNS=_SECTOR, ROWS=rows, num_warps=4
         )
     return out
 

@@ -100,18 +100,83 @@ def _read_by(
     return value
 
 
+@triton.jit
+def _own_part(
+    s, column, inside, factor, grad, x, bits, num_src, num_dst,
+    CAT: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """(gradient of the destinations' own rows among sources ``s`` ``[ROWS, 1]``, which entries gradients reach)."""
+    row = s.to(tl.int64)
+    stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
+    kept = (s < num_src) & inside
+    if bits is not None:
+        kept = kept_bits(bits, row, column, kept, WORDS)
+        if x is not None:
+            kept = kept & (tl.load(x + row * WIDTH + column, (s < num_src) & inside, 0) > 0)
+    total = tl.zeros([ROWS, BLOCK], ACC)
+    if CAT or factor is not None:
+        total = tl.load(grad + row * stride + (WIDTH if CAT else 0) + column, (s < num_dst) & inside, 0).to(ACC)
+    if factor is not None:
+        total = total * tl.load(factor).to(ACC)
+    return total, kept
+
+
+@triton.jit
+def _listed(
+    e, total, links, scales, grad, column, stride, inside, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """``total`` plus what the edges from ``e`` on read."""
+    while tl.max(e) >= 0:
+        link = tl.load(links + e, e >= 0, -1)
+        total += _read_by(e, link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
+        e = _next_edge(link)
+    return total
+
+
+@triton.jit
+def _store_rows(s, total, kept, column, inside, bits, out, num_src, scale, WIDTH: tl.constexpr):
+    """Stores the gradients of sources ``s`` and returns them, not rounded, 0 behind the last one."""
+    if bits is not None:
+        total = tl.where(kept, total * scale, 0)
+    valid = (s < num_src) & inside
+    tl.store(out + s.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), valid)
+    return tl.where(valid, total, 0)
+
+
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad(
-    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
+    heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
     CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
     ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
 
-    Without ``x`` the bits are those of the entries that ReLU let through, too. A program takes every so many tiles: the
-    first edge of a source is read three tiles ahead, its link two and that of the second edge one, so that no row waits
-    for them; few sources have more edges. With ``sums`` ``[programs, WIDTH]`` it adds up the rows of ``out``, before
-    they are rounded.
+    Without ``x`` the bits are those of the entries that ReLU let through, too.
+    """
+    column = tile_columns(tl.program_id(1), BLOCK)
+    inside = column < WIDTH
+    stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
+    s = tile_rows(ROWS)
+    e = _first_edge(heads, s, num_src)
+    total, kept = _own_part(
+        s, column, inside, factor, grad, x, bits, num_src, num_dst, CAT, WIDTH, WORDS, ACC, BLOCK, ROWS
+    )
+    total = _listed(e, total, links, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
+    _store_rows(s, total, kept, column, inside, bits, out, num_src, scale, WIDTH)
+
+
+@triton.jit(do_not_specialize=["num_src", "num_dst"])
+def _gather_grad_summed(
+    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
+    CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
+    ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """``_gather_grad`` by programs that take every so many tiles, and add up their rows in ``sums``, not yet rounded.
+
+    The first edge of a source is read three tiles ahead, its link two and that of the second edge one, so that no row
+    waits for them; few sources have more edges. ``sums`` is ``[programs, WIDTH]``.
     """
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
@@ -131,38 +196,21 @@ def _gather_grad(
         link_2 = tl.load(links + e_2, e_2 >= 0, -1)
         second_1 = _next_edge(link_1)
         second_link_1 = tl.load(links + second_1, second_1 >= 0, -1)
-        row = s.to(tl.int64)
-        valid = (s < num_src) & inside
-        kept = valid
-        if bits is not None:
-            kept = kept_bits(bits, row, column, valid, WORDS)
-            if x is not None:
-                kept = kept & (tl.load(x + row * WIDTH + column, valid, 0) > 0)
-        total = tl.zeros([ROWS, BLOCK], ACC)
-        if CAT or factor is not None:
-            total = tl.load(grad + row * stride + (WIDTH if CAT else 0) + column, (s < num_dst) & inside, 0).to(ACC)
-        if factor is not None:
-            total = total * tl.load(factor).to(ACC)
+        total, kept = _own_part(
+            s, column, inside, factor, grad, x, bits, num_src, num_dst, CAT, WIDTH, WORDS, ACC, BLOCK, ROWS
+        )
         once = _read_by(e, link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
         twice = _read_by(second, second_link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
         total += once + twice
-        e = _next_edge(second_link)
-        while tl.max(e) >= 0:
-            link = tl.load(links + e, e >= 0, -1)
-            total += _read_by(e, link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
-            e = _next_edge(link)
-        if bits is not None:
-            total = tl.where(kept, total * scale, 0)
-        tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), valid)
-        if sums is not None:
-            added += tl.where(valid, total, 0)
+        third = _next_edge(second_link)
+        total = _listed(third, total, links, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
+        added += _store_rows(s, total, kept, column, inside, bits, out, num_src, scale, WIDTH)
         e, link, second, second_link = e_1, link_1, second_1, second_link_1
         e_1, link_1, e_2 = e_2, link_2, e_3
         s += step
         first += step
-    if sums is not None:
-        at = sums + tl.program_id(0).to(tl.int64) * WIDTH + column
-        tl.store(at, tl.sum(added, 0, keep_dims=True), inside)
+    at = sums + tl.program_id(0).to(tl.int64) * WIDTH + column
+    tl.store(at, tl.sum(added, 0, keep_dims=True), inside)
 
 
 def gathered_grad(
@@ -195,27 +243,24 @@ def gathered_grad(
         scales = weight if not mean else _per_degree(indptr, indices, weight.to(wide))
     block = column_block(width)
 
+    sizes = {"CAT": cat, "HEADS": heads if heads > 1 else int(own), "HEAD_WIDTH": max(1, head_width), "WIDTH": width,
+             "WORDS": cdiv(width, 32), "ACC": accumulator(grad, weight), "BLOCK": block}  # fmt: skip
+
     def launch(config: tune.Config) -> Tensor:
-        tiles = cdiv(num_src, config["ROWS"])
-        looped = biased or config["LOOPED"]
-        programs = min(tiles, _RESIDENT // config["num_warps"]) if looped else tiles
-        sums = torch.empty((programs, width), dtype=wide, device=device) if biased else None
-        _gather_grad[(programs, cdiv(width, block))](
-            first, links, scales, factor, grad, x, bits, out, sums, num_src, n, scale,
-            CAT=cat, HEADS=heads if heads > 1 else int(own), HEAD_WIDTH=max(1, head_width), WIDTH=width,
-            WORDS=cdiv(width, 32), ACC=accumulator(grad, weight), BLOCK=block, ROWS=config["ROWS"],
-            num_warps=config["num_warps"],
-        )  # fmt: skip
-        return added_up(sums, grad.dtype) if biased else grad.new_empty(0)
+        tiles, parts = cdiv(num_src, config["ROWS"]), cdiv(width, block)
+        operands = first, links, scales, factor, grad, x, bits, out
+        if not biased:
+            _gather_grad[(tiles, parts)](*operands, num_src, n, scale, **sizes, **config)
+            return grad.new_empty(0)
+        programs = min(tiles, _RESIDENT // config["num_warps"])
+        sums = torch.empty((programs, width), dtype=wide, device=device)
+        _gather_grad_summed[(programs, parts)](*operands, sums, num_src, n, scale, **sizes, **config)
+        return added_up(sums, grad.dtype)
 
     form = (cat, heads, own, factor is not None, bits is not None, x is not None, biased)
     shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
-    configs = [
-        {**config, "LOOPED": looped}
-        for looped in ((1,) if biased else (0, 1))
-        for config in tile_configs(width, grad.element_size())
-    ]
-    return out, launch(tune.choose("gather_grad", shape, configs, launch, 3 * out.numel() * out.element_size(), device))
+    configs, work = tile_configs(width, grad.element_size()), 3 * out.numel() * out.element_size()
+    return out, launch(tune.choose("gather_grad", shape, configs, launch, work, device))
 
 
 def _per_degree(indptr: Tensor, indices: Tensor, weight: Tensor) -> Tensor:
