@@ -11,7 +11,7 @@ import joestar.nn as jnn
 from joestar import fn
 from joestar.fusion.spmm_gemm_order import AGGREGATE, UPDATE
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, only, reasons
 
 PATTERN = "spmm-gemm-order"
 ON, OFF = only("extract-select", PATTERN), only("extract-select")
@@ -170,7 +170,7 @@ def layer_with_norm(m, blocks, x):
 
 @pytest.mark.parametrize(("f", "reason", "bias"), REFUSED.values(), ids=REFUSED.keys())
 def test_must_not_fire(f, reason, bias):
-    off, on = (captured(Model(f, 8, **linears(bias)), disable=disable) for disable in (OFF, ON))
+    off, on = captured_each(Model(f, 8, **linears(bias)), disables=(OFF, ON))
     assert reason in reasons(on, PATTERN)
     expected = off.exact(off.seeds(), 0)
     same(on.exact(on.seeds(), 0), expected, 1e-11)
