@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import joestar
 from joestar.bench.baselines import BlockModel, EagerStep, TorchSampler
 from joestar.bench.planted import SHAPES, Shape, planted
-from joestar.bench.step import Setting, logical_bytes, run
+from joestar.bench.step import logical_bytes
 from joestar.cli.main import app
 from joestar.errors import ConfigError
 
@@ -72,28 +72,23 @@ def test_baseline_learns(model):
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-def test_a_whole_measurement():
-    setting = Setting("tiny", models=("sage",), fanouts=(3, 2), hidden=8, batch_size=50, steps=3, warm_up=1)
-    result = run(setting)
-    assert [row["how"] for row in result["rows"]] == ["joestar", "eager"]
-    for row in result["rows"]:
-        assert row["step"]["p20"] <= row["step"]["median"] <= row["step"]["p80"] and row["step"]["steps"] == 3
-        assert row["sampling"]["median"] > 0
-    assert result["rows"][0]["counts"][0] == 50 and result["rows"][0]["logical_bytes"] > 0
-    json.dumps(result)
-
-
 def test_logical_bytes_of_one_layer():
     """10 destinations, 40 edges, 4 features: gathers of 50 rows, the joined matrix of 10 x 8 moved three times."""
     assert logical_bytes([10, 45], [40], 4, 8, 2) == 2 * (50 * 4 + 3 * 10 * 8)
 
 
-def test_command_line(tmp_path):
-    arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--steps", "2", "--batch-size", "50"]
+def test_a_whole_measurement_from_the_command_line(tmp_path):
+    arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--steps", "3", "--batch-size", "50"]
     file = tmp_path / "step.json"
     found = CliRunner().invoke(app, [*arguments, "--fanouts", "3,2", "--hidden", "8", "--json", str(file)])
     assert found.exit_code == 0, found.output
-    assert json.loads(file.read_text())["setting"]["fanouts"] == [3, 2]
+    result = json.loads(file.read_text())
+    assert result["setting"]["fanouts"] == [3, 2]
+    assert [row["how"] for row in result["rows"]] == ["joestar", "eager"]
+    for row in result["rows"]:
+        assert row["step"]["p20"] <= row["step"]["median"] <= row["step"]["p80"] and row["step"]["steps"] == 3
+        assert row["sampling"]["median"] > 0
+    assert result["rows"][0]["counts"][0] == 50 and result["rows"][0]["logical_bytes"] > 0
     for wrong, message in (
         (["--shape", "huge"], "unknown shape"), (["--models", "mlp"], "unknown model"),
         (["--fanouts", "3,x"], "integers by commas"), (["--precision", "int8"], "unknown precision"),

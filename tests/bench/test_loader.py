@@ -1,5 +1,6 @@
 """PyG's NeighborLoader as a baseline: its batches as blocks, its step, and what happens where pyg-lib is missing."""
 
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import joestar
 from joestar.bench import loader as loader_module
 from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel
@@ -45,6 +47,13 @@ def graph():
     return planted("tiny")
 
 
+@pytest.fixture
+def here(monkeypatch):
+    """Rows are measured in this process, Joestar's without Inductor; ``test_bench.py`` measures as users do."""
+    monkeypatch.setattr(step_module, "_measured", step_module._row)
+    monkeypatch.setattr(joestar, "compile", functools.partial(joestar.compile, backend="eager"))
+
+
 def test_blocks_compute_what_the_whole_graph_does(graph):
     torch.manual_seed(0)
     model = BlockModel("sage", 16, 8, 2, graph.num_classes, heads=1, dropout=0.0).eval()
@@ -67,7 +76,7 @@ def test_a_step_trains_and_goes_on_after_the_last_batch(graph):
     assert timing.steps == 8 and 0 < timing.p20 <= timing.median <= timing.p80
 
 
-def test_without_pyg_lib_the_row_is_left_out_and_the_reason_said(monkeypatch, tmp_path):
+def test_without_pyg_lib_the_row_is_left_out_and_the_reason_said(monkeypatch, here):
     monkeypatch.setitem(sys.modules, "pyg_lib", None)
     arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--baselines", "loader", "--steps", "1"]
     found = CliRunner().invoke(app, [*arguments, "--batch-size", "50", "--fanouts", "3,2", "--hidden", "8"])
@@ -76,7 +85,7 @@ def test_without_pyg_lib_the_row_is_left_out_and_the_reason_said(monkeypatch, tm
     assert "joestar" in found.output
 
 
-def test_with_pyg_lib_it_is_measured(monkeypatch):
+def test_with_pyg_lib_it_is_measured(monkeypatch, here):
     monkeypatch.setitem(sys.modules, "pyg_lib", SimpleNamespace())
     assert missing() is None
 
@@ -85,7 +94,6 @@ def test_with_pyg_lib_it_is_measured(monkeypatch):
         return [whole_neighbourhoods(graph, graph.train_idx[:50].long().unique(), len(fanouts))]
 
     monkeypatch.setattr(loader_module, "neighbor_loader", fake)
-    monkeypatch.setattr(step_module, "_measured", step_module._row)  # in this process, where the fake is
     result = run(Setting("tiny", models=("sage",), fanouts=(3, 2), hidden=8, batch_size=50, steps=4, warm_up=1,
                          baselines=("loader",), workers=2))  # fmt: skip
     assert [row["how"] for row in result["rows"]] == ["joestar", "loader"] and not result["absent"]

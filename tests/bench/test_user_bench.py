@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from joestar.bench import user_models
 from joestar.bench.planted import planted
 from joestar.bench.user_baselines import DegreeBiasedBlocks, NeighborBlocks, PygModel
 from joestar.bench.user_models import MODELS, UserSetting, example, run
@@ -80,7 +81,16 @@ def test_baseline_learns(name, graph):
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-def test_command_line(tmp_path):
+def test_command_line(monkeypatch, tmp_path):
+    """One row in a process of its own, as on a CPU all of them are; each takes time to start."""
+    alone = user_models._measured
+
+    def measured(name, how, setting, device):
+        if how == "eager":
+            return alone(name, how, setting, device)
+        return user_models._row(name, how, setting, torch.get_num_threads())
+
+    monkeypatch.setattr(user_models, "_measured", measured)
     file = tmp_path / "user.json"
     arguments = ["bench", "user", "--shape", "tiny", "--models", "edge_features", "--steps", "2", "--batch-size", "50"]
     arguments += ["--fanouts", "3,2", "--hidden", "8", "--baselines", "eager,kept"]

@@ -1,5 +1,8 @@
 """Small graphs for pass tests: written by hand, or captured from a model with every pass switched off."""
 
+import copy
+from dataclasses import replace
+
 import torch
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, Case
 from torch import fx, nn
@@ -61,6 +64,16 @@ def captured(model: nn.Module, fanouts=(3, 2), disable=ALL, **options) -> Case:
     case = Case(model, fanouts=fanouts, disable=disable, **options)
     case.trace()
     return case
+
+
+def captured_each(model: nn.Module, fanouts=(3, 2), *, disables, **options) -> list[Case]:
+    """The case once for every choice of passes to switch off; it is captured only once."""
+    first = captured(model, fanouts, disables[0], **options)
+    cases = [first]
+    for disable in disables[1:]:
+        cases.append(copy.copy(first))
+        cases[-1].program = first.program.variant(replace(first.program.options, disable_passes=disable))
+    return cases
 
 
 def count(gm: fx.GraphModule, target) -> int:

@@ -8,7 +8,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "aggregate-update"
 BASE = ("extract-select", "sample-gather-aggregate")
@@ -32,7 +32,7 @@ def swapped(m, blocks, x):
 
 
 def test_before_and_after():
-    before, after = (captured(model(sage), disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(model(sage), disables=(OFF, ON)))
     ops = {"linear": ATEN.linear.default, "index_select": ATEN.index_select.default,
            "aggregate": JOESTAR.sample_aggregate.default, "both": JOESTAR.sample_aggregate_cat.default}  # fmt: skip
     # Besides the two products: the head of the model; besides the own rows: the labels of the seeds.
@@ -47,7 +47,7 @@ def test_before_and_after():
 def test_same_numbers(f, biases):
     torch.manual_seed(0)
     net = model(f, biases)
-    on, off = (captured(net, disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(net, disables=(ON, OFF))
     assert count(on.program.captured.gm, JOESTAR.sample_aggregate_cat.default) == 1
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -63,7 +63,7 @@ def inner(m, blocks, x):
 def test_inner_layer(biases):
     torch.manual_seed(0)
     net = model(inner, biases)
-    on, off = (captured(net, disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(net, disables=(ON, OFF))
     assert count(on.program.captured.gm, JOESTAR.aggregate_cat.default) == 1
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)

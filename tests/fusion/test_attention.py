@@ -11,7 +11,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, only, reasons
 
 PATTERN = "attention"
 BASE = ("extract-select",)
@@ -61,7 +61,7 @@ def entropy_of(block, logits, alpha):
 
 
 def test_before_and_after():
-    before, after = (captured(gat(), (3, 2), disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(gat(), (3, 2), disables=(OFF, ON)))
     for op in ("sddmm", "edge_softmax", "keyed_edge_dropout", "spmm"):
         assert (count(before, getattr(JOESTAR, op).default), count(after, getattr(JOESTAR, op).default)) == (2, 0), op
     assert (count(before, ATEN.leaky_relu.default), count(after, ATEN.leaky_relu.default)) == (2, 0)
@@ -71,7 +71,7 @@ def test_before_and_after():
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.0, "heads": 4}, {"heads": 1, "negative_slope": 0.05}], ids=str)
 def test_same_numbers(options):
-    on, off = (captured(gat(**options), (3, 2), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(gat(**options), (3, 2), disables=(ON, OFF))
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
         same(on.exact(on.seeds(batch), step), expected, 1e-10)
@@ -81,7 +81,7 @@ def test_same_numbers(options):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_rows_of_each_head_or_of_all(shared):
-    on, off = (captured(layer(shared=shared), (3,), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(layer(shared=shared), (3,), disables=(ON, OFF))
     expected = off.exact(off.seeds(), 0)
     same(on.exact(on.seeds(), 0), expected, 1e-10)
     same(on.padded(on.seeds(), 0), expected, 1e-10)

@@ -5,7 +5,7 @@ from lowering.harness import NUM_FEATURES, SEEDS, same
 
 import joestar.nn as jnn
 
-from .graphs import JOESTAR, captured, count, only, reasons
+from .graphs import JOESTAR, captured, captured_each, count, only, reasons
 
 PATTERN = "dropout-aggregate"
 BASE = ("extract-select", "sample-gather-aggregate", "aggregate-update", "relu-dropout")
@@ -19,7 +19,7 @@ def sage(**options):
 
 
 def test_before_and_after():
-    before, after = (captured(sage(), (3, 2, 2), disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(sage(), (3, 2, 2), disables=(OFF, ON)))
     for op, old, new in (("aggregate_cat", 2, 2), ("keyed_dropout", 2, 0), ("dropout_bits", 0, 2)):
         target = getattr(JOESTAR, op).default
         assert (count(before, target), count(after, target)) == (old, new), op
@@ -27,7 +27,7 @@ def test_before_and_after():
 
 def test_same_numbers():
     for aggr in ("mean", "sum"):
-        on, off = (captured(sage(aggr=aggr), (3, 2, 2), disable=disable) for disable in (ON, OFF))
+        on, off = captured_each(sage(aggr=aggr), (3, 2, 2), disables=(ON, OFF))
         for step, batch in enumerate((SEEDS, (5, 5, 47))):
             expected = off.exact(off.seeds(batch), step)
             same(on.exact(on.seeds(batch), step), expected, 1e-12)

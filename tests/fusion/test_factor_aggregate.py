@@ -8,7 +8,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN, BIAS = "factor-aggregate", "bias"
 ON, OFF = only("extract-select", PATTERN, BIAS), only("extract-select")
@@ -74,7 +74,7 @@ def fired(case, pattern: str) -> int:
 
 @pytest.mark.parametrize(("make", "places"), MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make, places):
-    on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(make(), disables=(ON, OFF))
     assert fired(on, PATTERN) == places
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -83,7 +83,7 @@ def test_same_numbers(make, places):
 
 
 def test_before_and_after():
-    before, after = (captured(Own(normalised, 8, **parts()), disable=disable) for disable in (OFF, ON))
+    before, after = captured_each(Own(normalised, 8, **parts()), disables=(OFF, ON))
     for case, products, factors in ((before, 0, 4), (after, 2, 0)):
         graph = case.program.captured.gm.graph
         biased = [
@@ -132,7 +132,7 @@ def test_must_not_fire():
         (trained, "the factor needs gradients", False),
         (scaled_read_twice, "the scaled rows are also read by aten.tanh", False),
     ):
-        on, off = (captured(Own(f, 8, **parts(bias)), disable=disable) for disable in (ON, OFF))
+        on, off = captured_each(Own(f, 8, **parts(bias)), disables=(ON, OFF))
         assert reason in reasons(on, PATTERN)
         same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-11)
 

@@ -8,7 +8,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "gather-aggregate"
 BASE = ("extract-select", "spmm-gemm-order")
@@ -74,7 +74,7 @@ def _of_compact(ids) -> bool:
 
 @pytest.mark.parametrize(("make", "fired"), MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make, fired):
-    on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(make(), disables=(ON, OFF))
     gm = on.program.captured.gm
     assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == fired
     sources = {n.args[2] for n in gm.graph.nodes if n.target is ATEN.index_select.default and _reads_features(n)}
@@ -87,7 +87,7 @@ def test_same_numbers(make, fired):
 
 def test_before_and_after():
     """The source rows are not gathered; the sample's own ids are read where the edges are those of the sample."""
-    before, after = (captured(Model(weighted), disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(Model(weighted), disables=(OFF, ON)))
     gathers = [sum(n.target is ATEN.index_select.default and n.args[0].name == "features" for n in gm.graph.nodes)
                for gm in (before, after)]  # fmt: skip
     assert gathers == [1, 0]

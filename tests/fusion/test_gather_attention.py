@@ -11,7 +11,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import JOESTAR, Model, captured, count, only, reasons
+from .graphs import JOESTAR, Model, captured, captured_each, count, only, reasons
 
 PATTERN = "gather-attention"
 BASE = ("extract-select", "sample-structural", "spmm-gemm-order")
@@ -52,7 +52,11 @@ def layer(**options):
 
 def taken(make, disable=ON, attention="in-place", fanouts=(3, 2)):
     """The traced model, aggregating first, the attention reading in place."""
-    case = captured(make(), (3,) if make is layer else fanouts, disable=disable)
+    return chosen(captured(make(), (3,) if make is layer else fanouts, disable=disable), attention)
+
+
+def chosen(case, attention="in-place"):
+    """A traced case under these choices."""
     choices = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
     sites = case.program.variant(replace(case.program.options, choices=choices)).sites
     choices |= {site.key: attention for site in sites if site.kind == "attention"}
@@ -65,7 +69,7 @@ def gathers(case):
 
 
 def test_before_and_after():
-    before, after = (taken(gat, disable).program.captured.gm for disable in (OFF, ON))
+    before, after = (chosen(case).program.captured.gm for case in captured_each(gat(), disables=(OFF, ON)))
     for op, old, new in (
         ("gather_attend_linear", 0, 1),
         ("sampled_self_loops", 0, 1),
@@ -88,7 +92,8 @@ MODELS = {
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make):
     """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""
-    on, off = taken(make), taken(make, OFF)
+    fanouts = (3,) if make is layer else (3, 2)
+    on, off = (chosen(case) for case in captured_each(make(), fanouts, disables=(ON, OFF)))
     assert gathers(on) == 1
     for step, batch in enumerate((SEEDS, (5, 5, 47, 5))):
         expected = off.exact(off.seeds(batch), step)

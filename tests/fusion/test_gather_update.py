@@ -11,7 +11,7 @@ from torch import fx, nn
 import joestar.nn as jnn
 from joestar.fusion import run_passes
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "gather-update"
 BASE = ("extract-select", "spmm-gemm-order", "gather-aggregate")
@@ -117,7 +117,7 @@ def test_must_not_fire():
             {"third": nn.Linear(NUM_FEATURES, 8)},
         ),
     ):
-        on, off = (captured(Model(f, 8, **parts(), **more), disable=disable) for disable in (ON, OFF))
+        on, off = captured_each(Model(f, 8, **parts(), **more), disables=(ON, OFF))
         assert reason in reasons(on, PATTERN)
         same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
 

@@ -8,7 +8,7 @@ import joestar
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, Model, captured, count, mean, only
+from .graphs import ATEN, Model, captured, captured_each, count, mean, only
 
 PATTERN = "hoist"
 BASE = ("extract-select",)
@@ -27,7 +27,7 @@ def hoisted(case) -> list[list[int]]:
 
 
 def test_before_and_after():
-    before, after = (captured(Model(normalised), disable=disable) for disable in (OFF, ON))
+    before, after = captured_each(Model(normalised), disables=(OFF, ON))
     assert (count(before.trace(), ATEN.rsqrt.default), count(after.trace(), ATEN.rsqrt.default)) == (1, 0)
     assert hoisted(after) == [[48]]
     degrees = after.graph.in_degrees().clamp(min=1).double()
@@ -40,7 +40,7 @@ def test_before_and_after():
 def test_same_numbers():
     models = (lambda: Model(normalised), lambda: jnn.GCN(NUM_FEATURES, 8, 2, NUM_CLASSES))
     for make in models:
-        on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+        on, off = captured_each(make(), disables=(ON, OFF))
         for step, batch in enumerate((SEEDS, (5, 5, 47))):
             expected = off.exact(off.seeds(batch), step)
             same(on.exact(on.seeds(batch), step), expected, 1e-12)

@@ -7,7 +7,7 @@ from torch import nn
 
 import joestar.nn as jnn
 
-from .graphs import JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "join-together"
 BASE = ("extract-select", "sample-gather-aggregate", "aggregate-update", "relu-dropout", "dropout-aggregate")
@@ -22,7 +22,7 @@ def sage(**options):
 
 
 def test_before_and_after():
-    before, after = (captured(sage(), FANOUTS, disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(sage(), FANOUTS, disables=(OFF, ON)))
     assert (count(before, JOIN), count(before, ALL)) == (3, 0)
     assert (count(after, JOIN), count(after, ALL)) == (0, 1)
     (node,) = (n for n in after.graph.nodes if n.target is ALL)
@@ -32,7 +32,7 @@ def test_before_and_after():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_same_numbers(dropout):
-    on, off = (captured(sage(dropout=dropout), FANOUTS, disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(sage(dropout=dropout), FANOUTS, disables=(ON, OFF))
     assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == 3
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)

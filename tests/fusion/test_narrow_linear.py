@@ -6,7 +6,7 @@ from torch import nn
 
 from joestar.fusion import PASSES, PassContext
 
-from .graphs import ATEN, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "narrow-linear"
 ON, OFF = only("extract-select", PATTERN), only("extract-select")
@@ -27,7 +27,7 @@ def parts():
 
 
 def test_same_numbers():
-    on, off = (captured(Model(edges, **parts()), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(Model(edges, **parts()), disables=(ON, OFF))
     assert [count(case.program.captured.gm, ATEN.addmm.default) for case in (off, on)] == [0, 1]
     assert [count(case.program.captured.gm, ATEN.mm.default) for case in (off, on)] == [0, 1]
     for step, batch in enumerate((SEEDS, (5, 5, 47))):

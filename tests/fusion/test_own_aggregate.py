@@ -8,7 +8,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "own-aggregate"
 BASE = ("extract-select", "sample-gather-aggregate", "relu-dropout", "dropout-aggregate")
@@ -48,7 +48,7 @@ MODELS = {
 @pytest.mark.parametrize(("make", "places"), MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make, places):
     fanouts = (3, 2, 2) if places == 3 else (3, 2)
-    on, off = (captured(make(), fanouts, disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(make(), fanouts, disables=(ON, OFF))
     assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == places
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -57,7 +57,7 @@ def test_same_numbers(make, places):
 
 
 def test_before_and_after():
-    before, after = (captured(jnn.GIN(NUM_FEATURES, 8, 3, 4, dropout=0.5), (3, 2, 2), disable=d) for d in (OFF, ON))
+    before, after = captured_each(jnn.GIN(NUM_FEATURES, 8, 3, 4, dropout=0.5), (3, 2, 2), disables=(OFF, ON))
     for op, old, new in (("sample_aggregate", 1, 0), ("sample_aggregate_own", 0, 1), ("spmm", 2, 0),
                          ("aggregate_rows", 0, 2), ("keyed_dropout", 2, 0)):  # fmt: skip
         target = getattr(JOESTAR, op).default
@@ -81,7 +81,7 @@ def test_must_not_fire():
         (lambda: jnn.GIN(NUM_FEATURES, 8, 2, 4, train_eps=True), "the factor of the own rows is trained"),
     )
     for make, reason in refused:
-        on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+        on, off = captured_each(make(), disables=(ON, OFF))
         assert reason in reasons(on, PATTERN)
         same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
     case = captured(Model(other_rows), disable=ON)
@@ -90,5 +90,5 @@ def test_must_not_fire():
 
 def test_a_python_number_is_no_factor_yet():
     """``0.5 * x`` has no tensor to hand over: refused silently, and right."""
-    on, off = (captured(Model(weighted), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(Model(weighted), disables=(ON, OFF))
     same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)

@@ -6,7 +6,7 @@ from lowering.harness import SEEDS, same
 
 import joestar.nn as jnn
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "relu-dropout"
 ON, OFF = only(PATTERN), only()
@@ -17,7 +17,7 @@ def two_layers(m, blocks, x):
 
 
 def test_before_and_after():
-    before, after = (captured(Model(two_layers), disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(Model(two_layers), disables=(OFF, ON)))
     assert (count(before, ATEN.relu.default), count(after, ATEN.relu.default)) == (1, 0)
     (node,) = [n for n in after.graph.nodes if n.target is JOESTAR.keyed_dropout.default]
     assert node.args[5] is True
@@ -25,7 +25,7 @@ def test_before_and_after():
 
 @pytest.mark.parametrize("make", [lambda: Model(two_layers), lambda: jnn.GraphSAGE(6, 8, 2, 4, dropout=0.5)])
 def test_same_numbers(make):
-    on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(make(), disables=(ON, OFF))
     assert any(place.fired for place in on.program.places)
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)

@@ -8,7 +8,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "sample-gather-aggregate"
 FUSED, UNFUSED = only("extract-select", PATTERN), only("extract-select")
@@ -51,7 +51,7 @@ MODELS = {
 
 @pytest.mark.parametrize(("make", "fired"), MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make, fired):
-    on, off = (captured(make(), disable=disable) for disable in (FUSED, UNFUSED))
+    on, off = captured_each(make(), disables=(FUSED, UNFUSED))
     assert count(on.program.captured.gm, JOESTAR.sample_aggregate.default) == fired
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)

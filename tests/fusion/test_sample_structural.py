@@ -8,7 +8,7 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import JOESTAR, Model, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "sample-structural"
 ON, OFF = only("extract-select", PATTERN), only("extract-select")
@@ -38,7 +38,7 @@ MODELS = {
 @pytest.mark.parametrize(("make", "fired"), MODELS.values(), ids=MODELS.keys())
 def test_same_numbers(make, fired):
     """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""
-    on, off = (captured(make(), disable=disable) for disable in (ON, OFF))
+    on, off = captured_each(make(), disables=(ON, OFF))
     assert count(on.program.captured.gm, JOESTAR.block_self_loops.default) == fired
     for step, batch in enumerate((SEEDS, (5, 5, 47, 5))):
         expected = off.exact(off.seeds(batch), step)
@@ -47,7 +47,7 @@ def test_same_numbers(make, fired):
 
 
 def test_before_and_after():
-    before, after = (captured(Model(degrees), disable=disable).trace() for disable in (OFF, ON))
+    before, after = (case.trace() for case in captured_each(Model(degrees), disables=(OFF, ON)))
     for op, old, new in (
         ("add_self_loops", 2, 0),
         ("out_degrees", 2, 0),

@@ -1,5 +1,6 @@
 """SpMM/GEMM order: both orders give the same numbers, the cheaper one is the default, and when neither may move."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import joestar.nn as jnn
 from joestar import fn
 from joestar.fusion.spmm_gemm_order import AGGREGATE, UPDATE
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, only, reasons
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, only, reasons
 
 PATTERN = "spmm-gemm-order"
 ON, OFF = only("extract-select", PATTERN), only("extract-select")
@@ -64,22 +65,28 @@ MODELS = {
 
 def under(make, order: str | None, **options) -> Case:
     """The traced model with every place set to one order, or to its default."""
-    case = captured(make(), disable=ON, **options)
-    if order is not None:
-        choices = {site.key: order for site in case.program.sites}
-        case.program = case.program.variant(replace(case.program.options, choices=choices))
-    return case
+    return ordered(captured(make(), disable=ON, **options), order)
 
 
-@pytest.mark.parametrize("order", [AGGREGATE, UPDATE, None])
+def ordered(case: Case, order: str | None) -> Case:
+    """The same of a case that is traced already."""
+    other = copy.copy(case)
+    choices = {} if order is None else {site.key: order for site in case.program.sites}
+    other.program = case.program.variant(replace(case.program.options, choices=choices))
+    return other
+
+
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_same_numbers_in_either_order(make, order):
-    off, on = captured(make(), disable=OFF), under(make, order)
-    assert on.program.sites and all(order in (None, site.taken) for site in on.program.sites)
+def test_same_numbers_in_either_order(make):
+    off, on = captured_each(make(), disables=(OFF, ON))
+    cases = {order: ordered(on, order) for order in (AGGREGATE, UPDATE, None)}
+    for order, case in cases.items():
+        assert case.program.sites and all(order in (None, site.taken) for site in case.program.sites)
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
-        same(on.exact(on.seeds(batch), step), expected, 1e-11)
-        same(on.padded(on.seeds(batch), step), expected, 1e-11)
+        for case in cases.values():
+            same(case.exact(case.seeds(batch), step), expected, 1e-11)
+            same(case.padded(case.seeds(batch), step), expected, 1e-11)
 
 
 def rows_of(case: Case, target) -> list:
@@ -170,7 +177,7 @@ def layer_with_norm(m, blocks, x):
 
 @pytest.mark.parametrize(("f", "reason", "bias"), REFUSED.values(), ids=REFUSED.keys())
 def test_must_not_fire(f, reason, bias):
-    off, on = (captured(Model(f, 8, **linears(bias)), disable=disable) for disable in (OFF, ON))
+    off, on = captured_each(Model(f, 8, **linears(bias)), disables=(OFF, ON))
     assert reason in reasons(on, PATTERN)
     expected = off.exact(off.seeds(), 0)
     same(on.exact(on.seeds(), 0), expected, 1e-11)

@@ -1,4 +1,4 @@
-"""Tuning on a GPU, where candidates are CUDA graphs that share memory, and every form of the backward pass."""
+"""Tuning on a GPU, where candidates are CUDA graphs that share memory, and every option of every site."""
 
 import copy
 
@@ -38,15 +38,22 @@ def test_tuning_changes_nothing_and_is_cached(model):
     assert losses == pytest.approx(train(plain, epochs=1), rel=1e-3)
 
 
-@pytest.mark.parametrize("model", ["GraphSAGE", "GAT"])
-def test_every_form_trains_alike_in_a_cuda_graph(model):
+@pytest.mark.parametrize(("model", "kinds"), [("GraphSAGE", {"order", "backward"}), ("GAT", {"order", "attention"})])
+def test_every_option_trains_alike_in_a_cuda_graph(model, kinds):
+    """Of every site in turn, and of all sites of the backward pass at once."""
     base = make(model=model, backend="eager")
     expected = train(base, epochs=1)
-    sites = [s for s in base._executors["train"].program.sites if s.kind == "backward"]
-    assert sites
-    for form in {option for site in sites for option in site.options}:
-        choices = {site.key: form for site in sites if form in site.options}
-        assert train(make(model=model, backend="eager", choices=choices), epochs=1) == pytest.approx(expected, rel=1e-3)
+    sites = base._executors["train"].program.sites
+    assert {site.kind for site in sites} >= kinds
+    pinned = [{site.key: option} for site in sites for option in site.options if option != site.default]
+    backward = [site for site in sites if site.kind == "backward"]
+    for form in {option for site in backward for option in site.options}:
+        pinned.append({site.key: form for site in backward if form in site.options})
+    for choices in pinned:
+        step = make(model=model, backend="eager", choices=choices)
+        assert train(step, epochs=1) == pytest.approx(expected, rel=1e-3), choices
+        taken = {site.key: site.taken for site in step._executors["train"].program.sites}
+        assert taken.items() >= choices.items()
 
 
 @pytest.mark.parametrize("form", FORMS["spmm"]["cuda"])

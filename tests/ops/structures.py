@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+HUB = 301
+"""Edges of the longest row."""
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -46,7 +49,7 @@ def random_rows(seed: int, num_dst: int, num_src: int, max_degree: int) -> list:
 def structures() -> list[Structure]:
     """Bipartite structures whose destinations are the first sources, as in a block."""
     ragged = random_rows(0, 9, 13, 5)
-    hub = [[i % 37 for i in range(301)], [], [5], *random_rows(1, 8, 37, 3)]
+    hub = [[i % 37 for i in range(HUB)], [], [5], *random_rows(1, 8, 37, 3)]
     return [
         from_rows("no rows", [], 1),
         from_rows("no rows, no sources", [], 0),
