@@ -141,13 +141,13 @@ def run_passes(
             raise
         except Exception as error:
             raise VerificationError(f"pass {spec.name} failed: {error}") from error
-        if rewrites:
-            gm.recompile()
         elapsed = (time.perf_counter() - start) * 1e3
         verify(gm, outputs, f"pass {spec.name}")
         holds |= spec.ensures
-        code = gm.code if rewrites else ""
+        code = gm.graph.python_code("self").src if rewrites else ""
         records.append(PassRecord(spec.name, rewrites, count, len(gm.graph.nodes), elapsed, code=code))
+    if any(record.rewrites for record in records):
+        gm.recompile()
     if strict:
         _check_choices(context)
     return records, context
