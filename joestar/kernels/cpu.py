@@ -1,7 +1,8 @@
-"""The CPU kernels: every op of ``joestar.ops.reference``, in C++."""
+"""The CPU kernels: every op of ``joestar.ops.reference``, in C++ (``edge_map`` in torch ops)."""
 
 from joestar.kernels.cpu_attend import attend, attend_grad
 from joestar.kernels.cpu_dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
+from joestar.kernels.cpu_edge_map import edge_map, edge_map_grad
 from joestar.kernels.cpu_edges import edge_softmax, edge_softmax_grad, sddmm, spmm_grad_weight
 from joestar.kernels.cpu_fused import (
     aggregate_cat,
@@ -52,6 +53,8 @@ __all__ = [
     "dropout_bits",
     "edge_dropout_bits",
     "edge_dst",
+    "edge_map",
+    "edge_map_grad",
     "edge_softmax",
     "edge_softmax_grad",
     "out_degrees",
