@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_edge_steps import described, edge_leaves, held_leaves, leaf_values, run_steps
+from joestar.kernels.gpu_edge_steps import described, edge_leaves, held_leaves, leaf_values, prepared, run_steps
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import (
@@ -134,9 +134,11 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
         "ACC": accumulator(like), "TALL": tall, "BLOCK": block, "TAIL": TAIL, "AHEAD": AHEAD,
     }  # fmt: skip
 
+    operands = prepared(parsed, leaves)
+
     def launch(config: tune.Config) -> None:
         grid = (max(1, cdiv(n, config["ROWS"])), parts)
-        _edge_map[grid](indptr, indices, tuple(leaves), out, n, edges, **settings, **config)
+        _edge_map[grid](indptr, indices, operands, out, n, edges, **settings, **config)
 
     shape = (like.dtype, width, program.replace(" ", "_"), reduce, tune.size_class(n), tune.size_class(edges))
     configs, work = tile_configs(block, like.element_size()), work_of(parsed, n, edges, width, like.element_size())

@@ -14,7 +14,15 @@ from joestar.kernels import tune
 from joestar.kernels.gpu_cat import link_edges
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_edge_map import TAIL, checked, work_of
-from joestar.kernels.gpu_edge_steps import described, edge_leaves, held_leaves, leaf_values, run_steps
+from joestar.kernels.gpu_edge_steps import (
+    described,
+    edge_leaves,
+    head_grads,
+    held_leaves,
+    leaf_values,
+    prepared,
+    run_steps,
+)
 from joestar.kernels.gpu_launch import cdiv, fill_tail, op, require
 from joestar.kernels.gpu_spmm import row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
@@ -117,7 +125,7 @@ def _edge_map_grad_dst(
                 loaded = loaded + (leaf,)  # noqa: RUF005
                 edge_grad = own
                 if HEADS > 0:
-                    edge_grad = tl.load(grad + e * HEADS + column // HEAD_WIDTH, valid & inside, 0).to(ACC)
+                    edge_grad = head_grads(grad, e, valid, column, inside, HEADS, HEAD_WIDTH, ACC)
                 grads = grads + (edge_grad,)  # noqa: RUF005
             for j in tl.static_range(AHEAD):
                 e = start + done + j
@@ -140,6 +148,15 @@ def _edge_map_grad_dst(
         fill_tail(outs[SCALARS[s]] + part * size, last, size, 0, TAIL)
 
 
+@triton.jit
+def _left(at, last, order):
+    """Negative behind the last edge of a source."""
+    if order is None:
+        return at
+    else:
+        return last - at - 1
+
+
 @triton.jit(do_not_specialize=["num_src"])
 def _edge_map_grad_src(
     first, links, order, indptr, leaves, grad, outs, num_src,
@@ -159,26 +176,21 @@ def _edge_map_grad_src(
     inside = column < WIDTH
     held = held_leaves(leaves, s, column, known, inside, KINDS, PLACES, COLUMNS, "src", WIDTH, ACC)
     sums = _zeros(len(SRCS), ROWS, BLOCK, ACC)
-    at = tl.load(first + s, known, -1).to(tl.int64)
+    at = tl.load(first + s, known, -1)
     last = at
-    valid = at >= 0
     if order is not None:
         last = tl.load(first + s + 1, known, -1)
-        valid = at < last
-    while tl.max(valid.to(tl.int32)) > 0:
+    while tl.max(_left(at, last, order)) >= 0:
+        valid = _left(at, last, order) >= 0
+        link = tl.load(links + at, valid, -1)
         if order is None:
-            e = at
-            link = tl.load(links + e, valid, -1)
-            row = link & 0xFFFFFFFF
-            at = link >> 32
-            following = at >= 0
+            e, row = at.to(tl.int64), link & 0xFFFFFFFF
+            at = (link >> 32).to(tl.int32)
         else:
-            e = tl.load(order + at, valid, 0)
-            row = tl.load(links + at, valid, 0).to(tl.int64)
+            e, row = tl.load(order + at, valid, 0), link.to(tl.int64)
             at += 1
-            following = at < last
         if HEADS > 0:
-            edge_grad = tl.load(grad + e * HEADS + column // HEAD_WIDTH, valid & inside, 0).to(ACC)
+            edge_grad = head_grads(grad, e, valid, column, inside, HEADS, HEAD_WIDTH, ACC)
         else:
             edge_grad = tl.load(grad + row * WIDTH + column, valid & inside, 0).to(ACC)
         if MEAN:
@@ -188,7 +200,6 @@ def _edge_map_grad_src(
         values = leaf_values(held, loaded, KINDS, COLUMNS, "src", ACC) + (edge_grad,)  # noqa: RUF005
         values = run_steps(values, NAMES, READ, NUMBERS, ACC)
         sums = _added(sums, values, loaded, valid, SRCS, NOTHING, RESULTS)
-        valid = following
     _store_rows(outs, sums, s.to(tl.int64) * WIDTH + column, known & inside, SRCS)
 
 
@@ -208,7 +219,7 @@ def _grid_configs(width: int, size: int) -> list[tune.Config]:
 
 
 def _over_destinations(
-    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: EdgeProgram, line: EdgeGradient, grad: Tensor,
+    indptr: Tensor, indices: Tensor, leaves: tuple[Tensor, ...], program: EdgeProgram, line: EdgeGradient, grad: Tensor,
     wanted: list[bool], out: list[Tensor], settings: dict, name: str,
 ) -> None:  # fmt: skip
     """Fills the gradients of all leaves but sources' rows."""
@@ -243,7 +254,7 @@ def _over_destinations(
         grid = max(1, min(config.pop("GRID", tiles), tiles))
         partial = torch.empty((grid, len(slots), width), dtype=wide, device=like.device)
         _edge_map_grad_dst[(grid, parts)](
-            indptr, indices, tuple(leaves), grad, tuple(outs), partial, n, edges, **settings, **config
+            indptr, indices, leaves, grad, tuple(outs), partial, n, edges, **settings, **config
         )
         found[:] = [added_up(partial) if slots else partial]
 
@@ -260,7 +271,7 @@ def _over_destinations(
 
 
 def _over_sources(
-    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: EdgeProgram, line: EdgeGradient, grad: Tensor,
+    indptr: Tensor, indices: Tensor, leaves: tuple[Tensor, ...], program: EdgeProgram, line: EdgeGradient, grad: Tensor,
     out: list[Tensor], settings: dict, name: str,
 ) -> None:  # fmt: skip
     """Fills the gradients of sources' rows."""
@@ -280,9 +291,7 @@ def _over_sources(
 
     def launch(config: tune.Config) -> None:
         grid = (max(1, cdiv(num_src, config["ROWS"])), cdiv(width, settings["BLOCK"]))
-        _edge_map_grad_src[grid](
-            first, links, order, indptr, tuple(leaves), grad, tuple(outs), num_src, **settings, **config
-        )
+        _edge_map_grad_src[grid](first, links, order, indptr, leaves, grad, tuple(outs), num_src, **settings, **config)
 
     size, edges = grad.element_size(), indices.numel()
     shape = (grad.dtype, width, name, tune.size_class(num_src), tune.size_class(edges))
@@ -316,6 +325,7 @@ def edge_map_grad(
             "WIDTH": width, "ACC": accumulator(leaves[0]), "BLOCK": column_block(width),
         }  # fmt: skip
         name = f"{program}|{reduce}".replace(" ", "_")
+        leaves = prepared(parsed, leaves)
         _over_destinations(indptr, indices, leaves, parsed, line, grad, wanted, out, settings, name)
         _over_sources(indptr, indices, leaves, parsed, line, grad, out, settings, name)
     return out

@@ -5,6 +5,8 @@ leaf's first tensor), ``COLUMNS`` (of narrow features), ``NAMES``, ``READ`` (thr
 of one end, ``OWN``, are held in registers while a tile goes over its edges; so are vectors and narrow weights.
 """
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from joestar.ops.edge_program import EdgeProgram, Step, grouped, operands
 
 
-def described(program: EdgeProgram, leaves: list[Tensor], steps: tuple[Step, ...], kinds: tuple[str, ...]) -> dict:
+def described(program: EdgeProgram, leaves: Sequence[Tensor], steps: tuple[Step, ...], kinds: tuple[str, ...]) -> dict:
     """The constants of a kernel that runs ``steps`` over leaves of ``kinds``: "none" loads nothing.
 
     ``features`` are those of a narrow leaf whose value is not read.
@@ -27,6 +29,16 @@ def described(program: EdgeProgram, leaves: list[Tensor], steps: tuple[Step, ...
         "READ": tuple(value for values in read for value in values),
         "NUMBERS": tuple(float((*step, 0.0)[1 + len(operands(step))]) for step in steps),
     }
+
+
+def prepared(program: EdgeProgram, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors as kernels read them: narrow weights transposed, ``[K, W]``."""
+    groups = zip(program.leaves, grouped(program, leaves), strict=True)
+    return tuple(
+        tensor.t().contiguous() if "narrow" in kind and place == 1 else tensor
+        for kind, group in groups
+        for place, tensor in enumerate(group)
+    )
 
 
 @triton.jit
@@ -132,11 +144,11 @@ def _held_leaf(
         at = leaf + i.to(tl.int64) * WIDTH + column
         held = held + (tl.load(at, used & inside, 0).to(ACC),)  # noqa: RUF005
     elif KIND == "narrow" or KIND == "narrow_plain":
+        at = tl.program_id(2) * WIDTH + column + 0 * i  # as if they were rows, to be where rows are; the id is 0
         for k in tl.static_range(COUNT):
-            at = leaves[PLACES[L] + 1] + column * COUNT + k
-            held = held + (tl.load(at, inside, 0).to(ACC),)  # noqa: RUF005
+            held = held + (tl.load(leaves[PLACES[L] + 1] + at + k * WIDTH, inside, 0).to(ACC),)  # noqa: RUF005
         if KIND == "narrow":
-            held = held + (tl.load(leaves[PLACES[L] + 2] + column, inside, 0).to(ACC),)  # noqa: RUF005
+            held = held + (tl.load(leaves[PLACES[L] + 2] + at, inside, 0).to(ACC),)  # noqa: RUF005
     return held
 
 
@@ -223,3 +235,16 @@ def leaf_values(held, loaded, KINDS: tl.constexpr, COLUMNS: tl.constexpr, OWN: t
     for leaf in tl.static_range(len(KINDS)):
         values = values + (_leaf_value(held, loaded, KINDS, COLUMNS, leaf, OWN, ACC),)  # noqa: RUF005
     return values
+
+
+@triton.jit
+def head_grads(grad, e, valid, column, inside, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr):
+    """``grad[e, head of the column]``; a few heads one by one, which leaves the tile where rows are."""
+    if HEADS <= 8:
+        value = tl.load(grad + e * HEADS, valid, 0).to(ACC)
+        for head in tl.static_range(1, HEADS):
+            other = tl.load(grad + e * HEADS + head, valid, 0).to(ACC)
+            value = tl.where(column < head * HEAD_WIDTH, value, other)
+        return value
+    else:
+        return tl.load(grad + e * HEADS + column // HEAD_WIDTH, valid & inside, 0).to(ACC)
