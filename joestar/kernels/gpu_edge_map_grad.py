@@ -214,7 +214,7 @@ def _constants(program: EdgeProgram, leaves: list[Tensor], line: EdgeGradient, w
 
 
 def _grid_configs(width: int, size: int, sums: int) -> list[tune.Config]:
-    """Rows, warps and programs of a pass that keeps ``sums`` 4-byte tiles; the default first.
+    """Rows, warps and programs of a pass that keeps ``sums`` tiles of float32, or half as many others; default first.
 
     Programs of one warp wait for no other and exchange nothing; many sums take more threads to a row.
     """
@@ -269,7 +269,7 @@ def _over_destinations(
     size = like.element_size()
     configs = tile_configs(width, size)
     if slots:
-        configs = _grid_configs(width, size, len(slots) * wide.itemsize // 4)
+        configs = _grid_configs(width, size, len(slots) * (1 if size == 4 else 2))
     shape = (like.dtype, width, name, *wanted, tune.size_class(n), tune.size_class(edges))
     launch(
         tune.choose("edge_map_grad_dst", shape, configs, launch, work_of(program, n, edges, width, size), grad.device)
