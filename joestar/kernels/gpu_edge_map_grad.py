@@ -277,7 +277,10 @@ def _over_destinations(
     for leaf in of["scalar"]:
         out[places[leaf]] = outs[leaf].sum(0).to(like.dtype).view(leaves[places[leaf]].shape)
     for slot, (_, k, place) in enumerate(slots):
-        (out[place][:, k] if k >= 0 else out[place]).copy_(found[0][slot])
+        if k < 0:
+            out[place].copy_(found[0][slot])
+        elif k == 0:
+            out[place].copy_(found[0][slot : slot + out[place].shape[1]].t())
 
 
 def _over_sources(

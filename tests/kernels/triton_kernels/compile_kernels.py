@@ -190,18 +190,17 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.scatter_dst(INDPTR, weight)
 
 
-def messages(dtype: torch.dtype, widths: tuple[int, ...]) -> None:
+def messages(dtype: torch.dtype, width: int) -> None:
     """Edge programs of the models that there are, and one with every kind of leaf; both orders of the sources."""
     indices = torch.zeros(EDGES, dtype=torch.int32)
-    for width in widths:
-        for program, reduce in ((GINE, "sum"), (GATV2, "heads:4"), (EVERY_LEAF, "mean")):
-            leaves = leaves_of(program, width, NODES, ROWS, EDGES, EDGES, dtype)
-            args = (INDPTR, indices, leaves, program, reduce)
-            gpu.edge_map(*args)
-            for deterministic in (False, True):
-                torch.use_deterministic_algorithms(deterministic)
-                gpu.edge_map_grad(*args, torch.zeros(grad_shape(args), dtype=dtype), differentiable(program))
-            torch.use_deterministic_algorithms(False)
+    for program, reduce in ((GINE, "sum"), (GATV2, "heads:4"), (EVERY_LEAF, "mean")):
+        leaves = leaves_of(program, width, NODES, ROWS, EDGES, EDGES, dtype)
+        args = (INDPTR, indices, leaves, program, reduce)
+        gpu.edge_map(*args)
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            gpu.edge_map_grad(*args, torch.zeros(grad_shape(args), dtype=dtype), differentiable(program))
+        torch.use_deterministic_algorithms(False)
 
 
 def heads_of_one_row(dtype: torch.dtype) -> None:
@@ -293,15 +292,16 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
                 database(dtype)
                 heads_of_one_row(dtype)
-                messages(dtype, (100, 128))
                 if dtype != torch.float64:
                     dense_products(dtype)
+            messages(torch.float32, 100)
+            messages(torch.bfloat16, 128)
         else:
             structure(torch.int32)
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
-            messages(torch.float32, (100,))
+            messages(torch.float32, 100)
             dense_products(torch.float32)
         steps()
     covered: set[JITFunction] = set()
