@@ -12,7 +12,7 @@ from joestar.ops import reference
 
 def tensors(result) -> list[Tensor]:
     """The outputs of a kernel, without the gradient that is ``None``."""
-    return [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
+    return [value for value in (result if isinstance(result, (tuple, list)) else (result,)) if value is not None]
 
 
 def to_device(args, device: str):

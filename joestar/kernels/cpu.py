@@ -1,4 +1,4 @@
-"""The CPU kernels: every op of ``joestar.ops.reference``, in C++."""
+"""The CPU kernels: every op of ``joestar.ops.reference``, in C++ (``edge_map`` in torch ops)."""
 
 from joestar.kernels.cpu_attend import attend, attend_grad
 from joestar.kernels.cpu_dropout import (
@@ -9,6 +9,7 @@ from joestar.kernels.cpu_dropout import (
     edge_dropout_bits,
     relu_dropout_grad,
 )
+from joestar.kernels.cpu_edge_map import edge_map, edge_map_grad
 from joestar.kernels.cpu_edges import edge_softmax, edge_softmax_grad, sddmm, spmm_grad_weight
 from joestar.kernels.cpu_fused import (
     aggregate_cat,
@@ -61,6 +62,8 @@ __all__ = [
     "dropout_bits",
     "edge_dropout_bits",
     "edge_dst",
+    "edge_map",
+    "edge_map_grad",
     "edge_softmax",
     "edge_softmax_grad",
     "out_degrees",

@@ -7,6 +7,7 @@ import torch
 from torch.library import register_autograd
 
 from joestar.kernels.layout import shares_rows
+from joestar.ops.edge_program import EdgeProgram, check_wanted
 
 ops = torch.ops.joestar
 
@@ -138,6 +139,22 @@ def _attend_backward(ctx, grad, *of_saved):
 
 
 register_autograd("joestar::attend", _attend_backward, setup_context=_attend_setup)
+
+
+def _edge_map_setup(ctx, inputs, output):
+    indptr, indices, leaves, ctx.program, ctx.reduce = inputs
+    check_wanted(EdgeProgram.parse(ctx.program), leaves, [leaf.requires_grad for leaf in leaves])
+    ctx.save_for_backward(indptr, indices, *leaves)
+
+
+def _edge_map_backward(ctx, grad):
+    indptr, indices, *leaves = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[2])
+    grads = ops.edge_map_grad(indptr, indices, leaves, ctx.program, ctx.reduce, grad.contiguous(), wanted)
+    return None, None, [g if w else None for g, w in zip(grads, wanted, strict=True)], None, None
+
+
+register_autograd("joestar::edge_map", _edge_map_backward, setup_context=_edge_map_setup)
 
 
 def _dropout_setup(ctx, inputs, output):

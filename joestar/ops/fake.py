@@ -6,6 +6,7 @@ import torch
 from torch.library import register_fake
 
 from joestar.kernels.layout import cat_width, message_shape
+from joestar.ops.edge_program import EdgeProgram, heads_of, width_of
 
 
 def _count(like):
@@ -140,6 +141,18 @@ def _(indptr, indices, s_src, s_dst, x, slope, bits, scale):
 @register_fake("joestar::attend_grad")
 def _(indptr, indices, s_src, s_dst, x, top, total, grad, slope, bits, scale, needs_x):
     return s_src.new_empty(s_src.shape), s_dst.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else (0,))
+
+
+@register_fake("joestar::edge_map")
+def _(indptr, indices, leaves, program, reduce):
+    heads = heads_of(reduce)
+    width = width_of(EdgeProgram.parse(program), leaves)
+    return leaves[0].new_empty((indices.shape[0], heads) if heads else (indptr.shape[0] - 1, width))
+
+
+@register_fake("joestar::edge_map_grad")
+def _(indptr, indices, leaves, program, reduce, grad, wanted):
+    return [leaf.new_empty(leaf.shape if w else (0,)) for leaf, w in zip(leaves, wanted, strict=True)]
 
 
 @register_fake("joestar::edge_dst")

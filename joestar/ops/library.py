@@ -44,6 +44,8 @@ SCHEMAS = {
     "attend": f"({_CSC}, {_SCORES}, float slope, Tensor? bits, float scale) -> (Tensor, Tensor, Tensor)",
     "attend_grad": f"({_CSC}, {_SCORES}, Tensor top, Tensor total, Tensor grad, float slope, Tensor? bits,"
     " float scale, bool needs_x) -> (Tensor, Tensor, Tensor)",
+    "edge_map": f"({_CSC}, Tensor[] leaves, str program, str reduce) -> Tensor",
+    "edge_map_grad": f"({_CSC}, Tensor[] leaves, str program, str reduce, Tensor grad, bool[] wanted) -> Tensor[]",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
     "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",
     "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce, bool ones=True) -> (Tensor, Tensor)",

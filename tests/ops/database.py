@@ -7,6 +7,7 @@ The entries are in one file per area.
 from . import (
     database_attention,
     database_computation,
+    database_edge_map,
     database_fused,
     database_sampling,
     database_spmm_forms,
@@ -20,6 +21,7 @@ AREAS = (
     database_computation,
     database_spmm_forms,
     database_attention,
+    database_edge_map,
     database_fused,
 )
 OPS: dict[str, Op] = {name: op for area in AREAS for name, op in area.OPS.items()}

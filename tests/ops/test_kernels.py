@@ -39,7 +39,7 @@ def _double(args):
 
 def _tensors(result) -> list[Tensor]:
     """The outputs of a kernel, without the gradient that is ``None``."""
-    return [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
+    return [value for value in (result if isinstance(result, (tuple, list)) else (result,)) if value is not None]
 
 
 def check_equal(ours: Tensor, expected: Tensor, case: str) -> None:

@@ -19,6 +19,7 @@ from joestar.ops.reference.computation import (
     spmm_grad_x,
 )
 from joestar.ops.reference.dropout import dropout_apply, dropout_bits, edge_dropout_bits, relu_dropout_grad
+from joestar.ops.reference.edge_map import edge_map, edge_map_grad
 from joestar.ops.reference.fused import (
     add_bias,
     aggregate_cat,
@@ -74,6 +75,8 @@ __all__ = [
     "dropout_bits",
     "edge_dropout_bits",
     "edge_dst",
+    "edge_map",
+    "edge_map_grad",
     "edge_softmax",
     "edge_softmax_grad",
     "finish_step",

@@ -62,6 +62,7 @@ driver.set_active(Device())
 JITFunction.__getitem__ = compile_only
 
 from ops.database import OPS  # noqa: E402
+from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape, leaves_of  # noqa: E402
 
 import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
@@ -192,6 +193,19 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.scatter_dst(INDPTR, weight)
 
 
+def messages(dtype: torch.dtype, width: int) -> None:
+    """Edge programs of the models that there are, and one with every kind of leaf; both orders of the sources."""
+    indices = torch.zeros(EDGES, dtype=torch.int32)
+    for program, reduce in ((GINE, "sum"), (GATV2, "heads:4"), (EVERY_LEAF, "mean")):
+        leaves = leaves_of(program, width, NODES, ROWS, EDGES, EDGES, dtype)
+        args = (INDPTR, indices, leaves, program, reduce)
+        gpu.edge_map(*args)
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            gpu.edge_map_grad(*args, torch.zeros(grad_shape(args), dtype=dtype), differentiable(program))
+        torch.use_deterministic_algorithms(False)
+
+
 def heads_of_one_row(dtype: torch.dtype) -> None:
     """Rows that several heads share."""
     indices, weight = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(EDGES, 4, dtype=dtype)
@@ -283,11 +297,14 @@ def main() -> None:
                 heads_of_one_row(dtype)
                 if dtype != torch.float64:
                     dense_products(dtype)
+            messages(torch.float32, 100)
+            messages(torch.bfloat16, 128)
         else:
             structure(torch.int32)
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
+            messages(torch.float32, 100)
             dense_products(torch.float32)
         steps()
     covered: set[JITFunction] = set()
