@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import leads
+from joestar.fusion.emit import emit, leads
 from joestar.fusion.record import Reject
 
 _GATHER, _COMPACT = torch.ops.aten.index_select.default, torch.ops.joestar.compact.default
@@ -39,3 +39,10 @@ def destinations(part: fx.Node, gather: fx.Node) -> fx.Node | None:
     if compact is None or not leads(part, gather, compact.args[0].meta["val"].shape[0]):
         return None
     return compact.args[0]
+
+
+def sources(graph: fx.Graph, like: fx.Node, ids: fx.Node, local: fx.Node) -> fx.Node:
+    """Global ids of the edges' sources: those that were sampled, where the local ids are theirs."""
+    compact = compact_behind(ids)
+    plain = compact is not None and local.target is operator.getitem and local.args == (compact, 1)
+    return compact.args[3] if plain else emit(graph, like, _GATHER, ids, 0, local)

@@ -1,0 +1,417 @@
+"""Messages of one's own in one op: where it fires, the same numbers, features in place, and every reason not to."""
+
+import copy
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS, same, small_graph
+from torch import fx, nn
+
+from joestar import fn
+from joestar.bench.user_models import FOLDER, example
+from joestar.fusion import run_passes
+
+from .graphs import ATEN, JOESTAR, captured, count, only, reasons
+
+PATTERN = "edge-map-reduce"
+BASE = ("extract-select", "bias", "narrow-linear")
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+HEADS, WIDTH = 2, 3
+EDGE_MAP = JOESTAR.edge_map.default
+
+
+def graph(**ndata):
+    """With three features and a weight per edge."""
+    made = small_graph()
+    generator = torch.Generator().manual_seed(2)
+    made.edata["f"] = torch.randn(made.num_edges, 3, generator=generator, dtype=torch.float64)
+    made.edata["w"] = torch.rand(made.num_edges, generator=generator, dtype=torch.float64)
+    for name, value in ndata.items():
+        made.ndata[name] = value
+    return made
+
+
+class Net(nn.Module):
+    """A layer per block of ``layer(self, block, h, own)``, with what it may need; features keep their width."""
+
+    def __init__(self, layer, layers: int = 1):
+        super().__init__()
+        self.layer, self.layers = layer, layers
+        self.lin = nn.Linear(3, NUM_FEATURES)
+        self.plain = nn.Linear(3, NUM_FEATURES, bias=False)
+        self.dst, self.mix = nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_FEATURES)
+        self.wide = nn.Linear(17, NUM_FEATURES)
+        self.bias, self.eps = nn.Parameter(torch.zeros(NUM_FEATURES)), nn.Parameter(torch.zeros(1))
+        self.att = nn.Parameter(torch.zeros(1, HEADS, WIDTH))
+        self.per_column = nn.Parameter(torch.zeros(WIDTH))
+        self.head = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, blocks, x):
+        for block in blocks:
+            x = self.layer(self, block, x, x[: block.num_dst]) + self.eps * x[: block.num_dst]
+            x = x if block is blocks[-1] else x.tanh()
+        return self.head(x)
+
+
+def pulled(message, reduce="sum"):
+    """A layer that pulls a function of (model, edges)."""
+
+    def layer(self, block, h, own):
+        return block.pull(lambda edges: message(self, edges), reduce, src={"h": h}, dst={"g": own, "q": own[:, 0]})
+
+    return layer
+
+
+def edge_features(self, edges):
+    return (edges.src["h"] + self.lin(edges.data["f"])).relu()
+
+
+def split(rows):
+    """Rows in heads."""
+    return rows.unflatten(1, (HEADS, WIDTH))
+
+
+def scores(self, block, h, own):
+    """GATv2."""
+    left = split(self.mix(h))
+    pairs = F.leaky_relu(block.apply_edges(fn.u_add_v(left, split(self.dst(own)))), 0.2)
+    alpha = block.edge_softmax((pairs * self.att).sum(-1))
+    return block.pull(fn.u_mul_e(left, alpha), "sum").flatten(1)
+
+
+def weighted_by(reduction):
+    """Sums over the columns of a message, as weights of sources' rows."""
+
+    def layer(self, block, h, own):
+        values = reduction(self, block.apply_edges(fn.u_mul_v(self.mix(h), own)).tanh())
+        return block.pull(fn.u_mul_e(h, values), "sum")
+
+    return layer
+
+
+def of_heads(self, block, h, own):
+    """Messages with heads, in a mean."""
+    value = block.apply_edges(fn.u_sub_v(split(self.mix(h)), split(own))).sigmoid()
+    value = value * self.per_column + split(self.lin(block.edata["f"])) * block.edata["w"][:, None, None]
+    return block.pull(fn.copy_e(value), "mean").flatten(1)
+
+
+def two_widths(self, block, h, own):
+    """Values of other readers are read where they are stored."""
+    shared = block.apply_edges(fn.u_add_v(self.mix(h), own)).relu()
+    gated = block.pull(lambda edges: edges.src["h"].sigmoid() * shared, "sum", src={"h": h})
+    return gated + block.pull(fn.copy_e(self.dst(shared)), "mean")
+
+
+def looped(self, block, h, own):
+    block = block.add_self_loops()
+    return block.pull(lambda edges: (edges.src["h"] - edges.dst["g"]).abs(), "mean", src={"h": h}, dst={"g": own})
+
+
+LAYERS = {
+    "edge features": (pulled(edge_features), "src narrow | add 0 1 | relu 2, sum"),
+    "without a bias": (pulled(lambda self, e: e.src["h"] * self.plain(e.data["f"])), "src narrow_plain | mul 0 1, sum"),
+    "scores": (scores, "src dst vector | add 0 1 | leaky_relu 3 0.2 | mul 4 2, heads:2"),
+    "both ends": (
+        pulled(lambda self, e: F.elu(e.src["h"] - e.dst["g"]) * 2 - 1, "mean"),
+        "src dst | sub 0 1 | elu 2 1.0 | mul_scalar 3 2.0 | add_scalar 4 -1.0, mean",
+    ),
+    "a destination alone": (
+        pulled(lambda self, e: e.dst["g"] * e.data["w"][:, None]), "dst scalar | mul 0 1, sum",
+    ),
+    "vectors": (
+        pulled(lambda self, e: (3 - e.src["h"] * self.bias + self.eps).abs()),
+        "src vector vector | mul 0 1 | neg 3 | add_scalar 4 3.0 | add 5 2 | abs 6, sum",
+    ),
+    "a value twice": (
+        pulled(lambda self, e: F.silu(e.src["h"]) / (1 + e.src["h"] ** 2)),
+        "src | silu 0 | mul 0 0 | add_scalar 2 1.0 | div 1 3, sum",
+    ),
+    "extrema": (
+        pulled(lambda self, e: torch.maximum(e.src["h"], e.dst["g"]) - torch.minimum(e.src["h"], self.bias)),
+        "src dst vector | maximum 0 1 | minimum 0 2 | sub 3 4, sum",
+    ),
+    "an alpha": (
+        pulled(lambda self, e: torch.add(e.src["h"].exp(), e.dst["g"], alpha=-0.5)),
+        "src dst | exp 0 | mul_scalar 1 -0.5 | add 2 3, sum",
+    ),
+    "a number per destination": (
+        pulled(lambda self, e: (e.src["h"] * e.dst["q"][:, None]).tanh() / 4),
+        "src scalar | mul 0 1 | tanh 2 | mul_scalar 3 0.25, sum",
+    ),
+    "edge values": (
+        pulled(lambda self, e: e.src["h"] * self.mix(e.src["h"]).softmax(1)), "src edge | mul 0 1, sum",
+    ),
+    "heads": (
+        of_heads,
+        "src dst vector narrow scalar | sub 0 1 | sigmoid 5 | mul 6 2 | mul 3 4 | add 7 8, mean",
+    ),
+    "one sum of all columns": (weighted_by(lambda self, m: m.sum(-1)), "src dst | mul 0 1 | tanh 2, heads:1"),
+    "a sum of columns kept": (
+        weighted_by(lambda self, m: split(m).sum(2, keepdim=True).flatten(1).mean(1)),
+        "src dst | mul 0 1 | tanh 2, heads:2",
+    ),
+    "self-loops": (looped, "src dst | sub 0 1 | abs 2, mean"),
+    "a shared value": (two_widths, "edge src | sigmoid 1 | mul 2 0, sum"),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("name", LAYERS)
+
+
+@functools.cache
+def whole(name: str):
+    """Two layers, captured: no pass has run."""
+    torch.manual_seed(0)
+    return captured(Net(LAYERS[name][0], 2), (3, 2), graph=graph())
+
+
+def under(case, disable=ON, choice="fused", **options):
+    """The case after the passes; every message takes this choice."""
+    case = copy.copy(case)
+    for name, value in options.items():
+        setattr(case, name, value)
+    case.program = case.program.variant(replace(case.program.options, disable_passes=disable))
+    choices = {site.key: choice for site in case.program.sites if site.kind == "message"}
+    if choices and choice == "fused":
+        case.program = case.program.variant(replace(case.program.options, choices=choices))
+    return case
+
+
+def made(layer, **options):
+    """One layer after the pass."""
+    torch.manual_seed(0)
+    return under(captured(Net(layer), (3,), **{"graph": graph(), **options}))
+
+
+def fused(case):
+    """What the pass says of every op that it made."""
+    return [place.detail for place in case.program.places if place.pattern == PATTERN and place.fired]
+
+
+def programs(case):
+    nodes = case.program.captured.gm.graph.find_nodes(op="call_function", target=EDGE_MAP)
+    return [", ".join(node.args[3:5]) for node in nodes]
+
+
+def test_before_and_after():
+    for name, changes in (
+        ("edge features", {"edge_map": (0, 2), "sddmm": (2, 0), "spmm": (2, 0), "compact": (2, 1)}),
+        ("scores", {"edge_map": (0, 2), "sddmm": (2, 0), "spmm": (2, 2)}),
+    ):
+        before, after = (under(whole(name), disable).program.captured.gm for disable in (OFF, ON))
+        for op, expected in changes.items():
+            target = getattr(JOESTAR, op).default
+            assert (count(before, target), count(after, target)) == expected, (name, op)
+        for target in (ATEN.relu.default, ATEN.leaky_relu.default, ATEN.sum.dim_IntList):
+            assert count(after, target) == 0, (name, target)
+
+
+@EACH
+def test_same_numbers(name):
+    """Seeds stand twice in a batch; the graph has self-loops, duplicate edges and nodes without any."""
+    on, off = (under(whole(name), disable) for disable in (ON, OFF))
+    assert programs(on) == [LAYERS[name][1]] * 2
+    for step, batch in enumerate((SEEDS, (5, 5, 47, 5))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-10)
+        same(on.padded(on.seeds(batch), step), expected, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["edge features", "scores", "heads"])
+@pytest.mark.parametrize(("factor", "extra"), [(1.0, 0), (1.0, 1), (2.0, 3)])
+def test_small_bounds(name, factor, extra):
+    case = under(whole(name), factor=factor, extra=extra, tight=True)
+    for step, batch in enumerate((SEEDS, (5, 5, 47), (8,))):
+        same(case.padded(case.seeds(batch), step), case.eager(case.seeds(batch), step), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["edge features", "scores", "vectors", "a number per destination"])
+def test_with_the_whole_table(name):
+    everything, nothing = under(whole(name), ()), whole(name)
+    assert len(programs(everything)) == 2
+    expected = nothing.exact(nothing.seeds(), 0)
+    same(everything.exact(everything.seeds(), 0), expected, 1e-10)
+    same(everything.padded(everything.seeds(), 0), expected, 1e-10)
+
+
+# --- the first layer ---
+
+
+def tables(case):
+    """What the sources' rows of every op are."""
+    gm = case.program.captured.gm
+    nodes = gm.graph.find_nodes(op="call_function", target=EDGE_MAP)
+    return [(node.args[2][0].name, node.args[1].args[0].target, node.args[1].args[1]) for node in nodes]
+
+
+def test_features_are_read_in_place():
+    case = under(whole("both ends"))
+    first, second = tables(case)
+    assert first == ("features", JOESTAR.sample_cols.default, 1)  # as they were sampled
+    assert second[1:] == (JOESTAR.compact.default, 1)
+    assert fused(case)[0].endswith("of features")
+    gm = case.program.captured.gm
+    (own,) = [
+        n
+        for n in gm.graph.find_nodes(op="call_function", target=ATEN.index_select.default)
+        if n.args[0].name == "features"
+    ]
+    (inner,) = gm.graph.find_nodes(op="call_function", target=JOESTAR.compact.default)
+    assert own.args[2].args == (inner, 0)  # the destinations' rows alone
+
+
+def also(reader):
+    """Edge features, and something that reads the sources once more."""
+
+    def layer(self, block, h, own):
+        return pulled(edge_features)(self, block, h, own) + reader(self, block, h)
+
+    return layer
+
+
+STAY_GATHERED = {
+    "rows read elsewhere": also(lambda self, block, h: block.pull(fn.u_mul_e(h, block.edata["w"]), "sum")),
+    "rows computed": pulled(lambda self, e: edge_features(self, e)),
+    "other rows as well": lambda self, block, h, own: block.pull(
+        fn.copy_e(block.apply_edges(fn.copy_u(h)) * block.apply_edges(fn.copy_u(self.mix(h)))), "sum"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY_GATHERED)
+def test_features_stay_gathered(name):
+    class Computed(Net):
+        def forward(self, blocks, x):
+            return super().forward(blocks, x * 2 if name == "rows computed" else x)
+
+    torch.manual_seed(0)
+    case = under(captured(Computed(STAY_GATHERED[name]), (3,), graph=graph()))
+    ((table, made_by, _),) = tables(case)
+    assert table != "features" and made_by is JOESTAR.compact.default
+    same(case.padded(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
+
+
+def test_features_that_need_gradients():
+    with_grad = graph()
+    with_grad.ndata["x"] = with_grad.ndata["x"].clone().requires_grad_()
+    case = made(pulled(edge_features), graph=with_grad)
+    assert tables(case) == [("index_select", JOESTAR.compact.default, 1)]
+
+
+# --- choices ---
+
+
+def test_a_choice():
+    case = under(whole("edge features"), choice="stored")
+    assert programs(case) == []
+    assert reasons(case, PATTERN) == ["storing the messages is chosen"] * 2
+    sites = [(site.key, site.options, site.default) for site in case.program.sites]
+    assert sites == [(f"message:hop{hop}", ("stored", "fused"), "stored") for hop in (1, 0)]
+
+
+def test_by_default_on_a_gpu_only():
+    """There, a product that gathers edge data is taken apart again."""
+    case = whole("edge features")
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+    disable = only(*BASE, "gather-update", PATTERN)
+    run_passes(gm, list(case.program.lowered_roles), disable, device="cuda", sizes=case.program.sizes)
+    assert (count(gm, EDGE_MAP), count(gm, JOESTAR.gather_linear.default)) == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["edge_features", "gatv2"])
+def test_examples(name):
+    """Every layer of the two examples is one op; the first reads the features where no product stands in between."""
+    module, data = example(FOLDER, name), small_graph()
+    options = module.prepare(data) if hasattr(module, "prepare") else {}
+    if options:
+        data.edata["f"] = data.edata["f"].double()
+    model = module.Net(NUM_FEATURES, 8, 3, NUM_CLASSES, **options)
+    case = captured(model, (3, 2, 2), graph=data)
+    on, off = under(case, ()), under(case, (), "stored")
+    gm = on.program.captured.gm
+    assert count(gm, EDGE_MAP) == 3
+    assert count(gm, JOESTAR.compact.default) == (2 if name == "edge_features" else 3)
+    expected = off.exact(off.seeds(), 0)
+    same(on.exact(on.seeds(), 0), expected, 1e-10)
+    same(on.padded(on.seeds(), 0), expected, 1e-10)
+
+
+# --- refusals ---
+
+
+def two_readers(self, block, h, own):
+    message = block.apply_edges(fn.u_add_v(self.mix(h), own)).relu()
+    return block.pull(fn.copy_e(message), "sum") + block.pull(fn.copy_e(message), "mean")
+
+
+def inner_reader(self, block, h, own):
+    inner = block.apply_edges(fn.u_add_v(self.mix(h), own)).relu()
+    return block.pull(fn.copy_e(inner * 2), "sum") + block.pull(fn.copy_e(self.mix(inner)), "max")
+
+
+def score_reader(self, block, h, own):
+    pairs = split(block.apply_edges(fn.u_add_v(self.mix(h), own)).tanh())
+    return block.pull(fn.copy_e(pairs * pairs.sum(-1, keepdim=True)), "max").flatten(1)
+
+
+def head_weights(self, block, h, own):
+    value = split(block.apply_edges(fn.u_add_v(self.mix(h), own)).tanh())
+    weight = split(self.lin(block.edata["f"])).sum(-1)
+    order = torch.arange(block.num_edges, dtype=block.indices.dtype)
+    return torch.ops.joestar.spmm(block.indptr, order, value, weight, "sum").flatten(1)
+
+
+def of_other_edges(self, block, h, own):
+    """Of the same sources and destinations, added up over the edges without loops."""
+    values = block.add_self_loops().apply_edges(fn.u_add_v(self.mix(h), own)).relu()
+    return block.pull(fn.copy_e(values[: block.num_edges]), "sum")
+
+
+def one_number(self, block, h, own):
+    total = block.pull(
+        lambda edges: (edges.src["h"] - edges.dst["g"]).abs(), "sum", src={"h": h[:, 0]}, dst={"g": own[:, 1]}
+    )
+    return total[:, None] * own
+
+
+READER = "the message, or a value on the way to it, has another reader"
+REFUSED = {
+    "a maximum": (pulled(edge_features, "max"), "the aggregation is a max"),
+    "two reductions": (two_readers, READER),
+    "a value read elsewhere": (inner_reader, READER),
+    "columns added up, read twice": (score_reader, READER),
+    "weights of heads": (head_weights, "the heads have edge weights of their own"),
+    "no end": (pulled(lambda self, e: self.lin(e.data["f"]).relu()), "the message reads no end of its edges"),
+    "other edges": (of_other_edges, "nothing elementwise"),
+    "a copy": (pulled(lambda self, e: e.src["h"]), "nothing is computed per edge"),
+    "a product": (pulled(lambda self, e: self.mix(e.src["h"])), "aten.linear in front of the reduction is nothing"),
+    "one number": (one_number, "the message is one number per edge"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_must_not_fire(layer, reason):
+    case = made(layer)
+    assert programs(case) == []
+    assert any(reason in found for found in reasons(case, PATTERN)), reasons(case, PATTERN)
+
+
+def test_columns_of_nodes_are_no_messages():
+    """Attention scores of nodes are sums of columns, too: no place of this pass."""
+    case = made(lambda self, block, h, own: own * (self.mix(own).tanh() * self.bias).sum(-1, keepdim=True))
+    assert [place for place in case.program.places if place.pattern == PATTERN] == []
+
+
+WIDER = {
+    "too many columns": lambda self, e: e.src["h"] + self.wide(e.data["f"][:, :1].expand(-1, 17)),
+    "data that need gradients": lambda self, e: e.src["h"] + self.plain(e.data["f"] * self.eps),
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_other_products_are_stored(name):
+    case = made(pulled(WIDER[name]))
+    assert programs(case) == ["src edge | add 0 1, sum"]
+    same(case.padded(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
