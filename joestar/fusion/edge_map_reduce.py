@@ -25,7 +25,8 @@ A choice ``message:<hop>``, by default taken on a GPU; on a CPU, stored messages
 
 Must not fire when the reduction is a max or min, when the heads have edge weights of their own, when the message or
 all that it is made of has another reader, when nothing elementwise stands in front of the reduction, when the message
-reads no end of its edges, or those of other edges, or has one number per edge. Features stay gathered where they need
+reads no end of its edges, or those of other edges, or has one number per edge, or when a head has more columns than a
+program holds. Features stay gathered where they need
 gradients, where they are computed in the step, or where something else reads the rows.
 """
 
@@ -37,13 +38,15 @@ from torch import fx
 from joestar.fusion.backward_format import site_name
 from joestar.fusion.edge_region import Region, grow, tensors
 from joestar.fusion.emit import emit, name
-from joestar.fusion.gathers import destinations, gathers_rows, readable_in_place, sources
+from joestar.fusion.gathers import destinations, gathers_rows, global_edges, readable_in_place
 from joestar.fusion.record import Reject
 
 PATTERN = "edge-map-reduce"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SPMM, _SUM, _GATHER = _JOESTAR.spmm.default, _ATEN.sum.dim_IntList, _ATEN.index_select.default
 STORED, FUSED = "stored", "fused"
+_WIDEST_HEAD = 2048
+"""Columns that a program holds of every value, where it adds them up."""
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -86,6 +89,8 @@ def _match(node: fx.Node, context) -> Region | Reject:
         if refusal:
             return Reject(refusal)
     region = grow(message, node, indptr, context)
+    if node.target is _SUM and int(message.meta["val"].shape[-1]) > _WIDEST_HEAD:
+        return Reject(f"heads of {message.meta['val'].shape[-1]} columns are too wide for one program")
     if region.edges is None:
         return Reject(_obstacle(region, grow(message, node, indptr, context, strict=False)))
     if node.target is _SPMM and node.args[3] is not None:
@@ -99,7 +104,7 @@ def _obstacle(region: Region, loose: Region) -> str:
         return "the message, or a value on the way to it, has another reader"
     if region.inside or not region.border:
         return "the message reads no end of its edges"
-    return f"{name(region.border[0])} in front of the reduction is nothing elementwise"
+    return f"{name(region.border[0])} in front of the reduction is no step of a program"
 
 
 def _unfit(spmm: fx.Node, message: fx.Node) -> str:
@@ -163,7 +168,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, region: Region, context) -> None:
     indptr, indices = region.edges
     with graph.inserting_before(node):
         if gathers:
-            indices = sources(graph, node, gathers[0].args[2], indices)
+            indptr, indices = global_edges(graph, node, indptr, indices, gathers[0].args[2])
         operands = []
         for leaf in region.leaves:
             in_place = gathers and leaf.kind == "src"

@@ -6,157 +6,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS, same, small_graph
-from torch import fx, nn
+from torch import fx
 
 from joestar import fn
 from joestar.bench.user_models import FOLDER, example
 from joestar.fusion import run_passes
 
+from .edge_layers import LAYERS, Net, edge_features, graph, pulled, split
 from .graphs import ATEN, JOESTAR, captured, count, only, reasons
 
 PATTERN = "edge-map-reduce"
 BASE = ("extract-select", "bias", "narrow-linear")
 ON, OFF = only(*BASE, PATTERN), only(*BASE)
-HEADS, WIDTH = 2, 3
 EDGE_MAP = JOESTAR.edge_map.default
 
 
-def graph(**ndata):
-    """With three features and a weight per edge."""
-    made = small_graph()
-    generator = torch.Generator().manual_seed(2)
-    made.edata["f"] = torch.randn(made.num_edges, 3, generator=generator, dtype=torch.float64)
-    made.edata["w"] = torch.rand(made.num_edges, generator=generator, dtype=torch.float64)
-    for name, value in ndata.items():
-        made.ndata[name] = value
-    return made
-
-
-class Net(nn.Module):
-    """A layer per block of ``layer(self, block, h, own)``, with what it may need; features keep their width."""
-
-    def __init__(self, layer, layers: int = 1):
-        super().__init__()
-        self.layer, self.layers = layer, layers
-        self.lin = nn.Linear(3, NUM_FEATURES)
-        self.plain = nn.Linear(3, NUM_FEATURES, bias=False)
-        self.dst, self.mix = nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_FEATURES)
-        self.wide = nn.Linear(17, NUM_FEATURES)
-        self.bias, self.eps = nn.Parameter(torch.zeros(NUM_FEATURES)), nn.Parameter(torch.zeros(1))
-        self.att = nn.Parameter(torch.zeros(1, HEADS, WIDTH))
-        self.per_column = nn.Parameter(torch.zeros(WIDTH))
-        self.head = nn.Linear(NUM_FEATURES, NUM_CLASSES)
-
-    def forward(self, blocks, x):
-        for block in blocks:
-            x = self.layer(self, block, x, x[: block.num_dst]) + self.eps * x[: block.num_dst]
-            x = x if block is blocks[-1] else x.tanh()
-        return self.head(x)
-
-
-def pulled(message, reduce="sum"):
-    """A layer that pulls a function of (model, edges)."""
-
-    def layer(self, block, h, own):
-        return block.pull(lambda edges: message(self, edges), reduce, src={"h": h}, dst={"g": own, "q": own[:, 0]})
-
-    return layer
-
-
-def edge_features(self, edges):
-    return (edges.src["h"] + self.lin(edges.data["f"])).relu()
-
-
-def split(rows):
-    """Rows in heads."""
-    return rows.unflatten(1, (HEADS, WIDTH))
-
-
-def scores(self, block, h, own):
-    """GATv2."""
-    left = split(self.mix(h))
-    pairs = F.leaky_relu(block.apply_edges(fn.u_add_v(left, split(self.dst(own)))), 0.2)
-    alpha = block.edge_softmax((pairs * self.att).sum(-1))
-    return block.pull(fn.u_mul_e(left, alpha), "sum").flatten(1)
-
-
-def weighted_by(reduction):
-    """Sums over the columns of a message, as weights of sources' rows."""
-
-    def layer(self, block, h, own):
-        values = reduction(self, block.apply_edges(fn.u_mul_v(self.mix(h), own)).tanh())
-        return block.pull(fn.u_mul_e(h, values), "sum")
-
-    return layer
-
-
-def of_heads(self, block, h, own):
-    """Messages with heads, in a mean."""
-    value = block.apply_edges(fn.u_sub_v(split(self.mix(h)), split(own))).sigmoid()
-    value = value * self.per_column + split(self.lin(block.edata["f"])) * block.edata["w"][:, None, None]
-    return block.pull(fn.copy_e(value), "mean").flatten(1)
-
-
-def two_widths(self, block, h, own):
-    """Values of other readers are read where they are stored."""
-    shared = block.apply_edges(fn.u_add_v(self.mix(h), own)).relu()
-    gated = block.pull(lambda edges: edges.src["h"].sigmoid() * shared, "sum", src={"h": h})
-    return gated + block.pull(fn.copy_e(self.dst(shared)), "mean")
-
-
-def looped(self, block, h, own):
-    block = block.add_self_loops()
-    return block.pull(lambda edges: (edges.src["h"] - edges.dst["g"]).abs(), "mean", src={"h": h}, dst={"g": own})
-
-
-LAYERS = {
-    "edge features": (pulled(edge_features), "src narrow | add 0 1 | relu 2, sum"),
-    "without a bias": (pulled(lambda self, e: e.src["h"] * self.plain(e.data["f"])), "src narrow_plain | mul 0 1, sum"),
-    "scores": (scores, "src dst vector | add 0 1 | leaky_relu 3 0.2 | mul 4 2, heads:2"),
-    "both ends": (
-        pulled(lambda self, e: F.elu(e.src["h"] - e.dst["g"]) * 2 - 1, "mean"),
-        "src dst | sub 0 1 | elu 2 1.0 | mul_scalar 3 2.0 | add_scalar 4 -1.0, mean",
-    ),
-    "a destination alone": (
-        pulled(lambda self, e: e.dst["g"] * e.data["w"][:, None]), "dst scalar | mul 0 1, sum",
-    ),
-    "vectors": (
-        pulled(lambda self, e: (3 - e.src["h"] * self.bias + self.eps).abs()),
-        "src vector vector | mul 0 1 | neg 3 | add_scalar 4 3.0 | add 5 2 | abs 6, sum",
-    ),
-    "a value twice": (
-        pulled(lambda self, e: F.silu(e.src["h"]) / (1 + e.src["h"] ** 2)),
-        "src | silu 0 | mul 0 0 | add_scalar 2 1.0 | div 1 3, sum",
-    ),
-    "extrema": (
-        pulled(lambda self, e: torch.maximum(e.src["h"], e.dst["g"]) - torch.minimum(e.src["h"], self.bias)),
-        "src dst vector | maximum 0 1 | minimum 0 2 | sub 3 4, sum",
-    ),
-    "an alpha": (
-        pulled(lambda self, e: torch.add(e.src["h"].exp(), e.dst["g"], alpha=-0.5)),
-        "src dst | exp 0 | mul_scalar 1 -0.5 | add 2 3, sum",
-    ),
-    "a number per destination": (
-        pulled(lambda self, e: (e.src["h"] * e.dst["q"][:, None]).tanh() / 4),
-        "src scalar | mul 0 1 | tanh 2 | mul_scalar 3 0.25, sum",
-    ),
-    "edge values": (
-        pulled(lambda self, e: e.src["h"] * self.mix(e.src["h"]).softmax(1)), "src edge | mul 0 1, sum",
-    ),
-    "heads": (
-        of_heads,
-        "src dst vector narrow scalar | sub 0 1 | sigmoid 5 | mul 6 2 | mul 3 4 | add 7 8, mean",
-    ),
-    "one sum of all columns": (weighted_by(lambda self, m: m.sum(-1)), "src dst | mul 0 1 | tanh 2, heads:1"),
-    "a sum of columns kept": (
-        weighted_by(lambda self, m: split(m).sum(2, keepdim=True).flatten(1).mean(1)),
-        "src dst | mul 0 1 | tanh 2, heads:2",
-    ),
-    "self-loops": (looped, "src dst | sub 0 1 | abs 2, mean"),
-    "a shared value": (two_widths, "edge src | sigmoid 1 | mul 2 0, sum"),
-}  # fmt: skip
 EACH = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -227,10 +92,11 @@ def test_small_bounds(name, factor, extra):
         same(case.padded(case.seeds(batch), step), case.eager(case.seeds(batch), step), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["edge features", "scores", "vectors", "a number per destination"])
+@pytest.mark.parametrize("name", ["edge features", "scores", "vectors", "weights outside", "self-loops"])
 def test_with_the_whole_table(name):
+    """Other passes make weights of the aggregation of factors per edge, or number looped edges in another way."""
     everything, nothing = under(whole(name), ()), whole(name)
-    assert len(programs(everything)) == 2
+    assert programs(everything) == [LAYERS[name][1]] * 2
     expected = nothing.exact(nothing.seeds(), 0)
     same(everything.exact(everything.seeds(), 0), expected, 1e-10)
     same(everything.padded(everything.seeds(), 0), expected, 1e-10)
@@ -260,6 +126,14 @@ def test_features_are_read_in_place():
     ]
     (inner,) = gm.graph.find_nodes(op="call_function", target=JOESTAR.compact.default)
     assert own.args[2].args == (inner, 0)  # the destinations' rows alone
+
+
+def test_looped_edges_are_not_numbered_for_the_first_layer():
+    case = under(whole("self-loops"), ())
+    (first, by_sample, _), (_, by_block, _) = tables(case)
+    assert (first, by_sample) == ("features", JOESTAR.sampled_self_loops.default)
+    assert by_block is JOESTAR.block_self_loops.default
+    assert count(case.program.captured.gm, JOESTAR.compact.default) == 1
 
 
 def also(reader):
@@ -314,10 +188,20 @@ def test_a_choice():
 def test_by_default_on_a_gpu_only():
     """There, a product that gathers edge data is taken apart again."""
     case = whole("edge features")
+    assert programs(under(case, choice="default")) == []
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     disable = only(*BASE, "gather-update", PATTERN)
     run_passes(gm, list(case.program.lowered_roles), disable, device="cuda", sizes=case.program.sizes)
     assert (count(gm, EDGE_MAP), count(gm, JOESTAR.gather_linear.default)) == (2, 0)
+
+
+def test_an_added_bias_on_a_gpu():
+    """It is an op of its own there."""
+    case = made(pulled(lambda self, e: (e.src["h"] + self.bias).relu()))
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+    run_passes(gm, list(case.program.lowered_roles), ON, device="cuda", sizes=case.program.sizes)
+    (node,) = gm.graph.find_nodes(op="call_function", target=EDGE_MAP)
+    assert node.args[3] == "src vector | add 0 1 | relu 2"
 
 
 @pytest.mark.parametrize("name", ["edge_features", "gatv2"])
@@ -376,6 +260,11 @@ def one_number(self, block, h, own):
     return total[:, None] * own
 
 
+def wide_heads(self, block, h, own):
+    value = block.apply_edges(fn.u_add_v(h.repeat(1, 400), own.repeat(1, 400))).tanh().sum(1)
+    return block.pull(fn.u_mul_e(h, value), "sum")
+
+
 READER = "the message, or a value on the way to it, has another reader"
 REFUSED = {
     "a maximum": (pulled(edge_features, "max"), "the aggregation is a max"),
@@ -384,9 +273,10 @@ REFUSED = {
     "columns added up, read twice": (score_reader, READER),
     "weights of heads": (head_weights, "the heads have edge weights of their own"),
     "no end": (pulled(lambda self, e: self.lin(e.data["f"]).relu()), "the message reads no end of its edges"),
-    "other edges": (of_other_edges, "nothing elementwise"),
+    "other edges": (of_other_edges, "is no step of a program"),
     "a copy": (pulled(lambda self, e: e.src["h"]), "nothing is computed per edge"),
-    "a product": (pulled(lambda self, e: self.mix(e.src["h"])), "aten.linear in front of the reduction is nothing"),
+    "a product": (pulled(lambda self, e: self.mix(e.src["h"])), "aten.linear in front of the reduction is no step"),
+    "a wide head": (wide_heads, "heads of 2400 columns are too wide for one program"),
     "one number": (one_number, "the message is one number per edge"),
 }  # fmt: skip
 
