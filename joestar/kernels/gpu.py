@@ -18,6 +18,8 @@ from joestar.kernels.gpu_cat import (
 from joestar.kernels.gpu_columns import column_sums
 from joestar.kernels.gpu_compact import compact, release_claims
 from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
+from joestar.kernels.gpu_edge_map import edge_map
+from joestar.kernels.gpu_edge_map_grad import edge_map_grad
 from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
 from joestar.kernels.gpu_fused import (
     sample_aggregate,
@@ -72,6 +74,8 @@ __all__ = [
     "dropout_bits",
     "edge_dropout_bits",
     "edge_dst",
+    "edge_map",
+    "edge_map_grad",
     "edge_softmax",
     "edge_softmax_grad",
     "finish_step",

@@ -160,18 +160,19 @@ def check_leaves(program: EdgeProgram, tensors: Sequence, num_dst: int, num_edge
         right = first.dim() == (1 if kind == "vector" else 2) or (kind == "scalar" and first.dim() == 1)
         _require(right, f"{rows} for a leaf {kind!r}", str(list(first.shape)))
     width = width_of(program, tensors)
-    shapes = {"dst": (num_dst, width), "edge": (num_edges, width), "vector": (width,)}
+    num_src, shapes = None, {"dst": (num_dst, width), "edge": (num_edges, width), "vector": (width,)}
     for kind, (first, *others) in zip(program.leaves, grouped(program, tensors), strict=True):
         shape, came = tuple(first.shape), ", ".join(str(list(tensor.shape)) for tensor in (first, *others))
         if kind == "src":
-            _require(shape[1] == width, f"sources' rows [N, {width}]", came)
+            num_src = shape[0] if num_src is None else num_src
+            _require(shape == (num_src, width), f"sources' rows [{num_src}, {width}]", came)
         elif kind == "scalar":
             _require(shape in ((num_edges,), (num_edges, 1)), f"a scalar of each of {num_edges} edges", came)
         elif others:
             own = [(width, shape[1]), (width,)][: len(others)]
             right = shape[0] == num_edges and [tuple(tensor.shape) for tensor in others] == own
             _require(right, f"features [{num_edges}, K], a weight [{width}, K] and, if narrow, a bias [{width}]", came)
-            _require(shape[1] <= WIDEST_NARROW, f"features of at most {WIDEST_NARROW} columns", came)
+            _require(1 <= shape[1] <= WIDEST_NARROW, f"features of 1 to {WIDEST_NARROW} columns", came)
         else:
             _require(shape == shapes[kind], f"{kind} {list(shapes[kind])}", came)
     heads = heads_of(reduce)
