@@ -32,15 +32,15 @@ def whole(name: str):
     return captured(Net(LAYERS[name][0], 2), (3, 2), graph=graph())
 
 
-def under(case, disable=ON, choice="fused", **options):
-    """The case after the passes; every message takes this choice."""
+def under(case, disable=ON, choice="fused", gather="stored", **options):
+    """The case after the passes; every message takes this choice, every product of gathered rows the other."""
     case = copy.copy(case)
     for name, value in options.items():
         setattr(case, name, value)
     case.program = case.program.variant(replace(case.program.options, disable_passes=disable))
-    choices = {site.key: choice for site in case.program.sites if site.kind == "message"}
-    if choices and choice == "fused":
-        case.program = case.program.variant(replace(case.program.options, choices=choices))
+    taken = {"message": choice, "gather": gather}
+    choices = {site.key: taken[site.kind] for site in case.program.sites if site.kind in taken}
+    case.program = case.program.variant(replace(case.program.options, choices=choices))
     return case
 
 
@@ -185,21 +185,22 @@ def test_a_choice():
     assert sites == [(f"message:hop{hop}", ("stored", "fused"), "stored") for hop in (1, 0)]
 
 
-def test_by_default_on_a_gpu_only():
-    """There, a product that gathers edge data is taken apart again."""
-    case = whole("edge features")
-    assert programs(under(case, choice="default")) == []
+def for_a_gpu(case, disable):
+    """The graph as passes leave it there."""
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
-    disable = only(*BASE, "gather-update", PATTERN)
     run_passes(gm, list(case.program.lowered_roles), disable, device="cuda", sizes=case.program.sizes)
+    return gm
+
+
+def test_by_default_on_a_gpu():
+    """There, a product that gathers edge data is taken apart again."""
+    gm = for_a_gpu(whole("edge features"), only(*BASE, "gather-update", PATTERN))
     assert (count(gm, EDGE_MAP), count(gm, JOESTAR.gather_linear.default)) == (2, 0)
 
 
 def test_an_added_bias_on_a_gpu():
     """It is an op of its own there."""
-    case = made(pulled(lambda self, e: (e.src["h"] + self.bias).relu()))
-    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
-    run_passes(gm, list(case.program.lowered_roles), ON, device="cuda", sizes=case.program.sizes)
+    gm = for_a_gpu(made(pulled(lambda self, e: (e.src["h"] + self.bias).relu())), ON)
     (node,) = gm.graph.find_nodes(op="call_function", target=EDGE_MAP)
     assert node.args[3] == "src vector | add 0 1 | relu 2"
 
@@ -213,13 +214,15 @@ def test_examples(name):
         data.edata["f"] = data.edata["f"].double()
     model = module.Net(NUM_FEATURES, 8, 3, NUM_CLASSES, **options)
     case = captured(model, (3, 2, 2), graph=data)
-    on, off = under(case, ()), under(case, (), "stored")
-    gm = on.program.captured.gm
-    assert count(gm, EDGE_MAP) == 3
-    assert count(gm, JOESTAR.compact.default) == (2 if name == "edge_features" else 3)
+    off = under(case, (), "stored")
     expected = off.exact(off.seeds(), 0)
-    same(on.exact(on.seeds(), 0), expected, 1e-10)
-    same(on.padded(on.seeds(), 0), expected, 1e-10)
+    for gather in ("stored", "in-place"):
+        on = under(case, (), gather=gather)
+        for gm in (on.program.captured.gm, for_a_gpu(case, ())):
+            assert count(gm, EDGE_MAP) == 3
+            assert count(gm, JOESTAR.compact.default) == (2 if name == "edge_features" else 3)
+        same(on.exact(on.seeds(), 0), expected, 1e-10)
+        same(on.padded(on.seeds(), 0), expected, 1e-10)
 
 
 # --- refusals ---
