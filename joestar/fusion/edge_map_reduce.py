@@ -19,7 +19,8 @@ Before (first layer)                                     After
     y   = edge_map(indptr, local, [x, ...], ...)             own = aten.index_select(features, 0, dsts)
     own = aten.slice(x, 0, 0, num_dst)
 
-Where nothing else reads the gathered rows, the features are read in place, and the outermost hop is not relabelled.
+Where nothing but messages and the destinations' own rows read the gathered rows, the features are read in place, and
+the outermost hop is not relabelled.
 
 A choice ``message:<hop>``, by default taken on a GPU; on a CPU, stored messages are added up faster.
 
@@ -27,7 +28,7 @@ Must not fire when the reduction is a max or min, when the heads have edge weigh
 all that it is made of has another reader, when nothing elementwise stands in front of the reduction, when the message
 reads no end of its edges, or those of other edges, or has one number per edge, or when a head has more columns than a
 program holds. Features stay gathered where they need
-gradients, where they are computed in the step, or where something else reads the rows.
+gradients, are computed in the step, or where something else reads the rows.
 """
 
 import math
@@ -43,7 +44,8 @@ from joestar.fusion.record import Reject
 
 PATTERN = "edge-map-reduce"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_SPMM, _SUM, _GATHER = _JOESTAR.spmm.default, _ATEN.sum.dim_IntList, _ATEN.index_select.default
+_SPMM, _SDDMM = _JOESTAR.spmm.default, _JOESTAR.sddmm.default
+_SUM, _GATHER = _ATEN.sum.dim_IntList, _ATEN.index_select.default
 STORED, FUSED = "stored", "fused"
 _WIDEST_HEAD = 2048
 """Columns that a program holds of every value, where it adds them up."""
@@ -140,10 +142,13 @@ def _gathers(region: Region, context) -> list[fx.Node]:
         return []
     if any(x.args[2] is not rows[0].args[2] for x in rows):
         return []
-    readers = region.inside | set(region.message.users)
-    gone = {load for load in region.loads() if readers.issuperset(load.users)}
-    fits = all(user in gone or destinations(user, x) is not None for x in rows for user in x.users)
+    fits = all(_yields(user, x) for x in rows for user in x.users)
     return rows if fits else []
+
+
+def _yields(reader: fx.Node, gather: fx.Node) -> bool:
+    """Whether a reader of gathered rows is this message's, maybe another one's, or can gather rows of its own."""
+    return reader.target is _SDDMM or destinations(reader, gather) is not None
 
 
 def _own_rows(graph: fx.Graph, gather: fx.Node) -> None:

@@ -136,6 +136,17 @@ def test_looped_edges_are_not_numbered_for_the_first_layer():
     assert count(case.program.captured.gm, JOESTAR.compact.default) == 1
 
 
+def test_two_messages_of_the_same_features():
+    def layer(self, block, h, own):
+        other = pulled(lambda self, e: (e.src["h"] * e.dst["g"]).sigmoid(), "mean")
+        return pulled(edge_features)(self, block, h, own) + other(self, block, h, own)
+
+    case = made(layer)
+    assert [table for table, *_ in tables(case)] == ["features", "features"]
+    assert count(case.program.captured.gm, JOESTAR.compact.default) == 0
+    same(case.padded(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
+
+
 def also(reader):
     """Edge features, and something that reads the sources once more."""
 
