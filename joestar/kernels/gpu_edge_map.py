@@ -9,7 +9,15 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_edge_steps import described, edge_leaves, held_leaves, leaf_values, prepared, run_steps
+from joestar.kernels.gpu_edge_steps import (
+    described,
+    edge_leaves,
+    edges_ahead,
+    held_leaves,
+    leaf_values,
+    prepared,
+    run_steps,
+)
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
 from joestar.kernels.gpu_tiles import (
@@ -68,7 +76,7 @@ def _edge_map(
             source = e
             if FROM_SRC:
                 source = tl.load(indices + e, e < end, 0).to(tl.int64)
-            leaf = edge_leaves(leaves, e, source, e < end, column, inside, KINDS, PLACES, COLUMNS, "dst", WIDTH, ACC)
+            leaf = edge_leaves(leaves, e, source, e < end, column, inside, KINDS, PLACES, COLUMNS, "dst", WIDTH)
             loaded = loaded + (leaf,)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
             e = start + done + j
@@ -131,7 +139,8 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
     settings = {
         **described(parsed, leaves, parsed.steps, parsed.leaves), "FROM_SRC": "src" in parsed.leaves,
         "MEAN": reduce == "mean", "HEADS": heads, "HEAD_WIDTH": head_width, "WIDTH": width,
-        "ACC": accumulator(like), "TALL": tall, "BLOCK": block, "TAIL": TAIL, "AHEAD": AHEAD,
+        "ACC": accumulator(like), "TALL": tall, "BLOCK": block, "TAIL": TAIL,
+        "AHEAD": edges_ahead(leaves, parsed, AHEAD),
     }  # fmt: skip
 
     operands = prepared(parsed, leaves)

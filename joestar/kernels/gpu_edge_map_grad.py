@@ -17,6 +17,7 @@ from joestar.kernels.gpu_edge_map import TAIL, checked, work_of
 from joestar.kernels.gpu_edge_steps import (
     described,
     edge_leaves,
+    edges_ahead,
     head_grads,
     held_leaves,
     leaf_values,
@@ -47,7 +48,7 @@ def _added(sums, values, loaded, valid, SUMMED: tl.constexpr, TIMES: tl.constexp
     for s in tl.static_range(len(SUMMED)):
         value = tl.where(valid, values[RESULTS[SUMMED[s]]], 0)
         if TIMES[s] >= 0:
-            value = value * loaded[SUMMED[s]][TIMES[s]]
+            value = value * loaded[SUMMED[s]][TIMES[s]].to(value.dtype)
         more = more + (sums[s] + value,)  # noqa: RUF005
     return more
 
@@ -121,7 +122,7 @@ def _edge_map_grad_dst(
                 source = e
                 if FROM_SRC:
                     source = tl.load(indices + e, valid, 0).to(tl.int64)
-                leaf = edge_leaves(leaves, e, source, valid, column, inside, KINDS, PLACES, COLUMNS, "dst", WIDTH, ACC)
+                leaf = edge_leaves(leaves, e, source, valid, column, inside, KINDS, PLACES, COLUMNS, "dst", WIDTH)
                 loaded = loaded + (leaf,)  # noqa: RUF005
                 edge_grad = own
                 if HEADS > 0:
@@ -196,7 +197,7 @@ def _edge_map_grad_src(
         if MEAN:
             degree = tl.load(indptr + row + 1, valid, 1) - tl.load(indptr + row, valid, 0)
             edge_grad = edge_grad / degree.to(ACC)
-        loaded = edge_leaves(leaves, e, row, valid, column, inside, KINDS, PLACES, COLUMNS, "src", WIDTH, ACC)
+        loaded = edge_leaves(leaves, e, row, valid, column, inside, KINDS, PLACES, COLUMNS, "src", WIDTH)
         values = leaf_values(held, loaded, KINDS, COLUMNS, "src", ACC) + (edge_grad,)  # noqa: RUF005
         values = run_steps(values, NAMES, READ, NUMBERS, ACC)
         sums = _added(sums, values, loaded, valid, SRCS, NOTHING, RESULTS)
@@ -244,7 +245,8 @@ def _over_destinations(
         return
     settings = {
         **settings, "FROM_SRC": "src" in settings["KINDS"], "DSTS": of["dst"], "EDGES": of["edge"],
-        "SCALARS": of["scalar"], "NOTHING": (-1,) * len(of["dst"]), "TAIL": TAIL, "AHEAD": _AHEAD,
+        "SCALARS": of["scalar"], "NOTHING": (-1,) * len(of["dst"]), "TAIL": TAIL,
+        "AHEAD": edges_ahead(leaves, program, _AHEAD),
         "SUMMED": tuple(leaf for leaf, _, _ in slots), "TIMES": tuple(k for _, k, _ in slots),
     }  # fmt: skip
     found = []

@@ -14,6 +14,12 @@ from torch import Tensor
 from joestar.ops.edge_program import EdgeProgram, Step, grouped, operands
 
 
+def edges_ahead(leaves: Sequence[Tensor], program: EdgeProgram, most: int) -> int:
+    """Edges that a program loads before it uses the first: fewer, the more narrow features they bring along."""
+    features = sum(group[0].shape[1] for group in grouped(program, leaves) if len(group) > 1)
+    return max(1, min(most, 4 * most // max(1, features)))
+
+
 def described(program: EdgeProgram, leaves: Sequence[Tensor], steps: tuple[Step, ...], kinds: tuple[str, ...]) -> dict:
     """The constants of a kernel that runs ``steps`` over leaves of ``kinds``: "none" loads nothing.
 
@@ -171,7 +177,7 @@ def held_leaves(
 def _edge_leaf(
     leaves, e, other, valid, column, inside,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, L: tl.constexpr, OWN: tl.constexpr,
-    WIDTH: tl.constexpr, ACC: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """What an edge ``e`` ``[ROWS, 1]`` brings along, its other end being row ``other``: a tuple per leaf."""
     KIND: tl.constexpr = KINDS[L]
@@ -181,14 +187,14 @@ def _edge_leaf(
     if KIND == OWN:
         loaded = ()
     elif KIND == "src" or KIND == "dst":
-        loaded = loaded + (tl.load(leaf + other * WIDTH + column, valid & inside, 0).to(ACC),)  # noqa: RUF005
+        loaded = loaded + (tl.load(leaf + other * WIDTH + column, valid & inside, 0),)  # noqa: RUF005
     elif KIND == "edge":
-        loaded = loaded + (tl.load(leaf + e * WIDTH + column, valid & inside, 0).to(ACC),)  # noqa: RUF005
+        loaded = loaded + (tl.load(leaf + e * WIDTH + column, valid & inside, 0),)  # noqa: RUF005
     elif KIND == "scalar":
-        loaded = loaded + (tl.load(leaf + e, valid, 0).to(ACC),)  # noqa: RUF005
+        loaded = loaded + (tl.load(leaf + e, valid, 0),)  # noqa: RUF005
     elif KIND == "narrow" or KIND == "narrow_plain" or KIND == "features":
         for k in tl.static_range(COUNT):
-            loaded = loaded + (tl.load(leaf + e * COUNT + k, valid, 0).to(ACC),)  # noqa: RUF005
+            loaded = loaded + (tl.load(leaf + e * COUNT + k, valid, 0),)  # noqa: RUF005
     return loaded
 
 
@@ -196,13 +202,12 @@ def _edge_leaf(
 def edge_leaves(
     leaves, e, other, valid, column, inside,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr,
-    ACC: tl.constexpr,
 ):  # fmt: skip
-    """``_edge_leaf`` of all; 0 where not ``valid``."""
+    """``_edge_leaf`` of all, in the dtype of the leaves; 0 where not ``valid``."""
     loaded = ()
     for leaf in tl.static_range(len(KINDS)):
         loaded = loaded + (  # noqa: RUF005
-            _edge_leaf(leaves, e, other, valid, column, inside, KINDS, PLACES, COLUMNS, leaf, OWN, WIDTH, ACC),
+            _edge_leaf(leaves, e, other, valid, column, inside, KINDS, PLACES, COLUMNS, leaf, OWN, WIDTH),
         )
     return loaded
 
@@ -216,16 +221,16 @@ def _leaf_value(
     if KIND == "vector" or KIND == OWN:
         return held[L][0]
     elif KIND == "narrow" or KIND == "narrow_plain":
-        value = loaded[L][0] * held[L][0]
+        value = loaded[L][0].to(ACC) * held[L][0]
         for k in tl.static_range(1, COUNT):
-            value += loaded[L][k] * held[L][k]
+            value += loaded[L][k].to(ACC) * held[L][k]
         if KIND == "narrow":
             value += held[L][COUNT]
         return value
     elif KIND == "none" or KIND == "features":
         return tl.zeros([1, 1], ACC)
     else:
-        return loaded[L][0]
+        return loaded[L][0].to(ACC)
 
 
 @triton.jit
