@@ -27,8 +27,7 @@ A choice ``message:<hop>``, by default taken on a GPU; on a CPU, stored messages
 Must not fire when the reduction is a max or min, when the heads have edge weights of their own, when the message or
 all that it is made of has another reader, when nothing elementwise stands in front of the reduction, when the message
 reads no end of its edges, or those of other edges, or has one number per edge, or when a head has more columns than a
-program holds. Features stay gathered where they need
-gradients, are computed in the step, or where something else reads the rows.
+program holds. Features stay gathered where they need gradients, are computed in the step, or have another reader.
 """
 
 import math
