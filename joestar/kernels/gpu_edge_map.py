@@ -151,5 +151,7 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
 
     shape = (like.dtype, width, program.replace(" ", "_"), reduce, tune.size_class(n), tune.size_class(edges))
     configs, work = tile_configs(block, like.element_size()), work_of(parsed, n, edges, width, like.element_size())
+    if heads:  # sums over columns, which warps that share a row exchange
+        configs.sort(key=lambda config: config["num_warps"] > 1)
     launch(tune.choose("edge_map", shape, configs, launch, work, like.device))
     return out

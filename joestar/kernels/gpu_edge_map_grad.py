@@ -213,10 +213,16 @@ def _constants(program: EdgeProgram, leaves: list[Tensor], line: EdgeGradient, w
     return {**described(program, leaves, line.steps, tuple(kinds)), "RESULTS": line.results}
 
 
-def _grid_configs(width: int, size: int) -> list[tune.Config]:
-    """Rows, warps and programs of a pass that keeps sums; the default first. A thread has few numbers of a tile."""
-    tiles = [config for config in tile_configs(width, size) if config["num_warps"] in (2, 4)]
-    return [{**config, "GRID": grid} for grid in (1056, 2112, 528) for config in tiles[:2]]
+def _grid_configs(width: int, size: int, sums: int) -> list[tune.Config]:
+    """Rows, warps and programs of a pass that keeps ``sums`` tiles of float32, or half as many others; default first.
+
+    Programs of one warp wait for no other and exchange nothing; many sums take more threads to a row.
+    """
+    per_warp = min(config["ROWS"] for config in tile_configs(width, size))
+    tried = [(1, 1, 2112), (2, 4, 1056), (1, 2, 2112), (2, 2, 1056), (1, 4, 1056)]
+    if sums > 8:
+        tried.reverse()
+    return [{"ROWS": per_warp * rows, "num_warps": warps, "GRID": grid} for rows, warps, grid in tried]
 
 
 def _over_destinations(
@@ -261,7 +267,9 @@ def _over_destinations(
         found[:] = [added_up(partial) if slots else partial]
 
     size = like.element_size()
-    configs = _grid_configs(width, size) if slots else tile_configs(width, size)
+    configs = tile_configs(width, size)
+    if slots:
+        configs = _grid_configs(width, size, len(slots) * (1 if size == 4 else 2))
     shape = (like.dtype, width, name, *wanted, tune.size_class(n), tune.size_class(edges))
     launch(
         tune.choose("edge_map_grad_dst", shape, configs, launch, work_of(program, n, edges, width, size), grad.device)

@@ -62,6 +62,7 @@ driver.set_active(Device())
 JITFunction.__getitem__ = compile_only
 
 from ops.database import OPS  # noqa: E402
+from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape, leaves_of  # noqa: E402
 
 import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
@@ -189,6 +190,20 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.scatter_dst(INDPTR, weight)
 
 
+def messages(dtype: torch.dtype, widths: tuple[int, ...]) -> None:
+    """Edge programs of the models that there are, and one with every kind of leaf; both orders of the sources."""
+    indices = torch.zeros(EDGES, dtype=torch.int32)
+    for width in widths:
+        for program, reduce in ((GINE, "sum"), (GATV2, "heads:4"), (EVERY_LEAF, "mean")):
+            leaves = leaves_of(program, width, NODES, ROWS, EDGES, EDGES, dtype)
+            args = (INDPTR, indices, leaves, program, reduce)
+            gpu.edge_map(*args)
+            for deterministic in (False, True):
+                torch.use_deterministic_algorithms(deterministic)
+                gpu.edge_map_grad(*args, torch.zeros(grad_shape(args), dtype=dtype), differentiable(program))
+            torch.use_deterministic_algorithms(False)
+
+
 def heads_of_one_row(dtype: torch.dtype) -> None:
     """Rows that several heads share."""
     indices, weight = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(EDGES, 4, dtype=dtype)
@@ -278,6 +293,7 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
                 database(dtype)
                 heads_of_one_row(dtype)
+                messages(dtype, (100, 128))
                 if dtype != torch.float64:
                     dense_products(dtype)
         else:
@@ -285,6 +301,7 @@ def main() -> None:
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
+            messages(torch.float32, (100,))
             dense_products(torch.float32)
         steps()
     covered: set[JITFunction] = set()
