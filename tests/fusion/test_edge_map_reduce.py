@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS, same, small_graph
 from torch import fx
 
+import joestar
 from joestar import fn
 from joestar.bench.user_models import FOLDER, example
 from joestar.fusion import run_passes
@@ -234,6 +236,23 @@ def test_examples(name):
             assert count(gm, JOESTAR.compact.default) == (2 if name == "edge_features" else 3)
         same(on.exact(on.seeds(), 0), expected, 1e-10)
         same(on.padded(on.seeds(), 0), expected, 1e-10)
+
+
+def test_training_under_autocast():
+    """The graph is traced in full precision: products give bfloat16 only as it runs."""
+    data = graph(x=small_graph().ndata["x"].float())
+    data.edata["f"] = data.edata["f"].float()
+    losses = []
+    for choice in ("stored", "fused"):
+        torch.manual_seed(0)
+        net = Net(LAYERS["edge features"][0], 2)
+        step = joestar.compile(
+            net, joestar.NeighborSampler(data, [3, 2]), F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1),
+            backend="eager", autocast=torch.bfloat16, choices={f"message:hop{hop}": choice for hop in range(2)},
+        )  # fmt: skip
+        losses.append(torch.stack([loss.clone() for loss in step.epoch(torch.arange(30), 10)]))
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.01)
+    assert not torch.equal(*losses)
 
 
 # --- refusals ---
