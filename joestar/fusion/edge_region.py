@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from joestar.fusion.emit import emit, tensor
+from joestar.kernels.edge_program import WIDEST_NARROW, EdgeProgram
 from joestar.lowering.sizes import expression
-from joestar.ops.edge_program import WIDEST_NARROW, EdgeProgram
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SDDMM, _GATHER = _JOESTAR.sddmm.default, _ATEN.index_select.default

@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from joestar.ops.edge_program import EdgeProgram, grouped
+from joestar.kernels.edge_program import EdgeProgram, grouped
 from joestar.ops.library import LIBRARY
 
 _ORDER = (("src",), ("dst", "edge"), ("narrow", "narrow_plain"), ("scalar", "vector"))
