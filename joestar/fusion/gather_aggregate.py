@@ -16,13 +16,11 @@ Must not fire when the features need gradients or are computed in the step, when
 a factor needs gradients or meets a max or min.
 """
 
-import operator
-
 import torch
 from torch import fx
 
 from joestar.fusion.emit import emit, name, scaled, vector
-from joestar.fusion.gathers import compact_behind, destinations, gathers_rows, readable_in_place
+from joestar.fusion.gathers import destinations, gathers_rows, readable_in_place, sources
 from joestar.fusion.record import Reject
 
 PATTERN = "gather-aggregate"
@@ -120,7 +118,7 @@ def _read_in_place(graph: fx.Graph, spmm: fx.Node, table, ids: fx.Node, factor: 
             weight = own if weight is None else emit(graph, spmm, _ATEN.mul.Tensor, weight, _like(graph, own, weight))
         if rows.meta["val"].dim() == 3:
             table = emit(graph, spmm, _ATEN.unsqueeze.default, table, 1)
-        new = emit(graph, spmm, _SPMM, indptr, _sources(graph, spmm, ids, local), table, weight, reduce)
+        new = emit(graph, spmm, _SPMM, indptr, sources(graph, spmm, ids, local), table, weight, reduce)
     context.fired(PATTERN, new, f"{reduce}{'' if weight is None else ', weighted,'} of {_origin(table).name}")
     spmm.replace_all_uses_with(new)
     graph.erase_node(spmm)
@@ -136,10 +134,3 @@ def _like(graph: fx.Graph, column: fx.Node, weight: fx.Node) -> fx.Node:
     if weight.meta["val"].dim() == 1:
         return column
     return emit(graph, column, _ATEN.unsqueeze.default, column, -1)
-
-
-def _sources(graph: fx.Graph, spmm: fx.Node, ids: fx.Node, local: fx.Node) -> fx.Node:
-    """Global ids of the edges' sources: those that were sampled, where the local ids are theirs."""
-    compact = compact_behind(ids)
-    plain = compact is not None and local.target is operator.getitem and local.args == (compact, 1)
-    return compact.args[3] if plain else emit(graph, spmm, _GATHER, ids, 0, local)

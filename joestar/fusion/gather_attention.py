@@ -28,14 +28,13 @@ from torch import fx
 
 from joestar.fusion.attention import chain_of, fits, mask_bits, negative_slope
 from joestar.fusion.emit import emit
-from joestar.fusion.gathers import compact_behind, destinations, gathers_rows, readable_in_place
+from joestar.fusion.gathers import destinations, gathers_rows, global_edges, readable_in_place
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import power_of_two
 
 PATTERN = "gather-attention"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_LINEAR, _LOOPS = _ATEN.linear.default, _JOESTAR.block_self_loops.default
-_PRODUCT = _JOESTAR.head_linear.default
+_LINEAR, _PRODUCT = _ATEN.linear.default, _JOESTAR.head_linear.default
 STORED, IN_PLACE = "stored", "in-place"
 _LARGEST = 8192
 """Numbers that a program holds of every sum: heads times features."""
@@ -108,7 +107,7 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], gather: fx.Node, match: tupl
     sddmm, rows, table = relu.args[0], spmm.args[2], gather.args[0]
     (product,) = spmm.users
     with graph.inserting_before(product):
-        indptr, indices = _edges(graph, spmm, gather)
+        indptr, indices = global_edges(graph, spmm, *spmm.args[:2], gather.args[2])
         bits, scale = mask_bits(graph, chain, indptr, indices)
         vectors = by_src, by_dst, product.args[1]
         args = (indptr, indices, dsts, table, *vectors, negative_slope(relu), bits, scale)
@@ -120,19 +119,3 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], gather: fx.Node, match: tupl
         graph.erase_node(node)
     dropout = ", dropout" if bits is not None else ""
     context.fired(PATTERN, y, f"{by_src.meta['val'].shape[0]} heads over {table.name}{dropout}")
-
-
-def _edges(graph: fx.Graph, spmm: fx.Node, gather: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """(offsets, global ids of the edges' sources): those of the sample, with its self-loops, where they are known."""
-    indptr, local = spmm.args[:2]
-    ids = gather.args[2]
-    compact = compact_behind(ids)
-    if compact is not None and local.target is operator.getitem:
-        source, output = local.args
-        if (source, output) == (compact, 1):
-            return indptr, compact.args[3]
-        if source.target is _LOOPS and output == 1 and source.args[2] is compact.args[3] and indptr.args[0] is source:
-            sub, _, picked, dsts, count, _ = source.args
-            looped = emit(graph, spmm, _JOESTAR.sampled_self_loops.default, sub, picked, dsts, count)
-            return tuple(emit(graph, spmm, operator.getitem, looped, output) for output in range(2))
-    return indptr, emit(graph, spmm, _ATEN.index_select.default, ids, 0, local)

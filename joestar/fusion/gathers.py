@@ -5,10 +5,15 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import leads
+from joestar.fusion.emit import emit, leads
 from joestar.fusion.record import Reject
 
-_GATHER, _COMPACT = torch.ops.aten.index_select.default, torch.ops.joestar.compact.default
+_JOESTAR = torch.ops.joestar
+_GATHER, _COMPACT, _LOOPS = (
+    torch.ops.aten.index_select.default,
+    _JOESTAR.compact.default,
+    _JOESTAR.block_self_loops.default,
+)
 
 
 def gathers_rows(node: fx.Node) -> bool:
@@ -39,3 +44,24 @@ def destinations(part: fx.Node, gather: fx.Node) -> fx.Node | None:
     if compact is None or not leads(part, gather, compact.args[0].meta["val"].shape[0]):
         return None
     return compact.args[0]
+
+
+def sources(graph: fx.Graph, like: fx.Node, ids: fx.Node, local: fx.Node) -> fx.Node:
+    """Global ids of the edges' sources: those that were sampled, where the local ids are theirs."""
+    compact = compact_behind(ids)
+    plain = compact is not None and local.target is operator.getitem and local.args == (compact, 1)
+    return compact.args[3] if plain else emit(graph, like, _GATHER, ids, 0, local)
+
+
+def global_edges(
+    graph: fx.Graph, like: fx.Node, indptr: fx.Node, local: fx.Node, ids: fx.Node
+) -> tuple[fx.Node, fx.Node]:
+    """(offsets, global ids of the edges' sources); self-loops of a sample are added to it before it is numbered."""
+    compact = compact_behind(ids)
+    if compact is not None and local.target is operator.getitem and local.args[1] == 1:
+        source = local.args[0]
+        if source.target is _LOOPS and source.args[2] is compact.args[3] and indptr.args[0] is source:
+            sub, _, picked, dsts, count, _ = source.args
+            looped = emit(graph, like, _JOESTAR.sampled_self_loops.default, sub, picked, dsts, count)
+            return tuple(emit(graph, like, operator.getitem, looped, output) for output in range(2))
+    return indptr, sources(graph, like, ids, local)

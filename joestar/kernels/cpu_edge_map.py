@@ -11,7 +11,7 @@ from torch import Tensor
 
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
 from joestar.kernels.cpu_spmm import scatter_dst
-from joestar.ops.edge_program import EdgeProgram, check_leaves, check_wanted, gradient, grouped, heads_of
+from joestar.kernels.edge_program import EdgeProgram, check_leaves, check_wanted, gradient, grouped, heads_of
 
 _CHUNK = 2**20
 """Numbers per value of a chunk of edges."""

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.edge_program import EdgeProgram, check_leaves, heads_of
 from joestar.kernels.gpu_edge_steps import (
     described,
     edge_leaves,
@@ -28,7 +29,6 @@ from joestar.kernels.gpu_tiles import (
     tile_configs,
     tile_rows,
 )
-from joestar.ops.edge_program import EdgeProgram, check_leaves, heads_of
 
 TAIL = 128
 """Zeros behind the last edge that a program writes at a time."""

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.edge_program import EdgeGradient, EdgeProgram, check_wanted, gradient, grouped
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_edge_map import TAIL, checked, work_of
 from joestar.kernels.gpu_edge_steps import (
@@ -35,7 +36,6 @@ from joestar.kernels.gpu_tiles import (
     tile_configs,
     tile_rows,
 )
-from joestar.ops.edge_program import EdgeGradient, EdgeProgram, check_wanted, gradient, grouped
 
 _AHEAD = 2
 """Edges of a destination that are read before the first is used."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.ops.edge_program import EdgeProgram, Step, grouped, operands
+from joestar.kernels.edge_program import EdgeProgram, Step, grouped, operands
 
 
 def edges_ahead(leaves: Sequence[Tensor], program: EdgeProgram, most: int) -> int:

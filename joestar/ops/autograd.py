@@ -6,8 +6,8 @@ The structure (indptr, indices) is never differentiable (thesis 5.3.1, "Graph Co
 import torch
 from torch.library import register_autograd
 
+from joestar.kernels.edge_program import EdgeProgram, check_wanted
 from joestar.kernels.layout import shares_rows
-from joestar.ops.edge_program import EdgeProgram, check_wanted
 
 ops = torch.ops.joestar
 

@@ -5,8 +5,8 @@ import itertools
 import torch
 from torch.library import register_fake
 
+from joestar.kernels.edge_program import EdgeProgram, heads_of, width_of
 from joestar.kernels.layout import cat_width, message_shape
-from joestar.ops.edge_program import EdgeProgram, heads_of, width_of
 
 
 def _count(like):

@@ -87,6 +87,43 @@ def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})") ->
     return code.rows(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum").flatten(1)', heads * width)
 
 
+def _message(code: Code, h: Rows, hop: Hop) -> tuple[str, str]:
+    """(an expression of ``edges``, what it is called with): random steps, of both ends, edge data and parameters."""
+    other = h if code.chance(0.5) else code.linear(h, h.width)
+    kinds = ['edges.src["a"]', 'edges.dst["b"]', code.parameter(h.width), code.parameter(1), str(code.pick(2, 0.5))]
+    if hop.edata:
+        narrow = code.own(f"nn.Linear(3, {h.width}, bias={code.chance(0.5)})")
+        kinds += [f'{narrow}(edges.data["f"])', f'edges.data["w"][:, None].to({h}.dtype)']
+    value = code.pick('edges.src["a"]', 'edges.dst["b"]')
+    for _ in range(code.pick(1, 2, 3, 4)):
+        form = code.pick("{} + {}", "{} - {}", "{} * {}", "{} / (2 + ({}) ** 2)", "torch.add({}, {}, alpha=2)")
+        value = form.format(f"({value})", code.pick(*kinds))
+        form = code.pick(
+            "{}.relu()", "F.leaky_relu({}, 0.2)", "F.elu({})", "F.silu({})", "{}.tanh()", "{}.sigmoid()", "{}.abs()",
+            "{}.tanh().exp()", "(1 - {})", 'torch.maximum({}, edges.dst["b"])', "{}",
+        )  # fmt: skip
+        value = form.format(f"({value})")
+    return value, f'src={{"a": {h}}}, dst={{"b": {other}[: {hop.name}.num_dst]}}'
+
+
+def message(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A function of the edges, added up per destination; of rows as they are, or of a product."""
+    h = h if code.chance(0.5) else code.linear(h, code.width())
+    value, data = _message(code, h, hop)
+    return code.rows(f'{hop.name}.pull(lambda edges: {value}, "{code.pick("sum", "mean")}", {data})', h.width)
+
+
+def scores(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Attention whose scores are sums over the columns of a function of the edges, per head (GATv2)."""
+    heads, width = code.pick(1, 2, 3), code.pick(2, 4)
+    h = code.linear(h, heads * width)
+    value, data = _message(code, h, hop)
+    pairs = code.let(f"{hop.name}.apply_edges(lambda edges: {value}, {data}).unflatten(1, ({heads}, {width}))")
+    alpha = code.let(f"{hop.name}.edge_softmax(({pairs} * {code.parameter(1, heads, width)}).sum(-1))")
+    rows = f"{h}.unflatten(1, ({heads}, {width}))"
+    return code.rows(f'{hop.name}.pull(fn.u_mul_e({rows}, {alpha}), "sum").flatten(1)', heads * width)
+
+
 def ordered_attention(code: Code, h: Rows, hop: Hop) -> Rows:
     """Attention whose product may follow the sum: its heads are split by ``unflatten``."""
     return attention(code, h, hop, "unflatten(-1, ({}, {}))")
@@ -142,6 +179,7 @@ def two_sums(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"torch.cat([{', '.join(sums)}], 1)", 2 * width)
 
 
+FUSED = {"message": "fused"}
 READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
 
 MOTIFS: dict[str, list[Motif]] = {
@@ -163,6 +201,10 @@ MOTIFS: dict[str, list[Motif]] = {
     "sample-structural": [Motif(looped_sum)],
     "gather-update": [Motif(updated)],
     "attention": [Motif(attention), Motif(attention, inner=True)],
+    "edge-map-reduce": [
+        *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),
+        Motif(message, alone=True, choices=FUSED),
+    ],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
     "bias": [Motif(before=biased, inner=True)],
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],

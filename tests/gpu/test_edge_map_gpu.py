@@ -4,8 +4,8 @@ import pytest
 import torch
 from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape
 
+from joestar.kernels.edge_program import EdgeProgram
 from joestar.ops import reference
-from joestar.ops.edge_program import EdgeProgram
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

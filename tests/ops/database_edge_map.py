@@ -2,7 +2,7 @@
 
 import torch
 
-from joestar.ops.edge_program import EdgeProgram
+from joestar.kernels.edge_program import EdgeProgram
 
 from .samples import EDGES, NOT_FLOAT, NUM_DST, NUM_SRC, TINY, WIDE, Op, Sample, every, values
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from joestar.ops.edge_program import BINARY, LEAVES, UNARY, WITH_NUMBER, EdgeProgram, gradient
+from joestar.kernels.edge_program import BINARY, LEAVES, UNARY, WITH_NUMBER, EdgeProgram, gradient
 
 from .database_edge_map import GATV2, GINE, PROGRAMS, differentiable, grad_shape, leaves_of
 from .samples import values

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from joestar.ops.edge_program import EdgeProgram, check_leaves, check_wanted, grouped, heads_of
+from joestar.kernels.edge_program import EdgeProgram, check_leaves, check_wanted, grouped, heads_of
 from joestar.ops.reference.structure import valid_edges
 
 _STEPS = {
@@ -53,7 +53,7 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
 
     Args:
         indptr: int64 ``[num_dst + 1]``; indices: rows of the ``src`` leaves per edge, ``[E]``.
-        leaves: the tensors of the program's leaves, all of one dtype; see ``joestar.ops.edge_program``.
+        leaves: the tensors of the program's leaves, all of one dtype; see ``joestar.kernels.edge_program``.
         reduce: "sum" or "mean" over in-edges, or "heads:H": sums over the columns of each head, 0 past the last edge.
     """
     parsed = EdgeProgram.parse(program)

@@ -1,0 +1,43 @@
+"""``joestar::edge_map`` under autocast: its leaves come in several dtypes there, and the op takes one.
+
+Products give the short dtype, parameters and features keep theirs. Rows of sources are the most, and may be a table:
+they stay as they are, and all else is cast to their dtype. Values are computed in float32 at least, whatever the leaves
+are.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from joestar.kernels.edge_program import EdgeProgram, grouped
+from joestar.ops.library import LIBRARY
+
+_ORDER = (("src",), ("dst", "edge"), ("narrow", "narrow_plain"), ("scalar", "vector"))
+"""Kinds of leaves whose dtype counts, the first that there are."""
+
+
+def common_dtype(program: EdgeProgram, leaves: list[Tensor], short: torch.dtype) -> torch.dtype:
+    """The dtype of the rows of sources, else of other rows; products would give ``short``."""
+    groups = list(zip(program.leaves, grouped(program, leaves), strict=True))
+    for kinds in _ORDER:
+        found = [tensors[0].dtype for kind, tensors in groups if kind in kinds]
+        if found:
+            return short if "narrow" in kinds else functools.reduce(torch.promote_types, found)
+    return short
+
+
+def _autocast(device: str):
+    def run(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, reduce: str) -> Tensor:
+        dtype = leaves[0].dtype
+        if any(leaf.dtype != dtype for leaf in leaves):
+            dtype = common_dtype(EdgeProgram.parse(program), leaves, torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            cast = [leaf.to(dtype) for leaf in leaves]
+            return torch.ops.joestar.edge_map(indptr, indices, cast, program, reduce)
+
+    return run
+
+
+LIBRARY.impl("edge_map", _autocast("cpu"), "AutocastCPU")
+LIBRARY.impl("edge_map", _autocast("cuda"), "AutocastCUDA")
