@@ -49,6 +49,7 @@ class Trainer:
         self.memory: GraphMemory | None = None
         executor.before_compile.append(self.drop_graph)
         self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=cuda_graph)
+        self._one: Tensor | None = None
         self._flag_seen = self._seen.numpy()
 
     @property
@@ -145,7 +146,9 @@ class Trainer:
     def _update(self, loss: Tensor, ok: Tensor, forward: float) -> None:
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss.backward()
+        if self._one is None or self._one.dtype != loss.dtype:
+            self._one = torch.ones_like(loss, requires_grad=False)
+        loss.backward(self._one)  # autograd would make a one in every step
         backward = time.perf_counter()
         self.optimizer.step(ok)
         self.counters.add_time("forward", forward)
