@@ -42,7 +42,7 @@ def compile(
     backend: str = "inductor",
     execution: str = "padded",
     slack: float | None = None,
-    warm_up: int = 12,
+    warm_up: int = 24,
     patience: int = 2,
     check_every: int | None = None,
     cuda_graph: bool | None = None,

@@ -25,13 +25,12 @@ from joestar.kernels.gpu_tiles import (
     start_value,
     tile_columns,
     tile_configs,
+    tile_rows,
 )
 from joestar.kernels.layout import cat_width
 
 _LARGEST = 64
 """Largest fanout of the fused kernel."""
-_EVICT = "evict_first"
-"""How rows of features leave the caches: first, since few are read twice, and what the kernel writes is read next."""
 _COUNTED = 256
 """Rows whose edges one counting program adds up."""
 
@@ -54,7 +53,7 @@ def _sample_aggregate(
     indptr, indices, dsts, count, key, site, x, y, own, factor, total, n, row_programs,
     K: tl.constexpr, WIDE: tl.constexpr, REPLACE: tl.constexpr, REDUCE: tl.constexpr,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, COUNTED: tl.constexpr,
-    TAIL: tl.constexpr, ONES: tl.constexpr, EVICT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    TAIL: tl.constexpr, ONES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``y`` (and of ``own``: the destinations' own features), both ``STRIDE`` apart; the number of edges.
 
@@ -65,8 +64,7 @@ def _sample_aggregate(
     if program >= row_programs:
         _count_rows(indptr, dsts, count, total, program - row_programs, n, K, REPLACE, COUNTED)
     else:
-        # The last rows first: the product behind begins with the first ones, which are then still in the cache.
-        i = (row_programs - 1 - program) * ROWS + tl.arange(0, ROWS)[:, None]
+        i = tile_rows(ROWS)
         start, degree, node = row_extent(indptr, dsts, count, i, n, False)
         a, b = key_state(key, site)
         a, b = row_state(a, b, node)
@@ -90,9 +88,9 @@ def _sample_aggregate(
             values = ()
             for j in tl.static_range(K):
                 mask = (j < picked) & inside
-                values = values + (tl.load(x + bases[j] + column, mask, 0, eviction_policy=EVICT),)  # noqa: RUF005
+                values = values + (tl.load(x + bases[j] + column, mask, 0),)  # noqa: RUF005
             if own is not None or factor is not None:
-                mine = tl.load(x + node * WIDTH + column, (i < n) & inside, 0, eviction_policy=EVICT)
+                mine = tl.load(x + node * WIDTH + column, (i < n) & inside, 0)
             if own is not None:
                 tl.store(own + out + column, mine, (i < n) & inside)
             sums = start_value(REDUCE, ROWS, BLOCK, ACC)
@@ -121,8 +119,7 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
             indptr, indices, dsts, dst_count, key, site, x, y, own, factor, total, n, row_programs,
             K=k, WIDE=wide, REPLACE=replace, REDUCE=REDUCE[reduce],
             WIDTH=width, STRIDE=stride, ACC=accumulator(x), COUNTED=_COUNTED,
-            TAIL=max(0, stride - 2 * width) if own is not None else 0, ONES=ones, EVICT=_EVICT,
-            BLOCK=column_block(width), **config,
+            TAIL=max(0, stride - 2 * width) if own is not None else 0, ONES=ones, BLOCK=column_block(width), **config,
         )  # fmt: skip
 
     shape = (x.dtype, width, k, replace, reduce, own is not None, factor is not None, tune.size_class(n))

@@ -1,4 +1,4 @@
-"""Sampling on the GPU: the picks of ``joestar.ops.reference``, bit for bit, in two launches (one for few rows).
+"""Sampling on the GPU: the picks of ``joestar.ops.reference``, bit for bit, in two launches.
 
 The first adds up the picked degrees of blocks of rows; in the second every program adds up the sums before its own,
 picks its rows' edges in registers, one row per thread, and writes them. Bounds of -1 read the total back in between.
@@ -26,8 +26,6 @@ from joestar.kernels.gpu_launch import (
     warps_for,
 )
 
-_FEW = 1024
-"""Rows up to which every program reads all degrees, which takes less time than a launch that adds up blocks."""
 _INTEGERS = ["n", "k", "site", "blocks", "num_edges"]
 
 
@@ -70,13 +68,7 @@ def _offsets_and_picks(
     i = block * BLOCK + tl.arange(0, BLOCK)
     start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
     picked = picked_degree(degree, K, REPLACE)
-    if sums is None:  # few rows: every program adds up the picked degrees of all
-        every = tl.arange(0, ADDED)
-        _, degrees, _ = row_extent(indptr, rows, count, every, n, SLICED)
-        degrees = picked_degree(degrees, K, REPLACE)
-        before, total = tl.sum(tl.where(every < block * BLOCK, degrees, 0), 0), tl.sum(degrees, 0)
-    else:
-        before, total = preceding(sums, block, blocks, ADDED)
+    before, total = preceding(sums, block, blocks, ADDED)
     end = before + tl.cumsum(picked, 0)
     begin = end - picked
     if sub_indptr is not None:
@@ -141,15 +133,13 @@ def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges,
     wide = power_of_two(k) if k > UNROLLED else 0
     block = max(1, 2048 // wide) if wide else rows_per_block(n)
     blocks, warps = cdiv(n, block), warps_for(max(block, wide))
-    sums, added = None, power_of_two(n)
-    if num_edges < 0 or n > _FEW:
-        sums = torch.empty(blocks, dtype=torch.int64, device=device)
-        _row_sums[(blocks,)](
-            indptr, rows, count, sums, n, k, SLICED=sliced, REPLACE=replace, BLOCK=block, num_warps=warps_for(block)
-        )
-        if num_edges < 0:
-            num_edges = int(sums.sum())
-        sums, added = block_sums(sums)
+    sums = torch.empty(blocks, dtype=torch.int64, device=device)
+    _row_sums[(blocks,)](
+        indptr, rows, count, sums, n, k, SLICED=sliced, REPLACE=replace, BLOCK=block, num_warps=warps_for(block)
+    )
+    if num_edges < 0:
+        num_edges = int(sums.sum())
+    sums, added = block_sums(sums)
     sub_indptr = torch.empty(n + 1, dtype=torch.int64, device=device)
     total = torch.empty((), dtype=torch.int64, device=device)
     out = torch.empty(num_edges, dtype=id_dtype, device=device)
