@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lowering.harness import NUM_FEATURES, Case, small_graph
+from lowering.harness import NUM_FEATURES, small_graph
 
 import joestar
 from joestar.errors import ConfigError, VerificationError
@@ -196,15 +196,14 @@ def test_places_name_the_users_line():
 def test_a_limit_of_rewrites_bisects():
     """With the limit n, exactly the first n rewrites of the full run happen."""
     model = GraphSAGE(NUM_FEATURES, 8, 3, 4, dropout=0.5)
-    full = [place for place in captured(model, (3, 2, 2), disable=()).program.places if place.fired]
+    program = captured(model, (3, 2, 2), disable=()).program
+    full = [place for place in program.places if place.fired]
     for limit in range(len(full) + 2):
-        case = Case(model, fanouts=(3, 2, 2))
-        case.program.options = replace(case.program.options, rewrite_limit=limit)
-        case.trace()
-        fired = [place for place in case.program.places if place.fired]
+        limited = program.variant(replace(program.options, rewrite_limit=limit))
+        fired = [place for place in limited.places if place.fired]
         assert [place.pattern for place in fired] == [place.pattern for place in full[:limit]]
         if limit < len(full):
-            refused = next(place.detail for place in case.program.places if "limit" in place.detail)
+            refused = next(place.detail for place in limited.places if "limit" in place.detail)
             assert refused == f"the limit of {limit} rewrites is reached"
 
 

@@ -146,11 +146,11 @@ def captured_alone(subjects: list[Subject], seeds: Tensor, key: Tensor) -> list[
 
 
 def _part(whole: Captured, subject: Subject, position: int) -> Captured:
-    gm = fx.GraphModule(whole.gm, copy.deepcopy(whole.gm.graph))
-    (output,) = gm.graph.find_nodes(op="output")
+    graph = copy.deepcopy(whole.gm.graph)
+    (output,) = graph.find_nodes(op="output")
     output.args = (tuple(output.args[0][2 * position : 2 * position + 2]),)
     buffers = {id(value) for value in subject.model.buffers()}
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    placeholders = graph.find_nodes(op="placeholder")
     own = {node for node, role in zip(placeholders, whole.roles, strict=True) if id(role[-1]) in buffers}
 
     def stays(node: fx.Node) -> bool:
@@ -158,9 +158,8 @@ def _part(whole: Captured, subject: Subject, position: int) -> Captured:
         draws = node.is_impure() and not is_in_place(node) and subject.written.file in node.meta.get("stack_trace", "")
         return node.op in ("placeholder", "output") or writes or draws
 
-    gm.graph.eliminate_dead_code(is_impure_node=stays)
-    gm.recompile()
-    return Captured(gm, list(whole.roles), list(whole.labels))
+    graph.eliminate_dead_code(is_impure_node=stays)
+    return Captured(fx.GraphModule(whole.gm, graph), list(whole.roles), list(whole.labels))
 
 
 # --- executions -----------------------------------------------------------------------------------------------------
