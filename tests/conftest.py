@@ -11,6 +11,6 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_finish():
-    """What is loaded now stays: to search it for garbage over and over took a sixth of the time."""
+    """What is loaded now stays: to search it for garbage over and over took a sixth of the fuzzer's time."""
     gc.collect()
     gc.freeze()

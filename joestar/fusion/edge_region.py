@@ -92,7 +92,7 @@ class Region:
         return EdgeProgram(tuple(leaf.kind for leaf in self.leaves), tuple(steps))
 
     def loads(self) -> list[fx.Node]:
-        """Values of the ends of edges that the program reads in place of."""
+        """Values in front of the region that hold rows of the ends of edges: the program reads the rows instead."""
         return [node for node in self.border if self.reads_ends(node)]
 
     def reads_ends(self, node: fx.Node) -> bool:

@@ -11,29 +11,13 @@ from torch import Tensor
 
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
 from joestar.kernels.cpu_spmm import scatter_dst
-from joestar.kernels.edge_program import EdgeProgram, check_leaves, check_wanted, gradient, grouped, heads_of
+from joestar.kernels.edge_program import MEANING, EdgeProgram, check_leaves, check_wanted, gradient, grouped, heads_of
 
 _CHUNK = 2**20
 """Numbers per value of a chunk of edges."""
 
 _STEPS = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "neg": torch.neg,
-    "relu": torch.relu,
-    "leaky_relu": torch.nn.functional.leaky_relu,
-    "elu": torch.nn.functional.elu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "abs": torch.abs,
-    "silu": torch.nn.functional.silu,
-    "add_scalar": torch.add,
-    "mul_scalar": torch.mul,
+    **MEANING,
     "relu_grad": lambda grad, a: torch.where(a <= 0, 0, grad),
     "leaky_relu_grad": lambda grad, a, slope: torch.where(a > 0, grad, grad * slope),
     "elu_grad": lambda grad, a, alpha: torch.where(a > 0, grad, grad * alpha * torch.exp(a)),

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 LEAVES = {"src": 1, "dst": 1, "edge": 1, "scalar": 1, "vector": 1, "narrow": 3, "narrow_plain": 2}
 """Kinds of leaves, and how many tensors each takes.
 
@@ -36,6 +38,27 @@ third, half where they are equal."""
 
 NUMBERS = dict.fromkeys((*WITH_NUMBER, "leaky_relu_grad", "elu_grad"), 1)
 """Numbers that follow the values of a step."""
+
+MEANING = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "neg": torch.neg,
+    "relu": torch.relu,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "elu": torch.nn.functional.elu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "abs": torch.abs,
+    "silu": torch.nn.functional.silu,
+    "add_scalar": torch.add,
+    "mul_scalar": torch.mul,
+}
+"""What the steps of a program compute, as torch functions; those of gradients are the kernels' own."""
 
 Step = tuple
 

@@ -102,7 +102,8 @@ def test_command_line(monkeypatch, tmp_path):
         assert row["model"] == "edge_features" and row["step"]["steps"] == 2 and row["step"]["median"] > 0
     for wrong, message in (
         (["--shape", "huge"], "unknown shape"), (["--models", "sage"], "unknown model 'sage'"),
-        (["--baselines", "compile"], "unknown baseline"), (["--examples", str(tmp_path)], "checkout"),
+        (["--baselines", "compile"], "unknown baseline"), (["--precision", "bf16"], "unknown precision"),
+        (["--examples", str(tmp_path)], "checkout"),
     ):  # fmt: skip
         refused = CliRunner().invoke(app, [*arguments, *wrong])
         assert refused.exit_code == 2 and message in refused.output, refused.output

@@ -4,28 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from joestar.kernels.edge_program import EdgeProgram, check_leaves, check_wanted, grouped, heads_of
+from joestar.kernels.edge_program import MEANING, EdgeProgram, check_leaves, check_wanted, grouped, heads_of
 from joestar.ops.reference.structure import valid_edges
-
-_STEPS = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "neg": torch.neg,
-    "relu": torch.relu,
-    "leaky_relu": F.leaky_relu,
-    "elu": F.elu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "abs": torch.abs,
-    "silu": F.silu,
-    "add_scalar": torch.add,
-    "mul_scalar": torch.mul,
-}
 
 
 def _leaf(kind: str, tensors: list[Tensor], src: Tensor, dst: Tensor) -> Tensor:
@@ -44,7 +24,7 @@ def _message(program: EdgeProgram, leaves: list[Tensor], src: Tensor, dst: Tenso
     leaves = grouped(program, [leaf.to(wide) for leaf in leaves])
     values = [_leaf(kind, group, src, dst) for kind, group in zip(program.leaves, leaves, strict=True)]
     for name, *arguments in program.steps:
-        values.append(_STEPS[name](*(values[a] if isinstance(a, int) else a for a in arguments)))
+        values.append(MEANING[name](*(values[a] if isinstance(a, int) else a for a in arguments)))
     return values[-1].expand(src.numel(), width)
 
 

@@ -11,7 +11,7 @@ from ops.samples import values
 from ops.structures import structures
 from ops.test_edge_map import EVERY_STEP, padded
 
-from joestar.kernels import gpu, tune
+from joestar.kernels import gpu, gpu_edge_map_grad, tune
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.ops import reference
 
@@ -109,6 +109,16 @@ def test_every_setting(program, width, reduce, deterministic, monkeypatch):
             check_close(ours, exact, torch.float32, f"{program}, setting {chosen[0]}")
         chosen[0] += 1
     assert max(tried) >= 5
+
+
+@pytest.mark.parametrize("grid", [1, 3])
+def test_a_program_takes_several_tiles(grid, monkeypatch):
+    """Gradients of vectors and weights are added up over tiles of destinations, then over programs."""
+    configs = [{"ROWS": 2, "num_warps": 1, "GRID": grid}]
+    monkeypatch.setattr(gpu_edge_map_grad, "_grid_configs", lambda *sizes: configs)
+    for program, width, reduce in ((GINE, 6, "mean"), (EVERY_LEAF, 7, "sum"), (GATV2, 12, "heads:4")):
+        for name in ("bipartite", "isolated"):
+            check(call(name, program, width, reduce), f"{program}, {name}, {grid} programs")
 
 
 def test_same_bits_in_every_run():

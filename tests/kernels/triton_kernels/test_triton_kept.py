@@ -6,8 +6,9 @@ from kernel_checks import check_close, check_equal
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu
+from joestar.kernels import gpu, gpu_activation, gpu_links
 from joestar.kernels.gpu_bits import rows_within_warps
+from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.kernels.gpu_tiles import tile_configs
 from joestar.ops import reference
@@ -75,16 +76,50 @@ def test_gradients_whatever_rows_hold_that_nobody_reads(width, deterministic, at
         check_close(ours[1], exact.sum(0), torch.float32, f"bias of aggregate_rows, {factor}")
 
 
-def test_the_sum_of_many_rows(atomic):
-    """More programs than partial sums; sources without readers add nothing."""
-    rows, width = 5000, 6
-    grad, kept = torch.randn(rows, 2 * width), torch.full((rows + 7, 1), -1, dtype=torch.int32)
-    structure = torch.arange(rows + 1), torch.arange(rows).flip(0)
-    ours, of_bias = gpu.aggregate_cat_kept_grad(*structure, grad, kept, 0.5, "sum", True)
-    check_close(of_bias, ours.double().sum(0), torch.float32, "bias")
-    for empty in (gpu.aggregate_cat_kept_grad(*structure, grad, kept[:0], 0.5, "sum", True),
-                  gpu.aggregate_cat_kept_grad(*structure, grad, kept[:0], 0.5, "sum")):  # fmt: skip
-        assert not empty[1].any()
+@pytest.mark.parametrize("warps", [2, 16])
+def test_a_program_takes_several_tiles(warps, atomic, monkeypatch):
+    """Links are read tiles ahead: sources with none to five readers, in any order, and ends within a tile."""
+    monkeypatch.setattr(gpu_links, "_RESIDENT", warps)
+    random, width, sources = torch.Generator().manual_seed(0), 40, 157
+    readers = torch.arange(sources) % 7 % 6
+    edges = torch.repeat_interleave(torch.arange(sources, dtype=torch.int32), readers)
+    edges = edges[torch.randperm(edges.numel(), generator=random)]
+    rows = 60
+    indptr = torch.linspace(0, edges.numel(), rows + 1).long()
+    grad = torch.randn(rows, 2 * width, generator=random)
+    kept = torch.randint(-(2**31), 2**31, (sources, 2), generator=random, dtype=torch.int32)
+    for reduce in ("sum", "mean"):
+        expected = reference.aggregate_cat_kept_grad(indptr, edges, grad.double(), kept, 0.5, reduce, True)
+        for ours, good in zip(gpu.aggregate_cat_kept_grad(indptr, edges, grad, kept, 0.5, reduce, True), expected,
+                              strict=True):  # fmt: skip
+            check_close(ours, good, torch.float32, f"{reduce}, {warps} warps")
+
+
+def test_no_sources():
+    for biased in (False, True):
+        grad, kept, ids = torch.zeros(0, 12), torch.zeros(0, 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+        rows, of_bias = gpu.aggregate_cat_kept_grad(torch.zeros(1).long(), ids, grad, kept, 0.5, "sum", biased)
+        assert rows.shape == (0, 6) and of_bias.shape == (6 * biased,) and not of_bias.any()
+
+
+@pytest.mark.parametrize("programs", [2, 33])
+def test_bias_and_relu_of_many_tiles(programs, monkeypatch):
+    monkeypatch.setattr(gpu_activation, "_RESIDENT", programs)
+    random = torch.Generator().manual_seed(0)
+    grad = torch.randn(517, 70, generator=random)
+    kept = torch.randint(-(2**31), 2**31, (517, 3), generator=random, dtype=torch.int32)
+    expected = reference.bias_relu_grad(grad.double(), kept, 2.0, True)
+    for ours, good in zip(gpu.bias_relu_grad(grad, kept, 2.0, True), expected, strict=True):
+        check_close(ours, good, torch.float32, f"{programs} programs")
+
+
+@pytest.mark.parametrize("programs", [1, 512, 513, 1300])
+def test_parts_are_added_up_in_one_stage_or_two(programs):
+    random = torch.Generator().manual_seed(0)
+    for shape in ((11,), (2, 3, 9)):
+        parts = torch.randn(programs, *shape, generator=random)
+        check_close(added_up(parts), parts.double().sum(0), torch.float32, f"{programs} parts of {shape}")
+    assert added_up(parts, torch.float16).dtype == torch.float16
 
 
 @pytest.mark.parametrize("width", [40, 300])
