@@ -8,6 +8,7 @@ from joestar.ops import (  # noqa: F401
     gather_linear,
     head_linear,
     library,
+    row_autocast,
 )
 from joestar.ops.fused import sample_aggregate
 

@@ -69,6 +69,31 @@ def test_training_with_autocast_is_near_training_without():
     assert ours == pytest.approx(theirs, rel=0.05) and ours != theirs
 
 
+@pytest.mark.parametrize("model", ["GraphSAGE", "GCN", "GIN", "GAT"])
+def test_autocast_of_biases_added_elsewhere(model):
+    """Parameters stay in float32, whichever op adds them to rows in the short dtype."""
+    fused = {"bias": "on-read", "epilogue": "fused", "backward": "linked"}
+
+    def step(**options):
+        torch.manual_seed(0)
+        graph = planted_graph()
+        graph.ndata["x"] = graph.ndata["x"].to(torch.bfloat16)
+        extra = {"heads": 2} if model == "GAT" else {}
+        net = getattr(joestar.nn, model)(FEATURES, 16, 3, CLASSES, dropout=0.5, **extra)
+        sampler = joestar.NeighborSampler(graph, [5, 4, 3], seed=7)
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        return joestar.compile(
+            net, sampler, F.cross_entropy, optimizer, backend="eager", autocast=torch.bfloat16, **options
+        )
+
+    plain = step()
+    losses = train(plain, IDX[:300])
+    sites = plain._executors["train"].program.sites
+    choices = {site.key: fused[site.kind] for site in sites if fused.get(site.kind) in site.options}
+    assert any(key.startswith(("bias:", "epilogue:")) for key in choices), sites
+    assert train(step(choices=choices), IDX[:300]) == pytest.approx(losses, rel=0.05)
+
+
 def test_refused_options():
     with pytest.raises(ConfigError, match="autocast must be"):
         make_step("padded", autocast=torch.float64)
