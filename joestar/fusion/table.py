@@ -27,6 +27,7 @@ from joestar.fusion import (
     join_together,
     kept_bits,
     narrow_linear,
+    overlap,
     own_aggregate,
     relu_dropout,
     sample_gather_aggregate,
@@ -99,6 +100,9 @@ PASSES = (
 )
 """The pipeline, in order."""
 
+BACKEND = (overlap.NAME,)
+"""Passes over the backend's graphs, which can be left out as well."""
+
 
 def run_passes(
     gm: fx.GraphModule,
@@ -127,7 +131,7 @@ def run_passes(
         ConfigError: for a name that is not in the table, or a choice that no place has.
         VerificationError: if a pass leaves a graph that breaks the IR's rules.
     """
-    _check_names(disable, [p.name for p in passes])
+    _check_names(disable, [*(p.name for p in passes), *BACKEND])
     context = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing, strict)
     records, holds = [], set()
     outputs = output_shapes(gm)

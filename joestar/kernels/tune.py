@@ -126,6 +126,7 @@ def choose(
         return found
     if not _may_time(device):
         return candidates[0]
+    torch.cuda.synchronize(device)  # another stream may be at work
     times = [_milliseconds(launch, config) for config in candidates]
     if reset is not None:
         reset()

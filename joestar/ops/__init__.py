@@ -9,6 +9,7 @@ from joestar.ops import (  # noqa: F401
     head_linear,
     library,
     row_autocast,
+    side_by_side,
 )
 from joestar.ops.fused import sample_aggregate
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
-from joestar.fusion import run_passes
+from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.lowering.capture import Captured, capture
@@ -230,7 +230,6 @@ class Program:
     def _backend(self, example: list) -> Callable:
         if self.options.backend == "eager":
             return self.padded.gm
-        from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import compile_fx
         from torch._inductor.decomposition import select_decomp_table
 
@@ -240,8 +239,9 @@ class Program:
             node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
         gm.recompile()
         device = self.graph.device
-        with inductor_config.patch(_inductor_settings(device)):
-            return compile_fx(gm, example, decompositions={**select_decomp_table(), **decompositions(device)})
+        settings = _inductor_settings(device, self.options.disable_passes)
+        table = {**select_decomp_table(), **decompositions(device)}
+        return compile_fx(gm, example, decompositions=table, config_patches=settings)  # the backward's come later
 
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
@@ -285,16 +285,17 @@ def _check_tensor(value, name: str, wanted: str) -> None:
         )
 
 
-def _inductor_settings(device: torch.device) -> dict:
+def _inductor_settings(device: torch.device, disabled: tuple[str, ...] = ()) -> dict:
     """Options of Inductor for our graphs.
 
-    On a CPU it inlines up to 50 operations per read before it gives a value a loop of its own; the hash behind dropout
-    then grows into expressions that take minutes to compile. There, too, masks are computed again, not stored.
+    On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
+    it gives a value a loop of its own; the hash behind dropout then grows into expressions that take minutes to
+    compile. There, too, masks are computed again, not stored.
     """
     from torch._inductor import config
 
     if device.type != "cpu":
-        return {}
+        return {} if overlap.NAME in disabled else {"post_grad_custom_post_pass": overlap.Overlap()}
     names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
     settings = {name: 8 for name in names if hasattr(config, name)}
     return {**settings, "joint_custom_post_pass": RecomputeMasks()}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from joestar.ops.side_by_side import forking
+
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
 
@@ -44,14 +46,14 @@ class StepGraph:
         stream = capture_stream(device)
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), forking():
             for _ in range(WARM_UP):
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking():
             step()
         self.seconds = time.perf_counter() - start
 
