@@ -20,6 +20,7 @@ independent, where the estimate saves less than a few microseconds, or where a g
 behind the write. Ops that share a table (``compact``, ``collective_sample``) stay on one stream.
 """
 
+import collections
 import itertools
 import operator
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from joestar.fusion.emit import tensor
+from joestar.fusion.record import Place
 from joestar.ops import side_by_side
 from joestar.ops.side_by_side import RESHAPES, VIEWS, Call, Input, Program, Value
 
@@ -45,7 +47,7 @@ _LAUNCH, _BANDWIDTH, _RATE = 2.5, 2.5e6, 1.5e8
 """Microseconds of the smallest op, bytes and operations per microsecond."""
 _CROSSING = 2.0
 """Microseconds that a dependency between the streams costs."""
-_WORTH = 8.0
+_WORTH = 2.0
 """Microseconds that a region has to save."""
 
 
@@ -83,6 +85,19 @@ def run(graph: fx.Graph, seconds: Callable[[fx.Node], float] | None = None) -> i
         stable_topological_sort(graph)
         graph.lint()
     return done
+
+
+def places(programs: list[Program]) -> list[Place]:
+    """What ``step.explain()`` says of the programs of a step, which it meets when the step is captured."""
+    found = []
+    for program in programs:
+        launches = [call for call in program.calls if call.op not in VIEWS]
+        beside = collections.Counter(call.op.split(".")[1] for call in launches if call.side)
+        names = ", ".join(name if times == 1 else f"{name} ({times})" for name, times in beside.items())
+        detail = f"{beside.total()} of {len(launches)} ops run on a second stream: {names}"
+        found.append(Place(NAME, "side_by_side", True, detail, "the backend's graph, sizes known"))
+    nothing = Place(NAME, "", False, "two streams would save nothing", "the backend's graph, sizes known")
+    return found or [nothing]
 
 
 # --- what may move ---

@@ -9,8 +9,8 @@ from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
 from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 
-_DSTS = 16
-"""Destinations whose edges one program takes."""
+_SLOTS = 8
+"""Edges of a destination that one program takes at a time."""
 
 
 @triton.jit
@@ -41,38 +41,36 @@ def _dropout_bits(
 
 @triton.jit
 def _edge_bits(
-    indptr, dsts, a, b, out, e, row, mask, WORDS: tl.constexpr, KEEP: tl.constexpr, FRACTION: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    """Stores the bits of edges ``e`` ``[edges, 1]`` of rows ``row``."""
-    word = tl.arange(0, WIDE)[None, :]
-    a, b = row_state(a, b, tl.load(dsts + row, mask, 0).to(tl.int64))
-    a, b = absorb(a, b, (e - tl.load(indptr + row, mask, 0)).to(tl.uint32))
-    bits = keep_bits(a, b, word, KEEP, FRACTION)
-    tl.store(out + e * WORDS + word, bits.to(tl.int32, bitcast=True), mask & (word < WORDS))
+    out, a, b, rank, e, mask, WORDS: tl.constexpr, KEEP: tl.constexpr, FRACTION: tl.constexpr, WIDE: tl.constexpr
+):
+    """Stores the bits of edges ``e`` ``[ROWS, SLOTS]``, ``rank`` in rows whose states are ``a`` and ``b``."""
+    word = tl.arange(0, WIDE)[None, None, :]
+    a, b = absorb(a, b, rank.to(tl.uint32))
+    bits = keep_bits(a[:, :, None], b[:, :, None], word, KEEP, FRACTION)
+    tl.store(out + e[:, :, None] * WORDS + word, bits.to(tl.int32, bitcast=True), mask[:, :, None] & (word < WORDS))
 
 
 @triton.jit(do_not_specialize=["n", "num_edges", "site"])
 def _edge_dropout_bits(
     indptr, dsts, key, site, out, n, num_edges, WORDS: tl.constexpr, KEEP: tl.constexpr, FRACTION: tl.constexpr,
-    WIDE: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time; then a share of what is past them."""
-    i = tl.program_id(0).to(tl.int64) * DSTS
-    ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
-    first, last = tl.load(indptr + i), tl.load(indptr + tl.minimum(i + DSTS, n))
+    """A program takes all edges of ``ROWS`` destinations, ``SLOTS`` of each at a time; then a share of the padding."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    slot = tl.arange(0, SLOTS)[None, :].to(tl.int64)
+    start, end = tl.load(indptr + i, i < n, 0), tl.load(indptr + i + 1, i < n, 0)
     a, b = key_state(key, site)
-    edge = tl.arange(0, EDGES)[:, None]
-    while first < last:
-        e = first + edge
-        row = i + tl.sum((e >= ends).to(tl.int64), 1, keep_dims=True)
-        _edge_bits(indptr, dsts, a, b, out, e, row, e < last, WORDS, KEEP, FRACTION, WIDE)
-        first += EDGES
-    first = tl.load(indptr + n) + tl.program_id(0).to(tl.int64) * EDGES
+    row_a, row_b = row_state(a, b, tl.load(dsts + i, i < n, 0).to(tl.int64))
+    rank = slot + tl.zeros([ROWS, SLOTS], tl.int64)
+    while tl.max(end - start - rank) > 0:
+        _edge_bits(out, row_a, row_b, rank, start + rank, start + rank < end, WORDS, KEEP, FRACTION, WIDE)
+        rank += SLOTS
+    row_a, row_b = row_state(a, b, (tl.load(dsts) + tl.zeros([ROWS, 1], dsts.dtype.element_ty)).to(tl.int64))
+    first = tl.load(indptr + n) + tl.program_id(0).to(tl.int64) * (ROWS * SLOTS)
     while first < num_edges:
-        e = first + edge
-        _edge_bits(indptr, dsts, a, b, out, e, tl.zeros_like(e), e < num_edges, WORDS, KEEP, FRACTION, WIDE)
-        first += tl.num_programs(0).to(tl.int64) * EDGES
+        e = first + tl.arange(0, ROWS)[:, None] * SLOTS + slot
+        _edge_bits(out, row_a, row_b, e, e, e < num_edges, WORDS, KEEP, FRACTION, WIDE)
+        first += tl.num_programs(0).to(tl.int64) * (ROWS * SLOTS)
 
 
 def _settings(p: float, columns: int) -> dict[str, int]:
@@ -111,8 +109,7 @@ def edge_dropout_bits(
     settings, n = _settings(p, columns), indptr.numel() - 1
     out = torch.empty((num_edges, settings["WORDS"]), dtype=torch.int32, device=indptr.device)
     if out.numel() and n:
-        settings["EDGES"] = max(1, settings.pop("ROWS") // 2)
-        _edge_dropout_bits[(cdiv(n, _DSTS),)](
-            indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, DSTS=_DSTS, **settings
-        )
+        settings["ROWS"] = max(1, settings["ROWS"] // _SLOTS)
+        grid = (cdiv(n, settings["ROWS"]),)
+        _edge_dropout_bits[grid](indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, SLOTS=_SLOTS, **settings)
     return out if n else out.zero_()

@@ -34,7 +34,8 @@ VIEWS = RESHAPES | {
 _PRIORITY = -1
 """Of the second stream: its kernels are short, and start as soon as a multiprocessor has room."""
 
-_forking = False
+_ran: list["Program"] | None = None
+"""The programs that ran while a CUDA graph was being prepared; ``None`` at all other times."""
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -153,14 +154,18 @@ def _decoded(value):
 
 
 @contextlib.contextmanager
-def forking():
-    """Programs fork a second stream within: while a CUDA graph is being prepared and captured, in whatever thread."""
-    global _forking
-    before, _forking = _forking, True
+def forking() -> Iterator[list[Program]]:
+    """Programs fork a second stream within: while a CUDA graph is being prepared and captured, in whatever thread.
+
+    Yields:
+        The programs that have run so far, each once.
+    """
+    global _ran
+    before, _ran = _ran, []
     try:
-        yield
+        yield _ran
     finally:
-        _forking = before
+        _ran = before
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
@@ -205,10 +210,12 @@ def _release(program: Program, index: int, results: dict) -> None:
 def _forked(tensors: list[Tensor], text: str) -> list[Tensor]:
     """The program on two streams. What both read lives until they are joined: each has memory of its own to reuse."""
     device = tensors[0].device
-    if not _forking:
+    program, results, events = Program.parse(text), {}, {}
+    if _ran is None:
         with torch.autocast("cuda", enabled=False):
             return _in_sequence(tensors, text)
-    program, results, events = Program.parse(text), {}, {}
+    if program not in _ran:
+        _ran.append(program)
     main, side = torch.cuda.current_stream(device), side_stream(device)
     awaited = set(program.waits.values())
     side.wait_stream(main)

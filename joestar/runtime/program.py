@@ -186,6 +186,12 @@ class Program:
         for value in self.hoisted:
             value.refresh()
 
+    def note_overlap(self, programs: list) -> None:
+        """Adds to the places what a CUDA graph of this program runs on two streams (``ops.side_by_side.Program``)."""
+        if self.options.backend == "inductor" and overlap.NAME not in self.options.disable_passes:
+            kept = [place for place in self.places if place.pattern != overlap.NAME]
+            self.places = kept + overlap.places(programs)
+
     def variant(self, options: Options) -> "Program":
         """The same captured program under other options, not yet compiled: nothing is traced again."""
         other = Program(self.kind, self.model, self.sampler, self.loss, options)

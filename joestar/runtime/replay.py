@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import StaleBackwardError
+from joestar.ops.side_by_side import forking
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import WARM_UP, capture_stream
 
@@ -32,7 +33,9 @@ class ReplayedProgram:
         self.count = torch.ones((), dtype=torch.int64, device=device)
         self.key = torch.zeros(3, dtype=torch.int64, device=device)
         self.flag = torch.ones((), dtype=torch.bool, device=device)  # while it is set, no buffer changes
-        self._capture(device)
+        with forking() as overlapped:
+            self._capture(device)
+        program.note_overlap(overlapped)
         self.flag.fill_(False)
 
     def _capture(self, device: torch.device) -> None:

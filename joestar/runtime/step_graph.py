@@ -39,6 +39,9 @@ class StepGraph:
         step: takes no arguments, reads and writes tensors with fixed addresses, never waits for the device. It is run
             ``WARM_UP`` times first, and must change nothing then (the overflow flag is set).
         device: the GPU. memory: shared with other graphs, or ``None``.
+
+    Attributes:
+        overlapped: the programs on two streams that are part of the step.
     """
 
     def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
@@ -46,7 +49,7 @@ class StepGraph:
         stream = capture_stream(device)
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), forking():
+        with torch.cuda.stream(stream), forking() as self.overlapped:
             for _ in range(WARM_UP):
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)

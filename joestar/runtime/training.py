@@ -172,6 +172,7 @@ class Trainer:
         raised = self.flag.clone()
         self.flag.fill_(True)  # nothing that the warm-up does may last
         self.graph = StepGraph(step, self.executor.device, self.memory)
+        self.executor.program.note_overlap(self.graph.overlapped)
         self.flag.copy_(raised)
         self._flag_seen[:] = 0
         self.counters.seconds.clear()

@@ -69,6 +69,9 @@ def test_gradients_of_weights_run_beside_those_of_rows():
     assert main == ["mm"] * 3 and side == ["mm", "column_sums", "column_sums"]
     assert not count(gm, MM) and not count(gm, SUM)
     assert len(program.waits) == 1, "only the sum of the new rows waits for them"
+    (place,) = overlap.places([program])
+    assert place.fired and place.detail == "3 of 6 ops run on a second stream: mm, column_sums (2)"
+    assert not overlap.places([])[0].fired
 
 
 def test_what_is_no_op_of_ours_parts_regions():

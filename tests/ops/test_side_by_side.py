@@ -118,10 +118,10 @@ def test_memory_is_reused_by_its_own_stream_alone(seed):
 
 def test_forking_ends_with_its_block():
     def fail():
-        with side_by_side.forking():
-            assert side_by_side._forking
+        with side_by_side.forking() as ran:
+            assert side_by_side._ran is ran == []
             raise RuntimeError("inside")
 
     with pytest.raises(RuntimeError, match="inside"):
         fail()
-    assert not side_by_side._forking
+    assert side_by_side._ran is None

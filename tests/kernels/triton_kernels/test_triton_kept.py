@@ -135,3 +135,12 @@ def test_rows_with_a_bias(width, atomic):
 def test_a_row_stays_within_a_warp():
     assert rows_within_warps(tile_configs(128, 4), 512) == tile_configs(128, 4)
     assert [c["num_warps"] for c in rows_within_warps(tile_configs(256, 4), 1024)] == [1, 1]
+
+
+@pytest.mark.parametrize("columns, p", [(4, 0.5), (40, 0.3), (70, 0.5)])
+def test_bits_of_edges_of_long_rows(columns, p):
+    """More edges than a program takes at a time, more rows, empty ones among them, and a padding of several tiles."""
+    degrees = torch.tensor([0, 8, 9, 40, 1, 7, *[3] * 60, 17, 0])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    args = indptr, int(indptr[-1]) + 700, torch.randint(0, 1000, degrees.shape), torch.tensor([5, 1, 2]), 3, p, columns
+    check_equal(gpu.edge_dropout_bits(*args), reference.edge_dropout_bits(*args), f"{columns} columns")
