@@ -137,7 +137,7 @@ def test_a_row_stays_within_a_warp():
     assert [c["num_warps"] for c in rows_within_warps(tile_configs(256, 4), 1024)] == [1, 1]
 
 
-@pytest.mark.parametrize("columns, p", [(4, 0.5), (40, 0.3), (70, 0.5)])
+@pytest.mark.parametrize(("columns", "p"), [(4, 0.5), (40, 0.3), (70, 0.5)])
 def test_bits_of_edges_of_long_rows(columns, p):
     """More edges than a program takes at a time, more rows, empty ones among them, and a padding of several tiles."""
     degrees = torch.tensor([0, 8, 9, 40, 1, 7, *[3] * 60, 17, 0])

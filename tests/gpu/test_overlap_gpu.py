@@ -1,0 +1,83 @@
+"""Two streams on a GPU: the same results as on one, replay after replay, and steps that train alike."""
+
+import random
+
+import pytest
+import torch
+
+from joestar.ops.side_by_side import Call, Input, Program, Value, forking, side_stream
+
+from .test_step_graph import exact_products, make, train  # noqa: F401  (a fixture of all tests there)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+ADD, MM, T = "aten.add.Tensor", "aten.mm.default", "aten.t.default"
+
+
+def drawn(seed: int, calls: int = 80) -> Program:
+    """Products, sums and views in any order, on either stream; a few of the results are handed out."""
+    draw, made = random.Random(seed), []
+    for index in range(calls):
+        sources = [
+            Value(draw.randrange(index)) if index and draw.random() < 0.8 else Input(draw.randrange(3)) for _ in "ab"
+        ]
+        if draw.random() < 0.15:
+            made.append(Call(T, sources[:1]))
+        else:
+            made.append(Call(MM if draw.random() < 0.4 else ADD, sources, draw.random() < 0.5))
+    outputs = {Value(calls - 1), *(Value(draw.randrange(calls)) for _ in range(5))}
+    return Program(tuple(made), tuple(value for value in outputs if made[value.call].op != T))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_programs_of_any_shape(seed):
+    """Captured and replayed with other inputs each time; memory is reused on both streams meanwhile."""
+    program = drawn(seed)
+    inputs = [torch.empty(700, 700, device="cuda") for _ in range(3)]
+
+    def fill(turn):
+        generator = torch.Generator(device="cuda").manual_seed(100 * seed + turn)
+        for tensor in inputs:
+            tensor.uniform_(-0.04, 0.04, generator=generator)
+
+    def run():
+        return torch.ops.joestar.side_by_side(inputs, program.text())
+
+    fill(0)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with forking() as ran:
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            results = run()
+    assert ran == [program]
+    for turn in range(5):
+        fill(turn)
+        expected = [value.clone() for value in run()]
+        for result in results:
+            result.fill_(torch.nan)
+        graph.replay()
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, value, rtol=1e-3, atol=1e-4)
+
+
+def test_without_a_graph_there_is_one_stream():
+    x = torch.randn(64, 64, device="cuda")
+    program = Program((Call(MM, (Input(0), Input(0))), Call(ADD, (Input(0), Input(0)), True)), (Value(0), Value(1)))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        torch.ops.joestar.side_by_side([x], program.text())
+        torch.cuda.synchronize()
+    streams = {
+        event.device_resource_id for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA
+    }
+    assert len(streams) == 1 and side_stream(x.device).priority < 0
+
+
+@pytest.mark.parametrize("model", ["GraphSAGE", "GCN", "GIN", "GAT"])
+def test_steps_train_alike(model):
+    overlapped, alone = make(model=model), make(model=model, disable_passes=("overlap",))
+    assert train(overlapped)[:25] == pytest.approx(train(alone)[:25], rel=1e-3)
+    assert "fired   overlap" in overlapped.explain() and "overlap" not in alone.explain()
+    for name, value in overlapped.model.state_dict().items():
+        torch.testing.assert_close(value, alone.model.state_dict()[name], rtol=1e-2, atol=2e-3, msg=name)
