@@ -71,20 +71,17 @@ def run(graph: fx.Graph, seconds: Callable[[fx.Node], float] | None = None) -> i
     """
     if _rewrites_inputs(graph):
         return 0
-    _sums_as_ops(graph)
-    regions = list(_regions(graph))
-    done = 0
-    for members in regions:
-        plan = schedule(members, seconds or _microseconds)
-        if plan is not None:
-            _rewrite(graph, plan)
-            done += 1
-    if done:
+    sums = _sums_as_ops(graph)
+    plans = [plan for members in _regions(graph) if (plan := schedule(members, seconds or _microseconds))]
+    _settle_sums(graph, sums, plans)
+    for plan in plans:
+        _rewrite(graph, plan)
+    if plans:
         from torch._inductor.pattern_matcher import stable_topological_sort  # slow to import, there by now
 
         stable_topological_sort(graph)
         graph.lint()
-    return done
+    return len(plans)
 
 
 def places(programs: list[Program]) -> list[Place]:
@@ -131,7 +128,7 @@ def _tensors(value) -> Iterator[torch.Tensor]:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether a node launches nothing: one of several results, or another shape of the same memory."""
-    if node.op != "call_function":
+    if node.op != "call_function" or node.kwargs or len(node.all_input_nodes) != 1:
         return False
     if str(node.target) in RESHAPES:
         return node.args[0].meta["val"].is_contiguous()
@@ -162,31 +159,40 @@ def _rewrites_inputs(graph: fx.Graph) -> bool:
     return False
 
 
-def _sums_as_ops(graph: fx.Graph) -> None:
-    """Sums over the rows of a matrix that some op of ours, or a product, reads or makes."""
+def _sums_as_ops(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Puts an op beside every sum over the rows of a matrix that some op of ours, or a product, reads or makes.
+
+    Returns:
+        op -> the sum whose place it may take.
+    """
+    found = {}
     for node in graph.find_nodes(op="call_function", target=_ATEN.sum.dim_IntList):
-        rows, dims, *keep = node.args
-        value = tensor(rows)
-        plain = value is not None and value.dim() == 2 and value.dtype.is_floating_point and value.is_contiguous()
-        if not plain or list(dims) != [0] or node.kwargs:
+        if node.kwargs or len(node.args) < 2 or list(node.args[1] or ()) != [0]:
             continue
-        stored = _is_ours(_base(rows)) or any(map(_is_ours, _readers(rows)))
-        if not stored:
+        rows = node.args[0]
+        value = tensor(rows)
+        if value is None or value.dim() != 2 or not value.dtype.is_floating_point or not value.is_contiguous():
+            continue
+        if _is_ours(_base(rows)) or any(map(_is_ours, _readers(rows))):
+            with graph.inserting_before(node):
+                op = graph.call_function(_JOESTAR.column_sums.default, (rows,))
+            op.meta = {**_origin(node), "val": value.new_empty(value.shape[1:])}
+            found[op] = node
+    return found
+
+
+def _settle_sums(graph: fx.Graph, sums: dict[fx.Node, fx.Node], plans: list[list["Slot"]]) -> None:
+    """Ops that are part of a plan take the place of their sums; the others go."""
+    planned = {slot.node for plan in plans for slot in plan}
+    for op, node in sums.items():
+        if op not in planned:
+            graph.erase_node(op)
             continue
         with graph.inserting_before(node):
-            sums = _called(graph, node, _JOESTAR.column_sums.default, (rows,))
-            if keep and keep[0]:
-                sums = _called(graph, node, _ATEN.unsqueeze.default, (sums, 0))
-        node.replace_all_uses_with(sums)
+            same = graph.call_function(_ATEN.reshape.default, (op, list(node.meta["val"].shape)))
+        same.meta = {**_origin(node), "val": node.meta["val"]}
+        node.replace_all_uses_with(same)
         graph.erase_node(node)
-
-
-def _called(graph: fx.Graph, like: fx.Node, target, args: tuple) -> fx.Node:
-    node = graph.call_function(target, args)
-    node.meta = _origin(like)
-    value = args[0].meta["val"]
-    node.meta["val"] = value.new_empty(value.shape[1:] if target is _JOESTAR.column_sums.default else (1, *value.shape))
-    return node
 
 
 def _origin(node: fx.Node) -> dict:
@@ -298,21 +304,25 @@ def _rewrite(graph: fx.Graph, plan: list[Slot]) -> None:
     writer = _Writer({slot.node for slot in plan})
     for slot in plan:
         writer.add(slot.node, slot.side)
-    outputs = [node for slot in plan for node in _results(slot.node) if any(_outside(node, writer.inside))]
-    program = Program(tuple(writer.calls), tuple(writer.value(node) for node in outputs))
+    found = [node for slot in plan for node in _results(slot.node) if any(_outside(node, writer.inside))]
+    outputs: dict[Value, list[fx.Node]] = {}
+    for node in found:
+        outputs.setdefault(writer.value(node), []).append(node)
+    program = Program(tuple(writer.calls), tuple(outputs))
     position = {node: i for i, node in enumerate(graph.nodes)}
     behind = max((*writer.inputs, *graph.find_nodes(op="placeholder")), key=position.__getitem__)
     with graph.inserting_after(behind):
         both = graph.call_function(_JOESTAR.side_by_side.default, (list(writer.inputs), program.text()))
     both.meta = _origin(plan[-1].node)
-    both.meta["val"] = [node.meta["val"] for node in outputs]
+    both.meta["val"] = [nodes[0].meta["val"] for nodes in outputs.values()]
     after = both
-    for index, node in enumerate(outputs):
+    for index, nodes in enumerate(outputs.values()):
         with graph.inserting_after(after):
             after = graph.call_function(operator.getitem, (both, index))
-        after.meta = {**_origin(node), "val": node.meta["val"]}
-        for user in list(_outside(node, writer.inside)):
-            user.replace_input_with(node, after)
+        after.meta = {**_origin(nodes[0]), "val": nodes[0].meta["val"]}
+        for node in nodes:
+            for user in list(_outside(node, writer.inside)):
+                user.replace_input_with(node, after)
     for node in reversed([*graph.nodes]):
         if not node.users and (node in writer.inside or (_is_view(node) and _base(node) in writer.inside)):
             graph.erase_node(node)

@@ -11,7 +11,7 @@ by one from Python they would not overlap.
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +34,8 @@ VIEWS = RESHAPES | {
 _PRIORITY = -1
 """Of the second stream: its kernels are short, and start as soon as a multiprocessor has room."""
 
-_ran: list["Program"] | None = None
-"""The programs that ran while a CUDA graph was being prepared; ``None`` at all other times."""
+_prepared: tuple[torch.cuda.Stream, list["Program"]] | None = None
+"""The stream on which a CUDA graph is being prepared, and the programs that ran; ``None`` at all other times."""
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -121,12 +121,21 @@ class Program:
     @functools.cached_property
     def released(self) -> dict[int, list[int]]:
         """call -> the calls whose results nobody reads after it, where only the stream that launched them did."""
+        return self._released(self._crosses)
+
+    @functools.cached_property
+    def unread(self) -> dict[int, list[int]]:
+        """As ``released``, all on one stream."""
+        return self._released(lambda made, call: False)
+
+    def _released(self, kept_for: Callable[[int, Call], bool]) -> dict[int, list[int]]:
         last, kept = {}, {self.launched(value) for value in self.outputs}
         for index, call in enumerate(self.calls):
+            last[index] = index
             for value in call.reads():
                 made = self.launched(value)
                 last[value.call] = last[made] = index
-                if self._crosses(made, call):
+                if kept_for(made, call):
                     kept.add(made)
         released: dict[int, list[int]] = {}
         for made, reader in last.items():
@@ -154,18 +163,18 @@ def _decoded(value):
 
 
 @contextlib.contextmanager
-def forking() -> Iterator[list[Program]]:
-    """Programs fork a second stream within: while a CUDA graph is being prepared and captured, in whatever thread.
+def forking(stream: torch.cuda.Stream) -> Iterator[list[Program]]:
+    """Programs on ``stream`` fork a second one: while a CUDA graph is prepared there and captured, in whatever thread.
 
     Yields:
         The programs that have run so far, each once.
     """
-    global _ran
-    before, _ran = _ran, []
+    global _prepared
+    before, _prepared = _prepared, (stream, [])
     try:
-        yield _ran
+        yield _prepared[1]
     finally:
-        _ran = before
+        _prepared = before
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
@@ -198,42 +207,42 @@ def _in_sequence(tensors: list[Tensor], text: str) -> list[Tensor]:
     program, results = Program.parse(text), {}
     for index, call in enumerate(program.calls):
         results[index] = resolve(call.op)(*(_argument(a, tensors, results) for a in call.args))
-        _release(program, index, results)
+        results.update(dict.fromkeys(program.unread.get(index, ())))
     return [_argument(value, tensors, results) for value in program.outputs]
 
 
-def _release(program: Program, index: int, results: dict) -> None:
-    for made in program.released.get(index, ()):
-        results[made] = None
-
-
-def _forked(tensors: list[Tensor], text: str) -> list[Tensor]:
-    """The program on two streams. What both read lives until they are joined: each has memory of its own to reuse."""
-    device = tensors[0].device
-    program, results, events = Program.parse(text), {}, {}
-    if _ran is None:
-        with torch.autocast("cuda", enabled=False):
-            return _in_sequence(tensors, text)
-    if program not in _ran:
-        _ran.append(program)
-    main, side = torch.cuda.current_stream(device), side_stream(device)
-    awaited = set(program.waits.values())
-    side.wait_stream(main)
+def _on_gpu(tensors: list[Tensor], text: str) -> list[Tensor]:
+    main = torch.cuda.current_stream(tensors[0].device)
     with torch.autocast("cuda", enabled=False):
-        for index, call in enumerate(program.calls):
-            stream = side if call.side else main
-            with torch.cuda.stream(stream):
-                if index in program.waits:
-                    stream.wait_event(events[program.waits[index]])
-                results[index] = resolve(call.op)(*(_argument(a, tensors, results) for a in call.args))
-                if index in awaited:
-                    events[index] = torch.cuda.Event()
-                    events[index].record(stream)
-            _release(program, index, results)
-    main.wait_stream(side)
+        if _prepared is None or _prepared[0] != main:
+            return _in_sequence(tensors, text)
+        program, ran = Program.parse(text), _prepared[1]
+        if program not in ran:
+            ran.append(program)
+        side = side_stream(main.device)
+        side.wait_stream(main)
+        try:
+            return _forked(tensors, program, main, side)
+        finally:
+            main.wait_stream(side)
+
+
+def _forked(tensors: list[Tensor], program: Program, main: torch.cuda.Stream, side: torch.cuda.Stream) -> list[Tensor]:
+    """The program on two streams. What both read lives until they are joined: each has memory of its own to reuse."""
+    results, events, awaited = {}, {}, set(program.waits.values())
+    for index, call in enumerate(program.calls):
+        stream = side if call.side else main
+        with torch.cuda.stream(stream):
+            if index in program.waits:
+                stream.wait_event(events[program.waits[index]])
+            results[index] = resolve(call.op)(*(_argument(a, tensors, results) for a in call.args))
+            if index in awaited:
+                events[index] = torch.cuda.Event()
+                events[index].record(stream)
+        results.update(dict.fromkeys(program.released.get(index, ())))
     return [_argument(value, tensors, results) for value in program.outputs]
 
 
 LIBRARY.impl("side_by_side", _in_sequence, "CPU")
-LIBRARY.impl("side_by_side", _forked, "CUDA")
+LIBRARY.impl("side_by_side", _on_gpu, "CUDA")
 register_fake("joestar::side_by_side")(_in_sequence)

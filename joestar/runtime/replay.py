@@ -33,7 +33,7 @@ class ReplayedProgram:
         self.count = torch.ones((), dtype=torch.int64, device=device)
         self.key = torch.zeros(3, dtype=torch.int64, device=device)
         self.flag = torch.ones((), dtype=torch.bool, device=device)  # while it is set, no buffer changes
-        with forking() as overlapped:
+        with forking(capture_stream(device)) as overlapped:
             self._capture(device)
         program.note_overlap(overlapped)
         self.flag.fill_(False)

@@ -49,14 +49,14 @@ class StepGraph:
         stream = capture_stream(device)
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), forking() as self.overlapped:
+        with torch.cuda.stream(stream), forking(stream) as self.overlapped:
             for _ in range(WARM_UP):
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking():
+        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking(stream):
             step()
         self.seconds = time.perf_counter() - start
 

@@ -15,6 +15,7 @@ from joestar.errors import ConfigError
 from joestar.fusion import overlap
 from joestar.fusion.overlap import Overlap, run, schedule
 from joestar.ops.side_by_side import Program
+from joestar.runtime.program import _inductor_settings
 
 from .graphs import ATEN, JOESTAR, count
 
@@ -115,6 +116,29 @@ def test_no_region(case):
     rewritten(gm, values, regions=0, seconds=lambda node: 1.0 if case == "short" else 100.0)
 
 
+def test_sums_stay_where_nothing_runs_beside_them():
+    """Also such as have no dimension to name, or are none of the rows."""
+
+    def build(call, d, w):
+        rows = call(MM, d, w)
+        return *(call(SUM, rows, dims) for dims in ([0], [1], None, [0, 1])), rows
+
+    gm, values = traced(build, (4, 4), (4, 4))
+    rewritten(gm, values, regions=0, seconds=lambda node: 1.0)
+    assert count(gm, SUM) == 4 and not count(gm, JOESTAR.column_sums.default)
+
+
+def test_a_result_is_handed_out_once():
+    def build(call, d, w):
+        parts = call(JOESTAR.split_columns.default, call(MM, d, w), [2, 4])
+        twice = [call(ATEN.neg.default, call(operator.getitem, parts, 0)) for _ in range(2)]
+        return *twice, call(MM, w, w)
+
+    gm, values = traced(build, (4, 6), (6, 6))
+    (program,) = rewritten(gm, values, **TEN)
+    assert len(program.outputs) == len(set(program.outputs)) == 2
+
+
 def test_tables_stay_on_one_stream():
     """Relabelling takes turns on a table of the device."""
     graph = joestar.Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
@@ -196,6 +220,32 @@ def test_whole_models(model):
     for ours, theirs in zip(gradients(overlapped), gradients(program.padded.gm), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert len(regions) == 2 and all(regions), regions
+
+
+def test_inductor_calls_it():
+    """In forward and backward graphs, through the settings that a GPU's programs are compiled with."""
+    from torch._inductor.compile_fx import compile_fx
+
+    settings = _inductor_settings(torch.device("cuda"))
+    assert isinstance(settings["post_grad_custom_post_pass"], Overlap)
+    assert not _inductor_settings(torch.device("cuda"), ("overlap",))
+    values = [torch.randn(30, 30, requires_grad=True) for _ in range(3)]
+
+    def build(call, a, b, c):
+        return call(MM, call(MM, a, b), c), call(MM, b, c)
+
+    gm, _ = traced(build, *values)
+    ran = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "_microseconds", lambda node: 100.0)
+        patch.setattr(Overlap, "uuid", lambda self: None)
+        patch.setattr(overlap, "run", lambda graph, original=run: ran.append(original(graph)))
+        results = compile_fx(gm, values, config_patches=settings)(*values)
+        found = torch.autograd.grad(sum(r.sum() for r in results), values)
+    expected = torch.autograd.grad(sum(r.sum() for r in gm(*values)), values)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert ran == [1, 1]
 
 
 def test_a_name_to_switch_it_off_by():

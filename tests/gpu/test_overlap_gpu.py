@@ -45,7 +45,7 @@ def test_programs_of_any_shape(seed):
 
     fill(0)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with forking() as ran:
+    with forking(stream) as ran:
         with torch.cuda.stream(stream):
             run()
         torch.cuda.synchronize()
@@ -62,16 +62,43 @@ def test_programs_of_any_shape(seed):
             torch.testing.assert_close(result, value, rtol=1e-3, atol=1e-4)
 
 
-def test_without_a_graph_there_is_one_stream():
+def streams_used(run) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    gpu = torch.autograd.DeviceType.CUDA
+    return len({event.device_resource_id for event in seen.events() if event.device_type == gpu})
+
+
+def test_two_streams_where_a_graph_is_prepared_and_one_elsewhere():
     x = torch.randn(64, 64, device="cuda")
     program = Program((Call(MM, (Input(0), Input(0))), Call(ADD, (Input(0), Input(0)), True)), (Value(0), Value(1)))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        torch.ops.joestar.side_by_side([x], program.text())
-        torch.cuda.synchronize()
-    streams = {
-        event.device_resource_id for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA
-    }
-    assert len(streams) == 1 and side_stream(x.device).priority < 0
+
+    def run():
+        return torch.ops.joestar.side_by_side([x], program.text())
+
+    run()
+    assert streams_used(run) == 1 and side_stream(x.device).priority < 0
+    with forking(torch.cuda.current_stream()):
+        assert streams_used(run) == 2
+    with forking(torch.cuda.Stream()) as ran:
+        assert streams_used(run) == 1 and not ran, "another stream is being prepared"
+
+
+def test_a_failing_op_leaves_the_streams_joined():
+    """The capture ends as any other does whose op fails, and the next one works."""
+    x, graph = torch.randn(64, 64, device="cuda"), torch.cuda.CUDAGraph()
+    calls = Call(MM, (Input(0), Input(0)), True), Call(MM, (Input(0), Input(1)))
+    stream = torch.cuda.Stream()
+
+    def capture(right):
+        program = Program(calls, (Value(0), Value(1)))
+        with forking(stream), torch.cuda.graph(graph, stream=stream):
+            torch.ops.joestar.side_by_side([x, right], program.text())
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        capture(x[:5])
+    capture(x)
 
 
 @pytest.mark.parametrize("model", ["GraphSAGE", "GCN", "GIN", "GAT"])

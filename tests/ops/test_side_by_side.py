@@ -1,6 +1,7 @@
 """Programs on two streams: their text, what waits for what, when memory is given back, and results in sequence."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -68,9 +69,12 @@ def drawn(seed: int) -> Program:
     draw = random.Random(seed)
     calls = []
     for index in range(40):
-        sources = [Value(made) for made in draw.sample(range(index), min(index, draw.randint(0, 3)))]
+        made = draw.sample(range(index), min(index, draw.randint(0, 3)))
+        sources = [Value(m, draw.choice((None, 0, 1)) if calls[m].op != T else None) for m in made]
         if sources and draw.random() < 0.2:
             calls.append(Call(T, (sources[0],), draw.random() < 0.5))
+        elif sources and draw.random() < 0.3:
+            calls.append(Call("joestar.f.default", (sources, None, 2), draw.random() < 0.4))
         else:
             calls.append(Call("joestar.f.default", (Input(0), *sources), draw.random() < 0.4))
     return Program(tuple(calls), (Value(39),))
@@ -113,15 +117,35 @@ def test_memory_is_reused_by_its_own_stream_alone(seed):
         assert base not in {program.launched(value) for value in program.outputs}
     for reader, calls in program.released.items():
         for made in calls:
-            assert not any(Value(made) in call.reads() for call in program.calls[reader + 1 :])
+            assert not any(value.call == made for call in program.calls[reader + 1 :] for value in call.reads())
+
+
+def test_results_die_when_nobody_reads_them_any_more(monkeypatch):
+    """On one stream a chain needs two values at a time, whatever the streams were to be."""
+    alive, most = [], []
+
+    def add(*args):
+        made = torch.add(*args)
+        alive.append(weakref.ref(made))
+        most.append(sum(ref() is not None for ref in alive))
+        return made
+
+    monkeypatch.setattr(side_by_side, "resolve", lambda name: add)
+    chain, last = [Call("a", (Input(0), Input(0)))], Value(0)
+    for index in range(12):
+        chain.append(Call("a", (last, Input(0)), side=index % 2 == 0))
+        last = Value(len(chain) - 1)
+        chain.append(Call("unread", (Input(0), Input(0))))
+    (result,) = torch.ops.joestar.side_by_side([torch.ones(2)], Program(tuple(chain), (last,)).text())
+    assert result.tolist() == [14.0, 14.0] and max(most) <= 3
 
 
 def test_forking_ends_with_its_block():
     def fail():
-        with side_by_side.forking() as ran:
-            assert side_by_side._ran is ran == []
+        with side_by_side.forking("stream") as ran:
+            assert side_by_side._prepared == ("stream", ran) and ran == []
             raise RuntimeError("inside")
 
     with pytest.raises(RuntimeError, match="inside"):
         fail()
-    assert side_by_side._ran is None
+    assert side_by_side._prepared is None

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "joestar/compact.hpp"
@@ -47,46 +49,107 @@ JOESTAR_CLONES inline void race_nodes(RaceTable table, HashState key, RacerBatch
   }
 }
 
-// Fills in the keys of racers[first ..].
+// The k smallest racers that a thread has met so far, and a few more. Whoever is behind `bound` has been beaten by k
+// others; the pools share it.
 template <IdType Id>
-void race(const CollectiveTask<Id>& task, RaceTable table, HashState key, std::vector<Racer<Id>>& racers) {
-  RacerBatch batch;
-  for (std::size_t first = 0; first < racers.size(); first += kRacersTogether) {
-    const std::size_t lanes = std::min<std::size_t>(kRacersTogether, racers.size() - first);
-    for (std::size_t lane = 0; lane < kRacersTogether; ++lane) {
-      const std::int64_t node = racers[first + std::min(lane, lanes - 1)].node;
+class Pool {
+ public:
+  Pool(std::int64_t k, std::atomic<std::int64_t>& bound)
+      : k_(static_cast<std::size_t>(k)), most_(2 * k_ + kRacersTogether), bound_(bound) {}
+
+  // Brings nodes[0 .. count) into the race; the batch is room for their keys.
+  void enter(const CollectiveTask<Id>& task, RaceTable table, HashState key, const Id* nodes, int count,
+             RacerBatch& batch) {
+    for (int lane = 0; lane < kRacersTogether; ++lane) {
+      const std::int64_t node = nodes[std::min(lane, count - 1)];
       batch.low[lane] = low_word(node);
       batch.high[lane] = high_word(node);
       batch.weight[lane] = task.weight == nullptr ? 1.0f : task.weight[node];
     }
     race_nodes(table, key, batch);
-    for (std::size_t lane = 0; lane < lanes; ++lane) racers[first + lane].key = batch.key[lane];
+    const std::int64_t bound = bound_.load(std::memory_order_relaxed);
+    for (int lane = 0; lane < count; ++lane) {
+      if (batch.key[lane] <= bound && batch.key[lane] != kNever) racers_.push_back({batch.key[lane], nodes[lane]});
+    }
+    if (racers_.size() >= most_) shrink();
   }
-}
 
-// Leaves the k smallest that can be picked, in any order.
+  // Leaves the k smallest.
+  void shrink() {
+    if (racers_.size() <= k_) return;
+    std::nth_element(racers_.begin(), racers_.begin() + static_cast<std::ptrdiff_t>(k_ - 1), racers_.end());
+    racers_.resize(k_);
+    const std::int64_t last = racers_.back().key;
+    std::int64_t bound = bound_.load(std::memory_order_relaxed);
+    while (last < bound && !bound_.compare_exchange_weak(bound, last, std::memory_order_relaxed)) {
+    }
+  }
+
+  std::vector<Racer<Id>>& racers() { return racers_; }
+
+ private:
+  std::size_t k_, most_;
+  std::atomic<std::int64_t>& bound_;
+  std::vector<Racer<Id>> racers_;
+};
+
+// Pools that blocks of edges borrow one after the other: as many as there are threads at work.
 template <IdType Id>
-void keep_smallest(std::vector<Racer<Id>>& racers, std::int64_t k) {
-  std::erase_if(racers, [](const Racer<Id>& racer) { return racer.key == kNever; });
-  if (static_cast<std::int64_t>(racers.size()) <= k) return;
-  std::nth_element(racers.begin(), racers.begin() + k, racers.end());
-  racers.resize(static_cast<std::size_t>(k));
-}
+class Pools {
+ public:
+  explicit Pools(std::int64_t k) : k_(k) {}
+
+  std::unique_ptr<Pool<Id>> take() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return std::make_unique<Pool<Id>>(k_, bound_);
+    auto pool = std::move(idle_.back());
+    idle_.pop_back();
+    return pool;
+  }
+
+  void give(std::unique_ptr<Pool<Id>> pool) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(pool));
+  }
+
+  // The k smallest of all pools, once all are back.
+  std::vector<Racer<Id>> winners() {
+    Pool<Id> all(k_, bound_);
+    for (const auto& pool : idle_) {
+      all.racers().insert(all.racers().end(), pool->racers().begin(), pool->racers().end());
+    }
+    all.shrink();
+    return std::move(all.racers());
+  }
+
+ private:
+  std::int64_t k_;
+  std::atomic<std::int64_t> bound_{kNever};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Pool<Id>>> idle_;
+};
 
 // The first edge of a node to claim its slot brings the node into the race; which one it is does not show.
 template <IdType Id>
-std::vector<Racer<Id>> distinct_sources(const CollectiveTask<Id>& task, std::uint64_t* slots, std::uint64_t stamp,
-                                        std::int64_t first, std::int64_t last) {
-  std::vector<Racer<Id>> racers;
+void race_sources(const CollectiveTask<Id>& task, RaceTable table, HashState key, std::uint64_t* slots,
+                  std::uint64_t stamp, std::int64_t first, std::int64_t last, Pool<Id>& pool) {
+  Id nodes[kRacersTogether];
+  RacerBatch batch;
+  int count = 0;
   const std::int64_t edges = static_cast<std::int64_t>(task.sources.size());
   for (std::int64_t e = first; e < last; ++e) {
     prefetch(&slots[task.sources[std::min(e + kCompactAhead, edges - 1)]]);
     const Id node = task.sources[e];
     std::atomic_ref<std::uint64_t> slot(slots[node]);
     if (slot.load(std::memory_order_relaxed) == stamp) continue;
-    if (slot.exchange(stamp, std::memory_order_relaxed) != stamp) racers.push_back({0, node});
+    if (slot.exchange(stamp, std::memory_order_relaxed) == stamp) continue;
+    nodes[count++] = node;
+    if (count == kRacersTogether) {
+      pool.enter(task, table, key, nodes, count, batch);
+      count = 0;
+    }
   }
-  return racers;
+  if (count > 0) pool.enter(task, table, key, nodes, count, batch);
 }
 
 }  // namespace detail
@@ -96,20 +159,18 @@ template <IdType Id>
 std::int64_t collective_sample(const CollectiveTask<Id>& task, RaceTable table, const SampleKey& key,
                                std::span<Id> nodes) {
   const std::int64_t edges = static_cast<std::int64_t>(task.sources.size());
-  const std::int64_t k = static_cast<std::int64_t>(nodes.size()), grain = 8 * detail::kCompactGrain;
+  const std::int64_t k = static_cast<std::int64_t>(nodes.size());
+  if (k == 0) return 0;
   const HashState state = key_state(key);
   BorrowedTable claims(task.num_nodes);
   const std::uint64_t stamp = (*claims).next_stamp();
-  std::vector<std::vector<detail::Racer<Id>>> parts(static_cast<std::size_t>(num_blocks(edges, grain)));
-  parallel_ranges(edges, grain, [&](std::int64_t first, std::int64_t last) {
-    auto racers = detail::distinct_sources(task, (*claims).slots(), stamp, first, last);
-    detail::race(task, table, state, racers);
-    detail::keep_smallest(racers, k);
-    parts[static_cast<std::size_t>(first / grain)] = std::move(racers);
+  detail::Pools<Id> pools(k);
+  parallel_ranges(edges, 2 * detail::kCompactGrain, [&](std::int64_t first, std::int64_t last) {
+    auto pool = pools.take();
+    detail::race_sources(task, table, state, (*claims).slots(), stamp, first, last, *pool);
+    pools.give(std::move(pool));
   });
-  std::vector<detail::Racer<Id>> winners;
-  for (const auto& part : parts) winners.insert(winners.end(), part.begin(), part.end());
-  detail::keep_smallest(winners, k);
+  std::vector<detail::Racer<Id>> winners = pools.winners();
   std::sort(winners.begin(), winners.end(), [](const auto& x, const auto& y) { return x.node < y.node; });
   std::transform(winners.begin(), winners.end(), nodes.begin(), [](const auto& winner) { return winner.node; });
   std::fill(nodes.begin() + static_cast<std::int64_t>(winners.size()), nodes.end(),
