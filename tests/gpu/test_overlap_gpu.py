@@ -87,13 +87,13 @@ def test_two_streams_where_a_graph_is_prepared_and_one_elsewhere():
 
 def test_a_failing_op_leaves_the_streams_joined():
     """The capture ends as any other does whose op fails, and the next one works."""
-    x, graph = torch.randn(64, 64, device="cuda"), torch.cuda.CUDAGraph()
+    x = torch.randn(64, 64, device="cuda")
     calls = Call(MM, (Input(0), Input(0)), True), Call(MM, (Input(0), Input(1)))
     stream = torch.cuda.Stream()
 
     def capture(right):
         program = Program(calls, (Value(0), Value(1)))
-        with forking(stream), torch.cuda.graph(graph, stream=stream):
+        with forking(stream), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
             torch.ops.joestar.side_by_side([x, right], program.text())
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
