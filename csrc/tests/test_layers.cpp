@@ -1,3 +1,5 @@
+#include <cmath>
+#include <limits>
 #include <set>
 
 #include "check.hpp"
@@ -84,6 +86,25 @@ void rows_keep_the_edges_of_a_set(std::int64_t rows, std::int64_t mean) {
   }
 }
 
+// What is left out before its key is known could not have won.
+void bounds_of_keys_hold() {
+  std::mt19937 random(11);
+  std::vector<std::uint32_t> words{0, 1, 2, 3, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF};
+  for (int shift = 0; shift < 32; ++shift) {
+    for (int i = 0; i < 20; ++i) words.push_back(static_cast<std::uint32_t>(random()) >> shift);
+  }
+  std::vector<float> weights{0x1p-126f, 0.5f, 1.0f, 1.9999999f, 2.0f, 3e38f, std::numeric_limits<float>::infinity()};
+  for (int i = 0; i < 40; ++i) weights.push_back(std::ldexp(1.0f + static_cast<float>(random() % 999) / 999, i * 6 - 120));
+  for (const float weight : weights) {
+    CHECK(has_weight(weight));
+    for (const std::uint32_t word : words) {
+      const std::int64_t least = race_key_at_least(word, weight), key = race_key(kTable, word, weight);
+      CHECK(least <= key);
+      CHECK(word > 0x7FFFFFFF || key - least < std::int64_t{4} << 24);
+    }
+  }
+}
+
 void nothing_to_choose_from() {
   std::vector<std::int32_t> nodes(3, 9);
   const CollectiveTask<std::int32_t> task{{}, nullptr, 10};
@@ -101,6 +122,7 @@ int main() {
   winners_follow_the_definition<std::int64_t>(200'000, 30'000);
   rows_keep_the_edges_of_a_set<std::int32_t>(200, 5);
   rows_keep_the_edges_of_a_set<std::int64_t>(3000, 30);
+  bounds_of_keys_hold();
   nothing_to_choose_from();
   return report("layers");
 }

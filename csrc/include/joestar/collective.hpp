@@ -32,20 +32,19 @@ struct Racer {
 
 constexpr int kRacersTogether = 64;
 
-// key[i] for the nodes given as two words each; weights are all 1 where there are none.
+// Random words of the nodes given as two words each.
 struct RacerBatch {
   alignas(64) std::uint32_t low[kRacersTogether];
   alignas(64) std::uint32_t high[kRacersTogether];
-  alignas(64) float weight[kRacersTogether];
-  alignas(64) std::int64_t key[kRacersTogether];
+  alignas(64) std::uint32_t word[kRacersTogether];
 };
 
-JOESTAR_CLONES inline void race_nodes(RaceTable table, HashState key, RacerBatch& batch) {
+JOESTAR_CLONES inline void draw_words(HashState key, RacerBatch& batch) {
   for (int lane = 0; lane < kRacersTogether; ++lane) {
     HashState state = key;
     state.absorb(batch.low[lane]);
     state.absorb(batch.high[lane]);
-    batch.key[lane] = race_key(table, draw(state.a, state.b, 0), batch.weight[lane]);
+    batch.word[lane] = draw(state.a, state.b, 0);
   }
 }
 
@@ -64,12 +63,14 @@ class Pool {
       const std::int64_t node = nodes[std::min(lane, count - 1)];
       batch.low[lane] = low_word(node);
       batch.high[lane] = high_word(node);
-      batch.weight[lane] = task.weight == nullptr ? 1.0f : task.weight[node];
     }
-    race_nodes(table, key, batch);
+    draw_words(key, batch);
     const std::int64_t bound = bound_.load(std::memory_order_relaxed);
     for (int lane = 0; lane < count; ++lane) {
-      if (batch.key[lane] <= bound && batch.key[lane] != kNever) racers_.push_back({batch.key[lane], nodes[lane]});
+      const float weight = task.weight == nullptr ? 1.0f : task.weight[nodes[lane]];
+      if (race_key_at_least(batch.word[lane], weight) > bound) continue;
+      const std::int64_t made = race_key(table, batch.word[lane], weight);
+      if (made <= bound && made != kNever) racers_.push_back({made, nodes[lane]});
     }
     if (racers_.size() >= most_) shrink();
   }

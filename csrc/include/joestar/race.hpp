@@ -61,4 +61,11 @@ JOESTAR_INLINE std::int64_t race_key(const RaceTable& table, std::uint32_t word,
   return has_weight(weight) ? key : kNever;
 }
 
+// No key of this word and weight is smaller. Digits in front of the point alone, no table: most racers lose by these.
+JOESTAR_INLINE std::int64_t race_key_at_least(std::uint32_t word, float weight) {
+  const std::int64_t time = 32 - std::countl_zero(word) - 33;
+  const std::int64_t speed = static_cast<std::int64_t>(std::bit_cast<std::uint32_t>(weight) >> 23 & 0xFF) - 126;
+  return (time - speed) * (1 << 24);
+}
+
 }  // namespace joestar
