@@ -57,7 +57,7 @@ class Pass:
 
 @dataclass
 class PassRecord:
-    """What one pass did: number of rewrites, nodes before and after, milliseconds, the graph's text if it changed."""
+    """What one pass did: rewrites, nodes before and after, milliseconds, the graph's text if it changed and is kept."""
 
     name: str
     rewrites: int
@@ -115,6 +115,7 @@ def run_passes(
     device: str = "cpu",
     changing: frozenset[int] = frozenset(),
     strict: bool = True,
+    texts: bool = True,
 ) -> tuple[list[PassRecord], PassContext]:
     """Runs the table on ``gm`` in place; verifies after each pass.
 
@@ -123,6 +124,7 @@ def run_passes(
         choices: ``"kind:name" -> option``, see ``PassContext.choose``; limit: rewrites that may happen in all.
         sizes, device, changing: see ``PassContext``.
         strict: whether a choice that no place has is an error; else it is left out.
+        texts: whether records keep the graph's text, which takes about as long as the passes.
 
     Returns:
         What each pass did, and the context with its places and sites.
@@ -150,7 +152,7 @@ def run_passes(
         elapsed = (time.perf_counter() - start) * 1e3
         verify(gm, outputs, f"pass {spec.name}")
         holds |= spec.ensures
-        code = gm.graph.python_code("self").src if rewrites else ""
+        code = gm.graph.python_code("self").src if rewrites and texts else ""
         records.append(PassRecord(spec.name, rewrites, count, len(gm.graph.nodes), elapsed, code=code))
     if any(record.rewrites for record in records):
         gm.recompile()

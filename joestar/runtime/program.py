@@ -169,11 +169,11 @@ class Program:
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
-    def _run_passes(self, gm: fx.GraphModule, roles: list[tuple]) -> None:
+    def _run_passes(self, gm: fx.GraphModule, roles: list[tuple], texts: bool = True) -> None:
         options = self.options
         self.passes, context = run_passes(
             gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit, sizes=self.sizes,
-            device=self.graph.device.type, changing=self._addresses(), strict=self.kind != "predict",
+            device=self.graph.device.type, changing=self._addresses(), strict=self.kind != "predict", texts=texts,
         )  # fmt: skip
         self.places, self.sites, self.hoisted = context.places, context.sites, context.hoisted
 
@@ -192,14 +192,18 @@ class Program:
             kept = [place for place in self.places if place.pattern != overlap.NAME]
             self.places = kept + overlap.places(programs)
 
-    def variant(self, options: Options) -> "Program":
-        """The same captured program under other options, not yet compiled: nothing is traced again."""
+    def variant(self, options: Options, texts: bool = True) -> "Program":
+        """The same captured program under other options, not yet compiled: nothing is traced again.
+
+        Args:
+            texts: whether the graph's text after every pass is kept for the report.
+        """
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self.class_losses()
         roles = list(self.lowered_roles)
-        other._run_passes(gm, roles)
+        other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)
         return other
 

@@ -51,16 +51,16 @@ class Variants:
         """The open sites of the program under these choices."""
         program = self.program
         if choices:
-            program = self._spare[tuple(sorted(choices.items()))] = self.of(choices, "eager")
+            program = self._spare[tuple(sorted(choices.items()))] = self.of(choices, "eager", texts=False)
         return [site for site in program.sites if site.key not in self.pinned]
 
-    def of(self, choices: dict[str, str], backend: str) -> Program:
-        """The program under these choices, not compiled."""
-        spare = self._spare.pop(tuple(sorted(choices.items())), None) if backend == "eager" else None
+    def of(self, choices: dict[str, str], backend: str, texts: bool = True) -> Program:
+        """The program under these choices, not compiled; without ``texts`` its report lacks those of its graphs."""
+        spare = None if texts or backend != "eager" else self._spare.pop(tuple(sorted(choices.items())), None)
         if spare is not None:
             return spare
         options = replace(self.program.options, choices={**self.pinned, **choices}, backend=backend)
-        variant = self.program.variant(options)
+        variant = self.program.variant(options, texts)
         self._share_hoisted(variant)
         return variant
 
@@ -78,18 +78,20 @@ class StepTimer:
 
     Args:
         order: seeds of an epoch; batch: their number per step; profile: sizes, from which bounds are chosen.
-        backend: ``eager`` or ``inductor``.
+        backend: ``eager`` or ``inductor``; texts: whether one of the candidates may go on, and be reported.
     """
 
     def __init__(
-        self, trainer: Trainer, variants: Variants, order: Tensor, batch: int, profile: SizeProfile, backend: str
-    ):
+        self, trainer: Trainer, variants: Variants, order: Tensor, batch: int, profile: SizeProfile, backend: str,
+        texts: bool = True,
+    ):  # fmt: skip
         self.trainer = trainer
         self.variants = variants
         self.order = order
         self.batch = batch
         self.profile = profile
         self.backend = backend
+        self.texts = texts
         self.device = trainer.executor.device
         self.memory = GraphMemory(self.device) if trainer.cuda_graph else None
         self.programs: dict[Candidate, Program] = {}
@@ -111,7 +113,7 @@ class StepTimer:
         return self._timed(launch, launches)
 
     def _prepare(self, candidate: Candidate) -> None:
-        program = self.variants.of(dict(candidate.choices), self.backend)
+        program = self.variants.of(dict(candidate.choices), self.backend, self.texts)
         bounds = choose_bounds(self.profile, self.batch, program.graph.num_nodes, candidate.slack)
         program.compile(bounds, self.batch)
         self.programs[candidate] = program
@@ -183,7 +185,8 @@ def _search(trainer: Trainer, variants: Variants, order: Tensor, batch: int) -> 
     redo = _redo_milliseconds(trainer, order[:batch]) if any(slacks.values()) else 0.0
     space = Space(variants.sites, {slack: risk * redo for slack, risk in slacks.items()})
     backend = executor.program.options.backend
-    screening, final = (StepTimer(trainer, variants, order, batch, profile, b) for b in ("eager", backend))
+    screening = StepTimer(trainer, variants, order, batch, profile, "eager", texts=False)
+    final = StepTimer(trainer, variants, order, batch, profile, backend)
     outcome = tuner.tune(space, screening, final)
     winner = outcome.winner
     executor.adopt(final.release(winner), winner.slack)

@@ -199,7 +199,7 @@ def test_a_limit_of_rewrites_bisects():
     program = captured(model, (3, 2, 2), disable=()).program
     full = [place for place in program.places if place.fired]
     for limit in range(len(full) + 2):
-        limited = program.variant(replace(program.options, rewrite_limit=limit))
+        limited = program.variant(replace(program.options, rewrite_limit=limit), texts=False)
         fired = [place for place in limited.places if place.fired]
         assert [place.pattern for place in fired] == [place.pattern for place in full[:limit]]
         if limit < len(full):
@@ -232,3 +232,6 @@ def test_a_variant_is_the_program_under_other_options():
     again = other.variant(case.program.options)
     first, second = ([node.target for node in p.captured.gm.graph.nodes] for p in (case.program, again))
     assert first[len(again.captured.roles) :] == second[len(again.captured.roles) :]
+    silent = case.program.variant(case.program.options, texts=False)
+    assert any(record.code for record in again.passes) and not any(record.code for record in silent.passes)
+    assert [record.rewrites for record in again.passes] == [record.rewrites for record in silent.passes]

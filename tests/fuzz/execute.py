@@ -51,6 +51,9 @@ class Split(Program):
         super().__init__("train", subject.model, subject.sampler, subject.loss, options)
         self._made = captured
 
+    def _run_passes(self, gm: fx.GraphModule, roles: list[tuple], texts: bool = False) -> None:
+        super()._run_passes(gm, roles, texts)
+
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
         self._check_logits(self._made.gm, "Model")
         return self._made
@@ -272,7 +275,7 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
     program = Split(subject, captured, Options("eager"))
     program.trace(seeds, runs.key)
     report.count(program)
-    expected = runs.exact(program.variant(Options("eager", ALL)))
+    expected = runs.exact(program.variant(Options("eager", ALL), texts=False))
 
     report.moving += any(bool(value.any()) for value in expected.grads.values())
 
@@ -280,7 +283,7 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
         report.compared += 1
         found.extend(f"{how}: {what}" for what in differences(got, expected))
 
-    compiled = program if backend == "eager" else program.variant(Options(backend))
+    compiled = program if backend == "eager" else program.variant(Options(backend), texts=False)
     compare("padded", runs.padded(compiled, *rng.choice(((1.0, 0), (1.5, 37), (1.0, 5), (2.0, 1)))))
     if backend != "eager":
         return found
@@ -289,7 +292,7 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
         compare("plain", runs.plain())
     if rng.random() < 0.3:
         name = rng.choice(ALL)
-        compare(f"exact without {name}", runs.exact(program.variant(Options("eager", (name,)))))
+        compare(f"exact without {name}", runs.exact(program.variant(Options("eager", (name,)), texts=False)))
     if program.sites:
         _check_choices(program, runs, report, rng, compare)
     return found
@@ -310,7 +313,7 @@ def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Ran
         known |= wanted.keys()
         every = [*choices.items(), *rng.sample(list(wanted.items()), len(wanted))]
         every.sort(key=lambda choice: choice[0].partition(":")[0] not in needed)
-        choices, other = _possible(program, dict(every))
+        choices, other = _possible(program, dict(every), needed)
     report.chosen += 1
     report.count(other)
     compare(f"exact with {choices}", runs.exact(other))
@@ -318,22 +321,28 @@ def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Ran
         compare(f"padded with {choices}", runs.padded(other, 1.5, 7))
 
 
-def _possible(program: Program, wanted: dict[str, str]) -> tuple[dict[str, str], Program]:
+def _possible(program: Program, wanted: dict[str, str], needed: dict) -> tuple[dict[str, str], Program]:
     """As many of the choices, in order, as go together (one can take away the place of another), and their program."""
 
-    def under(choices: dict[str, str]) -> Program | None:
+    def under(choices: dict[str, str]) -> Program | str:
         try:
-            return program.variant(replace(program.options, choices=choices))
-        except ConfigError:
-            return None
+            return program.variant(replace(program.options, choices=choices), texts=False)
+        except ConfigError as error:
+            return str(error)
 
-    other, choices = under(wanted), wanted
-    if other is None:
-        other, choices = program, {}
-        for key, option in wanted.items():
-            more = under({**choices, key: option})
-            if more is not None:
-                other, choices = more, {**choices, key: option}
+    choices = dict(wanted)
+    while isinstance(other := under(choices), str):
+        lost = next(key for key in choices if repr(key) in other)
+        if lost.partition(":")[0] in needed:  # another choice has to go
+            break
+        del choices[lost]
+    else:
+        return choices, other
+    other, choices = program, {}
+    for key, option in wanted.items():
+        more = under({**choices, key: option})
+        if not isinstance(more, str):
+            other, choices = more, {**choices, key: option}
     return choices, other
 
 
