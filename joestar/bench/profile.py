@@ -75,7 +75,8 @@ def profile(
         seeds: training nodes ``[n]``; batch_size: per step, at most ``n``; only full batches are timed.
         steps, warm_up: timed and untimed steps of every stage.
         ablation: also time the stages before the last: kernels without fusion, without Inductor, without CUDA graph.
-        say: called with a line after every stage; options: further ones of ``joestar.compile``.
+        say: called with a line after every stage; options: further ones of ``joestar.compile``. With ``tune=True`` the
+        last stage makes its choices by timing.
 
     Returns:
         The report of the last stage's step, with ``profile`` filled.
@@ -115,7 +116,8 @@ def profile(
 
 def _plan(options: dict, device: torch.device, ablation: bool) -> list[tuple[str, dict]]:
     """(stage, options of ``joestar.compile``), each with one thing more than the one before."""
-    backend = options.get("backend", "inductor")
+    options = dict(options)
+    tuned, backend = options.pop("tune", False), options.get("backend", "inductor")
     plain = {key: value for key, value in options.items() if key not in ("choices", "rewrite_limit")}
     everything = tuple(spec.name for spec in PASSES)
     plan = [
@@ -124,11 +126,14 @@ def _plan(options: dict, device: torch.device, ablation: bool) -> list[tuple[str
     ]
     if backend == "inductor":
         plan.append(("+ Inductor", {**options, "cuda_graph": False}))
+    launched = plan[-1]  # a CUDA graph does not say which phase a kernel is of
     if device.type == "cuda":
         plan.append(("+ CUDA graph", {**options, "cuda_graph": True}))
+    if tuned:
+        plan.append(("+ measured choices", {**plan[-1][1], "tune": True}))
     if ablation:
         return plan
-    return plan[-2:] if device.type == "cuda" else plan[-1:]  # a CUDA graph does not say which phase a kernel is of
+    return [launched, plan[-1]] if device.type == "cuda" else plan[-1:]
 
 
 @dataclass

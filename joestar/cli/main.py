@@ -52,6 +52,9 @@ def profile(
     ablation: Annotated[
         bool, typer.Option(help="Also time the stages before the last.", rich_help_panel="Execution")
     ] = True,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Add a stage that makes its choices by timing.", rich_help_panel="Execution")
+    ] = False,
     html: Annotated[
         str | None, typer.Option("--html", help="Write the report as one HTML page.", rich_help_panel="Output")
     ] = None,
@@ -71,7 +74,7 @@ def profile(
     """
     from joestar.cli.profile import run
 
-    run(config, steps, ablation, html, json_file, out())
+    run(config, steps, ablation, tune, html, json_file, out())
 
 
 app.command("profile")(plain_errors(takes_settings(profile, PROFILED)))

@@ -17,8 +17,9 @@ SUFFIXES = {"--html": ".html", "--json": ".json"}
 
 
 def run(
-    config: TrainConfig, steps: int, ablation: bool, html: str | None, json_file: str | None, console: Console
-) -> Report:
+    config: TrainConfig, steps: int, ablation: bool, tune: bool, html: str | None, json_file: str | None,
+    console: Console,
+) -> Report:  # fmt: skip
     """Measures training steps, prints the tables, and writes the files that were asked for.
 
     Raises:
@@ -47,6 +48,7 @@ def run(
         say=lambda text: console.print(text, highlight=False, soft_wrap=True),
         clip_grad_norm=config.clip_grad_norm,
         backend=config.backend,
+        tune=tune,
     )
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     for path in filter(None, files.values()):

@@ -144,11 +144,12 @@ def test_command_prints_and_writes(tmp_path):
     html, data = tmp_path / "report.html", tmp_path / "report.json"
     shown = invoke(
         "cora", "--model", "gin", "--hidden", "8", "--fanouts", "3,2", "--batch-size", "70", "--steps", "2",
-        "--backend", "eager", "--no-ablation", "--html", str(html), "--json", str(data),
+        "--backend", "eager", "--no-ablation", "--tune", "--html", str(html), "--json", str(data),
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
     report = Report.load(data)
     assert (report.model, report.profile.steps, report.programs[0].batch) == ("GIN", 2, 70)
+    assert report.tuning is not None and report.tuning.candidates
     assert json.loads(data.read_text())["sampler"] == "NeighborSampler(fanouts=[3, 2], replace=False, seed=0)"
     assert html.read_text() == report.to_html()
     for text in ("A step takes", "Time per phase of a step", f"Wrote {html}", f"Wrote {data}"):

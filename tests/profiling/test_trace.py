@@ -140,3 +140,6 @@ def test_every_stage_has_one_thing_more():
     assert [settings["backend"] for _, settings in plan] == ["eager", "eager", "inductor", "inductor"]
     assert [settings["cuda_graph"] for _, settings in plan] == [False, False, False, True]
     assert [name for name, _ in _plan(options, Cuda, False)] == ["+ Inductor", "+ CUDA graph"]
+    tuned = _plan({**options, "tune": True}, Cuda, True)
+    assert tuned[:-1] == plan and tuned[-1] == ("+ measured choices", {**plan[-1][1], "tune": True})
+    assert [name for name, _ in _plan({**options, "tune": True}, Cuda, False)] == ["+ Inductor", "+ measured choices"]
