@@ -86,6 +86,7 @@ def _milliseconds(launch: Callable[[Config], None], config: Config) -> float:
 
     The device sleeps while the launch is queued: what passes between the events is then the kernel, not the host.
     """
+    torch.cuda.synchronize()  # another stream may be at work
     try:
         launch(config)
         times = []
@@ -126,7 +127,6 @@ def choose(
         return found
     if not _may_time(device):
         return candidates[0]
-    torch.cuda.synchronize(device)  # another stream may be at work
     times = [_milliseconds(launch, config) for config in candidates]
     if reset is not None:
         reset()
