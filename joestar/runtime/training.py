@@ -6,6 +6,7 @@ exactly, clears the flag and launches the rest again: the result equals an exact
 graph, and its last node copies the flag to host memory: looking at it waits for nothing.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -94,7 +95,7 @@ class Trainer:
                 yield run.losses[position]
         finally:
             if not sys.is_finalizing():
-                with _disable_current_modes():  # an abandoned epoch may be closed while another program is traced
+                with _without_tracing():
                     self._settle(run)
 
     def rehearsal(self, order: Tensor, batch: int) -> Callable[[], None]:
@@ -218,6 +219,19 @@ class Trainer:
         run.losses[step] = loss.detach()
         self.key[2] += 1
         self.counters.exact_steps += 1
+
+
+@contextlib.contextmanager
+def _without_tracing() -> Iterator[None]:
+    """Real tensors within: an abandoned epoch may be closed, by the garbage collector, while another program is traced,
+    and even within an operation on its shapes."""
+    shapes_only = torch._C._meta_in_tls_dispatch_include()
+    torch._C._set_meta_in_tls_dispatch_include(False)
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        torch._C._set_meta_in_tls_dispatch_include(shapes_only)
 
 
 class _Epoch:

@@ -37,6 +37,23 @@ def test_an_abandoned_epoch_may_end_while_something_else_is_traced():
     assert step.counters.steps == 1
 
 
+def test_an_abandoned_epoch_may_end_within_an_operation_on_shapes():
+    step = make_step(check_every=1000)
+    losses = step.epoch(IDX, 100)
+    next(losses)
+
+    def shape_of(x):
+        losses.close()
+        return x.new_empty(3)
+
+    library = torch.library.Library("joestar_test_abandoned", "FRAGMENT")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", shape_of, "Meta")
+    with FakeTensorMode() as mode:
+        made = torch.ops.joestar_test_abandoned.op(mode.from_tensor(torch.ones(2)))
+    assert made.shape == (3,) and step.counters.steps == 1
+
+
 def test_break_leaves_a_consistent_state():
     broken, whole = make_step(), make_step()
     kept = []
