@@ -16,11 +16,11 @@ CSRC := CMakeLists.txt $(shell find csrc -name '*.?pp' -o -name CMakeLists.txt)
 # CMake may come from the environment, see .tools.
 export PATH := $(abspath $(BIN)):$(PATH)
 # Two test workers share the processors; kernels that need several threads ask for them.
-test-python test-all: export OMP_NUM_THREADS ?= 1
+test-python test-all fuzz: export OMP_NUM_THREADS ?= 1
 # Idle OpenMP threads that spin starve the others where cores are few or shared.
-train test-python test-all: export OMP_WAIT_POLICY ?= passive
+train test-python test-all fuzz: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: train test test-all test-python test-cpp lint format sanitize bench-cpp callgrind clean distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format sanitize bench-cpp callgrind clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -29,7 +29,10 @@ train: $(VENV)/.installed
 test: test-cpp test-python
 
 test-python: $(VENV)/.installed
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not fuzz"
+
+fuzz: $(VENV)/.installed
+	$(PYTEST) -m fuzz
 
 test-all: test-cpp $(VENV)/.installed
 	$(PYTEST) -m "not gpu"

@@ -15,6 +15,8 @@ from .generate import PER_PACK, PER_SHARD, write
 from .motifs import motifs_of
 
 SHARDS = 10
+QUICK = 4
+"""Shards of ``make test``; the others are ``make fuzz``."""
 FIRED = 30
 """Rewrites of every pass over all shards, at least."""
 
@@ -30,7 +32,9 @@ def report_of(shard: int) -> Report:
     return report
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard", [shard if shard < QUICK else pytest.param(shard, marks=pytest.mark.fuzz) for shard in range(SHARDS)]
+)
 def test_executions_agree(shard):
     report = report_of(shard)
     assert report.programs == PER_SHARD
