@@ -1,8 +1,9 @@
 """How near the tuner comes to an exhaustive sweep: every candidate of a space timed, and the tuner on the same space.
 
 The space is that of a two-layer model, slack fixed, steps without Inductor (as the tuner screens them): small enough to
-time every candidate, larger than what the tuner tries in full. Candidates are timed in rounds against the default, the
-better half again, and so on, exactly as the tuner's own are; its winner is then timed once more against the best found.
+time every candidate. What the tuner believes to be a small space it tries in full, too (``tuner.FULL``). Candidates are
+timed in rounds against the default, the better half again, and so on, exactly as the tuner's own are; its winner is
+then timed once more against the best found.
 
     python benchmarks/sweep.py --models sage,gat --shape products
     python benchmarks/sweep.py --models sage --shape tiny --device cpu    # for this script's own sake
@@ -40,7 +41,7 @@ def ready(name: str, graph: joestar.Graph, batch: int, fanouts: list[int]):
     net = MODELS[name](graph.ndata["x"].shape[1], graph.num_classes).to(graph.device)
     sampler = joestar.NeighborSampler(graph, fanouts)
     step = joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-3), backend="eager")
-    next(iter(step.epoch(graph.train_idx[:batch], batch)))
+    list(step.epoch(graph.train_idx[:batch], batch))
     trainer = step._trainer
     order = shuffled(graph.train_idx, trainer.key)
     return trainer, Variants(trainer.executor.program), order, trainer.executor.profile(order, batch, trainer.key)
@@ -61,7 +62,7 @@ def sweep(name: str, graph: joestar.Graph, batch: int, fanouts: list[int]) -> di
         start = time.perf_counter()
         contest = Contest(space, timer(), time.perf_counter, float("inf"))
         contest.play(everything, 1)
-        tuner._halve(contest, everything)
+        tuner.halve(contest, everything)
         best, times = contest.ranked()[0], {c: contest.milliseconds(c) for c in everything}
         contest.close()
         swept = time.perf_counter() - start
@@ -88,7 +89,7 @@ def against(timer: StepTimer, found: Candidate, best: Candidate, rounds: int = 9
     return statistics.median(ratios)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", default="sage,gat", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--shape", default="products")
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--fanouts", default="15,10")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.backends.cuda.matmul.allow_tf32 = True
     graph = planted(options.shape, options.device)
     rows = []

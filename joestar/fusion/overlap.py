@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.utils._pytree import tree_leaves
 
 from joestar.fusion.emit import tensor
 from joestar.fusion.record import Place
@@ -63,16 +64,16 @@ class Overlap(CustomGraphPass):
         return get_hash_for_files((__file__, side_by_side.__file__))
 
 
-def run(graph: fx.Graph, seconds: Callable[[fx.Node], float] | None = None) -> int:
+def run(graph: fx.Graph, time_of: Callable[[fx.Node], float] | None = None) -> int:
     """Rewrites every region of the graph that gains; returns how many.
 
     Args:
-        seconds: microseconds of an op, by default an estimate from its bytes and operations.
+        time_of: microseconds of an op, by default an estimate from its bytes and operations.
     """
     if _rewrites_inputs(graph):
         return 0
     sums = _sums_as_ops(graph)
-    plans = [plan for members in _regions(graph) if (plan := schedule(members, seconds or _microseconds))]
+    plans = [plan for members in _regions(graph) if (plan := schedule(members, time_of or _microseconds))]
     _settle_sums(graph, sums, plans)
     for plan in plans:
         _rewrite(graph, plan)
@@ -106,8 +107,8 @@ def _is_ours(node: fx.Node) -> bool:
         return False
     if node.target.namespace != "joestar" and node.target not in _PRODUCTS:
         return False
-    makes_tensors = next(_tensors(node.meta.get("val")), None) is not None
-    return makes_tensors and not node.target._schema.is_mutable and all(map(_holds, node.args))
+    made = _tensors(node.meta.get("val"))
+    return bool(made) and not node.target._schema.is_mutable and all(map(_holds, node.args))
 
 
 def _holds(argument) -> bool:
@@ -118,12 +119,8 @@ def _holds(argument) -> bool:
     return argument is None or isinstance(argument, (bool, int, float, str))
 
 
-def _tensors(value) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _tensors(entry)
+def _tensors(value) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -255,7 +252,7 @@ class Slot:
     end: float
 
 
-def schedule(members: list[fx.Node], seconds: Callable[[fx.Node], float]) -> list[Slot] | None:
+def schedule(members: list[fx.Node], time_of: Callable[[fx.Node], float]) -> list[Slot] | None:
     """Slots of a region's ops, by start; ``None`` if two streams save less than ``_WORTH`` microseconds.
 
     Every op goes, longest way to the end first, where it ends earliest, into a gap if there is one.
@@ -264,7 +261,7 @@ def schedule(members: list[fx.Node], seconds: Callable[[fx.Node], float]) -> lis
     sources = {node: {_base(s) for s in node.all_input_nodes} & inside for node in members}
     for earlier, later in itertools.pairwise([node for node in members if node.target in _ORDERED]):
         sources[later] = sources[later] | {earlier}
-    times = {node: seconds(node) for node in members}
+    times = {node: time_of(node) for node in members}
     rank = dict(times)
     for node in reversed(members):
         for source in sources[node]:

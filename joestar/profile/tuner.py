@@ -202,7 +202,7 @@ def screen(contest: Contest) -> list[Candidate]:
         candidates = _climb(contest)
     else:
         contest.play(candidates)
-    _halve(contest, candidates)
+    halve(contest, candidates)
     return contest.ranked()
 
 
@@ -237,7 +237,7 @@ def _combinations(contest: Contest) -> list[Candidate]:
     return [candidate for candidate in dict.fromkeys(found) if candidate not in contest.times]
 
 
-def _halve(contest: Contest, candidates: list[Candidate]) -> None:
+def halve(contest: Contest, candidates: list[Candidate]) -> None:
     """The better half is timed again, until the finalists are left."""
     alive = list(candidates)
     while True:

@@ -20,7 +20,7 @@ from joestar.runtime.program import _inductor_settings
 from .graphs import ATEN, JOESTAR, count
 
 MM, SUM = ATEN.mm.default, ATEN.sum.dim_IntList
-TEN = {"seconds": lambda node: 100.0}
+TEN = {"time_of": lambda node: 100.0}
 
 
 def traced(build, *inputs):
@@ -63,7 +63,7 @@ def backward(call, d, w, h, x):
 
 def test_gradients_of_weights_run_beside_those_of_rows():
     gm, values = traced(backward, (7, 4), (4, 6), (7, 5), (3, 7))
-    (program,) = rewritten(gm, values, seconds=lambda node: 100.0 if node.target is MM else 50.0)
+    (program,) = rewritten(gm, values, time_of=lambda node: 100.0 if node.target is MM else 50.0)
     main, side = (
         [c.op.split(".")[1] for c in program.calls if c.side is s and "permute" not in c.op] for s in (False, True)
     )
@@ -113,7 +113,7 @@ def test_no_region(case):
         return (first,) if case == "one" else (call(MM, first, w), *(() if case == "chain" else (call(MM, w, d),)))
 
     gm, values = traced(build, (4, 4), (4, 4))
-    rewritten(gm, values, regions=0, seconds=lambda node: 1.0 if case == "short" else 100.0)
+    rewritten(gm, values, regions=0, time_of=lambda node: 1.0 if case == "short" else 100.0)
 
 
 def test_sums_stay_where_nothing_runs_beside_them():
@@ -124,7 +124,7 @@ def test_sums_stay_where_nothing_runs_beside_them():
         return *(call(SUM, rows, dims) for dims in ([0], [1], None, [0, 1])), rows
 
     gm, values = traced(build, (4, 4), (4, 4))
-    rewritten(gm, values, regions=0, seconds=lambda node: 1.0)
+    rewritten(gm, values, regions=0, time_of=lambda node: 1.0)
     assert count(gm, SUM) == 4 and not count(gm, JOESTAR.column_sums.default)
 
 
@@ -208,7 +208,7 @@ def test_whole_models(model):
     regions = []
 
     def backend(gm, example):
-        regions.append(run(gm.graph, seconds=lambda node: 100.0))
+        regions.append(run(gm.graph, time_of=lambda node: 100.0))
         gm.recompile()
         return make_boxed_func(gm.forward)
 
