@@ -28,7 +28,7 @@ from joestar.kernels.gpu_fused import (
     sample_aggregate_own,
     sample_aggregate_self,
 )
-from joestar.kernels.gpu_gather_attend import gather_attend, gather_attend_grad, row_dots
+from joestar.kernels.gpu_gather_attend import gather_attend, gather_attend_grad
 from joestar.kernels.gpu_gather_linear import gather_linear, gather_linear_weight_grad
 from joestar.kernels.gpu_grad import (
     scatter_src,
@@ -90,7 +90,6 @@ __all__ = [
     "out_degrees",
     "overflow",
     "release_claims",
-    "row_dots",
     "rowwise_sample",
     "sample_aggregate",
     "sample_aggregate_cat",

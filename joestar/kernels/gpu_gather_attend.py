@@ -1,9 +1,9 @@
-"""Graph attention over rows of a table on the GPU, in passes that each read every row once and hold little.
+"""Graph attention over rows of a table on the GPU: in one pass where all fits a warp, else in several.
 
-Forward: the products of the edges' rows and the heads' vectors, the softmax of these, then the weighted sums. One
-kernel for all that was slower: with vectors, sums and rows of all heads in registers, too few programs are on a
-multiprocessor to have its share of the memory's bandwidth in flight. Backward, with what the softmax takes off known
-beforehand: the products of the edges' rows and their destinations' gradients, then the sums of rows times these.
+``gpu_attend_rows`` has the first. The passes of the second each read every row once and hold little. Forward: the
+products of the edges' rows and the heads' vectors, the softmax of these, then the weighted sums. Backward, with what
+the softmax takes off known beforehand: the products of the edges' rows and their destinations' gradients, then the sums
+of rows times these.
 """
 
 import torch
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.gpu_attend_rows import attend_rows, attend_rows_grad, fits
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_edge_products import check_bits, dots, edge_products, factor_of_edge, lane_columns, lanes
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
@@ -189,6 +190,18 @@ def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = No
     return found[0]
 
 
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
+    n, heads, width = a.shape
+    out = torch.empty((n, heads), dtype=torch.promote_types(a.dtype, torch.float32), device=a.device)
+    block = power_of_two(max(1, width))
+    rows = max(1, 2048 // block)
+    _row_dots[(cdiv(n * heads, rows),)](
+        a, b, out, n * heads, WIDTH=width, ACC=accumulator(a), BLOCK=block, ROWS=rows, num_warps=4
+    )
+    return out
+
+
 @op
 def gather_attend(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
@@ -198,10 +211,13 @@ def gather_attend(
     heads, width = v_src.shape
     _check(indptr, indices, dsts, table, bits, heads)
     check_values(table=table, v_src=v_src, v_dst=v_dst)
-    n = indptr.numel() - 1
-    values, s_dst = _products(table, indices, v_src), _products(table, dsts, v_dst)
-    y, alpha = table.new_empty((n, heads, width)), torch.empty_like(values)
-    if n and heads:
+    n, edges = indptr.numel() - 1, indices.numel()
+    y = table.new_empty((n, heads, width))
+    alpha = table.new_empty((edges, heads), dtype=torch.promote_types(table.dtype, torch.float32))
+    if n and heads and fits(n, edges, table, heads):
+        attend_rows(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale, y, alpha)
+    elif n and heads:
+        values, s_dst = _products(table, indices, v_src), _products(table, dsts, v_dst)
         tall = power_of_two(heads)
         rows = max(1, 128 // tall)
         _signed_softmax[(cdiv(n, rows),)](
@@ -214,31 +230,18 @@ def gather_attend(
 
 @op
 def gather_attend_grad(
-    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, deltas: Tensor,
-    slope: float, bits: Tensor | None, scale: float,
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, out: Tensor,
+    out_grad: Tensor, slope: float, bits: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
     """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of ``alpha``; no atomic additions."""
     n, heads, width = grad.shape
     _check(indptr, indices, dsts, table, bits, heads)
-    check_values(table=table, alpha=alpha, grad=grad, deltas=deltas)
+    check_values(table=table, alpha=alpha, grad=grad, out=out, out_grad=out_grad)
     if not (n and heads and width):
         return alpha.new_zeros((2, heads, width))
-    for_z = torch.empty_like(alpha)
+    if fits(n, indices.numel(), table, heads):
+        return attend_rows_grad(indptr, indices, dsts, table, alpha, grad, slope, bits, scale)
+    for_z, deltas = torch.empty_like(alpha), _dots(out, out_grad)
     edge_products(indptr, indices, table.unsqueeze(1), grad, for_z, alpha, deltas, slope, bits, scale)
     for_dst = scatter_dst(indptr, for_z)
     return torch.stack((_sums(table, indices, for_z, indptr[-1:]), _sums(table, dsts, for_dst)))
-
-
-@op
-def row_dots(a: Tensor, b: Tensor) -> Tensor:
-    """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
-    check_values(a=a, b=b)
-    n, heads, width = a.shape
-    out = torch.empty((n, heads), dtype=torch.promote_types(a.dtype, torch.float32), device=a.device)
-    if out.numel():
-        block = power_of_two(max(1, width))
-        rows = max(1, 2048 // block)
-        _row_dots[(cdiv(n * heads, rows),)](
-            a, b, out, n * heads, WIDTH=width, ACC=accumulator(a), BLOCK=block, ROWS=rows, num_warps=4
-        )
-    return out

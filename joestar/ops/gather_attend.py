@@ -3,8 +3,8 @@
 Edge-map-reduce on the sampling side: where an attention layer is the first, its rows come from the feature table and
 the scores of both ends are products of those rows with a vector per head, ``W^T a``. Neither rows nor scores per source
 are stored, and the sources need no local numbers. The product of every head's sums and weights belongs to the op: what
-the softmax takes off the gradients is then known from its result, ``<grad, out>``, and one pass over the rows is all
-that the backward pass needs.
+the softmax takes off the gradients is then also known from its result, ``<grad, out>``, which is less to read than the
+sums, and one pass over the rows is all that the backward pass needs.
 
 On a CPU the op is composed of others, with all edges' rows in memory.
 """
@@ -24,9 +24,8 @@ _DROPOUT = "float slope, Tensor? bits, float scale"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 for _schema in (
     f"gather_attend({_CSC}, {_VECTORS}, {_DROPOUT}) -> (Tensor, Tensor)",
-    f"gather_attend_grad({_CSC}, Tensor alpha, Tensor grad, Tensor deltas, {_DROPOUT}) -> Tensor",
+    f"gather_attend_grad({_CSC}, Tensor alpha, Tensor grad, Tensor out, Tensor out_grad, {_DROPOUT}) -> Tensor",
     f"gather_attend_linear({_CSC}, {_VECTORS}, Tensor weight, {_DROPOUT}) -> (Tensor, Tensor, Tensor)",
-    "row_dots(Tensor a, Tensor b) -> Tensor",
 ):
     LIBRARY.define(_schema, tags=_TAGS)
 
@@ -88,24 +87,23 @@ def _composed(
 
 
 def _composed_grad(
-    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, deltas: Tensor,
-    slope: float, bits: Tensor | None, scale: float,
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, out: Tensor,
+    out_grad: Tensor, slope: float, bits: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]``, at least float32; ``deltas`` ``[num_dst, H]``: grad * y."""
+    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]``, at least float32.
+
+    ``grad``: that of ``y``. ``out``, ``out_grad`` ``[num_dst, H, C]``: any linear function of every head's ``y`` and
+    its gradient, or ``y`` and ``grad`` themselves; their products are those of ``y`` and ``grad``.
+    """
     with torch.autocast(table.device.type, enabled=False):
         edge, valid, rows = _edges(indptr, indices, table)
         through = ops.spmm_grad_weight(indptr, edge, rows.unsqueeze(1), grad.to(rows.dtype), alpha, "sum")
+        deltas = (out.to(rows.dtype) * out_grad.to(rows.dtype)).sum(-1)
         off = torch.index_select(deltas, 0, ops.edge_dst(indptr, indices.shape[0], indices)) if deltas.numel() else 0
         for_z = alpha.abs() * (through * _factors(bits, scale, alpha) - off)
         for_z = torch.where(valid, torch.where(alpha > 0, for_z, for_z * slope), 0)
         own = torch.index_select(table, 0, dsts).to(rows.dtype)
         return torch.stack((for_z.t() @ rows, ops.scatter_dst(indptr, for_z).t() @ own))
-
-
-def _composed_dots(a: Tensor, b: Tensor) -> Tensor:
-    """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
-    wide = _wide(a.dtype)
-    return (a.to(wide) * b.to(wide)).sum(-1)
 
 
 def _linear(
@@ -121,9 +119,7 @@ def _linear(
 
 for _device in ("CPU", "CUDA"):
     _gpu = gpu_kernels() if _device == "CUDA" else None
-    for _name, _kernel in (
-        ("gather_attend", _composed), ("gather_attend_grad", _composed_grad), ("row_dots", _composed_dots)
-    ):  # fmt: skip
+    for _name, _kernel in (("gather_attend", _composed), ("gather_attend_grad", _composed_grad)):
         LIBRARY.impl(_name, getattr(_gpu, _name, _kernel), _device)
     LIBRARY.impl("gather_attend_linear", _linear, _device)
 
@@ -135,13 +131,8 @@ def _(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale):
 
 
 @register_fake("joestar::gather_attend_grad")
-def _(indptr, indices, dsts, table, alpha, grad, deltas, slope, bits, scale):
+def _(indptr, indices, dsts, table, alpha, grad, out, out_grad, slope, bits, scale):
     return alpha.new_empty((2, grad.shape[1], grad.shape[2]))
-
-
-@register_fake("joestar::row_dots")
-def _(a, b):
-    return a.new_empty(a.shape[:2], dtype=_wide(a.dtype))
 
 
 @register_fake("joestar::gather_attend_linear")
@@ -165,9 +156,8 @@ def _backward(ctx, grad, *of_saved):
     indptr, indices, dsts, table, weight, bits, out, y, alpha = ctx.saved_tensors
     grad = grad.contiguous()
     for_y = ops.head_linear(grad, weight.to(y.dtype).transpose(1, 2))
-    deltas = ops.row_dots(grad, out)
     both = ops.gather_attend_grad(
-        indptr, indices, dsts, table, alpha, for_y, deltas, ctx.slope, bits, ctx.scale
+        indptr, indices, dsts, table, alpha, for_y, out, grad, ctx.slope, bits, ctx.scale
     )  # fmt: skip
     grads = both[0], both[1], ops.head_linear_weight_grad(y, grad)
     return *[None] * 4, *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True)), None, None, None

@@ -7,12 +7,12 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 from ops.test_gather_attend import check
 
-from joestar.kernels import gpu, tune
+from joestar.kernels import gpu, gpu_attend_rows, tune
 from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
-RUN = gpu.gather_attend, gpu.gather_attend_grad, gpu.row_dots
+RUN = gpu.gather_attend, gpu.gather_attend_grad
 
 
 def test_every_structure():
@@ -66,3 +66,28 @@ def test_every_setting_of_edge_products(monkeypatch):
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
     assert any("dense" in config for config in tried) and not all("dense" in config for config in tried)
+
+
+@pytest.mark.parametrize("most", [40, 9, 3])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_one_pass_over_destinations_of_any_degree(most, dropout):
+    """More edges than a warp has rows in registers, fewer, and none; programs with several destinations."""
+    random = torch.Generator().manual_seed(most)
+    degrees = torch.randint(0, most + 1, (37,), generator=random) * (torch.rand(37, generator=random) < 0.6)
+    indptr = torch.zeros(38, dtype=torch.int64)
+    torch.cumsum(degrees, 0, out=indptr[1:])
+    edges, heads, width = int(indptr[-1]), 3, 6
+    table = torch.randn(20, width, generator=random, dtype=torch.float64)
+    indices = torch.randint(0, 20, (edges + 5,), generator=random)
+    dsts = torch.randint(0, 20, (37,), generator=random)
+    vectors = [torch.randn(heads, width, generator=random, dtype=torch.float64) for _ in range(2)]
+    bits = torch.randint(-(2**31), 2**31, (edges + 5, 1), generator=random, dtype=torch.int32) if dropout else None
+    args = (indptr, indices, dsts, table, *vectors, 0.2, bits, 1.5)
+    assert gpu_attend_rows.fits(37, edges + 5, table, heads) and degrees.max() > most // 2
+    (y, alpha), (good, signed) = gpu.gather_attend(*args), torch.ops.joestar.gather_attend(*args)
+    torch.testing.assert_close(y, good, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(alpha[:edges], signed[:edges], rtol=1e-12, atol=1e-12)
+    grad = torch.randn(y.shape, generator=random, dtype=torch.float64)
+    args = (*args[:4], signed, grad, good, grad, *args[6:])
+    found, expected = gpu.gather_attend_grad(*args), torch.ops.joestar.gather_attend_grad(*args)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

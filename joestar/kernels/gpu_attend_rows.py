@@ -1,0 +1,330 @@
+"""Graph attention over rows of a table on the GPU, in one pass: a warp has the rows of a destination in registers.
+
+For destinations of few edges, as sampling leaves them. A row is read once in the forward and once in the backward pass;
+what a destination has more than ``SLOTS`` edges is read twice.
+
+The sum over a row leaves its result in all lanes of the warp: the same arithmetic on scores in all of them would cost
+more than the rows do. So scores go through memory (the cache, in fact) and come back spread over the lanes. Programs
+take destinations that follow one another, and read the ids of the next one while they work.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.gpu_columns import added_up
+from joestar.kernels.gpu_edge_products import factor_of_edge
+from joestar.kernels.gpu_launch import cdiv, power_of_two
+from joestar.kernels.gpu_tiles import accumulator, tile_columns
+
+_SLOTS, _DEGREE = 8, 16
+"""Most rows in registers, and most edges per destination, on average, for which this pays."""
+_NUMBERS = 2560
+"""Most numbers of a warp in registers, in 4 bytes each: rows, and for every head a vector and a sum."""
+
+
+@triton.jit
+def _row(table, source, known, column, WIDTH: tl.constexpr, ACC: tl.constexpr):
+    """``[1, columns]``: a row of the table, 0 unless ``known``."""
+    return tl.load(table + source.to(tl.int64) * WIDTH + column, known & (column < WIDTH), 0).to(ACC)
+
+
+@triton.jit
+def _heads(values, i, head, column, known, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr):
+    """``[heads, columns]``: ``values[i]`` of ``[n, H, F]``."""
+    return tl.load(values + (i * HEADS + head) * WIDTH + column, known & (head < HEADS) & (column < WIDTH), 0).to(ACC)
+
+
+@triton.jit
+def _ids(indices, first, end, SLOTS: tl.constexpr):
+    """Ids of the edges from ``first`` on, one scalar each."""
+    ids = ()
+    for j in tl.static_range(SLOTS):
+        ids = ids + (tl.load(indices + first + j, first + j < end, 0),)  # noqa: RUF005
+    return ids
+
+
+@triton.jit
+def _rows(table, ids, count, column, WIDTH: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr):
+    """The rows of the first ``count`` ids, as many tiles ``[1, columns]``."""
+    rows = ()
+    for j in tl.static_range(SLOTS):
+        rows = rows + (_row(table, ids[j], j < count, column, WIDTH, ACC),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def _store_products(
+    values, rows, vectors, plus, first, end, head, HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr
+):
+    """``values[first + j, h] = rows[j] * vectors[h] + plus[h]`` up to ``end``."""
+    slot = tl.arange(0, WIDE)[None, :]
+    products = tl.zeros([vectors.shape[0], WIDE], vectors.dtype)
+    for j in tl.static_range(SLOTS):
+        products = tl.where(slot == j, tl.sum(rows[j] * vectors, 1, keep_dims=True) + plus, products)
+    inside = (slot < SLOTS) & (first + slot < end) & (head < HEADS)
+    tl.store(values + (first + slot) * HEADS + head, products, inside)
+
+
+@triton.jit
+def _add_rows(
+    sums, total, rows, weights, first, end, head, HEADS: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr
+):
+    """``sums[h] += weights[first + j, h] * rows[j]`` up to ``end``, and ``total`` ``[heads, 1]`` of the weights."""
+    for j in tl.static_range(SLOTS):
+        weight = tl.load(weights + (first + j) * HEADS + head, (first + j < end) & (head < HEADS), 0).to(ACC)
+        sums += rows[j] * weight
+        total += weight
+    return sums, total
+
+
+@triton.jit
+def _logits(scores, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
+    """(sums of scores, logits) of edges ``e``, ``[edges, heads]``: minus infinity behind the last one."""
+    z = tl.load(scores + e * HEADS + head, (e < end) & (head < HEADS), float("-inf")).to(ACC)
+    return z, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
+
+
+@triton.jit
+def _softmax(
+    kept, alpha, bits, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    ACC: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Scores ``kept`` of a destination become coefficients after dropout; ``factor``: that of the first edges."""
+    edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
+    z, logit = _logits(kept, start + edge, end, head, SLOPE, HEADS, ACC)
+    top = tl.max(logit, 0, keep_dims=True)
+    first = start + WIDE
+    while first < end:
+        _, more = _logits(kept, first + edge, end, head, SLOPE, HEADS, ACC)
+        top = tl.maximum(top, tl.max(more, 0, keep_dims=True))
+        first += WIDE
+    power = tl.exp(logit - top)
+    total = tl.sum(tl.where(start + edge < end, power, 0), 0, keep_dims=True)
+    first = start + WIDE
+    while first < end:
+        _, more = _logits(kept, first + edge, end, head, SLOPE, HEADS, ACC)
+        total += tl.sum(tl.where(first + edge < end, tl.exp(more - top), 0), 0, keep_dims=True)
+        first += WIDE
+    _store_coefficients(kept, alpha, power / total, z, factor, start + edge, end, head, HEADS)
+    first = start + WIDE
+    while first < end:
+        e = first + edge
+        z, more = _logits(kept, e, end, head, SLOPE, HEADS, ACC)
+        factor = factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+        _store_coefficients(kept, alpha, tl.exp(more - top) / total, z, factor, e, end, head, HEADS)
+        first += WIDE
+
+
+@triton.jit
+def _store_coefficients(kept, alpha, value, z, factor, e, end, head, HEADS: tl.constexpr):
+    known = (e < end) & (head < HEADS)
+    tl.store(alpha + e * HEADS + head, tl.where(z > 0, value, -value), known)
+    tl.store(kept + e * HEADS + head, value * factor, known)
+
+
+@triton.jit(do_not_specialize=["n", "share"])
+def _attend_rows(
+    indptr, indices, dsts, table, v_src, v_dst, bits, kept, y, alpha, n, share,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """``y[i, h]`` = the weighted sum of the rows of destination ``i``; ``alpha``: signed coefficients.
+
+    ``kept`` ``[E, H]``: the coefficients after dropout, before that the scores' sums.
+    """
+    column, head = tile_columns(0, BLOCK), tl.arange(0, TALL)[:, None]
+    edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
+    vectors = _heads(v_src, 0, head, column, True, HEADS, WIDTH, ACC)
+    nothing = tl.zeros([TALL, 1], ACC)
+    i = tl.program_id(0).to(tl.int64) * share
+    last = tl.minimum(i + share, n)
+    start = tl.load(indptr + i, i < last, 0)
+    end = tl.load(indptr + i + 1, i < last, 0)
+    ids = _ids(indices, start, end, SLOTS)
+    while i < last:
+        rows = _rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
+        own = _row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
+        factor = factor_of_edge(bits, start + edge, start + edge < end, of, SCALE, HEADS, ACC)
+        following = tl.load(indptr + i + 2, i + 1 < last, 0)
+        ids = _ids(indices, end, following, SLOTS)
+        by_dst = _heads(v_dst, 0, head, column, True, HEADS, WIDTH, ACC)
+        own_score = tl.sum(own * by_dst, 1, keep_dims=True)
+        _store_products(kept, rows, vectors, own_score, start, end, head, HEADS, SLOTS, WIDE)
+        first = start + SLOTS
+        while first < end:
+            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
+            _store_products(kept, more, vectors, own_score, first, end, head, HEADS, SLOTS, WIDE)
+            first += SLOTS
+        tl.debug_barrier()
+        _softmax(kept, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
+        tl.debug_barrier()
+        sums = tl.zeros([TALL, BLOCK], ACC)
+        sums, _ = _add_rows(sums, nothing, rows, kept, start, end, head, HEADS, ACC, SLOTS)
+        first = start + SLOTS
+        while first < end:
+            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
+            sums, _ = _add_rows(sums, nothing, more, kept, first, end, head, HEADS, ACC, SLOTS)
+            first += SLOTS
+        at = y + (i * HEADS + head) * WIDTH + column
+        tl.store(at, sums.to(y.dtype.element_ty), (head < HEADS) & (column < WIDTH))
+        i += 1
+        start, end = end, following
+
+
+@triton.jit
+def _scores_grad(
+    for_z, e, end, head, signed, factor, delta, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr
+):
+    """Products ``for_z`` of edges ``e`` become gradients of the scores' sums."""
+    known = (e < end) & (head < HEADS)
+    product = tl.load(for_z + e * HEADS + head, known, 0) * factor
+    value = tl.abs(signed) * (product - delta)
+    value = tl.where(signed > 0, value, value * tl.full([1, 1], SLOPE, ACC))
+    tl.store(for_z + e * HEADS + head, value, known)
+
+
+@triton.jit
+def _softmax_grad(
+    for_z, alpha, bits, signed, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    ACC: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The same for a destination; ``signed``, ``factor``: coefficients and dropout's factors of the first edges."""
+    edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
+    e = start + edge
+    product = tl.load(for_z + e * HEADS + head, (e < end) & (head < HEADS), 0) * factor
+    delta = tl.sum(tl.abs(signed) * product, 0, keep_dims=True)
+    first = start + WIDE
+    while first < end:
+        e = first + edge
+        known = (e < end) & (head < HEADS)
+        product = tl.load(for_z + e * HEADS + head, known, 0)
+        product *= factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+        delta += tl.sum(tl.abs(tl.load(alpha + e * HEADS + head, known, 0)) * product, 0, keep_dims=True)
+        first += WIDE
+    _scores_grad(for_z, start + edge, end, head, signed, factor, delta, SLOPE, HEADS, ACC)
+    first = start + WIDE
+    while first < end:
+        e = first + edge
+        signed = tl.load(alpha + e * HEADS + head, (e < end) & (head < HEADS), 0)
+        factor = factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+        _scores_grad(for_z, e, end, head, signed, factor, delta, SLOPE, HEADS, ACC)
+        first += WIDE
+
+
+@triton.jit(do_not_specialize=["n", "share"])
+def _attend_rows_grad(
+    indptr, indices, dsts, table, alpha, grad, bits, for_z, out, n, share,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """``out[program]``: the program's share of the gradients of both vectors, ``[2, H, F]``.
+
+    ``for_z`` ``[E, H]``: the gradients of the scores' sums, before that the products of rows and gradients.
+    """
+    column, head = tile_columns(0, BLOCK), tl.arange(0, TALL)[:, None]
+    edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
+    for_src, for_dst = tl.zeros([TALL, BLOCK], ACC), tl.zeros([TALL, BLOCK], ACC)
+    nothing = tl.zeros([TALL, 1], ACC)
+    i = tl.program_id(0).to(tl.int64) * share
+    last = tl.minimum(i + share, n)
+    start = tl.load(indptr + i, i < last, 0)
+    end = tl.load(indptr + i + 1, i < last, 0)
+    ids = _ids(indices, start, end, SLOTS)
+    while i < last:
+        g = _heads(grad, i, head, column, start < end, HEADS, WIDTH, ACC)
+        rows = _rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
+        own = _row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
+        e = start + edge
+        signed = tl.load(alpha + e * HEADS + of, (e < end) & (of < HEADS), 0)
+        factor = factor_of_edge(bits, e, e < end, of, SCALE, HEADS, ACC)
+        following = tl.load(indptr + i + 2, i + 1 < last, 0)
+        ids = _ids(indices, end, following, SLOTS)
+        _store_products(for_z, rows, g, nothing, start, end, head, HEADS, SLOTS, WIDE)
+        first = start + SLOTS
+        while first < end:
+            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
+            _store_products(for_z, more, g, nothing, first, end, head, HEADS, SLOTS, WIDE)
+            first += SLOTS
+        tl.debug_barrier()
+        _softmax_grad(for_z, alpha, bits, signed, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
+        tl.debug_barrier()
+        for_src, total = _add_rows(for_src, nothing, rows, for_z, start, end, head, HEADS, ACC, SLOTS)
+        first = start + SLOTS
+        while first < end:
+            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
+            for_src, total = _add_rows(for_src, total, more, for_z, first, end, head, HEADS, ACC, SLOTS)
+            first += SLOTS
+        for_dst += own * total
+        i += 1
+        start, end = end, following
+    at = out + tl.program_id(0).to(tl.int64) * 2 * HEADS * WIDTH + head * WIDTH + column
+    inside = (head < HEADS) & (column < WIDTH)
+    tl.store(at, for_src, inside)
+    tl.store(at + HEADS * WIDTH, for_dst, inside)
+
+
+def _shape(rows: int, edges: int, table: Tensor, heads: int) -> dict:
+    """Constants of a launch."""
+    slots = max(1, min(_SLOTS, cdiv(edges, max(rows, 1))))
+    acc, width = accumulator(table), table.shape[1]
+    sizes = {"BLOCK": max(32, power_of_two(width)), "TALL": power_of_two(heads), "WIDE": power_of_two(slots)}
+    return {"HEADS": heads, "WIDTH": width, "ACC": acc, "SLOTS": slots, **sizes}
+
+
+def fits(rows: int, edges: int, table: Tensor, heads: int) -> bool:
+    """Whether destinations have few enough edges, and their rows and all heads a place in a warp's registers."""
+    shape = _shape(rows, edges, table, heads)
+    numbers = (shape["SLOTS"] + 2 * shape["TALL"]) * shape["BLOCK"]
+    return edges <= _DEGREE * rows and numbers * (2 if shape["ACC"] == tl.float64 else 1) <= _NUMBERS
+
+
+def _grids(device: torch.device) -> list[tune.Config]:
+    """Programs of one warp; the default first."""
+    many = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return [{"GRID": many * each} for each in (16, 20, 12, 32, 64)]
+
+
+def attend_rows(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
+    bits: Tensor | None, scale: float, y: Tensor, alpha: Tensor,
+) -> None:  # fmt: skip
+    """Fills ``y`` ``[num_dst, H, F]`` and, up to the last edge, ``alpha`` ``[E, H]``: see the op ``gather_attend``."""
+    n, heads = y.shape[:2]
+    kept, constants = torch.empty_like(alpha), _shape(n, indices.numel(), table, heads)
+
+    def launch(config: tune.Config) -> None:
+        grid = max(1, min(config["GRID"], n))
+        _attend_rows[(grid,)](
+            indptr, indices, dsts, table, v_src, v_dst, bits, kept, y, alpha, n, cdiv(n, grid),
+            SLOPE=slope, SCALE=scale, **constants, num_warps=1,
+        )  # fmt: skip
+
+    shape = (table.dtype, heads, table.shape[1], constants["SLOTS"], tune.size_class(n))
+    work = y.numel() * y.element_size()
+    launch(tune.choose("attend_rows", shape, _grids(table.device), launch, work, table.device))
+
+
+def attend_rows_grad(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, slope: float,
+    bits: Tensor | None, scale: float,
+) -> Tensor:  # fmt: skip
+    """Gradients of both vectors, ``[2, H, F]``; see ``joestar.ops.gather_attend``."""
+    n, heads, width = grad.shape
+    for_z, constants, found = torch.empty_like(alpha), _shape(n, indices.numel(), table, heads), []
+
+    def launch(config: tune.Config) -> None:
+        grid = max(1, min(config["GRID"], n))
+        partial = alpha.new_empty((grid, 2, heads, width))
+        _attend_rows_grad[(grid,)](
+            indptr, indices, dsts, table, alpha, grad, bits, for_z, partial, n, cdiv(n, grid),
+            SLOPE=slope, SCALE=scale, **constants, num_warps=1,
+        )  # fmt: skip
+        found[:] = [added_up(partial)]
+
+    shape = (table.dtype, heads, width, constants["SLOTS"], tune.size_class(n))
+    work = grad.numel() * grad.element_size()
+    launch(tune.choose("attend_rows_grad", shape, _grids(table.device), launch, work, table.device))
+    return found[0]
