@@ -19,10 +19,10 @@ from joestar.kernels.gpu_edge_products import factor_of_edge
 from joestar.kernels.gpu_launch import cdiv, power_of_two
 from joestar.kernels.gpu_tiles import accumulator, tile_columns
 
-_SLOTS, _DEGREE = 8, 16
-"""Most rows in registers, and most edges per destination, on average, for which this pays."""
-_NUMBERS = 2560
-"""Most numbers of a warp in registers, in 4 bytes each: rows, and for every head a vector and a sum."""
+_SLOTS, _MORE, _DEGREE = (2, 4, 6, 8), 2, 16
+"""Rows in registers, further ones at a time, and most edges per destination, on average, for which this pays."""
+_NUMBERS, _FEW = 2560, 1792
+"""Most numbers of a warp, of 4 bytes: rows, and for every head a vector and a sum; those that 96 registers take."""
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def _store_coefficients(kept, alpha, value, z, factor, e, end, head, HEADS: tl.c
 def _attend_rows(
     indptr, indices, dsts, table, v_src, v_dst, bits, kept, y, alpha, n, share,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
-    BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """``y[i, h]`` = the weighted sum of the rows of destination ``i``; ``alpha``: signed coefficients.
 
@@ -155,9 +155,9 @@ def _attend_rows(
         _store_products(kept, rows, vectors, own_score, start, end, head, HEADS, SLOTS, WIDE)
         first = start + SLOTS
         while first < end:
-            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
-            _store_products(kept, more, vectors, own_score, first, end, head, HEADS, SLOTS, WIDE)
-            first += SLOTS
+            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+            _store_products(kept, more, vectors, own_score, first, end, head, HEADS, MORE, MORE)
+            first += MORE
         tl.debug_barrier()
         _softmax(kept, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
@@ -165,9 +165,9 @@ def _attend_rows(
         sums, _ = _add_rows(sums, nothing, rows, kept, start, end, head, HEADS, ACC, SLOTS)
         first = start + SLOTS
         while first < end:
-            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
-            sums, _ = _add_rows(sums, nothing, more, kept, first, end, head, HEADS, ACC, SLOTS)
-            first += SLOTS
+            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+            sums, _ = _add_rows(sums, nothing, more, kept, first, end, head, HEADS, ACC, MORE)
+            first += MORE
         at = y + (i * HEADS + head) * WIDTH + column
         tl.store(at, sums.to(y.dtype.element_ty), (head < HEADS) & (column < WIDTH))
         i += 1
@@ -218,7 +218,7 @@ def _softmax_grad(
 def _attend_rows_grad(
     indptr, indices, dsts, table, alpha, grad, bits, for_z, out, n, share,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
-    BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """``out[program]``: the program's share of the gradients of both vectors, ``[2, H, F]``.
 
@@ -245,18 +245,18 @@ def _attend_rows_grad(
         _store_products(for_z, rows, g, nothing, start, end, head, HEADS, SLOTS, WIDE)
         first = start + SLOTS
         while first < end:
-            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
-            _store_products(for_z, more, g, nothing, first, end, head, HEADS, SLOTS, WIDE)
-            first += SLOTS
+            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+            _store_products(for_z, more, g, nothing, first, end, head, HEADS, MORE, MORE)
+            first += MORE
         tl.debug_barrier()
         _softmax_grad(for_z, alpha, bits, signed, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
         for_src, total = _add_rows(for_src, nothing, rows, for_z, start, end, head, HEADS, ACC, SLOTS)
         first = start + SLOTS
         while first < end:
-            more = _rows(table, _ids(indices, first, end, SLOTS), end - first, column, WIDTH, ACC, SLOTS)
-            for_src, total = _add_rows(for_src, total, more, for_z, first, end, head, HEADS, ACC, SLOTS)
-            first += SLOTS
+            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+            for_src, total = _add_rows(for_src, total, more, for_z, first, end, head, HEADS, ACC, MORE)
+            first += MORE
         for_dst += own * total
         i += 1
         start, end = end, following
@@ -268,23 +268,34 @@ def _attend_rows_grad(
 
 def _shape(rows: int, edges: int, table: Tensor, heads: int) -> dict:
     """Constants of a launch."""
-    slots = max(1, min(_SLOTS, cdiv(edges, max(rows, 1))))
+    slots = next((most for most in _SLOTS if most * rows >= edges), _SLOTS[-1])
     acc, width = accumulator(table), table.shape[1]
-    sizes = {"BLOCK": max(32, power_of_two(width)), "TALL": power_of_two(heads), "WIDE": power_of_two(slots)}
+    sizes = {
+        "BLOCK": max(32, power_of_two(width)),
+        "TALL": power_of_two(heads),
+        "WIDE": power_of_two(slots),
+        "MORE": _MORE,
+    }
     return {"HEADS": heads, "WIDTH": width, "ACC": acc, "SLOTS": slots, **sizes}
+
+
+def _numbers(shape: dict) -> int:
+    """What a warp holds, in units of 4 bytes."""
+    return (shape["SLOTS"] + 2 * shape["TALL"]) * shape["BLOCK"] * (2 if shape["ACC"] == tl.float64 else 1)
 
 
 def fits(rows: int, edges: int, table: Tensor, heads: int) -> bool:
     """Whether destinations have few enough edges, and their rows and all heads a place in a warp's registers."""
-    shape = _shape(rows, edges, table, heads)
-    numbers = (shape["SLOTS"] + 2 * shape["TALL"]) * shape["BLOCK"]
-    return edges <= _DEGREE * rows and numbers * (2 if shape["ACC"] == tl.float64 else 1) <= _NUMBERS
+    return edges <= _DEGREE * rows and _numbers(_shape(rows, edges, table, heads)) <= _NUMBERS
 
 
-def _grids(device: torch.device) -> list[tune.Config]:
-    """Programs of one warp; the default first."""
+def _grids(device: torch.device, shape: dict, backward: bool) -> list[tune.Config]:
+    """Programs of one warp, as many as a multiprocessor holds or a multiple of it; the default first."""
     many = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return [{"GRID": many * each} for each in (16, 20, 12, 32, 64)]
+    configs = [{"GRID": many * each} for each in ((16, 32, 12, 24) if backward else (16, 32, 48))]
+    if not backward and _numbers(shape) <= _FEW:
+        configs += [{"GRID": many * each, "maxnreg": 96} for each in (21, 42)]
+    return configs
 
 
 def attend_rows(
@@ -296,15 +307,16 @@ def attend_rows(
     kept, constants = torch.empty_like(alpha), _shape(n, indices.numel(), table, heads)
 
     def launch(config: tune.Config) -> None:
-        grid = max(1, min(config["GRID"], n))
+        config = dict(config)
+        grid = max(1, min(config.pop("GRID"), n))
         _attend_rows[(grid,)](
             indptr, indices, dsts, table, v_src, v_dst, bits, kept, y, alpha, n, cdiv(n, grid),
-            SLOPE=slope, SCALE=scale, **constants, num_warps=1,
+            SLOPE=slope, SCALE=scale, **constants, **config, num_warps=1,
         )  # fmt: skip
 
     shape = (table.dtype, heads, table.shape[1], constants["SLOTS"], tune.size_class(n))
     work = y.numel() * y.element_size()
-    launch(tune.choose("attend_rows", shape, _grids(table.device), launch, work, table.device))
+    launch(tune.choose("attend_rows", shape, _grids(table.device, constants, False), launch, work, table.device))
 
 
 def attend_rows_grad(
@@ -316,15 +328,16 @@ def attend_rows_grad(
     for_z, constants, found = torch.empty_like(alpha), _shape(n, indices.numel(), table, heads), []
 
     def launch(config: tune.Config) -> None:
-        grid = max(1, min(config["GRID"], n))
+        config = dict(config)
+        grid = max(1, min(config.pop("GRID"), n))
         partial = alpha.new_empty((grid, 2, heads, width))
         _attend_rows_grad[(grid,)](
             indptr, indices, dsts, table, alpha, grad, bits, for_z, partial, n, cdiv(n, grid),
-            SLOPE=slope, SCALE=scale, **constants, num_warps=1,
+            SLOPE=slope, SCALE=scale, **constants, **config, num_warps=1,
         )  # fmt: skip
         found[:] = [added_up(partial)]
 
     shape = (table.dtype, heads, width, constants["SLOTS"], tune.size_class(n))
     work = grad.numel() * grad.element_size()
-    launch(tune.choose("attend_rows_grad", shape, _grids(table.device), launch, work, table.device))
+    launch(tune.choose("attend_rows_grad", shape, _grids(table.device, constants, True), launch, work, table.device))
     return found[0]
