@@ -63,6 +63,21 @@ def factors(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(fn.copy_u({h} * {left}[:, None]), "sum") * {right}[:, None]', h.width)
 
 
+def scaled_rows(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A linear map of neighbours' rows side by side, some of them scaled by degrees, with or without own rows."""
+    pulled = [
+        code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{reduce}")', h.width)
+        for reduce in code.rng.sample(layers.REDUCES, code.pick(1, 2))
+    ]
+    scale = code.let(f"({hop.name}.in_degrees() + 1).to({h}.dtype).log()[:, None] + 0.5")
+    parts = [f"{y}{form}" for y in pulled for form in ("", f" * {scale}", f" / {scale}") if code.chance(0.7)]
+    parts += [f"{pulled[0]} * {scale}.sqrt()"]
+    if code.chance(0.5):
+        parts.append(f"{h}[: {hop.name}.num_dst]")
+    code.rng.shuffle(parts)
+    return code.linear(code.rows(f"torch.cat([{', '.join(parts)}], 1)", h.width * len(parts)), code.width())
+
+
 def sum_and_own(code: Code, h: Rows, hop: Hop) -> Rows:
     """Neighbours' sum or mean plus own rows, scaled or not."""
     own = code.pick("{}", "1.5 * {}").format(f"{h}[: {hop.name}.num_dst]")
@@ -206,6 +221,7 @@ MOTIFS: dict[str, list[Motif]] = {
         Motif(message, alone=True, choices=FUSED),
     ],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
+    "row-factors": [Motif(scaled_rows, inner=inner, choices={"factors": "results"}) for inner in (False, True)],
     "bias": [Motif(before=biased, inner=True)],
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
