@@ -64,7 +64,7 @@ class _Group:
 
 
 def run(gm: fx.GraphModule, context) -> int:
-    """Moves the factors of every concatenation that fits behind its product; returns of how many."""
+    """Moves factors behind the product of every concatenation that fits; returns of how many."""
     moved = 0
     written = {root(node.args[0]) for node in gm.graph.nodes if is_in_place(node)}
     for node in list(gm.graph.nodes):
