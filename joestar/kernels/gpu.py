@@ -40,6 +40,7 @@ from joestar.kernels.gpu_grad import (
 )
 from joestar.kernels.gpu_heads import block_diagonal
 from joestar.kernels.gpu_join import join_columns_all, split_columns, split_columns_all
+from joestar.kernels.gpu_multi import multi_aggregate, multi_aggregate_grad
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
@@ -87,6 +88,8 @@ __all__ = [
     "gather_linear",
     "gather_linear_weight_grad",
     "join_columns_all",
+    "multi_aggregate",
+    "multi_aggregate_grad",
     "out_degrees",
     "overflow",
     "release_claims",

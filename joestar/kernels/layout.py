@@ -6,6 +6,10 @@ CAT_ALIGNMENT = 8
 """Rows of joined matrices are multiples of this: 16 bytes of bfloat16, as GEMMs want them."""
 
 
+REDUCTIONS = ("sum", "mean", "max", "min", "sum2", "mean2")
+"""What ``multi_aggregate`` computes; ``sum2`` and ``mean2`` are those of the squares."""
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n`` and 1."""
     return 1 << max(0, n - 1).bit_length()
@@ -27,3 +31,20 @@ def shares_rows(x: Tensor, weight: Tensor | None) -> bool:
 def message_shape(x: Tensor, weight: Tensor | None) -> tuple:
     """Shape of one message ``weight[e] * x[n]``: that of a row of ``x``, once per head where heads share rows."""
     return (weight.shape[1], *x.shape[2:]) if shares_rows(x, weight) else tuple(x.shape[1:])
+
+
+def reductions(reduces: str) -> list[str]:
+    """The kinds in ``"mean,max,mean2"``.
+
+    Raises:
+        ValueError: for a kind that there is not, or that occurs twice.
+    """
+    kinds = reduces.split(",")
+    if len(set(kinds)) != len(kinds) or not set(kinds) <= set(REDUCTIONS):
+        raise ValueError(f"expected some of {', '.join(REDUCTIONS)}, each once, joined by commas; got {reduces!r}")
+    return kinds
+
+
+def extrema(reduces: str) -> list[str]:
+    """Those of the kinds that are extrema."""
+    return [kind for kind in reductions(reduces) if kind in ("max", "min")]

@@ -8,6 +8,7 @@ from joestar.ops import (  # noqa: F401
     gather_linear,
     head_linear,
     library,
+    multi_aggregate,
     row_autocast,
     side_by_side,
 )

@@ -67,6 +67,7 @@ from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_
 import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
 from joestar.kernels.gpu_adam import adam  # noqa: E402
+from joestar.kernels.layout import REDUCTIONS  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
 EVERYTHING = "--all" in sys.argv
@@ -141,6 +142,9 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
             gpu.spmm(INDPTR, indices, x, None, reduce)
             gpu.spmm_csr(INDPTR, indices, grad, None, NODES, reduce)
             gpu.spmm_coo(dsts, dsts, x, None, ROWS, reduce)
+        gpu.multi_aggregate(INDPTR, indices, x, "mean,max,min,mean2", False)
+        gpu.multi_aggregate(INDPTR, indices, x, ",".join(REDUCTIONS), True)
+        gpu.multi_aggregate_grad(INDPTR, indices, x, grad, grad, [grad, grad], [grad, grad])
         bits = torch.zeros(NODES, -(-width // 32), dtype=torch.int32)
         for mask in (None, bits):
             gpu.aggregate_cat(INDPTR, indices, x, mask, 2.0, "mean")
