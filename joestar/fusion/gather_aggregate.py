@@ -7,8 +7,8 @@ Before                                                 After
     own = aten.slice(x, 0, 0, num_dst)                     own = aten.index_select(features, 0, dsts)
 
 The gathered rows, most of a step's bytes, are never stored. A factor per source (GCN's normalisation) becomes a weight
-per edge; edge weights and attention stay what they are; self-loops are edges like any other. What
-``sample-gather-aggregate`` fuses further, without any edge stored, it has taken before.
+per edge; edge weights and attention stay what they are; self-loops are edges like any other. ``multi_aggregate`` reads
+in place like ``spmm``. What ``sample-gather-aggregate`` fuses further, without any edge stored, it has taken before.
 
 Products of the same rows (attention scores) keep the gather, unless ``gather-update`` fuses them as well.
 
@@ -26,6 +26,7 @@ from joestar.fusion.record import Reject
 PATTERN = "gather-aggregate"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SPMM, _GATHER, _LINEAR = _JOESTAR.spmm.default, _ATEN.index_select.default, _ATEN.linear.default
+_MULTI = _JOESTAR.multi_aggregate.default
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -42,7 +43,7 @@ def run(gm: fx.GraphModule, context) -> int:
 def _aggregated(gather: fx.Node) -> bool:
     """Whether an aggregation may read the rows, directly or behind one more operation."""
     readers = [user for node in (gather, *gather.users) for user in node.users]
-    return any(user.target is _SPMM and user.args[2] in (gather, *gather.users) for user in readers)
+    return any(user.target in (_SPMM, _MULTI) and user.args[2] in (gather, *gather.users) for user in readers)
 
 
 def _match(gather: fx.Node, context) -> bool | Reject:
@@ -62,6 +63,8 @@ def _reader(user: fx.Node, gather: fx.Node, context) -> int | Reject:
     """How many aggregations a reader of the rows stands for, or why it may not read in place."""
     if user.target is _SPMM and user.args[2] is gather:
         return 0 if user.args[3] is gather else 1
+    if user.target is _MULTI:
+        return 1
     if user.target is _LINEAR and user.args[0] is gather:
         return 0  # it keeps the gathered rows, unless gather-update fuses them as well
     if user.target is _ATEN.unsqueeze.default and user.args[1] == 1:
@@ -95,6 +98,8 @@ def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
             continue
         if user.target is _SPMM:
             fused += _read_in_place(graph, user, table, ids, None, context)
+        elif user.target is _MULTI:
+            fused += _several_in_place(graph, user, table, ids, context)
         elif user.target is _ATEN.slice.Tensor:
             with graph.inserting_before(user):
                 own = emit(graph, user, _GATHER, table, 0, destinations(user, gather))
@@ -122,6 +127,16 @@ def _read_in_place(graph: fx.Graph, spmm: fx.Node, table, ids: fx.Node, factor: 
     context.fired(PATTERN, new, f"{reduce}{'' if weight is None else ', weighted,'} of {_origin(table).name}")
     spmm.replace_all_uses_with(new)
     graph.erase_node(spmm)
+    return 1
+
+
+def _several_in_place(graph: fx.Graph, node: fx.Node, table: fx.Node, ids: fx.Node, context) -> int:
+    indptr, local, _, reduces, ties = node.args
+    with graph.inserting_before(node):
+        new = emit(graph, node, _MULTI, indptr, sources(graph, node, ids, local), table, reduces, ties)
+    context.fired(PATTERN, new, f"{reduces} of {table.name}")
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
     return 1
 
 
