@@ -40,11 +40,12 @@ Group = dict[str, list[fx.Node]]
 
 def run(gm: fx.GraphModule, context) -> int:
     """Joins what aggregates the same rows; returns the number of ops that it makes."""
-    made, taken = 0, {}
+    made, taken, seen = 0, {}, set()
     for rows in list(gm.graph.nodes):
-        found = _aggregations(rows, context)
+        found = [(kind, spmm) for kind, spmm in _aggregations(rows, context) if spmm not in seen]
         if len(found) < 2:
             continue
+        seen.update(spmm for _, spmm in found)  # those of squares are no place of their own
         match = _match(rows, found)
         for group in match or (match,):
             first = _first(gm.graph, group) if group else found[0][1]

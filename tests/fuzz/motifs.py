@@ -194,7 +194,19 @@ def two_sums(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"torch.cat([{', '.join(sums)}], 1)", 2 * width)
 
 
+def reductions(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Several aggregations of the same rows, and perhaps of their squares, with or without self-loops."""
+    block = code.let(f"{hop.name}.add_self_loops()") if code.chance(0.3) else hop.name
+    kinds = code.pick(("max", "min"), ("mean", "max", "min"), ("sum", "min"))
+    values = [f'{block}.pull(fn.copy_u({h}), "{kind}")' for kind in kinds]
+    if code.chance(0.5):
+        square = code.let(code.pick("{} * {}", "{} ** 2", "torch.square({})").format(h, h))
+        values.append(f'{block}.pull(fn.copy_u({square}), "{code.pick("sum", "mean")}")')
+    return code.rows(f"torch.cat([{', '.join(values)}], 1)", len(values) * h.width)
+
+
 FUSED = {"message": "fused"}
+TOGETHER = {"reductions": "together"}
 READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
 
 MOTIFS: dict[str, list[Motif]] = {
@@ -203,6 +215,10 @@ MOTIFS: dict[str, list[Motif]] = {
     "cse": [Motif(before=rows.twice, inner=True), Motif(layers.gcn)],
     "extract-select": [Motif()],
     "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
+    "multi-aggregate": [
+        Motif(reductions, choices=TOGETHER),
+        Motif(reductions, rows.tanh, inner=True, choices=TOGETHER),
+    ],
     "sample-gather-aggregate": [Motif(layers.sage_sum), Motif(layers.neighbours), Motif(layers.several)],
     "gather-attention": [
         Motif(ordered_attention, alone=True, choices=READ_IN_PLACE),

@@ -1,0 +1,198 @@
+"""Aggregations of the same rows in one op: where it fires, the same numbers, features in place, reasons not to."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS, same
+from torch import fx, nn
+
+import joestar.nn as jnn
+from joestar import fn
+from joestar.bench.user_models import FOLDER, example
+from joestar.fusion import run_passes
+
+from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+
+PATTERN = "multi-aggregate"
+BASE = ("extract-select", "sample-gather-aggregate", "gather-aggregate", "relu-dropout")
+ON, OFF = only(*BASE, PATTERN), only(*BASE)
+MULTI, SPMM = JOESTAR.multi_aggregate.default, JOESTAR.spmm.default
+
+
+def pulls(block, x, *reduces):
+    return [block.pull(fn.copy_u(x), reduce) for reduce in reduces]
+
+
+def layered(f):
+    """``f(block, x)`` twice, the second time on rows with gradients; some of them are equal."""
+
+    def run(m, blocks, x):
+        for block, lin in zip(blocks, (m.a, m.b), strict=True):
+            x = lin(torch.cat(f(block, x), 1)).relu()
+        return x
+
+    return run
+
+
+def every(block, x):
+    squares = x * x
+    return [*pulls(block, x, "sum", "mean", "max", "min"), *pulls(block, squares, "sum", "mean")]
+
+
+def by_power(block, x):
+    return [*pulls(block, x, "max"), *pulls(block, x**2, "mean"), x[: block.num_dst]]
+
+
+def by_square(block, x):
+    return [*pulls(block, x, "mean"), *pulls(block, torch.square(x), "sum")]
+
+
+def with_loops(block, x):
+    return pulls(block.add_self_loops(), x, "min", "max")
+
+
+def two_blocks(block, x):
+    """The same rows over two sets of edges."""
+    return [*pulls(block, x, "min", "max"), *pulls(block.add_self_loops(), x, "mean", "sum")]
+
+
+def layers(f, parts: int) -> Model:
+    torch.manual_seed(0)
+    linear = (nn.Linear(parts * NUM_FEATURES, NUM_FEATURES) for _ in range(2))
+    return Model(layered(f), **dict(zip("ab", linear, strict=True)))
+
+
+def user_model(name: str):
+    return lambda: example(FOLDER, name).Net(NUM_FEATURES, 8, 2, NUM_CLASSES)
+
+
+MODELS = {
+    "all": (lambda: layers(every, 6), ["sum,mean,max,min,sum2,mean2"] * 2),
+    "power": (lambda: layers(by_power, 3), ["max,mean2"] * 2),
+    "square": (lambda: layers(by_square, 2), ["mean,sum2"] * 2),
+    "self-loops": (lambda: layers(with_loops, 2), ["min,max"] * 2),
+    "two sets of edges": (lambda: layers(two_blocks, 4), ["min,max", "mean,sum"] * 2),
+    "sage": (lambda: jnn.GraphSAGE(NUM_FEATURES, 8, 2, 4, aggr=["mean", "max"]), ["mean,max"] * 2),
+    "pna": (user_model("pna"), ["mean,max,min,mean2"] * 2),
+    "two aggregators": (user_model("two_aggregators"), ["mean,max"] * 2),
+}
+
+
+def together(case):
+    """The case with every such choice taken."""
+    case = copy.copy(case)
+    choices = {site.key: "together" for site in case.program.sites if site.kind == "reductions"}
+    case.program = case.program.variant(replace(case.program.options, choices=choices))
+    return case
+
+
+def fired(case) -> list[str]:
+    """Reductions of the ops that the pass made."""
+    found = [place for place in case.program.places if place.pattern == PATTERN and place.fired]
+    return [place.detail.partition(" of ")[0] for place in found]
+
+
+@pytest.mark.parametrize(("make", "found"), MODELS.values(), ids=MODELS.keys())
+def test_same_numbers(make, found):
+    on, off = captured_each(make(), disables=(ON, OFF))
+    on = together(on)
+    assert fired(on) == found
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-12)
+        same(on.padded(on.seeds(batch), step), expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["pna", "two_aggregators"])
+def test_the_first_layer_reads_in_place(name):
+    """Features are not gathered, the outermost hop is not relabelled, and the sample is drawn once."""
+    on, off = captured_each(user_model(name)(), disables=(ON, OFF))
+    before, after = off.trace(), together(on).trace()
+    assert count(after, MULTI) == 2 and count(after, SPMM) == 0
+    first, second = after.graph.find_nodes(op="call_function", target=MULTI)
+    assert first.args[2].name == "features" and first.args[1].args[0].target is JOESTAR.sample_cols.default
+    assert (first.args[4], second.args[4]) == (False, True), "ties are noted where gradients reach the rows"
+    assert count(after, JOESTAR.compact.default) == 1
+    squares = [n for n in after.graph.nodes if n.target is ATEN.mul.Tensor and n.args[0] in (first.args[2],)]
+    assert not squares
+    drawn = [sum(count(gm, op.default) for op in (JOESTAR.sample_cols, JOESTAR.sample_aggregate))
+             for gm in (before, after)]  # fmt: skip
+    assert drawn == ([2, 2] if name == "pna" else [3, 2])
+
+
+def test_a_choice_whose_default_is_the_device_s():
+    case = captured(layers(every, 6), disable=ON)
+    sites = [(s.key, s.options, s.default) for s in case.program.sites if s.kind == "reductions"]
+    assert sites == [(f"reductions:hop{hop}", ("apart", "together"), "apart") for hop in (1, 0)]
+    assert fired(case) == [] and reasons(case, PATTERN) == ["reading the rows for each is chosen"] * 2
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+    run_passes(gm, list(case.program.lowered_roles), ON, device="cuda", sizes=case.program.sizes)
+    assert count(gm, MULTI) == 2
+
+
+def weighted(m, blocks, x):
+    weight = blocks[0].apply_edges(fn.copy_u(blocks[0].out_degrees().double()))
+    both = blocks[0].pull(fn.u_mul_e(x, weight), "max") + blocks[0].pull(fn.copy_u(x), "max")
+    return mean(blocks[1], both)
+
+
+def heads(m, blocks, x):
+    return mean(blocks[1], sum(pulls(blocks[0], x.view(-1, 2, NUM_FEATURES // 2), "max", "min")).flatten(1))
+
+
+def other_edges(m, blocks, x):
+    return mean(blocks[1], blocks[0].pull(fn.copy_u(x), "max") + blocks[0].add_self_loops().pull(fn.copy_u(x), "max"))
+
+
+def scaled_rows(m, blocks, x):
+    return mean(blocks[1], sum(pulls(blocks[0], x * blocks[0].out_degrees().double()[:, None], "sum", "mean")))
+
+
+def squares_read_twice(m, blocks, x):
+    squares = x * x
+    y = blocks[0].pull(fn.copy_u(x), "max") + blocks[0].pull(fn.copy_u(squares), "mean")
+    return mean(blocks[1], y + squares[: blocks[0].num_dst])
+
+
+def largest_square(m, blocks, x):
+    return mean(blocks[1], blocks[0].pull(fn.copy_u(x), "max") + blocks[0].pull(fn.copy_u(x * x), "max"))
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (weighted, "an aggregation has edge weights"),
+        (heads, "the rows are no vectors of floats"),
+        (other_edges, "the aggregations run over different edges"),
+        (scaled_rows, "the rows are scaled: their factors become weights of the edges"),
+        (squares_read_twice, "the squares have another reader"),
+        (largest_square, "the squares are not added up"),
+    ],
+)  # fmt: skip
+def test_must_not_fire(f, reason):
+    on, off = captured_each(Model(f), disables=(ON, OFF))
+    on = together(on)
+    assert fired(on) == [] and reason in reasons(on, PATTERN)
+    same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
+
+
+def test_other_rows_are_no_pattern():
+    def other_rows(m, blocks, x):
+        return mean(blocks[1], blocks[0].pull(fn.copy_u(x), "max") + blocks[0].pull(fn.copy_u(x.tanh()), "min"))
+
+    case = captured(Model(other_rows), disable=ON)
+    assert not [place for place in case.program.places if place.pattern == PATTERN]
+
+
+def test_squares_with_another_reader_leave_the_others_together():
+    def three(m, blocks, x):
+        squares = x * x
+        y = sum([*pulls(blocks[0], x, "max", "min"), *pulls(blocks[0], squares, "mean")])
+        return mean(blocks[1], y + squares[: blocks[0].num_dst])
+
+    on, off = captured_each(Model(three), disables=(ON, OFF))
+    on = together(on)
+    assert fired(on) == ["max,min"] and "the squares have another reader" in reasons(on, PATTERN)
+    same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
