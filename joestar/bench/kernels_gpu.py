@@ -182,15 +182,20 @@ def _layers(batches: list[Batch], dtype: torch.dtype) -> Iterator[Case]:
         sub, local, num_src, num_dst, edges = hop.sub, hop.local, hop.src_bound, hop.num_dst, hop.edges
         size = HIDDEN * dtype.itemsize
         x = torch.randn(num_src, HIDDEN, device=sub.device).to(dtype)
-        grad = torch.randn(num_dst, HIDDEN, device=sub.device).to(dtype)
+        wide = torch.randn(num_dst, HIDDEN, device=sub.device)
+        grad = wide.to(dtype)
         shape = f"{edges:,} edges x {HIDDEN} {str(dtype).removeprefix('torch.')}"
         structure = (sub, local)
         forward = edges * (size + 4) + num_dst * (size + 8)
         backward = num_dst * (size + 8) + edges * (HIDDEN * 4 + 4) + num_src * HIDDEN * 4
+        several = forward + num_dst * (3 * size + 8 * HIDDEN)
+        of_several = edges * (16 * HIDDEN + 2 * size + 12) + num_src * 2 * size
         for name, args, moved in (
             ("spmm", (*structure, x, None, "mean"), forward),
             ("spmm_grad_x", (*structure, grad, None, num_src, "mean"), backward),
             ("spmm_grad_x_transposed", (*structure, grad, None, num_src, "mean"), backward),
+            ("multi_aggregate", (*structure, x, "mean,max,min,mean2", True), several),
+            ("multi_aggregate_grad", (*structure, x, wide, wide, [grad, grad], [wide, wide]), of_several),
         ):
             yield Case(name, shape, lambda _, name=name, args=args: getattr(gpu, name)(*args), moved)
         yield from _attention(structure, num_src, num_dst, edges, dtype, shape)
