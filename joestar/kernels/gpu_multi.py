@@ -161,7 +161,9 @@ def multi_aggregate_grad(
     """Gradient of ``multi_aggregate`` for ``x``; sums run in an order that changes between runs."""
     check_offsets(indptr)
     check_ids(indices)
-    check_values(x=x, rows=rows, squares=squares, **dict(zip(("first", "second"), (*shares,), strict=False)))
+    check_values(x=x, rows=rows, squares=squares)
+    for share in shares:
+        check_values(share=share)
     require(len(extremes) == len(shares) <= 2, "a share for each of at most two extrema", (len(extremes), len(shares)))
     num_src, width = x.shape
     out = x.new_empty(x.shape)

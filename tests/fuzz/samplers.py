@@ -50,7 +50,7 @@ share = 1.0 / columns.in_degrees().clamp(min=1).to(torch.float32)
 block = columns.collective_sample({wide}, node_probs=columns.reverse().pull(fn.copy_u(share * share), "sum"))""",
     "block = graph[:, dsts].individual_sample({k}).remove_self_loops()",
     "block = graph[:, dsts].individual_sample({k}, replace=True).remove_self_loops()",
-    "block = graph[:, dsts].remove_self_loops().individual_sample({k})",
+    "block = graph[:, dsts].compact().remove_self_loops()",
     """every = graph[:, dsts].compact()
 block = every.keep_edges(every.edata["w"] > 0.3)""",
     """first = graph[:, dsts].individual_sample({k})
