@@ -80,7 +80,7 @@ def scaled_rows(code: Code, h: Rows, hop: Hop) -> Rows:
 
 def sum_and_own(code: Code, h: Rows, hop: Hop) -> Rows:
     """Neighbours' sum or mean plus own rows, scaled or not."""
-    own = code.pick("{}", "1.5 * {}").format(f"{h}[: {hop.name}.num_dst]")
+    own = code.pick("", f"torch.full((1,), 1.5, dtype={h}.dtype) * ") + f"{h}[: {hop.name}.num_dst]"
     return code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}") + {own}', h.width)
 
 
