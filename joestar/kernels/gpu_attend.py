@@ -16,7 +16,6 @@ from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transpo
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_links import link_edges
 from joestar.kernels.gpu_shared import tile_settings
-from joestar.kernels.gpu_spmm import row_edges
 from joestar.kernels.gpu_tiles import (
     accumulator,
     check_values,
@@ -94,62 +93,71 @@ def _attend(
 
 
 @triton.jit
-def _coefficient(
-    indices, s_src, own, bits, e, valid, head, highest, inverse,
+def _coefficients(
+    indices, s_src, own, bits, values, e, end, head, highest, inverse,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """``[rows, heads]`` each: (coefficient, the same after dropout, slope of the activation)."""
-    at = tl.load(indices + e, valid, 0).to(tl.int64)
-    used = valid & (head < HEADS)
+    """``[edges, heads]`` each: (coefficient, the same after dropout, its gradient, slope of the activation)."""
+    at = tl.load(indices + e, e < end, 0).to(tl.int64)
+    used = (e < end) & (head < HEADS)
     z = tl.load(s_src + at * HEADS + head, used, 0).to(ACC) + own
     bend = tl.where(z > 0, tl.full([1, 1], 1, ACC), tl.full([1, 1], SLOPE, ACC))
     alpha = tl.where(used, tl.exp(z * bend - highest) * inverse, 0)
-    return alpha, alpha * factor_of_edge(bits, e, valid, head, SCALE, HEADS, ACC), bend
+    applied = alpha * factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+    return alpha, applied, tl.load(values + e * HEADS + head, used, 0).to(ACC), bend
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit
+def _store_score_grads(values, coefs, alpha, applied, value, bend, delta, e, end, head, HEADS: tl.constexpr):
+    """Stores the gradients of edges ``e``; their sum ``[1, heads]``."""
+    used = (e < end) & (head < HEADS)
+    for_z = (applied * value - alpha * delta) * bend
+    tl.store(values + e * HEADS + head, for_z, used)
+    if coefs is not None:
+        tl.store(coefs + e * HEADS + head, applied, used)
+    return tl.sum(tl.where(used, for_z, 0), 0, keep_dims=True)
+
+
+@triton.jit
 def _softmax_grad(
-    indptr, indices, s_src, s_dst, bits, top, total, values, coefs, grad_dst, n,
+    indptr, indices, s_src, s_dst, bits, top, total, values, coefs, grad_dst,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
-    ROWS: tl.constexpr,
+    EDGES: tl.constexpr,
 ):  # fmt: skip
     """Turns ``values`` ``[E, H]``, the coefficients' gradients, into those of the edges' sums of scores; ``grad_dst``.
 
-    ``coefs``, unless ``None``: what the gradients of rows are multiplied by.
+    ``coefs``, unless ``None``: what the gradients of rows are multiplied by. A destination's first ``EDGES`` edges stay
+    in registers, further ones are computed twice.
     """
-    i = tile_rows(ROWS)
-    start, end = row_edges(indptr, None, None, i, n)
-    head = tl.arange(0, TALL)[None, :]
+    i = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(indptr + i), tl.load(indptr + i + 1)
+    edge, head = tl.arange(0, EDGES)[:, None], tl.arange(0, TALL)[None, :]
     used = (start < end) & (head < HEADS)
-    at = i.to(tl.int64) * HEADS + head
-    own = tl.load(s_dst + at, used, 0).to(ACC)
-    highest = tl.load(top + at, used, 0).to(ACC)
-    inverse = 1 / tl.load(total + at, used, 1).to(ACC)
-    delta = tl.zeros([ROWS, TALL], ACC)
-    longest = tl.max(end - start)
-    done = tl.zeros((), tl.int64)
-    while done < longest:
-        e = start + done
-        _, applied, _ = _coefficient(
-            indices, s_src, own, bits, e, e < end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+    own = tl.load(s_dst + i * HEADS + head, used, 0).to(ACC)
+    highest = tl.load(top + i * HEADS + head, used, 0).to(ACC)
+    inverse = 1 / tl.load(total + i * HEADS + head, used, 1).to(ACC)
+    e = start + edge
+    alpha, applied, value, bend = _coefficients(
+        indices, s_src, own, bits, values, e, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+    )
+    delta = tl.sum(applied * value, 0, keep_dims=True)
+    first = start + EDGES
+    while first < end:
+        _, more, of_more, _ = _coefficients(
+            indices, s_src, own, bits, values, first + edge, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
         )
-        delta += applied * tl.load(values + e * HEADS + head, (e < end) & used, 0)
-        done += 1
-    total_z = tl.zeros([ROWS, TALL], ACC)
-    done = tl.zeros((), tl.int64)
-    while done < longest:
-        e = start + done
-        alpha, applied, bend = _coefficient(
-            indices, s_src, own, bits, e, e < end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+        delta += tl.sum(more * of_more, 0, keep_dims=True)
+        first += EDGES
+    total_z = _store_score_grads(values, coefs, alpha, applied, value, bend, delta, e, end, head, HEADS)
+    first = start + EDGES
+    while first < end:
+        e = first + edge
+        alpha, applied, value, bend = _coefficients(
+            indices, s_src, own, bits, values, e, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
         )
-        mask = (e < end) & used
-        for_z = (applied * tl.load(values + e * HEADS + head, mask, 0) - alpha * delta) * bend
-        tl.store(values + e * HEADS + head, for_z, mask)
-        if coefs is not None:
-            tl.store(coefs + e * HEADS + head, applied, mask)
-        total_z += for_z
-        done += 1
-    tl.store(grad_dst + at, total_z.to(grad_dst.dtype.element_ty), (i < n) & (head < HEADS))
+        total_z += _store_score_grads(values, coefs, alpha, applied, value, bend, delta, e, end, head, HEADS)
+        first += EDGES
+    tl.store(grad_dst + i * HEADS + head, total_z.to(grad_dst.dtype.element_ty), head < HEADS)
 
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
@@ -210,11 +218,12 @@ def _coefficient_grads(
     values = torch.empty((indices.numel(), heads), dtype=top.dtype, device=x.device)
     grad_dst = torch.empty_like(scores[1])
     edge_products(indptr, indices, x, grad, values)
-    tall = power_of_two(heads)
-    rows = max(1, 128 // tall)
-    _softmax_grad[(cdiv(n, rows),)](
-        indptr, indices, *scores, bits, top, total, values, coefs, grad_dst, n,
-        SLOPE=slope, SCALE=scale, HEADS=heads, ACC=acc, TALL=tall, ROWS=rows, num_warps=4,
+    tall, mean = power_of_two(heads), cdiv(indices.numel(), n)
+    block = max(1, min(8 if mean <= 8 else 16 if mean <= 16 else 32, 1024 // tall))
+    _softmax_grad[(n,)](
+        indptr, indices, *scores, bits, top, total, values, coefs, grad_dst,
+        SLOPE=slope, SCALE=scale, HEADS=heads, ACC=acc, TALL=tall, EDGES=block,
+        num_warps=max(1, min(4, tall * block // 128)),
     )  # fmt: skip
     return values, grad_dst
 
