@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from joestar.errors import ConfigError
@@ -26,6 +27,7 @@ class PassContext:
         limit: rewrites that may happen in all, counted over passes; what comes later is refused (for bisection).
         sizes: symbol -> size in the batch that was traced; device: type of the device that the program runs on.
         changing: addresses of tensors that steps may write (parameters and buffers of the model).
+        autocast: dtype that products run in, or ``None`` for that of their operands.
         places: every place where a pattern was looked at: fired, or refused and why.
         sites: every place where there was a choice.
         hoisted: values that became inputs (``fusion.hoist.Hoisted``).
@@ -38,6 +40,7 @@ class PassContext:
     device: str = "cpu"
     changing: frozenset[int] = frozenset()
     strict: bool = True
+    autocast: torch.dtype | None = None
     places: list[Place] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     hoisted: list = field(default_factory=list)

@@ -6,9 +6,9 @@ Before                                                  After
     z = aten.mul(x, x)
     c = spmm(sub, local, z, None, "mean")
 
-Forward and backward read every row once per edge, and squares are not stored; where gradients reach the rows, the op
-also notes how many edges attain an extremum, which its gradient asks. Rows that come from the feature table are then
-read in place by ``gather-aggregate``: the sample is drawn once, and the outermost hop is not relabelled.
+Every row is read once per edge, backward once per source, and squares are not stored; where gradients reach the rows,
+the op also notes how many edges attain an extremum, which its gradient asks. Rows that come from the feature table are
+then read in place by ``gather-aggregate``: the sample is drawn once, and the outermost hop is not relabelled.
 
 They are joined even where ``sample-gather-aggregate``, ``aggregate-update`` or ``own-aggregate`` would fuse one of them
 with something else: those save some rows per destination, this saves one per edge for every aggregation but the first.

@@ -19,7 +19,8 @@ their own, and rounded to their own once: under autocast, products are in a shor
 Must not fire without a factor ``[n, 1]``; when every factor needs gradients, changes the dtype of its rows, or has
 scaled them for another reader, too (such rows count as rows without a factor); when the rows side by side have another
 reader or another dtype, or are joined end to end; when some occur twice; when the number of weights is not fixed; when
-rows or a factor are a view of what is written in the step.
+rows or a factor are a view of what is written in the step; in float16, where rows may only be in range once they are
+scaled. Rows that a factor of 0 divides are not finite in either form, but may be infinite in one and NaN in the other.
 """
 
 import operator
@@ -65,20 +66,35 @@ class _Group:
 
 def run(gm: fx.GraphModule, context) -> int:
     """Moves factors behind the product of every concatenation that fits; returns of how many."""
-    moved = 0
+    moved, taken = 0, {}
     written = {root(node.args[0]) for node in gm.graph.nodes if is_in_place(node)}
     for node in list(gm.graph.nodes):
         if not _reads_scaled(node):
             continue
         match = _match(node, written, context)
         if match:
-            site, default = node.args[1].name, _cheaper(node, match, context)
+            site, default = _site(node.args[1], taken), _cheaper(node, match, context)
             form = context.choose("factors", site, (ROWS, RESULTS), default, node)
-            match = match if form == RESULTS else Reject("scaling rows is chosen" + ", by cost" * (default == ROWS))
+            match = (
+                match
+                if form == RESULTS
+                else Reject(
+                    "scaling rows is chosen"
+                    + ", by cost" * (default == ROWS and f"factors:{site}" not in context.choices)
+                )
+            )
         if context.admits(PATTERN, node, match):
             _rewrite(gm.graph, node, match, context)
             moved += 1
     return moved
+
+
+def _site(weight: fx.Node, taken: dict[str, int]) -> str:
+    """The parameter behind a product's weights, with a number if it was met before."""
+    while weight.op != "placeholder" and weight.all_input_nodes:
+        weight = weight.all_input_nodes[0]
+    taken[weight.name] = taken.get(weight.name, 0) + 1
+    return weight.name if taken[weight.name] == 1 else f"{weight.name}.{taken[weight.name]}"
 
 
 def _reads_scaled(linear: fx.Node) -> bool:
@@ -109,6 +125,8 @@ def _length(rows: fx.Node):
 
 def _match(linear: fx.Node, written: set[fx.Node], context) -> tuple[_Group, ...] | Reject:
     cat, weight = linear.args[:2]
+    if any(tensor(part) is None or tensor(part).dim() != 2 for part in (weight, *cat.args[0])):
+        return Reject("the rows or the weights are no matrices")
     if argument(cat, "dim") % 2 != 1:
         return Reject("the rows are joined end to end")
     if len(cat.users) != 1:
@@ -126,6 +144,8 @@ def _match(linear: fx.Node, written: set[fx.Node], context) -> tuple[_Group, ...
             return Reject("the rows side by side are converted to another dtype")
         if {root(rows), root(scale[1]) if scale else None} & written:
             return Reject(f"{rows.name} or its factor is written in the step")
+    if torch.float16 in (context.autocast, cat.meta["val"].dtype):
+        return Reject("rows may leave float16's range where they are not scaled yet")
     return _groups(operands)
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from joestar.errors import ConfigError, VerificationError
@@ -120,13 +121,14 @@ def run_passes(
     changing: frozenset[int] = frozenset(),
     strict: bool = True,
     texts: bool = True,
+    autocast: torch.dtype | None = None,
 ) -> tuple[list[PassRecord], PassContext]:
     """Runs the table on ``gm`` in place; verifies after each pass.
 
     Args:
         disable: names of passes to leave out; a pass whose requirements are then not met is left out too.
         choices: ``"kind:name" -> option``, see ``PassContext.choose``; limit: rewrites that may happen in all.
-        sizes, device, changing: see ``PassContext``.
+        sizes, device, changing, autocast: see ``PassContext``.
         strict: whether a choice that no place has is an error; else it is left out.
         texts: whether records keep the graph's text, which takes about as long as the passes.
 
@@ -138,7 +140,7 @@ def run_passes(
         VerificationError: if a pass leaves a graph that breaks the IR's rules.
     """
     _check_names(disable, [*(p.name for p in passes), *BACKEND])
-    context = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing, strict)
+    context = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing, strict, autocast)
     records, holds = [], set()
     outputs = output_shapes(gm)
     for spec in passes:
@@ -175,7 +177,13 @@ def _check_choices(context: PassContext) -> None:
     known = {site.key for site in context.sites}
     unknown = sorted(context.choices.keys() - known)
     if unknown:
+        joined = [
+            site for site in context.sites if site.kind == "reductions" and site.taken == multi_aggregate.TOGETHER
+        ]
+        hint = "Was it made for another model, or are passes switched off?"
+        if joined and unknown[0].startswith("backward:"):
+            hint = f"Aggregations are joined: set {joined[0].key} = {multi_aggregate.APART}, or leave the choice out."
         raise ConfigError(
             f"choice {unknown[0]!r} belongs to no place of this program; its places are: "
-            f"{', '.join(sorted(known)) or 'none'}. Was it made for another model, or are passes switched off?"
+            f"{', '.join(sorted(known)) or 'none'}. {hint}"
         )

@@ -22,7 +22,7 @@ from joestar.kernels.gpu_tiles import accumulator, tile_columns
 _SLOTS, _MORE, _DEGREE = (2, 4, 6, 8), 2, 16
 """Rows in registers, further ones at a time, and most edges per destination, on average, for which this pays."""
 _NUMBERS, _FEW = 2560, 1792
-"""Most numbers of a warp, of 4 bytes: rows, and for every head a vector and a sum; those that 96 registers take."""
+"""Most numbers of a warp, of 4 bytes: rows, and two per head and column; those that 96 registers take forward."""
 
 
 @triton.jit
@@ -83,8 +83,9 @@ def _add_rows(
 @triton.jit
 def _logits(scores, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
     """(sums of scores, logits) of edges ``e``, ``[edges, heads]``: minus infinity behind the last one."""
-    z = tl.load(scores + e * HEADS + head, (e < end) & (head < HEADS), float("-inf")).to(ACC)
-    return z, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
+    known = (e < end) & (head < HEADS)
+    z = tl.load(scores + e * HEADS + head, known, 0).to(ACC)
+    return z, tl.where(known, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC)), float("-inf"))
 
 
 @triton.jit

@@ -121,8 +121,9 @@ def _signed_softmax(
     done = tl.zeros((), tl.int64)
     while done < longest:
         e = start + done
-        z = tl.load(values + e * HEADS + head, (e < end) & used, float("-inf")) + own
-        logit = tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
+        mask = (e < end) & used
+        z = tl.load(values + e * HEADS + head, mask, 0) + own
+        logit = tl.where(mask, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC)), float("-inf"))
         higher = tl.maximum(top, logit, propagate_nan=tl.PropagateNan.ALL)
         safe = tl.where(higher == float("-inf"), 0, higher)
         total = total * tl.exp(top - safe) + tl.exp(logit - safe)

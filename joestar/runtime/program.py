@@ -174,6 +174,7 @@ class Program:
         self.passes, context = run_passes(
             gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit, sizes=self.sizes,
             device=self.graph.device.type, changing=self._addresses(), strict=self.kind != "predict", texts=texts,
+            autocast=options.autocast,
         )  # fmt: skip
         self.places, self.sites, self.hoisted = context.places, context.sites, context.hoisted
 

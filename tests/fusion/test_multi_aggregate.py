@@ -11,6 +11,7 @@ from torch import fx, nn
 import joestar.nn as jnn
 from joestar import fn
 from joestar.bench.user_models import FOLDER, example
+from joestar.errors import ConfigError
 from joestar.fusion import run_passes
 
 from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
@@ -130,6 +131,14 @@ def test_a_choice_whose_default_is_the_device_s():
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     run_passes(gm, list(case.program.lowered_roles), ON, device="cuda", sizes=case.program.sizes)
     assert count(gm, MULTI) == 2
+
+
+def test_a_choice_for_one_of_what_is_joined_says_how_to_take_it_apart():
+    case = captured(layers(every, 6), disable=ON)
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+    choices = {"reductions:hop0": "together", "backward:hop0": "scatter"}
+    with pytest.raises(ConfigError, match="joined: set reductions:hop0 = apart, or leave the choice out"):
+        run_passes(gm, list(case.program.lowered_roles), ON, choices=choices, sizes=case.program.sizes)
 
 
 def weighted(m, blocks, x):

@@ -135,7 +135,7 @@ def test_before_and_after(form, device, monkeypatch):
     columns, widest = FORMS[form]
     off, on = captured_each(model(form, bias=form is not turned), disables=(OFF, ON))
     monkeypatch.setattr(program, "run_passes", lambda *a, **o: run_passes(*a, **{**o, "device": device}))
-    on = chosen(on, **SCALED)
+    on = chosen(on, **SCALED, **{"factors:model_mix_weight.2": "results"})  # the same weights twice
     assert [place.fired for place in places(on)] == [True, True]
     assert products(on)[:-1] == [OUT * times for times in columns]
     graph = on.program.captured.gm.graph
@@ -297,7 +297,7 @@ def test_factors_that_are_0_in_padded_rows():
     same(case.padded(case.seeds(seeds), 0), case.eager(case.seeds(seeds), 0), 1e-11)
 
 
-def test_division_by_0_reaches_the_same_rows():
+def test_division_by_0_leaves_the_same_rows_not_finite():
     def by_degree(m, blocks, x, form):
         y, degrees = mean(blocks[0], x) + 1, blocks[0].in_degrees()[:, None]
         return m.back(m.mix(torch.cat([y, y / degrees], 1)))
@@ -335,6 +335,33 @@ def test_autocast():
     for exact, rows, results in zip(reference, before, after, strict=True):
         errors = [((value.float() - exact).norm() / exact.norm()).item() for value in (rows, results)]
         assert 0 < errors[1] < 1.5 * errors[0] < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_float16_scales_rows_first(dtype):
+    """Sums that only fit float16 once they are divided by their degrees: finite with the pass as without it."""
+    graph = joestar.Graph.from_edge_index(
+        torch.stack(
+            [torch.randint(0, 60, (3000,), generator=torch.Generator().manual_seed(0)), torch.arange(3000) % 60]
+        ),
+        60,
+    )
+    graph.ndata["x"] = torch.rand(60, NUM_FEATURES, generator=torch.Generator().manual_seed(1)) * 4000
+
+    def divided(m, blocks, x, form):
+        y = blocks[0].pull(joestar.fn.copy_u(x), "sum")
+        degrees = blocks[0].in_degrees()[:, None].clamp(min=1).to(x.dtype)
+        return m.back(m.mix(torch.cat([y / degrees.sqrt(), y / degrees], 1)))
+
+    torch.manual_seed(0)
+    net = model(turned, divided).float()
+    sampler = joestar.NeighborSampler(graph, [-1])
+    compiled = joestar.compile(net, sampler, backend="eager", autocast=dtype)
+    logits = compiled(torch.arange(60))
+    assert logits.isfinite().all()
+    short = dtype == torch.bfloat16
+    lines = [line for line in str(compiled.explain()).splitlines() if PATTERN in line]
+    assert [("fired" in line, "float16's range" in line) for line in lines] == [(short, not short)]
 
 
 def test_the_rows_of_a_product_keep_their_epilogue():

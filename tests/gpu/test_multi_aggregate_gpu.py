@@ -88,3 +88,27 @@ def test_losses_agree_with_the_cpu(name, backend):
     ours, passes = _losses("cuda", name, backend)
     assert "multi-aggregate" in passes and "multi-aggregate" not in without
     assert ours == pytest.approx(expected_losses, rel=2e-3)
+
+
+def test_offsets_past_2_31():
+    """The last rows of a table of more than 2**31 numbers."""
+    random = torch.Generator().manual_seed(0)
+    rows, width, few = 2**24 + 500, 130, 400
+    table = torch.zeros(rows, width, dtype=torch.float16, device="cuda")
+    table[-few:] = torch.randn(few, width, generator=random).half().cuda()
+    small = table[-few:].clone()
+    indptr = torch.arange(0, 7 * 50 + 1, 7, device="cuda")
+    indices = torch.randint(0, few, (350,), generator=random, dtype=torch.int32).cuda()
+    dsts, vectors = indices[:50], torch.randn(2, 2, width, generator=random).half().cuda()
+    for run, rest in (
+        (ops.multi_aggregate, ("mean,max,sum2", False)), (lambda p, i, x: ops.spmm(p, i, x, None, "max"), ())
+    ):  # fmt: skip
+        far, near = run(indptr, indices + (rows - few), table, *rest), run(indptr, indices, small, *rest)
+        assert all(map(torch.equal, far, near)) if isinstance(far, list) else torch.equal(far, near)
+    far = gpu.gather_attend(indptr, indices + (rows - few), dsts + (rows - few), table, *vectors, 0.2, None, 1.0)
+    near = gpu.gather_attend(indptr, indices, dsts, small, *vectors, 0.2, None, 1.0)
+    assert all(map(torch.equal, far, near))
+    grad = torch.randn(far[0].shape, generator=random).half().cuda()
+    args = (far[1], grad, far[0], grad, 0.2, None, 1.0)
+    far = gpu.gather_attend_grad(indptr, indices + (rows - few), dsts + (rows - few), table, *args)
+    assert torch.equal(far, gpu.gather_attend_grad(indptr, indices, dsts, small, *args))

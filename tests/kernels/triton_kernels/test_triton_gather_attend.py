@@ -7,7 +7,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 from ops.test_gather_attend import check
 
-from joestar.kernels import gpu, gpu_attend_rows, tune
+from joestar.kernels import gpu, gpu_attend_rows, gpu_gather_attend, tune
 from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import INTERPRETED
 
@@ -69,8 +69,8 @@ def test_every_setting_of_edge_products(monkeypatch):
 
 
 @pytest.mark.parametrize("most", [40, 9, 3])
-@pytest.mark.parametrize("dropout", [False, True])
-def test_one_pass_over_destinations_of_any_degree(most, dropout):
+@pytest.mark.parametrize(("dropout", "slope"), [(False, 0.2), (True, 0.2), (True, 0.0), (False, -0.5)])
+def test_one_pass_over_destinations_of_any_degree(most, dropout, slope):
     """More edges than a warp has rows in registers, fewer, and none; programs with several destinations."""
     random = torch.Generator().manual_seed(most)
     degrees = torch.randint(0, most + 1, (37,), generator=random) * (torch.rand(37, generator=random) < 0.6)
@@ -82,7 +82,7 @@ def test_one_pass_over_destinations_of_any_degree(most, dropout):
     dsts = torch.randint(0, 20, (37,), generator=random)
     vectors = [torch.randn(heads, width, generator=random, dtype=torch.float64) for _ in range(2)]
     bits = torch.randint(-(2**31), 2**31, (edges + 5, 1), generator=random, dtype=torch.int32) if dropout else None
-    args = (indptr, indices, dsts, table, *vectors, 0.2, bits, 1.5)
+    args = (indptr, indices, dsts, table, *vectors, slope, bits, 1.5)
     assert gpu_attend_rows.fits(37, edges + 5, table, heads) and degrees.max() > most // 2
     (y, alpha), (good, signed) = gpu.gather_attend(*args), torch.ops.joestar.gather_attend(*args)
     torch.testing.assert_close(y, good, rtol=1e-12, atol=1e-12)
@@ -91,3 +91,16 @@ def test_one_pass_over_destinations_of_any_degree(most, dropout):
     args = (*args[:4], signed, grad, good, grad, *args[6:])
     found, expected = gpu.gather_attend_grad(*args), torch.ops.joestar.gather_attend_grad(*args)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_slopes_of_any_sign_and_a_late_highest_score(monkeypatch, fits):
+    """Edges that are not there have no score, whatever the slope; the last edge's may be larger by hundreds."""
+    monkeypatch.setattr(gpu_gather_attend, "fits", lambda *sizes: fits)
+    indptr, dsts = torch.tensor([0, 3, 3, 23, 24]), torch.tensor([0, 1, 2, 3])
+    indices, table = torch.arange(24), torch.randn(24, 5, dtype=torch.float64)
+    table[22], vectors = 300, [torch.ones(2, 5, dtype=torch.float64) for _ in range(2)]
+    for slope in (0.2, 0.0, -0.5):
+        args = (indptr, indices, dsts, table, *vectors, slope, None, 1.0)
+        for found, expected in zip(gpu.gather_attend(*args), torch.ops.joestar.gather_attend(*args), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
