@@ -15,7 +15,7 @@ from .generate import PER_PACK, PER_SHARD, write
 from .motifs import motifs_of
 
 SHARDS = 10
-QUICK = 4
+QUICK = 2
 """Shards of ``make test``; the others are ``make fuzz``."""
 FIRED = 30
 """Rewrites of every pass over all shards, at least."""
