@@ -81,6 +81,45 @@ def _add_rows(
 
 
 @triton.jit
+def _store_every_product(
+    values, rows, vectors, plus, table, indices, start, end, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    ACC: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
+):  # fmt: skip
+    """The same for all edges of a destination; ``rows`` are those of the first ``SLOTS``, others are read."""
+    _store_products(values, rows, vectors, plus, start, end, head, HEADS, SLOTS, WIDE)
+    first = start + SLOTS
+    while first < end:
+        more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+        _store_products(values, more, vectors, plus, first, end, head, HEADS, MORE, MORE)
+        first += MORE
+
+
+@triton.jit
+def _add_every_row(
+    sums, total, rows, weights, table, indices, start, end, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    ACC: tl.constexpr, SLOTS: tl.constexpr, MORE: tl.constexpr,
+):  # fmt: skip
+    """``_add_rows`` for all edges of a destination; ``rows`` are those of the first ``SLOTS``, others are read."""
+    sums, total = _add_rows(sums, total, rows, weights, start, end, head, HEADS, ACC, SLOTS)
+    first = start + SLOTS
+    while first < end:
+        more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+        sums, total = _add_rows(sums, total, more, weights, first, end, head, HEADS, ACC, MORE)
+        first += MORE
+    return sums, total
+
+
+@triton.jit
+def _begin(indptr, indices, n, share, SLOTS: tl.constexpr):
+    """(this program's first destination, the end of its share, first edge, end, ids of the destination's edges)."""
+    i = tl.program_id(0).to(tl.int64) * share
+    last = tl.minimum(i + share, n)
+    start = tl.load(indptr + i, i < last, 0)
+    end = tl.load(indptr + i + 1, i < last, 0)
+    return i, last, start, end, _ids(indices, start, end, SLOTS)
+
+
+@triton.jit
 def _logits(scores, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
     """(sums of scores, logits) of edges ``e``, ``[edges, heads]``: minus infinity behind the last one."""
     known = (e < end) & (head < HEADS)
@@ -140,11 +179,7 @@ def _attend_rows(
     edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
     vectors = _heads(v_src, 0, head, column, True, HEADS, WIDTH, ACC)
     nothing = tl.zeros([TALL, 1], ACC)
-    i = tl.program_id(0).to(tl.int64) * share
-    last = tl.minimum(i + share, n)
-    start = tl.load(indptr + i, i < last, 0)
-    end = tl.load(indptr + i + 1, i < last, 0)
-    ids = _ids(indices, start, end, SLOTS)
+    i, last, start, end, ids = _begin(indptr, indices, n, share, SLOTS)
     while i < last:
         rows = _rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
         own = _row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
@@ -153,22 +188,17 @@ def _attend_rows(
         ids = _ids(indices, end, following, SLOTS)
         by_dst = _heads(v_dst, 0, head, column, True, HEADS, WIDTH, ACC)
         own_score = tl.sum(own * by_dst, 1, keep_dims=True)
-        _store_products(kept, rows, vectors, own_score, start, end, head, HEADS, SLOTS, WIDE)
-        first = start + SLOTS
-        while first < end:
-            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
-            _store_products(kept, more, vectors, own_score, first, end, head, HEADS, MORE, MORE)
-            first += MORE
+        _store_every_product(
+            kept, rows, vectors, own_score, table, indices, start, end, head, column,
+            HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
+        )  # fmt: skip
         tl.debug_barrier()
         _softmax(kept, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
         sums = tl.zeros([TALL, BLOCK], ACC)
-        sums, _ = _add_rows(sums, nothing, rows, kept, start, end, head, HEADS, ACC, SLOTS)
-        first = start + SLOTS
-        while first < end:
-            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
-            sums, _ = _add_rows(sums, nothing, more, kept, first, end, head, HEADS, ACC, MORE)
-            first += MORE
+        sums, _ = _add_every_row(
+            sums, nothing, rows, kept, table, indices, start, end, head, column, HEADS, WIDTH, ACC, SLOTS, MORE
+        )
         at = y + (i * HEADS + head) * WIDTH + column
         tl.store(at, sums.to(y.dtype.element_ty), (head < HEADS) & (column < WIDTH))
         i += 1
@@ -229,11 +259,7 @@ def _attend_rows_grad(
     edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
     for_src, for_dst = tl.zeros([TALL, BLOCK], ACC), tl.zeros([TALL, BLOCK], ACC)
     nothing = tl.zeros([TALL, 1], ACC)
-    i = tl.program_id(0).to(tl.int64) * share
-    last = tl.minimum(i + share, n)
-    start = tl.load(indptr + i, i < last, 0)
-    end = tl.load(indptr + i + 1, i < last, 0)
-    ids = _ids(indices, start, end, SLOTS)
+    i, last, start, end, ids = _begin(indptr, indices, n, share, SLOTS)
     while i < last:
         g = _heads(grad, i, head, column, start < end, HEADS, WIDTH, ACC)
         rows = _rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
@@ -243,21 +269,16 @@ def _attend_rows_grad(
         factor = factor_of_edge(bits, e, e < end, of, SCALE, HEADS, ACC)
         following = tl.load(indptr + i + 2, i + 1 < last, 0)
         ids = _ids(indices, end, following, SLOTS)
-        _store_products(for_z, rows, g, nothing, start, end, head, HEADS, SLOTS, WIDE)
-        first = start + SLOTS
-        while first < end:
-            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
-            _store_products(for_z, more, g, nothing, first, end, head, HEADS, MORE, MORE)
-            first += MORE
+        _store_every_product(
+            for_z, rows, g, nothing, table, indices, start, end, head, column,
+            HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
+        )  # fmt: skip
         tl.debug_barrier()
         _softmax_grad(for_z, alpha, bits, signed, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
-        for_src, total = _add_rows(for_src, nothing, rows, for_z, start, end, head, HEADS, ACC, SLOTS)
-        first = start + SLOTS
-        while first < end:
-            more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
-            for_src, total = _add_rows(for_src, total, more, for_z, first, end, head, HEADS, ACC, MORE)
-            first += MORE
+        for_src, total = _add_every_row(
+            for_src, nothing, rows, for_z, table, indices, start, end, head, column, HEADS, WIDTH, ACC, SLOTS, MORE
+        )
         for_dst += own * total
         i += 1
         start, end = end, following

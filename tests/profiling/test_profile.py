@@ -118,6 +118,19 @@ def test_without_ablation_and_other_models(parts):
     assert ("optimizer", "aten::_fused_sgd_") in {(kernel.phase, kernel.name) for kernel in report.profile.kernels}
 
 
+def test_untimed_steps_by_default(parts, monkeypatch):
+    model, sampler, optimizer, graph = parts
+    monkeypatch.setattr("joestar.bench.profile.WARM_UP", {"cpu": 2})
+    none, default = (
+        profile(
+            model, sampler, F.cross_entropy, optimizer, graph.train_idx, 140, steps=1, ablation=False, backend="eager",
+            **options,
+        ).counters.steps
+        for options in ({"warm_up": 0}, {})
+    )  # fmt: skip
+    assert default == none + 2
+
+
 def test_impossible_numbers_and_options_are_refused(parts):
     model, sampler, optimizer, graph = parts
     for options, message in (
