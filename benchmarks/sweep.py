@@ -42,9 +42,9 @@ def ready(name: str, graph: joestar.Graph, batch: int, fanouts: list[int]):
     sampler = joestar.NeighborSampler(graph, fanouts)
     step = joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-3), backend="eager")
     list(step.epoch(graph.train_idx[:batch], batch))
-    trainer = step._trainer
-    order = shuffled(graph.train_idx, trainer.key)
-    return trainer, Variants(trainer.executor.program), order, trainer.executor.profile(order, batch, trainer.key)
+    trainer = step._runner
+    order = shuffled(graph.train_idx, trainer.seed, 0)
+    return trainer, Variants(trainer.executor.program), order, trainer.executor.profile(order, batch, trainer.seed, 0)
 
 
 def sweep(name: str, graph: joestar.Graph, batch: int, fanouts: list[int]) -> dict:

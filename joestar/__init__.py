@@ -3,13 +3,16 @@
 __version__ = "0.1.0"
 
 from joestar import errors, nn
-from joestar.api import Step, compile
+from joestar.api import compile
 from joestar.data import load
 from joestar.graph_api import Block, Graph, fn
+from joestar.runtime.checkpoint import Checkpoints
 from joestar.sampling import LayerDependentSampler, NeighborSampler
+from joestar.step import Step
 
 __all__ = [
     "Block",
+    "Checkpoints",
     "Graph",
     "LayerDependentSampler",
     "NeighborSampler",

@@ -51,3 +51,11 @@ class ConfigError(JoestarError, ValueError):
 
 class DataError(JoestarError, ValueError):
     """A dataset is missing or malformed on disk."""
+
+
+class CheckpointError(JoestarError, ValueError):
+    """A checkpoint is missing, damaged, or of another run."""
+
+
+class JoestarWarning(UserWarning):
+    """Something is slower than it could be, or other than one might think; the result is right."""

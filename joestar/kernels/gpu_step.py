@@ -7,50 +7,38 @@ from torch import Tensor
 
 
 @triton.jit
-def _take_batch(order, num_seeds, key, batch, size, capacity, seeds, count, BLOCK: tl.constexpr):
+def _take_batch(order, run, key, size, capacity, seeds, count, BLOCK: tl.constexpr):
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    batch = tl.load(run + 1)
     first = tl.load(key + 2) * batch
-    valid = tl.minimum(tl.maximum(tl.load(num_seeds) - first, 0), batch)
+    valid = tl.minimum(tl.maximum(tl.load(run) - first, 0), batch)
     position = tl.minimum(tl.where(slot < valid, first + slot, first), capacity - 1)
     tl.store(seeds + slot, tl.load(order + position, mask=slot < size), mask=slot < size)
     if tl.program_id(0) == 0:
         tl.store(count, valid)
 
 
-def take_batch(order: Tensor, num_seeds: Tensor, key: Tensor, batch: int, size: int) -> tuple[Tensor, Tensor]:
+def take_batch(order: Tensor, run: Tensor, key: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Batch ``key[2]`` of the seeds: (seeds ``[size]``, their true number); see ``joestar.ops.reference``."""
     seeds = order.new_empty(size)
     count = torch.empty((), dtype=torch.int64, device=order.device)
     grid = (triton.cdiv(size, 1024),)
-    _take_batch[grid](order, num_seeds, key, batch, size, order.numel(), seeds, count, BLOCK=1024)
+    _take_batch[grid](order, run, key, size, order.numel(), seeds, count, BLOCK=1024)
     return seeds, count
 
 
 @triton.jit
-def _finish_step(key, flag, losses, history, progress, offset, loss, ok, counts, n, BLOCK: tl.constexpr):
+def _finish_step(key, flag, losses, run, loss, ok):
     step = tl.load(key + 2)
     fine = tl.load(ok).to(tl.int1)
-    tl.store(losses + tl.load(offset) + step, tl.load(loss).to(tl.float32), mask=fine)
-    at = tl.arange(0, BLOCK)
-    tl.store(history + step * n + at, tl.load(counts + at, mask=at < n, other=0), mask=(at < n) & fine)
-    after = step + fine.to(tl.int64)
-    tl.store(key + 2, after)
+    tl.store(losses + tl.load(run + 2) + step, tl.load(loss).to(losses.dtype.element_ty), mask=fine)
+    tl.store(key + 2, step + fine.to(tl.int64))
     tl.store(flag, (fine == 0).to(tl.int8))
-    tl.store(progress, (fine == 0).to(tl.int64))
-    tl.store(progress + 1, after)
 
 
-def finish_step(
-    key: Tensor, flag: Tensor, losses: Tensor, history: Tensor, progress: Tensor, offset: Tensor, loss: Tensor,
-    ok: Tensor, counts: Tensor,
-) -> None:  # fmt: skip
-    """Notes loss and counts of a step and moves on, if ``ok``; else raises the flag; see ``joestar.ops.reference``."""
-    n = history.shape[1]
-    block = max(16, triton.next_power_of_2(n))
-    _finish_step[(1,)](
-        key, flag.view(torch.int8), losses, history, progress, offset, loss, ok.view(torch.int8), counts, n,
-        BLOCK=block, num_warps=1,
-    )  # fmt: skip
+def finish_step(key: Tensor, flag: Tensor, losses: Tensor, run: Tensor, loss: Tensor, ok: Tensor) -> None:
+    """Notes the loss of a step and moves on, if ``ok``; else raises the flag; see ``joestar.ops.reference``."""
+    _finish_step[(1,)](key, flag.view(torch.int8), losses, run, loss, ok.view(torch.int8), num_warps=1)
 
 
 @triton.jit

@@ -319,10 +319,10 @@ def _(counts, bounds, flag):
 
 
 @register_fake("joestar::take_batch")
-def _(order, num_seeds, key, batch, size):
+def _(order, run, key, size):
     return order.new_empty((size,)), _count(order)
 
 
 @register_fake("joestar::finish_step")
-def _(key, flag, losses, history, progress, offset, loss, ok, counts):
+def _(key, flag, losses, run, loss, ok):
     return None

@@ -83,9 +83,8 @@ SCHEMAS = {
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
     "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
     "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",
-    "take_batch": "(Tensor order, Tensor num_seeds, Tensor key, int batch, int size) -> (Tensor, Tensor)",
-    "finish_step": "(Tensor(a!) key, Tensor(b!) flag, Tensor(c!) losses, Tensor(d!) history, Tensor(e!) progress,"
-    " Tensor offset, Tensor loss, Tensor ok, Tensor counts) -> ()",
+    "take_batch": "(Tensor order, Tensor run, Tensor key, int size) -> (Tensor, Tensor)",
+    "finish_step": "(Tensor(a!) key, Tensor(b!) flag, Tensor(c!) losses, Tensor run, Tensor loss, Tensor ok) -> ()",
 }
 
 DISSOLVED = {

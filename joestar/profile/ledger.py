@@ -165,7 +165,7 @@ class ProgramRecord:
 
 @dataclass
 class Counters:
-    """What happened at run time; times in seconds, summed over steps."""
+    """What happened at run time; times in seconds, summed over steps; notes are warnings that were given."""
 
     steps: int = 0
     exact_steps: int = 0
@@ -175,6 +175,7 @@ class Counters:
     captures: int = 0
     warm_up_batches: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def padded_steps(self) -> int:

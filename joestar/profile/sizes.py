@@ -48,28 +48,36 @@ def record(sampler, graph: Graph, batches: Iterable[tuple[Tensor, Tensor]]) -> S
 
 
 def choose_bounds(profile: SizeProfile, batch: int, num_nodes: int, slack: float) -> list[int]:
-    """Bounds that a batch exceeds rarely: the largest of maximum and mean + 4 sigma, plus ``slack`` (a fraction).
-
-    A set of nodes is never larger than the graph and the batch together, and never smaller than the batch, whose
-    nodes come first in it.
-    """
-    bounds, smallest = [], batch
-    for position, label in enumerate(profile.labels):
+    """Bounds that a batch exceeds rarely: the largest of maximum and mean + 4 sigma, plus ``slack`` (a fraction)."""
+    sizes = []
+    for position in range(len(profile.labels)):
         column = [sizes[position] for sizes in profile.batches]
         spread = statistics.pstdev(column) if len(column) > 1 else 0.0
-        size = max(max(column), statistics.fmean(column) + 4 * spread) * (1 + slack)
+        sizes.append(max(max(column), statistics.fmean(column) + 4 * spread) * (1 + slack))
+    return _nested(sizes, profile.labels, batch, num_nodes)
+
+
+def widen(
+    bounds: list[int], demand: list[int], labels: list[str], batch: int, num_nodes: int, slack: float, growth: float
+) -> list[int]:
+    """Bounds that also hold ``demand``, what an overflowing batch really needed, times ``growth`` and 1 + ``slack``."""
+    wanted = [max(bound, need * (1 + slack) * growth) for bound, need in zip(bounds, demand, strict=True)]
+    sizes = [
+        want if need > bound or growth > 1 else bound
+        for want, need, bound in zip(wanted, demand, bounds, strict=True)
+    ]
+    return _nested(sizes, labels, batch, num_nodes)
+
+
+def _nested(sizes: list[float], labels: list[str], batch: int, num_nodes: int) -> list[int]:
+    """Bounds of these sizes: a set of nodes is never larger than the graph and the batch together, and never smaller
+    than the set before it, whose nodes come first in it (the batch's, for the first)."""
+    bounds, smallest = [], batch
+    for size, label in zip(sizes, labels, strict=True):
         if label == "compact":
             size = smallest = max(min(size, num_nodes + batch), smallest)
         bounds.append(rounded(size))
     return bounds
-
-
-def widen(bounds: list[int], demand: list[int], slack: float) -> list[int]:
-    """Bounds that also hold ``demand``, what an overflowing batch really needed."""
-    return [
-        max(bound, rounded(need * (1 + slack))) if need > bound else bound
-        for bound, need in zip(bounds, demand, strict=True)
-    ]
 
 
 def rounded(size: float) -> int:

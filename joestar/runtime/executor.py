@@ -1,16 +1,19 @@
 """Runs one program: padded where it fits, exact where it does not, with bounds chosen by a structure-only warm-up."""
 
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from joestar.errors import CheckpointError, JoestarWarning
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import SizeProfile, choose_bounds, record, step_key, widen
 from joestar.runtime.program import Program
 from joestar.runtime.replay import ReplayedProgram
-from joestar.runtime.seeds import shuffled
+from joestar.runtime.seeds import spread_nodes
 
 
 class SizeBook:
@@ -28,6 +31,11 @@ class SizeBook:
         seen[3] = max(seen[3], size)
 
 
+GROWTH = (1.0, 1.15, 1.5, 2.0, 3.0)
+"""Room beyond the demand that each widening of the bounds leaves. There are no more than these, whatever the input:
+afterwards batches that do not fit run exactly."""
+
+
 class Executor:
     """Runs one program padded, falling back on exact execution; shared by training, callable form and prediction.
 
@@ -36,6 +44,9 @@ class Executor:
         slack: fraction added to observed sizes; warm_up: batches whose structure is sampled to choose bounds;
         patience: overflows after which bounds are widened and the program is compiled again;
         execution: ``"padded"`` or ``"exact"``; cuda_graph: whether padded runs are captured.
+
+    Attributes:
+        widened: recompilations so far, for whatever reason.
     """
 
     def __init__(
@@ -50,8 +61,10 @@ class Executor:
         self.execution = execution
         self.book = SizeBook()
         self.overflows = 0
+        self.widened = 0
         self.cuda_graph = cuda_graph
         self.before_compile: list[Callable[[], None]] = [self._drop_replay]
+        self.resumed: dict | None = None
         self._replayed: ReplayedProgram | None = None
 
     @property
@@ -59,22 +72,55 @@ class Executor:
         """Where the graph lives."""
         return self.program.graph.device
 
-    def prepare(self, seeds: Tensor, batch: int, key: Tensor) -> None:
-        """Captures, chooses bounds from the first batches of ``seeds``, and compiles, as far as that is still due."""
+    def prepare(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> None:
+        """Captures, chooses bounds from batches all over ``seeds``, and compiles, as far as that is still due.
+
+        A larger batch than the program's compiles it again, unless that has happened too often.
+        """
         start = time.perf_counter()
-        self.program.trace(seeds[:batch], key)
-        if self.execution == "padded" and (self.program.run is None or batch > self.program.batch):
-            profile = self.profile(seeds, batch, key)
-            bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
-            self.compile(bounds, batch)
+        self.program.trace(seeds[:batch], step_key(seed, epoch, 0, self.device))
+        if self.execution == "padded":
+            if self.resumed is not None:
+                self._resume()
+            if self.program.run is None or (batch > self.program.batch and self._may_recompile()):
+                room = batch if self.widened < 2 else max(batch, self.program.batch * 2 ** (self.widened - 1))
+                self._choose(seeds, min(room, max(batch, self.program.graph.num_nodes)), seed, epoch)
         self.counters.add_time("prepare", time.perf_counter() - start)
+
+    def needs(self, seeds: Tensor) -> bool:
+        """Whether batches of this size are yet to be compiled for."""
+        return self.execution == "padded" and (self.program.run is None or seeds.numel() > self.program.batch)
+
+    def _choose(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> None:
+        profile = self.profile(seeds, batch, seed, epoch)
+        bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
+        if self.program.run is not None:  # what was widened once stays wide
+            bounds = [max(new, old) for new, old in zip(bounds, self.program.bounds, strict=True)]
+        self.compile(bounds, batch)
+
+    def _may_recompile(self) -> bool:
+        if self.widened < len(GROWTH):
+            return True
+        self._say_once(
+            f"the {self.program.kind} program was compiled again {self.widened} times because batches outgrew its "
+            "bounds; from here on, batches that do not fit run exactly, which is slower. Larger bounds from the start: "
+            "slack=, warm_up=, or the largest batch size first."
+        )
+        return False
+
+    def _say_once(self, text: str) -> None:
+        if text not in self.counters.notes:
+            self.counters.notes.append(text)
+            warnings.warn(text, JoestarWarning, stacklevel=2)
 
     def compile(self, bounds: list[int], batch: int) -> None:
         """Compiles for these bounds, counting a recompilation if there was one before."""
         for release in self.before_compile:
             release()
-        self.counters.recompiles += self.program.compiles > 0
+        again = self.program.compiles > 0
         self.program.compile(bounds, batch)
+        self.counters.recompiles += again
+        self.widened += again
         self.overflows = 0
 
     def adopt(self, program: Program, slack: float) -> None:
@@ -84,20 +130,53 @@ class Executor:
         program.phases.seconds = {**self.program.phases.seconds, **program.phases.seconds}
         self.program, self.slack = program, slack
 
-    def profile(self, seeds: Tensor, batch: int, key: Tensor) -> SizeProfile:
-        """Sizes of the first batches of ``seeds``, structure only."""
+    def profile(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> SizeProfile:
+        """Sizes of batches spread over all of ``seeds``, structure only."""
         if seeds.numel() < batch:  # a short prediction: fill up with nodes from all over the graph
-            spread = torch.arange(self.program.graph.num_nodes, dtype=seeds.dtype, device=self.device)
-            seeds = torch.cat([seeds, shuffled(spread, key)[: batch - seeds.numel()]])
-        steps = -(-seeds.numel() // batch)
-        seed, epoch = int(key[0]), int(key[1])
+            seeds = torch.cat([seeds, spread_nodes(batch - seeds.numel(), self.program.graph, seed, epoch)])
+        full = max(1, seeds.numel() // batch)
         batches = []
         for trial in range(self.warm_up):
-            part = trial % max(steps - 1, 1) if steps > 1 else 0
+            part = trial * full // self.warm_up if full >= self.warm_up else trial % full
+            again = 0 if full >= self.warm_up else trial // full
             chosen = seeds[part * batch : (part + 1) * batch]
-            batches.append((chosen, step_key(seed, epoch + trial // max(steps - 1, 1), part, self.device)))
+            batches.append((chosen, step_key(seed, epoch + again, part, self.device)))
         self.counters.warm_up_batches += len(batches)
         return record(self.program.sampler, self.program.graph, batches)
+
+    # --- state, for a run that goes on elsewhere ---
+
+    def state_dict(self) -> dict | None:
+        """Bounds, choices and what decides about the next ones; ``None`` before anything was compiled."""
+        if self.program.captured is None or (self.program.run is None and self.execution == "padded"):
+            return None
+        return {
+            "bounds": list(self.program.bounds), "batch": self.program.batch, "slack": float(self.slack),
+            "overflows": self.overflows, "widened": self.widened,
+            "choices": {site.key: site.taken for site in self.program.sites},
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict) -> None:
+        """Goes on with these bounds and choices from the next batch on."""
+        choices = state["choices"]
+        if self.program.captured is None:
+            self.program.options = replace(self.program.options, choices=dict(choices))
+        elif choices != {site.key: site.taken for site in self.program.sites}:
+            options = replace(self.program.options, choices=dict(choices))
+            self.adopt(self.program.variant(options), state["slack"])
+        self.slack = state["slack"]
+        self.resumed = state
+
+    def _resume(self) -> None:
+        state, self.resumed = self.resumed, None
+        if len(state["bounds"]) != len(self.program.captured.labels):
+            raise CheckpointError(
+                f"the checkpoint has bounds of {len(state['bounds'])} sets, the {self.program.kind} program has "
+                f"{len(self.program.captured.labels)}: expected the sampler that it was saved with."
+            )
+        if (self.program.bounds, self.program.batch) != (state["bounds"], state["batch"]) or self.program.run is None:
+            self.compile(state["bounds"], state["batch"])
+        self.overflows, self.widened = state["overflows"], state["widened"]
 
     def forward(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
         """One padded run of a ``logits`` or ``predict`` program: (rows, true counts, whether everything fitted).
@@ -139,5 +218,13 @@ class Executor:
         """Widens the bounds once they were exceeded repeatedly; call it after the exact redo."""
         self.overflows += 1
         self.counters.overflows += 1
-        if self.overflows >= self.patience:
-            self.compile(widen(self.program.bounds, self.last_sizes, self.slack), self.program.batch)
+        if self.overflows >= self.patience and self._may_recompile():
+            program = self.program
+            growth = GROWTH[self.widened]
+            self.compile(
+                widen(
+                    program.bounds, self.last_sizes, program.captured.labels, program.batch, program.graph.num_nodes,
+                    self.slack, growth,
+                ),
+                program.batch,
+            )  # fmt: skip

@@ -1,20 +1,26 @@
-"""The user's optimizer, made able to skip a step on the device (ARCHITECTURE decision 4)."""
+"""The user's optimizer, made able to skip a step on the device."""
+
+import weakref
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from joestar.errors import ConfigError, OptimizerError
-from joestar.ops import adam
+from joestar.ops import optimizer as kernels
 
 SUPPORTED = (Adam, AdamW, SGD)
+_FLAGS = ("fused", "foreach", "capturable")
+_OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
+"""Optimizers that were taken over -> flags of their groups as the user set them."""
 
 
 class SkippableOptimizer:
-    """Runs ``optimizer.step()`` in its fused form, which does nothing while ``found_inf`` is 1.
+    """Runs ``optimizer.step()`` in a form that changes nothing where ``ok`` is false.
 
-    The user's optimizer stays the one and only: its state, ``param_groups`` and schedulers keep working. Its groups are
-    switched to ``fused=True``; SGD's momentum buffers start as zeros, because a skipped first step would leave garbage.
+    The user's optimizer stays the one and only: its state, ``param_groups`` and schedulers keep working, and its
+    ``state_dict()`` is that of an optimizer that nobody took over. On a CPU PyTorch's fused kernels run, on a GPU
+    Joestar's, which read every hyperparameter from a table on the device.
 
     Args:
         optimizer: Adam, AdamW or SGD over parameters of ``model``.
@@ -33,65 +39,54 @@ class SkippableOptimizer:
         self.optimizer = optimizer
         self.clip_grad_norm = clip_grad_norm
         self.clip_grad_value = clip_grad_value
-        for group in optimizer.param_groups:
-            group["fused"], group["foreach"] = True, False
-        self._on_gpu()
+        _take_over(optimizer)
+        _allocate_momentum(optimizer)
+        self.on_gpu = optimizer.param_groups[0]["params"][0].is_cuda and kernels.available()
+        self._table: Tensor | None = None
+        self._rows: list[list[float]] = []
         optimizer._step_supports_amp_scaling = True
         optimizer._need_device_dtype_check_for_fused = False
-        self._allocate_momentum()
 
-    def _on_gpu(self) -> None:
-        """On a GPU the learning rates become tensors, which a captured step reads anew each time."""
-        self._rates: list[Tensor] = []
-        self._settings: tuple = ()
-        groups = self.optimizer.param_groups
-        if not groups[0]["params"][0].is_cuda:
+    def refresh(self) -> None:
+        """Takes over hyperparameters that were assigned; on a GPU also allocates what is missing of the state."""
+        if not self.on_gpu:
             return
-        for group in groups:
-            device = group["params"][0].device
-            self._rates.append(torch.full((), float(group["lr"]), dtype=torch.float32, device=device))
-            group["lr"], group["capturable"] = self._rates[-1], True
-        self.optimizer._warned_capturable_if_run_uncaptured = True
-        self._settings = self._hyperparameters()
-
-    def _hyperparameters(self) -> tuple:
-        hidden = ("params", "lr", "initial_lr")
-        return tuple(repr([(k, v) for k, v in g.items() if k not in hidden]) for g in self.optimizer.param_groups)
-
-    def _take_rates(self) -> None:
-        """Takes over learning rates that were assigned as numbers."""
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            if group["lr"] is not rate:
-                rate.fill_(float(group["lr"]))
-                group["lr"] = rate
-
-    def refresh(self) -> bool:
-        """Takes over assigned learning rates; True if another hyperparameter was changed."""
-        self._take_rates()
-        settings, self._settings = self._settings, self._hyperparameters()
-        return settings != self._settings
+        kernels.allocate(self.optimizer)
+        groups = self.optimizer.param_groups
+        rows = [kernels.hyperparameters(self.optimizer, group) for group in groups]
+        if self._table is None or len(rows) != len(self._rows):
+            device = groups[0]["params"][0].device
+            self._table = torch.zeros(len(rows), kernels.COLUMNS, dtype=torch.float64, device=device)
+            self._rows = []
+        if rows != self._rows:
+            self._table.copy_(torch.tensor(rows, dtype=torch.float64, device="cpu"))
+            self._rows = rows
+        for row, group in enumerate(groups):
+            if isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
+                self._table[row, 0].copy_(group["lr"])
 
     def fingerprint(self) -> tuple:
-        """What a captured step holds on to: hyperparameters, addresses of parameters, moments and learning rates."""
-        self.refresh()
-        tensors = [*self.parameters(), *self._rates]
-        for state in self.optimizer.state.values():
-            tensors.extend(value for value in state.values() if isinstance(value, Tensor))
-        return self._settings, tuple(tensor.data_ptr() for tensor in tensors)
+        """What a captured step holds on to: formulas, and addresses of parameters and state.
 
-    def _allocate_momentum(self) -> None:
-        for group in self.optimizer.param_groups:
-            if not isinstance(self.optimizer, SGD) or not group["momentum"]:
-                continue
-            for parameter in group["params"]:
-                state = self.optimizer.state[parameter]
-                if parameter.requires_grad and state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
+        Raises:
+            OptimizerError: if the optimizer has hooks on its step, which no captured step can call.
+        """
+        optimizer = self.optimizer
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise OptimizerError(
+                "the optimizer has hooks on step(), which is part of a CUDA graph here and calls no Python. Do their "
+                "work in the loop over step.epoch(...), or compile with cuda_graph=False."
+            )
+        addresses = [self._table.data_ptr() if self._table is not None else 0]
+        for parameter in self.parameters():
+            addresses.append(parameter.data_ptr())
+            addresses += [v.data_ptr() for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
+        return kernels.structure(optimizer), tuple(addresses)
 
     def reset(self) -> None:
         """Forgets moments and momentum, as if the optimizer were new."""
         self.optimizer.state.clear()
-        self._allocate_momentum()
+        _allocate_momentum(self.optimizer)
 
     def parameters(self) -> list[Tensor]:
         """Every parameter that the optimizer updates."""
@@ -99,7 +94,9 @@ class SkippableOptimizer:
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def step(self, ok: Tensor) -> None:
         """Clips and updates; changes nothing if ``ok`` (0-d bool on the device) is false."""
@@ -108,17 +105,61 @@ class SkippableOptimizer:
             torch.nn.utils.clip_grad_value_(parameters, self.clip_grad_value)
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_grad_norm)
-        if self._rates:
-            self._take_rates()
-        if self._rates and adam.takes(self.optimizer):
-            adam.adam_step(self.optimizer, ok)
+        if self.on_gpu:
+            if self._table is None:
+                self.refresh()
+            kernels.step(self.optimizer, self._table, ok)
             return
         self.optimizer.grad_scale = None
-        self.optimizer.found_inf = torch.logical_not(ok, out=torch.empty((), device=ok.device))
+        self.optimizer.found_inf = torch.logical_not(ok).to(torch.float32)
         try:
             self.optimizer.step()
         finally:
             del self.optimizer.grad_scale, self.optimizer.found_inf
+
+
+def _take_over(optimizer: Optimizer) -> None:
+    """Switches the groups to their fused form; what the user reads or saves by ``state_dict`` does not show it."""
+    if optimizer not in _OWN:
+        optimizer.register_state_dict_post_hook(_as_given)
+        optimizer.register_load_state_dict_post_hook(_loaded)
+        _OWN[optimizer] = []
+    own = _OWN[optimizer]
+    for group in optimizer.param_groups[len(own) :]:
+        own.append({flag: group[flag] for flag in _FLAGS if flag in group})
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+
+
+def _as_given(optimizer: Optimizer, state: dict) -> dict:
+    """The state dict with the user's flags, and step counts where PyTorch keeps them under these."""
+    own = _OWN.get(optimizer, [])
+    groups = [{**group, **flags} for group, flags in zip(state["param_groups"], own, strict=False)]
+    groups += state["param_groups"][len(own) :]
+    values = dict(state["state"])
+    for group in groups:
+        if not (group.get("fused") or group.get("capturable")):
+            for index in group["params"]:
+                if isinstance(values.get(index, {}).get("step"), Tensor):
+                    values[index] = {**values[index], "step": values[index]["step"].to("cpu")}
+    return {**state, "state": values, "param_groups": groups}
+
+
+def _loaded(optimizer: Optimizer) -> None:
+    """After ``load_state_dict``: fused again, with moments of zeros where the saved optimizer had none yet."""
+    _take_over(optimizer)
+    _allocate_momentum(optimizer)
+
+
+def _allocate_momentum(optimizer: Optimizer) -> None:
+    """SGD's momentum begins as zeros: a fused first step that is skipped would leave garbage."""
+    for group in optimizer.param_groups:
+        if not isinstance(optimizer, SGD) or not group["momentum"]:
+            continue
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if parameter.requires_grad and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _check_optimizer(optimizer, model) -> None:

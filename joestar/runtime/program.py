@@ -153,6 +153,7 @@ class Program:
                 f"{wanted} is the number of seeds. Does the model use all blocks, in order (input side first)?"
             )
         self.num_outputs = int(logits.shape[1]) if logits.dim() > 1 else 1
+        self.loss_dtype = output.args[0][0].meta["val"].dtype
 
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
@@ -203,6 +204,7 @@ class Program:
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self.class_losses()
+        other.loss_dtype = self.loss_dtype
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)

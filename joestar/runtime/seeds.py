@@ -1,11 +1,14 @@
 """Seeds: checks, keyed shuffles, and padded batches."""
 
+import weakref
+
 import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
 from joestar.graph_api.validate import ID_DTYPES, check_ids
+from joestar.ops import step
 from joestar.ops.hashing import key_state, row_state
 
 SHUFFLE_SITE = 0xFFFFFFFF
@@ -34,6 +37,36 @@ def check_seeds(seeds, graph: Graph, name: str = "seeds") -> Tensor:
     return seeds.to(graph.indices.dtype)
 
 
+class CheckedSeeds:
+    """``check_seeds`` that remembers the last tensors: looking at every id in every epoch makes the host wait."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._known: list[tuple] = []
+
+    def __call__(self, idx) -> Tensor:
+        """The seeds ``[n]`` in the graph's id dtype; the same tensor for the same unchanged ``idx``.
+
+        Raises:
+            SeedError: as ``check_seeds``.
+        """
+        self._known = [known for known in self._known if known[0]() is not None]
+        for reference, written, address, seeds in self._known:
+            if reference() is idx and written == version(idx) and address == idx.data_ptr():
+                return seeds
+        seeds = check_seeds(idx, self.graph, "idx")
+        if seeds is idx:
+            seeds = idx.clone()  # what happens to the user's tensor does not reach an epoch under way
+        if version(idx) is not None:
+            self._known = [*self._known[-3:], (weakref.ref(idx), version(idx), idx.data_ptr(), seeds)]
+        return seeds
+
+
+def version(tensor: Tensor) -> int | None:
+    """How often a tensor was written in place; ``None`` if it does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def check_batch_size(batch_size) -> int:
     """``batch_size`` if it is a positive integer."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -41,12 +74,29 @@ def check_batch_size(batch_size) -> int:
     return batch_size
 
 
-def shuffled(seeds: Tensor, key: Tensor) -> Tensor:
+def shuffled(seeds: Tensor, seed: int, epoch: int) -> Tensor:
     """A permutation of the seeds that depends on (seed, epoch) only: positions sorted by their 62-bit hash."""
-    position = torch.arange(seeds.numel(), device=seeds.device)
-    epoch_key = torch.stack([key[0], key[1], torch.zeros_like(key[2])])
-    a, b = row_state(key_state(epoch_key, SHUFFLE_SITE), position)
-    return seeds[torch.argsort(((a >> 1) << 31) | (b >> 1), stable=True)]
+    key = torch.tensor([seed, epoch, 0], dtype=torch.int64, device="cpu")
+    a, b = key_state(key, SHUFFLE_SITE)
+    if seeds.is_cuda and step.has_kernels():
+        keys = step.shuffle_keys(seeds.numel(), int(a), int(b), seeds.device)
+    else:
+        position = torch.arange(seeds.numel(), dtype=torch.int64, device=seeds.device)
+        a, b = row_state((a.to(seeds.device), b.to(seeds.device)), position)
+        keys = ((a >> 1) << 31) | (b >> 1)
+    return seeds[torch.argsort(keys, stable=True)]
+
+
+def spread_nodes(number: int, graph: Graph, seed: int, epoch: int) -> Tensor:
+    """So many nodes from all over the graph, in its id dtype: distinct ones where the graph is small."""
+    nodes = graph.num_nodes
+    if nodes <= 4 * number:
+        every = torch.arange(nodes, dtype=graph.indices.dtype, device=graph.device)
+        return shuffled(every, seed, epoch)[:number]
+    key = torch.tensor([seed, epoch, 0], dtype=torch.int64, device=graph.device)
+    position = torch.arange(number, dtype=torch.int64, device=graph.device)
+    a, b = row_state(key_state(key, SHUFFLE_SITE), position)
+    return (((a >> 1) << 31 | (b >> 1)) % nodes).to(graph.indices.dtype)
 
 
 def filled(seeds: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ default with the real backend. The winner goes on as it was compiled.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 import torch
@@ -20,15 +20,15 @@ from joestar.profile import tuner
 from joestar.profile.choices import Found, cache_key, recall, remember
 from joestar.profile.facts import graph_facts, program_hash
 from joestar.profile.ledger import Counters, Environment, TuningRecord
-from joestar.profile.sizes import SizeProfile, choose_bounds
+from joestar.profile.sizes import SizeProfile, choose_bounds, step_key
 from joestar.profile.slacks import slack_options
 from joestar.profile.tuner import Candidate, Space
 from joestar.runtime.executor import Executor
 from joestar.runtime.guards import plain_attributes
 from joestar.runtime.program import Program
+from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.step_graph import GraphMemory
-from joestar.runtime.training import Trainer
 
 SPAN = 20.0
 """Milliseconds that a measurement takes at least: short steps are carried out several times."""
@@ -74,7 +74,7 @@ class Variants:
 
 
 class StepTimer:
-    """Times candidates of a trainer's program (see ``profile.tuner.Timer``).
+    """Times candidates of a runner's program (see ``profile.tuner.Timer``).
 
     Args:
         order: seeds of an epoch; batch: their number per step; profile: sizes, from which bounds are chosen.
@@ -82,18 +82,18 @@ class StepTimer:
     """
 
     def __init__(
-        self, trainer: Trainer, variants: Variants, order: Tensor, batch: int, profile: SizeProfile, backend: str,
+        self, runner: StepRunner, variants: Variants, order: Tensor, batch: int, profile: SizeProfile, backend: str,
         texts: bool = True,
     ):  # fmt: skip
-        self.trainer = trainer
+        self.runner = runner
         self.variants = variants
         self.order = order
         self.batch = batch
         self.profile = profile
         self.backend = backend
         self.texts = texts
-        self.device = trainer.executor.device
-        self.memory = GraphMemory(self.device) if trainer.cuda_graph else None
+        self.device = runner.executor.device
+        self.memory = GraphMemory(self.device) if runner.cuda_graph else None
         self.programs: dict[Candidate, Program] = {}
         self._ready: dict[Candidate, tuple] = {}
 
@@ -104,31 +104,30 @@ class StepTimer:
             try:
                 self._prepare(candidate)
             except (PaddingError, torch.OutOfMemoryError):
-                if not candidate.choices and candidate.slack == self.trainer.executor.slack:
+                if not candidate.choices and candidate.slack == self.runner.executor.slack:
                     raise
                 self.drop(candidate)
                 return float("inf")
-        rival, launch, launches = self._ready[candidate]
-        rival.key[2] = round % max(self.order.numel() // self.batch, 1)
-        return self._timed(launch, launches)
+        _, launch, launches = self._ready[candidate]
+        position = round % max(self.order.numel() // self.batch, 1)
+        return self._timed(lambda: launch(position), launches)
 
     def _prepare(self, candidate: Candidate) -> None:
         program = self.variants.of(dict(candidate.choices), self.backend, self.texts)
         bounds = choose_bounds(self.profile, self.batch, program.graph.num_nodes, candidate.slack)
         program.compile(bounds, self.batch)
         self.programs[candidate] = program
-        own = self.trainer.executor
+        own = self.runner.executor
         executor = Executor(program, Counters(), candidate.slack, own.warm_up, own.patience, own.execution)
-        seed = int(self.trainer.key[0])
-        rival = Trainer(executor, self.trainer.optimizer, seed, None, self.trainer.cuda_graph)
+        rival = StepRunner(executor, self.runner.optimizer, self.runner.seed, self.runner.cuda_graph)
         rival.memory = self.memory
         launch = rival.rehearsal(self.order, self.batch)
         self._ready[candidate] = rival, launch, 1
-        self._timed(launch, 1)  # the first is slower
-        launches = min(LAUNCHES, max(1, round(SPAN / max(self._timed(launch, 1), 1e-3))))
+        self._timed(lambda: launch(0), 1)  # the first is slower
+        launches = min(LAUNCHES, max(1, round(SPAN / max(self._timed(lambda: launch(0), 1), 1e-3))))
         self._ready[candidate] = rival, launch, launches
 
-    def _timed(self, launch, launches: int) -> float:
+    def _timed(self, launch: Callable[[], None], launches: int) -> float:
         self._wait()
         start = time.perf_counter()
         for _ in range(launches):
@@ -154,51 +153,52 @@ class StepTimer:
         return program
 
 
-def tune(trainer: Trainer, seeds: Tensor, batch: int) -> TuningRecord:
-    """Makes the choices for a trainer whose program was traced and not yet compiled: from the cache, or by timing.
+def tune(runner: StepRunner, seeds: Tensor, batch: int) -> TuningRecord:
+    """Makes the choices for a runner whose program was traced and not yet compiled: from the cache, or by timing.
 
     Args:
         seeds: of an epoch; batch: their number per step.
     """
     start = time.perf_counter()
-    executor = trainer.executor
+    executor = runner.executor
     variants = Variants(executor.program)
-    facts = tuning_facts(trainer, batch)
+    facts = tuning_facts(runner, batch)
     key = cache_key(facts)
     found = recall(key)
     if found is not None and _take(executor, variants, found):
         return TuningRecord(found.candidates, time.perf_counter() - start, True, key)
     if os.environ.get("JOESTAR_TUNE", "1") == "0":
         return TuningRecord([], time.perf_counter() - start, False, key)
-    with untouched(trainer):
-        found = _search(trainer, variants, shuffled(seeds, trainer.key), batch)
+    with untouched(runner):
+        found = _search(runner, variants, shuffled(seeds, runner.seed, 0), batch)
     remember(key, found, facts)
     seconds = time.perf_counter() - start
     executor.counters.add_time("tuning", seconds)
     return TuningRecord(found.candidates, seconds, False, key)
 
 
-def _search(trainer: Trainer, variants: Variants, order: Tensor, batch: int) -> Found:
-    executor = trainer.executor
-    profile = executor.profile(order, batch, trainer.key)
+def _search(runner: StepRunner, variants: Variants, order: Tensor, batch: int) -> Found:
+    executor = runner.executor
+    profile = executor.profile(order, batch, runner.seed, 0)
     slacks = slack_options(profile, batch, executor.program.graph.num_nodes, executor.slack)
-    redo = _redo_milliseconds(trainer, order[:batch]) if any(slacks.values()) else 0.0
+    redo = _redo_milliseconds(runner, order[:batch]) if any(slacks.values()) else 0.0
     space = Space(variants.sites, {slack: risk * redo for slack, risk in slacks.items()})
     backend = executor.program.options.backend
-    screening = StepTimer(trainer, variants, order, batch, profile, "eager", texts=False)
-    final = StepTimer(trainer, variants, order, batch, profile, backend)
+    screening = StepTimer(runner, variants, order, batch, profile, "eager", texts=False)
+    final = StepTimer(runner, variants, order, batch, profile, backend)
     outcome = tuner.tune(space, screening, final)
     winner = outcome.winner
     executor.adopt(final.release(winner), winner.slack)
     return Found(dict(winner.choices), winner.slack, outcome.candidates)
 
 
-def _redo_milliseconds(trainer: Trainer, seeds: Tensor) -> float:
+def _redo_milliseconds(runner: StepRunner, seeds: Tensor) -> float:
     """What an overflow costs: a step with true sizes, the second of two."""
     elapsed = 0.0
     for _ in range(2):
         start = time.perf_counter()
-        (loss,), _ = trainer.executor.program.exact(seeds, trainer.key)
+        key = step_key(runner.seed, 0, 0, runner.executor.device)
+        (loss,), _ = runner.executor.program.exact(seeds, key)
         loss.backward()
         float(loss.detach())
         elapsed = (time.perf_counter() - start) * 1e3
@@ -216,19 +216,19 @@ def _take(executor: Executor, variants: Variants, found: Found) -> bool:
 
 
 @contextlib.contextmanager
-def untouched(trainer: Trainer) -> Iterator[None]:
+def untouched(runner: StepRunner) -> Iterator[None]:
     """Whatever runs inside, afterwards all is as before, bit for bit: buffers, gradients, optimizer, random generators.
 
     Parameters and the tensors of the optimizer's state are not written by steps whose flag is set.
     """
-    model, optimizer = trainer.executor.program.model, trainer.optimizer.optimizer
+    model, optimizer = runner.executor.program.model, runner.optimizer.optimizer
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     state = {parameter: dict(values) for parameter, values in optimizer.state.items()}
     called = getattr(optimizer, "_opt_called", None)
-    devices = [trainer.executor.device] if trainer.executor.device.type == "cuda" else []
+    devices = [runner.executor.device] if runner.executor.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
             yield
@@ -246,12 +246,12 @@ def untouched(trainer: Trainer) -> Iterator[None]:
             vars(optimizer).pop("_opt_called", None)
 
 
-def tuning_facts(trainer: Trainer, batch: int) -> dict:
+def tuning_facts(runner: StepRunner, batch: int) -> dict:
     """Everything that the best choices depend on, in JSON's types."""
-    executor, program = trainer.executor, trainer.executor.program
+    executor, program = runner.executor, runner.executor.program
     environment = asdict(Environment.of(executor.device))
     environment.pop("python")
-    sampler, optimizer = program.sampler, trainer.optimizer
+    sampler, optimizer = program.sampler, runner.optimizer
     settings = {k: repr(v) for k, v in sorted(plain_attributes(sampler).items()) if k != "seed"}
     return {
         "graph": graph_facts(program.graph),
@@ -262,7 +262,7 @@ def tuning_facts(trainer: Trainer, batch: int) -> dict:
         "optimizer": [type(optimizer.optimizer).__name__, optimizer.clip_grad_norm, optimizer.clip_grad_value],
         "options": {k: repr(v) for k, v in sorted(vars(program.options).items())},
         "bounds": [executor.slack, executor.warm_up],
-        "cuda_graph": trainer.cuda_graph,
+        "cuda_graph": runner.cuda_graph,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "environment": environment,
     }

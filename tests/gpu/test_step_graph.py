@@ -101,14 +101,14 @@ def test_repeated_overflow_captures_again_with_wider_bounds(monkeypatch):
 def test_learning_rate_is_read_in_every_step():
     graphed, plain = make(), make(cuda_graph=False)
     for step in (graphed, plain):
-        scheduler = torch.optim.lr_scheduler.StepLR(step._trainer.optimizer.optimizer, 1, 0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(step._runner.optimizer.optimizer, 1, 0.1)
         step.losses = []
         for _ in range(3):
             step.losses += [loss.item() for loss in list(step.epoch(step.graph.train_idx, BATCH))]
             scheduler.step()
     assert graphed.losses == pytest.approx(plain.losses, rel=1e-3)
     assert graphed.counters.captures == 1
-    group = graphed._trainer.optimizer.optimizer.param_groups[0]
+    group = graphed._runner.optimizer.optimizer.param_groups[0]
     assert float(group["lr"]) == pytest.approx(1e-6)
     group["lr"] = 0.0  # assigned as a number: nothing is learnt from here on
     before = {name: value.clone() for name, value in graphed.model.state_dict().items()}
@@ -142,7 +142,7 @@ def test_memory_of_an_old_graph_is_freed():
     step = make(backend="eager")
     held = []
     for _ in range(5):
-        step._trainer._captured = ()
+        step._runner._captured = ()
         train(step, 1)
         torch.cuda.empty_cache()
         held.append((torch.cuda.memory_reserved(), torch.cuda.memory_allocated()))

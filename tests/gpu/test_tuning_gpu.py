@@ -22,7 +22,7 @@ def cache(monkeypatch, tmp_path):
 @pytest.mark.parametrize("model", ["GraphSAGE", "GAT"])
 def test_tuning_changes_nothing_and_is_cached(model):
     step = make(model=model, backend="eager", tune=True)
-    trainer, idx = step._trainer, step.graph.train_idx.int()
+    trainer, idx = step._runner, step.graph.train_idx.int()
     trainer.executor.program.trace(idx[:BATCH], trainer.key)
     state = copy.deepcopy(step.model.state_dict())
     key, random, on_gpu = trainer.key.clone(), torch.get_rng_state(), torch.cuda.get_rng_state()

@@ -14,38 +14,32 @@ def test_take_batch(ids):
         (2, [110, 111, 112, 113, 114], 5),
         (3, [115, 116], 2),
     ):
-        taken, number = ops.take_batch(order, torch.tensor(17), torch.tensor([9, 4, step]), 5, 8)
+        taken, number = ops.take_batch(order, torch.tensor([17, 5, 0]), torch.tensor([9, 4, step]), 8)
         assert taken.tolist() == seeds + [seeds[0]] * (8 - len(seeds)) and number.item() == count
         assert taken.dtype == ids and number.dtype == torch.int64
 
 
 def test_take_batch_beyond_the_end_is_empty():
-    taken, number = ops.take_batch(torch.arange(7), torch.tensor(7), torch.tensor([0, 0, 3]), 5, 5)
+    taken, number = ops.take_batch(torch.arange(7), torch.tensor([7, 5, 0]), torch.tensor([0, 0, 3]), 5)
     assert number.item() == 0 and set(taken.tolist()) <= set(range(7))
 
 
 def _finish(ok, flag=False, step=2):
-    state = {
-        "key": torch.tensor([1, 2, step]), "flag": torch.tensor(flag), "losses": torch.zeros(10),
-        "history": torch.full((4, 2), -1), "progress": torch.zeros(2, dtype=torch.int64),
-    }  # fmt: skip
-    ops.finish_step(*state.values(), torch.tensor(5), torch.tensor(1.5), torch.tensor(ok), torch.tensor([30, 40]))
+    state = {"key": torch.tensor([1, 2, step]), "flag": torch.tensor(flag), "losses": torch.zeros(10)}
+    ops.finish_step(*state.values(), torch.tensor([17, 5, 5]), torch.tensor(1.5), torch.tensor(ok))
     return state
 
 
 def test_finish_step_that_went_well():
     state = _finish(True)
     assert state["key"].tolist() == [1, 2, 3] and not state["flag"]
-    assert state["losses"].tolist() == [0.0] * 7 + [1.5, 0.0, 0.0], "loss of step 2 at offset 5"
-    assert state["history"].tolist() == [[-1, -1], [-1, -1], [30, 40], [-1, -1]]
-    assert state["progress"].tolist() == [0, 3]
+    assert state["losses"].tolist() == [0.0] * 7 + [1.5, 0.0, 0.0], "loss of step 2 of a run whose losses begin at 5"
 
 
 def test_finish_step_that_overflowed_changes_nothing_but_the_flag():
     state = _finish(False)
     assert state["key"].tolist() == [1, 2, 2] and bool(state["flag"])
-    assert not state["losses"].any() and (state["history"] == -1).all()
-    assert state["progress"].tolist() == [1, 2]
+    assert not state["losses"].any()
 
 
 def test_overflow():

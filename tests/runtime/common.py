@@ -56,9 +56,9 @@ def states_agree(ours, theirs, tolerance: float) -> None:
     """Asserts that two models hold the same parameters and buffers, and two optimizers the same moments."""
     for name, value in ours.model.state_dict().items():
         torch.testing.assert_close(value, theirs.model.state_dict()[name], rtol=tolerance, atol=tolerance, msg=name)
-    pairs = zip(ours._trainer.optimizer.parameters(), theirs._trainer.optimizer.parameters(), strict=True)
+    pairs = zip(ours._runner.optimizer.parameters(), theirs._runner.optimizer.parameters(), strict=True)
     for mine, other in pairs:
-        left, right = (s._trainer.optimizer.optimizer.state for s in (ours, theirs))
+        left, right = (s._runner.optimizer.optimizer.state for s in (ours, theirs))
         assert left[mine].keys() == right[other].keys()
         for key, value in left[mine].items():
             torch.testing.assert_close(value, right[other][key], rtol=tolerance, atol=tolerance, msg=key)

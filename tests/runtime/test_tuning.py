@@ -14,6 +14,7 @@ from joestar import fn
 from joestar.errors import ConfigError, PaddingError
 from joestar.profile import tuner
 from joestar.profile.choices import cache_folder
+from joestar.profile.sizes import step_key
 from joestar.runtime import tuning
 from joestar.runtime.program import Program
 
@@ -70,15 +71,15 @@ def few(**options):
 
 def bits(step) -> dict:
     """Everything that training reads and writes, as it is."""
-    trainer = step._trainer
+    trainer = step._runner
     return copy.deepcopy(
         {
             "model": step.model.state_dict(),
             "optimizer": trainer.optimizer.optimizer.state_dict(),
             "gradients": [p.grad for p in step.model.parameters()],
             "random": torch.get_rng_state(),
-            "key": trainer.key,
-            "flag": trainer.flag,
+            "seed": trainer.seed,
+            "flag": trainer.state.flag,
             "epochs": step._epochs,
             "calls": step._calls,
             "versions": getattr(trainer.optimizer.optimizer, "_opt_called", None),
@@ -104,8 +105,8 @@ def same_bits(ours, theirs, name="state") -> None:
 
 def traced(step):
     """The step's trainer, its program captured but not compiled."""
-    trainer = step._trainer
-    trainer.executor.program.trace(IDX[:100].int(), trainer.key)
+    trainer = step._runner
+    trainer.executor.program.trace(IDX[:100].int(), step_key(trainer.seed, 0, 0, "cpu"))
     return trainer
 
 
@@ -132,11 +133,11 @@ def test_state_of_a_trained_step_is_the_same(timed):
     step = small(tune=False)
     train(step, IDX, epochs=1)
     assert all(p.grad is not None for p in step.model.parameters())
-    moments = {k: v.data_ptr() for k, v in next(iter(step._trainer.optimizer.optimizer.state.values())).items()}
+    moments = {k: v.data_ptr() for k, v in next(iter(step._runner.optimizer.optimizer.state.values())).items()}
     before = bits(step)
-    tuning.tune(step._trainer, IDX.int(), 100)
+    tuning.tune(step._runner, IDX.int(), 100)
     same_bits(bits(step), before)
-    after = next(iter(step._trainer.optimizer.optimizer.state.values()))
+    after = next(iter(step._runner.optimizer.optimizer.state.values()))
     assert {k: v.data_ptr() for k, v in after.items()} == moments, "a captured step holds on to them"
 
 

@@ -66,7 +66,9 @@ from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_
 
 import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
-from joestar.kernels.gpu_adam import adam  # noqa: E402
+from joestar.kernels.gpu_mailbox import post  # noqa: E402
+from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
+from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
 from joestar.kernels.layout import REDUCTIONS  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
@@ -123,7 +125,7 @@ def structure(ids: torch.dtype) -> None:
     gpu.out_degrees(INDPTR, indices, NODES)
     gpu.dropout_bits(dsts, KEY, 0, 0.3, 100)
     gpu.edge_dropout_bits(INDPTR, EDGES, dsts, KEY, 0, 0.5, 4)
-    gpu.take_batch(dsts, COUNT, KEY, 100, 104)
+    gpu.take_batch(dsts, KEY, KEY, 104)
 
 
 def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]) -> None:
@@ -236,14 +238,18 @@ def steps() -> None:
     for sets in (0, 3):
         counts = [COUNT] * sets
         gpu.overflow(counts, [7] * sets, flag)
-        state = (KEY, flag, torch.zeros(10), torch.zeros((4, sets), dtype=torch.int64), torch.zeros(2).long())
-        gpu.finish_step(*state, COUNT, torch.tensor(1.0), ok, torch.zeros(sets, dtype=torch.int64))
+        post(COUNT, ok.view(torch.int8), torch.zeros(sets, dtype=torch.int64), torch.zeros(sets + 1).long())
+    for dtype in (torch.float32, torch.bfloat16):
+        gpu.finish_step(KEY, flag, torch.zeros(10), KEY, torch.tensor(1.0, dtype=dtype), ok)
     parameters = [torch.zeros(128, 200), torch.zeros(128), torch.zeros(47, 256), torch.zeros(47)]
-    for decoupled, decay in ((True, 1e-2), (False, 0.0)):
-        adam(
-            parameters, parameters, parameters, parameters, [torch.zeros(())] * 4, torch.tensor(1e-3), ok,
-            betas=(0.9, 0.999), eps=1e-8, weight_decay=decay, decoupled=decoupled, maximize=False,
-        )  # fmt: skip
+    for dtype in (torch.float32, torch.float64):
+        weights, table = [p.to(dtype) for p in parameters], torch.zeros(9, dtype=torch.float64)
+        for decoupled, largest in ((True, weights), (False, [])):
+            steps = [torch.zeros(())] * 4
+            adam(weights, weights, weights, weights, largest, steps, table, ok, decoupled=decoupled, maximize=False)
+        for buffers in (weights, []):
+            sgd(weights, weights, buffers, table, ok, nesterov=bool(buffers), maximize=False)
+    shuffle_keys(ROWS, 1, 2, torch.device("cpu"))
 
 
 def functions() -> dict[str, JITFunction]:

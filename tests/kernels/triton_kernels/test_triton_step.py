@@ -5,10 +5,11 @@ import torch
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu
-from joestar.kernels.gpu_adam import adam
+from joestar.kernels import gpu, gpu_mailbox
 from joestar.kernels.gpu_launch import INTERPRETED
-from joestar.ops import reference
+from joestar.kernels.gpu_shuffle import shuffle_keys
+from joestar.ops import hashing, reference
+from joestar.ops import optimizer as kernels
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
 
@@ -18,29 +19,45 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/g
 def test_take_batch(ids, size):
     order = torch.arange(100, 123, dtype=ids)
     for step in range(5):  # of 17 seeds: full batches, a smaller one, none
-        args = (order, torch.tensor(17), torch.tensor([9, 4, step]), 5, size)
+        args = (order, torch.tensor([17, 5, 0]), torch.tensor([9, 4, step]), size)
         ours, expected = gpu.take_batch(*args), reference.take_batch(*args)
         assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1]), step
         assert ours[0].dtype == ids
 
 
 @pytest.mark.parametrize("ok", [True, False])
-@pytest.mark.parametrize("sets", [0, 3, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_finish_step(ok, sets, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_finish_step(ok, dtype):
     def state():
-        return [
-            torch.tensor([1, 2, 2]), torch.tensor(not ok), torch.zeros(10), torch.full((4, sets), -1),
-            torch.zeros(2, dtype=torch.int64),
-        ]  # fmt: skip
+        losses = torch.zeros(10, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+        return [torch.tensor([1, 2, 2]), torch.tensor(not ok), losses]
 
-    rest = (torch.tensor(5), torch.tensor(1.5, dtype=dtype), torch.tensor(ok), torch.arange(30, 30 + sets))
+    rest = (torch.tensor([17, 5, 5]), torch.tensor(1.1, dtype=dtype), torch.tensor(ok))
     ours, expected = state(), state()
     gpu.finish_step(*ours, *rest)
     reference.finish_step(*expected, *rest)
     for value, good in zip(ours, expected, strict=True):
         assert torch.equal(value, good)
     assert int(ours[0][2]) == (3 if ok else 2)
+
+
+@pytest.mark.parametrize("sets", [0, 3, 20])
+def test_every_word_of_a_message_carries_its_number(sets):
+    sequence, words = torch.tensor((1 << 20) - 2), torch.zeros(sets + 1, dtype=torch.int64)
+    counts = torch.arange(5, 5 + sets) * 10**9
+    for number, ok in (((1 << 20) - 1, True), (0, False), (1, True)):
+        gpu_mailbox.post(sequence, torch.tensor(ok).view(torch.int8), counts, words)
+        assert {word & 0xFFFFF for word in words.tolist()} == {number}
+        assert [word >> 20 for word in words.tolist()] == [int(ok), *counts.tolist()]
+
+
+@pytest.mark.parametrize("n", [1, 1000, 3000])
+def test_shuffle_keys(n):
+    key = torch.tensor([7, 3, 0])
+    a, b = hashing.key_state(key, 0xFFFFFFFF)
+    first, second = hashing.row_state((a, b), torch.arange(n))
+    keys = shuffle_keys(n, int(a), int(b), torch.device("cpu"))
+    assert torch.equal(keys, ((first >> 1) << 31) | (second >> 1))
 
 
 def test_overflow():
@@ -83,37 +100,51 @@ SETTINGS = {
     "adam": (torch.optim.Adam, {}),
     "adam with decay": (torch.optim.Adam, {"weight_decay": 0.1, "betas": (0.8, 0.95)}),
     "adamw": (torch.optim.AdamW, {"weight_decay": 0.1, "eps": 1e-6}),
+    "amsgrad": (torch.optim.AdamW, {"amsgrad": True}),
     "maximize": (torch.optim.Adam, {"maximize": True}),
+    "no memory": (torch.optim.Adam, {"betas": (0.0, 0.0)}),
+    "sgd": (torch.optim.SGD, {"weight_decay": 0.1}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9, "maximize": True}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01}),
 }
+SCHEDULES = {"lr": (1e-2, 3e-2, 1e-2, 0.0, 1e-3), "weight_decay": (0.1, 0.1, 0.0, 0.2, 0.0),
+             "betas": ((0.9, 0.999), (0.8, 0.99), (0.95, 0.9), (0.9, 0.999), (0.7, 0.9)),
+             "momentum": (0.9, 0.8, 0.7, 0.95, 0.5)}  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize(("kind", "options"), SETTINGS.values(), ids=SETTINGS.keys())
-def test_adam_is_pytorchs_and_skips_where_a_step_overflowed(kind, options):
+def test_optimizers_are_pytorchs_and_skip_where_a_step_overflowed(kind, options, scheduled, dtype):
+    """With hyperparameters that change from step to step as well: they are read from the table on the device."""
     random = torch.Generator().manual_seed(0)
-    shapes = [(5,), (1500,), *[(3, 2)] * 30]  # more parameters than one launch takes
-    ours = [torch.randn(shape, generator=random) for shape in shapes]
-    theirs = [p.clone().requires_grad_() for p in ours]
-    optimizer = kind(theirs, 1e-2, **options)
-    group = optimizer.param_groups[0]
-    averages, squares = ([torch.zeros_like(p) for p in ours] for _ in range(2))
-    steps = [torch.zeros(()) for _ in ours]
+    shapes = [(5,), (1500,), *[(3, 2)] * 24]  # more parameters than one launch takes
+    made = [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
+    ours, theirs = ([p.clone().requires_grad_() for p in made] for _ in range(2))
+    mine, other = (kind(weights, 1e-2, **options) for weights in (ours, theirs))
     for step in range(5):
-        ok, grads = step != 2, [torch.randn(shape, generator=random) for shape in shapes]
-        before = [p.clone() for p in ours]
-        adam(
-            ours, grads, averages, squares, steps, torch.tensor(1e-2), torch.tensor(ok), betas=group["betas"],
-            eps=group["eps"], weight_decay=group["weight_decay"], decoupled=kind is torch.optim.AdamW,
-            maximize=group["maximize"],
-        )  # fmt: skip
-        if not ok:
+        ok, grads = step != 2, [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
+        for optimizer, weights in ((mine, ours), (other, theirs)):
+            for name in ("lr", *options) if scheduled else ():
+                if name in SCHEDULES:
+                    optimizer.param_groups[0][name] = SCHEDULES[name][step]
+            for parameter, grad in zip(weights, grads, strict=True):
+                parameter.grad = grad.clone()
+        kernels.allocate(mine)
+        before = [p.detach().clone() for p in ours]
+        table = torch.tensor([kernels.hyperparameters(mine, mine.param_groups[0])], dtype=torch.float64)
+        with torch.no_grad():
+            kernels.step(mine, table, torch.tensor(ok))
+        if ok:
+            other.step()
+        else:
             assert all(torch.equal(p, old) for p, old in zip(ours, before, strict=True))
-            continue
-        for parameter, grad in zip(theirs, grads, strict=True):
-            parameter.grad = grad
-        optimizer.step()
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other.detach(), rtol=1e-5, atol=1e-6)
-    assert {step.item() for step in steps} == {4.0}
+    tolerance = 1e-10 if dtype is torch.float64 else 1e-5
+    for weight, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(weight, expected, rtol=tolerance, atol=tolerance)
+        for name, value in other.state[expected].items():
+            if value is not None:
+                torch.testing.assert_close(mine.state[weight][name], value, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 3), (5, 1), (3000, 47), (700, 300), (4, 0)], ids=str)

@@ -1,0 +1,236 @@
+"""Checkpoints: the state of a run in files that are whole or not there, the last few of them kept."""
+
+import contextlib
+import hashlib
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joestar.errors import CheckpointError, ConfigError, JoestarWarning
+
+STATE_FORMAT = 1
+"""Format of ``Step.state_dict``."""
+FILE_FORMAT = 1
+_NAME = re.compile(r"checkpoint-(\d{9,})\.pt")
+_KEYS = ("seed", "epochs", "calls", "under_way", "model", "optimizer", "programs")
+
+
+def check_state(state: Mapping) -> None:
+    """Raises ``CheckpointError`` unless ``state`` is a state of a step, in a format that is known here."""
+    if not isinstance(state, Mapping) or "format" not in state:
+        raise CheckpointError("expected what step.state_dict() returned (a dict with the key 'format').")
+    if state["format"] != STATE_FORMAT:
+        raise CheckpointError(
+            f"the state has format {state['format']!r} (Joestar {state.get('joestar', 'unknown')}); expected "
+            f"{STATE_FORMAT}: load it with the version that wrote it."
+        )
+    missing = [key for key in _KEYS if key not in state]
+    if missing:
+        raise CheckpointError(f"the state lacks {', '.join(missing)}: expected what step.state_dict() returned.")
+
+
+def load_into(model: torch.nn.Module, optimizer, state: Mapping) -> None:
+    """Loads parameters, buffers and optimizer; all are checked before the first is changed.
+
+    Raises:
+        CheckpointError: if names or shapes of the model's tensors, or the optimizer's groups, differ.
+    """
+    own, saved = model.state_dict(), state["model"]
+    problems = [f"{name} is missing" for name in own.keys() - saved.keys()]
+    problems += [f"{name} is unknown here" for name in saved.keys() - own.keys()]
+    for name in own.keys() & saved.keys():
+        if isinstance(own[name], Tensor) and own[name].shape != saved[name].shape:
+            problems.append(f"{name} is {list(saved[name].shape)}, here {list(own[name].shape)}")
+    if optimizer is not None:
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        theirs = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
+        if sizes != theirs:
+            problems.append(f"the optimizer has groups of {theirs} parameters, here of {sizes}")
+    if problems:
+        raise CheckpointError(
+            f"the checkpoint is of another model or optimizer: {'; '.join(sorted(problems)[:5])}. Build them as they "
+            "were when it was saved."
+        )
+    model.load_state_dict(saved)
+    if optimizer is not None:
+        optimizer.load_state_dict(state["optimizer"])
+
+
+class Checkpoints:
+    """A folder of checkpoints, the newest ``keep`` of them.
+
+    A checkpoint is a file that ``torch.load(path, weights_only=True)`` reads: nothing in it is unpickled but tensors,
+    numbers, strings and containers of them. It is written beside, flushed to the disk and renamed, so that a process
+    that is killed leaves whole files only, and it carries a SHA-256 of its content.
+
+    Args:
+        folder: made if it does not exist.
+        keep: how many to keep.
+
+    Raises:
+        ConfigError: if the folder cannot be written to, or ``keep`` is not positive.
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int = 3):
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ConfigError(f"keep must be a positive number of checkpoints; got {keep!r}.")
+        self.folder, self.keep = Path(folder), keep
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be made a folder of checkpoints ({error}).") from error
+        if not os.access(self.folder, os.W_OK):
+            raise ConfigError(f"{folder} cannot be written to: expected a folder for checkpoints.")
+
+    def paths(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+
+    def save(self, step, **more: Any) -> Path:
+        """Writes the state of a ``Step``, and anything else made of tensors, numbers, strings and containers.
+
+        Returns:
+            The file. Older ones beyond ``keep`` are gone.
+
+        Raises:
+            ConfigError: if it cannot be written (a full disk?); the older ones are still there then.
+        """
+        state = step if isinstance(step, Mapping) else step.state_dict()
+        paths = self.paths()
+        path = self.folder / f"checkpoint-{_number(paths[-1]) + 1 if paths else 1:09d}.pt"
+        write_checkpoint(path, {"step": dict(state), **more})
+        for old in self.paths()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        for left in self.folder.glob(".checkpoint-*.tmp"):  # of processes that were killed
+            if not left.name.startswith(f".{path.name}"):
+                left.unlink(missing_ok=True)
+        return path
+
+    def latest(self, map_location="cpu") -> dict | None:
+        """The newest whole checkpoint, as ``{"step": state, ...}``; ``None`` if there is none.
+
+        Damaged ones are passed over, with a warning.
+
+        Raises:
+            CheckpointError: if there are checkpoints, and all of them are damaged.
+        """
+        problems = []
+        for path in reversed(self.paths()):
+            try:
+                content = read_checkpoint(path, map_location)
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                warnings.warn(f"{problem} Going on from {path.name}.", JoestarWarning, stacklevel=2)
+            return content
+        if problems:
+            raise CheckpointError(f"no checkpoint in {self.folder} can be read: {' '.join(problems)}")
+        return None
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, keep={self.keep})"
+
+
+def write_checkpoint(path: str | os.PathLike, content: Mapping) -> None:
+    """Writes tensors, numbers, strings and containers of them: beside, flushed, then renamed.
+
+    Raises:
+        ConfigError: if it cannot be written, or holds something else.
+    """
+    path = Path(path)
+    plain = _plain(content, "checkpoint")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save({"joestar_checkpoint": FILE_FORMAT, "sha256": content_hash(plain), "content": plain}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        with contextlib.suppress(OSError):  # the name, too, is on the disk then; not every system can do it
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{path} cannot be written ({error}). Is there space, and permission?") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | os.PathLike, map_location="cpu") -> dict:
+    """What ``write_checkpoint`` wrote.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, or no checkpoint.
+    """
+    try:
+        found = torch.load(path, map_location=map_location, weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist: expected a checkpoint.") from error
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is damaged or no checkpoint ({first}).") from error
+    if not isinstance(found, dict) or "joestar_checkpoint" not in found:
+        raise CheckpointError(f"{path} is no checkpoint of Joestar's: expected one that Checkpoints.save wrote.")
+    if found["joestar_checkpoint"] != FILE_FORMAT:
+        raise CheckpointError(
+            f"{path} has format {found['joestar_checkpoint']!r}; expected {FILE_FORMAT}: read it with the version that "
+            "wrote it."
+        )
+    if content_hash(found["content"]) != found["sha256"]:
+        raise CheckpointError(f"{path} is damaged: its content does not match its checksum.")
+    return found["content"]
+
+
+def content_hash(content: Any) -> str:
+    """SHA-256 over names, types, shapes and bytes of everything in a tree."""
+    state = hashlib.sha256()
+    _absorb(state, content)
+    return state.hexdigest()
+
+
+def _absorb(state, value: Any) -> None:
+    if isinstance(value, Tensor):
+        state.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
+        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        state.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    elif isinstance(value, Mapping):
+        state.update(f"dict {len(value)}".encode())
+        for key, entry in value.items():
+            _absorb(state, key)
+            _absorb(state, entry)
+    elif isinstance(value, (list, tuple)):
+        state.update(f"list {len(value)}".encode())
+        for entry in value:
+            _absorb(state, entry)
+    else:
+        state.update(f"{type(value).__name__} {value!r}".encode())
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The tree with tensors on the CPU; an error for what could not be read again without unpickling."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu")
+    if isinstance(value, Mapping):
+        return {key: _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(entry, where) for entry in value) if type(value) in (list, tuple) else [*value]
+    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype)):
+        return value
+    raise ConfigError(
+        f"{where} is a {type(value).__name__}: a checkpoint holds tensors, numbers, strings, lists and dicts of them, "
+        "so that reading one runs no code."
+    )
+
+
+def _number(path: Path) -> int:
+    return int(_NAME.fullmatch(path.name)[1])

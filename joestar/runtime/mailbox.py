@@ -1,0 +1,76 @@
+"""How the host learns whether a step fitted while the step is still under way.
+
+A captured step writes ``ok`` and the true sizes to pinned host memory between its forward and its backward pass, by
+when sampling is long over. The host reads them there: it knows that the step happens, and that the loss which it hands
+out is final, hundreds of microseconds before the step ends, so that the device never waits for the next launch.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+
+from joestar.ops.step import TAG_BITS, post
+
+_TAG = (1 << TAG_BITS) - 1
+_SPINS = 256
+"""Looks between two moments at which other threads may run, and errors of the device are looked for."""
+_PATIENCE = 10.0
+"""Seconds after which a message that did not come from an idle device is an error."""
+
+
+class Mailbox:
+    """One message at a time: ``post`` is part of the step, ``wait`` returns what the latest step posted.
+
+    Every word of a message carries the message's number, so that half of a new one is never taken for the whole.
+
+    Args:
+        device: where steps run; sets: sizes per message.
+    """
+
+    def __init__(self, device: torch.device, sets: int):
+        self.device = device
+        self._pinned = torch.zeros(sets + 1, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        self._words = memoryview(self._pinned.numpy())
+        self.sequence = torch.zeros((), dtype=torch.int64, device=device)
+        self.number = 0
+
+    def post(self, ok: Tensor, counts: Tensor) -> None:
+        """Part of the step, on the device."""
+        post(self.sequence, ok, counts, self._pinned)
+
+    def start(self) -> None:
+        """Forgets messages that nobody waited for (those of a warm-up)."""
+        self.sequence.fill_(self.number)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        for index in range(len(self._words)):
+            self._words[index] = 0 if self.number & _TAG else _TAG
+
+    def wait(self) -> tuple[bool, list[int]]:
+        """(whether the step fitted, true sizes) of the step that was launched last, as soon as they are known.
+
+        Raises:
+            RuntimeError: what went wrong on the device, instead of waiting for ever.
+        """
+        self.number += 1
+        tag, words, spins = self.number & _TAG, self._words, 0
+        for index in range(len(words)):
+            while words[index] & _TAG != tag:
+                spins += 1
+                if spins % _SPINS == 0:
+                    self._look(spins)
+        ok, *counts = (word >> TAG_BITS for word in words)
+        return bool(ok), counts
+
+    def _look(self, spins: int) -> None:
+        """Lets other threads run; now and then asks the device whether it is still at work."""
+        time.sleep(0)
+        if spins == _SPINS:
+            self._deadline = time.perf_counter() + _PATIENCE
+        idle = spins % (_SPINS * 64) == 0 and torch.cuda.current_stream(self.device).query()
+        if idle and time.perf_counter() > self._deadline:
+            raise RuntimeError(
+                "a step ended without a word: expected its sizes in host memory. Please report this; "
+                "joestar.compile(cuda_graph=False) goes without."
+            )

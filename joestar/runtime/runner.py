@@ -1,0 +1,243 @@
+"""The training step: batch, forward, backward, clipping, optimizer, all or nothing.
+
+Everything that a step changes lives in tensors on the device and is predicated on ``ok``: a batch that exceeds the
+bounds changes nothing. The host learns that while the step is under way (``runtime.mailbox``), and redoes such a batch
+exactly before it hands out the loss: what a loop gets is final, and the state that it sees is the state after that
+step. On a GPU the step is one CUDA graph.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from joestar.runtime.executor import Executor
+from joestar.runtime.mailbox import Mailbox
+from joestar.runtime.optimizer import SkippableOptimizer
+from joestar.runtime.state import Run, StepState
+from joestar.runtime.step_graph import GraphMemory, StepGraph
+
+
+class StepRunner:
+    """Launches steps of any number of runs, one after the other, and redoes what did not fit.
+
+    Args:
+        executor: of the ``train`` program; optimizer: wrapped by ``SkippableOptimizer``; seed: first word of the key.
+        cuda_graph: whether padded steps are captured.
+
+    Attributes:
+        memory: what the captured graph shares with others, ``None`` for nothing.
+    """
+
+    def __init__(self, executor: Executor, optimizer: SkippableOptimizer, seed: int, cuda_graph: bool):
+        self.executor = executor
+        self.optimizer = optimizer
+        self.counters = executor.counters
+        self.state = StepState(seed, executor.device)
+        self.cuda_graph = cuda_graph and executor.execution == "padded"
+        self.graph: StepGraph | None = None
+        self.memory: GraphMemory | None = None
+        self._mailbox: Mailbox | None = None
+        self._captured: tuple = ()
+        self._one: Tensor | None = None
+        self._stream = None
+        self._rehearsing = False
+        executor.before_compile.append(self.drop_graph)
+
+    @property
+    def seed(self) -> int:
+        """First word of the key."""
+        return self.state.seed
+
+    def restart(self, seed: int) -> None:
+        """Forgets the optimizer's state and draws under another seed."""
+        self.optimizer.reset()
+        self.state.seed = seed
+        self.state.let_go()
+
+    def drop_graph(self) -> None:
+        """Frees the captured graph, if there is one."""
+        graph, self.graph = self.graph, None
+        if graph is not None:
+            self.optimizer.zero_grad()
+            graph.free()
+
+    def begin(self, order: Tensor, batch: int, epoch: int, population: Tensor | None = None) -> Run:
+        """A run over these seeds, in this order; bounds are chosen, and the program compiled, if that is still due.
+
+        Args:
+            population: seeds to choose bounds from, unless they are those of the run.
+        """
+        self.executor.prepare(order if population is None else population, batch, self.seed, epoch)
+        dtype = torch.float64 if self.executor.program.loss_dtype == torch.float64 else torch.float32
+        return self.state.begin(order, batch, epoch, dtype)
+
+    # --- one step ---
+
+    def take(self, run: Run) -> Tensor:
+        """The next step of the run; returns its loss, which has happened in the order of the current stream."""
+        position = run.position
+        self._in_order()
+        try:
+            self.state.hold(run)
+            if self._is_padded(run):
+                fits, counts = self._launch()
+                if fits:
+                    self.executor.note(counts)
+                else:
+                    self._redo(run)
+            else:
+                self._exact(run)
+        except BaseException:
+            self._recover(run)
+            raise
+        run.position = position + 1
+        self.counters.steps += 1
+        return run.loss(position)
+
+    def _is_padded(self, run: Run) -> bool:
+        return self.executor.execution == "padded" and run.batch <= self.executor.program.batch
+
+    def _launch(self) -> tuple[bool, list[int]]:
+        """One padded step on the device: (whether it fitted, true sizes). It changes nothing unless it fits."""
+        if not self.cuda_graph:
+            return self._step()
+        self._prepare_graph()
+        self.graph.replay()
+        return self._mailbox.wait()
+
+    def _step(self) -> tuple[bool, list[int]]:
+        """The padded step, launched operation by operation; as far as its forward pass, if it does not fit."""
+        ok, counts, finish = self._forward()
+        if not self._rehearsing and not bool(ok):
+            self.state.flag.zero_()
+            return False, counts.tolist()
+        finish()
+        return True, counts.tolist()
+
+    def _forward(self) -> tuple[Tensor, Tensor, Callable[[], None]]:
+        """Batch and forward pass: (ok, true sizes, the rest of the step)."""
+        ops, state, program = torch.ops.joestar, self.state, self.executor.program
+        start = time.perf_counter()
+        seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
+        (loss,), counts, ok = program.step(seeds, count, state.key, state.flag)
+        forward = time.perf_counter() - start
+
+        def finish() -> None:
+            self._update(loss, ok, forward)
+            ops.finish_step(state.key, state.flag, state.losses, state.run, loss.detach(), ok)
+
+        return ok, counts, finish
+
+    def _update(self, loss: Tensor, ok: Tensor, forward: float) -> None:
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        if self._one is None or self._one.dtype != loss.dtype:
+            self._one = torch.ones_like(loss, requires_grad=False)
+        loss.backward(self._one)  # autograd would make a one in every step
+        backward = time.perf_counter()
+        self.optimizer.step(ok)
+        self.counters.add_time("forward", forward)
+        self.counters.add_time("backward", backward - start)
+        self.counters.add_time("optimizer", time.perf_counter() - backward)
+
+    def _exact(self, run: Run) -> None:
+        start = time.perf_counter()
+        self.optimizer.refresh()
+        (loss,) = self.executor.exact(run.seeds(run.position), self.state.key)
+        self._update(loss, torch.ones_like(self.state.flag), time.perf_counter() - start)
+        run.loss(run.position).copy_(loss.detach())
+        self.state.key[2] += 1
+        self.counters.exact_steps += 1
+
+    def _redo(self, run: Run) -> None:
+        """Carries out the batch that overflowed exactly; the bounds may widen for the next ones."""
+        self.counters.fallbacks += 1
+        self.state.flag.zero_()
+        self._exact(run)
+        self.executor.after_overflow()
+
+    def _recover(self, run: Run) -> None:
+        """After an error or an interrupt in the middle of a step: did it happen? The next one goes on from there."""
+        self.state.let_go()
+        with contextlib.suppress(Exception):  # a device that failed cannot say
+            if self._stream is not None:
+                torch.cuda.synchronize(self.state.device)
+            self.state.flag.zero_()
+            if self._mailbox is not None:
+                self._mailbox.number = int(self._mailbox.sequence)
+            epoch, step = self.state.key[1:].tolist()
+            if epoch == run.epoch and step == run.position + 1:
+                run.position = step
+
+    def _in_order(self) -> None:
+        """Steps that are taken on different streams of the user's happen one after the other all the same."""
+        if self.state.device.type != "cuda":
+            return
+        current = torch.cuda.current_stream(self.state.device)
+        if self._stream is not None and current != self._stream:
+            current.wait_stream(self._stream)
+        self._stream = current
+
+    # --- the captured step ---
+
+    def _prepare_graph(self) -> None:
+        """Captures the step, unless the graph at hand is up to date."""
+        program, state = self.executor.program, self.state
+        self.optimizer.refresh()
+        wanted = (program, program.compiles, state.version)
+        if self.graph is not None and self._captured == (*wanted, self.optimizer.fingerprint()):
+            return
+        self.drop_graph()
+        self._mailbox = Mailbox(state.device, len(program.padded.checked))
+
+        def step() -> None:
+            ok, counts, finish = self._forward()
+            self._mailbox.post(ok, counts)
+            finish()
+
+        with self._raised_flag(), self._untimed():
+            self.graph = StepGraph(step, state.device, self.memory)
+        self._mailbox.start()
+        program.note_overlap(self.graph.overlapped)
+        self.counters.add_time("capture", self.graph.seconds)
+        self.counters.captures += 1
+        self._captured = (*wanted, self.optimizer.fingerprint())
+
+    @contextlib.contextmanager
+    def _raised_flag(self) -> Iterator[None]:
+        """Nothing that steps do within may last."""
+        self.state.flag.fill_(True)
+        try:
+            yield
+        finally:
+            self.state.flag.fill_(self._rehearsing)
+
+    @contextlib.contextmanager
+    def _untimed(self) -> Iterator[None]:
+        seconds = dict(self.counters.seconds)
+        try:
+            yield
+        finally:
+            self.counters.seconds.clear()
+            self.counters.seconds.update(seconds)
+
+    def rehearsal(self, order: Tensor, batch: int) -> Callable[[int], None]:
+        """A function that carries out a whole step, of a position, with the flag set: as long, and changing nothing.
+
+        The optimizer may allocate its state, as zeros, and gradients are left behind. The program must be compiled.
+        """
+        run = self.state.begin(order, batch, 0, torch.float32)
+        self.state.hold(run)
+        self._rehearsing = True
+        self.state.flag.fill_(True)
+        if self.cuda_graph:
+            self._prepare_graph()
+
+        def step(position: int) -> None:
+            self.state.key[2] = position % run.steps
+            self.graph.replay() if self.cuda_graph else self._step()
+
+        return step

@@ -1,0 +1,313 @@
+"""``Step``: a compiled model and sampler, as a user works with it."""
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from joestar import __version__
+from joestar.errors import CheckpointError, ConfigError
+from joestar.graph_api import Graph
+from joestar.lowering.loss import check_classes, check_labels, prepare_loss
+from joestar.profile.choices import save
+from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
+from joestar.profile.sizes import step_key
+from joestar.profile.summary import program_record
+from joestar.profile.view import explain
+from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
+from joestar.runtime.epochs import Epoch, digest
+from joestar.runtime.executor import Executor
+from joestar.runtime.fit import History, fit, score
+from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.optimizer import SkippableOptimizer
+from joestar.runtime.prediction import logits, population, predict
+from joestar.runtime.program import Program
+from joestar.runtime.runner import StepRunner
+from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds, version
+from joestar.runtime.tuning import tune as tune_choices
+
+PREDICTED = 1024
+"""Seeds per batch of predictions, unless another number is given."""
+
+
+class Step:
+    """A compiled model and sampler; made by ``joestar.compile``.
+
+    With a loss and an optimizer, ``epoch`` trains and ``step(seeds)`` takes one training step; without, ``step(seeds)``
+    returns logits for the user's own loop.
+    """
+
+    def __init__(
+        self, model, sampler, loss_fn, optimizer: SkippableOptimizer | None, options, run: dict, cuda_graph: bool,
+        tune: bool = False,
+    ):  # fmt: skip
+        self.model = model
+        self.sampler = sampler
+        self.graph: Graph = sampler.graph
+        self.counters = Counters()
+        self._options = options
+        self._run = run
+        self._cuda_graph = cuda_graph
+        self._guard = ChangeGuard(model, sampler, self.graph)
+        self._executors: dict[str, Executor] = {}
+        self._resumed: list[dict] = []
+        self._resumed_programs: dict[str, dict] = {}
+        self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"])
+        self._seed = int(getattr(sampler, "seed", 0))
+        self._runner = None
+        if optimizer is not None:
+            self._runner = StepRunner(self._executor("train"), optimizer, self._seed, cuda_graph)
+        self._tune = tune
+        self._tuning: TuningRecord | None = None
+        self._seeds = CheckedSeeds(self.graph)
+        self._labelled: tuple = ()
+        self._epochs = 0
+        self._calls = 0
+        self._begun: list[weakref.ref[Epoch]] = []
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(self._executors) or "nothing captured yet"
+        return f"Step({type(self.model).__name__}, {self.sampler!r}, {self._options.backend}: {kinds})"
+
+    @property
+    def seed(self) -> int:
+        """First word of every random key."""
+        return self._seed
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that were begun and are over: the number of the next one, or of the one that goes on."""
+        unfinished = [epoch.number for epoch in self._unfinished()] + [state["number"] for state in self._resumed]
+        return min([self._epochs, *unfinished])
+
+    def _executor(self, kind: str) -> Executor:
+        if kind not in self._executors:
+            loss = self._loss if kind == "train" else None
+            program = Program(kind, self.model, self.sampler, loss, self._options)
+            self._executors[kind] = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
+            if kind in self._resumed_programs:
+                self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
+        return self._executors[kind]
+
+    def _check(self) -> None:
+        """Refuses what may not change after compile; computes again what was hoisted from tensors written since."""
+        self._guard.check()
+        for executor in self._executors.values():
+            executor.program.refresh()
+
+    # --- training ---
+
+    def epoch(self, idx: Tensor, batch_size: int, shuffle: bool = True) -> Epoch:
+        """Trains over ``idx`` once, in batches of ``batch_size`` (the last may be smaller).
+
+        Args:
+            idx: node ids ``[n]``; duplicates are trained on as often as they occur.
+            shuffle: order by a permutation keyed by (seed, epoch); else as given.
+
+        Returns:
+            An iterator over the loss of every step, each a 0-d tensor of its own and final; ``len()`` of it is the
+            number of steps to come. Asking for a loss is what trains. Leaving the loop (``break``) keeps what was
+            trained. Within the loop everything else may be done with the step: evaluate, save, other steps and epochs.
+            After ``load_state_dict`` the epoch that was under way goes on where it was.
+
+        Raises:
+            CheckpointError: if that epoch had other seeds, another batch size or order.
+        """
+        runner = self._needs_runner("epoch")
+        seeds = self._seeds(idx)
+        batch = min(check_batch_size(batch_size), seeds.numel())
+        self._check()
+        if self._resumed:
+            epoch = self._continued(self._resumed.pop(0), runner, seeds, batch, shuffle)
+        else:
+            epoch = Epoch(runner, seeds, batch, -1, shuffle, self._prepare)
+        self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
+        return epoch
+
+    def _prepare(self, epoch: Epoch) -> None:
+        """Before an epoch's first step: its number, the last checks, captured program, measured choices."""
+        if epoch.number < 0:
+            epoch.number, self._epochs = self._epochs, self._epochs + 1
+        self._ready(epoch.seeds, epoch.batch_size)
+
+    def _ready(self, seeds: Tensor, batch: int) -> None:
+        self._check()
+        program = self._runner.executor.program
+        program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
+        self._check_classes(seeds)
+        if self._tune:
+            self._tuning, self._tune = tune_choices(self._runner, seeds, batch), False
+
+    def _check_classes(self, seeds: Tensor) -> None:
+        """Labels against the losses' classes; once for the same seeds and labels."""
+        labels = self.graph.ndata["y"]
+        found = (id(seeds), labels.data_ptr(), version(labels))
+        if self._labelled and self._labelled[0] is seeds and self._labelled[1] == found:
+            return
+        for classes, ignore_index in self._runner.executor.program.class_losses():
+            check_classes(labels, seeds, classes, ignore_index)
+        self._labelled = seeds, found
+
+    def _continued(self, state: dict, runner: StepRunner, seeds: Tensor, batch: int, shuffle: bool) -> Epoch:
+        now = {"seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle}
+        names = {"seeds": "number of seeds", "digest": "seeds or their order", "batch_size": "batch_size"}
+        for name, value in now.items():
+            if state[name] != value:
+                raise CheckpointError(
+                    f"the checkpoint is of an epoch under way, after {state['position']} steps, with another "
+                    f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
+                    "begin a new epoch instead, call step.drop_resumed() before."
+                )
+        return Epoch(runner, seeds, batch, state["number"], shuffle, self._prepare, state["position"])
+
+    def drop_resumed(self) -> None:
+        """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""
+        self._resumed = []
+
+    def _unfinished(self) -> list[Epoch]:
+        epochs = [ref() for ref in self._begun]
+        return [epoch for epoch in epochs if epoch is not None and epoch.running and epoch.number >= 0]
+
+    def _needs_runner(self, what: str) -> StepRunner:
+        if self._runner is None:
+            raise ConfigError(
+                f"{what} needs a loss and an optimizer: joestar.compile(model, sampler, loss_fn, optimizer)."
+            )
+        return self._runner
+
+    def __call__(self, seeds: Tensor) -> Tensor:
+        """One training step on ``seeds`` (returns its loss), or their logits ``[n, C]`` if compiled without a loss.
+
+        The logits follow ``model.training``; each call draws fresh samples.
+        """
+        seeds = check_seeds(seeds, self.graph)
+        self._check()
+        self._calls += 1
+        if self._runner is not None:
+            self._ready(seeds, seeds.numel())
+            executor, number = self._runner.executor, -1 - self._calls
+            some = population(executor, seeds, seeds.numel(), self._seed, number) if executor.needs(seeds) else None
+            return self._runner.take(self._runner.begin(seeds, seeds.numel(), number, some))
+        executor = self._executor("logits" if self.model.training else "predict")
+        return logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
+
+    def fit(
+        self, train_idx: Tensor, val_idx: Tensor | None = None, epochs: int = 10, batch_size: int = 1000,
+        patience: int | None = None, scheduler=None, on_epoch: Callable | None = None,
+    ) -> History:  # fmt: skip
+        """Trains for ``epochs``, scoring ``val_idx`` after each; keeps the parameters of the best epoch.
+
+        Args:
+            patience: stop after so many epochs without a better score.
+            scheduler: any ``torch.optim.lr_scheduler``, stepped once per epoch.
+            on_epoch: called with an ``EpochRecord`` after every epoch.
+        """
+        return fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch)
+
+    def restart(self, seed: int | None = None) -> None:
+        """Starts over without recompiling: epochs count from 0, the optimizer forgets its state, the seed may change.
+
+        Parameters stay as they are: load or reset them in place before (``model.load_state_dict``).
+        """
+        runner = self._needs_runner("restart")
+        for epoch in self._unfinished():
+            epoch.close()
+        self._seed = self._seed if seed is None else int(seed)
+        runner.restart(self._seed)
+        self._epochs = self._calls = 0
+        self._resumed = []
+
+    # --- state ---
+
+    def state_dict(self) -> dict:
+        """Everything that it takes to go on in another process, also in the middle of an epoch.
+
+        That is: parameters and buffers, the optimizer as its own ``state_dict`` has it, the random seed, epochs and
+        calls so far, epochs under way and how far they are, bounds and choices of the compiled programs. Tensors are
+        those of the model, not copies. All of it can be written by ``torch.save`` and read with ``weights_only=True``;
+        ``joestar.Checkpoints`` does that.
+        """
+        programs = {kind: executor.state_dict() for kind, executor in self._executors.items()}
+        under_way = [epoch.state_dict() for epoch in self._unfinished()]
+        return {
+            "format": STATE_FORMAT,
+            "joestar": __version__,
+            "seed": self._seed,
+            "epochs": self._epochs,
+            "calls": self._calls,
+            "under_way": under_way + [dict(state) for state in self._resumed],
+            "model": self.model.state_dict(),
+            "optimizer": None if self._runner is None else self._runner.optimizer.optimizer.state_dict(),
+            "programs": self._resumed_programs | {kind: state for kind, state in programs.items() if state},
+        }
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Takes over what ``state_dict`` returned; the next ``epoch`` goes on with the one that was under way, if any.
+
+        Raises:
+            CheckpointError: for something else, of another format, or of a model, optimizer or program that differs.
+        """
+        check_state(state)
+        if (state["optimizer"] is None) != (self._runner is None):
+            missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
+            raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
+        load_into(self.model, None if self._runner is None else self._runner.optimizer.optimizer, state)
+        for epoch in self._unfinished():
+            epoch.close()
+        self._seed, self._epochs, self._calls = state["seed"], state["epochs"], state["calls"]
+        self._resumed = [dict(epoch) for epoch in state["under_way"]]
+        self._resumed_programs = dict(state["programs"])
+        for kind in list(self._resumed_programs):
+            if kind in self._executors:
+                self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
+        self._tune = self._tune and "train" not in state["programs"]
+        if self._runner is not None:
+            self._runner.state.seed = self._seed
+            self._runner.state.let_go()
+
+    # --- inference ---
+
+    def predict(self, idx: Tensor, batch_size: int = PREDICTED) -> Tensor:
+        """Logits ``[len(idx), C]`` in evaluation mode, rows in the order of ``idx``, sampled like training batches.
+
+        Args:
+            batch_size: seeds per batch. What is sampled depends on it, as batches are numbered.
+        """
+        seeds = self._seeds(idx)
+        batch = check_batch_size(batch_size)
+        self._check()
+        return predict(self._executor("predict"), seeds, batch, self._seed)
+
+    def evaluate(self, idx: Tensor, batch_size: int = PREDICTED) -> dict[str, float]:
+        """Score of the predictions for ``idx``: ``{"accuracy": ...}``, or ``{"f1_micro": ...}`` for multi-label."""
+        labels = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)
+        return score(self.predict(idx, batch_size), labels[idx])
+
+    # --- explanation ---
+
+    def report(self) -> Report:
+        """What was fused, chosen, padded and redone, and where the time went."""
+        return Report(
+            Environment.of(self.graph.device), type(self.model).__name__, repr(self.sampler), self._options.backend,
+            self._run["execution"], [program_record(e) for e in self._executors.values() if e.program.captured],
+            self.counters, graph=repr(self.graph), tuning=self._tuning,
+        )  # fmt: skip
+
+    def save_choices(self, path: str | os.PathLike) -> None:
+        """Writes every choice of the training program (without a loss: of the one that ran), and the slack of bounds.
+
+        ``joestar.compile(choices=path)`` takes them over; then nothing is chosen or timed.
+
+        Raises:
+            ConfigError: before the first step, when nothing was chosen yet, and if the file cannot be written.
+        """
+        for executor in self._executors.values():
+            if executor.program.captured is not None:
+                save(path, {site.key: site.taken for site in executor.program.sites}, executor.slack)
+                return
+        raise ConfigError("nothing was chosen yet: run a step before save_choices.")
+
+    def explain(self) -> str:
+        """Every place where a pattern fired or was refused, with the reason and the line of the user's code."""
+        return explain([program_record(e) for e in self._executors.values() if e.program.captured])
