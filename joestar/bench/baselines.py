@@ -14,7 +14,7 @@ class TorchSampler:
     """Uniform sampling without replacement by Floyd's algorithm with ``torch.rand``.
 
     Args:
-        indptr, indices: CSC of the graph (in-neighbours); fanouts: from the seeds outwards.
+        indptr, indices: CSC of the graph (in-neighbours); fanouts: from the seeds outwards, -1 for every neighbour.
     """
 
     def __init__(self, indptr: Tensor, indices: Tensor, fanouts: list[int]):
@@ -27,6 +27,11 @@ class TorchSampler:
         """(position in ``dst``, source id) of every sampled edge."""
         start = self.indptr[dst]
         degree = self.indptr[dst + 1] - start
+        if k < 0:
+            row = torch.repeat_interleave(degree)
+            first = degree.cumsum(0) - degree
+            position = torch.arange(row.numel(), device=dst.device) - first[row]
+            return row, self.indices[start[row] + position].long()
         top = (degree[:, None] - k + torch.arange(k, device=dst.device)).clamp_(min=0)
         picks = (torch.rand(dst.numel(), k, device=dst.device) * (top + 1)).long().minimum(top)
         for j in range(1, k):  # a repeated draw takes the top of its range

@@ -34,7 +34,7 @@ def workers_here() -> int:
 
 
 def neighbor_loader(graph, fanouts: list[int], batch_size: int, workers: int) -> Iterable:
-    """``torch_geometric.loader.NeighborLoader`` over full, shuffled batches of the graph's training nodes."""
+    """``torch_geometric.loader.NeighborLoader`` over shuffled batches of the graph's training nodes."""
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
 
@@ -45,8 +45,8 @@ def neighbor_loader(graph, fanouts: list[int], batch_size: int, workers: int) ->
         num_nodes=indptr.numel() - 1,
     )  # fmt: skip
     return NeighborLoader(
-        data, fanouts, graph.train_idx.cpu().long(), batch_size=batch_size, shuffle=True, drop_last=True,
-        is_sorted=True, num_workers=workers, pin_memory=graph.device.type == "cuda",
+        data, fanouts, graph.train_idx.cpu().long(), batch_size=batch_size, shuffle=True, is_sorted=True,
+        num_workers=workers, pin_memory=graph.device.type == "cuda",
         persistent_workers=workers > 0, prefetch_factor=PREFETCH if workers else None,
     )  # fmt: skip
 
@@ -88,6 +88,13 @@ class LoaderStep:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+    def epoch(self, steps: int | None = None) -> None:
+        """Trains over the loader once, from its start, or for so many steps."""
+        self.batches = iter(self.loader)
+        for _ in range(len(self.loader) if steps is None else steps):
+            self()
+        self.batches = self._forever()
 
     def close(self) -> None:
         """Ends the workers."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+SHORT, MANY = 0.3, 100
+"""Epochs are repeated until they took so many seconds, or were so many."""
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGraphLaunch")
 
 
@@ -54,6 +56,59 @@ def time_steps(step: Callable[[], object], steps: int, warm_up: int, device: tor
         mark.record()
     torch.cuda.synchronize(device)
     return Timing.of([before.elapsed_time(after) / group for before, after in itertools.pairwise(marks)])
+
+
+@dataclass
+class Epochs:
+    """Whole epochs by the wall clock, set-up and end included.
+
+    Attributes:
+        seconds: median of an epoch, ``count`` of them; steps: of an epoch, the last of which may be smaller.
+        ms_per_step: of the whole loop. one_step_ms: median of an epoch of a single step.
+        set_up_ms: what ``one_step_ms`` has beyond a step; rest_ms: what an epoch has beyond its steps.
+    """
+
+    seconds: float
+    count: int
+    steps: int
+    ms_per_step: float
+    one_step_ms: float
+    set_up_ms: float
+    rest_ms: float
+
+
+def time_epochs(
+    epoch: Callable[[int | None], object], steps: int, step_ms: float, device: torch.device, epochs: int, short: int = 5
+) -> Epochs:
+    """Times ``epochs`` whole epochs (more, while they take less than ``SHORT`` seconds), and ``short`` of one step.
+
+    Args:
+        epoch: carries out an epoch of so many steps, ``None`` for all. steps: of a whole one.
+        step_ms: median of a step, what ``set_up_ms`` and ``rest_ms`` are measured against.
+    """
+    whole = _walls(lambda: epoch(None), epochs, device)
+    single = _walls(lambda: epoch(1), short, device)
+    seconds, one = statistics.median(whole), statistics.median(single) * 1e3
+    return Epochs(
+        seconds, len(whole), steps, seconds * 1e3 / steps, one, one - step_ms, seconds * 1e3 - steps * step_ms
+    )
+
+
+def _walls(call: Callable[[], object], least: int, device: torch.device) -> list[float]:
+    """Seconds of each call, at least ``least`` of them, more while they are short."""
+    times: list[float] = []
+    while len(times) < least or (sum(times) < SHORT and len(times) < MANY):
+        start = _now(device)
+        call()
+        times.append(_now(device) - start)
+    return times
+
+
+def _now(device: torch.device) -> float:
+    """The clock when everything launched has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def launches(step: Callable[[], object], steps: int = 3) -> dict[str, float]:

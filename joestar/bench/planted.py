@@ -1,8 +1,11 @@
 """Planted-partition graphs at the shape of public datasets, made on the device in seconds.
 
-A node's in-degree is log-normal. A share of its in-edges comes from its own community of consecutive ids, the rest from
-anywhere, with popular nodes picked more often. Features are noise around the centre of the community's class. What
-matters for speed are the numbers of distinct nodes that a sampled batch meets; ``docs/benchmarks.md`` compares them.
+A node's in-degree is log-normal. A share of its in-edges comes from its own community, the rest from anywhere, with
+popular nodes picked more often. Features are noise around the centre of the community's class. What matters for speed
+are the numbers of distinct nodes that a sampled batch meets; ``docs/benchmarks.md`` compares them.
+
+Ids are shuffled, so that neighbours' rows lie anywhere in memory. Without (``shuffled=False``) a community has
+consecutive ids: caches then find rows that a graph whose ids say nothing would not give them.
 """
 
 from dataclasses import dataclass
@@ -46,8 +49,13 @@ SHAPES = {
 }
 
 
-def planted(shape: str | Shape, device: str | torch.device = "cpu", dtype=torch.float32, seed: int = 0) -> Graph:
+def planted(
+    shape: str | Shape, device: str | torch.device = "cpu", dtype=torch.float32, seed: int = 0, shuffled: bool = True
+) -> Graph:
     """The graph of a shape, or of the name of one, with ``ndata["x"]``, ``ndata["y"]`` and ``train_idx``.
+
+    Args:
+        dtype: of the features. shuffled: whether ids are in random order; else communities are consecutive.
 
     Raises:
         ConfigError: an unknown name.
@@ -59,19 +67,39 @@ def planted(shape: str | Shape, device: str | torch.device = "cpu", dtype=torch.
     else:
         name = "planted"
     random = torch.Generator(device).manual_seed(seed)
+    place, id_at = _shuffle(shape.nodes, seed, device) if shuffled else (None, None)
     indptr = _offsets(shape, random)
     indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=device)
     for first in range(0, indices.numel(), CHUNK):
         part = indices[first : first + CHUNK]
         position = torch.arange(first, first + part.numel(), device=device)
-        part.copy_(_sources(torch.searchsorted(indptr, position, right=True) - 1, shape, random))
+        dst = torch.searchsorted(indptr, position, right=True) - 1
         del position
-    labels = torch.arange(shape.nodes, device=device) // shape.community % shape.classes
+        part.copy_(_mapped(_sources(_mapped(dst, place), shape, random), id_at))
+    labels = _mapped(torch.arange(shape.nodes, device=device), place) // shape.community % shape.classes
     graph = Graph.from_csc(indptr, indices, validate=False)
     graph.ndata["x"], graph.ndata["y"] = _features(labels, shape, random, dtype), labels
     graph.train_idx = torch.randperm(shape.nodes, generator=random, device=device)[: shape.train].to(torch.int32)
-    graph.name, graph.num_classes = f"planted {name}", shape.classes
+    graph.name, graph.num_classes = f"planted {name}, ids {'shuffled' if shuffled else 'planted'}", shape.classes
     return graph
+
+
+def _shuffle(nodes: int, seed: int, device: str | torch.device) -> tuple[Tensor, Tensor]:
+    """A random order of ids, int32 ``[nodes]`` each: (the node's place in the communities, the id at a place).
+
+    From a generator of its own: everything else is drawn as without.
+    """
+    random = torch.Generator(device).manual_seed(seed + 1)
+    place = torch.randperm(nodes, generator=random, device=device, dtype=torch.int32)
+    id_at = torch.empty_like(place)
+    for first in range(0, nodes, CHUNK):
+        part = place[first : first + CHUNK]
+        id_at[part] = torch.arange(first, first + part.numel(), dtype=torch.int32, device=device)
+    return place, id_at
+
+
+def _mapped(ids: Tensor, table: Tensor | None) -> Tensor:
+    return ids if table is None else table[ids].long()
 
 
 def _offsets(shape: Shape, random: torch.Generator) -> Tensor:

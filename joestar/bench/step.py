@@ -1,4 +1,4 @@
-"""``joestar bench step``: one training step, Joestar against expert eager, in the same run on the same graph."""
+"""``joestar bench step``: training steps and whole epochs, Joestar against expert eager, in one run on one graph."""
 
 import itertools
 import multiprocessing
@@ -7,14 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench.measure import PeakMemory, Timing, kernel_times, launches, time_steps
+from joestar.bench.measure import Epochs, PeakMemory, Timing, kernel_times, launches, time_epochs, time_steps
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
@@ -22,6 +22,7 @@ from joestar.graph_api import Graph
 MODELS = ("sage", "gcn", "gin", "gat")
 BASELINES = ("eager", "compile", "loader")
 PRECISIONS = ("fp32", "tf32", "bf16")
+IDS = ("shuffled", "planted")
 COUNTED = 20
 """Batches whose nodes and edges are counted."""
 
@@ -35,6 +36,9 @@ class Setting:
         steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``),
         ``loader`` (PyG's NeighborLoader; left out, with the reason, where pyg-lib is missing).
         workers: processes of the loader; ``None``: a core each but for two, at most 12.
+        ids: of the planted graph: ``shuffled``, ``planted`` (communities are consecutive) or both.
+        dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``.
+        epochs: whole epochs timed by the wall clock; 0 for none.
     """
 
     shape: str = "small"
@@ -52,11 +56,17 @@ class Setting:
     kernels: bool = False
     seed: int = 0
     workers: int | None = None
+    ids: tuple[str, ...] = ("shuffled",)
+    dataset: str | None = None
+    epochs: int = 3
 
 
 @dataclass
 class Row:
-    """One line of the table; times in milliseconds, memory in bytes."""
+    """What was measured of one variant; times in milliseconds, memory in bytes.
+
+    ``epoch_seconds`` is the median step times the steps of an epoch; ``epochs`` is what whole epochs took.
+    """
 
     model: str
     how: str
@@ -69,6 +79,9 @@ class Row:
     counts: list[int] = field(default_factory=list)
     logical_bytes: int = 0
     kernels: list[tuple[str, float, float]] = field(default_factory=list)
+    ids: str = ""
+    epochs: Epochs | None = None
+    note: str = ""
 
 
 def machine(device: torch.device) -> str:
@@ -135,29 +148,55 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
         *(("model", model, MODELS) for model in setting.models),
         ("precision", setting.precision, PRECISIONS),
         *(("baseline", baseline, BASELINES) for baseline in setting.baselines),
+        *(("order of ids", ids, IDS) for ids in setting.ids),
     ):
         if value not in allowed:
             raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
     device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
-    start = time.perf_counter()
-    graph = planted(setting.shape, device, torch.bfloat16 if setting.precision == "bf16" else torch.float32)
-    say(f"{graph!r}, made in {time.perf_counter() - start:.1f} s")
-    rows = []
     absent = _absent(setting.baselines)
     for reason in absent.values():
         say(reason)
-    for model in setting.models:
-        for how in ("joestar", *(how for how in setting.baselines if how not in absent)):
-            row = _measured(model, how, graph, setting)
-            rows.append(row)
-            say(f"{model:5} {how:8} {row.step.median:9.3f} ms/step, first step after {row.first_step_seconds:.1f} s")
+    variants = ("joestar", *(how for how in setting.baselines if how not in absent))
+    rows = [row for ids in _orders(setting) for row in _run_graph(ids, variants, device, setting, say)]
     return {
         "machine": machine(device),
         "setting": asdict(setting),
         "rows": [asdict(row) for row in rows],
         "absent": absent,
     }
+
+
+def _orders(setting: Setting) -> tuple[str, ...]:
+    """Orders of ids to measure; a dataset has its own."""
+    return ("own",) if setting.dataset is not None else setting.ids
+
+
+def _graph(ids: str, device: str | torch.device, setting: Setting) -> Graph:
+    dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
+    if setting.dataset is None:
+        return planted(setting.shape, device, dtype, shuffled=ids == "shuffled")
+    graph = joestar.load(setting.dataset).to(device)
+    if graph.train_idx is None:
+        raise ConfigError(f"--dataset {setting.dataset}: it has no training nodes.")
+    graph.ndata["x"] = graph.ndata["x"].to(dtype)
+    return graph
+
+
+def _run_graph(ids: str, variants: tuple[str, ...], device: torch.device, setting: Setting, say: Callable) -> list[Row]:
+    """The rows of one graph, which is freed afterwards."""
+    start = time.perf_counter()
+    graph = _graph(ids, device, setting)
+    say(f"{graph!r}, made in {time.perf_counter() - start:.1f} s")
+    rows = []
+    for model in setting.models:
+        for how in variants:
+            row = _measured(model, how, graph, replace(setting, ids=(ids,)))
+            row.ids = ids
+            rows.append(row)
+            whole = "" if row.epochs is None else f", whole epochs {row.epochs.ms_per_step:.3f}"
+            say(f"{model:5} {how:8}{row.step.median:9.3f} ms/step{whole}, first step {row.first_step_seconds:.1f} s")
+    return rows
 
 
 def _absent(baselines: tuple[str, ...]) -> dict[str, str]:
@@ -170,13 +209,18 @@ def _absent(baselines: tuple[str, ...]) -> dict[str, str]:
     return {} if reason is None else {"loader": reason}
 
 
+def _batch(graph, setting: Setting) -> int:
+    """Seeds per step: all there are, if they are fewer than a batch."""
+    return min(setting.batch_size, graph.train_idx.numel())
+
+
 def _seeds(graph, setting: Setting) -> Iterator[Tensor]:
     """Shuffled full batches without end."""
-    random = torch.Generator(graph.device).manual_seed(setting.seed)
+    random, batch = torch.Generator(graph.device).manual_seed(setting.seed), _batch(graph, setting)
     while True:
         order = torch.randperm(graph.train_idx.numel(), generator=random, device=graph.device)
-        for part in graph.train_idx[order].split(setting.batch_size):
-            if part.numel() == setting.batch_size:
+        for part in graph.train_idx[order].split(batch):
+            if part.numel() == batch:
                 yield part
 
 
@@ -203,10 +247,16 @@ def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     step = joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=_autocast(setting))
 
+    batch = _batch(graph, setting)
+
     def batches() -> Iterator[Tensor]:
+        full = graph.train_idx.numel() // batch * batch
         while True:
-            full = graph.train_idx.numel() // setting.batch_size * setting.batch_size
-            yield from step.epoch(graph.train_idx[:full], setting.batch_size)
+            yield from step.epoch(graph.train_idx[:full], batch)
+
+    def epoch(steps: int | None) -> None:
+        for _loss in step.epoch(graph.train_idx[: None if steps is None else steps * batch], batch):
+            pass
 
     start, losses = time.perf_counter(), batches()
     next(losses)
@@ -223,10 +273,13 @@ def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
     else:
         row.sampling = _sampling(sampler, graph, setting)
     row.counts, edges = mean_sizes(sampler, graph, itertools.islice(_seeds(graph, setting), COUNTED), setting.seed)
+    losses.close()
+    if setting.epochs:
+        epoch(None)  # may compile again
+        row.epochs = _epochs(epoch, row, graph, setting)
     if name == "sage":
         x = graph.ndata["x"]
         row.logical_bytes = logical_bytes(row.counts, edges, x.shape[1], setting.hidden, x.element_size())
-    losses.close()
     return row
 
 
@@ -249,7 +302,7 @@ def _measured(name: str, how: str, graph, setting: Setting) -> Row:
 
 def _alone(name: str, how: str, setting: Setting, threads: int) -> Row:
     torch.set_num_threads(threads)
-    return _row(name, how, planted(setting.shape), setting)
+    return _row(name, how, _graph(setting.ids[0], "cpu", setting), setting)
 
 
 def _row(name: str, how: str, graph, setting: Setting) -> Row:
@@ -274,7 +327,7 @@ def _loaded(name: str, how: str, graph, setting: Setting) -> Row:
     memory = PeakMemory(graph.device)
     model, optimizer = _block_model(name, graph, setting)
     workers = workers_here() if setting.workers is None else setting.workers
-    loader = neighbor_loader(graph, list(setting.fanouts), setting.batch_size, workers)
+    loader = neighbor_loader(graph, list(setting.fanouts), _batch(graph, setting), workers)
     step = LoaderStep(loader, model, optimizer, graph.device, _autocast(setting))
     start = time.perf_counter()
     step()
@@ -285,6 +338,8 @@ def _loaded(name: str, how: str, graph, setting: Setting) -> Row:
     row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
     if graph.device.type == "cuda":
         row.launches = launches(step)
+    if setting.epochs:
+        row.epochs = _epochs(step.epoch, row, graph, setting)
     step.close()
     return row
 
@@ -309,11 +364,28 @@ def _eager(name: str, how: str, graph, setting: Setting) -> Row:
     row.sampling = sampled
     if graph.device.type == "cuda":
         row.launches = launches(lambda: step(next(seeds)))
+
+    def epoch(steps: int | None) -> None:
+        order = torch.randperm(graph.train_idx.numel(), device=graph.device)
+        for part in itertools.islice(graph.train_idx[order].split(_batch(graph, setting)), steps):
+            step(part)
+
+    if setting.epochs:
+        row.epochs = _epochs(epoch, row, graph, setting)
     return row
 
 
+def _steps(graph, setting: Setting) -> int:
+    """Of an epoch, a smaller last one included."""
+    return -(-graph.train_idx.numel() // _batch(graph, setting))
+
+
 def _epoch(timing: Timing, graph, setting: Setting) -> float:
-    return timing.median / 1e3 * -(-graph.train_idx.numel() // setting.batch_size)
+    return timing.median / 1e3 * _steps(graph, setting)
+
+
+def _epochs(epoch: Callable[[int | None], None], row: Row, graph, setting: Setting) -> Epochs:
+    return time_epochs(epoch, _steps(graph, setting), row.step.median, graph.device, setting.epochs)
 
 
 def _wait(graph) -> None:

@@ -140,7 +140,7 @@ def _row(name: str, how: str, setting: UserSetting, threads: int) -> Row:
     epoch = timing.median / 1e3 * -(-graph.train_idx.numel() // setting.batch_size)
     row = Row(name, how, timing, epoch, first, memory.bytes())
     if report is not None and (redone := report().counters.fallbacks):
-        row.how = f"joestar, {redone} redone"
+        row.note = f"{redone} batches redone exactly"
     if device.type == "cuda":
         row.launches = launches(train)
         if setting.kernels:

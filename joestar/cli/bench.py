@@ -2,13 +2,14 @@
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from joestar.bench import user_models
 from joestar.bench.step import Setting, check_device, machine, run
-from joestar.cli.console import human_bytes
+from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json
 from joestar.errors import ConfigError
+
+COUNTED = ("launches", "kernels")
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -28,8 +29,8 @@ def bench_step(setting: Setting, report: str | None, console: Console) -> None:
     """Measures, prints the table, and writes the JSON if a file is given."""
     check_writable(report, "--json")
     result = run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
-    console.print(_table(result), width=max(console.width, 132), crop=False, soft_wrap=True)
-    console.print(result["machine"], highlight=False, soft_wrap=True)
+    _step_tables(result, console)
+    console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     _kernels(result, console)
     if report is not None:
         write_json(report, result)
@@ -47,8 +48,8 @@ def bench_user(setting: user_models.UserSetting, report: str | None, console: Co
     """Measures the user models, prints the table, and writes the JSON if a file is given."""
     check_writable(report, "--json")
     result = user_models.run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
-    console.print(_user_table(result), width=max(console.width, 120), crop=False, soft_wrap=True)
-    console.print(result["machine"], highlight=False, soft_wrap=True)
+    _user_tables(result, console)
+    console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     _kernels(result, console)
     if report is not None:
         write_json(report, result)
@@ -76,46 +77,91 @@ def bench_kernels(device: str, shape: str, only: str, report: str | None, consol
         write_json(report, {"machine": machine(torch.device(device)), "rows": rows})
 
 
-def _table(result: dict) -> Table:
-    setting = result["setting"]
-    title = (
-        f"{setting['shape']} on {setting['device']}, {setting['precision']}, batch {setting['batch_size']}, fanouts "
+def _show(console: Console, title: str, lines: list[str]) -> None:
+    """A title and a table; lines that are too long for the terminal wrap, nothing is cut."""
+    console.print(f"\n[bold]{title}[/]", highlight=False)
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _about(setting: dict) -> str:
+    return (
+        f"{setting['device']}, {setting['precision']}, batch {setting['batch_size']}, fanouts "
         f"{','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}"
     )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("model")
-    for name in ("how", "ms/step", "p20", "p80", "x", "sampling", "s/epoch", "first s", "memory", "launch", "kernels"):
-        table.add_column(name, justify="right", no_wrap=True)
-    base = {row["model"]: row["step"]["median"] for row in result["rows"] if row["how"] == "eager"}
-    for row in result["rows"]:
-        step, launched = row["step"], row["launches"]
-        ratio = f"{base[row['model']] / step['median']:.1f}" if row["model"] in base else "-"
-        sampling = f"{row['sampling']['median']:.2f}" if row["sampling"] else "-"
-        table.add_row(
-            row["model"], row["how"], f"{step['median']:.3f}", f"{step['p20']:.3f}", f"{step['p80']:.3f}", ratio,
-            sampling, f"{row['epoch_seconds']:.3f}", f"{row['first_step_seconds']:.1f}", human_bytes(row["memory"]),
-            f"{launched['launches']:.0f}" if launched else "-", f"{launched['kernels']:.0f}" if launched else "-",
-        )  # fmt: skip
-    return table
 
 
-def _user_table(result: dict) -> Table:
-    setting = result["setting"]
-    title = (
-        f"user models, {setting['shape']} on {setting['device']}, {setting['precision']}, batch "
-        f"{setting['batch_size']}, fanouts {','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}"
-    )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("model")
-    for name in ("how", "ms/step", "p20", "p80", "x", "first s", "memory", "launch"):
-        table.add_column(name, justify="right", no_wrap=True)
-    ours = {row["model"]: row["step"]["median"] for row in result["rows"] if row["how"].startswith("joestar")}
-    for row in result["rows"]:
+def _step_tables(result: dict, console: Console) -> None:
+    """Three tables, each within 80 columns: steps, whole epochs, and what else was measured."""
+    setting, rows = result["setting"], result["rows"]
+    orders = {row["ids"] for row in rows}
+    what = setting["dataset"] or f"{setting['shape']}, ids {' and '.join(sorted(orders))}"
+    console.print(f"\n{what}, on {_about(setting)}", highlight=False)
+    rows = rows if len(orders) > 1 else [row | {"ids": ""} for row in rows]
+    base = {(row["model"], row["ids"]): row for row in rows if row["how"] == "eager"}
+    _show(console, "Steps", _steps(rows, base))
+    whole = [row for row in rows if row["epochs"]]
+    if whole:
+        _show(console, "Whole epochs by the wall clock, set-up and end included", _whole(whole, base))
+    _show(console, "Also", _also(rows))
+
+
+def _first(row: dict) -> tuple[str, str, str]:
+    return row["model"], row["how"], row["ids"]
+
+
+def _factor(row: dict, base: dict, value) -> str:
+    """How many times as long the baseline takes."""
+    found = base.get((row["model"], row["ids"]))
+    return "-" if found is None else f"{value(found) / value(row):.1f}"
+
+
+def _steps(rows: list[dict], base: dict) -> list[str]:
+    lines = []
+    for row in rows:
+        step, factor = row["step"], _factor(row, base, lambda of: of["step"]["median"])
+        lines.append((*_first(row), *(f"{step[name]:.3f}" for name in ("median", "p20", "p80")), factor))
+    return columns(("model", "how", "ids", "ms/step", "p20", "p80", "factor"), lines, 3)
+
+
+def _whole(rows: list[dict], base: dict) -> list[str]:
+    lines = []
+    for row in rows:
+        epochs, factor = row["epochs"], _factor(row, base, lambda of: of["epochs"]["seconds"])
+        times = (f"{epochs[name]:.3f}" for name in ("ms_per_step", "set_up_ms", "one_step_ms"))
+        lines.append((*_first(row), _seconds(epochs["seconds"]), *times, factor))
+    headers = ("model", "how", "ids", "s/epoch", "ms/step", "set-up ms", "1 step ms", "factor")
+    return columns(headers, lines, 3)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.5f}"
+
+
+def _also(rows: list[dict]) -> list[str]:
+    lines = []
+    for row in rows:
+        launched, sampling = row["launches"], row["sampling"]
+        lines.append((
+            *_first(row), f"{row['first_step_seconds']:.1f}", f"{sampling['median']:.2f}" if sampling else "-",
+            human_bytes(row["memory"]), *(f"{launched[name]:.0f}" if launched else "-" for name in COUNTED),
+        ))  # fmt: skip
+    return columns(("model", "how", "ids", "first s", "sampling ms", "memory", *COUNTED), lines, 3)
+
+
+def _user_tables(result: dict, console: Console) -> None:
+    setting, rows = result["setting"], result["rows"]
+    console.print(f"\nuser models, {setting['shape']} on {_about(setting)}", highlight=False)
+    ours = {row["model"]: row["step"]["median"] for row in rows if row["how"] == "joestar"}
+    times, also = [], []
+    for row in rows:
         step, launched = row["step"], row["launches"]
-        ratio = "-" if row["how"].startswith("joestar") else f"{step['median'] / ours[row['model']]:.2f}"
-        table.add_row(
-            row["model"], row["how"], f"{step['median']:.2f}", f"{step['p20']:.2f}", f"{step['p80']:.2f}", ratio,
-            f"{row['first_step_seconds']:.1f}", human_bytes(row["memory"]),
+        factor = "-" if row["how"] == "joestar" else f"{step['median'] / ours[row['model']]:.2f}"
+        measured = (f"{step[name]:.2f}" for name in ("median", "p20", "p80"))
+        times.append((row["model"], row["how"], *measured, factor))
+        also.append((
+            row["model"], row["how"], f"{row['first_step_seconds']:.1f}", human_bytes(row["memory"]),
             f"{launched['launches']:.0f}" if launched else "-",
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    _show(console, "Steps", columns(("model", "how", "ms/step", "p20", "p80", "factor"), times, 2))
+    notes = [f"{row['model']}, {row['how']}: {row['note']}" for row in rows if row["note"]]
+    _show(console, "Also", [*columns(("model", "how", "first s", "memory", "launches"), also, 2), *notes])

@@ -1,7 +1,7 @@
 """Where the commands print, and how their errors look."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -11,7 +11,7 @@ from rich.markup import escape
 from joestar.errors import JoestarError
 from joestar.profile.numbers import human_bytes
 
-__all__ = ["err", "human_bytes", "out", "plain_errors"]
+__all__ = ["columns", "err", "human_bytes", "out", "plain_errors"]
 
 INTERRUPTED = 130
 
@@ -24,6 +24,20 @@ def out() -> Console:
 def err() -> Console:
     """Standard error as it is now."""
     return Console(stderr=True)
+
+
+def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of a table: the first ``left`` columns flush left, the others right; nothing is cut.
+
+    Columns without a value (empty or ``-``) are left out.
+    """
+    used = [i for i in range(len(headers)) if any(row[i] not in ("", "-") for row in rows)]
+    widths = {i: max(len(line[i]) for line in (headers, *rows)) for i in used}
+    lines = []
+    for line in (headers, *rows):
+        cells = (line[i].ljust(widths[i]) if i < left else line[i].rjust(widths[i]) for i in used)
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:

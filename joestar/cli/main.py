@@ -151,23 +151,31 @@ def bench_step(
     hidden: Annotated[int, typer.Option(help="Width of hidden layers.", min=1)] = 128,
     batch_size: Annotated[int, typer.Option(help="Seeds per step.", min=1)] = 1000,
     steps: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 20,
+    epochs: Annotated[int, typer.Option(help="Whole epochs to time by the wall clock; 0: none.", min=0)] = 3,
+    ids: Annotated[str, typer.Option(help="Of planted graphs: shuffled, planted (communities in a row) or both.")] = (
+        "shuffled"
+    ),
+    dataset: Annotated[str | None, typer.Option(help="Name or path, in place of a planted graph: cora.")] = None,
     kernels: Annotated[bool, typer.Option(help="List the GPU kernels of a step.")] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Write everything to this file.")] = None,
 ) -> None:
-    """Time a whole training step on a planted graph: ms, memory, launches, and the factor over expert eager.
+    """Time training steps and whole epochs: ms, set-up, memory, launches, and the factor over expert eager.
 
     [bold]Examples:[/]
 
     [cyan]joestar bench step --device cpu[/]  200 k nodes, 10 M edges; takes minutes
 
     [cyan]joestar bench step --device cuda --shape products --precision tf32 --steps 200 --json step.json[/]
+
+    [cyan]joestar bench step --dataset cora --fanouts -1,-1 --hidden 16[/]  one step per epoch
     """
-    from joestar.bench.step import Setting
+    from joestar.bench.step import IDS, Setting
     from joestar.cli.bench import bench_step, numbers, words
 
     setting = Setting(
         shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
-        steps=steps, baselines=words(baselines), kernels=kernels,
+        steps=steps, baselines=words(baselines), kernels=kernels, ids=IDS if ids == "both" else words(ids),
+        dataset=dataset, epochs=epochs,
     )  # fmt: skip
     bench_step(setting, json_file, out())
 

@@ -1,15 +1,22 @@
 """The benchmarks run, on graphs of the promised shape, against a baseline that computes the same thing."""
 
+import functools
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import joestar
+from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel, EagerStep, TorchSampler
-from joestar.bench.planted import SHAPES, Shape, planted
-from joestar.bench.step import logical_bytes
+from joestar.bench.measure import time_epochs
+from joestar.bench.planted import SHAPES, Shape, _shuffle, planted
+from joestar.bench.step import Setting, logical_bytes
+from joestar.cli.bench import _step_tables, _user_tables
+from joestar.cli.console import columns
 from joestar.cli.main import app
 from joestar.errors import ConfigError
 
@@ -23,9 +30,30 @@ def test_planted_graph():
     assert graph.train_idx.unique().numel() == shape.train
     same = planted("tiny")
     assert torch.equal(graph.indices, same.indices) and torch.equal(graph.ndata["x"], same.ndata["x"])
+    assert _near(graph, shape) == pytest.approx(shape.community / shape.nodes, abs=0.02), "ids say nothing"
     src, dst, _ = graph.coo()
-    near = (src.long() // shape.community == dst.long() // shape.community).double().mean().item()
-    assert near == pytest.approx(shape.inside, abs=0.1)
+    alike = (graph.ndata["y"][src.long()] == graph.ndata["y"][dst.long()]).double().mean().item()
+    assert alike == pytest.approx(shape.inside + (1 - shape.inside) / shape.classes, abs=0.1), "labels move along"
+    centres = torch.stack([graph.ndata["x"][graph.ndata["y"] == label].mean(0) for label in range(shape.classes)])
+    nearest = torch.cdist(graph.ndata["x"], centres).argmin(1)
+    assert (nearest == graph.ndata["y"]).double().mean() > 0.7, "features move along"
+
+
+def test_planted_ids_have_communities_in_a_row():
+    shape, graph = SHAPES["tiny"], planted("tiny", shuffled=False)
+    assert _near(graph, shape) == pytest.approx(shape.inside, abs=0.1)
+    assert torch.equal(graph.in_degrees(), planted("tiny").in_degrees()), "the rest is drawn alike"
+
+
+def test_the_shuffle_is_a_permutation():
+    place, id_at = _shuffle(1000, 0, "cpu")
+    assert torch.equal(id_at[place], torch.arange(1000, dtype=torch.int32)) and place.unique().numel() == 1000
+
+
+def _near(graph, shape) -> float:
+    """Share of edges between ids of one community, were it consecutive."""
+    src, dst, _ = graph.coo()
+    return (src.long() // shape.community == dst.long() // shape.community).double().mean().item()
 
 
 def test_batches_meet_as_many_nodes_as_in_ogbn_products():
@@ -62,6 +90,14 @@ def test_baseline_samples_distinct_neighbours():
     assert (sampler.local == -1).all(), "the table is left clean"
 
 
+def test_baseline_takes_every_neighbour():
+    graph = planted("tiny")
+    row, src = TorchSampler(graph.indptr, graph.indices, [-1]).neighbours(torch.tensor([7, 3]), -1)
+    rows = [graph.indices[graph.indptr[v] : graph.indptr[v + 1]].long() for v in (7, 3)]
+    assert torch.equal(src, torch.cat(rows))
+    assert torch.equal(row, torch.tensor([0, 1]).repeat_interleave(torch.tensor([len(part) for part in rows])))
+
+
 @pytest.mark.parametrize("model", ["sage", "gcn", "gin", "gat"])
 def test_baseline_learns(model):
     graph = planted("tiny")
@@ -77,8 +113,29 @@ def test_logical_bytes_of_one_layer():
     assert logical_bytes([10, 45], [40], 4, 8, 2) == 2 * (50 * 4 + 3 * 10 * 8)
 
 
-def test_a_whole_measurement_from_the_command_line(tmp_path):
-    arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--steps", "3", "--batch-size", "50"]
+def test_whole_epochs_are_timed():
+    calls = []
+    found = time_epochs(calls.append, 4, 0.0, torch.device("cpu"), 3, 5)
+    assert calls.count(None) == found.count >= 3 and calls.count(1) >= 5 and found.steps == 4
+    assert found.ms_per_step == pytest.approx(found.seconds * 250) and found.set_up_ms == found.one_step_ms
+    assert found.rest_ms == pytest.approx(found.seconds * 1e3)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """No processes, and no compiling: only the row of the baseline has a process of its own, as on a CPU all have."""
+    alone = step_module._measured
+
+    def measured(name, how, graph, setting):
+        measure = alone if how == "eager" and setting.dataset is None else step_module._row
+        return measure(name, how, graph, setting)
+
+    monkeypatch.setattr(step_module, "_measured", measured)
+    monkeypatch.setattr(joestar, "compile", functools.partial(joestar.compile, backend="eager"))
+
+
+def test_a_whole_measurement_from_the_command_line(here, tmp_path):
+    arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--steps", "3", "--batch-size", "60"]
     file = tmp_path / "step.json"
     found = CliRunner().invoke(app, [*arguments, "--fanouts", "3,2", "--hidden", "8", "--json", str(file)])
     assert found.exit_code == 0, found.output
@@ -87,12 +144,86 @@ def test_a_whole_measurement_from_the_command_line(tmp_path):
     assert [row["how"] for row in result["rows"]] == ["joestar", "eager"]
     for row in result["rows"]:
         assert row["step"]["p20"] <= row["step"]["median"] <= row["step"]["p80"] and row["step"]["steps"] == 3
-        assert row["sampling"]["median"] > 0
-    assert result["rows"][0]["counts"][0] == 50 and result["rows"][0]["logical_bytes"] > 0
+        assert row["sampling"]["median"] > 0 and row["ids"] == "shuffled"
+        epochs = row["epochs"]
+        assert epochs["steps"] == 9 and epochs["ms_per_step"] == pytest.approx(epochs["seconds"] * 1e3 / 9)
+        assert epochs["set_up_ms"] == pytest.approx(epochs["one_step_ms"] - row["step"]["median"])
+    assert result["rows"][0]["counts"][0] == 60 and result["rows"][0]["logical_bytes"] > 0
     for wrong, message in (
         (["--shape", "huge"], "unknown shape"), (["--models", "mlp"], "unknown model"),
         (["--fanouts", "3,x"], "integers by commas"), (["--precision", "int8"], "unknown precision"),
         (["--device", "tpu"], "must be cpu or cuda"), (["--json", str(tmp_path)], "it is a folder"),
+        (["--ids", "sorted"], "unknown order of ids"),
     ):  # fmt: skip
         refused = CliRunner().invoke(app, [*arguments, *wrong])
         assert refused.exit_code == 2 and message in refused.output, refused.output
+
+
+def test_a_dataset_whose_training_nodes_are_one_batch(here):
+    setting = Setting(
+        dataset="cora", models=("gcn",), fanouts=(-1, -1), hidden=16, dropout=0.0, steps=2, warm_up=1, epochs=1
+    )
+    rows = step_module.run(setting)["rows"]
+    assert [(row["how"], row["epochs"]["steps"]) for row in rows] == [("joestar", 1), ("eager", 1)]
+    assert rows[0]["counts"][0] == 140
+
+
+def test_both_orders_of_ids_are_measured_in_one_run(monkeypatch):
+    seen = []
+    row = step_module.Row("sage", "joestar", step_module.Timing(1.0, 1.0, 1.0, 1), 1.0, 1.0, 1)
+
+    def measured(name, how, graph, setting):
+        seen.append((*setting.ids, _near(graph, SHAPES["tiny"]) > 0.5))
+        return step_module.Row(**vars(row))
+
+    monkeypatch.setattr(step_module, "_measured", measured)
+    result = step_module.run(Setting("tiny", models=("sage",), baselines=(), ids=("shuffled", "planted")))
+    assert seen == [("shuffled", False), ("planted", True)]
+    assert [row["ids"] for row in result["rows"]] == ["shuffled", "planted"]
+
+
+# --- tables ---
+
+
+def _printed(show, result, width: int = 80) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    show(result, console)
+    return console.file.getvalue().splitlines()
+
+
+def _rows(models, hows, **more) -> list[dict]:
+    """Rows with the longest values that are to be expected."""
+    step = {"median": 12345.678, "p20": 12345.678, "p80": 12345.678, "steps": 20}
+    epochs = {"seconds": 1234.567, "count": 3, "steps": 1208, "ms_per_step": 12345.678, "one_step_ms": 12345.678,
+              "set_up_ms": 1234.567, "rest_ms": 1.0}  # fmt: skip
+    row = {"step": step, "epochs": epochs, "first_step_seconds": 123.4, "memory": 123 * 2**30, "sampling": step,
+           "launches": {"launches": 1234.0, "kernels": 1234.0, "syncs": 123.0}, "note": ""}  # fmt: skip
+    return [{"model": model, "how": how, **row, **more} for model in models for how in hows]
+
+
+SETTING = {"shape": "products", "dataset": None, "device": "cuda", "precision": "tf32", "batch_size": 1000,
+           "fanouts": [15, 10, 5], "hidden": 128}  # fmt: skip
+
+
+def test_tables_of_steps_fit_80_columns():
+    hows = ("joestar", "eager", "compile", "loader")
+    rows = [row for ids in step_module.IDS for row in _rows(("sage", "gat"), hows, ids=ids)]
+    lines = _printed(_step_tables, {"setting": SETTING, "rows": rows})
+    assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
+    headers = [line.split() for line in lines if line.startswith("model")]
+    assert [len(header) for header in headers] == [7, 11, 10], "words of the headers"
+    assert sum(line.count("12345.678") for line in lines) == 16 * (3 + 2), "no number is cut"
+    narrow = _printed(_step_tables, {"setting": SETTING, "rows": rows}, 40)
+    assert sum(line.count("12345.678") for line in narrow) == 16 * (3 + 2), "nor on a narrower terminal"
+
+
+def test_tables_of_user_models_fit_80_columns():
+    rows = _rows(("degree_biased_sampler", "pna"), ("joestar", "eager"), note="123 batches redone exactly")
+    lines = _printed(_user_tables, {"setting": SETTING, "rows": rows})
+    assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
+    assert sum("123 batches redone exactly" in line for line in lines) == 4
+    assert sum(line.count("12345.68") for line in lines) == 4 * 3
+
+
+def test_columns_without_a_value_are_left_out():
+    assert columns(("a", "b", "c"), [("x", "-", "10"), ("longer", "-", "")]) == ["a        c", "x       10", "longer"]

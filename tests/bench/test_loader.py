@@ -65,13 +65,19 @@ def test_blocks_compute_what_the_whole_graph_does(graph):
     torch.testing.assert_close(model(batch.x, blocks_of(batch)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_trains_and_goes_on_after_the_last_batch(graph):
+def test_a_step_trains_and_goes_on_after_the_last_batch(monkeypatch, graph):
     torch.manual_seed(0)
     model = BlockModel("sage", 16, 8, 2, graph.num_classes, heads=1, dropout=0.0)
     batches = [whole_neighbourhoods(graph, part.long().unique(), 2) for part in graph.train_idx[:60].split(20)]
     step = LoaderStep(batches, model, torch.optim.Adam(model.parameters(), 1e-2), torch.device("cpu"))
     losses = [float(step()) for _ in range(30)]
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
+    trained = []
+    monkeypatch.setattr(LoaderStep, "__call__", lambda step: trained.append(next(step.batches)))
+    step.epoch()
+    step.epoch(1)
+    assert trained == [*batches, batches[0]], "once from the start, then one batch"
+    monkeypatch.undo()
     timing = time_rounds(step, 9, 1, 2, torch.device("cpu"))
     assert timing.steps == 8 and 0 < timing.p20 <= timing.median <= timing.p80
 
@@ -98,6 +104,7 @@ def test_with_pyg_lib_it_is_measured(monkeypatch, here):
                          baselines=("loader",), workers=2))  # fmt: skip
     assert [row["how"] for row in result["rows"]] == ["joestar", "loader"] and not result["absent"]
     assert result["rows"][1]["step"]["steps"] == 6 and result["rows"][1]["step"]["median"] > 0
+    assert all(row["epochs"]["seconds"] > 0 for row in result["rows"])
 
 
 def test_the_loader_is_given_the_graph_as_it_is(monkeypatch, graph):
@@ -112,4 +119,4 @@ def test_the_loader_is_given_the_graph_as_it_is(monkeypatch, graph):
     loader_module.neighbor_loader(graph, [3, 2], 50, 2)
     src, dst, _ = graph.coo()
     assert torch.equal(seen["data"].edge_index, torch.stack([src.long(), dst.long()])) and seen["is_sorted"]
-    assert (seen["batch_size"], seen["num_workers"], seen["pin_memory"], seen["drop_last"]) == (50, 2, False, True)
+    assert (seen["batch_size"], seen["num_workers"], seen["pin_memory"], seen["shuffle"]) == (50, 2, False, True)

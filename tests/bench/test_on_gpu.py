@@ -63,7 +63,8 @@ def test_failures_of_a_run_that_did_not_end(tmp_path):
 @pytest.mark.parametrize(("count", "good"), [(14_900, True), (15_100, False)])
 def test_counts_per_hop(tmp_path, count, good):
     row = {"model": "sage", "how": "joestar", "step": {"median": 0.5}, "memory": 2**30, "first_step_seconds": 9.0,
-           "launches": {"launches": 1.0}, "counts": [1000, count, 120_000, 400_000]}  # fmt: skip
+           "launches": {"launches": 1.0}, "ids": "shuffled", "epochs": None,
+           "counts": [1000, count, 120_000, 400_000]}  # fmt: skip
     file = tmp_path / "step.json"
     file.write_text(json.dumps({"rows": [row], "absent": {"loader": "no row for the loader"}}))
     read = on_gpu.step_summary(file, on_gpu.COUNTS["products"])
@@ -72,6 +73,17 @@ def test_counts_per_hop(tmp_path, count, good):
     else:
         with pytest.raises(on_gpu.CheckError, match="more than 2 %"):
             read(file)
+
+
+def test_whole_epochs_have_a_line_of_their_own(tmp_path):
+    epochs = {"ms_per_step": 0.6, "seconds": 0.12, "set_up_ms": 0.9, "one_step_ms": 1.5}
+    row = {"model": "sage", "how": "eager", "ids": "planted", "step": {"median": 0.5}, "memory": 2**30,
+           "first_step_seconds": 9.0, "launches": {}, "epochs": epochs}  # fmt: skip
+    file = tmp_path / "step.json"
+    file.write_text(json.dumps({"rows": [row], "absent": {}}))
+    first, second = on_gpu.step_summary(file, None)(file)
+    assert "planted" in first and "1.00 x" in first
+    assert "0.600 ms/step" in second and "set-up 0.900 ms" in second
 
 
 def test_losses_must_agree(tmp_path):
@@ -85,7 +97,7 @@ def test_every_stage_has_a_name_of_its_own_and_runs_a_file_that_exists(tmp_path)
     options = on_gpu.argparse.Namespace(device="cuda", shape=None, batch_size=1000, steps=200, workers=6, loader=True,
                                         pytest_options="--rootdir {root}")  # fmt: skip
     stages = on_gpu.stages(options, tmp_path, tmp_path / "copy")
-    assert len({stage.name for stage in stages}) == len(stages) == 11
+    assert len({stage.name for stage in stages}) == len(stages) == 12
     for stage in stages:
         scripts = [word for word in stage.command if word.startswith("benchmarks/")]
         assert all((on_gpu.ROOT / script).exists() for script in scripts)
