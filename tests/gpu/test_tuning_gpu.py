@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from joestar.ops.backward_forms import FORMS
+from joestar.profile.sizes import step_key
 from joestar.runtime import tuning
 
 from .test_step_graph import BATCH, make, train
@@ -23,12 +24,12 @@ def cache(monkeypatch, tmp_path):
 def test_tuning_changes_nothing_and_is_cached(model):
     step = make(model=model, backend="eager", tune=True)
     trainer, idx = step._runner, step.graph.train_idx.int()
-    trainer.executor.program.trace(idx[:BATCH], trainer.key)
+    trainer.executor.program.trace(idx[:BATCH], step_key(trainer.seed, 0, 0, "cuda"))
     state = copy.deepcopy(step.model.state_dict())
-    key, random, on_gpu = trainer.key.clone(), torch.get_rng_state(), torch.cuda.get_rng_state()
+    key, random, on_gpu = trainer.state.key.clone(), torch.get_rng_state(), torch.cuda.get_rng_state()
     record = tuning.tune(trainer, idx, BATCH)
     assert all(torch.equal(value, step.model.state_dict()[name]) for name, value in state.items())
-    assert torch.equal(trainer.key, key) and not trainer.flag and not trainer.optimizer.optimizer.state
+    assert torch.equal(trainer.state.key, key) and not trainer.state.flag and not trainer.optimizer.optimizer.state
     assert torch.equal(torch.get_rng_state(), random) and torch.equal(torch.cuda.get_rng_state(), on_gpu)
     assert len(record.candidates) >= 8 and sum(c.taken for c in record.candidates) == 1
     again = make(model=model, backend="eager", tune=True)
