@@ -134,7 +134,8 @@ class Step:
     def _ready(self, seeds: Tensor, batch: int) -> None:
         self._check()
         program = self._runner.executor.program
-        program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
+        if program.captured is None:
+            program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
         self._check_classes(seeds)
         if self._tune:
             self._tuning, self._tune = tune_choices(self._runner, seeds, batch), False

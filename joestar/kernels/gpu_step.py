@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox
+
 
 @triton.jit
 def _take_batch(order, run, key, size, capacity, seeds, count, BLOCK: tl.constexpr):
@@ -42,21 +44,34 @@ def finish_step(key: Tensor, flag: Tensor, losses: Tensor, run: Tensor, loss: Te
 
 
 @triton.jit
-def _overflow(counts, flag, out, ok, BOUNDS: tl.constexpr, COUNT: tl.constexpr):
+def _overflow(counts, flag, out, ok, sequence, words, BOUNDS: tl.constexpr, COUNT: tl.constexpr, POST: tl.constexpr):
     fine = tl.load(flag) == 0
+    tag = tl.full((), 0, tl.int64)
+    if POST:
+        number = tl.load(sequence) + 1
+        tl.store(sequence, number)
+        tag = number & TAG
     for i in tl.static_range(COUNT):
         count = tl.load(counts[i])
         tl.store(out + i, count)
         fine = fine & (count <= BOUNDS[i])
+        if POST:
+            tl.store(words + 1 + i, (count << SHIFT) | tag)
     tl.store(ok, fine.to(tl.int8))
+    if POST:
+        tl.store(words, (fine.to(tl.int64) << SHIFT) | tag)
 
 
 def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
-    """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound."""
+    """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound.
+
+    Both are posted to the host where a mailbox is open (``kernels.gpu_mailbox``).
+    """
     out = torch.empty(len(counts), dtype=torch.int64, device=flag.device)
     ok = torch.empty((), dtype=torch.bool, device=flag.device)
+    sequence, words = mailbox() or (out, out)
     _overflow[(1,)](
-        tuple(counts), flag.view(torch.int8), out, ok.view(torch.int8), BOUNDS=tuple(map(int, bounds)),
-        COUNT=len(counts), num_warps=1,
+        tuple(counts), flag.view(torch.int8), out, ok.view(torch.int8), sequence, words,
+        BOUNDS=tuple(map(int, bounds)), COUNT=len(counts), POST=mailbox() is not None, num_warps=1,
     )  # fmt: skip
     return out, ok

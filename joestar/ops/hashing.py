@@ -40,6 +40,24 @@ def key_state(key: Tensor, site: int) -> tuple[Tensor, Tensor]:
     return a, b
 
 
+def host_key_state(seed: int, epoch: int, step: int, site: int) -> tuple[int, int]:
+    """``key_state`` of numbers on the host."""
+    a, b = INITIAL
+    for word in (seed, seed >> 32, epoch, step, step >> 32, site):
+        a, b = _mix((a ^ word & MASK) + GOLDEN), _mix((b ^ word & MASK) + SECOND)
+    return a, b
+
+
+def _mix(x: int) -> int:
+    """``mix32`` of a number, of which the low 32 bits count."""
+    x &= MASK
+    x ^= x >> 16
+    x = (x * 0x21F0AAAD) & MASK
+    x ^= x >> 15
+    x = (x * 0x735A2D97) & MASK
+    return x ^ (x >> 15)
+
+
 def row_state(state: tuple[Tensor, Tensor], nodes: Tensor) -> tuple[Tensor, Tensor]:
     """State of every node: ``nodes`` is any integer tensor ``[n]``; returns two int64 tensors ``[n]`` of words."""
     nodes = nodes.to(torch.int64)

@@ -1,5 +1,7 @@
 """Kernels around a training step: the message to the host, keys of shuffles."""
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -14,16 +16,16 @@ def has_kernels() -> bool:
     return gpu_kernels() is not None
 
 
-def post(sequence: Tensor, ok: Tensor, counts: Tensor, words: Tensor) -> None:
-    """Counts ``sequence`` (0-d int64, on the device) up and writes it, with ``ok`` and the counts, to ``words``.
+def opened_mailbox(sequence: Tensor, words: Tensor) -> AbstractContextManager:
+    """Within, the program's check of its bounds also writes what it finds to ``words``, and counts ``sequence`` up.
 
     Args:
-        ok: 0-d bool; counts: int64 ``[n]``; words: int64 ``[n + 1]`` in pinned host memory, each
-            ``value << TAG_BITS | tag``.
+        sequence: 0-d int64, on the device; words: int64 ``[n + 1]`` in pinned host memory: ``ok``, then every true
+            size, each ``value << TAG_BITS | tag`` with the low bits of ``sequence`` as tag.
     """
     from joestar.kernels import gpu_mailbox
 
-    gpu_mailbox.post(sequence, ok.view(torch.int8), counts, words)
+    return gpu_mailbox.opened(sequence, words)
 
 
 def shuffle_keys(n: int, a: int, b: int, device: torch.device) -> Tensor:

@@ -63,8 +63,7 @@ def widen(
     """Bounds that also hold ``demand``, what an overflowing batch really needed, times ``growth`` and 1 + ``slack``."""
     wanted = [max(bound, need * (1 + slack) * growth) for bound, need in zip(bounds, demand, strict=True)]
     sizes = [
-        want if need > bound or growth > 1 else bound
-        for want, need, bound in zip(wanted, demand, bounds, strict=True)
+        want if need > bound or growth > 1 else bound for want, need, bound in zip(wanted, demand, bounds, strict=True)
     ]
     return _nested(sizes, labels, batch, num_nodes)
 

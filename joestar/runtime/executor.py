@@ -78,7 +78,8 @@ class Executor:
         A larger batch than the program's compiles it again, unless that has happened too often.
         """
         start = time.perf_counter()
-        self.program.trace(seeds[:batch], step_key(seed, epoch, 0, self.device))
+        if self.program.captured is None:
+            self.program.trace(seeds[:batch], step_key(seed, epoch, 0, self.device))
         if self.execution == "padded":
             if self.resumed is not None:
                 self._resume()

@@ -1,16 +1,16 @@
 """How the host learns whether a step fitted while the step is still under way.
 
-A captured step writes ``ok`` and the true sizes to pinned host memory between its forward and its backward pass, by
-when sampling is long over. The host reads them there: it knows that the step happens, and that the loss which it hands
-out is final, hundreds of microseconds before the step ends, so that the device never waits for the next launch.
+The kernel of a captured step that compares true sizes with bounds, right behind the sampling, writes both to pinned
+host memory. The host reads them there: it knows that the step happens, and that the loss which it hands out is final,
+hundreds of microseconds before the step ends, so that the device never waits for the next launch.
 """
 
 import time
+from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
 
-from joestar.ops.step import TAG_BITS, post
+from joestar.ops.step import TAG_BITS, opened_mailbox
 
 _TAG = (1 << TAG_BITS) - 1
 _SPINS = 256
@@ -20,7 +20,7 @@ _PATIENCE = 10.0
 
 
 class Mailbox:
-    """One message at a time: ``post`` is part of the step, ``wait`` returns what the latest step posted.
+    """One message at a time: a step posts it, ``wait`` returns it.
 
     Every word of a message carries the message's number, so that half of a new one is never taken for the whole.
 
@@ -35,9 +35,9 @@ class Mailbox:
         self.sequence = torch.zeros((), dtype=torch.int64, device=device)
         self.number = 0
 
-    def post(self, ok: Tensor, counts: Tensor) -> None:
-        """Part of the step, on the device."""
-        post(self.sequence, ok, counts, self._pinned)
+    def open(self) -> AbstractContextManager:
+        """A program that runs within posts its message."""
+        return opened_mailbox(self.sequence, self._pinned)
 
     def start(self) -> None:
         """Forgets messages that nobody waited for (those of a warm-up)."""

@@ -103,6 +103,7 @@ class StepRunner:
     def _launch(self) -> tuple[bool, list[int]]:
         """One padded step on the device: (whether it fitted, true sizes). It changes nothing unless it fits."""
         if not self.cuda_graph:
+            self.optimizer.refresh()
             return self._step()
         self._prepare_graph()
         self.graph.replay()
@@ -194,8 +195,8 @@ class StepRunner:
         self._mailbox = Mailbox(state.device, len(program.padded.checked))
 
         def step() -> None:
-            ok, counts, finish = self._forward()
-            self._mailbox.post(ok, counts)
+            with self._mailbox.open():
+                *_, finish = self._forward()
             finish()
 
         with self._raised_flag(), self._untimed():

@@ -9,7 +9,7 @@ from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
 from joestar.graph_api.validate import ID_DTYPES, check_ids
 from joestar.ops import step
-from joestar.ops.hashing import key_state, row_state
+from joestar.ops.hashing import host_key_state, row_state
 
 SHUFFLE_SITE = 0xFFFFFFFF
 
@@ -76,15 +76,7 @@ def check_batch_size(batch_size) -> int:
 
 def shuffled(seeds: Tensor, seed: int, epoch: int) -> Tensor:
     """A permutation of the seeds that depends on (seed, epoch) only: positions sorted by their 62-bit hash."""
-    key = torch.tensor([seed, epoch, 0], dtype=torch.int64, device="cpu")
-    a, b = key_state(key, SHUFFLE_SITE)
-    if seeds.is_cuda and step.has_kernels():
-        keys = step.shuffle_keys(seeds.numel(), int(a), int(b), seeds.device)
-    else:
-        position = torch.arange(seeds.numel(), dtype=torch.int64, device=seeds.device)
-        a, b = row_state((a.to(seeds.device), b.to(seeds.device)), position)
-        keys = ((a >> 1) << 31) | (b >> 1)
-    return seeds[torch.argsort(keys, stable=True)]
+    return seeds[torch.argsort(_hashes(seeds.numel(), seed, epoch, seeds.device), stable=True)]
 
 
 def spread_nodes(number: int, graph: Graph, seed: int, epoch: int) -> Tensor:
@@ -93,10 +85,17 @@ def spread_nodes(number: int, graph: Graph, seed: int, epoch: int) -> Tensor:
     if nodes <= 4 * number:
         every = torch.arange(nodes, dtype=graph.indices.dtype, device=graph.device)
         return shuffled(every, seed, epoch)[:number]
-    key = torch.tensor([seed, epoch, 0], dtype=torch.int64, device=graph.device)
-    position = torch.arange(number, dtype=torch.int64, device=graph.device)
-    a, b = row_state(key_state(key, SHUFFLE_SITE), position)
-    return (((a >> 1) << 31 | (b >> 1)) % nodes).to(graph.indices.dtype)
+    return (_hashes(number, seed, epoch, graph.device) % nodes).to(graph.indices.dtype)
+
+
+def _hashes(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """62-bit hashes of the positions below ``n``: int64 ``[n]``."""
+    a, b = host_key_state(seed, epoch, 0, SHUFFLE_SITE)
+    if device.type == "cuda" and step.has_kernels():
+        return step.shuffle_keys(n, a, b, device)
+    position = torch.arange(n, dtype=torch.int64, device=device)
+    a, b = row_state((a, b), position)
+    return ((a >> 1) << 31) | (b >> 1)
 
 
 def filled(seeds: Tensor, size: int) -> Tensor:

@@ -57,9 +57,8 @@ def test_losses_add_up_on_the_device_whatever_overflows(monkeypatch):
 def test_state_is_that_after_the_step(monkeypatch):
     tight_bounds(monkeypatch, 1.0)
     step, exact = small(patience=1000), small(execution="exact")
-    for position, _ in enumerate(
-        zip(step.epoch(step.graph.train_idx, BATCH), exact.epoch(step.graph.train_idx, BATCH))
-    ):
+    both = zip(step.epoch(step.graph.train_idx, BATCH), exact.epoch(step.graph.train_idx, BATCH), strict=True)
+    for position, _ in enumerate(both):
         for name, value in step.model.state_dict().items():
             torch.testing.assert_close(value, exact.model.state_dict()[name], rtol=1e-2, atol=1e-3, msg=name)
         if position == 5:

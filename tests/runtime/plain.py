@@ -1,6 +1,5 @@
 """The same run in plain PyTorch: the sampler in Python, modules, autograd, ``torch.optim``; no capture, no padding."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -66,7 +66,7 @@ from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_
 
 import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
-from joestar.kernels.gpu_mailbox import post  # noqa: E402
+from joestar.kernels.gpu_mailbox import opened  # noqa: E402
 from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
 from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
 from joestar.kernels.layout import REDUCTIONS  # noqa: E402
@@ -238,7 +238,8 @@ def steps() -> None:
     for sets in (0, 3):
         counts = [COUNT] * sets
         gpu.overflow(counts, [7] * sets, flag)
-        post(COUNT, ok.view(torch.int8), torch.zeros(sets, dtype=torch.int64), torch.zeros(sets + 1).long())
+        with opened(COUNT, torch.zeros(sets + 1, dtype=torch.int64)):
+            gpu.overflow(counts, [7] * sets, flag)
     for dtype in (torch.float32, torch.bfloat16):
         gpu.finish_step(KEY, flag, torch.zeros(10), KEY, torch.tensor(1.0, dtype=dtype), ok)
     parameters = [torch.zeros(128, 200), torch.zeros(128), torch.zeros(47, 256), torch.zeros(47)]

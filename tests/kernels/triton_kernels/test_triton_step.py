@@ -46,7 +46,8 @@ def test_every_word_of_a_message_carries_its_number(sets):
     sequence, words = torch.tensor((1 << 20) - 2), torch.zeros(sets + 1, dtype=torch.int64)
     counts = torch.arange(5, 5 + sets) * 10**9
     for number, ok in (((1 << 20) - 1, True), (0, False), (1, True)):
-        gpu_mailbox.post(sequence, torch.tensor(ok).view(torch.int8), counts, words)
+        with gpu_mailbox.opened(sequence, words):
+            gpu.overflow(list(counts), [count - (not ok) for count in counts.tolist()], torch.tensor(not ok))
         assert {word & 0xFFFFF for word in words.tolist()} == {number}
         assert [word >> 20 for word in words.tolist()] == [int(ok), *counts.tolist()]
 
