@@ -15,7 +15,7 @@ from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
 from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
-from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
+from joestar.runtime.checkpoint import STATE_FORMAT, Checkpoints, check_state, load_into
 from joestar.runtime.epochs import Epoch, digest
 from joestar.runtime.executor import Executor
 from joestar.runtime.fit import History, fit, score
@@ -196,6 +196,7 @@ class Step:
     def fit(
         self, train_idx: Tensor, val_idx: Tensor | None = None, epochs: int = 10, batch_size: int = 1000,
         patience: int | None = None, scheduler=None, on_epoch: Callable | None = None,
+        checkpoints: Checkpoints | None = None, checkpoint_every: int | None = None, resume: bool = False,
     ) -> History:  # fmt: skip
         """Trains for ``epochs``, scoring ``val_idx`` after each; keeps the parameters of the best epoch.
 
@@ -203,8 +204,15 @@ class Step:
             patience: stop after so many epochs without a better score.
             scheduler: any ``torch.optim.lr_scheduler``, stepped once per epoch.
             on_epoch: called with an ``EpochRecord`` after every epoch.
+            checkpoints: where to save the state, after every epoch and when interrupted (Ctrl-C).
+            checkpoint_every: save after so many steps, too.
+            resume: go on from the newest checkpoint there, in the middle of an epoch if need be; from the start if
+                there is none.
         """
-        return fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch)
+        return fit(
+            self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, checkpoints, checkpoint_every,
+            resume,
+        )  # fmt: skip
 
     def restart(self, seed: int | None = None) -> None:
         """Starts over without recompiling: epochs count from 0, the optimizer forgets its state, the seed may change.

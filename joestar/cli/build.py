@@ -1,8 +1,12 @@
 """From settings to objects: device, model, loss, optimizer and schedule."""
 
+from dataclasses import asdict
+
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
+from joestar import Checkpoints
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.errors import ConfigError, DataError
@@ -11,6 +15,8 @@ from joestar.graph_api import Graph
 NORMS = {"none": None, "batch": "batch_norm", "layer": "layer_norm"}
 MODELS = {"sage": gnn.GraphSAGE, "gcn": gnn.GCN, "gat": gnn.GAT, "gin": gnn.GIN}
 SGD_MOMENTUM = 0.9
+PER_CALL = ("epochs", "patience", "report", "save", "checkpoints", "checkpoint_every", "keep", "resume")
+"""Settings that may differ when a run goes on."""
 PLATEAU_PATIENCE = 5
 
 
@@ -75,6 +81,38 @@ def class_weights(y: Tensor, num_classes: int) -> Tensor:
         return torch.where(positives > 0, negatives / positives.clamp(min=1), 1.0)
     counts = torch.bincount(y[y >= 0], minlength=num_classes)
     return torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1)), 1.0)
+
+
+def build_checkpoints(config: TrainConfig, console: Console) -> Checkpoints:
+    """The folder of checkpoints, empty for a new run, or with those of the same run to go on from.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or holds checkpoints of another run.
+    """
+    settings = {name: value for name, value in asdict(config).items() if name not in PER_CALL}
+    found = Checkpoints(config.checkpoints, config.keep, {"settings": settings})
+    paths = found.paths()
+    if paths and not config.resume:
+        raise ConfigError(
+            f"{config.checkpoints} holds {len(paths)} checkpoints already: go on with --resume, or choose another "
+            "folder."
+        )
+    content = found.latest() if paths else None
+    if content is not None:
+        before = content.get("settings", {})
+        changed = [f"{n} ({before.get(n)!r}, now {v!r})" for n, v in settings.items() if _as_list(before.get(n)) != v]
+        if changed:
+            raise ConfigError(
+                f"{config.checkpoints} is of a run with other settings: {', '.join(changed)}. Give the same ones; only "
+                f"{', '.join(PER_CALL)} may differ."
+            )
+    if config.resume:
+        console.print(f"Going on from {paths[-1].name}" if paths else "No checkpoint yet: a new run", highlight=False)
+    return found
+
+
+def _as_list(value):
+    return tuple(value) if isinstance(value, list) else value
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:

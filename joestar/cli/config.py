@@ -72,6 +72,13 @@ class TrainConfig:
     execution: str = setting(
         "padded", "Execution", "One program of padded sizes, or true sizes step by step.", choices=("padded", "exact")
     )
+    deterministic: bool = setting(False, "Execution", "Fix the order of every sum: repeated runs have the same bits.")
+    checkpoints: str | None = setting(None, "Output", "Folder for checkpoints, written after every epoch.")
+    checkpoint_every: int | None = setting(
+        None, "Output", "Write a checkpoint after so many steps, too.", low=1, shown="epochs only"
+    )
+    keep: int = setting(3, "Output", "Checkpoints that are kept.", low=1)
+    resume: bool = setting(False, "Output", "Go on from the newest checkpoint, if there is one.")
     report: str | None = setting(None, "Output", "Write settings, curves, results and the ledger to this JSON file.")
     save: str | None = setting(None, "Output", "Write the best parameters to this file.")
 
@@ -89,6 +96,8 @@ class TrainConfig:
                 f"layers is {self.layers}, but fanouts has {len(fanouts)} entries ({_listed(fanouts)}). Give one "
                 "fanout per layer, or only one of the two."
             )
+        if self.checkpoints is None and (self.resume or self.checkpoint_every is not None):
+            raise ConfigError("--resume and --checkpoint-every need --checkpoints FOLDER.")
         if self.model == "gat" and self.hidden % self.heads:
             raise ConfigError(
                 f"hidden is {self.hidden}, which the {self.heads} heads of gat do not divide. Choose a multiple of "
@@ -98,7 +107,10 @@ class TrainConfig:
 
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
-RUN_ONLY = ("epochs", "patience", "scheduler", "execution", "report", "save")
+RUN_ONLY = (
+    "epochs", "patience", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every", "keep",
+    "resume",
+)  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)
 

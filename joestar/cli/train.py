@@ -45,8 +45,10 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         clip_grad_norm=config.clip_grad_norm,
         backend=config.backend,
         execution=config.execution,
+        deterministic=config.deterministic,
     )
-    history = _fit(step, graph, config, build.build_scheduler(config, optimizer), console)
+    saved = None if config.checkpoints is None else build.build_checkpoints(config, console)
+    history = _fit(step, graph, config, build.build_scheduler(config, optimizer), saved, console)
     results = _results(history, step.evaluate(graph.test_idx, config.batch_size))
     report = step.report()
     _print_results(config, results, report, console)
@@ -66,7 +68,7 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     return content
 
 
-def _fit(step, graph, config: TrainConfig, scheduler, console: Console):
+def _fit(step, graph, config: TrainConfig, scheduler, saved: joestar.Checkpoints | None, console: Console):
     """``step.fit`` under a progress bar; lines instead of a bar where the output is no terminal."""
     words = TextColumn("{task.description}"), TextColumn("{task.fields[shown]}")
     columns = SpinnerColumn(), words[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words[1]
@@ -91,6 +93,9 @@ def _fit(step, graph, config: TrainConfig, scheduler, console: Console):
             patience=config.patience,
             scheduler=scheduler,
             on_epoch=on_epoch,
+            checkpoints=saved,
+            checkpoint_every=config.checkpoint_every,
+            resume=config.resume,
         )
 
 

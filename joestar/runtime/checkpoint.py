@@ -60,7 +60,16 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping) -> None:
         )
     model.load_state_dict(saved)
     if optimizer is not None:
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(_copied(state["optimizer"]))  # it would go on with the very tensors
+
+
+def _copied(value: Any) -> Any:
+    """A tree with tensors of its own."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return type(value)(_copied(entry) for entry in value) if type(value) in (list, tuple) else value
 
 
 class Checkpoints:
@@ -73,15 +82,16 @@ class Checkpoints:
     Args:
         folder: made if it does not exist.
         keep: how many to keep.
+        extra: goes into every checkpoint, beside what ``save`` is given.
 
     Raises:
         ConfigError: if the folder cannot be written to, or ``keep`` is not positive.
     """
 
-    def __init__(self, folder: str | os.PathLike, keep: int = 3):
+    def __init__(self, folder: str | os.PathLike, keep: int = 3, extra: Mapping | None = None):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"keep must be a positive number of checkpoints; got {keep!r}.")
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self.extra = Path(folder), keep, dict(extra or {})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -105,7 +115,7 @@ class Checkpoints:
         state = step if isinstance(step, Mapping) else step.state_dict()
         paths = self.paths()
         path = self.folder / f"checkpoint-{_number(paths[-1]) + 1 if paths else 1:09d}.pt"
-        write_checkpoint(path, {"step": dict(state), **more})
+        write_checkpoint(path, {"step": dict(state), **self.extra, **more})
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)
         for left in self.folder.glob(".checkpoint-*.tmp"):  # of processes that were killed

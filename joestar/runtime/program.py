@@ -32,6 +32,7 @@ class Options:
         backend: ``inductor`` or ``eager``; autocast: dtype, or ``None``.
         disable_passes: names of passes to leave out; rewrite_limit: rewrites that may happen in all.
         choices: ``"kind:name" -> option`` at places where several forms are correct (``fusion.Site``).
+        deterministic: fix the order of every sum.
     """
 
     backend: str = "inductor"
@@ -39,6 +40,7 @@ class Options:
     autocast: torch.dtype | None = None
     choices: dict[str, str] = field(default_factory=dict)
     rewrite_limit: int | None = None
+    deterministic: bool = False
 
 
 @dataclass

@@ -1,0 +1,327 @@
+"""Checkpoints: a run that is killed anywhere goes on as if nothing had happened; files are whole or not there."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+
+import joestar
+from joestar.errors import CheckpointError, ConfigError, JoestarWarning
+from joestar.runtime import checkpoint
+from joestar.runtime.checkpoint import read_checkpoint, write_checkpoint
+from tests.runtime.common import make_step, planted_graph, tight_bounds, train
+
+IDX, VAL = torch.arange(0, 730), torch.arange(730, 900)
+GRAPH = planted_graph(dtype=torch.float64)
+
+
+def made(**options):
+    """A step whose bounds are so tight that some batches overflow, and are widened in the middle of the run."""
+    return make_step(graph=GRAPH, model_options={"dropout": 0.4, "norm": "batch_norm"}, **options)
+
+
+def losses_of(step, epochs: int, after: int | None = None) -> list[float]:
+    """Losses until ``epochs`` are done, or so many steps have been taken."""
+    found = []
+    while step.epochs_done < epochs:
+        for loss in step.epoch(IDX, 100):
+            found.append(loss.item())
+            if after is not None and len(found) == after:
+                return found, step.state_dict()
+    return found
+
+
+def same_state(ours, theirs) -> None:
+    for name, value in theirs.model.state_dict().items():
+        assert torch.equal(ours.model.state_dict()[name], value), name
+
+
+def through_a_file(state, folder):
+    folder.mkdir(exist_ok=True)
+    joestar.Checkpoints(folder).save(state)
+    return joestar.Checkpoints(folder).latest()["step"]
+
+
+@pytest.mark.parametrize("after", [3, 8, 11])
+def test_a_run_goes_on_bit_for_bit(after, tmp_path, monkeypatch):
+    """In the middle of an epoch and at its end; with overflows, bounds and their widening."""
+    tight_bounds(monkeypatch, 1.0)
+    whole = made()
+    expected = losses_of(whole, 3)
+    first, state = losses_of(made(), 3, after)
+    monkeypatch.undo()  # bounds come from the checkpoint
+    again = made()
+    again.load_state_dict(through_a_file(state, tmp_path / "c"))
+    assert first + losses_of(again, 3) == expected
+    same_state(again, whole)
+    assert again._runner.executor.program.bounds == whole._runner.executor.program.bounds
+
+
+def test_state_of_an_epoch_that_was_left_is_that_of_none():
+    step = made()
+    for position, _ in enumerate(step.epoch(IDX, 100)):
+        if position == 2:
+            break
+    other = made()
+    other.load_state_dict(step.state_dict())
+    assert other.epochs_done == 1 and train(other, IDX, epochs=1) == train(step, IDX, epochs=1)
+
+
+def test_epochs_beside_one_another_go_on_in_their_order():
+    def nested(step, until=None, found=None):
+        found = [] if found is None else found
+        for outer in step.epoch(IDX, 200):
+            found.append(outer.item())
+            for inner in step.epoch(VAL, 50):
+                found.append(inner.item())
+                if until is not None and len(found) == until:
+                    return found, step.state_dict()
+        return found
+
+    expected = nested(made())
+    first, state = nested(made(), 7)
+    again = made()
+    again.load_state_dict(state)
+    epoch, inner = again.epoch(IDX, 200), again.epoch(VAL, 50)
+    found = first + [loss.item() for loss in inner]
+    for loss in epoch:
+        found.append(loss.item())
+        found += [loss.item() for loss in again.epoch(VAL, 50)]
+    assert found == expected
+
+
+def test_single_steps_and_the_callable_form_go_on():
+    step, other = made(), made()
+    first = [step(IDX[:50]).item() for _ in range(2)]
+    other.load_state_dict(step.state_dict())
+    assert [other(IDX[:50]).item() for _ in range(2)] == [step(IDX[:50]).item() for _ in range(2)] != first
+
+
+def test_a_loaded_state_replaces_that_of_a_run(tmp_path):
+    """Roll back in the same process, after other things have happened."""
+    step = made()
+    first, state = losses_of(step, 2, 5)
+    state = through_a_file(state, tmp_path / "c")
+    step(IDX[:30])
+    step.load_state_dict(state)
+    assert first + losses_of(step, 2) == losses_of(made(), 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ((IDX[:-1], 100), r"another number of seeds \(730; now 729\)"),
+        ((IDX.flip(0), 100), "another seeds or their order"),
+        ((IDX, 90), r"another batch_size \(100; now 90\)"),
+        ((IDX, 100, False), "another shuffle"),
+    ],
+)
+def test_another_epoch_than_the_one_under_way_is_refused(call, message):
+    _, state = losses_of(made(execution="exact"), 1, 2)
+    step = made(execution="exact")
+    step.load_state_dict(state)
+    with pytest.raises(CheckpointError, match=message):
+        step.epoch(*call)
+    step.load_state_dict(state)
+    step.drop_resumed()
+    assert len(step.epoch(*call)) > 0
+
+
+def test_states_of_something_else_are_refused():
+    step = made(execution="exact")
+    state = step.state_dict()
+    before = {name: value.clone() for name, value in step.model.state_dict().items()}
+    wrong = {
+        "expected what step.state_dict": {"model": {}},
+        "has format 7": {**state, "format": 7},
+        "lacks calls": {k: v for k, v in state.items() if k != "calls"},
+        "has no optimizer": {**state, "optimizer": None},
+        "is missing": {**state, "model": {}},
+        "is unknown here": {**state, "model": {**state["model"], "extra": torch.zeros(2)}},
+        "here \\[": {**state, "model": {name: value[:1] for name, value in state["model"].items() if value.dim()}
+                     | {name: value for name, value in state["model"].items() if not value.dim()}},
+        "groups of": {**state, "optimizer": {"state": {}, "param_groups": []}},
+    }  # fmt: skip
+    for message, other in wrong.items():
+        with pytest.raises(CheckpointError, match=message):
+            step.load_state_dict(other)
+    for name, value in step.model.state_dict().items():
+        assert torch.equal(value, before[name]), "nothing may change before all is checked"
+
+
+# --- files ---
+
+
+def test_files_hold_no_code_and_are_checked(tmp_path):
+    path = tmp_path / "a.pt"
+    content = {
+        "tensors": [torch.arange(5), torch.zeros(0)],
+        "numbers": {"a": 1.5, 3: None},
+        "half": torch.ones(3).half(),
+    }
+    write_checkpoint(path, content)
+    found = read_checkpoint(path)
+    assert found["numbers"] == content["numbers"] and torch.equal(found["tensors"][0], torch.arange(5))
+    assert torch.load(path, weights_only=True)["joestar_checkpoint"] == 1
+    with pytest.raises(ConfigError, match="a set: a checkpoint holds tensors"):
+        write_checkpoint(path, {"bad": {1, 2}})
+    assert torch.equal(read_checkpoint(path)["tensors"][0], torch.arange(5)), "a failed write leaves the old file"
+    raw = path.read_bytes()
+    at = raw.index(torch.arange(5).numpy().tobytes())
+    for damaged in (raw[: len(raw) // 2], b"", b"text", raw[:at] + b"\x07" + raw[at + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"a\.pt is damaged"):
+            read_checkpoint(path)
+    torch.save({"weights": 1}, path)
+    with pytest.raises(CheckpointError, match="no checkpoint of Joestar's"):
+        read_checkpoint(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_checkpoint(tmp_path / "none.pt")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_the_last_ones_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
+    saved = joestar.Checkpoints(tmp_path, keep=2)
+    assert saved.latest() is None
+    for number in range(4):
+        saved.save({"number": number})
+    (tmp_path / ".checkpoint-000000003.pt.abc.tmp").write_bytes(b"of a process that was killed")
+    assert [path.name for path in saved.paths()] == ["checkpoint-000000003.pt", "checkpoint-000000004.pt"]
+    assert saved.latest()["step"] == {"number": 3}
+    saved.paths()[-1].write_bytes(b"half")
+    with pytest.warns(JoestarWarning, match="000000004.pt is damaged .* Going on from checkpoint-000000003"):
+        assert saved.latest()["step"] == {"number": 2}
+    saved.save({"number": 5})
+    assert len(list(tmp_path.iterdir())) == 2
+    for path in saved.paths():
+        path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read"):
+        saved.latest()
+
+
+def test_a_full_disk_is_an_error_and_keeps_what_there_was(tmp_path, monkeypatch):
+    saved = joestar.Checkpoints(tmp_path)
+    saved.save({"number": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"cannot be written .*No space left"):
+        saved.save({"number": 2})
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000000001.pt"] and saved.latest()["step"]["number"] == 1
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((0,), "keep must be"), ((True,), "keep must be")])
+def test_bad_folders(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        joestar.Checkpoints(tmp_path, *arguments)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made a folder"):
+        joestar.Checkpoints(tmp_path / "file" / "x")
+
+
+# --- killed ---
+
+EPOCHS, EVERY = 3, 3
+
+
+def run_fit(folder, log, kill_after: int | None, kill_in_write: int | None) -> None:
+    """In a process of its own: a fit that writes every loss it gets, and kills itself somewhere."""
+    torch.set_num_threads(1)
+    step = made(warm_up=3)
+    own = step._runner.optimizer.optimizer
+    taken, writes, take = [0], [0], step._runner.take
+
+    def counted(run):
+        loss = take(run)
+        with open(log, "a") as file:
+            file.write(json.dumps([run.epoch, run.position, loss.item()]) + "\n")
+        taken[0] += 1
+        if taken[0] == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss
+
+    def sync(descriptor):
+        writes[0] += 1
+        if writes[0] == kill_in_write:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    step._runner.take = counted
+    checkpoint.os.fsync = sync
+    scheduler = torch.optim.lr_scheduler.StepLR(own, 1, 0.5)
+    saved = joestar.Checkpoints(folder)
+    step.fit(IDX, VAL, EPOCHS, 100, scheduler=scheduler, checkpoints=saved, checkpoint_every=EVERY, resume=True)
+
+
+def killed(folder, kills: list[tuple[int | None, int | None]]) -> dict:
+    """Losses by (epoch, step) of a run that was killed so often; steps that were repeated must agree."""
+    context, log = multiprocessing.get_context("fork"), folder / "log"
+    for after, in_write in [*kills, (None, None)]:
+        process = context.Process(target=run_fit, args=(folder / "saved", log, after, in_write))
+        process.start()
+        process.join(120)
+        assert process.exitcode == (0 if (after, in_write) == (None, None) else -signal.SIGKILL)
+    found = {}
+    for line in log.read_text().splitlines():
+        epoch, position, loss = json.loads(line)
+        assert found.setdefault((epoch, position), loss) == loss, "a step that was repeated had another loss"
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return killed(folder, [])
+
+
+@pytest.mark.parametrize("kills", [[(5, None)], [(10, None), (None, 2)], [(None, 1), (1, None), (13, None)]], ids=str)
+def test_killed_and_resumed_is_as_uninterrupted(kills, tmp_path, uninterrupted):
+    """SIGKILL between steps and in the middle of writing a checkpoint."""
+    assert killed(tmp_path, kills) == uninterrupted and len(uninterrupted) == EPOCHS * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_random(seed, tmp_path, uninterrupted):
+    random = torch.Generator().manual_seed(seed)
+    kills = []
+    for _ in range(1 + seed % 3):
+        number = int(torch.randint(1, 8, (), generator=random))
+        kills.append((number, None) if torch.rand((), generator=random) < 0.7 else (None, 1 + number % 2))
+    assert killed(tmp_path, kills) == uninterrupted
+
+
+def test_an_interrupted_fit_saves_before_it_ends(tmp_path, monkeypatch):
+    step, saved = made(execution="exact"), joestar.Checkpoints(tmp_path)
+    take = step._runner.take
+
+    def interrupted(run):
+        if run.position == 4:
+            raise KeyboardInterrupt
+        return take(run)
+
+    step._runner.take = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        step.fit(IDX, VAL, 2, 100, checkpoints=saved)
+    again, whole = made(execution="exact"), made(execution="exact")
+    ours = again.fit(IDX, VAL, 2, 100, checkpoints=saved, resume=True)
+    theirs = whole.fit(IDX, VAL, 2, 100)
+    assert [(r.epoch, r.loss, r.val) for r in ours.records] == [(r.epoch, r.loss, r.val) for r in theirs.records]
+    same_state(again, whole)
+
+
+def test_resume_needs_a_folder_and_the_same_fit(tmp_path):
+    step, saved = made(execution="exact"), joestar.Checkpoints(tmp_path)
+    for options in ({"resume": True}, {"checkpoint_every": 3}):
+        with pytest.raises(ConfigError, match="need checkpoints="):
+            step.fit(IDX, VAL, 1, 100, **options)
+    with pytest.raises(ConfigError, match="checkpoint_every must be a positive integer; got 0"):
+        step.fit(IDX, VAL, 1, 100, checkpoints=saved, checkpoint_every=0)
+    saved.save(step)
+    with pytest.raises(CheckpointError, match="no checkpoint of fit"):
+        step.fit(IDX, VAL, 1, 100, checkpoints=saved, resume=True)
