@@ -29,6 +29,7 @@ from torch import fx
 from joestar.fusion.emit import leads
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import cat_width
+from joestar.lowering.sizes import same_shape
 
 PATTERN = "aggregate-update"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -81,6 +82,8 @@ def _match(first: fx.Node, second: fx.Node) -> bool | Reject:
         return Reject(f"the aggregation is a {source.args[-1]}")
     if rows.meta["val"].dim() != 2:
         return Reject("the rows are no vectors")
+    if not same_shape(first.meta["val"].shape, second.meta["val"].shape):
+        return Reject("one product is broadcast over the columns of the other")
     for part, text in ((first, "a product has"), (second, "a product has"), (rows, "the aggregation has"),
                        (own, "own rows have")):  # fmt: skip
         if len(part.users) != 1:

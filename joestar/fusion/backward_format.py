@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.record import Reject
-from joestar.lowering.sizes import RAGGED
+from joestar.lowering.sizes import RAGGED, same_shape
 from joestar.ops.backward_forms import FORMS
 
 PATTERN = "backward-format"
@@ -59,7 +59,7 @@ def _match(node: fx.Node, context) -> str | Reject:
         return Reject(f"the aggregation is a {node.args[-1]}")
     if not context.depends_on_grad(x):
         return Reject("no gradient flows to the aggregated rows")
-    if node.target is _JOESTAR.spmm.default and node.meta["val"].shape[1:] != x.meta["val"].shape[1:]:
+    if node.target is _JOESTAR.spmm.default and not same_shape(node.meta["val"].shape[1:], x.meta["val"].shape[1:]):
         return Reject("heads share the aggregated rows")
     device = x.meta["val"].device.type
     return device if device in FORMS["spmm"] else Reject(f"there is one form on {device}")

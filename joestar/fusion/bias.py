@@ -20,6 +20,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit, tensor
 from joestar.fusion.record import Reject
+from joestar.lowering.sizes import same_shape, same_size
 
 PATTERN = "bias"
 _ATEN = torch.ops.aten
@@ -54,7 +55,7 @@ def _stored(graph: fx.Graph, add: fx.Node, context) -> int:
         return 0
     if not isinstance(bias, fx.Node) or bias.op != "placeholder":
         return 0
-    same = tensor(rows).shape[1] == tensor(bias).shape[0] and tensor(rows).dtype == tensor(bias).dtype
+    same = same_size(tensor(rows).shape[1], tensor(bias).shape[0]) and tensor(rows).dtype == tensor(bias).dtype
     match = True if context.needs_grad(bias) else Reject("the vector needs no gradients")
     if not same or not context.admits(PATTERN, add, match):
         return 0
@@ -71,7 +72,7 @@ def _pair(add: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     for linear, bias in (add.args, add.args[::-1]):
         if isinstance(linear, fx.Node) and linear.target is _ATEN.linear.default and tensor(bias) is not None:
             rows = linear.meta["val"]
-            if rows.dim() == 2 and tuple(tensor(bias).shape) == (rows.shape[1],):
+            if rows.dim() == 2 and same_shape(tensor(bias).shape, rows.shape[1:]):
                 return linear, bias
     return None
 

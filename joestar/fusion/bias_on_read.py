@@ -28,6 +28,7 @@ from joestar.fusion.emit import emit, tensor
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import cat_width
 from joestar.lowering.functional import is_in_place, root
+from joestar.lowering.sizes import same_shape
 
 PATTERN = "bias-on-read"
 ON_READ, ADDED = "on-read", "added"
@@ -71,7 +72,7 @@ def _match(product: fx.Node, written: set[fx.Node]) -> fx.Node | Reject:
     if len(product.args) < 3 and len(matrix.users) != 1:
         return Reject("the matrix with a column of ones has another reader")
     rows, vector = product.meta["val"], tensor(bias)
-    same = vector.dtype == rows.dtype and tuple(vector.shape) == (rows.shape[1],)
+    same = vector.dtype == rows.dtype and same_shape(vector.shape, rows.shape[1:])
     return bias if same else Reject("the bias is no vector of the product's columns and dtype")
 
 

@@ -23,6 +23,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit, tensor
 from joestar.fusion.record import Reject
+from joestar.lowering.sizes import same_shape
 
 PATTERN = "bias-relu"
 FUSED, SEPARATE = "fused", "separate"
@@ -73,7 +74,7 @@ def _match(node: fx.Node, context) -> bool | Reject:
     if len(rows.users) != 1:
         return Reject("the rows with the bias have another reader")
     bias = found[1]
-    if tuple(tensor(bias).shape) != (value.shape[1],) or tensor(bias).dtype != value.dtype:
+    if not same_shape(tensor(bias).shape, value.shape[1:]) or tensor(bias).dtype != value.dtype:
         return Reject("the bias is no vector of the columns in their dtype")
     return True if context.depends_on_grad(bias) else Reject("the bias needs no gradients")
 

@@ -5,8 +5,8 @@ Before                                   After
     d2 = aten.sub(hi, lo)                    return d1 * d1
     return d1 * d2
 
-Must not fire on writes to buffers, on ops that read a buffer written in between, or on nodes under different gradient
-modes. Keyed sampling and dropout are pure, but their call site is an argument, so distinct draws stay distinct.
+Must not fire on writes to buffers, on ops that read one, or a view of one, that the step writes, or on nodes under
+different gradient modes. Keyed sampling and dropout are pure, but their call site is an argument, so distinct draws stay distinct.
 """
 
 import operator
@@ -55,7 +55,7 @@ def _mergeable(node: fx.Node, written: set[fx.Node]) -> bool:
         return False
     if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
         return False
-    return not any(arg in written for arg in node.all_input_nodes)
+    return not any(root(arg) in written for arg in node.all_input_nodes)
 
 
 def _frozen(value):

@@ -13,7 +13,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit, tensor
 from joestar.kernels.edge_program import WIDEST_NARROW, EdgeProgram
-from joestar.lowering.sizes import expression
+from joestar.lowering.sizes import expression, same_shape, same_size
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SDDMM, _GATHER = _JOESTAR.sddmm.default, _ATEN.index_select.default
@@ -108,7 +108,7 @@ class Region:
         value, message = tensor(node), self.message.meta["val"]
         if value is None or value.dim() < 2 or value.dtype != message.dtype:
             return False
-        return _same_size(value.shape[0], message.shape[0]) and _row_size(node) == self.width
+        return same_size(value.shape[0], message.shape[0]) and _row_size(node) == self.width
 
     def leaf(self, kind: str, *operands, shape: tuple[int, ...] = ()) -> Value:
         """A leaf, the one that is there if it reads the same."""
@@ -218,7 +218,7 @@ def _is_view(node: fx.Node) -> bool:
     if node.target not in _VIEWS or tensor(node) is None or tensor(node.args[0]) is None:
         return False
     before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
-    if min(len(before), len(after)) < 2 or not _same_size(before[0], after[0]):
+    if min(len(before), len(after)) < 2 or not same_size(before[0], after[0]):
         return False
     return _row_size(node) is not None and _row_size(node) == _row_size(node.args[0])
 
@@ -227,11 +227,6 @@ def _row_size(node: fx.Node) -> int | None:
     """Numbers per row, ``None`` if that depends on the data."""
     sizes = node.meta["val"].shape[1:]
     return None if any(expression(size) is not None for size in sizes) else math.prod(map(int, sizes))
-
-
-def _same_size(left, right) -> bool:
-    a, b = expression(left), expression(right)
-    return a == b if a is not None or b is not None else int(left) == int(right)
 
 
 def _same_dtype(left: fx.Node, right: fx.Node) -> bool:
@@ -252,8 +247,8 @@ def _kind(region: Region, node: fx.Node, operand: fx.Node) -> str | None:
     value, result = tensor(operand), node.meta["val"]
     if value is None or value.dtype != result.dtype:
         return None
-    if value.dim() == result.dim() and _same_size(value.shape[0], result.shape[0]):
-        if all(map(_same_size, value.shape, result.shape)):
+    if value.dim() == result.dim() and same_size(value.shape[0], result.shape[0]):
+        if same_shape(value.shape, result.shape):
             return "full"
         return "scalar" if _row_size(operand) == 1 else None
     if value.dim() > result.dim() or any(expression(size) is not None for size in value.shape):

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from joestar.lowering.sizes import expression
+from joestar.lowering.sizes import same_size
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 
@@ -40,7 +40,7 @@ def leads(part: fx.Node, whole: fx.Node, rows) -> bool:
     dim, start = (*part.args[1:3], 0, 0)[:2] if len(part.args) > 2 else (0, 0)
     if len(part.args) > 4 and part.args[4] != 1:
         return False
-    return dim == 0 and start in (0, None) and expression(part.meta["val"].shape[0]) == expression(rows)
+    return dim == 0 and start in (0, None) and same_size(part.meta["val"].shape[0], rows)
 
 
 def tensor(value) -> torch.Tensor | None:
@@ -52,7 +52,7 @@ def tensor(value) -> torch.Tensor | None:
 def is_column(value) -> bool:
     """Whether a node holds one value per row, ``[n, 1]``."""
     found = tensor(value)
-    return found is not None and found.dim() == 2 and found.shape[1] == 1
+    return found is not None and found.dim() == 2 and same_size(found.shape[1], 1)
 
 
 def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
@@ -61,7 +61,7 @@ def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
         return None
     for rows, factor in (node.args, node.args[::-1]):
         if rows is source and factor is not source and is_column(factor) and tensor(source) is not None:
-            same = expression(factor.meta["val"].shape[0]) == expression(source.meta["val"].shape[0])
+            same = same_size(factor.meta["val"].shape[0], source.meta["val"].shape[0])
             return factor if same and source.meta["val"].dim() == 2 else None
     return None
 

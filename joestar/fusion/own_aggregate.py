@@ -25,6 +25,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit, leads, tensor
 from joestar.fusion.record import Reject
+from joestar.lowering.sizes import same_shape, same_size
 
 PATTERN = "own-aggregate"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -71,8 +72,13 @@ def _terms(term: fx.Node):
     yield term, None
     if term.target is _ATEN.mul.Tensor and not term.kwargs:
         for own, factor in (term.args, term.args[::-1]):
-            if tensor(own) is not None and tensor(factor) is not None and tensor(factor).numel() == 1:
+            if tensor(own) is not None and _is_one_number(factor):
                 yield own, factor
+
+
+def _is_one_number(value) -> bool:
+    found = tensor(value)
+    return found is not None and all(same_size(size, 1) for size in found.shape)
 
 
 def _is_own(source: fx.Node, own: fx.Node) -> bool:
@@ -92,6 +98,8 @@ def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | None, own: fx.Node, c
         return Reject("the factor of the own rows is trained")
     if term.meta["val"].dtype != rows.meta["val"].dtype:
         return Reject("the own rows have another dtype")
+    if not same_shape(term.meta["val"].shape, rows.meta["val"].shape):
+        return Reject("the own rows have another shape")
     parts = {rows: "the aggregation has", term: "the own rows have", own: "the own rows have"}
     for part, text in parts.items():
         if len(part.users) != 1:

@@ -33,7 +33,7 @@ from joestar.fusion.emit import emit, is_column, name, tensor
 from joestar.fusion.record import Reject
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.sizes import expression
+from joestar.lowering.sizes import expression, same_size
 
 PATTERN = "row-factors"
 ROWS, RESULTS = "rows", "results"
@@ -109,15 +109,13 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, Scale] | None:
         return None
     for rows, factor in (node.args, node.args[::-1])[: 2 if node.target is _MUL else 1]:
         matrix = tensor(rows) is not None and tensor(rows).dim() == 2 and is_column(factor)
-        if matrix and rows is not factor and _length(rows) == _length(factor):
+        if matrix and rows is not factor and _as_many(rows, factor):
             return rows, (node.target, factor)
     return None
 
 
-def _length(rows: fx.Node):
-    """Number of rows."""
-    size = rows.meta["val"].shape[0]
-    return int(size) if expression(size) is None else expression(size)
+def _as_many(rows: fx.Node, factor: fx.Node) -> bool:
+    return same_size(rows.meta["val"].shape[0], factor.meta["val"].shape[0])
 
 
 # --- where it fits ---

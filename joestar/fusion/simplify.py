@@ -16,7 +16,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit
 from joestar.lowering.functional import is_in_place
-from joestar.lowering.sizes import expression
+from joestar.lowering.sizes import expression, same_shape, same_size
 
 _ATEN = torch.ops.aten
 
@@ -56,14 +56,8 @@ def _splits_columns(node: fx.Node) -> bool:
         return False
     before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
     known = all(expression(size) is None for size in (*before[1:], *after[1:]))
-    return len(before) == 2 and len(after) == 3 and known and _equal(before[0], after[0])
+    return len(before) == 2 and len(after) == 3 and known and same_size(before[0], after[0])
 
 
 def _same_shape(node: fx.Node) -> bool:
-    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
-    return len(before) == len(after) and all(_equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def _equal(a, b) -> bool:
-    left, right = expression(a), expression(b)
-    return left == right if left is not None or right is not None else int(a) == int(b)
+    return same_shape(node.args[0].meta["val"].shape, node.meta["val"].shape)

@@ -76,7 +76,7 @@ class _Product:
     """A linear map whose readers commute with it.
 
     Attributes:
-        linear: the node; heads: into how many its result is split.
+        linear: the node; heads: into how many its result is split, at most.
         steps: readers in graph order: (kind, node, what it reads).
     """
 
@@ -92,6 +92,8 @@ class _Product:
 def _read(linear: fx.Node) -> _Product | Reject:
     """Every reader of the product, or why one of them does not commute with it."""
     product = _Product(linear)
+    if linear.args[0].meta["val"].dim() != 2:
+        return Reject("the rows in front of the product are no vectors")
     bias = len(linear.args) > 2 and linear.args[2] is not None
     stack = [linear]
     while stack:
@@ -105,7 +107,7 @@ def _read(linear: fx.Node) -> _Product | Reject:
             if bias and kind == "spmm" and user.args[3] is not None:
                 return Reject("the product has a bias, and the aggregation has edge weights")
             if kind == "heads":
-                product.heads = int(user.args[2][0])
+                product.heads = max(product.heads, _heads(user))
             if kind == "slice" and not all(_is_score(reader, user) for reader in user.users):
                 kind = "own"
             product.steps.append((kind, user, value))
@@ -170,7 +172,7 @@ def _site(linear: fx.Node) -> str:
 
 def _exchange(graph: fx.Graph, product: _Product) -> None:
     """Computes what every reader gives from the rows before the product."""
-    linear, heads = product.linear, product.heads
+    linear = product.linear
     x, weight = linear.args[:2]
     bias = linear.args[2] if len(linear.args) > 2 else None
     rows = {linear: x}  # what stands for a value before the product
@@ -185,22 +187,28 @@ def _exchange(graph: fx.Graph, product: _Product) -> None:
             elif kind == "own":
                 own = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
                 new = emit(graph, node, _LINEAR, own, weight, bias)
-                _replace(graph, node, _split(graph, node, new, heads))
+                _replace(graph, node, _split(graph, node, new))
             elif kind == "score":
                 (total,) = node.users
-                _replace(graph, total, _score(graph, node, value, rows[value], weight, heads))
+                _replace(graph, total, _score(graph, node, value, rows[value], weight))
             else:
-                _replace(graph, node, _aggregated(graph, node, rows[value], weight, bias, heads))
+                _replace(graph, node, _aggregated(graph, node, rows[value], weight, bias))
 
 
 def _replace(graph: fx.Graph, node: fx.Node, new: fx.Node) -> None:
     node.replace_all_uses_with(new)
 
 
-def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node, heads: int) -> fx.Node:
+def _heads(rows: fx.Node) -> int:
+    """Heads of rows ``[n, H, C]``; 1 for ``[n, C]``."""
+    shape = rows.meta["val"].shape
+    return int(shape[1]) if len(shape) == 3 else 1
+
+
+def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node) -> fx.Node:
     """Rows ``[n, H C]`` as ``[n, H, C]`` if the node they stand for has heads."""
     shape = node.meta["val"].shape
-    return emit(graph, node, _ATEN.unflatten.int, rows, -1, [heads, int(shape[2])]) if len(shape) == 3 else rows
+    return emit(graph, node, _ATEN.unflatten.int, rows, -1, [*map(int, shape[1:])]) if len(shape) == 3 else rows
 
 
 def _by_head(graph: fx.Graph, like: fx.Node, weight: fx.Node, heads: int) -> fx.Node:
@@ -209,10 +217,10 @@ def _by_head(graph: fx.Graph, like: fx.Node, weight: fx.Node, heads: int) -> fx.
     return emit(graph, like, _ATEN.view.default, weight, [heads, int(total) // heads, int(width)])
 
 
-def _score(graph, mul: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node, heads: int) -> fx.Node:
+def _score(graph, mul: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node) -> fx.Node:
     """``(W x * att).sum(-1)`` as ``x`` times ``[H, F]``."""
     att = mul.args[1] if mul.args[0] is value else mul.args[0]
-    by_head = _by_head(graph, mul, weight, heads)
+    by_head = _by_head(graph, mul, weight, _heads(value))
     column = emit(graph, mul, _ATEN.unsqueeze.default, emit(graph, mul, _ATEN.squeeze.dim, att, 0), -1)
     vector = emit(
         graph, mul, _ATEN.sum.dim_IntList, emit(graph, mul, _ATEN.mul.Tensor, by_head, column), [1]
@@ -221,12 +229,12 @@ def _score(graph, mul: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node, hea
     return new
 
 
-def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias, heads: int) -> fx.Node:
+def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias) -> fx.Node:
     indptr, indices, value, edge_weight, reduce = spmm.args
     if value.meta["val"].dim() == 3:
         shared = emit(graph, spmm, _ATEN.unsqueeze.default, x, 1)
         rows = emit(graph, spmm, _SPMM, indptr, indices, shared, edge_weight, reduce)
-        return emit(graph, spmm, _JOESTAR.head_linear.default, rows, _by_head(graph, spmm, weight, heads))
+        return emit(graph, spmm, _JOESTAR.head_linear.default, rows, _by_head(graph, spmm, weight, _heads(value)))
     rows = emit(graph, spmm, _SPMM, indptr, indices, x, edge_weight, reduce)
     new = emit(graph, spmm, _LINEAR, rows, weight)
     if bias is not None:

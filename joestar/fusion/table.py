@@ -39,7 +39,7 @@ from joestar.fusion import (
     spmm_gemm_order,
 )
 from joestar.fusion.context import PassContext
-from joestar.lowering.verify import output_shapes, verify
+from joestar.lowering.verify import calls, output_shapes, verify, verify_changed
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,8 @@ def run_passes(
             records.append(PassRecord(spec.name, 0, count, count, 0.0, skipped=True))
             continue
         start = time.perf_counter()
-        try:
-            rewrites = spec.run(gm, context)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise VerificationError(f"pass {spec.name} failed: {error}") from error
+        rewrites = _run(spec, gm, context, outputs)
         elapsed = (time.perf_counter() - start) * 1e3
-        verify(gm, outputs, f"pass {spec.name}")
         holds |= spec.ensures
         code = gm.graph.python_code("self").src if rewrites and texts else ""
         records.append(PassRecord(spec.name, rewrites, count, len(gm.graph.nodes), elapsed, code=code))
@@ -165,6 +159,24 @@ def run_passes(
     if strict:
         _check_choices(context)
     return records, context
+
+
+def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list) -> int:
+    """Runs and verifies one pass; what goes wrong names the way to train without it."""
+    before = calls(gm)
+    try:
+        rewrites = spec.run(gm, context)
+        verify(gm, outputs, f"pass {spec.name}")
+        verify_changed(gm, before, f"pass {spec.name}")
+    except ConfigError:
+        raise
+    except Exception as error:
+        what = error if isinstance(error, VerificationError) else f"pass {spec.name} failed: {error}"
+        raise VerificationError(
+            f"{what}\nThis is a defect of the pass. Leave it out, and everything else works as before: "
+            f'joestar.compile(..., disable_passes=("{spec.name}",)).'
+        ) from error
+    return rewrites
 
 
 def _check_names(disable: tuple[str, ...], names: list[str]) -> None:

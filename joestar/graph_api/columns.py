@@ -123,27 +123,35 @@ class Columns(Computation):
 
     # --- sampling ---
 
-    def individual_sample(self, k: int, probs: Tensor | str | None = None, replace: bool = False) -> Block:
+    def individual_sample(
+        self, k: int, probs: Tensor | str | None = None, replace: bool = False, *,
+        edge_probs: Tensor | str | None = None, slice_probs: Tensor | None = None,
+    ) -> Block:  # fmt: skip
         """Samples up to ``k`` in-edges of every destination independently, then compacts (thesis table 5.3).
 
         Args:
             k: picks per destination; all its edges where there are fewer, or if ``k`` is -1.
-            probs: relative weight of every edge, ``None`` for uniform picks: a name in ``graph.edata``, a float32
-                tensor ``[graph.num_edges]``, or values ``[num_edges]`` computed on this slice's own edges (from
-                ``columns.edata``, ``columns.apply_edges`` ...). Edges of weight 0 are never picked.
+            probs: relative weight of every edge, ``None`` for uniform picks; edges of weight 0 are never picked. A name
+                in ``graph.edata``, or a tensor as for one of the next two, told apart by its number of entries (an
+                error where both fit).
             replace: with replacement: exactly ``k`` picks wherever there is an edge (of positive weight).
+            edge_probs: in place of ``probs``: a name, or weights of the graph's edges, float32 ``[graph.num_edges]``.
+            slice_probs: in place of ``probs``: values ``[num_edges]`` computed on this slice's own edges (from
+                ``columns.edata``, ``columns.apply_edges`` ...).
 
         Returns:
             A ``Block`` whose sources are the destinations followed by the new nodes in order of first appearance.
 
         Raises:
             SamplerError: for an impossible ``k``, or weights of the wrong shape or dtype, negative or NaN (those of a
-                whole graph are looked at once, computed ones never: there, negative and NaN count as 0).
+                whole graph are looked at once, computed ones never: there, negative and NaN count as 0), or given
+                more than once.
         """
         if isinstance(k, bool) or not isinstance(k, int) or k == 0 or k < -1:
             raise SamplerError(f"individual_sample: k must be a positive integer, or -1 for every edge; got {k!r}.")
-        if probs is not None:
-            return self._weighted(k, probs, replace)
+        weight = edge_weight(self, probs, edge_probs, slice_probs)
+        if weight is not None:
+            return self._weighted(k, *weight, replace)
         if k == -1:
             return self.compact()
         return self._uniform(k, replace) if self.whole else self._uniform_of_part(k, replace)
@@ -185,9 +193,8 @@ class Columns(Computation):
         picked = torch.ops.joestar.mask_rows(picked, count, 0, 0)  # padding holds a node's id, not a position
         return self._compacted(indptr, look_up(self.indices, picked), lambda: look_up(self.eids, picked))
 
-    def _weighted(self, k: int, probs: Tensor | str, replace: bool) -> Block:
+    def _weighted(self, k: int, weight: Tensor, of_graph: bool, replace: bool) -> Block:
         graph = self.graph
-        weight, of_graph = edge_weight(self, probs)
         direct = of_graph and self.whole  # straight from the graph, without the slice in between
         if direct:
             indptr, indices = graph.indptr, graph.indices

@@ -16,26 +16,48 @@ def check_edge_probs(graph, probs: Tensor | str) -> None:
     _constant_edges(graph, _named(probs, graph.edata, "edata") if isinstance(probs, str) else probs)
 
 
-def edge_weight(columns, probs: Tensor | str) -> tuple[Tensor, bool]:
-    """(float32 weights, whether they are of the whole graph's edges and not of the slice's).
+def edge_weight(columns, probs=None, edge_probs=None, slice_probs=None) -> tuple[Tensor, bool] | None:
+    """(float32 weights, whether they are of the whole graph's edges and not of the slice's); ``None`` if none is given.
+
+    ``edge_probs`` and ``slice_probs`` say which they are. ``probs`` is a name, a tensor of ``graph.edata``, or another
+    whose number of entries tells; where it does not, nothing is guessed.
 
     Raises:
-        SamplerError: for an unknown name, a wrong shape or dtype, or bad contents.
+        SamplerError: for several weights, an unknown name, a wrong shape or dtype, bad contents, or weights that may be
+            of the graph's edges as well as of the slice's.
     """
+    given = {"probs": probs, "edge_probs": edge_probs, "slice_probs": slice_probs}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise SamplerError(f"individual_sample: {' and '.join(given)} were given; weights come from one of them.")
     graph = columns.graph
-    if isinstance(probs, str):
-        probs = _named(probs, graph.edata, "edata")
-    _check_tensor(probs, "probs", "a name in graph.edata, or a tensor with one weight per edge")
-    if _of_slice(columns, probs):
-        return probs.detach().to(torch.float32), False
-    return _constant_edges(graph, probs), True
+    ((name, weights),) = given.items()
+    if slice_probs is not None:
+        _check_tensor(weights, name, "a tensor with one weight per edge of the slice")
+        return _slice_edges(columns, weights), False
+    if isinstance(weights, str):
+        return _constant_edges(graph, _named(weights, graph.edata, "edata", name), name), True
+    _check_tensor(weights, name, "a name in graph.edata, or a tensor with one weight per edge")
+    if edge_probs is None and _of_slice(columns, weights):
+        return weights.detach().to(torch.float32), False
+    return _constant_edges(graph, weights, name), True
 
 
-def _constant_edges(graph, probs: Tensor) -> Tensor:
-    _check_tensor(probs, "probs", "a name in graph.edata, or a tensor with one weight per edge")
-    return _constant(
-        probs, graph.num_edges, "probs", f"[{graph.num_edges}] for the graph, or one per edge of the slice"
-    )
+def _constant_edges(graph, probs: Tensor, name: str = "probs") -> Tensor:
+    _check_tensor(probs, name, "a name in graph.edata, or a tensor with one weight per edge")
+    others = ", or one per edge of the slice" if name == "probs" else ""
+    return _constant(probs, graph.num_edges, name, f"[{graph.num_edges}] for the graph{others}")
+
+
+def _slice_edges(columns, probs: Tensor) -> Tensor:
+    if not statically_known_true(probs.shape[0] == columns.num_edges):
+        raise SamplerError(
+            f"slice_probs has {probs.shape[0]} entries and the slice {columns.num_edges} edges: compute it on the very "
+            "slice that is sampled (columns.edata, columns.apply_edges). Weights of the graph's edges are edge_probs."
+        )
+    return probs.detach().to(torch.float32)
 
 
 def node_weight(graph, probs: Tensor | str) -> Tensor:
@@ -50,10 +72,10 @@ def node_weight(graph, probs: Tensor | str) -> Tensor:
     return _constant(probs, graph.num_nodes, "node_probs", f"[{graph.num_nodes}]")
 
 
-def _named(name: str, frame, frame_name: str) -> Tensor:
+def _named(name: str, frame, frame_name: str, argument: str = "probs") -> Tensor:
     if name not in frame:
         known = ", ".join(frame) or "nothing"
-        raise SamplerError(f"probs={name!r}: graph.{frame_name} has no such tensor; it has: {known}.")
+        raise SamplerError(f"{argument}={name!r}: graph.{frame_name} has no such tensor; it has: {known}.")
     return frame[name]
 
 
@@ -70,13 +92,36 @@ def _check_tensor(probs, name: str, wanted: str) -> None:
 
 
 def _of_slice(columns, probs: Tensor) -> bool:
-    """Whether the weights were computed on the slice: it has been read, and has as many edges.
+    """Whether the weights were computed on the slice: they have as many entries, and the graph has not.
 
-    Sizes are compared without assuming anything of them: while traced, that of the slice is a symbol.
+    Sizes are compared without assuming anything of them: while traced, that of the slice is a symbol. In plain Python
+    both numbers may happen to be equal; whatever was read of the slice before, that is an error.
     """
-    if columns._structure is None or any(probs is value for value in columns.graph.edata.values()):
+    graph = columns.graph
+    if any(probs is value for value in graph.edata.values()):
         return False
-    return statically_known_true(probs.shape[0] == columns.num_edges)
+    if torch.compiler.is_compiling():
+        return columns._structure is not None and statically_known_true(probs.shape[0] == columns.num_edges)
+    if probs.shape[0] == graph.num_edges and not _is_whole_graph(columns) and _edges(columns) == graph.num_edges:
+        raise SamplerError(
+            f"probs has {graph.num_edges} entries, as many as the graph has edges and as this slice of it has, in "
+            "another order: which of them it weighs cannot be told. Write edge_probs=... for weights of the graph's "
+            "edges, slice_probs=... for values computed on the slice."
+        )
+    return columns._structure is not None and probs.shape[0] == columns.num_edges
+
+
+def _edges(columns) -> int:
+    """Edges of a slice, whether it has been made or not."""
+    made = columns._structure is not None
+    return columns.num_edges if made else int(columns.graph.in_degrees_of(columns.dsts).sum())
+
+
+def _is_whole_graph(columns) -> bool:
+    """Whether the slice's edges are the graph's, in its order: weights of either are weights of the other."""
+    graph, dsts = columns.graph, columns.dsts
+    everyone = dsts.shape[0] == graph.num_nodes and bool((dsts == torch.arange(len(dsts), device=dsts.device)).all())
+    return columns.whole and everyone
 
 
 def _constant(probs: Tensor, rows: int, name: str, wanted: str) -> Tensor:

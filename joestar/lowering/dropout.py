@@ -9,8 +9,10 @@ import torch
 from torch import fx
 
 from joestar.errors import PaddingError
+from joestar.lowering import fakes
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression
+from joestar.lowering.verify import verify_fakes
 
 _DROPOUTS = {torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default}
 _IN_PLACE = {torch.ops.aten.dropout_.default, torch.ops.aten.feature_dropout_.default}
@@ -62,6 +64,7 @@ def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> 
             sites += 1
         gm.graph.erase_node(node)
     gm.graph.lint()
+    verify_fakes(gm, "lowering of dropout")
     gm.recompile()
     return sites
 
@@ -87,9 +90,9 @@ def _keyed(gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.No
             indptr, dsts = table.edges[rows]
             new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, dsts, key, site, p, *flags[1:]))
         elif rows is None:
-            device = value.device
-            ids = gm.graph.call_function(torch.ops.aten.arange.default, (value.shape[0],), {"device": device})
-            ids.meta = {"val": torch.empty(value.shape[0], dtype=torch.int64, device="meta")}
+            count, options = torch.ops.aten.arange.default, {"device": value.device}
+            ids = gm.graph.call_function(count, (value.shape[0],), options)
+            ids.meta = {"val": fakes.run(gm.graph, count, value.shape[0], **options)}
             new = gm.graph.call_function(ops.keyed_dropout.default, (x, ids, key, site, p))
         else:
             raise PaddingError(

@@ -172,7 +172,12 @@ def _lives_on(view: fx.Node, later: set[fx.Node]) -> bool:
 
 def root(node: fx.Node) -> fx.Node:
     """The value whose memory a chain of views looks at."""
-    while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+    while node.op == "call_function":
+        if node.target is operator.getitem:
+            node = node.args[0]
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return node
         returns = node.target._schema.returns
         if not returns or returns[0].alias_info is None or not node.all_input_nodes:
             return node

@@ -40,6 +40,20 @@ def expression(size) -> sympy.Expr | None:
     return None
 
 
+def same_size(a, b) -> bool:
+    """Whether two sizes, symbolic or plain integers, are equal in every batch.
+
+    A symbolic size equals no plain integer. (Never compare their ``expression``: it is ``None`` for every integer.)
+    """
+    left, right = expression(a), expression(b)
+    return int(a) == int(b) if left is None and right is None else left == right
+
+
+def same_shape(a, b) -> bool:
+    """Whether two shapes are equal in every batch."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
 def padded_dims(value) -> dict[int, sympy.Expr]:
     """Dimensions of a tensor that range over a set of data-dependent size."""
     if not isinstance(value, Tensor):

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 from joestar.errors import CaptureError, VerificationError
+from joestar.lowering import fakes
 from joestar.lowering.origin import node_line
 
 NAMESPACES = ("aten", "joestar")
@@ -81,7 +83,8 @@ def _depends_on_data(value) -> bool:
 
 
 def verify(gm: fx.GraphModule, before_outputs: list, stage: str) -> None:
-    """Raises ``VerificationError`` if a pass broke the IR: malformed graph, foreign ops, changed output shapes."""
+    """Raises ``VerificationError`` if a pass broke the IR: malformed graph, foreign ops, values that no op can be
+    run on, changed output shapes."""
     try:
         gm.graph.lint()
     except RuntimeError as error:
@@ -91,9 +94,47 @@ def verify(gm: fx.GraphModule, before_outputs: list, stage: str) -> None:
     for node in gm.graph.nodes:
         if node.op == "call_function" and namespace(node) and "val" not in node.meta:
             raise VerificationError(f"{stage} left node {node.name} without shape information.")
+    verify_fakes(gm, stage)
     after = output_shapes(gm)
     if after != before_outputs:
         raise VerificationError(f"{stage} changed the graph's outputs from {before_outputs} to {after}.")
+
+
+def verify_fakes(gm: fx.GraphModule, stage: str) -> None:
+    """Raises ``VerificationError`` if a node's value is not a fake tensor of the one mode that all others have."""
+    for node, what in fakes.strangers(gm.graph):
+        raise VerificationError(
+            f"{stage} left node {node.name} with {what} for a value; expected a fake tensor of the graph's mode. "
+            "Make values by running the op on those of its arguments (fusion.emit.emit, lowering.fakes.run)."
+        )
+
+
+def calls(gm: fx.GraphModule) -> dict[fx.Node, tuple]:
+    """What every op is called with: to be handed to ``verify_changed`` after a pass."""
+    return {node: (node.target, node.args, node.kwargs) for node in gm.graph.nodes if namespace(node)}
+
+
+def verify_changed(gm: fx.GraphModule, before: dict[fx.Node, tuple], stage: str) -> None:
+    """Raises ``VerificationError`` where an op that a pass added, or gave other operands, does not give what it says.
+
+    A rewrite that replaces rows by others of another shape or dtype, which the next op would broadcast or convert
+    without a word, is found here.
+    """
+    for node, call in calls(gm).items():
+        if before.get(node) == call:
+            continue
+        found = fakes.result(node)
+        if _forms(found) != _forms(node.meta["val"]):
+            raise VerificationError(
+                f"{stage} left node {node.name} with another value than {node.target} gives: expected "
+                f"{_forms(node.meta['val'])}, got {_forms(found)}, at {node_line(node)}."
+            )
+
+
+def _forms(value) -> list[str]:
+    """Dtype and shape of every tensor, the value of every size."""
+    leaves = tree_leaves(value)
+    return [f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else str(v) for v in leaves]
 
 
 def output_shapes(gm: fx.GraphModule) -> list:

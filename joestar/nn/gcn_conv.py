@@ -143,7 +143,8 @@ class GCNConv(Conv):
         z = z * _inverse_sqrt(src_degrees, z.dtype)
         out = self.aggregate(looped, _message(z, edge_weight))
         if sampled:
-            ratio = _column(block.graph_degrees("dst") / block.in_degrees().clamp(min=1), z.dtype)
+            wide = torch.promote_types(z.dtype, torch.float32)  # of two integers, a float32
+            ratio = _column(block.graph_degrees("dst").to(wide) / block.in_degrees().clamp(min=1), z.dtype)
             out = ratio * out
             if loop_weight:  # `out` has the loop once: take it out of the scaled sum, add it with its own weight
                 out = out + (loop_weight - ratio) * z[: block.num_dst]

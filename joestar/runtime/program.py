@@ -13,11 +13,12 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted
 from joestar.graph_api import SamplingContext, check_blocks
+from joestar.lowering import fakes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import lower_dropout
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.padding import Padded, pad
-from joestar.lowering.sizes import expression, size_table
+from joestar.lowering.sizes import same_size, size_table
 from joestar.lowering.verify import verify_capture
 from joestar.ops.library import decompositions
 from joestar.profile.sizes import measure
@@ -148,8 +149,8 @@ class Program:
         (output,) = gm.graph.find_nodes(op="output")
         logits = output.args[0][-1].meta["val"]
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
-        wanted = expression(seeds.meta["val"].shape[0])
-        if logits.dim() == 0 or expression(logits.shape[0]) != wanted:
+        wanted = seeds.meta["val"].shape[0]
+        if logits.dim() == 0 or not same_size(logits.shape[0], wanted):
             raise CaptureError(
                 f"{origin}: forward must return one row per seed; got shape {tuple(logits.shape)} where "
                 f"{wanted} is the number of seeds. Does the model use all blocks, in order (input side first)?"
@@ -319,12 +320,13 @@ def _inductor_settings(device: torch.device, disabled: tuple[str, ...] = ()) -> 
 def _key_input(captured: Captured) -> fx.Node:
     """The key's placeholder; added if the sampler draws nothing (dropout may still need it)."""
     placeholders = captured.gm.graph.find_nodes(op="placeholder")
-    for node, role in zip(placeholders, captured.roles, strict=True):
-        if role[0] == "key":
-            return node
+    inputs = {role[0]: node for node, role in zip(placeholders, captured.roles, strict=True)}
+    if "key" in inputs:
+        return inputs["key"]
     with captured.gm.graph.inserting_before(placeholders[0]):
         node = captured.gm.graph.placeholder("key")
-    node.meta["val"] = torch.empty(3, dtype=torch.int64, device="meta")
+    device = inputs["seeds"].meta["val"].device
+    node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, 3, dtype=torch.int64, device=device)
     captured.roles.insert(0, ("key",))
     captured.gm.recompile()
     return node

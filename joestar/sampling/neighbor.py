@@ -51,7 +51,7 @@ class NeighborSampler:
         blocks = []
         dsts = seeds
         for fanout in self.fanouts:
-            block = graph[:, dsts].individual_sample(fanout, probs=self.probs, replace=self.replace)
+            block = graph[:, dsts].individual_sample(fanout, edge_probs=self.probs, replace=self.replace)
             blocks.append(block)
             dsts = block.srcs
         return blocks[::-1]

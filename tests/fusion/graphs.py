@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, Case
 from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 
 from joestar import fn
 from joestar.fusion import PASSES, run_passes
@@ -33,16 +34,17 @@ def build(write) -> fx.GraphModule:
 
     ``call(target, *args)`` adds a call, ``value(name)`` an input.
     """
-    graph = fx.Graph()
+    graph, mode = fx.Graph(), FakeTensorMode()
 
     def call(target, *args, **kwargs):
-        node = graph.call_function(target, args, kwargs)
-        node.meta["val"] = torch.empty(4, device="meta")
-        return node
+        return shaped(graph.call_function(target, args, kwargs))
 
     def value(name: str):
-        node = graph.placeholder(name)
-        node.meta["val"] = torch.empty(4, device="meta")
+        return shaped(graph.placeholder(name))
+
+    def shaped(node):
+        with mode:
+            node.meta["val"] = torch.empty(4)
         return node
 
     result = write(call, value)

@@ -267,13 +267,43 @@ def test_contents_are_read_once(graph, monkeypatch):
         columns.individual_sample(2, probs="w")
 
 
-def test_weights_of_a_slice_as_large_as_the_graph(graph):
-    """All nodes in another order: a bias follows the edges of the slice, a tensor of the graph those of the graph."""
+WEIGHTS_ONCE = {
+    "names its tensor": (lambda c, bias: {"edge_probs": "v"}, r"edge_probs='v': graph.edata has no such tensor"),
+    "of the graph": (lambda c, bias: {"edge_probs": bias[:7]}, r"edge_probs must be float32 \[8\] for the graph; got"),
+    "of the slice": (lambda c, bias: {"slice_probs": bias[:7]}, "slice_probs has 7 entries and the slice 8 edges"),
+    "no name of the slice": (lambda c, bias: {"slice_probs": "w"}, "slice_probs must be a tensor"),
+    "twice": (lambda c, bias: {"probs": "w", "slice_probs": bias}, "probs and slice_probs were given"),
+    "both": (lambda c, bias: {"edge_probs": "w", "slice_probs": bias}, "edge_probs and slice_probs were given"),
+    "neither": (lambda c, bias: {"probs": bias}, "Write edge_probs=.* slice_probs=.* computed on the slice"),
+}
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
+def test_weights_of_a_slice_as_large_as_the_graph(graph, read):
+    """All nodes in another order: what weights are of is said, or an error, whatever was read before."""
     columns = graph[:, torch.arange(5, -1, -1)]
-    assert columns.num_edges == graph.num_edges
-    bias = torch.zeros(8)
-    bias[columns.edata["n"] == 1] = 1.0
-    assert columns.individual_sample(-1, probs=bias).edata["n"].tolist() == [1]
-    graph.edata["one"] = (graph.edata["n"] == 1).float()
-    assert columns.individual_sample(-1, probs=graph.edata["one"]).edata["n"].tolist() == [1]
-    assert columns.individual_sample(-1, probs="one").edata["n"].tolist() == [1]
+    assert not read or columns.num_edges == graph.num_edges
+    picked = graph[:, torch.arange(5, -1, -1)].edata["n"] == 1
+    bias, of_graph = picked.float(), (graph.edata["n"] == 1).float()
+    for choice, message in WEIGHTS_ONCE.values():
+        with pytest.raises(SamplerError, match=message):
+            graph_columns = graph[:, torch.arange(5, -1, -1)]
+            if read:
+                graph_columns.in_degrees()
+            graph_columns.individual_sample(-1, **choice(graph_columns, bias))
+    graph.edata["one"] = of_graph
+    for weights in ({"slice_probs": bias}, {"edge_probs": of_graph}, {"edge_probs": "one"}, {"probs": "one"},
+                    {"probs": graph.edata["one"]}):  # fmt: skip
+        assert columns.individual_sample(-1, **weights).edata["n"].tolist() == [1], weights
+
+
+def test_weights_tell_by_their_number(graph):
+    """Not as many as the graph's edges: computed on the slice; the whole graph in its order: the same either way."""
+    columns = graph[:, torch.tensor([1, 3])]
+    bias = (columns.edata["n"] == columns.edata["n"][0]).float()
+    assert columns.individual_sample(-1, probs=bias).edata["n"].tolist() == columns.edata["n"][:1].tolist()
+    of_graph = (graph.edata["n"] == 1).float()
+    for read in (False, True):
+        columns = graph[:, torch.arange(6)]
+        assert not read or columns.num_edges == 8
+        assert columns.individual_sample(-1, probs=of_graph).edata["n"].tolist() == [1]

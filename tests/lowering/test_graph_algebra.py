@@ -108,6 +108,26 @@ def slice_read_before(self, graph, dsts, k):
     return columns.individual_sample(k)
 
 
+def said_of_the_slice(self, graph, dsts, k):
+    columns = graph[:, dsts]
+    return columns.individual_sample(k, slice_probs=columns.edata["w"] * columns.edata["w"])
+
+
+def said_of_the_graph(self, graph, dsts, k):
+    columns = graph[:, dsts]
+    columns.in_degrees()
+    return columns.individual_sample(k, edge_probs=self.weight)
+
+
+@pytest.mark.parametrize("draw", [said_of_the_slice, said_of_the_graph])
+def test_weights_where_every_node_is_a_seed(draw):
+    """In another order: plain Python, exact and padded execution read the same weights."""
+    sampler = Picks(draw)
+    sampler.weight = GRAPH.edata["w"].clone()
+    order = torch.randperm(GRAPH.num_nodes, generator=torch.Generator().manual_seed(0)).tolist()
+    check(Net(1), (order, order[::-1], order[:9]), graph=GRAPH, sampler=sampler)
+
+
 SAMPLERS = {
     "uniform": NeighborSampler(GRAPH, [3, 2]),
     "uniform, replaced": NeighborSampler(GRAPH, [3], replace=True),

@@ -3,6 +3,7 @@
 import torch
 from torch import fx
 
+from joestar.lowering import fakes
 from joestar.lowering.rules.arguments import argument, set_argument
 from joestar.lowering.sizes import padded_dims
 
@@ -60,10 +61,11 @@ def _value(node: fx.Node):
 
     def value(arg: fx.Node):
         found = arg.meta.get("val")
-        return torch.empty((), dtype=torch.float64, device="meta") if found is None else found  # a count
+        return count if found is None else found
 
-    with torch.no_grad():
-        return node.target(*fx.map_arg(node.args, value), **fx.map_arg(node.kwargs, value))
+    device = node.meta["val"].device
+    count = fakes.run(node.graph, torch.empty, (), dtype=torch.float64, device=device)
+    return fakes.run(node.graph, node.target, *fx.map_arg(node.args, value), **fx.map_arg(node.kwargs, value))
 
 
 _PER_ENTRY = (

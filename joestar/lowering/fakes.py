@@ -1,0 +1,46 @@
+"""Fake tensors of a graph: shapes without data, all of one mode, on which ops can be run."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+
+def values(node: fx.Node) -> Iterator[Tensor]:
+    """The tensors that a node stands for: its own, or those of its tuple."""
+    return (leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor))
+
+
+def mode_of(graph: fx.Graph) -> FakeTensorMode | None:
+    """The mode of the graph's fake tensors, ``None`` if it has none."""
+    return next((value.fake_mode for node in graph.nodes for value in values(node) if _is_fake(value)), None)
+
+
+def run(graph: fx.Graph, target, *args, **kwargs):
+    """What a call gives, on shapes alone: a fake tensor (or several) of the graph's mode."""
+    with mode_of(graph) or contextlib.nullcontext(), torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def result(node: fx.Node):
+    """What a node's op gives on the values of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    return run(node.graph, node.target, *args, **kwargs)
+
+
+def strangers(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
+    """Nodes whose tensors are not of the graph's mode, and what they are: no op could be run on them and the others."""
+    mode = mode_of(graph)
+    for node in graph.nodes:
+        for value in values(node):
+            if not _is_fake(value):
+                yield node, f"a {type(value).__name__} on {value.device}"
+            elif value.fake_mode is not mode:
+                yield node, "a fake tensor of another mode"
+
+
+def _is_fake(value: Tensor) -> bool:
+    return isinstance(value, FakeTensor)

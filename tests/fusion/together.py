@@ -1,0 +1,104 @@
+"""Many small models in one capture, each then a program of its own: a capture is most of what a test costs."""
+
+import copy
+from dataclasses import replace
+
+import torch
+from lowering.harness import Case, same
+from torch import fx
+
+from joestar.graph_api import SamplingContext
+from joestar.lowering.capture import Captured, capture
+from joestar.lowering.functional import is_in_place
+from joestar.profile.sizes import measure
+from joestar.runtime.program import Options, Program
+
+
+class Cut(Program):
+    """A program whose capture was made together with others."""
+
+    def __init__(self, case: Case, captured: Captured):
+        super().__init__("train", case.model, case.sampler, case.loss, Options("eager"))
+        self._made = captured
+
+    def _capture(self, seeds, labels):
+        self._check_logits(self._made.gm, "Model")
+        return self._made
+
+
+def cases_together(models: dict, **options) -> dict[str, Case]:
+    """A case for every model, all passes on, captured at once; options are ``Case``'s (graph and sampler are shared)."""
+    cases = {name: Case(model, **options) for name, model in models.items()}
+    first = next(iter(cases.values()))
+    graph, sampler = first.graph, first.sampler
+    seeds, key = first.seeds(), first.key(0)
+    _, labels = measure(sampler, graph, seeds, key)
+
+    def program(seeds, key, carriers):
+        context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
+        blocks = sampler.sample(graph.with_context(context), seeds)
+        x = torch.index_select(graph.ndata["x"], 0, blocks[0].srcs)
+        y = torch.index_select(graph.ndata["y"], 0, seeds)
+        results = []
+        for case in cases.values():
+            logits = case.model(blocks, x)
+            results += [case.loss(logits, y), logits]
+        return tuple(results)
+
+    for case in cases.values():
+        case.model.train()
+    whole = capture(program, seeds, labels, origin="Model with Sampler")
+    for position, case in enumerate(cases.values()):
+        case.graph, case.sampler = graph, sampler
+        case.program = Cut(case, _part(whole, position))
+    return cases
+
+
+def _part(whole: Captured, position: int) -> Captured:
+    graph = copy.deepcopy(whole.gm.graph)
+    (output,) = graph.find_nodes(op="output")
+    output.args = (tuple(output.args[0][2 * position : 2 * position + 2]),)
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or is_in_place(node))
+    return Captured(fx.GraphModule(whole.gm, graph), list(whole.roles), list(whole.labels))
+
+
+def check_each(cases: dict[str, Case], batches, plain: bool = True, tolerance: float = 1e-10) -> list[str]:
+    """What differs from plain Python (from the program without passes, where masks are keyed) in any case and batch.
+
+    Every program runs exactly, padded, and on the first batch under every other choice that it offers.
+    """
+    found = []
+    for name, case in cases.items():
+        try:
+            runs, reference = _runs(case, plain)
+        except Exception as error:
+            found.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        for step, batch in enumerate(batches):
+            expected = reference(case.seeds(batch), step)
+            for how, run in runs.items() if step == 0 else list(runs.items())[:2]:
+                try:
+                    same(run(case.seeds(batch), step), expected, tolerance)
+                except Exception as error:
+                    found.append(f"{name}, {how}, batch {list(batch)}: {type(error).__name__}: {error}")
+    return found
+
+
+def _runs(case: Case, plain: bool) -> tuple[dict, object]:
+    """(ways to run a case, the reference)."""
+    case.trace()
+    options = case.program.options
+    runs = {"exact": case.exact, "padded": case.padded}
+    for site in case.program.sites:
+        for option in set(site.options) - {site.taken}:
+            runs[f"{site.key} = {option}"] = _as(case, replace(options, choices={site.key: option})).exact
+    if plain:
+        return runs, case.eager
+    every = tuple(record.name for record in case.program.passes)
+    return runs, _as(case, replace(options, disable_passes=every)).exact
+
+
+def _as(case: Case, options: Options) -> Case:
+    other = copy.copy(case)
+    other.program = case.program.variant(options, texts=False)
+    return other

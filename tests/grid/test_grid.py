@@ -1,0 +1,45 @@
+"""Every configuration trains as plain PyTorch does: losses, parameters, buffers and the optimizer's state."""
+
+import itertools
+
+import pytest
+
+from .cells import DIMENSIONS, Cell, cover
+from .train import check, make_graph
+
+TWO_LAYERS = {**DIMENSIONS, "fanouts": tuple(fanouts for fanouts in DIMENSIONS["fanouts"] if len(fanouts) == 2)}
+PAIRS = cover(2, TWO_LAYERS)
+NAMED = {
+    "cora": Cell(16, (-1, -1), "gcn", "relu", "none", 0.5, "none", "none", "adam", 0),  # Kipf and Welling, 2017
+    "three layers": Cell(8, (2, -1, 3), "sage", "relu", "batch", 0.5, "cat", "own", "adamw", 0),
+    "three layers of attention": Cell(16, (2, -1, 3), "gat", "elu", "none", 0.5, "none", "linear", "sgd", 1),
+}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return make_graph()
+
+
+def test_the_cells_cover_every_pair():
+    for (first, values), (second, others) in itertools.combinations(TWO_LAYERS.items(), 2):
+        pairs = {(getattr(cell, first), getattr(cell, second)) for cell in PAIRS}
+        assert pairs == set(itertools.product(values, others)), (first, second)
+    assert len(PAIRS) <= 50
+    assert cover(2, TWO_LAYERS) == PAIRS, "the same cells every time"
+
+
+@pytest.mark.parametrize("cell", [*NAMED.values(), *PAIRS], ids=[*NAMED, *map(str, PAIRS)])
+def test_cell(cell, graph):
+    assert not check(cell, graph)
+
+
+TRIPLES = cover(3)
+PARTS = 40
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_triple(part, graph):
+    wrong = [f"{cell}: {what}" for cell in TRIPLES[part::PARTS] for what in check(cell, graph)]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,141 @@
+"""Sizes are compared in one way, values are of one fake mode: what keeps two classes of errors from coming back."""
+
+import ast
+import pathlib
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import joestar
+import joestar.nn as jnn
+from joestar.errors import VerificationError
+from joestar.fusion import Pass, run_passes
+from joestar.lowering import fakes
+from joestar.lowering.sizes import same_shape, same_size
+
+from .harness import NUM_FEATURES, Case, same
+
+SOURCE = pathlib.Path(joestar.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def symbols():
+    """Two sizes of sampled sets, as they are while traced."""
+    context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return [mode.from_tensor(torch.empty(n, 3), symbolic_context=context).shape[0] for n in (1009, 2022)]
+
+
+def test_same_size(symbols):
+    s, t = symbols
+    for left, right, equal in (
+        (s, s, True), (s, t, False), (s, 1009, False), (1009, s, False), (s + 1, 1 + s, True), (s * 2, s + s, True),
+        (s, s + 1, False), (s + t, t + s, True), (1, 1, True), (1, 8, False), (8, 1, False), (0, 0, True),
+        (s - s, 0, True), (s * 0 + 5, 5, True), (s * 0 + 5, 6, False),
+    ):  # fmt: skip
+        assert same_size(left, right) is equal, (left, right)
+    assert same_shape((s, 4), (s, 4)) and not same_shape((s, 4), (s, 4, 1)) and not same_shape((1, 4), (s, 4))
+
+
+def comparisons(source: str) -> list[int]:
+    """Lines that compare what ``expression`` returns, ``None`` for every plain integer, by ``==`` or ``!=``."""
+    found, tree = [], ast.parse(source)
+    for function in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]:
+        named = set()
+        for node in ast.walk(function) if function is not tree else ():
+            if isinstance(node, ast.Assign) and any(map(_is_expression, ast.walk(node.value))):
+                named |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Compare) or not any(isinstance(op, (ast.Eq, ast.NotEq)) for op in node.ops):
+                continue
+            sides = [node.left, *node.comparators]
+            if any(_is_expression(side) or (isinstance(side, ast.Name) and side.id in named) for side in sides):
+                found.append(node.lineno)
+    return sorted(set(found))
+
+
+def _is_expression(node) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "expression"
+
+
+def test_the_search_finds_comparisons():
+    for text in ("a = expression(x) == expression(y)", "def f():\n a, b = expression(x), expression(y)\n return a != b",
+                 "sizes.expression(x) == n"):  # fmt: skip
+        assert comparisons(text), text
+    for text in ("a = expression(x) is None", "same_size(x, y)", "a = other(x) == b", "expression(x) in known"):
+        assert not comparisons(text), text
+
+
+def test_sizes_are_compared_in_one_place():
+    found = {
+        f"{path.relative_to(SOURCE)}:{line}"
+        for path in SOURCE.rglob("*.py")
+        if path.name != "sizes.py" or path.parent.name != "lowering"
+        for line in comparisons(path.read_text())
+    }
+    assert not found, f"compare sizes with lowering.sizes.same_size: {', '.join(sorted(found))}"
+
+
+# --- values of one fake mode ---
+
+
+def test_no_value_is_made_outside_the_graphs_mode():
+    """``device="meta"`` makes a tensor that no op of the graph can be run on together with the others."""
+    found = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if '"meta"' in path.read_text()
+             and 'device="meta"' in path.read_text()]  # fmt: skip
+    assert not found, f"use lowering.fakes.run in {found}"
+
+
+@pytest.mark.parametrize("model", ["GraphSAGE", "GCN", "GIN", "GAT"])
+def test_nothing_sampled_and_narrow_rows_with_dropout(model):
+    """The canonical model of Cora: all neighbours, 16 hidden, dropout 0.5. Then the sampler takes no key."""
+    net = getattr(jnn, model)(NUM_FEATURES, 16, 2, 4, dropout=0.5)
+    case = Case(net, fanouts=(-1, -1))
+    gm = case.trace()
+    assert not list(fakes.strangers(gm.graph))
+    assert ("key",) in case.program.captured.roles
+    bare = Case(net, fanouts=(-1, -1), disable=tuple(record.name for record in case.program.passes))
+    for step, batch in enumerate(((9, 3, 22, 1, 40, 2, 17), (5,))):
+        expected = bare.exact(bare.seeds(batch), step)
+        same(case.exact(case.seeds(batch), step), expected, 1e-10)
+        same(case.padded(case.seeds(batch), step), expected, 1e-10)
+
+
+def _of_another_mode(value):
+    with FakeTensorMode() as mode:
+        return mode.from_tensor(torch.empty(8, 4))
+
+
+BROKEN = {
+    "a tensor": (lambda value: torch.empty(8, 4), "with a Tensor on cpu for a value"),
+    "a meta tensor": (lambda value: torch.empty(8, 4, device="meta"), "with a Tensor on meta for a value"),
+    "another mode": (_of_another_mode, "with a fake tensor of another mode for a value"),
+    "another shape": (lambda value: value.new_empty(value.shape[0], 5), "with another value than aten.linear"),
+    "another dtype": (lambda value: value.float(), "with another value than aten.linear"),
+}
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return Case(jnn.GraphSAGE(NUM_FEATURES, 8, 1, 4), fanouts=(3,), kind="logits").trace(), None
+
+
+@pytest.mark.parametrize(("change", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_what_a_pass_leaves_is_checked(traced, change, words):
+    """By its name, with the way to train without it."""
+    gm = traced[0]
+    old = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.linear.default)
+
+    def bad(gm, context):
+        with gm.graph.inserting_before(old):
+            new = gm.graph.node_copy(old, lambda node: node)
+        new.meta["val"] = change(old.meta["val"])
+        return 1
+
+    with pytest.raises(VerificationError, match=words) as caught:
+        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", bad),))
+    gm.graph.erase_node(old.prev)
+    assert str(caught.value).startswith("pass bad left node linear")
+    assert 'joestar.compile(..., disable_passes=("bad",))' in str(caught.value)
