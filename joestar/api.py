@@ -8,7 +8,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, GraphError, SamplerError
 from joestar.graph_api import Graph
-from joestar.lowering.loss import check_classes, check_labels, prepare_loss
+from joestar.lowering.loss import check_labels, prepare_loss
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned, save
 from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
@@ -225,9 +225,9 @@ class Step:
 
     def _checked(self, trainer: Trainer, seeds: Tensor, batch: int, epoch: int, shuffle: bool) -> Iterator[Tensor]:
         program = trainer.executor.program
+        program.follow_modes()
         program.trace(seeds[:batch], trainer.key)
-        for classes, ignore_index in program.class_losses():
-            check_classes(self.graph.ndata["y"], seeds, classes, ignore_index)
+        program.check_labels(seeds)
         if self._tune:
             self._tuning, self._tune = tune_choices(trainer, seeds, batch), False
         yield from trainer.epoch(seeds, batch, epoch, shuffle)
@@ -247,7 +247,7 @@ class Step:
     def __call__(self, seeds: Tensor) -> Tensor:
         """One training step on ``seeds`` (returns its loss), or their logits ``[n, C]`` if compiled without a loss.
 
-        The logits follow ``model.training``; each call draws fresh samples.
+        The logits follow the modules' ``training`` flags; each call draws fresh samples.
         """
         seeds = check_seeds(seeds, self.graph)
         self._check()
@@ -257,7 +257,8 @@ class Step:
             (loss,) = self._checked(self._trainer, seeds, seeds.numel(), -1 - self._calls, False)
             return loss
         key = step_key(self.seed, 0, self._calls, self.graph.device)
-        executor = self._executor("logits" if self.model.training else "predict")
+        executor = self._executor("logits" if any(m.training for m in self.model.modules()) else "predict")
+        executor.program.follow_modes()
         return logits(executor, seeds, executor.program.batch, key)
 
     def fit(

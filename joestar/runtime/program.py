@@ -16,11 +16,13 @@ from joestar.graph_api import SamplingContext, check_blocks
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import lower_dropout
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.loss import ClassLoss, class_losses
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import verify_capture
 from joestar.ops.library import decompositions
 from joestar.profile.sizes import measure
+from joestar.runtime.modes import TrainingModes
 from joestar.runtime.recompute import RecomputeMasks
 
 
@@ -59,7 +61,8 @@ class Program:
     """Sampling, feature gathering, model and (optionally) loss as one graph.
 
     Args:
-        kind: ``train`` (outputs a loss), ``logits`` (training mode, outputs logits) or ``predict`` (evaluation mode).
+        kind: ``train`` (outputs a loss), ``logits`` (outputs logits, in the model's modes) or ``predict`` (evaluation
+            mode): see ``TrainingModes``.
         model, sampler: as given to ``joestar.compile``; loss: ``loss(logits, y)`` for ``train``.
     """
 
@@ -83,25 +86,35 @@ class Program:
         self.bounds: list[int] = []
         self.batch = 0
         self.compiles = 0
+        self.modes = TrainingModes(kind, model)
+        self._traced_frozen: tuple[str, ...] = ()
+        self._losses: list[ClassLoss] = []
 
     # --- capture ---
+
+    def follow_modes(self) -> bool:
+        """Forgets the program if modules were frozen or thawed since it was traced; whether it did.
+
+        Call it before an epoch or a call, not within one: the next ``trace`` and ``compile`` start anew.
+        """
+        if self.captured is None or self.modes.frozen() == self._traced_frozen:
+            return False
+        self.captured = self.run = self.padded = None
+        return True
 
     def trace(self, seeds: Tensor, key: Tensor) -> None:
         """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch."""
         if self.captured is not None:
             return
         sizes, labels = measure(self.sampler, self.graph, seeds, key)
-        training = {module: module.training for module in self.model.modules()}
-        self.model.train(self.kind != "predict")
-        try:
-            with torch.set_grad_enabled(self.kind != "predict"):
-                captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
-        except CaptureError:
-            self._raise_own_error(seeds, key)
-            raise
-        finally:
-            for module, mode in training.items():
-                module.training = mode
+        self._traced_frozen = self.modes.frozen()
+        with self.modes.set():
+            try:
+                with torch.set_grad_enabled(self.kind != "predict"):
+                    captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
+            except CaptureError:
+                self._raise_own_error(seeds, key)
+                raise
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured
@@ -162,7 +175,7 @@ class Program:
         lower_dropout(gm, table, key)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":
-            self._losses = _class_losses(gm)
+            self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
             output.args = ((output.args[0][0],),)
             gm.recompile()
@@ -201,8 +214,9 @@ class Program:
         """
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
+        other.modes, other._traced_frozen = self.modes, self._traced_frozen
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
-        other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self.class_losses()
+        other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self._losses
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)
@@ -283,9 +297,10 @@ class Program:
                 values.append(inputs[role[0]])
         return values
 
-    def class_losses(self) -> list[tuple[int, int]]:
-        """(number of classes, ignore_index) of every class-index loss in the program."""
-        return getattr(self, "_losses", [])
+    def check_labels(self, nodes: Tensor) -> None:
+        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges."""
+        for loss in self._losses:
+            loss.check(nodes)
 
 
 def _check_tensor(value, name: str, wanted: str) -> None:
@@ -324,12 +339,3 @@ def _key_input(captured: Captured) -> fx.Node:
     captured.roles.insert(0, ("key",))
     captured.gm.recompile()
     return node
-
-
-def _class_losses(gm: fx.GraphModule) -> list[tuple[int, int]]:
-    found = []
-    for node in gm.graph.nodes:
-        if node.target in (torch.ops.aten.cross_entropy_loss.default, torch.ops.aten.nll_loss_nd.default):
-            ignore = node.args[4] if len(node.args) > 4 else -100
-            found.append((int(node.args[0].meta["val"].shape[1]), ignore))
-    return found
