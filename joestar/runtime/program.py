@@ -20,10 +20,9 @@ from joestar.lowering.loss import ClassLoss, class_losses
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import verify_capture
-from joestar.ops.library import decompositions
 from joestar.profile.sizes import measure
+from joestar.runtime.inductor import compile_graph
 from joestar.runtime.modes import TrainingModes
-from joestar.runtime.recompute import RecomputeMasks
 
 
 @dataclass
@@ -255,18 +254,7 @@ class Program:
     def _backend(self, example: list) -> Callable:
         if self.options.backend == "eager":
             return self.padded.gm
-        from torch._inductor.compile_fx import compile_fx
-        from torch._inductor.decomposition import select_decomp_table
-
-        gm = fx.GraphModule(self.padded.gm, fx.Graph())
-        gm.graph.output(gm.graph.graph_copy(self.padded.gm.graph, {}))
-        for node in gm.graph.nodes:
-            node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
-        gm.recompile()
-        device = self.graph.device
-        settings = _inductor_settings(device, self.options.disable_passes)
-        table = {**select_decomp_table(), **decompositions(device)}
-        return compile_fx(gm, example, decompositions=table, config_patches=settings)  # the backward's come later
+        return compile_graph(self.padded.gm, example, self.graph.device, self.options.disable_passes)
 
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
@@ -309,22 +297,6 @@ def _check_tensor(value, name: str, wanted: str) -> None:
             f"{name} must return a tensor ({wanted}); got {type(value).__name__}. Keep the value in a tensor: "
             ".item() or float() would bring it to the host in every step."
         )
-
-
-def _inductor_settings(device: torch.device, disabled: tuple[str, ...] = ()) -> dict:
-    """Options of Inductor for our graphs.
-
-    On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
-    it gives a value a loop of its own; the hash behind dropout then grows into expressions that take minutes to
-    compile. There, too, masks are computed again, not stored.
-    """
-    from torch._inductor import config
-
-    if device.type != "cpu":
-        return {} if overlap.NAME in disabled else {"post_grad_custom_post_pass": overlap.Overlap()}
-    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
-    settings = {name: 8 for name in names if hasattr(config, name)}
-    return {**settings, "joint_custom_post_pass": RecomputeMasks()}
 
 
 def _key_input(captured: Captured) -> fx.Node:
