@@ -177,7 +177,7 @@ class Step:
         self._options = options
         self._run = run
         self._cuda_graph = cuda_graph
-        self._guard = ChangeGuard(model, sampler, self.graph)
+        self._guard = ChangeGuard(model, sampler, self.graph, loss_fn)
         self._executors: dict[str, Executor] = {}
         self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"])
         self._trainer = None
