@@ -66,7 +66,7 @@ def adam(
     Args:
         grads: contiguous; averages, squares: the moments; steps: 0-d float32, counted up if ``ok``; lr: 0-d float32.
     """
-    ok_number = torch.empty((), device=ok.device)
+    ok_number = torch.empty((), device=ok.device, dtype=torch.float32)
     for begin in range(0, len(params), TOGETHER):
         part = slice(begin, begin + TOGETHER)
         sizes = [p.numel() for p in params[part]]

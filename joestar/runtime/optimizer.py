@@ -114,7 +114,7 @@ class SkippableOptimizer:
             adam.adam_step(self.optimizer, ok)
             return
         self.optimizer.grad_scale = None
-        self.optimizer.found_inf = torch.logical_not(ok, out=torch.empty((), device=ok.device))
+        self.optimizer.found_inf = torch.logical_not(ok, out=torch.empty((), device=ok.device, dtype=torch.float32))
         try:
             self.optimizer.step()
         finally:

@@ -29,7 +29,7 @@ class StepState:
         self.offset = torch.zeros((), dtype=torch.int64, device=device)
         self.progress = torch.zeros(2, dtype=torch.int64, device=device)
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
-        self.losses = torch.full((LOSSES,), torch.nan, device=device)
+        self.losses = torch.full((LOSSES,), torch.nan, device=device, dtype=torch.float32)
         self.history = torch.zeros((0, 0), dtype=torch.int64, device=device)
         self.version = 0
         self._used = 0
@@ -43,7 +43,7 @@ class StepState:
         self.num_seeds.fill_(order.numel())
         self.expect(steps, sets)
         if self._used + steps > self.losses.numel():
-            self.losses = torch.full((max(LOSSES, steps),), torch.nan, device=self.device)
+            self.losses = torch.full((max(LOSSES, steps),), torch.nan, device=self.device, dtype=torch.float32)
             self.version += 1
             self._used = 0
         self.offset.fill_(self._used)

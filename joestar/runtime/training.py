@@ -49,7 +49,7 @@ class Trainer:
         self._captured: tuple = ()
         self.memory: GraphMemory | None = None
         executor.before_compile.append(self.drop_graph)
-        self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=cuda_graph)
+        self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=cuda_graph, device="cpu")
         self._one: Tensor | None = None
         self._flag_seen = self._seen.numpy()
 
