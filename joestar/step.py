@@ -9,7 +9,7 @@ from torch import Tensor
 from joestar import __version__
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
-from joestar.lowering.loss import check_classes, check_labels, prepare_loss
+from joestar.lowering.loss import check_labels, prepare_loss
 from joestar.profile.choices import save
 from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
 from joestar.profile.sizes import step_key
@@ -49,7 +49,7 @@ class Step:
         self._options = options
         self._run = run
         self._cuda_graph = cuda_graph
-        self._guard = ChangeGuard(model, sampler, self.graph)
+        self._guard = ChangeGuard(model, sampler, self.graph, loss_fn)
         self._executors: dict[str, Executor] = {}
         self._resumed: list[dict] = []
         self._resumed_programs: dict[str, dict] = {}
@@ -134,6 +134,7 @@ class Step:
     def _ready(self, seeds: Tensor, batch: int) -> None:
         self._check()
         program = self._runner.executor.program
+        program.follow_modes()
         if program.captured is None:
             program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
         self._check_classes(seeds)
@@ -146,8 +147,7 @@ class Step:
         found = (id(seeds), labels.data_ptr(), version(labels))
         if self._labelled and self._labelled[0] is seeds and self._labelled[1] == found:
             return
-        for classes, ignore_index in self._runner.executor.program.class_losses():
-            check_classes(labels, seeds, classes, ignore_index)
+        self._runner.executor.program.check_labels(seeds)
         self._labelled = seeds, found
 
     def _continued(self, state: dict, runner: StepRunner, seeds: Tensor, batch: int, shuffle: bool) -> Epoch:
@@ -180,7 +180,7 @@ class Step:
     def __call__(self, seeds: Tensor) -> Tensor:
         """One training step on ``seeds`` (returns its loss), or their logits ``[n, C]`` if compiled without a loss.
 
-        The logits follow ``model.training``; each call draws fresh samples.
+        The logits follow the modules' ``training`` flags; each call draws fresh samples.
         """
         seeds = check_seeds(seeds, self.graph)
         self._check()
@@ -190,7 +190,8 @@ class Step:
             executor, number = self._runner.executor, -1 - self._calls
             some = population(executor, seeds, seeds.numel(), self._seed, number) if executor.needs(seeds) else None
             return self._runner.take(self._runner.begin(seeds, seeds.numel(), number, some))
-        executor = self._executor("logits" if self.model.training else "predict")
+        executor = self._executor("logits" if any(m.training for m in self.model.modules()) else "predict")
+        executor.program.follow_modes()
         return logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
 
     def fit(

@@ -103,7 +103,7 @@ def _mapped(ids: Tensor, table: Tensor | None) -> Tensor:
 
 
 def _offsets(shape: Shape, random: torch.Generator) -> Tensor:
-    noise = torch.randn(shape.nodes, generator=random, device=random.device)
+    noise = torch.randn(shape.nodes, generator=random, device=random.device, dtype=torch.float32)
     degrees = (shape.degree * torch.exp(shape.spread * noise - shape.spread**2 / 2) + 0.5).long().clamp(min=1)
     indptr = torch.zeros(shape.nodes + 1, dtype=torch.int64, device=random.device)
     torch.cumsum(degrees, 0, out=indptr[1:])
@@ -112,7 +112,7 @@ def _offsets(shape: Shape, random: torch.Generator) -> Tensor:
 
 def _sources(dst: Tensor, shape: Shape, random: torch.Generator) -> Tensor:
     def uniform() -> Tensor:
-        return torch.rand(dst.numel(), generator=random, device=dst.device)
+        return torch.rand(dst.numel(), generator=random, device=dst.device, dtype=torch.float32)
 
     near = dst // shape.community * shape.community + (uniform() * shape.community).long()
     fine = torch.rand(dst.numel(), generator=random, device=dst.device, dtype=torch.float64)  # float32 has 2^24 values
@@ -122,11 +122,11 @@ def _sources(dst: Tensor, shape: Shape, random: torch.Generator) -> Tensor:
 
 
 def _features(labels: Tensor, shape: Shape, random: torch.Generator, dtype: torch.dtype) -> Tensor:
-    centres = torch.randn(shape.classes, shape.features, generator=random, device=labels.device)
+    centres = torch.randn(shape.classes, shape.features, generator=random, device=labels.device, dtype=torch.float32)
     x = torch.empty(shape.nodes, shape.features, dtype=dtype, device=labels.device)
     rows = max(1, CHUNK // shape.features)
     for first in range(0, shape.nodes, rows):
         part = x[first : first + rows]
-        noise = torch.randn(part.shape, generator=random, device=x.device)
+        noise = torch.randn(part.shape, generator=random, device=x.device, dtype=torch.float32)
         part.copy_(noise.mul_(2).add_(centres[labels[first : first + rows]]))
     return x

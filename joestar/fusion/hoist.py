@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from joestar.lowering.functional import is_in_place
+from joestar.lowering.functional import ancestors, is_in_place
 
 PATTERN = "hoist"
 _ATEN = torch.ops.aten
@@ -104,26 +104,15 @@ def _pure(node: fx.Node) -> bool:
     return not random and node.target is not _ATEN.batch_norm.default
 
 
-def _ancestors(node: fx.Node) -> list[fx.Node]:
-    """The node and what is behind it, in graph order."""
-    found, stack = {node}, [node]
-    while stack:
-        for arg in stack.pop().all_input_nodes:
-            if arg not in found:
-                found.add(arg)
-                stack.append(arg)
-    return [other for other in node.graph.nodes if other in found]
-
-
 def _works(node: fx.Node, constant: set[fx.Node]) -> bool:
     """Whether computing the node costs anything, and it reads a tensor."""
-    behind = _ancestors(node)
+    behind = ancestors(node)
     reads = any(other.op == "placeholder" for other in behind)
     return reads and any(other.op == "call_function" and other.target not in _VIEWS for other in behind)
 
 
 def _hoist(gm: fx.GraphModule, node: fx.Node, constant: set[fx.Node], context) -> None:
-    behind = _ancestors(node)
+    behind = ancestors(node)
     placeholders = gm.graph.find_nodes(op="placeholder")
     roles = dict(zip(placeholders, context.roles, strict=True))
     graph, copies, sources = fx.Graph(), {}, []

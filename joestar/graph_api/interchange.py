@@ -10,8 +10,10 @@ def from_scipy(cls, matrix, ndata=None):
     if matrix.shape[0] != matrix.shape[1]:
         raise GraphError(f"from_scipy needs a square matrix (one row and column per node); got {matrix.shape}.")
     coo = matrix.tocoo()
-    edge_index = torch.stack([torch.as_tensor(coo.row).long(), torch.as_tensor(coo.col).long()])
-    return cls.from_edge_index(edge_index, matrix.shape[0], ndata, {"w": torch.as_tensor(coo.data)})
+    edge_index = torch.stack(
+        [torch.as_tensor(coo.row, device="cpu").long(), torch.as_tensor(coo.col, device="cpu").long()]
+    )
+    return cls.from_edge_index(edge_index, matrix.shape[0], ndata, {"w": torch.as_tensor(coo.data, device="cpu")})
 
 
 def from_pyg(cls, data):

@@ -19,7 +19,7 @@ def attend(
     args = _checked(indptr, indices, s_src, s_dst, x, bits)
     x, heads, width = args[4], s_dst.shape[1], x.shape[2]
     y = x.new_empty((s_dst.shape[0], heads, width))
-    top, total = (torch.empty(s_dst.shape, dtype=_wide(x.dtype)) for _ in range(2))
+    top, total = (torch.empty(s_dst.shape, dtype=_wide(x.dtype), device="cpu") for _ in range(2))
     _native.attend(*args, heads, width, shares_rows(x, s_dst), slope, scale, y, top, total)
     return y, top, total
 

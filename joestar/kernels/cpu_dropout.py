@@ -17,7 +17,7 @@ def _words(columns: int) -> int:
 def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) -> Tensor:
     """Mask of rows with these ids: int32 ``[n, ceil(columns / 32)]``, bit ``c // W`` of word ``c % W`` set = kept."""
     ids = check_ids(ids, "ids")
-    out = torch.empty(ids.numel(), _words(columns), dtype=torch.int32)
+    out = torch.empty(ids.numel(), _words(columns), dtype=torch.int32, device="cpu")
     _native.dropout_bits(ids, key.contiguous(), site + DROPOUT_SITE, keep_numerator(p), out.shape[1], out)
     return out
 
@@ -31,7 +31,7 @@ def edge_dropout_bits(
     """
     indptr, dsts = check_offsets(indptr), check_ids(dsts, "dsts")
     require(indptr.numel() == dsts.numel() + 1, f"one id per row, {indptr.numel() - 1}", f"{dsts.numel()} ids")
-    out = torch.empty(num_edges, _words(columns), dtype=torch.int32)
+    out = torch.empty(num_edges, _words(columns), dtype=torch.int32, device="cpu")
     key, q = key.contiguous(), keep_numerator(p)
     _native.edge_dropout_bits(indptr, num_edges, dsts, key, site + DROPOUT_SITE, q, out.shape[1], out)
     return out
@@ -69,7 +69,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float)
         right = bias.shape == (width,) and bias.dtype == x.dtype
         require(right, f"a bias {x.dtype} [{width}]", f"{bias.dtype} {list(bias.shape)}")
     y = torch.relu(x if bias is None else x + bias)
-    every = torch.full((x.shape[0], _words(width)), -1, dtype=torch.int32)
+    every = torch.full((x.shape[0], _words(width)), -1, dtype=torch.int32, device="cpu")
     kept = positive_bits(torch.where(y.isnan(), 1, y), every if bits is None else bits)
     return y if bits is None else gated_dropout(y, bits, None, scale), kept
 

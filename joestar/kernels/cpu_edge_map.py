@@ -34,7 +34,7 @@ class _Chunk:
 
     def __init__(self, indptr: Tensor, indices: Tensor, first: int, last: int):
         self.edges, self.src = slice(first, last), indices[first:last]
-        edge = torch.arange(first, last)
+        edge = torch.arange(first, last, device="cpu")
         self.dst = torch.searchsorted(indptr, edge, right=True) - 1
         top, bottom = int(self.dst[0]), int(self.dst[-1]) + 1
         self.rows = slice(top, bottom)
@@ -84,7 +84,7 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
     indptr, indices, leaves, program, width, wide = _checked(indptr, indices, leaves, program, reduce)
     heads, groups = heads_of(reduce), grouped(program, leaves)
     rows = (indices.numel(), heads) if heads else (indptr.numel() - 1, width)
-    out = torch.zeros(rows, dtype=wide)
+    out = torch.zeros(rows, dtype=wide, device="cpu")
     for chunk in _chunks(indptr, indices, width):
         values = [chunk.leaf(kind, group, wide) for kind, group in zip(program.leaves, groups, strict=True)]
         message = _run(program.steps, values)[-1].expand(chunk.src.numel(), width)
@@ -108,7 +108,9 @@ def edge_map_grad(
     grad = check_values(grad, "grad").to(wide)
     if reduce == "mean":
         grad = grad / _degrees(indptr, wide)
-    out = [torch.zeros(leaf.shape, dtype=wide) if w else None for leaf, w in zip(leaves, wanted, strict=True)]
+    out = [
+        torch.zeros(leaf.shape, dtype=wide, device="cpu") if w else None for leaf, w in zip(leaves, wanted, strict=True)
+    ]
     groups, outs = grouped(program, leaves), grouped(program, out)
     for chunk in _chunks(indptr, indices, width):
         values = [

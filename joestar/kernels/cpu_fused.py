@@ -32,7 +32,7 @@ def _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x,
     x, count, width = check_values(x, "features"), int(dst_count), math.prod(x.shape[1:])
     key, how = key.contiguous(), REDUCE[reduce]
     total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, how, y, stride)
-    return torch.scalar_tensor(total, dtype=torch.int64)
+    return torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 
 def sample_aggregate_self(

@@ -18,7 +18,7 @@ def _sample_indptr(
     indptr: Tensor, nodes: Tensor, count: int, sliced: bool, k: int, replace: bool, bound: int
 ) -> tuple[Tensor, int]:
     """Offsets of the sampled rows, cut at the bound (-1: none), and the true number of picks."""
-    sub_indptr = torch.empty(nodes.numel() + 1, dtype=torch.int64)
+    sub_indptr = torch.empty(nodes.numel() + 1, dtype=torch.int64, device="cpu")
     return sub_indptr, _native.sample_offsets(indptr, nodes, count, sliced, k, replace, bound, sub_indptr)
 
 
@@ -29,10 +29,10 @@ def _sample(
     indptr, indices, nodes = check_offsets(indptr), check_ids(indices, "indices"), check_ids(nodes, "nodes")
     require(indices.dtype == nodes.dtype, "node ids of one dtype", f"{indices.dtype} and {nodes.dtype}")
     sub_indptr, total = _sample_indptr(indptr, nodes, count, sliced, k, replace, num_edges)
-    out = torch.empty(total if num_edges < 0 else num_edges, dtype=nodes.dtype)
+    out = torch.empty(total if num_edges < 0 else num_edges, dtype=nodes.dtype, device="cpu")
     key = None if key is None else key.contiguous()
     _native.sample_neighbors(indptr, indices, nodes, count, sliced, k, replace, key, site, sub_indptr, out)
-    return sub_indptr, out, torch.scalar_tensor(total, dtype=torch.int64)
+    return sub_indptr, out, torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 
 def slice_cols(
@@ -64,7 +64,7 @@ def sample_eids(
     """CSC positions of the edges that ``sample_cols`` picks, recomputed: int64 ``[num_edges]``, 0 in the padding."""
     indptr, dsts, count = check_offsets(indptr), check_ids(dsts, "dsts"), _count(dst_count)
     sub_indptr, total = _sample_indptr(indptr, dsts, count, False, k, replace, num_edges)
-    out = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64)
+    out = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64, device="cpu")
     _native.sample_edges(indptr, dsts, count, k, replace, key.contiguous(), site, sub_indptr, out)
     return out
 
@@ -80,15 +80,19 @@ def compact(
     require(dsts.dtype == sub_indices.dtype, "node ids of one dtype", f"{dsts.dtype} and {sub_indices.dtype}")
     edges, count = int(sub_indptr[-1]), _count(dst_count)
     room = dsts.numel() + min(edges, num_nodes) if num_src < 0 else num_src
-    srcs, local = torch.empty(room, dtype=dsts.dtype), torch.empty_like(sub_indices)
+    srcs, local = torch.empty(room, dtype=dsts.dtype, device="cpu"), torch.empty_like(sub_indices)
     total = _native.compact(dsts, count, sub_indices, edges, num_nodes, srcs, local)
-    return srcs if num_src >= 0 else srcs[:total].clone(), local, torch.scalar_tensor(total, dtype=torch.int64)
+    return (
+        srcs if num_src >= 0 else srcs[:total].clone(),
+        local,
+        torch.scalar_tensor(total, dtype=torch.int64, device="cpu"),
+    )
 
 
 def edge_dst(indptr: Tensor, num_edges: int, like: Tensor) -> Tensor:
     """Row of each edge ``[num_edges]`` in the id dtype of ``like``; 0 past the last valid edge."""
     indptr = check_offsets(indptr)
-    out = torch.empty(num_edges, dtype=like.dtype)
+    out = torch.empty(num_edges, dtype=like.dtype, device="cpu")
     _native.edge_dst(indptr, check_ids(out, "like"))
     return out
 
@@ -123,7 +127,7 @@ def sampled_self_loops(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count:
     check_ids(indices, "indices")
     check_ids(dsts, "dsts")
     n = dsts.numel()
-    numbers = torch.arange(n, n + indices.numel(), dtype=indices.dtype)
+    numbers = torch.arange(n, n + indices.numel(), dtype=indices.dtype, device="cpu")
     looped, edges, _ = block_self_loops(indptr, numbers, indices, dsts, dst_count, 0)
     ids = torch.index_select(torch.cat((dsts, indices)), 0, edges) if n else edges
     ids[int(looped[-1]) :] = 0
@@ -132,6 +136,6 @@ def sampled_self_loops(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count:
 
 def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
     """Edges leaving every source, int64 ``[num_src]``, over the valid edges."""
-    out = torch.empty(num_src, dtype=torch.int64)
+    out = torch.empty(num_src, dtype=torch.int64, device="cpu")
     _native.out_degrees(check_offsets(indptr), check_ids(indices, "indices"), out)
     return out

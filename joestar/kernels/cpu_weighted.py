@@ -24,11 +24,11 @@ def weighted_sample(
     if sliced:
         require(indptr.numel() == row_ids.numel() + 1, "one row id per row", f"{row_ids.numel()} ids")
     rows = indptr, weight, row_ids, int(row_count), sliced, k, replace
-    sub_indptr = torch.empty(row_ids.numel() + 1, dtype=torch.int64)
+    sub_indptr = torch.empty(row_ids.numel() + 1, dtype=torch.int64, device="cpu")
     total = _native.weighted_offsets(*rows, num_edges, sub_indptr)
-    eids = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64)
+    eids = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64, device="cpu")
     _native.weighted_sample(*rows, key.contiguous(), site, table(), sub_indptr, eids)
-    return sub_indptr, eids, torch.scalar_tensor(total, dtype=torch.int64)
+    return sub_indptr, eids, torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 
 def collective_sample(
@@ -42,10 +42,10 @@ def collective_sample(
     if weight is not None:
         weight = check_weights(weight)
         require(weight.numel() == num_nodes, f"one weight per node, {num_nodes}", f"{weight.numel()}")
-    nodes = torch.empty(k, dtype=sub_indices.dtype)
+    nodes = torch.empty(k, dtype=sub_indices.dtype, device="cpu")
     edges, key = int(sub_indptr[-1]), key.contiguous()
     count = _native.collective_sample(sub_indices, edges, weight, num_nodes, key, site, table(), nodes)
-    return nodes, torch.scalar_tensor(count, dtype=torch.int64)
+    return nodes, torch.scalar_tensor(count, dtype=torch.int64, device="cpu")
 
 
 def slice_rows(
@@ -60,6 +60,10 @@ def slice_rows(
     require(srcs.dtype == sub_indices.dtype, "node ids of one dtype", f"{srcs.dtype} and {sub_indices.dtype}")
     indptr = torch.empty_like(sub_indptr)
     room = int(sub_indptr[-1]) if num_edges < 0 else num_edges
-    eids = torch.empty(room, dtype=torch.int64)
+    eids = torch.empty(room, dtype=torch.int64, device="cpu")
     total = _native.slice_rows(sub_indptr, sub_indices, srcs, int(src_count), indptr, eids)
-    return indptr, eids if num_edges >= 0 else eids[:total].clone(), torch.scalar_tensor(total, dtype=torch.int64)
+    return (
+        indptr,
+        eids if num_edges >= 0 else eids[:total].clone(),
+        torch.scalar_tensor(total, dtype=torch.int64, device="cpu"),
+    )

@@ -40,7 +40,7 @@ def table() -> Tensor:
         values += [_log2(-_log2_ratio(INTERVALS - i, logs) * INTERVALS / i, ln2) for i in range(1, INTERVALS)]
         values.append(_log2(33 / (one - Decimal(2) ** -33), ln2))
         fixed = [int((value * 2**FRACTION).to_integral_value()) for value in logs + values]
-    return torch.tensor(fixed, dtype=torch.int64)
+    return torch.tensor(fixed, dtype=torch.int64, device="cpu")
 
 
 def _log2(x: Decimal, ln2: Decimal) -> Decimal:

@@ -5,14 +5,16 @@ the first dimensions of *carrier* tensors marked dynamic, handed to the sampling
 graph still holds methods and ``torch._C`` functions; a re-trace with ``make_fx(pre_dispatch=True)`` leaves only ops.
 """
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._device import DeviceContext
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
@@ -65,11 +67,41 @@ def capture(
     Raises:
         CaptureError: naming the user's line and what to write instead.
     """
+    try:
+        return _capture(program, seeds_like, labels, origin, sampling)
+    except CaptureError:
+        with _without_default_device() as left_out:  # under one, Dynamo cannot trace methods such as unflatten
+            if left_out:
+                with contextlib.suppress(CaptureError):
+                    return _capture(program, seeds_like, labels, origin, sampling)
+        raise
+
+
+@contextlib.contextmanager
+def _without_default_device() -> Iterator[bool]:
+    """PyTorch's default device is the CPU within; yields whether it was another."""
+    stack = torch._C
+    modes = [stack._pop_torch_function_stack() for _ in range(stack._len_torch_function_stack())][::-1]
+    others = [mode for mode in modes if not isinstance(mode, DeviceContext)]
+    for mode in others:
+        stack._push_on_torch_function_stack(mode)
+    try:
+        yield len(others) < len(modes)
+    finally:
+        for _ in others:
+            stack._pop_torch_function_stack()
+        for mode in modes:
+            stack._push_on_torch_function_stack(mode)
+
+
+def _capture(
+    program: Callable, seeds_like: Tensor, labels: list[str], origin: str, sampling: Callable | None
+) -> Captured:
     device = seeds_like.device
     seeds = torch.zeros(SEEDS_HINT, dtype=seeds_like.dtype, device=device)
     key = torch.zeros(3, dtype=torch.int64, device=device)
     hints = size_hints(len(labels))
-    carriers = [torch.empty(hint, 0, device=device) for hint in hints]
+    carriers = [torch.empty(hint, 0, device=device, dtype=torch.float32) for hint in hints]
     for dynamic in (seeds, *carriers):
         torch._dynamo.mark_dynamic(dynamic, 0)
     seen = {}

@@ -26,6 +26,17 @@ def is_in_place(node: fx.Node) -> bool:
     return node.target not in _IN_PLACE_BUFFERS and node.target._schema.is_mutable
 
 
+def ancestors(node: fx.Node) -> list[fx.Node]:
+    """The node and what is behind it, in graph order."""
+    found, stack = {node}, [node]
+    while stack:
+        for arg in stack.pop().all_input_nodes:
+            if arg not in found:
+                found.add(arg)
+                stack.append(arg)
+    return [other for other in node.graph.nodes if other in found]
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the node's tensor, or list of tensors, may share memory with its first argument."""
     if node.target is operator.getitem:

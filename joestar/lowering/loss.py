@@ -4,13 +4,18 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from joestar.errors import LabelError
+from joestar.lowering.functional import ancestors
 
 IGNORE_INDEX = -100
+_ATEN = torch.ops.aten
+_CASTS = (_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN._to_copy.default, _ATEN.alias.default)
+_CLASS_LOSSES = (_ATEN.cross_entropy_loss.default, _ATEN.nll_loss_nd.default)
 
 
 def prepare_loss(loss_fn: Callable, labels: Tensor) -> Callable:
@@ -68,16 +73,100 @@ def check_labels(labels, num_nodes: int) -> Tensor:
     return labels
 
 
-def check_classes(labels: Tensor, nodes: Tensor, num_classes: int, ignore_index: int) -> None:
-    """Raises ``LabelError`` unless the class labels of ``nodes`` fit the model's outputs."""
-    if labels.dtype.is_floating_point:
-        return
-    chosen = labels[nodes]
-    wrong = torch.nonzero(((chosen < 0) | (chosen >= num_classes)) & (chosen != ignore_index))
-    if wrong.numel():
+@dataclass(frozen=True)
+class ClassLoss:
+    """A loss over class ids: how many classes it knows, and the ids that it is given.
+
+    Attributes:
+        classes: ids are in [0, classes); ignore_index: or this one.
+        labels: what the ids are read from, one row per node; target: seeds ``[n]`` -> their ids, if they are computed
+            otherwise.
+    """
+
+    classes: int
+    ignore_index: int
+    labels: Tensor | None = None
+    target: Callable[[Tensor], Tensor] | None = None
+
+    def check(self, nodes: Tensor) -> None:
+        """Raises ``LabelError`` unless the ids of ``nodes`` are in range."""
+        ids = self.labels[nodes] if self.target is None else self.target(nodes)
+        wrong = torch.nonzero(((ids < 0) | (ids >= self.classes)) & (ids != self.ignore_index))
+        if not wrong.numel():
+            return
         at = wrong[0].tolist()
-        node, value = int(nodes[at[0]]), int(chosen[tuple(at)])
+        node, value = int(nodes[at[0]]), int(ids[tuple(at)])
+        allowed = f"labels must be in [0, {self.classes}), or {self.ignore_index} for nodes to be ignored."
+        if self.target is None:
+            raise LabelError(
+                f"label {value} of node {node} is out of range: the model has {self.classes} outputs, so {allowed} "
+                "Check out_channels and graph.ndata['y']."
+            )
         raise LabelError(
-            f"label {value} of node {node} is out of range: the model has {num_classes} outputs, so labels must be in "
-            f"[0, {num_classes}), or {ignore_index} for nodes to be ignored. Check out_channels and graph.ndata['y']."
+            f"the loss computes label {value} for node {node}, which is out of range: its cross entropy is given "
+            f"{self.classes} columns, so {allowed}"
         )
+
+
+def class_losses(gm: fx.GraphModule, roles: list[tuple], labels: Tensor | None) -> list[ClassLoss]:
+    """The losses over class ids in a captured program whose ids depend on the seeds and on fixed tensors only.
+
+    Args:
+        labels: ``graph.ndata["y"]``; ids that are its rows of the seeds are told apart in messages.
+    """
+    role_of = dict(zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True))
+    found = []
+    for node in gm.graph.nodes:
+        if node.target not in _CLASS_LOSSES or node.args[1].meta["val"].dtype.is_floating_point:
+            continue
+        scores, ignore = node.args[0].meta["val"], node.args[4] if len(node.args) > 4 else IGNORE_INDEX
+        classes = int(scores.shape[min(1, scores.dim() - 1)])
+        if _is_rows_of(labels, node.args[1], role_of):
+            found.append(ClassLoss(classes, ignore, labels))
+        else:
+            target = _of_seeds(node.args[1], role_of)
+            if target is not None:
+                found.append(ClassLoss(classes, ignore, target=target))
+    return found
+
+
+def _is_rows_of(labels: Tensor | None, node: fx.Node, role_of: dict[fx.Node, tuple]) -> bool:
+    if node.target is not _ATEN.index_select.default or node.args[1] != 0:
+        return False
+    table, ids = node.args[0], node.args[2]
+    while ids.target in _CASTS:
+        ids = ids.args[0]
+    role = role_of.get(table, ("",))
+    return role[0] == "const" and role[1] is labels and role_of.get(ids) == ("seeds",)
+
+
+def _of_seeds(node: fx.Node, role_of: dict[fx.Node, tuple]) -> Callable[[Tensor], Tensor] | None:
+    """What computes a node from the seeds; ``None`` if it depends on a sample, on chance or on parameters."""
+    behind = ancestors(node)
+    if not all(_is_fixed(role_of[n]) if n in role_of else _is_plain(n) for n in behind):
+        return None
+    graph, copies, roles = fx.Graph(), {}, []
+    for other in behind:
+        copies[other] = graph.node_copy(other, copies.__getitem__)
+        if other in role_of:
+            roles.append(role_of[other])
+    graph.output(copies[node])
+    module = fx.GraphModule(torch.nn.Module(), graph)
+
+    def compute(seeds: Tensor) -> Tensor:
+        inputs = {"seeds": seeds, "num_seeds": seeds.numel()}
+        with torch.no_grad():
+            return module(*(role[1] if role[0] == "const" else inputs[role[0]] for role in roles))
+
+    return compute
+
+
+def _is_fixed(role: tuple) -> bool:
+    return role[0] in ("seeds", "num_seeds") or (role[0] == "const" and not role[1].requires_grad)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    overload = isinstance(node.target, torch._ops.OpOverload)
+    if not overload:
+        return node.op == "call_function"
+    return node.target.namespace == "aten" and torch.Tag.nondeterministic_seeded not in node.target.tags

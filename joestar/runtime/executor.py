@@ -118,10 +118,10 @@ class Executor:
         """Compiles for these bounds, counting a recompilation if there was one before."""
         for release in self.before_compile:
             release()
-        again = self.program.compiles > 0
+        again, outgrown = self.program.compiles > 0, self.program.run is not None
         self.program.compile(bounds, batch)
         self.counters.recompiles += again
-        self.widened += again
+        self.widened += outgrown
         self.overflows = 0
 
     def adopt(self, program: Program, slack: float) -> None:

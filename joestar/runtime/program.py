@@ -17,12 +17,13 @@ from joestar.lowering import fakes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import lower_dropout
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.loss import ClassLoss, class_losses
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.sizes import same_size, size_table
 from joestar.lowering.verify import verify_capture
-from joestar.ops.library import decompositions
 from joestar.profile.sizes import measure
-from joestar.runtime.recompute import RecomputeMasks
+from joestar.runtime.inductor import compile_graph
+from joestar.runtime.modes import TrainingModes
 
 
 @dataclass
@@ -62,7 +63,8 @@ class Program:
     """Sampling, feature gathering, model and (optionally) loss as one graph.
 
     Args:
-        kind: ``train`` (outputs a loss), ``logits`` (training mode, outputs logits) or ``predict`` (evaluation mode).
+        kind: ``train`` (outputs a loss), ``logits`` (outputs logits, in the model's modes) or ``predict`` (evaluation
+            mode): see ``TrainingModes``.
         model, sampler: as given to ``joestar.compile``; loss: ``loss(logits, y)`` for ``train``.
     """
 
@@ -86,25 +88,35 @@ class Program:
         self.bounds: list[int] = []
         self.batch = 0
         self.compiles = 0
+        self.modes = TrainingModes(kind, model)
+        self._traced_frozen: tuple[str, ...] = ()
+        self._losses: list[ClassLoss] = []
 
     # --- capture ---
+
+    def follow_modes(self) -> bool:
+        """Forgets the program if modules were frozen or thawed since it was traced; whether it did.
+
+        Call it before an epoch or a call, not within one: the next ``trace`` and ``compile`` start anew.
+        """
+        if self.captured is None or self.modes.frozen() == self._traced_frozen:
+            return False
+        self.captured = self.run = self.padded = None
+        return True
 
     def trace(self, seeds: Tensor, key: Tensor) -> None:
         """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch."""
         if self.captured is not None:
             return
         sizes, labels = measure(self.sampler, self.graph, seeds, key)
-        training = {module: module.training for module in self.model.modules()}
-        self.model.train(self.kind != "predict")
-        try:
-            with torch.set_grad_enabled(self.kind != "predict"):
-                captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
-        except CaptureError:
-            self._raise_own_error(seeds, key)
-            raise
-        finally:
-            for module, mode in training.items():
-                module.training = mode
+        self._traced_frozen = self.modes.frozen()
+        with self.modes.set():
+            try:
+                with torch.set_grad_enabled(self.kind != "predict"):
+                    captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
+            except CaptureError:
+                self._raise_own_error(seeds, key)
+                raise
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured
@@ -166,7 +178,7 @@ class Program:
         lower_dropout(gm, table, key)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":
-            self._losses = _class_losses(gm)
+            self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
             output.args = ((output.args[0][0],),)
             gm.recompile()
@@ -205,8 +217,9 @@ class Program:
         """
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
+        other.modes, other._traced_frozen = self.modes, self._traced_frozen
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
-        other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self.class_losses()
+        other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self._losses
         other.loss_dtype = self.loss_dtype
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
@@ -246,18 +259,7 @@ class Program:
     def _backend(self, example: list) -> Callable:
         if self.options.backend == "eager":
             return self.padded.gm
-        from torch._inductor.compile_fx import compile_fx
-        from torch._inductor.decomposition import select_decomp_table
-
-        gm = fx.GraphModule(self.padded.gm, fx.Graph())
-        gm.graph.output(gm.graph.graph_copy(self.padded.gm.graph, {}))
-        for node in gm.graph.nodes:
-            node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
-        gm.recompile()
-        device = self.graph.device
-        settings = _inductor_settings(device, self.options.disable_passes)
-        table = {**select_decomp_table(), **decompositions(device)}
-        return compile_fx(gm, example, decompositions=table, config_patches=settings)  # the backward's come later
+        return compile_graph(self.padded.gm, example, self.graph.device, self.options.disable_passes)
 
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
@@ -288,9 +290,10 @@ class Program:
                 values.append(inputs[role[0]])
         return values
 
-    def class_losses(self) -> list[tuple[int, int]]:
-        """(number of classes, ignore_index) of every class-index loss in the program."""
-        return getattr(self, "_losses", [])
+    def check_labels(self, nodes: Tensor) -> None:
+        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges."""
+        for loss in self._losses:
+            loss.check(nodes)
 
 
 def _check_tensor(value, name: str, wanted: str) -> None:
@@ -299,22 +302,6 @@ def _check_tensor(value, name: str, wanted: str) -> None:
             f"{name} must return a tensor ({wanted}); got {type(value).__name__}. Keep the value in a tensor: "
             ".item() or float() would bring it to the host in every step."
         )
-
-
-def _inductor_settings(device: torch.device, disabled: tuple[str, ...] = ()) -> dict:
-    """Options of Inductor for our graphs.
-
-    On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
-    it gives a value a loop of its own; the hash behind dropout then grows into expressions that take minutes to
-    compile. There, too, masks are computed again, not stored.
-    """
-    from torch._inductor import config
-
-    if device.type != "cpu":
-        return {} if overlap.NAME in disabled else {"post_grad_custom_post_pass": overlap.Overlap()}
-    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
-    settings = {name: 8 for name in names if hasattr(config, name)}
-    return {**settings, "joint_custom_post_pass": RecomputeMasks()}
 
 
 def _key_input(captured: Captured) -> fx.Node:
@@ -330,12 +317,3 @@ def _key_input(captured: Captured) -> fx.Node:
     captured.roles.insert(0, ("key",))
     captured.gm.recompile()
     return node
-
-
-def _class_losses(gm: fx.GraphModule) -> list[tuple[int, int]]:
-    found = []
-    for node in gm.graph.nodes:
-        if node.target in (torch.ops.aten.cross_entropy_loss.default, torch.ops.aten.nll_loss_nd.default):
-            ignore = node.args[4] if len(node.args) > 4 else -100
-            found.append((int(node.args[0].meta["val"].shape[1]), ignore))
-    return found

@@ -48,7 +48,7 @@ class ReplayedProgram:
                     self.grad = torch.zeros_like(self.result)
                     self._backward()
         torch.cuda.current_stream(device).wait_stream(stream)
-        self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True)
+        self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True, device="cpu")
         self.grads = []
         torch.cuda.synchronize(device)
         gc.collect()

@@ -15,7 +15,7 @@ from joestar.errors import ConfigError
 from joestar.fusion import overlap
 from joestar.fusion.overlap import Overlap, run, schedule
 from joestar.ops.side_by_side import Program
-from joestar.runtime.program import _inductor_settings
+from joestar.runtime.inductor import settings as inductor_settings
 
 from .graphs import ATEN, JOESTAR, count
 
@@ -226,9 +226,9 @@ def test_inductor_calls_it():
     """In forward and backward graphs, through the settings that a GPU's programs are compiled with."""
     from torch._inductor.compile_fx import compile_fx
 
-    settings = _inductor_settings(torch.device("cuda"))
+    settings = inductor_settings(torch.device("cuda"))
     assert isinstance(settings["post_grad_custom_post_pass"], Overlap)
-    assert not _inductor_settings(torch.device("cuda"), ("overlap",))
+    assert not inductor_settings(torch.device("cuda"), ("overlap",))
     values = [torch.randn(30, 30, requires_grad=True) for _ in range(3)]
 
     def build(call, a, b, c):

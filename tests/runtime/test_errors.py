@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import joestar
 from joestar.errors import (
@@ -174,3 +175,29 @@ def test_writing_values_in_place_is_fine():
     step.model.load_state_dict({k: v.clone() for k, v in step.model.state_dict().items()})
     step.model.eval()
     train(step, IDX, epochs=1)
+
+
+def _two_heads(first: int, weights: Tensor):
+    def loss(logits, y):
+        coarse = F.cross_entropy(logits[:, first:], weights[y])
+        return F.cross_entropy(logits[:, :first], y) + coarse
+
+    return loss
+
+
+def test_every_cross_entropy_is_checked_against_its_own_target():
+    coarse = torch.tensor([0, 0, 1, 1])
+    kw = {"model_options": {"out_channels": CLASSES + 2}}
+    train(make_step(loss=_two_heads(CLASSES, coarse), **kw), IDX, epochs=1)
+    wrong = make_step(loss=_two_heads(CLASSES, coarse * 2), **kw)
+    with pytest.raises(
+        LabelError, match=r"the loss computes label 2 for node \d+, which is out of range: .* 2 columns"
+    ):
+        next(wrong.epoch(IDX, 100))
+
+
+def test_targets_that_a_sample_decides_are_left_to_the_loss():
+    def pseudo(logits, y):
+        return F.cross_entropy(logits, y) + F.cross_entropy(logits[:, :2], logits[:, :2].detach().argmax(1))
+
+    train(make_step(loss=pseudo), IDX, epochs=1)

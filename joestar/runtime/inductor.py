@@ -1,0 +1,102 @@
+"""Padded programs compiled by Inductor, and found again in its caches by the next process.
+
+Inductor's cache of graphs needs an environment for shapes, which fake inputs bring along, and a key that says all that
+the code depends on. It knows the graph, the inputs, PyTorch's versions and settings; what it cannot know are
+our decompositions, gradients and kernels: the key's tag says which sources of Joestar they come from, and what
+tensors the graph holds as constants.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+
+from joestar.fusion import overlap
+from joestar.ops.digest import source_digest
+from joestar.ops.library import decompositions
+from joestar.runtime.recompute import RecomputeMasks
+
+
+def compile_graph(padded: fx.GraphModule, example: list, device: torch.device, disabled: tuple[str, ...]) -> Callable:
+    """The compiled form of a padded graph; the backward pass is compiled when it runs first.
+
+    Args:
+        example: the inputs, whose shapes, strides and dtypes will not change. disabled: names of passes to leave out.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    gm = _without_meta(padded)
+    tag = {"cache_key_tag": cache_tag(gm)}
+    with torch.compiler.config.patch(tag):
+        return compile_fx(
+            gm, _faked(example), torch.compiler.config.patch(tag)(compile_fx_inner), settings(device, disabled),
+            Decompositions(device),
+        )  # fmt: skip
+
+
+class Decompositions(dict):
+    """Op -> what to replace it by: Inductor's table and ours.
+
+    Some of Inductor's functions cannot be pickled, which newer versions do to make a key; our tag and Inductor's own
+    version stand for all of them.
+    """
+
+    def __init__(self, device: torch.device):
+        from torch._inductor.decomposition import select_decomp_table
+
+        super().__init__({**select_decomp_table(), **decompositions(device)})
+        self.device = device.type
+
+    def __reduce__(self) -> tuple:
+        return str, (f"joestar decompositions for {self.device}",)
+
+
+def _without_meta(padded: fx.GraphModule) -> fx.GraphModule:
+    """A copy that Inductor may change, without values of other tracings."""
+    gm = fx.GraphModule(padded, fx.Graph())
+    gm.graph.output(gm.graph.graph_copy(padded.graph, {}))
+    for node in gm.graph.nodes:
+        node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+    gm.recompile()
+    return gm
+
+
+def _faked(example: list) -> list:
+    """Inputs without memory, of fixed shapes, under an environment for shapes."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    return [mode.from_tensor(v, static_shapes=True) if isinstance(v, Tensor) else v for v in example]
+
+
+def cache_tag(gm: fx.GraphModule) -> str:
+    """What a compiled graph depends on besides what is in Inductor's own key."""
+    parts = [torch.compiler.config.cache_key_tag, "joestar", source_digest()]
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = gm.get_buffer(node.target) if node.target in dict(gm.named_buffers()) else getattr(gm, node.target)
+        parts.append(_content(value) if isinstance(value, Tensor) else repr(value))
+    return " ".join(filter(None, parts))
+
+
+def _content(tensor: Tensor) -> str:
+    numbers = tensor.detach().cpu().contiguous()
+    held = hashlib.blake2b(numbers.view(-1).view(torch.uint8).numpy().tobytes() if numbers.numel() else b"")
+    return f"{tensor.dtype}{list(tensor.shape)}{held.hexdigest()[:16]}"
+
+
+def settings(device: torch.device, disabled: tuple[str, ...] = ()) -> dict:
+    """Options of Inductor for our graphs.
+
+    On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
+    it gives a value a loop of its own; the hash behind dropout then grows into expressions that take minutes to
+    compile. There, too, masks are computed again, not stored.
+    """
+    from torch._inductor import config
+
+    if device.type != "cpu":
+        return {} if overlap.NAME in disabled else {"post_grad_custom_post_pass": overlap.Overlap()}
+    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
+    found = {name: 8 for name in names if hasattr(config, name)}
+    return {**found, "joint_custom_post_pass": RecomputeMasks()}

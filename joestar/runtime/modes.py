@@ -1,0 +1,56 @@
+"""Which modules are in training mode when a program is traced.
+
+A program is traced with the flags that the user has set, so that what was frozen (``model.bn.eval()``) stays frozen:
+
+| kind | the model itself is in training mode | it is in evaluation mode |
+|---|---|---|
+| ``train`` | every module as it is | ``model.train()``, except for what was frozen when it was last in training mode |
+| ``logits`` | every module as it is | every module as it is (``model.eval(); model.drop.train()``) |
+| ``predict`` | ``model.eval()`` | ``model.eval()`` |
+
+Other flags than those of the trace mean another trace (``Program.follow_modes``), at the beginning of an epoch or call.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+
+class TrainingModes:
+    """The flags that programs of one kind are traced under.
+
+    Args:
+        kind: ``train``, ``logits`` or ``predict``; model: whose modules' ``training`` flags are read and, while a
+            program is traced, set.
+    """
+
+    def __init__(self, kind: str, model: nn.Module):
+        self.kind = kind
+        self.model = model
+        self._frozen: tuple[str, ...] = ()
+        self.frozen()
+
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the modules that a trace would now see in evaluation mode; the model's own name is empty."""
+        if self.kind == "predict":
+            return ()
+        if self.kind == "logits" or self.model.training:
+            self._frozen = tuple(name for name, module in self.model.named_modules() if not module.training)
+        return self._frozen
+
+    @contextlib.contextmanager
+    def set(self) -> Iterator[None]:
+        """Modules have these flags within, and those of the user afterwards."""
+        before = {module: module.training for module in self.model.modules()}
+        try:
+            if self.kind == "predict":
+                self.model.eval()
+            elif self.kind == "train" and not self.model.training:
+                self.model.train()
+                for name, module in self.model.named_modules():
+                    module.training = module.training and name not in self._frozen
+            yield
+        finally:
+            for module, mode in before.items():
+                module.training = mode

@@ -1,0 +1,391 @@
+"""What a captured program may have read: everything that is reached from the model, the sampler and the loss.
+
+``Watched`` walks over modules, plain objects, containers, functions with what they close over, and the globals that
+their code names, and notes a fact for each: the value of what is plain, the identity of what is not, where a tensor's
+memory is. An attribute that no code of its object's class (or of the object that holds it) names cannot have been read
+and is left out, so that ``model.best = 0.9`` in a script changes nothing.
+"""
+
+import dataclasses
+import dis
+import enum
+import functools
+import inspect
+import math
+import sys
+import types
+import weakref
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from joestar.graph_api.computation import Computation
+
+_PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+_INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
+"""What PyTorch keeps in every module; ``training`` is followed elsewhere (``TrainingModes``)."""
+_DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
+"""Names in whose presence any attribute may be read."""
+_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_NOTED = 5000
+"""Facts after which plain objects are no longer looked into."""
+_SMALL = 4096
+"""Bytes of a NumPy array up to which its content counts."""
+
+
+class Same:
+    """Something that must stay the same object."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __repr__(self) -> str:
+        return getattr(self.thing, "__qualname__", None) or repr(self.thing)
+
+
+class TensorFacts(tuple):
+    """(identity, address, shape, dtype, device, whether it requires gradients) of a tensor."""
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "TensorFacts":
+        """The facts of a tensor as it is now."""
+        where = (id(tensor), _address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+        return TensorFacts(where)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # no storage of its own
+        return 0
+
+
+def same(before, after) -> bool:
+    """Whether two facts say the same: NaN is itself, ``True`` is not 1."""
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, Same):
+        return before.thing is after.thing
+    if type(before) is tuple:
+        return len(before) == len(after) and all(map(same, before, after))
+    if isinstance(before, float) and math.isnan(before):
+        return math.isnan(after)
+    return before == after
+
+
+class Watched:
+    """The facts about some roots, and what tells quickly that none of them can have changed.
+
+    Args:
+        roots: name in messages -> model, sampler, loss.
+
+    Attributes:
+        facts: path -> plain value, tuple of such, ``Same`` or ``TensorFacts``.
+    """
+
+    def __init__(self, roots: Mapping[str, object]):
+        self.facts: dict[str, object] = {}
+        self._seen: dict[int, str] = {}
+        self._keep: list = []  # ids of what is gone may be given away again
+        self._dicts: list[tuple[Mapping, tuple, tuple]] = []
+        self._empty: list[Mapping] = []
+        self._lists: list[tuple[list, tuple]] = []
+        self._sets: list[tuple[set, frozenset]] = []
+        self._types: list[tuple[object, type]] = []
+        self._tensors: list[tuple[torch.Tensor, int, torch.Size, bool]] = []
+        self._scopes: list[tuple[dict | _Cell | _Slots, str, object]] = []
+        self._classes: set[type] = set()
+        for name, root in roots.items():
+            self._note(name, root, frozenset())
+        for when in ("forward_hooks", "forward_pre_hooks"):
+            self._note_hooks(f"torch.nn's global {when}", getattr(nn.modules.module, f"_global_{when}"))
+        del self._seen
+
+    def untouched(self) -> bool:
+        """Whether everything is the very same object; if not, facts may still agree."""
+        return (
+            not any(self._empty)
+            and all(len(d) == len(v) and all(map(_is, d.values(), v)) and tuple(d) == k for d, k, v in self._dicts)
+            and all(len(now) == len(was) and all(map(_is, now, was)) for now, was in self._lists)
+            and all(type(thing) is kind for thing, kind in self._types)
+            and all(t.data_ptr() == p and t.requires_grad is g and t.shape == s for t, p, s, g in self._tensors)
+            and all(now == was for now, was in self._sets)
+            and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
+        )
+
+    # --- the walk ---
+
+    def _note(self, path: str, value, names: frozenset[str] | None) -> None:
+        """Notes a value and what is behind it.
+
+        Args:
+            names: what code that can reach the value names; ``None`` if it may read anything.
+        """
+        if isinstance(value, _PLAIN):
+            self.facts[path] = value
+        elif isinstance(value, torch.Tensor):
+            self._note_tensor(path, value)
+        elif id(value) in self._seen:
+            self.facts[path] = ("the same as", self._seen[id(value)])
+        else:
+            self._seen[id(value)] = path
+            self._keep.append(value)
+            self._note_thing(path, value, names)
+
+    def _note_thing(self, path: str, value, names: frozenset[str] | None) -> None:
+        if isinstance(value, nn.Module):
+            self._note_module(path, value, names)
+        elif isinstance(value, (list, tuple, set, frozenset, Mapping)):
+            self._note_container(path, value, names)
+        elif isinstance(value, functools.partial):
+            self._note_container(path, {"func": value.func, "args": value.args, **value.keywords}, names)
+        elif isinstance(value, types.FunctionType):
+            self._note_function(path, value)
+        elif isinstance(value, types.MethodType):
+            self._note_container(path, [value.__func__, value.__self__], names)
+        elif isinstance(value, np.ndarray):
+            content = value.tobytes() if value.nbytes <= _SMALL else b""
+            self.facts[path] = (Same(value), value.shape, str(value.dtype), content)
+        elif isinstance(value, (type, Computation)) or not _is_open(value) or len(self.facts) > _NOTED:
+            self.facts[path] = Same(value)
+        else:
+            self._note_attributes(path, value, names, _attributes(value))
+
+    def _note_tensor(self, path: str, tensor: torch.Tensor) -> None:
+        self.facts[path] = TensorFacts.of(tensor)
+        self._keep.append(tensor)
+        if self.facts[path][1]:
+            self._tensors.append((tensor, tensor.data_ptr(), tensor.shape, tensor.requires_grad))
+
+    def _note_module(self, path: str, module: nn.Module, names: frozenset[str] | None) -> None:
+        own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+        names = self._note_attributes(path, module, names, own)
+        for kind in _MEMBERS:
+            members = vars(module)[kind]
+            self._remember(members)
+            for name, member in members.items():
+                self._note(f"{path}.{name}", member, names if kind == "_modules" else frozenset())
+        for kind in _HOOKS:
+            self._note_hooks(f"{path}.{kind}", vars(module).get(kind, {}))
+
+    def _note_hooks(self, path: str, hooks: Mapping) -> None:
+        self._remember(hooks)
+        for position, hook in enumerate(hooks.values()):
+            self.facts[f"{path}[{position}]"] = Same(hook) if callable(hook) else hook
+
+    def _note_attributes(self, path: str, owner, names: frozenset[str] | None, values: dict) -> frozenset[str] | None:
+        """Notes type and attributes; returns what names code knows that reaches them."""
+        self.facts[f"type({path})"] = Same(type(owner))
+        self._types.append((owner, type(owner)))
+        self._note_class(type(owner))
+        own = _names_in(type(owner))
+        names = None if names is None or own is None else names | own
+        if hasattr(owner, "__dict__"):
+            self._remember(vars(owner))
+        self._scopes += [
+            (_Slots(owner), name, values[name]) for name in values if name not in getattr(owner, "__dict__", ())
+        ]
+        for name in sorted(values):
+            if names is None or name in names or hasattr(type(owner), name):
+                self._note(f"{path}.{name}", values[name], names)
+        return names
+
+    def _note_container(self, path: str, value, names: frozenset[str] | None) -> None:
+        if isinstance(value, (set, frozenset)):
+            self.facts[path] = ("set", frozenset(v if isinstance(v, _PLAIN) else id(v) for v in value))
+            self._keep.extend(value)
+            self._sets.append((value, frozenset(value)))
+        elif isinstance(value, Mapping):
+            self.facts[f"type({path})"] = Same(type(value))
+            self._remember(value)
+            for key, entry in value.items():
+                self._note(f"{path}[{key!r}]", entry, names)
+        else:
+            if isinstance(value, list):
+                self._lists.append((value, tuple(value)))
+            if all(isinstance(entry, _PLAIN) for entry in value):
+                self.facts[path] = tuple(value)
+                return
+            self.facts[f"len({path})"] = len(value)
+            for position, entry in enumerate(value):
+                self._note(f"{path}[{position}]", entry, names)
+
+    def _remember(self, entries: Mapping) -> None:
+        if entries:
+            self._dicts.append((entries, tuple(entries), tuple(entries.values())))
+        else:
+            self._empty.append(entries)
+
+    # --- code ---
+
+    def _note_class(self, kind: type) -> None:
+        """Methods and constants of classes that are the user's own."""
+        for base in kind.__mro__:
+            if base in self._classes or _is_foreign(base):
+                continue
+            self._classes.add(base)
+            self._remember(vars(base))
+            for name, value in sorted(vars(base).items()):
+                function = _function(value)
+                if function is not None:
+                    self._note_function(f"{base.__qualname__}.{name}", function, inner=name != "__init__")
+                elif isinstance(value, _PLAIN) and not (name.startswith("__") and name.endswith("__")):
+                    self.facts[f"{base.__qualname__}.{name}"] = value
+
+    def _note_function(self, path: str, function: types.FunctionType, inner: bool = True) -> None:
+        """A function, what it closes over, its defaults, and the globals that it names."""
+        self.facts[path] = Same(function)
+        self._keep.append(function)
+        if not inner or _is_foreign(function):
+            return
+        names = _names_of(function)
+        names = None if _DYNAMIC & names else names
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name != "__class__" and _filled(cell):
+                self._note(f"{path}'s {name}", cell.cell_contents, names)
+                if isinstance(cell.cell_contents, _PLAIN):
+                    self._scopes.append((_Cell(cell), name, cell.cell_contents))
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self._note(f"{path}'s default of {name}", value, names)
+        for position, value in enumerate(function.__defaults__ or ()):
+            self._note(f"{path}'s default {position}", value, names)
+        for name in _globals_of(function.__code__):
+            scope = function.__globals__
+            if name in scope and not isinstance(scope[name], (types.ModuleType, type)):
+                self._scopes.append((scope, name, scope[name]))
+                self._note(f"{function.__module__}.{name}", scope[name], names)
+
+
+_MISSING = object()
+
+
+def _is(one, other) -> bool:
+    return one is other
+
+
+class _Slots:
+    """An object's slots, as if they were a scope."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def get(self, name: str, default):
+        """The content of a slot."""
+        return getattr(self.owner, name, default)
+
+
+class _Cell:
+    """What a closure holds, as if it were a scope."""
+
+    def __init__(self, cell: types.CellType):
+        self.cell = cell
+
+    def get(self, name: str, default):
+        """The content of the cell."""
+        return self.cell.cell_contents if _filled(self.cell) else default
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not _MISSING
+    except ValueError:
+        return False
+
+
+def _function(value) -> types.FunctionType | None:
+    """The function behind an entry of a class."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    value = inspect.unwrap(value) if callable(value) else value
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """Names of the globals that a function reads, in order."""
+    read = {step.argval for inner in _codes(code) for step in dis.get_instructions(inner) if step.opname in _READS}
+    return tuple(sorted(read))
+
+
+def _names_of(function: types.FunctionType) -> frozenset[str]:
+    """Every name in a function's code and in that of the functions that it names, as far as they are not foreign."""
+    found, todo, done = set(), [function], set()
+    while todo:
+        function = todo.pop()
+        if function in done or _is_foreign(function):
+            continue
+        done.add(function)
+        names = {name for code in _codes(function.__code__) for name in code.co_names}
+        found |= names
+        held = [function.__globals__.get(name) for name in names]
+        held += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+        todo += [value for value in held if isinstance(value, types.FunctionType)]
+    return frozenset(found)
+
+
+_NAMES: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
+
+
+def _names_in(kind: type) -> frozenset[str] | None:
+    """Names in the methods of a class and its bases, ``__init__`` left out; ``None`` if they may read anything."""
+    if kind not in _NAMES:
+        bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
+        entries = [value for base in bases for name, value in vars(base).items() if name != "__init__"]
+        functions = [function for function in map(_function, entries) if function is not None]
+        names = frozenset().union(*map(_own_names, functions))
+        _NAMES[kind] = None if _DYNAMIC & names else names
+    return _NAMES[kind]
+
+
+def _own_names(function: types.FunctionType) -> frozenset[str]:
+    if _is_foreign(function):  # a layer of PyTorch: its own names are enough
+        return frozenset(name for code in _codes(function.__code__) for name in code.co_names) - _DYNAMIC
+    return _names_of(function)
+
+
+def _is_foreign(thing) -> bool:
+    """Whether a class or function is Python's, PyTorch's or of an installed package, not the user's."""
+    module = getattr(thing, "__module__", None) or ""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return True
+    if root in ("torch", "numpy", "builtins"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file and root != "joestar"
+
+
+def _is_open(value) -> bool:
+    """Whether an object's attributes are settings: it is the user's, a dataclass or a namespace."""
+    if isinstance(value, (Namespace, types.SimpleNamespace)) or dataclasses.is_dataclass(value):
+        return True
+    return not _is_foreign(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
+
+
+def _attributes(value) -> dict:
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = getattr(base, "__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found

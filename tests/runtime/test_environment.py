@@ -1,0 +1,91 @@
+"""Scripts set defaults and modes of PyTorch; steps, predictions and loading must not depend on them."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+import torch.nn.functional as F
+
+import joestar
+import joestar.data
+from joestar.bench.planted import planted
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
+
+IDX = torch.arange(0, 90)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+ENVIRONMENTS = {
+    "float64": lambda: default_dtype(torch.float64),
+    "device": lambda: torch.device("meta"),
+}
+
+
+def _parts(model: str):
+    torch.manual_seed(0)
+    graph = planted_graph(nodes=400)
+    options = {"dropout": 0.4, "norm": "batch_norm"} if model == "GraphSAGE" else {"dropout": 0.4}
+    net = getattr(joestar.nn, model)(FEATURES, 8, 2, out_channels=CLASSES, **options)
+    return net, joestar.NeighborSampler(graph, [3, 2], seed=7)
+
+
+def _results(model: str, environment, train_only: bool) -> list[torch.Tensor]:
+    """Losses, parameters, logits and gradients of a few steps, every form of use, made within the environment."""
+    net, sampler = _parts(model)
+    with environment:
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        step = joestar.compile(net, sampler, F.cross_entropy, optimizer, backend="eager")
+        results = list(step.epoch(IDX, 40))
+        if not train_only:
+            results += [step(IDX[:10]), step.predict(IDX[:30])]
+            rows = joestar.compile(net, sampler, backend="eager")(IDX[:20])
+            rows.sum().backward()
+            results += [rows, *(p.grad for p in net.parameters())]
+            assert 0 <= step.evaluate(IDX[:30])["accuracy"] <= 1
+    return [*results, *net.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "train_only"), [("GraphSAGE", ["float64", "device"], False), ("GAT", ["device"], True)]
+)
+def test_defaults_change_nothing(model, names, train_only):
+    expected = _results(model, contextlib.nullcontext(), train_only)
+    for name in names:
+        found = _results(model, ENVIRONMENTS[name](), train_only)
+        for was, now in zip(expected, found, strict=True):
+            torch.testing.assert_close(now, was, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_graphs_are_loaded_and_planted_as_ever(tmp_path, name):
+    random = np.random.default_rng(0)
+    edges, x, y = random.integers(0, 30, (2, 90)), random.standard_normal((30, 4)), np.arange(30) % 3
+    arrays = {"edge_index": edges.astype(np.int32), "symmetric": np.uint8(0), "x": x.astype(np.float32), "y": y}
+    np.savez_compressed(tmp_path / "mine.npz", **arrays)
+    joestar.data.save(planted("tiny"), tmp_path / "folder")
+
+    def graphs():
+        matrix = scipy.sparse.coo_array((np.ones(90, np.float32), (edges[0], edges[1])), shape=(30, 30))
+        loaded = [joestar.data.load(tmp_path / name) for name in ("mine.npz", "folder")]
+        return [joestar.Graph.from_scipy(matrix), planted("tiny"), *loaded]
+
+    expected = graphs()
+    with ENVIRONMENTS[name]():
+        found = graphs()
+    for graph, was in zip(found, expected, strict=True):
+        assert torch.equal(graph.indptr, was.indptr) and torch.equal(graph.indices, was.indices)
+        assert graph.ndata.keys() == was.ndata.keys()
+        for key, value in {**was.ndata, **was.edata}.items():
+            now = {**graph.ndata, **graph.edata}[key]
+            assert now.dtype == value.dtype and torch.equal(now, value)

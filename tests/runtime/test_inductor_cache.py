@@ -1,0 +1,124 @@
+"""Inductor's caches of graphs: found again by the next process, never for other code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import fresh_cache
+
+import joestar
+from joestar.kernels.digest import PACKAGE, folder_digest, source_digest
+from joestar.ops import reference
+from joestar.runtime import inductor
+
+CPU = torch.device("cpu")
+
+
+def _graph(constant=None) -> fx.GraphModule:
+    """x + bias by an op of ours that Inductor compiles from its reference."""
+    module = torch.nn.Module()
+    graph = fx.Graph()
+    x, bias = graph.placeholder("x"), graph.placeholder("bias")
+    out = graph.call_function(torch.ops.joestar.add_bias.default, (x, bias))
+    if constant is not None:
+        module.register_buffer("held", constant)
+        out = graph.call_function(torch.ops.aten.mul.Tensor, (out, graph.get_attr("held")))
+    graph.output((out,))
+    return fx.GraphModule(module, graph)
+
+
+def _looked_up() -> tuple[int, int, int]:
+    """(hits, misses, bypasses) since the last call."""
+    seen = {**counters["aot_autograd"], **counters["inductor"]}
+    counters.clear()
+    names = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass", "fxgraph_cache_bypass")
+    hit, miss, *bypass = (seen.get(name, 0) for name in names)
+    return hit, miss, sum(bypass)
+
+
+def test_the_same_code_hits_and_other_code_never(monkeypatch):
+    x, bias = torch.arange(12.0).view(4, 3), torch.tensor([1.0, 2.0, 3.0])
+
+    def result():
+        (out,) = inductor.compile_graph(_graph(), [x, bias], CPU, ())(x, bias)
+        return out
+
+    counters.clear()
+    with fresh_cache(), torch.no_grad():
+        torch.testing.assert_close(result(), x + bias)
+        assert _looked_up() == (0, 1, 0)
+        torch.testing.assert_close(result(), x + bias)
+        assert _looked_up() == (1, 0, 0)
+        monkeypatch.setattr(reference, "add_bias", lambda x, bias: x + 2 * bias)
+        torch.testing.assert_close(result(), x + bias)  # Inductor's own key does not see it
+        assert _looked_up() == (1, 0, 0)
+        monkeypatch.setattr(inductor, "source_digest", lambda: "of the changed sources")
+        torch.testing.assert_close(result(), x + 2 * bias)
+        assert _looked_up() == (0, 1, 0)
+
+
+def test_the_tag_holds_the_sources_the_users_tag_and_the_constants():
+    tags = [inductor.cache_tag(_graph(value)) for value in (None, torch.ones(3), torch.zeros(3), torch.ones(1, 3))]
+    tags.append(inductor.cache_tag(_graph(torch.ones(3, dtype=torch.float64))))
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        tags.append(inductor.cache_tag(_graph()))
+    assert len(set(tags)) == len(tags)
+    assert all(source_digest() in tag for tag in tags) and "mine" in tags[-1]
+    assert inductor.cache_tag(_graph(torch.ones(3))) == tags[1]
+
+
+def test_the_digest_changes_with_every_source(tmp_path):
+    (tmp_path / "ops").mkdir()
+    files = {name: tmp_path / name for name in ("a.py", "ops/b.py", "_native.so")}
+    for name, path in files.items():
+        path.write_text(name)
+    seen = {folder_digest(tmp_path)}
+    for path in files.values():
+        path.write_text(path.read_text() + "#")
+        seen.add(folder_digest(tmp_path))
+    files["a.py"].rename(tmp_path / "c.py")
+    seen.add(folder_digest(tmp_path))
+    assert len(seen) == 5
+    (tmp_path / "a.pyc").write_text("compiled")
+    assert folder_digest(tmp_path) in seen
+    assert Path(joestar.__file__).parent == PACKAGE and source_digest("kernels") != source_digest()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_passes_within_inductor_identify_themselves(device):
+    passes = [v for v in inductor.settings(torch.device(device)).values() if callable(v)]
+    assert passes and all(isinstance(p, CustomGraphPass) and p.uuid() for p in passes)
+
+
+_FIRST_STEPS = """
+import json, sys, torch
+from torch._dynamo.utils import counters
+from tests.runtime.common import make_step, planted_graph
+step = make_step(graph=planted_graph(), backend="inductor")
+losses = [loss.item() for loss in list(step.epoch(torch.arange(200), 100))]
+found = {**counters["aot_autograd"], **counters["inductor"]}
+print(json.dumps([losses, {k: v for k, v in found.items() if "cache" in k}]))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path):
+    root = PACKAGE.parent
+    paths = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
+    runs = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", _FIRST_STEPS], env=env, capture_output=True, text=True, cwd=root)
+        assert done.returncode == 0, done.stderr
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    (first, cold), (second, warm) = runs
+    assert first == second
+    assert cold == {"autograd_cache_miss": 1, "fxgraph_cache_miss": 2, "autograd_cache_saved": 1}
+    assert warm == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}

@@ -1,0 +1,141 @@
+"""Modules that the user froze stay frozen; flags that change later take effect at the next epoch or call."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import joestar
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.plain import plain_epoch, plain_logits
+
+IDX = torch.arange(0, 120)
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+class Normed(nn.Module):
+    """BatchNorm between two layers, and dropout in a block of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = joestar.nn.SAGEConv(FEATURES, 8)
+        self.norm = nn.Sequential(nn.BatchNorm1d(8), nn.ReLU())
+        self.drop = nn.Dropout(0.5)
+        self.out = joestar.nn.SAGEConv(8, CLASSES)
+
+    def forward(self, blocks, x):
+        return self.out(blocks[1], self.drop(self.norm(self.conv(blocks[0], x))))
+
+
+class FreezesItself(Normed):
+    """The idiom of frozen BatchNorm: ``train`` leaves it alone."""
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def _parts(kind=Normed, fanouts=(3, 2)):
+    torch.manual_seed(0)
+    graph = planted_graph(dtype=torch.float64, nodes=400)
+    return kind().double(), joestar.NeighborSampler(graph, list(fanouts), seed=7)
+
+
+def _compiled(model, sampler, **kw):
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    return joestar.compile(model, sampler, F.cross_entropy, optimizer, backend="eager", **kw)
+
+
+def _bn(model):
+    return {name: value.clone() for name, value in model.norm[0].named_buffers()}
+
+
+def _epochs(step, number, batch=40):
+    return [[float(v) for v in list(step.epoch(IDX, batch, shuffle=False))] for _ in range(number)]
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("kind", [Normed, FreezesItself])
+def test_frozen_modules_stay_frozen_as_in_plain_pytorch(execution, kind):
+    model, sampler = _parts(kind)
+    model.train()
+    model.norm.eval()
+    model.drop.eval()  # so that a plain loop draws nothing else
+    plain = copy.deepcopy(model)
+    expected = plain_epoch(plain, sampler, F.cross_entropy, torch.optim.Adam(plain.parameters(), 1e-2), IDX, 40)
+    step, before = _compiled(model, sampler, execution=execution), _bn(model)
+    flags = {name: module.training for name, module in model.named_modules()}
+    (losses,) = _epochs(step, 1)
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=1e-6)  # losses are float32
+    assert all(torch.equal(before[name], value) for name, value in _bn(model).items())
+    assert flags == {name: module.training for name, module in model.named_modules()}
+    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()), **CLOSE)
+
+
+def test_freezing_and_thawing_between_epochs_takes_effect():
+    model, sampler = _parts()
+    model.drop.eval()
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(plain.parameters(), 1e-2)
+    step = _compiled(model, sampler)
+    for epoch, frozen in enumerate([False, True, False]):
+        for net in (model, plain):
+            net.norm.train(not frozen)
+        expected = plain_epoch(plain, sampler, F.cross_entropy, optimizer, IDX, 40, epoch)
+        torch.testing.assert_close(_epochs(step, 1)[0], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(_bn(model), _bn(plain), **CLOSE)
+    assert step.report().counters.recompiles == 2
+
+
+def test_evaluation_mode_of_the_whole_model_freezes_nothing_more():
+    """``model.eval()`` for an evaluation of one's own, then on with ``step.epoch``: as after ``model.train()``."""
+    model, sampler = _parts()
+    model.norm.eval()
+    step, before = _compiled(model, sampler), _bn(model)
+    _epochs(step, 1)
+    model.eval()
+    _epochs(step, 1)
+    assert all(torch.equal(before[name], value) for name, value in _bn(model).items())
+    assert not model.training and not model.conv.training
+    assert step.report().counters.recompiles == 0
+    thawed, sampler = _parts()
+    thawed.eval()
+    step, before = _compiled(thawed, sampler), _bn(thawed)
+    _epochs(step, 1)
+    assert not torch.equal(before["running_mean"], thawed.norm[0].running_mean)
+    assert not any(module.training for module in thawed.modules())
+
+
+def test_predictions_are_in_evaluation_mode_and_restore_every_flag():
+    model, sampler = _parts()
+    model.norm.eval()
+    step = _compiled(model, sampler)
+    flags = [module.training for module in model.modules()]
+    rows = step.predict(IDX[:20])
+    assert [module.training for module in model.modules()] == flags
+    model.eval()
+    expected = plain_logits(model, sampler, IDX[:20].to(sampler.graph.indices.dtype), -1, 0)
+    torch.testing.assert_close(rows, expected, **CLOSE)
+
+
+def test_the_callable_form_follows_every_flag():
+    model, sampler = _parts(fanouts=(500, 500))
+    step = joestar.compile(model, sampler, backend="eager")
+    model.drop.eval()
+    model.norm.eval()
+    seeds = IDX[:20].to(sampler.graph.indices.dtype)
+    expected = plain_logits(model, sampler, seeds, 0, 1)
+    torch.testing.assert_close(step(IDX[:20]), expected, **CLOSE)
+    before = _bn(model)
+    model.norm.train()
+    step(IDX[:20])
+    assert not torch.equal(before["running_mean"], model.norm[0].running_mean)
+    model.eval()
+    model.drop.train()  # dropout while predicting
+    first, second = step(IDX[:20]), step(IDX[:20])
+    assert not torch.equal(first, second)
+    model.drop.eval()
+    torch.testing.assert_close(step(IDX[:20]), step(IDX[:20]), **CLOSE)
