@@ -55,14 +55,20 @@ def column_block(width: int) -> int:
 
 
 def tile_configs(width: int, bytes_per_value: int) -> list[Config]:
-    """Rows and warps of a program, the default first: one 16-byte access per thread and row tile."""
+    """Rows and warps of a program, the default first: one 16-byte access per thread and row tile.
+
+    Every setting is compiled when it is timed, so there are few: one or two rows a warp, and one, two or four warps. More
+    warps differ in nothing but how many rows wait for the slowest. Rows of several tiles fill warps whatever their number.
+    """
     columns = column_block(width)
     vector = min(16 // bytes_per_value, columns)
     per_warp = max(1, 32 * vector // columns)
-    if columns >= 64:
-        pairs = [(2, 2), (4, 4), (1, 1), (2, 1), (4, 2), (8, 8)]
+    if width > columns:
+        pairs = [(2, 2), (1, 1)]
+    elif columns >= 64:
+        pairs = [(2, 2), (4, 4), (1, 1), (2, 1)]
     else:
-        pairs = [(4, 4), (2, 2), (8, 8), (1, 1), (4, 2)]
+        pairs = [(4, 4), (2, 2), (1, 1), (4, 2)]
     return [{"ROWS": per_warp * rows, "num_warps": warps} for rows, warps in pairs]
 
 
