@@ -11,8 +11,6 @@ from joestar.fusion.record import Place, Reject, Site
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 
-_SPEEDS = {"cpu": (2e10, 2e11), "cuda": (3e12, 2e14)}
-"""Bytes and operations per second, of a few CPU cores and of a data-centre GPU."""
 _UNKNOWN = 1000
 
 
@@ -102,11 +100,6 @@ class PassContext:
         if found is None:
             return int(value)
         return int(found.xreplace({symbol: self.sizes.get(symbol, _UNKNOWN) for symbol in found.free_symbols}))
-
-    def seconds(self, bytes_moved: float, operations: float) -> float:
-        """A rough time, to compare forms of the same program by."""
-        bandwidth, rate = _SPEEDS.get(self.device, _SPEEDS["cpu"])
-        return bytes_moved / bandwidth + operations / rate
 
     def fired(self, pattern: str, node: fx.Node, detail: str = "") -> None:
         """Notes a rewrite at ``node``."""

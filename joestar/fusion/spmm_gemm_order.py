@@ -13,8 +13,8 @@ Before (attention, H heads of C features)          After
 
 And the other way round, where the aggregated rows have no reader but the product: ``linear(spmm(x), w, b)`` becomes
 ``spmm(linear(x, w)) + b``. Both are correct (sum and mean are linear); which is faster depends on sizes and device: the
-place is a choice ``order:<weight>``, whose default is the cheaper one by an estimate of bytes and operations under the
-sizes of the traced batch.
+place is a choice ``order:<weight>``, whose default is the cheaper one by an estimate (``order_cost``) under the sizes
+of the traced batch.
 
 Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
 attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors.
@@ -25,15 +25,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from joestar.fusion import order_cost
 from joestar.fusion.emit import emit, is_column, leads, name, scaled
+from joestar.fusion.order_cost import AGGREGATE, UPDATE
 from joestar.fusion.record import Reject
 
 PATTERN = "spmm-gemm-order"
-UPDATE, AGGREGATE = "update-first", "aggregate-first"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SPMM, _LINEAR = _JOESTAR.spmm.default, _ATEN.linear.default
-_NARROW = 3
-"""How much slower the products of single heads are, per operation, than one product for all."""
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -313,39 +312,16 @@ def _costs_of(linear: fx.Node, spmm: fx.Node, context) -> dict[str, float]:
 
 
 def _estimate(context, spmm, x, weight, heads: int, scores: int, edge_weight) -> dict[str, float]:
-    """Seconds of either order, forward and backward: entries moved and multiplied, under the traced batch's sizes."""
-    src, edges = context.size(x.meta["val"].shape[0]), context.size(spmm.args[1].meta["val"].shape[0])
-    dst = context.size(spmm.meta["val"].shape[0])
+    """Seconds of either order, forward and backward, under the traced batch's sizes."""
     columns, width = map(int, weight.meta["val"].shape)
-    table = _reads_table(x, context)
-    grad_x = context.depends_on_grad(x)
-    grad_edge = edge_weight is not None and context.depends_on_grad(edge_weight)
-    gathered = src * width * (2 if table else 0)  # rows copied out of the features
-    update = gathered + _gemm(src, width, columns, grad_x)[0] + (edges + dst) * columns
-    update += (edges + dst) * columns + 2 * src * columns  # gradient: scattered over zeroed rows
-    update += (edges + dst) * columns if grad_edge else 0
-    wide = heads * width
-    aggregate = (0 if table and not scores else gathered) + edges * width + dst * wide
-    aggregate += _gemm(dst, wide, columns, grad_x or grad_edge)[0]
-    aggregate += edges * width + dst * wide + 2 * src * width if grad_x else 0
-    aggregate += edges * width + dst * wide if grad_edge else 0
-    aggregate += 2 * src * width if scores else 0
-    aggregate += 4 * dst * columns if heads > 1 else 0  # a product per head gives and takes its rows transposed
-    flops = {
-        UPDATE: _gemm(src, width, columns, grad_x)[1],
-        AGGREGATE: _gemm(dst, width, columns, grad_x or grad_edge)[1] * (_NARROW if heads > 1 else 1),
-    }
-    size = x.meta["val"].element_size()
-    return {
-        UPDATE: context.seconds(update * size, flops[UPDATE]),
-        AGGREGATE: context.seconds(aggregate * size, flops[AGGREGATE]),
-    }
-
-
-def _gemm(rows: int, width: int, columns: int, grad_rows: bool) -> tuple[int, int]:
-    """(entries moved, operations) of a product and its gradients."""
-    passes = 3 if grad_rows else 2
-    return passes * rows * (width + columns), 2 * passes * rows * width * columns
+    exchange = order_cost.Exchange(
+        src=context.size(x.meta["val"].shape[0]), dst=context.size(spmm.meta["val"].shape[0]),
+        edges=context.size(spmm.args[1].meta["val"].shape[0]), width=width, columns=columns, heads=heads,
+        size=x.meta["val"].element_size(), scores=scores, table=_reads_table(x, context),
+        in_place=context.device == "cuda", grad_rows=context.depends_on_grad(x),
+        grad_edges=edge_weight is not None and context.depends_on_grad(edge_weight),
+    )  # fmt: skip
+    return order_cost.seconds(exchange, order_cost.SPEEDS.get(context.device, order_cost.SPEEDS["cpu"]))
 
 
 def _reads_table(x: fx.Node, context) -> bool:

@@ -109,7 +109,8 @@ def edge_dropout_bits(
     settings, n = _settings(p, columns), indptr.numel() - 1
     out = torch.empty((num_edges, settings["WORDS"]), dtype=torch.int32, device=indptr.device)
     if out.numel() and n:
-        settings["ROWS"] = max(1, settings["ROWS"] // _SLOTS)
+        slots = max(1, min(_SLOTS, settings["ROWS"]))
+        settings["ROWS"] = max(1, settings["ROWS"] // slots)
         grid = (cdiv(n, settings["ROWS"]),)
-        _edge_dropout_bits[grid](indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, SLOTS=_SLOTS, **settings)
+        _edge_dropout_bits[grid](indptr, dsts, key, site + DROPOUT_SITE, out, n, num_edges, SLOTS=slots, **settings)
     return out if n else out.zero_()

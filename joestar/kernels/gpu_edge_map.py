@@ -4,6 +4,7 @@ A program of the kernel holds a tile of destinations and goes over their edges, 
 first is used. The gradients are in ``gpu_edge_map_grad``.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,6 +26,7 @@ from joestar.kernels.gpu_tiles import (
     accumulator,
     check_values,
     column_block,
+    row_tile,
     tile_columns,
     tile_configs,
     tile_rows,
@@ -39,10 +41,16 @@ _WIDEST = 256
 def _columns_of_heads(
     part, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Columns ``[1, BLOCK]`` of ``TALL`` heads, each padded to a power of two; ``WIDTH`` where there is none."""
+    """Columns ``[1, BLOCK]`` of ``TALL`` heads, each padded to a power of two; ``WIDTH`` where there is none.
+
+    Of a head wider than a tile: those of its tile ``part // HEADS``.
+    """
     lane = tl.arange(0, BLOCK)[None, :]
     PADDED: tl.constexpr = BLOCK // TALL
-    if HEAD_WIDTH == PADDED:
+    if HEAD_WIDTH > BLOCK:
+        column = part // HEADS * BLOCK + lane
+        return tl.where(column < HEAD_WIDTH, part % HEADS * HEAD_WIDTH + column, WIDTH)
+    elif HEAD_WIDTH == PADDED:
         return part * BLOCK + lane
     else:
         head, column = part * TALL + lane // PADDED, lane % PADDED
@@ -66,6 +74,9 @@ def _edge_map(
         column = _columns_of_heads(part, HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
     inside = column < WIDTH
     held = held_leaves(leaves, i, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", WIDTH, ACC)
+    layer = out
+    if HEADS > 0 and HEAD_WIDTH > BLOCK:
+        layer += (part // HEADS) * num_edges.to(tl.int64) * HEADS
     longest = tl.max(end - start)
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
@@ -86,12 +97,14 @@ def _edge_map(
                 value = tl.where((e < end) & inside, value, tl.zeros([ROWS, BLOCK], ACC))
                 per_head = tl.sum(tl.reshape(value, [ROWS, TALL, BLOCK // TALL]), 2)
                 head = part * TALL + tl.arange(0, TALL)[None, :]
-                tl.store(out + e * HEADS + head, per_head.to(out.dtype.element_ty), (e < end) & (head < HEADS))
+                if HEAD_WIDTH > BLOCK:  # a layer [E, H] of the result for every tile of a head
+                    head = part % HEADS + tl.arange(0, TALL)[None, :]
+                tl.store(layer + e * HEADS + head, per_head.to(out.dtype.element_ty), (e < end) & (head < HEADS))
             else:
                 sums += tl.where(e < end, value, 0)
         done += AHEAD
     if HEADS > 0:
-        fill_tail(out, tl.load(indptr + n) * HEADS, num_edges.to(tl.int64) * HEADS, 0, TAIL)
+        fill_tail(layer, tl.load(indptr + n) * HEADS, num_edges.to(tl.int64) * HEADS, 0, TAIL)
     else:
         if MEAN:
             sums = sums / tl.maximum(end - start, 1).to(ACC)
@@ -132,10 +145,13 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
     block, tall, head_width = column_block(width), 1, width
     if heads:
         head_width = width // heads
-        padded = power_of_two(head_width)
-        tall = max(1, min(power_of_two(heads), _WIDEST // padded))
+        padded = row_tile(head_width)
+        tall = max(1, min(power_of_two(heads), _WIDEST // padded)) if head_width <= padded else 1
         block = tall * padded
     parts = cdiv(heads, tall) if heads else cdiv(width, block)
+    layers = cdiv(head_width, block) if heads else 1
+    wide = torch.promote_types(out.dtype, torch.float32)
+    target = out if layers == 1 else out.new_empty((layers, *out.shape), dtype=wide)
     settings = {
         **described(parsed, leaves, parsed.steps, parsed.leaves), "FROM_SRC": "src" in parsed.leaves,
         "MEAN": reduce == "mean", "HEADS": heads, "HEAD_WIDTH": head_width, "WIDTH": width,
@@ -146,12 +162,12 @@ def edge_map(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str
     operands = prepared(parsed, leaves)
 
     def launch(config: tune.Config) -> None:
-        grid = (max(1, cdiv(n, config["ROWS"])), parts)
-        _edge_map[grid](indptr, indices, operands, out, n, edges, **settings, **config)
+        grid = (max(1, cdiv(n, config["ROWS"])), parts * layers)
+        _edge_map[grid](indptr, indices, operands, target, n, edges, **settings, **config)
 
     shape = (like.dtype, width, program.replace(" ", "_"), reduce, tune.size_class(n), tune.size_class(edges))
     configs, work = tile_configs(block, like.element_size()), work_of(parsed, n, edges, width, like.element_size())
     if heads:  # sums over columns, which warps that share a row exchange
         configs.sort(key=lambda config: config["num_warps"] > 1)
     launch(tune.choose("edge_map", shape, configs, launch, work, like.device))
-    return out
+    return out if layers == 1 else target.sum(0).to(out.dtype)

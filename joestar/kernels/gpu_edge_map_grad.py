@@ -219,7 +219,7 @@ def _grid_configs(width: int, size: int, sums: int) -> list[tune.Config]:
     Programs of one warp wait for no other and exchange nothing; many sums take more threads to a row.
     """
     per_warp = min(config["ROWS"] for config in tile_configs(width, size))
-    tried = [(1, 1, 2112), (2, 4, 1056), (1, 2, 2112), (2, 2, 1056), (1, 4, 1056)]
+    tried = [(1, 1, 2112), (2, 4, 1056), (1, 2, 2112), (1, 4, 1056)]
     if sums > 8:
         tried.reverse()
     return [{"ROWS": per_warp * rows, "num_warps": warps, "GRID": grid} for rows, warps, grid in tried]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_launch import cdiv, power_of_two, require
-from joestar.kernels.gpu_tiles import accumulator, tile_columns
+from joestar.kernels.gpu_tiles import accumulator, distinct, row_tile, tile_columns
 from joestar.kernels.layout import shares_rows
 
 
@@ -58,16 +58,48 @@ def _score_grads(
     return products
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit
+def wide_dots(
+    a, a_base, b, b_base, valid, column, tiles,
+    SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Products of rows of ``a`` and ``b`` per head, a tuple of ``[ROWS]``, added up tile after tile.
+
+    The bases ``[ROWS, 1, 1]`` are those of all heads; with ``SHARED`` the heads of ``b`` meet one row of ``a``.
+    """
+    totals = ()
+    for _ in tl.static_range(HEADS):
+        totals = totals + (tl.zeros([ROWS], ACC),)  # noqa: RUF005
+    tile = 0
+    while tile < tiles:
+        at = tile * BLOCK + column
+        inside = valid & (at < WIDTH)
+        more = ()
+        if SHARED:
+            rows = tl.load(a + a_base + at, inside, 0).to(ACC)
+        for head in tl.static_range(HEADS):
+            if not SHARED:
+                rows = tl.load(a + a_base + head * WIDTH + at, inside, 0).to(ACC)
+            other = tl.load(b + b_base + head * WIDTH + at, inside, 0).to(ACC)
+            more = more + (totals[head] + dots(rows, other),)  # noqa: RUF005
+        totals = more
+        tile += 1
+    return totals
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
 def _edge_products(
-    indptr, indices, x, grad, alpha, deltas, bits, out, n,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, DSTS: tl.constexpr, EDGES: tl.constexpr,
+    indptr, indices, x, grad, alpha, deltas, bits, out, n, tiles,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, MEAN: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, DSTS: tl.constexpr,
+    EDGES: tl.constexpr,
 ):  # fmt: skip
     """``out[e, h]`` = the row of an edge's source times ``grad[row of e, h]``.
 
     With signed coefficients ``alpha`` ``[E, H]`` and ``deltas`` ``[num_dst, H]``: the gradients of the scores' sums.
     A program takes all edges of ``DSTS`` destinations, ``EDGES`` at a time, whosever they are: no tile is half empty.
+    Rows of several ``tiles`` are added up tile after tile; ``MEAN`` divides their products by the degree.
     """
     i = tl.program_id(0).to(tl.int64) * DSTS
     ends = tl.load(indptr + tl.minimum(i + 1 + tl.arange(0, DSTS), n))[None, :]
@@ -82,14 +114,26 @@ def _edge_products(
         source = following.to(tl.int64)[:, None, None]
         following = tl.load(indices + e + EDGES, e + EDGES < last, 0)
         reader, inside = row[:, None, None], valid[:, None, None] & (column < WIDTH)
-        if SHARED:
+        if tiles is not None:
+            every = wide_dots(
+                x, source * (WIDTH if SHARED else HEADS * WIDTH), grad, reader * (HEADS * WIDTH), valid[:, None, None],
+                column, tiles, SHARED, HEADS, WIDTH, ACC, BLOCK, EDGES,
+            )  # fmt: skip
+        elif SHARED:
             rows = tl.load(x + source * WIDTH + column, inside, 0).to(ACC)
         for head in tl.static_range(HEADS):
-            if not SHARED:
-                rows = tl.load(x + (source * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
-            g = tl.load(grad + (reader * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
+            if tiles is not None:
+                product = every[head]
+            else:
+                if not SHARED:
+                    rows = tl.load(x + (source * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
+                g = tl.load(grad + (reader * HEADS + head) * WIDTH + column, inside, 0).to(ACC)
+                product = dots(rows, g)
+            if MEAN:
+                degree = tl.load(indptr + row + 1, valid, 1) - tl.load(indptr + row, valid, 0)
+                product = product / degree.to(ACC)
             value = _score_grads(
-                dots(rows, g)[None, :], alpha, deltas, bits, e[None, :], row[None, :], valid[None, :],
+                product[None, :], alpha, deltas, bits, e[None, :], row[None, :], valid[None, :],
                 tl.full([1, 1], head, tl.int32), SLOPE, SCALE, HEADS, ACC,
             )  # fmt: skip
             tl.store(out + e[None, :] * HEADS + head, value, valid[None, :])
@@ -128,25 +172,31 @@ def _edge_products_dense(
         first += EDGES
 
 
+def tiles_of(width: int, block: int) -> int | None:
+    """Tiles of a row of several ones; ``None`` for one, which kernels are compiled for."""
+    return cdiv(width, block) if width > block else None
+
+
 def lane_columns(width: int, *values: Tensor) -> dict[str, int]:
     """Columns of a row's tile, and of the part of it that threads side by side read: 128 bytes."""
-    block = max(16, power_of_two(width))
+    block = max(16, row_tile(width))
     return {"BLOCK": block, "LANES": min(block, 128 // max(2, min(4, values[0].element_size())))}
 
 
-def _edge_tiles(numbers: int) -> list[tune.Config]:
+def _edge_tiles(width: int, numbers: int) -> list[tune.Config]:
     """Destinations of a program, edges of a tile whose rows have so many ``numbers``, and warps; the default first."""
     most = max(1, 8192 // numbers)
-    tried = ((2, 8, 512), (8, 8, 512), (16, 8, 512), (16, 8, 1024), (16, 16, 512), (8, 16, 1024), (32, 16, 512))
-    return [
+    tried = ((2, 8, 512), (8, 8, 512), (16, 8, 1024), (16, 16, 512))
+    configs = [
         {"DSTS": dsts, "EDGES": min(edges, most), "num_warps": max(1, min(8, min(edges, most) * numbers // per_warp))}
         for dsts, edges, per_warp in tried
     ]
+    return distinct(configs, width)
 
 
 def _dense_tiles(tall: int) -> list[tune.Config]:
     """The same for products on tensor cores: at least 16 gradients."""
-    tried = ((4, 32, 4), (4, 16, 2), (8, 32, 4), (4, 32, 2))
+    tried = ((4, 32, 4), (4, 16, 2))
     return [
         {"dense": 1, "DSTS": max(dsts, 16 // tall), "EDGES": edges, "num_warps": warps} for dsts, edges, warps in tried
     ]
@@ -155,15 +205,17 @@ def _dense_tiles(tall: int) -> list[tune.Config]:
 def edge_products(
     indptr: Tensor, indices: Tensor, x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor | None = None,
     deltas: Tensor | None = None, slope: float = 1.0, bits: Tensor | None = None, scale: float = 1.0,
+    mean: bool = False,
 ) -> None:  # fmt: skip
     """Fills ``out`` ``[E, H]`` up to the last edge; see the kernel. ``x`` ``[N, H, F]`` or ``[N, 1, F]``."""
     n, heads, width = grad.shape
     edges, columns, shared = indices.numel(), lane_columns(width, x), shares_rows(x, out)
     operands = indptr, indices, x, grad, alpha, deltas, bits, out, n
-    settings = {"SLOPE": slope, "SCALE": scale, "HEADS": heads, "WIDTH": width, "ACC": accumulator(x)}
-    tall, candidates = power_of_two(heads), _edge_tiles(columns["BLOCK"])
+    settings = {"SLOPE": slope, "SCALE": scale, "HEADS": heads, "WIDTH": width, "ACC": accumulator(x, grad)}
+    tall, candidates = power_of_two(heads), _edge_tiles(width, columns["BLOCK"])
+    tiles = tiles_of(width, columns["BLOCK"])
     exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    dense = shared and x.dtype == grad.dtype and x.dtype != torch.float64 and not exact and columns["BLOCK"] <= 256
+    dense = shared and not mean and x.dtype == grad.dtype and x.dtype != torch.float64 and not exact and width <= 256
     if dense:
         candidates = [*candidates, *_dense_tiles(tall)]
 
@@ -173,7 +225,7 @@ def edge_products(
             config = {name: value for name, value in config.items() if name != "dense"}
             _edge_products_dense[grid](*operands, **settings, BLOCK=columns["BLOCK"], TALL=tall, **config)
         else:
-            _edge_products[grid](*operands, **settings, SHARED=shared, **columns, **config)
+            _edge_products[grid](*operands, tiles, **settings, SHARED=shared, MEAN=mean, **columns, **config)
 
     shape = (x.dtype, heads, width, shared, alpha is not None, dense, tune.size_class(n), tune.size_class(edges))
     work = (n + edges) * heads * width * x.element_size()

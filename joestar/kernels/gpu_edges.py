@@ -5,9 +5,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
-from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, row_size, tile_columns, tile_rows
+from joestar.kernels.gpu_tiles import (
+    accumulator,
+    check_values,
+    column_block,
+    row_size,
+    row_tile,
+    tile_columns,
+    tile_rows,
+)
 
 _OPS = {"add": 0, "sub": 1, "mul": 2, "div": 3, "copy_lhs": 4, "copy_rhs": 5}
 _TAIL = 128
@@ -106,6 +115,10 @@ def edge_dots(
     if not out.numel():
         return
     block = power_of_two(width)
+    if width > row_tile(width):
+        products = lhs.reshape(-1, heads, width), rhs.reshape(n, heads, width), out.zero_().view(num_edges, heads)
+        edge_products(indptr, indices, *products, mean=mean)
+        return
     rows = max(1, 512 // block)
     _dots[(max(1, cdiv(n, rows)), heads)](
         indptr, indices, lhs, rhs, out, n, num_edges,

@@ -33,6 +33,10 @@ _LARGEST = 64
 """Largest fanout of the fused kernel."""
 _COUNTED = 256
 """Rows whose edges one counting program adds up."""
+_PART = 1024
+"""Columns of a row that a program takes: beside reading as many, drawing the picks once more costs little."""
+_HELD = 160
+"""Most numbers that a thread holds of a tile's picks."""
 
 
 @triton.jit
@@ -48,23 +52,52 @@ def _count_edges(indptr, dsts, count, total, n, k, REPLACE: tl.constexpr, COUNTE
     _count_rows(indptr, dsts, count, total, tl.program_id(0), n, k, REPLACE, COUNTED)
 
 
-@triton.jit(do_not_specialize=["n", "site", "row_programs"])
+@triton.jit
+def _reduce_picks(
+    x, y, own, factor, bases, picked, i, node, out, n, first,
+    K: tl.constexpr, REDUCE: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Columns from ``first`` on of rows ``i``: a read per pick, all independent of each other."""
+    column = first + tile_columns(0, BLOCK)
+    inside = column < WIDTH
+    values = ()
+    for j in tl.static_range(K):
+        mask = (j < picked) & inside
+        values = values + (tl.load(x + bases[j] + column, mask, 0),)  # noqa: RUF005
+    if own is not None or factor is not None:
+        mine = tl.load(x + node * WIDTH + column, (i < n) & inside, 0)
+    if own is not None:
+        tl.store(own + out + column, mine, (i < n) & inside)
+    sums = start_value(REDUCE, ROWS, BLOCK, ACC)
+    for j in tl.static_range(K):
+        sums = combine(sums, values[j].to(ACC), j < picked, REDUCE)
+    result = finish(sums, picked, REDUCE, ACC)
+    if factor is not None:
+        result += mine.to(ACC) * tl.load(factor).to(ACC)
+    tl.store(y + out + column, result.to(y.dtype.element_ty), (i < n) & inside)
+
+
+@triton.jit(do_not_specialize=["n", "site", "row_programs", "parts"])
 def _sample_aggregate(
-    indptr, indices, dsts, count, key, site, x, y, own, factor, total, n, row_programs,
+    indptr, indices, dsts, count, key, site, x, y, own, factor, total, n, row_programs, parts,
     K: tl.constexpr, WIDE: tl.constexpr, REPLACE: tl.constexpr, REDUCE: tl.constexpr,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, COUNTED: tl.constexpr,
-    TAIL: tl.constexpr, ONES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    TAIL: tl.constexpr, ONES: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``y`` (and of ``own``: the destinations' own features), both ``STRIDE`` apart; the number of edges.
 
     ``TAIL`` columns follow the own rows: 1, 0, ... with ``ONES``, else 0. With ``factor``, own features times it are
-    added to ``y``.
+    added to ``y``. Rows of several tiles have ``parts``, of ``PART`` tiles each; a program takes one of them, a tile
+    after the other, and its neighbours draw the same picks and read the same ids, from the cache.
     """
     program = tl.program_id(0)
     if program >= row_programs:
         _count_rows(indptr, dsts, count, total, program - row_programs, n, K, REPLACE, COUNTED)
     else:
         i = tile_rows(ROWS)
+        if parts is not None:
+            i = program // parts * ROWS + tl.arange(0, ROWS)[:, None]
         start, degree, node = row_extent(indptr, dsts, count, i, n, False)
         a, b = key_state(key, site)
         a, b = row_state(a, b, node)
@@ -82,28 +115,32 @@ def _sample_aggregate(
                 source = tl.sum(tl.where(slot == j, sources, 0), 1, keep_dims=True)
                 bases = bases + (source.to(tl.int64) * WIDTH,)  # noqa: RUF005
         out = i.to(tl.int64) * STRIDE
-        for first in tl.static_range(0, WIDTH, BLOCK):
-            column = first + tile_columns(0, BLOCK)
-            inside = column < WIDTH
-            values = ()
-            for j in tl.static_range(K):
-                mask = (j < picked) & inside
-                values = values + (tl.load(x + bases[j] + column, mask, 0),)  # noqa: RUF005
-            if own is not None or factor is not None:
-                mine = tl.load(x + node * WIDTH + column, (i < n) & inside, 0)
-            if own is not None:
-                tl.store(own + out + column, mine, (i < n) & inside)
-            sums = start_value(REDUCE, ROWS, BLOCK, ACC)
-            for j in tl.static_range(K):
-                sums = combine(sums, values[j].to(ACC), j < picked, REDUCE)
-            result = finish(sums, picked, REDUCE, ACC)
-            if factor is not None:
-                result += mine.to(ACC) * tl.load(factor).to(ACC)
-            tl.store(y + out + column, result.to(y.dtype.element_ty), (i < n) & inside)
+        if parts is None:
+            _reduce_picks(x, y, own, factor, bases, picked, i, node, out, n, 0, K, REDUCE, WIDTH, ACC, BLOCK, ROWS)
+        else:
+            tile = program % parts * PART
+            last = tl.minimum(tile + PART, (WIDTH + BLOCK - 1) // BLOCK)
+            while tile < last:
+                first = tile * BLOCK
+                _reduce_picks(
+                    x, y, own, factor, bases, picked, i, node, out, n, first, K, REDUCE, WIDTH, ACC, BLOCK, ROWS
+                )  # fmt: skip
+                tile += 1
         if TAIL > 0:
             tail = tile_columns(0, 16)
             value = tl.where(tail == 0, 1.0 if ONES else 0.0, 0.0) + tl.zeros([ROWS, 16], tl.float32)
-            tl.store(own + out + WIDTH + tail, value.to(own.dtype.element_ty), (i < n) & (tail < TAIL))
+            mask = (i < n) & (tail < TAIL)
+            if parts is not None:
+                mask = mask & (program % parts == 0)
+            tl.store(own + out + WIDTH + tail, value.to(own.dtype.element_ty), mask)
+
+
+def _tile(width: int, k: int) -> int:
+    """Columns of a tile; the picks of a row that is not one tile fit registers."""
+    block = column_block(width)
+    if width > block and k * block > 32 * _HELD:
+        block = 128 if k <= 40 else 64
+    return block
 
 
 def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones) -> Tensor:
@@ -112,14 +149,17 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
     total = torch.zeros((), dtype=torch.int64, device=x.device)
     counters = cdiv(n, _COUNTED)
     wide = power_of_two(k) if k > UNROLLED else 0
+    block = _tile(width, k)
+    parts = cdiv(width, _PART) if width > block else None
 
     def launch(config: tune.Config) -> None:
-        row_programs = cdiv(n, config["ROWS"])
+        row_programs = cdiv(n, config["ROWS"]) * (parts or 1)
         _sample_aggregate[(row_programs + counters,)](
-            indptr, indices, dsts, dst_count, key, site, x, y, own, factor, total, n, row_programs,
+            indptr, indices, dsts, dst_count, key, site, x, y, own, factor, total, n, row_programs, parts,
             K=k, WIDE=wide, REPLACE=replace, REDUCE=REDUCE[reduce],
             WIDTH=width, STRIDE=stride, ACC=accumulator(x), COUNTED=_COUNTED,
-            TAIL=max(0, stride - 2 * width) if own is not None else 0, ONES=ones, BLOCK=column_block(width), **config,
+            TAIL=max(0, stride - 2 * width) if own is not None else 0, ONES=ones, PART=_PART // block, BLOCK=block,
+            **config,
         )  # fmt: skip
 
     shape = (x.dtype, width, k, replace, reduce, own is not None, factor is not None, tune.size_class(n))

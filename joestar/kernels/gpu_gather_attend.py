@@ -14,47 +14,66 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_attend_rows import attend_rows, attend_rows_grad, fits
 from joestar.kernels.gpu_columns import added_up
-from joestar.kernels.gpu_edge_products import check_bits, dots, edge_products, factor_of_edge, lane_columns, lanes
+from joestar.kernels.gpu_edge_products import (
+    check_bits,
+    dots,
+    edge_products,
+    factor_of_edge,
+    lane_columns,
+    lanes,
+    tiles_of,
+    wide_dots,
+)
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
-from joestar.kernels.gpu_tiles import accumulator, check_values, tile_columns, tile_rows
+from joestar.kernels.gpu_tiles import accumulator, check_values, distinct, row_tile, tile_columns, tile_rows
 
 
-def _row_tiles(numbers: int) -> list[tune.Config]:
+def _row_tiles(width: int, numbers: int) -> list[tune.Config]:
     """Rows of a tile, of so many ``numbers`` each, and warps; the default first."""
     most = max(1, 8192 // numbers)
-    return [
+    configs = [
         {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp))}
-        for rows, per_warp in ((16, 512), (32, 1024), (32, 512), (8, 512), (16, 1024), (8, 256))
+        for rows, per_warp in ((16, 512), (32, 1024), (32, 512), (8, 512))
     ]
+    return distinct(configs, width)
 
 
-def _sum_tiles(numbers: int, heads: int) -> list[tune.Config]:
+def _sum_tiles(width: int, numbers: int, heads: int) -> list[tune.Config]:
     """Rows of a tile that is added up for every head, warps and programs; the default first."""
     most = max(1, 8192 // numbers // heads)
-    tried = ((8, 256, 1056), (8, 512, 1056), (16, 512, 528), (8, 512, 2112), (4, 512, 1056), (16, 256, 528))
-    return [
+    tried = ((8, 256, 1056), (8, 512, 1056), (16, 512, 528), (8, 512, 2112), (4, 512, 1056))
+    configs = [
         {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp)), "GRID": grid}
         for rows, per_warp, grid in tried
     ]
+    return distinct(configs, width)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "tiles"])
 def _row_products(
-    table, ids, vectors, out, n,
+    table, ids, vectors, out, n, tiles,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[i, h]`` = ``table[ids[i]]`` times ``vectors[h]``."""
+    """``out[i, h]`` = ``table[ids[i]]`` times ``vectors[h]``; rows of several ``tiles`` are added up one by one."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = lanes(BLOCK, LANES)
     source = tl.load(ids + i, i < n, 0).to(tl.int64)[:, None, None]
-    inside = (i < n)[:, None, None] & (column < WIDTH)
-    rows = tl.load(table + source * WIDTH + column, inside, 0).to(ACC)
-    for head in tl.static_range(HEADS):
-        vector = tl.load(vectors + head * WIDTH + column + 0 * source, inside, 0).to(ACC)
-        tl.store(out + i * HEADS + head, dots(rows, vector), i < n)
+    if tiles is not None:
+        valid = (i < n)[:, None, None]
+        every = wide_dots(
+            table, source * WIDTH, vectors, 0 * source, valid, column, tiles, True, HEADS, WIDTH, ACC, BLOCK, ROWS
+        )
+        for head in tl.static_range(HEADS):
+            tl.store(out + i * HEADS + head, every[head], i < n)
+    else:
+        inside = (i < n)[:, None, None] & (column < WIDTH)
+        rows = tl.load(table + source * WIDTH + column, inside, 0).to(ACC)
+        for head in tl.static_range(HEADS):
+            vector = tl.load(vectors + head * WIDTH + column + 0 * source, inside, 0).to(ACC)
+            tl.store(out + i * HEADS + head, dots(rows, vector), i < n)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -62,8 +81,11 @@ def _row_sums_by(
     table, ids, weights, count, out, n,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]`` over the first ``count`` rows."""
-    column = tile_columns(0, BLOCK)
+    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]`` over the first ``count`` rows.
+
+    Axis 1 of the grid runs over the tiles of a row.
+    """
+    column = tile_columns(0 if WIDTH <= BLOCK else tl.program_id(1), BLOCK)
     last = n.to(tl.int64)
     if count is not None:
         last = tl.minimum(last, tl.load(count))
@@ -89,15 +111,24 @@ def _row_sums_by(
         tl.store(at, tl.sum(sums[head], 0, keep_dims=True), column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _row_dots(a, b, out, n, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """``out[i]`` = row ``i`` of ``a`` times that of ``b``."""
+@triton.jit(do_not_specialize=["n", "tiles"])
+def _row_dots(a, b, out, n, tiles, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """``out[i]`` = row ``i`` of ``a`` times that of ``b``, in so many ``tiles``."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tile_columns(0, BLOCK)
     mask = (i < n) & (column < WIDTH)
     left = tl.load(a + i * WIDTH + column, mask, 0).to(ACC)
     right = tl.load(b + i * WIDTH + column, mask, 0).to(ACC)
-    tl.store(out + i, tl.sum(left * right, 1, keep_dims=True), i < n)
+    products = left * right
+    if tiles is not None:
+        tile = 1
+        while tile < tiles:
+            at = tile * BLOCK + column
+            mask = (i < n) & (at < WIDTH)
+            left = tl.load(a + i * WIDTH + at, mask, 0).to(ACC)
+            products += left * tl.load(b + i * WIDTH + at, mask, 0).to(ACC)
+            tile += 1
+    tl.store(out + i, tl.sum(products, 1, keep_dims=True), i < n)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -158,26 +189,28 @@ def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
 
     def launch(config: tune.Config) -> None:
         _row_products[(cdiv(n, config["ROWS"]),)](
-            table, ids, vectors, out, n, HEADS=heads, WIDTH=width, ACC=accumulator(table), **columns, **config
-        )
+            table, ids, vectors, out, n, tiles_of(width, columns["BLOCK"]),
+            HEADS=heads, WIDTH=width, ACC=accumulator(table), **columns, **config,
+        )  # fmt: skip
 
     if out.numel():
         shape = (table.dtype, heads, width, tune.size_class(n))
         work = n * width * table.element_size()
-        launch(tune.choose("row_products", shape, _row_tiles(columns["BLOCK"]), launch, work, table.device))
+        launch(tune.choose("row_products", shape, _row_tiles(width, columns["BLOCK"]), launch, work, table.device))
     return out
 
 
 def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = None) -> Tensor:
     """``[H, F]``: the sums of the rows of the ids (the first ``count`` of them) times ``weights`` ``[n, H]``."""
     (n, heads), width = weights.shape, table.shape[1]
-    block, found = power_of_two(max(1, width)), []
+    block, found = row_tile(max(1, width)), []
+    parts = cdiv(width, block)
 
     def launch(config: tune.Config) -> None:
         config = dict(config)
-        grid = max(1, min(config.pop("GRID"), cdiv(n, config["ROWS"])))
+        grid = max(1, min(config.pop("GRID") // parts, cdiv(n, config["ROWS"])))
         partial = weights.new_empty((grid, heads, width))
-        _row_sums_by[(grid,)](
+        _row_sums_by[(grid, parts)](
             table, ids, weights, count, partial, n,
             HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config,
         )  # fmt: skip
@@ -187,7 +220,7 @@ def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = No
         return weights.new_zeros((heads, width))
     shape = (table.dtype, heads, width, tune.size_class(n))
     work = n * width * table.element_size()
-    launch(tune.choose("row_sums_by", shape, _sum_tiles(block, heads), launch, work, table.device))
+    launch(tune.choose("row_sums_by", shape, _sum_tiles(width, block, heads), launch, work, table.device))
     return found[0]
 
 
@@ -195,11 +228,12 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
     """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
     n, heads, width = a.shape
     out = torch.empty((n, heads), dtype=torch.promote_types(a.dtype, torch.float32), device=a.device)
-    block = power_of_two(max(1, width))
+    block = row_tile(max(1, width))
     rows = max(1, 2048 // block)
     _row_dots[(cdiv(n * heads, rows),)](
-        a, b, out, n * heads, WIDTH=width, ACC=accumulator(a), BLOCK=block, ROWS=rows, num_warps=4
-    )
+        a, b, out, n * heads, tiles_of(width, block),
+        WIDTH=width, ACC=accumulator(a), BLOCK=block, ROWS=rows, num_warps=4,
+    )  # fmt: skip
     return out
 
 

@@ -13,7 +13,6 @@ _CONFIGS = [
     {"ROWS": 128, "DEPTH": 32, "num_warps": 8, "num_stages": 3},
     {"ROWS": 128, "DEPTH": 32, "num_warps": 4, "num_stages": 3},
     {"ROWS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 4},
-    {"ROWS": 64, "DEPTH": 64, "num_warps": 4, "num_stages": 2},
     {"ROWS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 2},
 ]
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_edges import edge_dots
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, require
 from joestar.kernels.gpu_links import gathered_grad
 from joestar.kernels.gpu_shared import shared_dots, shared_scatter
 from joestar.kernels.gpu_spmm import aggregate, row_edges, transposed
@@ -22,6 +22,7 @@ from joestar.kernels.gpu_tiles import (
     column_block,
     heads_and_width,
     row_size,
+    row_tile,
     tile_columns,
     tile_rows,
 )
@@ -105,11 +106,15 @@ def _extremum_grad(
     WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Counts the messages of a row that equal its result, then gives each its share; a head per program."""
+    """Counts the messages of a row that equal its result, then gives each its share; a head per program.
+
+    Axis 2 of the grid runs over the tiles of wide heads: ``grad_weight`` has a layer ``[E, H]`` for each.
+    """
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
     head = tl.program_id(1)
-    column = tile_columns(0, BLOCK)
+    part = 0 if HEAD_WIDTH <= BLOCK else tl.program_id(2)
+    column = tile_columns(part, BLOCK)
     inside = column < HEAD_WIDTH
     column += head * HEAD_WIDTH
     own = i.to(tl.int64) * WIDTH + column
@@ -141,7 +146,10 @@ def _extremum_grad(
         tl.atomic_add(grad_x + at, share * factor, chosen, sem="relaxed")
         if weight is not None:
             for_weight = tl.sum(tl.where(chosen, share * value, 0), 1, keep_dims=True)
-            tl.store(grad_weight + e * HEADS + head, for_weight.to(grad_weight.dtype.element_ty), e < end)
+            layer = grad_weight
+            if HEAD_WIDTH > BLOCK:
+                layer += part * num_edges.to(tl.int64) * HEADS
+            tl.store(layer + e * HEADS + head, for_weight.to(grad_weight.dtype.element_ty), e < end)
         done += 1
 
 
@@ -162,15 +170,20 @@ def spmm_extremum_grad(
     )
     heads, width = heads_and_width(x, weight)
     grad_x = torch.zeros(x.shape, dtype=_wide(x.dtype), device=x.device)
-    grad_weight = None if weight is None else torch.zeros_like(weight)
-    n = indptr.numel() - 1
+    n, block = indptr.numel() - 1, row_tile(max(1, width))
+    parts = cdiv(max(1, width), block)
+    layers = grad_weight = None if weight is None else torch.zeros_like(weight)
+    if weight is not None and parts > 1:
+        layers = torch.zeros((parts, *weight.shape), dtype=_wide(weight.dtype), device=x.device)
     if n and indices.numel() and grad_x.numel():
-        rows = max(1, 256 // power_of_two(width))
-        _extremum_grad[(cdiv(n, rows), heads)](
-            indptr, indices, x, weight, y, grad, grad_x, grad_weight, n, indices.numel(),
+        rows = max(1, 256 // block)
+        _extremum_grad[(cdiv(n, rows), heads, parts)](
+            indptr, indices, x, weight, y, grad, grad_x, layers, n, indices.numel(),
             WIDTH=heads * width, HEADS=heads, HEAD_WIDTH=width, ACC=accumulator(x, weight),
-            BLOCK=power_of_two(width), ROWS=rows, num_warps=2 if width <= 256 else 8,
+            BLOCK=block, ROWS=rows, num_warps=2 if width <= 256 else 8,
         )  # fmt: skip
+    if parts > 1 and layers is not None:
+        grad_weight = layers.sum(0).to(weight.dtype)
     return grad_x.to(x.dtype), grad_weight
 
 

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import cdiv, power_of_two
-from joestar.kernels.gpu_tiles import accumulator, column_block, row_size, tile_columns
+from joestar.kernels.gpu_tiles import accumulator, column_block, row_size, row_tile, tile_columns
 
 _AHEAD = 4
 _LARGEST = 2048
@@ -131,5 +132,11 @@ def shared_scatter(indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor
 
 def shared_dots(indptr: Tensor, indices: Tensor, x: Tensor, grad: Tensor, mean: bool, out: Tensor) -> None:
     """Fills ``out`` ``[E, H]``, which is 0 behind the last edge, with ``<x[indices[e]], grad[row of e, h]>``."""
-    if out.numel() and grad.numel() and indices.numel():
-        _launch(_dots, indptr, (indices, x, grad, out), out.shape[1], row_size(x), mean, True)
+    width = row_size(x)
+    if not (out.numel() and grad.numel() and indices.numel()):
+        return
+    if width > row_tile(width):
+        rows = x.reshape(-1, 1, width), grad.reshape(grad.shape[0], -1, width)
+        edge_products(indptr, indices, *rows, out, mean=mean)
+    else:
+        _launch(_dots, indptr, (indices, x, grad, out), out.shape[1], width, mean, True)

@@ -11,6 +11,8 @@ from joestar.kernels.tune import Config
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCE = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 _WIDEST = 256
+_WHOLE, _WIDE_TILE = 1024, 512
+"""Columns of the widest row that a program holds as a whole to add it up, and of the tiles of wider ones."""
 
 
 def accumulator(*values: Tensor | None) -> tl.dtype:
@@ -54,15 +56,32 @@ def column_block(width: int) -> int:
     return min((_WIDEST, 128), key=lambda block: -(-width // block) * block)
 
 
+def row_tile(width: int) -> int:
+    """Columns that a program holds of rows that it adds up: all of them, or a tile of wide rows."""
+    return power_of_two(width) if width <= _WHOLE else _WIDE_TILE
+
+
+def distinct(configs: list[Config], width: int) -> list[Config]:
+    """Each of the settings once, the first two for wide rows, whose tiles are all that differs."""
+    found = [config for place, config in enumerate(configs) if config not in configs[:place]]
+    return found if width <= _WHOLE else found[:2]
+
+
 def tile_configs(width: int, bytes_per_value: int) -> list[Config]:
-    """Rows and warps of a program, the default first: one 16-byte access per thread and row tile."""
+    """Rows and warps of a program, the default first: one 16-byte access per thread and row tile.
+
+    Every setting is compiled when it is timed, so there are few: one or two rows a warp, and one, two or four warps.
+    More warps only let more rows wait for the slowest, and rows of several tiles fill warps whatever the setting.
+    """
     columns = column_block(width)
     vector = min(16 // bytes_per_value, columns)
     per_warp = max(1, 32 * vector // columns)
-    if columns >= 64:
-        pairs = [(2, 2), (4, 4), (1, 1), (2, 1), (4, 2), (8, 8)]
+    if width > columns:
+        pairs = [(2, 2), (1, 1)]
+    elif columns >= 64:
+        pairs = [(2, 2), (4, 4), (1, 1), (2, 1)]
     else:
-        pairs = [(4, 4), (2, 2), (8, 8), (1, 1), (4, 2)]
+        pairs = [(4, 4), (2, 2), (1, 1), (4, 2)]
     return [{"ROWS": per_warp * rows, "num_warps": warps} for rows, warps in pairs]
 
 
