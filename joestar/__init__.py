@@ -6,6 +6,7 @@ from joestar import errors, nn
 from joestar.api import Step, compile
 from joestar.data import load
 from joestar.graph_api import Block, Graph, fn
+from joestar.runtime.inference import infer as inference
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "compile",
     "errors",
     "fn",
+    "inference",
     "load",
     "nn",
 ]
