@@ -7,6 +7,7 @@ from joestar.api import compile
 from joestar.data import load
 from joestar.graph_api import Block, Graph, fn
 from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.inference import infer as inference
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.step import Step
 
@@ -20,6 +21,7 @@ __all__ = [
     "compile",
     "errors",
     "fn",
+    "inference",
     "load",
     "nn",
 ]
