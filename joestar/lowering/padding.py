@@ -56,6 +56,7 @@ class PaddingContext:
         self.state: dict[fx.Node, fx.Node] = {}
         self.buffers: dict[fx.Node, fx.Node] = {}
         self.rewrites: dict[str, int] = {}
+        self.bounds: dict[fx.Node, float] = {}
 
     def call(self, target, *args, like: fx.Node | None = None, **kwargs) -> fx.Node:
         """A new call at the insertion point, with the metadata of ``like``."""
@@ -119,7 +120,18 @@ class PaddingContext:
                 edges = self.call(aten.select.int, self.table.edges[loops][0], 0, -1)
                 count = self.call(aten.mul.Tensor, edges, int(sympy.cancel(expr / loops)))
             x = self.call(torch.ops.joestar.mask_rows.default, x, count, dim, value, like=x)
+            self.bounds[x] = abs(float(value))
         return x
+
+    def guard_result(self, node: fx.Node, value) -> None:
+        """Every reader of ``node`` sees its padding replaced by a harmless ``value``."""
+        users = list(node.users)
+        with self.gm.graph.inserting_before(node.next):
+            guarded = self.guard(node, value, node)
+        if guarded is not node:
+            for user in users:
+                user.replace_input_with(node, guarded)
+            self.note("guard")
 
     # --- state ---
 

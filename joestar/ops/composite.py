@@ -16,8 +16,10 @@ SCHEMAS = {
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
     "masked_var": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
+    "masked_std": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
     "masked_batch_norm": "(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps)"
     " -> (Tensor, Tensor, Tensor)",
+    "running_average": "(Tensor buffer, Tensor statistic, float momentum, Tensor count, int least) -> Tensor",
 }
 
 
@@ -67,40 +69,73 @@ def mask_rows(x: Tensor, count: Tensor, dim: int, value) -> Tensor:
     return torch.where(valid, x, torch.full((), value, dtype=x.dtype, device=x.device))
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What values of ``dtype`` are added up in: float32 for 16-bit numbers, as in PyTorch's own reductions."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _entries(x: Tensor, count: Tensor, dim: int, dims: list[int]) -> Tensor:
-    """Valid entries that a reduction over ``dims`` adds up, in the dtype of x."""
-    others = 1
-    for d in dims:
-        if d != dim:
-            others *= x.shape[d]
-    return (count * others).to(x.dtype)
+    """Valid entries that a reduction over ``dims`` adds up, in the dtype of sums."""
+    others = math.prod(x.shape[d] for d in dims if d != dim)
+    return (count * others).to(_wide(x.dtype))
+
+
+def _mean(x: Tensor, count: Tensor, dim: int, dims: list[int], keepdim: bool) -> Tensor:
+    total = mask_rows(x, count, dim, 0).sum(dims, keepdim=keepdim, dtype=_wide(x.dtype))
+    return total / _entries(x, count, dim, dims)
+
+
+def _var(x: Tensor, count: Tensor, dim: int, dims: list[int], correction: float, keepdim: bool) -> Tensor:
+    centred = mask_rows(x - _mean(x, count, dim, dims, True), count, dim, 0)
+    return (centred * centred).sum(dims, keepdim=keepdim) / (_entries(x, count, dim, dims) - correction)
 
 
 def masked_mean(x: Tensor, count: Tensor, dim: int, dims: list[int], keepdim: bool) -> Tensor:
-    """Mean over ``dims``, one of which (``dim``) is padded."""
-    return mask_rows(x, count, dim, 0).sum(dims, keepdim=keepdim) / _entries(x, count, dim, dims)
+    """Mean over ``dims``, one of which (``dim``) is padded; in the dtype of ``x``, added up in at least float32."""
+    return _mean(x, count, dim, dims, keepdim).to(x.dtype)
 
 
 def masked_var(x: Tensor, count: Tensor, dim: int, dims: list[int], correction: float, keepdim: bool) -> Tensor:
     """Variance over ``dims``, one of which (``dim``) is padded; ``correction`` 1 is the unbiased estimate."""
-    centred = mask_rows(x - masked_mean(x, count, dim, dims, True), count, dim, 0)
-    return (centred * centred).sum(dims, keepdim=keepdim) / (_entries(x, count, dim, dims) - correction)
+    return _var(x, count, dim, dims, correction, keepdim).to(x.dtype)
+
+
+def masked_std(x: Tensor, count: Tensor, dim: int, dims: list[int], correction: float, keepdim: bool) -> Tensor:
+    """Square root of ``masked_var``, rounded once; where it is 0 its gradient is 0, as that of ``aten.std`` is."""
+    var = _var(x, count, dim, dims, correction, keepdim)
+    constant = var == 0
+    return var.masked_fill(constant, 1).sqrt().masked_fill(constant, 0).to(x.dtype)
 
 
 def masked_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Training-mode batch norm of ``[n, C]`` over the valid rows: (y, batch mean, unbiased batch variance)."""
-    mean = masked_mean(x, count, 0, [0], False)
+    """Training-mode batch norm of ``[n, C]`` over the valid rows.
+
+    Returns:
+        (y in the dtype of ``x``, batch mean, unbiased batch variance); statistics are at least float32, as PyTorch's
+        are. The variance of one row is NaN: it has none. Padded rows of y are ``bias``.
+    """
+    total = count.to(_wide(x.dtype)).clamp(min=1)
+    mean = mask_rows(x, count, 0, 0).sum(0, dtype=total.dtype) / total
     centred = mask_rows(x - mean, count, 0, 0)
     squares = (centred * centred).sum(0)
-    total = count.to(x.dtype)
-    y = (x - mean) * torch.rsqrt(squares / total + eps)
+    y = centred * torch.rsqrt(squares / total + eps)
     if weight is not None:
         y = y * weight
     if bias is not None:
         y = y + bias
-    return y, mean.detach(), (squares / (total - 1).clamp(min=1)).detach()
+    return y.to(x.dtype), mean.detach(), (squares / (count - 1)).detach()
+
+
+def running_average(buffer: Tensor, statistic: Tensor, momentum: float, count: Tensor, least: int) -> Tensor:
+    """A running statistic after a batch of ``count`` rows, in its own dtype.
+
+    A batch of fewer than ``least`` rows leaves it as it is: no rows have a mean, and one row has no variance.
+    """
+    wide = _wide(buffer.dtype)
+    moved = torch.lerp(buffer.to(wide), statistic.to(wide), momentum).to(buffer.dtype)
+    return torch.where(count >= least, moved, buffer)
 
 
 def register(library: torch.library.Library) -> None:

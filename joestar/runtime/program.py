@@ -19,6 +19,7 @@ from joestar.lowering.dropout import lower_dropout
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.loss import ClassLoss, class_losses
 from joestar.lowering.padding import Padded, pad
+from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import same_size, size_table
 from joestar.lowering.verify import verify_capture
 from joestar.profile.sizes import measure
@@ -173,6 +174,7 @@ class Program:
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
         remove_in_place(gm)
+        lower_batch_norm(gm)
         key = _key_input(captured)
         table = size_table(gm, captured.roles)
         lower_dropout(gm, table, key)

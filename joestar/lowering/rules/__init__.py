@@ -6,10 +6,11 @@ A rule is ``rule(context, node)``: it leaves a safe node alone, rewrites an unsa
 import torch
 from torch import fx
 
-from joestar.lowering.rules import contract, loss, norm, reduce, rowwise, shapes
+from joestar.lowering.rules import contract, loss, lookup, norm, reduce, rowwise, shapes
+from joestar.lowering.rules.pointwise import pointwise
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 
-RULES = {**rowwise.RULES, **shapes.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
+RULES = {**rowwise.RULES, **lookup.RULES, **shapes.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
 
 
 def rule_for(node: fx.Node):
@@ -17,13 +18,13 @@ def rule_for(node: fx.Node):
     target = node.target
     name = target._schema.name.partition("::")[2]
     if target.namespace == "joestar":
-        return rowwise.safe
+        return norm.masked_batch_norm if name == "masked_batch_norm" else rowwise.safe
     if name in ("max", "min") and target._overloadname == "other":
-        return rowwise.pointwise
+        return pointwise
     if name in RULES:
         return RULES[name]
     if name in POINTWISE or torch.Tag.pointwise in target.tags:
-        return rowwise.pointwise
+        return pointwise
     return refuse_unknown
 
 

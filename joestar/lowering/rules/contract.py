@@ -2,6 +2,7 @@
 
 from torch import fx
 
+from joestar.lowering.rules.pointwise import guard_product
 from joestar.lowering.sizes import expression, padded_dims
 
 
@@ -20,6 +21,7 @@ def _product(position: int):
 
     def rule(context, node: fx.Node) -> None:
         _contraction(context, node, position, -1)
+        guard_product(context, node, list(node.args[position : position + 2]))
 
     return rule
 
@@ -39,12 +41,14 @@ def _einsum(context, node: fx.Node) -> None:
                 operands[position] = context.mask(operands[position], dim, 0, node)
                 context.note("masked product")
     node.update_arg(1, operands)
+    guard_product(context, node, operands)
 
 
 def _batch_sum(context, node: fx.Node) -> None:
     """``addbmm`` sums over the batch as well."""
     _contraction(context, node, 1, 0)
     _contraction(context, node, 1, -1)
+    guard_product(context, node, list(node.args[1:3]))
 
 
 RULES = {

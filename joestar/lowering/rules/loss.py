@@ -5,11 +5,14 @@ from torch import fx
 
 from joestar.lowering import fakes
 from joestar.lowering.rules.arguments import argument, set_argument
+from joestar.lowering.rules.pointwise import guard_operand
 from joestar.lowering.sizes import padded_dims
 
 aten = torch.ops.aten
 joestar = torch.ops.joestar
 NONE, MEAN = 0, 1
+_HARMLESS = 0.5
+"""Prediction and target of a padded entry: a probability, a small number, as an integer class 0."""
 
 
 def _by_index(context, node: fx.Node) -> None:
@@ -31,6 +34,8 @@ def _by_index(context, node: fx.Node) -> None:
 def _per_entry(context, node: fx.Node) -> None:
     """Any loss with ``reduction``: computed per entry, then reduced over the valid rows."""
     reduction = argument(node, "reduction")
+    for index in range(len(node.args)):
+        guard_operand(context, node, index, _HARMLESS)
     if reduction == NONE:
         return
     set_argument(node, "reduction", NONE)

@@ -1,38 +1,71 @@
 """Batch normalisation: statistics over the valid rows, running statistics written only by a valid step."""
 
+import operator
+
 import torch
 from torch import fx
 
-from joestar.lowering.sizes import expression, item, padded_dims
+from joestar.lowering.sizes import expression, padded_dims
 
 joestar = torch.ops.joestar
 aten = torch.ops.aten
 
 
-def _batch_norm(context, node: fx.Node) -> None:
-    x, weight, bias, running_mean, running_var, training, momentum, eps = node.args[:8]
-    value = x.meta["val"]
-    if not training:
-        return
-    if value.dim() != 2 or 1 in padded_dims(value):
-        raise context.refuse(node, f"normalises a tensor of shape {tuple(value.shape)}", "BatchNorm needs [rows, C].")
-    rows = expression(value.shape[0])
-    if rows is None:
-        count = context.call(aten.full.default, [], value.shape[0], dtype=torch.int64, device=value.device)
-    else:
-        count = context.entries(rows, node)
-    outputs = (value, value[0], value[0])
-    normed = context.call(joestar.masked_batch_norm.default, x, weight, bias, count, eps)
-    normed.meta = {**node.meta, "val": outputs}
-    y, mean, var = (item(context.gm, normed, index) for index in range(3))
-    y.meta = dict(node.meta)
+def lower_batch_norm(gm: fx.GraphModule) -> int:
+    """Rewrites every training-mode batch norm of rows; returns how many. Exact and padded runs then share its form.
+
+    Before                                              After
+        y = aten.batch_norm(x, w, b, mean, var, ...)        n = aten.full([], rows)
+                                                            y, m, v = joestar.masked_batch_norm(x, w, b, n, eps)
+                                                            aten.copy_(mean, joestar.running_average(mean, m, ...))
+
+    Must not fire in evaluation mode, which normalises by what the buffers hold, or on shapes other than ``[rows, C]``.
+    """
+    rewrites = 0
+    for node in gm.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        x, training = node.args[0], node.args[5]
+        value = x.meta["val"]
+        if training and value.dim() == 2 and 1 not in padded_dims(value):
+            with gm.graph.inserting_before(node):
+                node.replace_all_uses_with(_lowered(gm, node))
+            gm.graph.erase_node(node)
+            rewrites += 1
+    gm.recompile()
+    return rewrites
+
+
+def _lowered(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+    x, weight, bias, running_mean, running_var, _, momentum, eps = node.args[:8]
+    mode = torch._guards.detect_fake_mode([x.meta["val"]])
+
+    def call(target, *args, **kwargs) -> fx.Node:
+        new = gm.graph.call_function(target, args, kwargs)
+        values = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+        with mode, torch.no_grad():
+            new.meta = {**node.meta, "val": target(*values[0], **values[1])}
+        return new
+
+    rows = call(aten.sym_size.int, x, 0) if padded_dims(x.meta["val"]) else x.meta["val"].shape[0]
+    count = call(aten.full.default, [], rows, dtype=torch.int64, device=x.meta["val"].device)
+    normed = call(joestar.masked_batch_norm.default, x, weight, bias, count, eps)
+    y, mean, var = (call(operator.getitem, normed, index) for index in range(3))
     if running_mean is not None:
-        for buffer, statistic in ((running_mean, mean), (running_var, var)):
-            merged = context.call(aten.lerp.Scalar, context.latest(buffer), statistic, momentum, like=buffer)
-            context.write(buffer, merged, node)
-    node.replace_all_uses_with(y)
-    context.gm.graph.erase_node(node)
-    context.note("batch norm")
+        for buffer, statistic, least in ((running_mean, mean, 1), (running_var, var, 2)):
+            moved = call(joestar.running_average.default, buffer, statistic, momentum, count, least)
+            call(aten.copy_.default, buffer, moved)
+    return y
+
+
+def masked_batch_norm(context, node: fx.Node) -> None:
+    """Its count is a size like any other; only that of edges with self-loops is none."""
+    context.entries(expression(node.args[0].meta["val"].shape[0]), node)
+
+
+def _batch_norm(context, node: fx.Node) -> None:
+    """In evaluation mode every row is normalised on its own, by what the buffers hold."""
+    if node.args[5]:
+        shape = tuple(node.args[0].meta["val"].shape)
+        raise context.refuse(node, f"normalises a tensor of shape {shape}", "BatchNorm needs [rows, C].")
 
 
 def _instance_norm(context, node: fx.Node) -> None:

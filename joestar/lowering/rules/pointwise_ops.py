@@ -1,4 +1,28 @@
-"""Names of aten's pointwise ops: their tags differ between versions of PyTorch (``leaky_relu`` has none in 2.11)."""
+"""Aten's pointwise ops, by what they do to a finite number: that is what padded slots hold, and must go on holding.
+
+A gradient of zero times an infinite derivative is NaN, so value *and* derivative must stay finite. ``POINTWISE`` minus
+``SINGULAR`` and ``PRODUCTS`` are the ops proved to do so (``tests/lowering/test_padding_hostile.py`` runs every one).
+Names, since tags differ between versions of PyTorch (``leaky_relu`` has none in 2.11).
+"""
+
+SINGULAR = {
+    **dict.fromkeys(("div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "atan2", "arctan2"), {1: 1}),
+    **dict.fromkeys(("hypot", "xlogy", "special_xlogy", "special_xlog1py"), {1: 1}),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "special_log1p", "sqrt", "rsqrt", "reciprocal"), {0: 1}),
+    **dict.fromkeys(("digamma", "lgamma", "special_entr", "special_digamma", "special_gammaln"), {0: 1}),
+    **dict.fromkeys(("acos", "asin", "atanh", "arccos", "arcsin", "arctanh", "erfinv", "special_erfinv"), {0: 0}),
+    **dict.fromkeys(("acosh", "arccosh"), {0: 2}),
+    **dict.fromkeys(("logit", "special_logit"), {0: 0.5}),
+    **dict.fromkeys(("exp", "exp2", "expm1", "special_exp2", "special_expm1", "sinh", "cosh", "gelu"), {0: 0}),
+    **dict.fromkeys(("pow", "float_power"), {0: 1, 1: 1}),
+    "ldexp": {1: 0},
+    "addcdiv": {2: 1},
+}
+"""Ops that can turn a finite input into NaN or infinity, in value or derivative: the operands that do it, and a value of
+each at which it does not."""
+
+PRODUCTS = {"mul": (0, 1), "multiply": (0, 1), "square": (0, 0), "addcmul": (1, 2), "lerp": (2, 1)}
+"""Ops with finite derivatives whose value may overflow: the two factors."""
 
 POINTWISE = {
     "abs", "absolute", "acos", "acosh", "add", "addcdiv", "addcmul", "angle", "arccos", "arccosh", "arcsin",

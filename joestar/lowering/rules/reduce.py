@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.rules.arguments import argument, dims, padded_among
+from joestar.lowering.rules.pointwise import guard_operand
 from joestar.lowering.sizes import expression
 
 joestar = torch.ops.joestar
@@ -24,12 +25,18 @@ def _highest(dtype: torch.dtype):
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-def _masking(value_of):
-    """A rule that fills padding with the reduction's neutral element."""
+def _masking(value_of, harmless=None):
+    """A rule that fills padding with the reduction's neutral element.
+
+    Args:
+        harmless: what padded rows are filled with if the reduction is over columns, and might overflow.
+    """
 
     def rule(context, node: fx.Node) -> None:
         padded = padded_among(node)
         if not padded:
+            if harmless is not None:
+                guard_operand(context, node, 0, harmless, always=False)
             return
         x = node.args[0]
         neutral = value_of(x.meta["val"].dtype)
@@ -41,12 +48,14 @@ def _masking(value_of):
     return rule
 
 
-def _replaced(build):
+def _replaced(build, harmless=None):
     """A rule that replaces the reduction by a masked op: ``build(context, node, x, count, dim, dims, keepdim)``."""
 
     def rule(context, node: fx.Node) -> None:
         padded = padded_among(node)
         if not padded:
+            if harmless is not None:
+                guard_operand(context, node, 0, harmless, always=False)
             return
         if len(padded) > 1:
             raise context.refuse(node, "reduces over two padded dimensions at once", "Reduce one after the other.")
@@ -68,20 +77,16 @@ def _mean(context, node, x, count, dim, over, keepdim):
     return context.call(joestar.masked_mean.default, x, count, dim, over, keepdim, like=node)
 
 
-def _var(context, node, x, count, dim, over, keepdim):
-    correction = argument(node, "correction")
-    if correction is None:
-        correction = 0.0 if argument(node, "unbiased") is False else 1.0
-    return context.call(joestar.masked_var.default, x, count, dim, over, float(correction), keepdim, like=node)
+def _deviation(op):
+    """``build`` of ``_replaced`` for the variance and its square root."""
 
+    def build(context, node, x, count, dim, over, keepdim):
+        correction = argument(node, "correction")
+        if correction is None:
+            correction = 0.0 if argument(node, "unbiased") is False else 1.0
+        return context.call(op, x, count, dim, over, float(correction), keepdim, like=node)
 
-def _std(context, node, x, count, dim, over, keepdim):
-    """The square root of the variance; where that is 0 the gradient is 0, as that of ``aten.std`` is."""
-    var = _var(context, node, x, count, dim, over, keepdim)
-    constant = context.call(aten.eq.Scalar, var, 0)
-    var = context.call(aten.masked_fill.Scalar, var, constant, 1, like=node)
-    root = context.call(aten.sqrt.default, var, like=node)
-    return context.call(aten.masked_fill.Scalar, root, constant, 0, like=node)
+    return build
 
 
 def _softmax(context, node: fx.Node) -> None:
@@ -110,7 +115,17 @@ def _norm(context, node: fx.Node) -> None:
     order = argument(node, "p") if order is None else order
     if padded_among(node) and isinstance(order, (int, float)) and order <= 0:
         raise context.refuse(node, f"takes a norm of order {order} across padded rows", "Use a positive order.")
-    _masking(lambda dtype: 0)(context, node)
+    _masking(lambda dtype: 0, harmless=1)(context, node)
+
+
+def _columns(harmless: float):
+    """A rule: only over columns, where padded rows become harmless first."""
+
+    def rule(context, node: fx.Node) -> None:
+        _static_only(context, node)
+        guard_operand(context, node, 0, harmless, always=False)
+
+    return rule
 
 
 RULES = {
@@ -120,14 +135,15 @@ RULES = {
     **dict.fromkeys(("softmax", "_softmax", "logsumexp"), _softmax),
     **dict.fromkeys(("log_softmax", "_log_softmax"), _log_softmax),
     **dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm", "linalg_matrix_norm"), _norm),
-    "prod": _masking(lambda dtype: 1),
+    "prod": _masking(lambda dtype: 1, harmless=1),
     "any": _masking(lambda dtype: 0),
     "all": _masking(lambda dtype: 1),
     "mean": _replaced(_mean),
-    "var": _replaced(_var),
-    "std": _replaced(_std),
+    "var": _replaced(_deviation(joestar.masked_var.default), harmless=0),
+    "std": _replaced(_deviation(joestar.masked_std.default), harmless=0),
     **dict.fromkeys(
-        ("sort", "topk", "argsort", "median", "mode", "kthvalue", "logcumsumexp", "cumprod", "cummax", "cummin",
-         "var_mean", "std_mean", "aminmax", "nanmedian", "nanmean", "diff"), _static_only),
+        ("sort", "topk", "argsort", "median", "mode", "kthvalue", "cummax", "cummin", "aminmax", "nanmedian",
+         "nanmean", "diff"), _static_only),
+    **dict.fromkeys(("cumprod", "logcumsumexp", "var_mean", "std_mean"), _columns(1)),
 }  # fmt: skip
 """``max`` and ``min`` with a tensor as second operand are pointwise and never get here as reductions over rows."""

@@ -1,0 +1,54 @@
+"""How large padded slots can be: what is known to be small there needs no guard against overflow."""
+
+import math
+
+import torch
+from torch import Tensor, fx
+
+from joestar.lowering.rules.pointwise_ops import SINGULAR
+from joestar.lowering.sizes import padded_dims
+
+GAIN = 4.0
+"""A factor of this magnitude is no larger than what products with weights do to padded rows anyway."""
+
+_LIMITS = {
+    **dict.fromkeys(("sigmoid", "tanh", "softmax", "_softmax", "sin", "cos", "erf", "hardsigmoid", "softsign"), 1.0),
+    **dict.fromkeys(("sign", "sgn", "hardtanh", "special_expit", "special_erf", "special_ndtr", "erfc"), 2.0),
+}
+"""Ops whose results are small whatever they are given (``hardtanh``: by default)."""
+
+_KEEPING = {
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "expand_as",
+    "permute", "transpose", "t", "numpy_T", "mT", "movedim", "clone", "contiguous", "to", "_to_copy", "detach",
+    "alias", "type_as", "slice", "relu", "abs", "neg", "leaky_relu", "cat", "stack", "maximum", "minimum",
+    "double", "float", "half", "bfloat16",
+}  # fmt: skip
+"""Ops whose results are no larger than their operands."""
+
+
+def bound(context, node) -> float:
+    """An upper bound of the magnitude of a value's padded slots; infinity stands for any finite number."""
+    if not isinstance(node, fx.Node):
+        return abs(node) if isinstance(node, (int, float)) else 0.0
+    if node not in context.bounds:
+        context.bounds[node] = _bound(context, node)
+    return context.bounds[node]
+
+
+def _bound(context, node: fx.Node) -> float:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
+        return 1.0 if isinstance(value, Tensor) and value.dtype is torch.bool else math.inf
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return math.inf
+    name = node.target._schema.name.partition("::")[2]
+    if name in _LIMITS:
+        return _LIMITS[name] if name != "hardtanh" or len(node.args) == 1 else math.inf
+    if 0 in SINGULAR.get(name, ()) and bound(context, node.args[0]) <= 2:
+        return 2.0  # of the harmless value, which its operand has by now
+    if name == "where" and len(node.args) == 3:
+        return max(bound(context, arg) for arg in node.args[1:])
+    if name in _KEEPING:
+        operands = [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), Tensor)]
+        return max((bound(context, arg) for arg in operands), default=0.0)
+    return math.inf

@@ -1,0 +1,127 @@
+"""Reads at computed positions: padded entries of an index must be in range, and what they read finite."""
+
+import torch
+from torch import Tensor, fx
+
+from joestar.lowering.rules.arguments import argument
+from joestar.lowering.sizes import LOOPED, RAGGED, expression, padded_dims
+
+aten = torch.ops.aten
+
+
+
+_STRUCTURE = {
+    *LOOPED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
+    torch.ops.joestar.collective_sample.default,
+}  # fmt: skip
+
+
+def _in_range(index: fx.Node) -> bool:
+    """Whether padded entries of an index are certainly valid: ids from sampling, ends of rows of an indptr."""
+    if index.op == "placeholder":
+        return True
+    target = index.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target in RAGGED or target in _STRUCTURE:
+            return True
+        if target._schema.name in ("aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"):
+            return _in_range(index.args[0])
+        return target is aten.add.Tensor and index.args[1] == 1 and _in_range(index.args[0])
+    return index.op == "call_function" and isinstance(index.args[0], fx.Node) and _in_range(index.args[0])
+
+
+def _valid_index(context, node: fx.Node, index: fx.Node) -> fx.Node:
+    """An index whose padded entries are 0 unless they are known to be in range: ``degree - 1`` is -1 there."""
+    value = index.meta.get("val")
+    if not isinstance(value, Tensor) or value.dtype is torch.bool or not padded_dims(value) or _in_range(index):
+        return index
+    context.note("guard")
+    return context.guard(index, 0, node)
+
+
+_ANYWHERE = {
+    torch.ops.joestar.sample_eids.default, torch.ops.joestar.weighted_sample.default,
+    torch.ops.joestar.sampled_self_loops.default,
+}  # fmt: skip
+"""Ops whose padded ids are in range, but of an edge or node that need not be in the batch: it may hold anything."""
+
+
+def _reads_strangers(node: fx.Node, index: fx.Node) -> bool:
+    """Whether padded slots hold numbers that belong to no node or edge of the batch, NaN perhaps."""
+    if not node.meta["val"].dtype.is_floating_point or padded_dims(node.args[0].meta.get("val")):
+        return False
+    while index.op == "call_function" and index.target not in _ANYWHERE | RAGGED.keys():
+        if not isinstance(index.args[0], fx.Node):
+            return False
+        index = index.args[0]
+    return index.target in _ANYWHERE
+
+
+def _lookup(position: int):
+    """A rule for reads at the index ``args[position]`` (a tensor, or a list of tensors)."""
+
+    def rule(context, node: fx.Node) -> None:
+        index = node.args[position]
+        first = index[0] if isinstance(index, (list, tuple)) else index
+        if isinstance(first, fx.Node) and _reads_strangers(node, first):
+            context.guard_result(node, 0)
+        if isinstance(index, (list, tuple)):
+            index = [i if i is None else _valid_index(context, node, i) for i in index]
+        else:
+            index = _valid_index(context, node, index)
+        node.update_arg(position, index)
+
+    return rule
+
+
+def _index(context, node: fx.Node) -> None:
+    """``x[i, j]``: as other reads; an index below 0 counts from the last valid row, not from the last row."""
+    source, given = node.args[0].meta["val"], node.args[1]
+    _lookup(1)(context, node)
+    indices = list(node.args[1])
+    for dim, index in enumerate(indices):
+        size = expression(source.shape[dim])
+        if index is None or size is None or _in_range(given[dim]):
+            continue
+        count = context.entries(size, node)
+        from_end = context.call(aten.add.Tensor, index, count, like=index)
+        negative = context.call(aten.lt.Scalar, index, 0)
+        indices[dim] = context.call(aten.where.self, negative, from_end, index, like=index)
+    node.update_arg(1, indices)
+
+
+def _embedding(context, node: fx.Node) -> None:
+    if argument(node, "scale_grad_by_freq") and padded_dims(node.args[1].meta["val"]):
+        raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
+    _lookup(1)(context, node)
+
+
+def _scatter_sum(context, node: fx.Node) -> None:
+    """Additive scatters ``(self, dim, index, source)``: padded entries of the source are set to 0."""
+    source = node.args[3]
+    for dim in padded_dims(source.meta["val"]):
+        source = context.mask(source, dim, 0, node)
+    node.update_arg(3, source)
+    _lookup(2)(context, node)
+
+
+def _bounded_search(position: int):
+    """A rule for lookups of values among sorted ones, ``args[position]``, which may not be padded."""
+
+    def rule(context, node: fx.Node) -> None:
+        if padded_dims(node.args[position].meta["val"]):
+            raise context.refuse(node, "searches among padded rows", "Search among constants.")
+
+    return rule
+
+
+RULES = {
+    **dict.fromkeys(("index_select", "gather"), _lookup(2)),
+    "take_along_dim": _lookup(1),
+    **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
+    "index": _index,
+    "one_hot": _lookup(0),
+    "embedding": _embedding,
+    "bucketize": _bounded_search(1),
+    "searchsorted": _bounded_search(0),
+}

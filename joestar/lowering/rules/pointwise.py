@@ -1,0 +1,63 @@
+"""Pointwise ops: every entry on its own, so padding needs no more than to stay finite."""
+
+from torch import Tensor, fx
+
+from joestar.lowering.rules.bounds import GAIN, bound
+from joestar.lowering.rules.pointwise_ops import POINTWISE, PRODUCTS, SINGULAR
+from joestar.lowering.sizes import padded_dims
+
+_ANYWHERE = 0.5
+"""A number at which hardly any function is singular: what padded operands of an op of which nothing is known become."""
+
+
+def pointwise(context, node: fx.Node) -> None:
+    """Padded slots that the op could make infinite are made harmless: a masked infinity would still poison gradients.
+
+    The row ``0`` of ``x / x.norm()`` is the example: 0 / 0 in a padded row, times a zero gradient, is NaN.
+    """
+    name = node.target._schema.name.partition("::")[2]
+    if name in PRODUCTS or _is_square(name, node):
+        guard_product(context, node, [node.args[i] for i in PRODUCTS.get(name, (0, 0)) if i < len(node.args)])
+    elif name in SINGULAR:
+        if not _linear_power(name, node):
+            for index, value in SINGULAR[name].items():
+                guard_operand(context, node, index, value)
+    elif name not in POINTWISE:
+        for index in range(len(node.args)):
+            guard_operand(context, node, index, _ANYWHERE)
+
+
+def guard_operand(context, node: fx.Node, index: int, value, always: bool = True) -> None:
+    """Replaces the padding of an operand, if it has any, by ``value``.
+
+    Args:
+        always: also if the padded slots are known to be small.
+    """
+    operand = node.args[index] if index < len(node.args) else None
+    found = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+    if not isinstance(found, Tensor) or not any(map(context.known, padded_dims(found).values())):
+        return
+    if not always and bound(context, operand) <= GAIN:
+        return
+    node.update_arg(index, context.guard(operand, value if found.dtype.is_floating_point else int(value), node))
+    context.note("guard")
+
+
+def guard_product(context, node: fx.Node, factors: list) -> None:
+    """Sets the padding of a product to 0 if two of its factors are padded, and may be large there."""
+    large = [factor for factor in factors if _is_padded(factor) and bound(context, factor) > GAIN]
+    result = node.meta.get("val")
+    if len(large) > 1 and isinstance(result, Tensor) and result.dtype.is_floating_point:
+        context.guard_result(node, 0)
+
+
+def _is_padded(factor) -> bool:
+    return isinstance(factor, fx.Node) and bool(padded_dims(factor.meta.get("val")))
+
+
+def _is_square(name: str, node: fx.Node) -> bool:
+    return name == "pow" and node.args[1:2] == (2,)
+
+
+def _linear_power(name: str, node: fx.Node) -> bool:
+    return name in ("pow", "float_power") and isinstance(node.args[1], (int, float)) and node.args[1] in (0, 1)
