@@ -104,6 +104,7 @@ class Bench:
         import joestar
         from joestar.profile.tuner import Candidate
         from joestar.runtime.seeds import shuffled
+        from joestar.profile.sizes import step_key
         from joestar.runtime.tuning import StepTimer, Variants, untouched
 
         graph = self.graph(cell, cell.width if cell.where == "first" else 16)
@@ -114,13 +115,13 @@ class Bench:
             batch //= 4
         sampler = joestar.NeighborSampler(graph, [cell.fanout] if cell.where == "first" else [cell.fanout, 3])
         step = joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-3), backend="eager")
-        trainer = step._trainer
-        order = shuffled(graph.train_idx, trainer.key)
+        trainer = step._runner
+        order = shuffled(graph.train_idx, trainer.seed, 0)
         with recorded() as seen:
-            trainer.executor.program.trace(order[:batch], trainer.key)
+            trainer.executor.program.trace(order[:batch], step_key(trainer.seed, 0, 0, graph.device))
         program = trainer.executor.program
         sites = [site for site in program.sites if site.kind == "order"]
-        profile = trainer.executor.profile(order, batch, trainer.key)
+        profile = trainer.executor.profile(order, batch, trainer.seed, 0)
         timer = StepTimer(trainer, Variants(program), order, batch, profile, "eager", texts=False)
         candidates = {
             taken: Candidate(((sites[-1].key, taken),), trainer.executor.slack) for taken in (UPDATE, AGGREGATE)
