@@ -102,9 +102,9 @@ class Bench:
         from torch.nn import functional as F
 
         import joestar
+        from joestar.profile.sizes import step_key
         from joestar.profile.tuner import Candidate
         from joestar.runtime.seeds import shuffled
-        from joestar.profile.sizes import step_key
         from joestar.runtime.tuning import StepTimer, Variants, untouched
 
         graph = self.graph(cell, cell.width if cell.where == "first" else 16)
