@@ -6,11 +6,11 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from joestar import Checkpoints
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
+from joestar.runtime.checkpoint import Checkpoints
 
 NORMS = {"none": None, "batch": "batch_norm", "layer": "layer_norm"}
 MODELS = {"sage": gnn.GraphSAGE, "gcn": gnn.GCN, "gat": gnn.GAT, "gin": gnn.GIN}
