@@ -11,6 +11,7 @@ from joestar.ops import optimizer as kernels
 
 SUPPORTED = (Adam, AdamW, SGD)
 _FLAGS = ("fused", "foreach", "capturable")
+_NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum")
 _OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
 """Optimizers that were taken over -> flags of their groups as the user set them."""
 
@@ -43,7 +44,9 @@ class SkippableOptimizer:
         _allocate_momentum(optimizer)
         self.on_gpu = optimizer.param_groups[0]["params"][0].is_cuda and kernels.available()
         self._table: Tensor | None = None
-        self._rows: list[list[float]] = []
+        self._settings: list[tuple] = []
+        self._formula: tuple | None = None
+        self._held: list[tuple] = []
         optimizer._step_supports_amp_scaling = True
         optimizer._need_device_dtype_check_for_fused = False
 
@@ -51,22 +54,25 @@ class SkippableOptimizer:
         """Takes over hyperparameters that were assigned; on a GPU also allocates what is missing of the state."""
         if not self.on_gpu:
             return
-        kernels.allocate(self.optimizer)
         groups = self.optimizer.param_groups
-        rows = [kernels.hyperparameters(self.optimizer, group) for group in groups]
-        if self._table is None or len(rows) != len(self._rows):
+        settings = [tuple(group.get(name) for name in _NUMBERS) for group in groups]
+        if self._table is None or len(groups) != len(self._table):
             device = groups[0]["params"][0].device
-            self._table = torch.zeros(len(rows), kernels.COLUMNS, dtype=torch.float64, device=device)
-            self._rows = []
-        if rows != self._rows:
+            self._table = torch.zeros(len(groups), kernels.COLUMNS, dtype=torch.float64, device=device)
+            self._settings = []
+        tensors = any(isinstance(value, Tensor) for row in settings for value in row)
+        if tensors or settings != self._settings:
+            rows = [kernels.hyperparameters(self.optimizer, group) for group in groups]
             self._table.copy_(torch.tensor(rows, dtype=torch.float64, device="cpu"))
-            self._rows = rows
-        for row, group in enumerate(groups):
-            if isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
-                self._table[row, 0].copy_(group["lr"])
+            self._settings = settings
+            for row, group in enumerate(groups):
+                if isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
+                    self._table[row, 0].copy_(group["lr"])
+        if not self.holds():
+            kernels.allocate(self.optimizer)
 
-    def fingerprint(self) -> tuple:
-        """What a captured step holds on to: formulas, and addresses of parameters and state.
+    def hold(self) -> None:
+        """Notes what a captured step holds on to: formulas, and addresses of parameters and state.
 
         Raises:
             OptimizerError: if the optimizer has hooks on its step, which no captured step can call.
@@ -77,11 +83,30 @@ class SkippableOptimizer:
                 "the optimizer has hooks on step(), which is part of a CUDA graph here and calls no Python. Do their "
                 "work in the loop over step.epoch(...), or compile with cuda_graph=False."
             )
-        addresses = [self._table.data_ptr() if self._table is not None else 0]
+        self._formula = self._table, kernels.structure(optimizer), [id(p) for p in self.parameters()]
+        self._held = []
         for parameter in self.parameters():
-            addresses.append(parameter.data_ptr())
-            addresses += [v.data_ptr() for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
-        return kernels.structure(optimizer), tuple(addresses)
+            state = optimizer.state.get(parameter)
+            self._held.append((state, None, parameter, parameter.data_ptr()))
+            self._held += [(state, n, v, v.data_ptr()) for n, v in (state or {}).items() if isinstance(v, Tensor)]
+
+    def holds(self) -> bool:
+        """Whether a step that was captured when ``hold`` was called is still up to date; looked at in every step."""
+        optimizer = self.optimizer
+        if self._formula is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
+        table, structure, parameters = self._formula
+        if table is not self._table or structure != kernels.structure(optimizer):
+            return False
+        if parameters != [id(p) for group in optimizer.param_groups for p in group["params"]]:
+            return False
+        states = optimizer.state
+        for state, name, tensor, address in self._held:
+            if (states.get(tensor) if name is None else state.get(name)) is not (state if name is None else tensor):
+                return False
+            if tensor.data_ptr() != address:
+                return False
+        return True
 
     def reset(self) -> None:
         """Forgets moments and momentum, as if the optimizer were new."""

@@ -191,9 +191,10 @@ class StepRunner:
         program, state = self.executor.program, self.state
         self.optimizer.refresh()
         wanted = (program, program.compiles, state.version)
-        if self.graph is not None and self._captured == (*wanted, self.optimizer.fingerprint()):
+        if self.graph is not None and self._captured == wanted and self.optimizer.holds():
             return
         self.drop_graph()
+        self.optimizer.hold()
         self._mailbox = Mailbox(state.device, len(program.padded.checked))
 
         def step() -> None:
@@ -207,7 +208,7 @@ class StepRunner:
         program.note_overlap(self.graph.overlapped)
         self.counters.add_time("capture", self.graph.seconds)
         self.counters.captures += 1
-        self._captured = (*wanted, self.optimizer.fingerprint())
+        self._captured = wanted
 
     @contextlib.contextmanager
     def _raised_flag(self) -> Iterator[None]:

@@ -1,0 +1,76 @@
+"""What a captured step holds on to of an optimizer, and when it is out of date; with kernels that run nowhere here."""
+
+import pytest
+import torch
+
+from joestar.errors import OptimizerError
+from joestar.ops import optimizer as kernels
+from joestar.runtime.optimizer import SkippableOptimizer
+
+
+def captured(kind=torch.optim.Adam, **options):
+    """An optimizer as on a GPU, after a capture."""
+    model = torch.nn.Linear(3, 2)
+    own = kind(model.parameters(), 0.1, **options)
+    wrapped = SkippableOptimizer(own, model)
+    wrapped.on_gpu = True
+    wrapped.refresh()
+    wrapped.hold()
+    return model, own, wrapped
+
+
+def changed_moments(model, own):
+    own.state[model.weight]["exp_avg"] = torch.zeros(2, 3)
+
+
+CHANGES = {
+    "nothing": (lambda model, own: None, True),
+    "values": (lambda model, own: own.state[model.weight]["exp_avg"].add_(1), True),
+    "learning rate": (lambda model, own: own.param_groups[0].update(lr=0.5, weight_decay=0.1, betas=(0.5, 0.6)), True),
+    "parameters": (lambda model, own: model.load_state_dict(torch.nn.Linear(3, 2).state_dict()), True),
+    "loaded": (lambda model, own: own.load_state_dict(torch.optim.Adam(model.parameters()).state_dict()), False),
+    "cleared": (lambda model, own: own.state.clear(), False),
+    "moments": (changed_moments, False),
+    "storage": (lambda model, own: setattr(model.weight, "data", torch.zeros(2, 3)), False),
+    "formula": (lambda model, own: own.param_groups[0].update(amsgrad=True), False),
+    "group": (lambda model, own: own.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]}), False),
+    "hook": (lambda model, own: own.register_step_post_hook(lambda *_: None), False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_what_a_captured_step_holds_on_to(change):
+    model, own, wrapped = captured()
+    apply, up_to_date = change
+    apply(model, own)
+    wrapped.refresh()
+    assert wrapped.holds() is up_to_date
+
+
+def test_hyperparameters_go_to_the_table():
+    _, own, wrapped = captured(torch.optim.AdamW, weight_decay=0.3)
+    table = wrapped._table.clone()
+    assert table[0, :5].tolist() == pytest.approx([0.1, 0.3, 1e-8, 0.9, 0.999])
+    own.param_groups[0].update(lr=torch.tensor(0.25), betas=(0.5, 0.75))
+    wrapped.refresh()
+    assert wrapped._table[0].tolist() == pytest.approx(kernels.hyperparameters(own, own.param_groups[0]))
+    assert wrapped._table[0, 0] == 0.25 and wrapped._table[0, 5:7].tolist() == [0.5, 0.25] and wrapped.holds()
+    own.param_groups[0]["lr"].fill_(0.125)  # as schedulers do
+    wrapped.refresh()
+    assert wrapped._table[0, 0] == 0.125
+
+
+def test_state_that_is_missing_is_allocated_and_counts_go_to_the_device():
+    model, own, wrapped = captured()
+    own.state.clear()
+    own.state[model.bias]["step"] = 3.0
+    wrapped.refresh()
+    assert own.state[model.bias]["step"].item() == 3 and own.state[model.weight]["exp_avg"].shape == (2, 3)
+    assert not wrapped.holds()
+
+
+def test_hooks_are_refused_at_the_next_capture():
+    _, own, wrapped = captured()
+    own.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(OptimizerError, match=r"hooks on step\(\).*cuda_graph=False"):
+        wrapped.hold()
