@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_launch import cdiv, on_device
 
 BLOCK = 1024
 TOGETHER = 24
@@ -56,6 +56,7 @@ def _adam(
             tl.store(squares[i] + at, square, valid)
 
 
+@on_device
 def adam(
     params: list[Tensor], grads: list[Tensor], averages: list[Tensor], squares: list[Tensor], steps: list[Tensor],
     lr: Tensor, ok: Tensor, *, betas: tuple[float, float], eps: float, weight_decay: float, decoupled: bool,

@@ -53,6 +53,7 @@ _LAYOUTS = ((torch.int32, 24, 2**7 - 1), (torch.int64, 32, 2**30))
 """(dtype, bits of a position, stamps), the largest stamp being free: an entry of all ones loses to every claim."""
 
 
+@torch.inference_mode(False)  # the table outlives the call
 def claims(device: torch.device, num_nodes: int, size: int) -> Claims:
     """The table of a device for positions below ``size``, all ones where nobody has claimed."""
     dtype, bits, period = next(layout for layout in _LAYOUTS if size <= 2 ** layout[1])

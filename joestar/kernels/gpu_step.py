@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.gpu_launch import on_device
+
 
 @triton.jit
 def _take_batch(order, num_seeds, key, batch, size, capacity, seeds, count, BLOCK: tl.constexpr):
@@ -17,6 +19,7 @@ def _take_batch(order, num_seeds, key, batch, size, capacity, seeds, count, BLOC
         tl.store(count, valid)
 
 
+@on_device
 def take_batch(order: Tensor, num_seeds: Tensor, key: Tensor, batch: int, size: int) -> tuple[Tensor, Tensor]:
     """Batch ``key[2]`` of the seeds: (seeds ``[size]``, their true number); see ``joestar.ops.reference``."""
     seeds = order.new_empty(size)
@@ -40,6 +43,7 @@ def _finish_step(key, flag, losses, history, progress, offset, loss, ok, counts,
     tl.store(progress + 1, after)
 
 
+@on_device
 def finish_step(
     key: Tensor, flag: Tensor, losses: Tensor, history: Tensor, progress: Tensor, offset: Tensor, loss: Tensor,
     ok: Tensor, counts: Tensor,
@@ -63,6 +67,7 @@ def _overflow(counts, flag, out, ok, BOUNDS: tl.constexpr, COUNT: tl.constexpr):
     tl.store(ok, fine.to(tl.int8))
 
 
+@on_device
 def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
     """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound."""
     out = torch.empty(len(counts), dtype=torch.int64, device=flag.device)

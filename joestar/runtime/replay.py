@@ -23,6 +23,7 @@ class ReplayedProgram:
         program: compiled, of kind ``logits`` (with gradients) or ``predict``.
     """
 
+    @torch.inference_mode(False)  # the buffers are written outside of it, too
     def __init__(self, program: Program):
         device = program.graph.device
         self.program = program
@@ -33,8 +34,14 @@ class ReplayedProgram:
         self.count = torch.ones((), dtype=torch.int64, device=device)
         self.key = torch.zeros(3, dtype=torch.int64, device=device)
         self.flag = torch.ones((), dtype=torch.bool, device=device)  # while it is set, no buffer changes
-        with forking(capture_stream(device)) as overlapped:
-            self._capture(device)
+        self.forward_graph = self.backward_graph = None
+        self.grads: tuple | list = []
+        try:
+            with forking(capture_stream(device)) as overlapped:
+                self._capture(device)
+        except BaseException:  # out of memory, or interrupted
+            self.free()
+            raise
         program.note_overlap(overlapped)
         self.flag.fill_(False)
 
@@ -90,9 +97,9 @@ class ReplayedProgram:
         """Gives the graphs' memory back; their forward calls can no longer be differentiated."""
         self.generation += 1
         self.grads = []
-        self.forward_graph.reset()
-        if self.differentiable:
-            self.backward_graph.reset()
+        for graph in (self.forward_graph, self.backward_graph):
+            if graph is not None:
+                graph.reset()
         torch.cuda.empty_cache()
 
 

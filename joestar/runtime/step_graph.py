@@ -46,6 +46,15 @@ class StepGraph:
 
     def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
         start = time.perf_counter()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        try:
+            self._capture(step, device, memory)
+        except BaseException:  # out of memory, or interrupted
+            self.free()
+            raise
+        self.seconds = time.perf_counter() - start
+
+    def _capture(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None") -> None:
         stream = capture_stream(device)
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -58,7 +67,6 @@ class StepGraph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking(stream):
             step()
-        self.seconds = time.perf_counter() - start
 
     def replay(self) -> None:
         """Launches the step."""
@@ -66,5 +74,6 @@ class StepGraph:
 
     def free(self) -> None:
         """Gives the graph's memory back."""
-        self.graph.reset()
+        if self.graph is not None:
+            self.graph.reset()
         torch.cuda.empty_cache()
