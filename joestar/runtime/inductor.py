@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from joestar.fusion import overlap
 from joestar.ops.digest import source_digest
 from joestar.ops.library import decompositions
+from joestar.runtime.locks import TRACING
 from joestar.runtime.recompute import RecomputeMasks
 
 
@@ -29,10 +30,8 @@ def compile_graph(padded: fx.GraphModule, example: list, device: torch.device, d
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
     with torch.compiler.config.patch(tag):
-        return compile_fx(
-            gm, _faked(example), torch.compiler.config.patch(tag)(compile_fx_inner), settings(device, disabled),
-            Decompositions(device),
-        )  # fmt: skip
+        inner = TRACING(torch.compiler.config.patch(tag)(compile_fx_inner))
+        return compile_fx(gm, _faked(example), inner, settings(device, disabled), Decompositions(device))
 
 
 class Decompositions(dict):

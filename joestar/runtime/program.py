@@ -22,6 +22,7 @@ from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import verify_capture
 from joestar.profile.sizes import measure
 from joestar.runtime.inductor import compile_graph
+from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
 
 
@@ -101,6 +102,7 @@ class Program:
         self.captured = self.run = self.padded = None
         return True
 
+    @TRACING
     @torch.inference_mode(False)  # hoisted values are written again outside of it
     def trace(self, seeds: Tensor, key: Tensor) -> None:
         """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch.
@@ -242,6 +244,7 @@ class Program:
             outputs = self.captured.gm(*self._bind(self.captured.roles, seeds=seeds, key=key, sizes=sizes))
         return list(outputs), sizes
 
+    @TRACING
     @torch.inference_mode(False)
     def compile(self, bounds: list[int], batch: int) -> None:
         """Bakes the bounds in and compiles; replaces an earlier compilation, which stays if this one fails."""
