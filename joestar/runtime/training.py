@@ -127,7 +127,7 @@ class Trainer:
         if self.executor.execution == "exact":
             self._exact(run)
         elif self.cuda_graph:
-            if self.optimizer.refresh():
+            if self.optimizer.refresh() or self.graph is None:
                 self._prepare_graph(run)
             self.graph.replay()
         else:
@@ -172,9 +172,11 @@ class Trainer:
 
         raised = self.flag.clone()
         self.flag.fill_(True)  # nothing that the warm-up does may last
-        self.graph = StepGraph(step, self.executor.device, self.memory)
+        try:
+            self.graph = StepGraph(step, self.executor.device, self.memory)
+        finally:  # out of memory, or interrupted: the next use captures again
+            self.flag.copy_(raised)
         self.executor.program.note_overlap(self.graph.overlapped)
-        self.flag.copy_(raised)
         self._flag_seen[:] = 0
         self.counters.seconds.clear()
         self.counters.seconds.update(seconds)
