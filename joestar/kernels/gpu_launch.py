@@ -21,10 +21,21 @@ ID_DTYPES = (torch.int32, torch.int64)
 
 def op(function):
     """Makes tensor arguments contiguous, those in lists too, and launches on their device."""
+    switched = on_device(function)
 
     @functools.wraps(function)
     def run(*args, **kwargs):
-        args = [_contiguous(a) for a in args]
+        return switched(*map(_contiguous, args), **kwargs)
+
+    run.switches_device = True
+    return run
+
+
+def on_device(function):
+    """Launches on the device of the first tensor among the arguments, whatever the current device is."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
         device = next(
             a.device for arg in args for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, Tensor)
         )
@@ -33,6 +44,7 @@ def op(function):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
+    run.switches_device = True
     return run
 
 
