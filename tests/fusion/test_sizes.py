@@ -1,4 +1,4 @@
-"""Sizes that are plain integers: full-graph work inside a program, one-row operands, broadcasting, constant destinations.
+"""Sizes that are plain integers: full graphs inside a program, one-row operands, broadcasting, constant destinations.
 
 Every pass compares sizes to find out whether rows are those of the same nodes. In a block all sizes are symbols; of a
 full graph they are integers, of which two may be equal by accident, or differ where symbols never would.
