@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from joestar.lowering.functional import is_in_place
+from joestar.lowering.functional import is_in_place, root
 
 PATTERN = "hoist"
 WATCHED_BYTES = 2**20
@@ -87,7 +87,7 @@ def run(gm: fx.GraphModule, context) -> int:
 
 def _constants(gm: fx.GraphModule, context) -> set[fx.Node]:
     """Nodes that have the same value in every step."""
-    written = {node.args[0] for node in gm.graph.nodes if is_in_place(node)}
+    written = {root(node.args[0]) for node in gm.graph.nodes if is_in_place(node)}
     for node in gm.graph.nodes:
         if node.target is _ATEN.batch_norm.default:
             written.update(arg for arg in node.args[3:5] if isinstance(arg, fx.Node))
@@ -102,7 +102,12 @@ def _constants(gm: fx.GraphModule, context) -> set[fx.Node]:
 
 
 def _fixed(tensor, changing: frozenset[int]) -> bool:
-    return isinstance(tensor, Tensor) and not tensor.requires_grad and tensor.data_ptr() not in changing
+    return isinstance(tensor, Tensor) and not tensor.requires_grad and memory(tensor) not in changing
+
+
+def memory(tensor: Tensor) -> int:
+    """Address of the memory that a tensor, or a part of it, is in."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _pure(node: fx.Node) -> bool:

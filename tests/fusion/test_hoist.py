@@ -138,6 +138,23 @@ def test_contents_on_another_device_are_not_read():
     assert hoist._checksum(torch.empty(5, device="meta")) == 0
 
 
+def test_parts_of_what_steps_write_are_not_hoisted():
+    """Features that are a part of a parameter's memory, and a buffer that is written through a view."""
+    table = torch.rand(50, NUM_FEATURES, dtype=torch.float64)
+    parameter = nn.Parameter(table)
+    graph = small_graph()
+    graph.ndata["part"] = parameter.detach()[2:]
+
+    def f(m, blocks, x):
+        scale = blocks[0].graph.ndata["part"].square()
+        return mean(blocks[0], x) + m.table.mean(0) + torch.index_select(scale, 0, blocks[0].dsts)
+
+    model = Model(f)
+    model.table = parameter
+    case = captured(model, fanouts=(3,), disable=ON, graph=graph)
+    assert not hoisted(case)
+
+
 def test_written_in_place_between_epochs():
     """Features written with copy_ are read anew, hoisted values included."""
     torch.manual_seed(0)
