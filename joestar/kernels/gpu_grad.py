@@ -200,7 +200,7 @@ def spmm_extremum_grad(
 @triton.jit
 def _scatter_edges(indptr, indices, e, out, n, num_edges, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """``out[indices[i]] += e[i]`` over the valid edges."""
-    i = tile_rows(ROWS).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # edges: more than 32 bits hold
     valid = (i < num_edges) & (i < tl.load(indptr + n))
     column = tile_columns(tl.program_id(1), BLOCK)
     source = tl.load(indices + i, valid, 0).to(tl.int64)

@@ -17,6 +17,8 @@ MAX_SUMS = 2048
 """Most block sums that every program of the next kernel adds up by itself."""
 
 ID_DTYPES = (torch.int32, torch.int64)
+MOST_ROWS = 2**31 - 2**16
+"""A kernel's tile of rows ends behind the last one."""
 
 
 def op(function):
@@ -68,6 +70,12 @@ def check_offsets(indptr: Tensor) -> None:
     """Raises ``ValueError`` unless ``indptr`` is int64 ``[rows + 1]``."""
     right = indptr.dtype == torch.int64 and indptr.dim() == 1 and indptr.numel() > 0
     require(right, "indptr int64 [rows + 1]", _shape(indptr))
+    check_rows(indptr.numel() - 1)
+
+
+def check_rows(rows: int) -> None:
+    """Raises ``ValueError`` for more rows than kernels count in 32 bits, the last tile included. Edges have 64."""
+    require(rows <= MOST_ROWS, f"at most {MOST_ROWS} rows", f"{rows}; work on parts of them")
 
 
 def check_ids(*ids: Tensor) -> None:

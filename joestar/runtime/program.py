@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
-from joestar.fusion.hoist import Hoisted
+from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.lowering import fakes
 from joestar.lowering.capture import Captured, capture
@@ -205,7 +205,7 @@ class Program:
 
     def _addresses(self) -> frozenset[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())
-        return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+        return frozenset(memory(tensor) for tensor in tensors if tensor.numel())
 
     @torch.inference_mode(False)
     def refresh(self) -> None:
