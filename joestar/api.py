@@ -18,6 +18,7 @@ from joestar.profile.view import explain
 from joestar.runtime.executor import Executor
 from joestar.runtime.fit import History, fit, score
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.inference import Inference
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.prediction import logits, predict
 from joestar.runtime.program import Options, Program
@@ -188,6 +189,7 @@ class Step:
         self._epochs = 0
         self._calls = 0
         self._active: Iterator | None = None
+        self._inference: Inference | None = None
 
     def _executor(self, kind: str) -> Executor:
         if kind not in self._executors:
@@ -286,20 +288,35 @@ class Step:
 
     # --- inference ---
 
-    def predict(self, idx: Tensor, batch_size: int | None = None) -> Tensor:
-        """Logits ``[len(idx), C]`` in evaluation mode, rows in the order of ``idx``, sampled like training batches."""
+    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False) -> Tensor:
+        """Logits ``[len(idx), C]`` in evaluation mode, rows in the order of ``idx``, sampled like training batches.
+
+        ``full``: exact ones, from all neighbours, as ``joestar.inference`` gives them for a model with as many layers
+        as the sampler makes blocks; ``batch_size`` are then the nodes of a range.
+        """
         seeds = check_seeds(idx, self.graph, "idx")
         self._check()
         self._finish_active()
+        if full:
+            return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
         executor = self._executor("predict")
         known = max((e.program.batch for e in self._executors.values()), default=0)
         batch = check_batch_size(batch_size) if batch_size is not None else known or 1024
         return predict(executor, seeds, batch, self.seed)
 
-    def evaluate(self, idx: Tensor, batch_size: int | None = None) -> dict[str, float]:
-        """Score of the predictions for ``idx``: ``{"accuracy": ...}``, or ``{"f1_micro": ...}`` for multi-label."""
+    def _exact_inference(self, seeds: Tensor) -> Inference:
+        if self._inference is None:
+            layers = len(self.sampler.sample(self.graph.keyed(self.seed), seeds[:1]))
+            self._inference = Inference(self.model, self.graph, layers, self._options.autocast)
+        return self._inference
+
+    def evaluate(self, idx: Tensor, batch_size: int | None = None, full: bool = False) -> dict[str, float]:
+        """Score of the predictions for ``idx``: ``{"accuracy": ...}``, or ``{"f1_micro": ...}`` for multi-label.
+
+        ``full``: of exact predictions, from all neighbours; see ``predict``.
+        """
         labels = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)
-        return score(self.predict(idx, batch_size), labels[idx])
+        return score(self.predict(idx, batch_size, full), labels[idx])
 
     # --- explanation ---
 

@@ -1,4 +1,4 @@
-"""Stages of a plan carried out: range after range of nodes with their in-edges, nothing stored per edge beyond a range."""
+"""A plan carried out, range after range of nodes with their in-edges; nothing is stored per edge beyond a range."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError
-from joestar.kernels.edge_program import LEAVES, EdgeProgram
+from joestar.fusion.edge_region import leaves_of
 from joestar.profile.numbers import human_bytes
 from joestar.runtime.rows import ALL, ROW, in_order
 from joestar.runtime.stages import Plan, Stage
@@ -241,11 +241,9 @@ class _Range:
     def edge_map(self, value: Value) -> Tensor:
         """Messages of the range's edges."""
         _, indices, leaves, program, reduce = value.args
-        found, position = [], 0
-        for kind in EdgeProgram.parse(program).leaves:
-            first, *rest = leaves[position : position + LEAVES[kind]]
+        found = []
+        for kind, (first, *rest) in leaves_of(program, leaves):
             found += [self.all(first) if kind in ("src", "vector") else self.rows(first), *map(self.all, rest)]
-            position += LEAVES[kind]
         return value.target(self.indptr(value), self.rows(indices), found, program, reduce)
 
 

@@ -357,10 +357,8 @@ def _slice(builder: _Builder, node: fx.Node, args):
 def _where(builder: _Builder, node: fx.Node, args):
     """``where(a == b, b, a)`` of ids is ``a``: a block of all nodes has the graph's self-loops."""
     test, one, other = args
-    if test.target is _ATEN.eq.Tensor and not one.meta.dtype.is_floating_point and one.meta.dtype == other.meta.dtype:
-        if set(map(id, test.args)) == {id(one), id(other)}:
-            return other
-    return None
+    compared = test.target is _ATEN.eq.Tensor and set(map(id, test.args)) == {id(one), id(other)}
+    return other if compared and not one.meta.dtype.is_floating_point and one.meta.dtype == other.meta.dtype else None
 
 
 def _add_self_loops(builder: _Builder, node: fx.Node, args):
