@@ -72,20 +72,28 @@ class Runner:
         """Ends of the ranges: each within the working memory, and of ``rows`` nodes at most."""
         total = self.plan.values.num_nodes
         limit = min(self.working, self.budget - self._live(stage))
-        cost = torch.arange(total + 1, dtype=torch.int64) * stage.node_bytes
-        for space, size in stage.edge_bytes.items():
-            cost += self.stored[space.indptr].cpu() * size
-        bounds = [0]
         most = total if self.rows is None else self.rows
+        if not any(stage.edge_bytes.values()):
+            step = max(1, min(most, limit // stage.node_bytes))
+            return [*range(0, total, step), total]
+        cost = self._cost(stage, total)
+        bounds = [0]
         while bounds[-1] < total:
             start = bounds[-1]
-            end = int(torch.searchsorted(cost, cost[start] + limit, right=True)) - 1
-            end = min(end, start + most)
+            end = min(int(torch.searchsorted(cost, cost[start] + limit, right=True)) - 1, start + most)
             if end <= start:  # one node is more than the working memory: it may take what there is
                 end = start + 1
                 self._check_node(start, int(cost[end] - cost[start]), stage, number)
             bounds.append(end)
         return bounds
+
+    def _cost(self, stage: Stage, total: int) -> Tensor:
+        """Bytes of the nodes before each and of their in-edges, int64 ``[num_nodes + 1]``."""
+        cost = torch.arange(total + 1, device=self.stored[next(iter(stage.edge_bytes)).indptr].device)
+        cost *= stage.node_bytes
+        for space, size in stage.edge_bytes.items():
+            cost.add_(self.stored[space.indptr], alpha=size)
+        return cost
 
     def _check_node(self, node: int, needed: int, stage: Stage, number: int) -> None:
         left = self.budget - self._live(stage)

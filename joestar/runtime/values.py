@@ -180,6 +180,7 @@ class _Builder:
         key = (as_rows, id(table), id(space))
         if key not in self.calls:
             value = Value(as_rows, (table,), meta=table.meta, space=space, node=self.node)
+            value.num_rows = self._number(table.meta.shape[0])
             self.order.append(value)
             self.calls[key] = value
         return self.calls[key]
@@ -239,7 +240,7 @@ class _Builder:
             value.nodes, value.edges = self.nodes, self._edges_of(args[0])
         if target in (_JOESTAR.edge_dst.default, _JOESTAR.edge_softmax.default, _JOESTAR.sddmm.default):
             value.space = value.edges
-        if value.target is not operator.getitem and not is_view(target):
+        if value.target is not operator.getitem and (not is_view(target) or target._schema.name in _MAYBE_COPIES):
             value.nbytes = sum(map(self._nbytes, meta if isinstance(meta, (list, tuple)) else [meta]))
         value.num_rows = self._number(meta.shape[0]) if isinstance(meta, Tensor) and meta.dim() else 0
         self.order.append(value)
@@ -280,6 +281,9 @@ class _Builder:
             raise _AmbiguousEdgesError(size)
         self.spaces.setdefault(size, Space(indptr))
         return indptr, indices
+
+
+_MAYBE_COPIES = {"aten::to", "aten::contiguous", "aten::reshape"}
 
 
 def _frozen(argument):

@@ -12,6 +12,8 @@ import joestar
 from joestar import fn
 from joestar.bench.user_models import FOLDER, MODELS, example
 from joestar.errors import CaptureError, ConfigError, GraphError, SeedError
+from joestar.fusion import run_passes
+from joestar.runtime import inference as inference_module
 from joestar.runtime.inference import Inference
 
 NODES, WIDTH, CLASSES = 61, 6, 4
@@ -219,6 +221,20 @@ class Ids(Base):
 @pytest.mark.parametrize("model", [Residuals, Messages, AcrossNodes, Ids])
 def test_any_program(graph, model):
     check(model(), graph)
+
+
+@pytest.mark.parametrize("name", ["edge_features", "gatv2"])
+def test_messages_in_one_pass(name, monkeypatch):
+    """As on a GPU, where messages are computed where they are added up."""
+    monkeypatch.setattr(inference_module, "run_passes", lambda *a, **kw: run_passes(*a, **kw | {"device": "cuda"}))
+    graph, module = nasty_graph(), example(FOLDER, name)
+    options = module.prepare(graph) if hasattr(module, "prepare") else {}
+    for key, value in graph.edata.items():
+        graph.edata[key] = value.double()
+    torch.manual_seed(0)
+    found = check(module.Net(WIDTH, 8, 2, CLASSES, 0.5, **options).double(), graph)
+    fused = [value for value in found.plan.order if value.target is torch.ops.joestar.edge_map.default]
+    assert fused and all(found.plan.access[value].segments for value in fused)
 
 
 @pytest.mark.parametrize(("name", "edges"), [("GCN", []), ("GAT", [(0, 1)])])
