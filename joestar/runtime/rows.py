@@ -63,7 +63,7 @@ class Access:
 def access(value) -> Access | None:
     """How a ``Value`` that has rows may be computed for some of them; ``None``: only for all at once."""
     if value.target is operator.getitem:
-        return Access([(value.args[0], ROW)])
+        return Access([(value.args[0], ROW)]) if value.args[0].space is value.space else None
     if value.target in _SEGMENTS:
         return _segments(value)
     if not isinstance(value.target, torch._ops.OpOverload) or value.target.namespace not in ("aten", "joestar"):

@@ -218,7 +218,28 @@ class Ids(Base):
         return self.last(two.pull(fn.copy_u(self.second(h + back)), "mean"))
 
 
-@pytest.mark.parametrize("model", [Residuals, Messages, AcrossNodes, Ids])
+class Among(Base):
+    """Attention among the parts of each row, a recurrence over them, rows in more dimensions than two."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(4, 4, batch_first=True, dropout=0.0).double()
+
+    def forward(self, blocks, x):
+        h = self.first(x).unflatten(1, (2, 4))
+        for block in blocks:
+            h = block.pull(fn.copy_u(h), "mean") + h[: block.num_dst]
+            h = F.scaled_dot_product_attention(h, h, h)
+            h = self.cell(h)[0].transpose(1, 2).reshape(-1, 2, 4).softmax(1)
+            h = (
+                torch.stack([h, h.flip(2)]).amax(0)
+                + torch.einsum("nhd,hd->nh", h, self.second.weight[:2, :4])[..., None]
+            )
+        h = h.flatten(1)
+        return self.last(h)[:, [2, 0, 1, 3]].sort(dim=1).values - self.last(h).topk(2, dim=1)[0].sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("model", [Residuals, Messages, AcrossNodes, Ids, Among])
 def test_any_program(graph, model):
     check(model(), graph)
 
@@ -272,6 +293,15 @@ def test_flags_and_random_generators_stay(graph):
     assert [module.training for module in net.modules()] == flags
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
     assert torch.is_grad_enabled()
+
+
+def test_a_result_is_a_tensor_of_its_own(graph):
+    class Nothing(nn.Module):
+        def forward(self, blocks, x):
+            return x[: blocks[-1].num_dst].to(torch.float64)
+
+    found = joestar.inference(Nothing(), graph, layers=1)
+    assert torch.equal(found, graph.ndata["x"]) and found.data_ptr() != graph.ndata["x"].data_ptr()
 
 
 def test_parameters_may_change_in_between(graph):
