@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.emit import emit, tensor
-from joestar.kernels.edge_program import WIDEST_NARROW, EdgeProgram
+from joestar.kernels.edge_program import LEAVES, WIDEST_NARROW, EdgeProgram
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import expression, same_shape, same_size
 
@@ -356,3 +356,12 @@ def _narrow(region: Region, node: fx.Node, context) -> tuple | None:
     if any(not _same_dtype(part, node) for part in parts) or weight.meta["val"].shape[1] > WIDEST_NARROW:
         return None
     return None if context.depends_on_grad(source) else (data, weight, bias)
+
+
+def leaves_of(program: str, operands: list) -> list[tuple[str, list]]:
+    """(kind, its operands) of every leaf of a program, whose text and operands ``edge_map`` has."""
+    found, position = [], 0
+    for kind in EdgeProgram.parse(program).leaves:
+        found.append((kind, operands[position : position + LEAVES[kind]]))
+        position += LEAVES[kind]
+    return found

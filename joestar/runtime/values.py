@@ -14,9 +14,10 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from joestar.errors import CaptureError
+from joestar.errors import CaptureError, PaddingError
 from joestar.graph_api import Graph
 from joestar.lowering.capture import Captured
+from joestar.lowering.dropout import refuse_random
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 from joestar.runtime.rows import is_view, tensors_of
@@ -120,8 +121,7 @@ class _Builder:
         gm = self.captured.gm
         self.indptr, self.indices = self._const(self.graph.indptr), self._const(self.graph.indices)
         self.spaces[_EDGES] = Space(self.indptr)
-        device, ids = self.graph.device, self.graph.indices.dtype
-        self.node_ids = self._given(torch.arange(self.graph.num_nodes, dtype=ids, device=device), self.nodes)
+        self.node_ids = self._ids(self.graph.num_nodes, self.graph.indices.dtype, self.nodes)
         self.edge_sources = self._rows(self.indices, self.spaces[_EDGES])
         placeholders = gm.graph.find_nodes(op="placeholder")
         for node, role in zip(placeholders, self.captured.roles, strict=True):
@@ -172,14 +172,20 @@ class _Builder:
             self.order.append(value)
         return self.consts[id(tensor)]
 
-    def _given(self, tensor: Tensor, space: Space) -> Value:
-        return self._rows(self._const(tensor), space)
+    def _ids(self, count: int, dtype: torch.dtype, space: Space) -> Value:
+        """0, 1, 2, ...: made only if something reads more than its order."""
+        options, meta = {"dtype": dtype, "device": self.graph.device}, torch.empty(count, dtype=dtype, device="meta")
+        value = Value(_ATEN.arange.default, (count,), options, meta, space, node=self.node, num_rows=count)
+        value.nbytes = count * dtype.itemsize
+        self.order.append(value)
+        return value
 
     def _rows(self, table: Value, space: Space) -> Value:
         """A tensor that has a row per node or edge as rows of the space."""
         key = (as_rows, id(table), id(space))
         if key not in self.calls:
             value = Value(as_rows, (table,), meta=table.meta, space=space, node=self.node)
+            value.num_rows = self._number(table.meta.shape[0])
             self.order.append(value)
             self.calls[key] = value
         return self.calls[key]
@@ -239,7 +245,7 @@ class _Builder:
             value.nodes, value.edges = self.nodes, self._edges_of(args[0])
         if target in (_JOESTAR.edge_dst.default, _JOESTAR.edge_softmax.default, _JOESTAR.sddmm.default):
             value.space = value.edges
-        if value.target is not operator.getitem and not is_view(target):
+        if value.target is not operator.getitem and (not is_view(target) or target._schema.name in _MAYBE_COPIES):
             value.nbytes = sum(map(self._nbytes, meta if isinstance(meta, (list, tuple)) else [meta]))
         value.num_rows = self._number(meta.shape[0]) if isinstance(meta, Tensor) and meta.dim() else 0
         self.order.append(value)
@@ -262,7 +268,7 @@ class _Builder:
                 f"{node.target} at {node_line(node)} writes to a buffer in evaluation mode: inference changes nothing. "
                 "Do it while training only (if self.training: ...)."
             )
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
+        if _is_random(node):
             raise CaptureError(
                 f"{node.target} at {node_line(node)} is random in evaluation mode, and exact inference is not. Hand "
                 "training=self.training to F.dropout, or use torch.nn.Dropout."
@@ -282,12 +288,23 @@ class _Builder:
         return indptr, indices
 
 
+def _is_random(node: fx.Node) -> bool:
+    try:
+        refuse_random(node)
+    except PaddingError:
+        return True
+    return False
+
+
+_MAYBE_COPIES = {"aten::to", "aten::contiguous", "aten::reshape"}
+
+
 def _frozen(argument):
     if isinstance(argument, Value):
         return ("value", id(argument))
     if isinstance(argument, (list, tuple)):
         return tuple(map(_frozen, argument))
-    return (type(argument), argument)
+    return (type(argument), repr(argument) if isinstance(argument, float) else argument)
 
 
 _OF_OFFSETS = {
@@ -324,8 +341,7 @@ def _expect(builder: _Builder, node: fx.Node, holds: bool) -> None:
 def _sample_eids(builder: _Builder, node: fx.Node, args):
     _expect(builder, node, args[:2] == (builder.indptr, builder.node_ids) and args[3] == -1)
     if builder.edge_ids is None:
-        ids = torch.arange(builder.graph.num_edges, device=builder.graph.device)
-        builder.edge_ids = builder._given(ids, builder.spaces[_EDGES])
+        builder.edge_ids = builder._ids(builder.graph.num_edges, torch.int64, builder.spaces[_EDGES])
     return builder.edge_ids
 
 
@@ -357,10 +373,8 @@ def _slice(builder: _Builder, node: fx.Node, args):
 def _where(builder: _Builder, node: fx.Node, args):
     """``where(a == b, b, a)`` of ids is ``a``: a block of all nodes has the graph's self-loops."""
     test, one, other = args
-    if test.target is _ATEN.eq.Tensor and not one.meta.dtype.is_floating_point and one.meta.dtype == other.meta.dtype:
-        if set(map(id, test.args)) == {id(one), id(other)}:
-            return other
-    return None
+    compared = test.target is _ATEN.eq.Tensor and set(map(id, test.args)) == {id(one), id(other)}
+    return other if compared and not one.meta.dtype.is_floating_point and one.meta.dtype == other.meta.dtype else None
 
 
 def _add_self_loops(builder: _Builder, node: fx.Node, args):
