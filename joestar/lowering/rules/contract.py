@@ -41,7 +41,13 @@ def _einsum(context, node: fx.Node) -> None:
                 operands[position] = context.mask(operands[position], dim, 0, node)
                 context.note("masked product")
     node.update_arg(1, operands)
-    guard_product(context, node, operands)
+    if len(operands) == 2:
+        guard_product(context, node, operands)
+        return
+    for position, operand in enumerate(operands[1:], 1):  # products of two of them would be in the gradient of a third
+        if padded_dims(operand.meta["val"]):
+            operands[position] = context.guard(operand, 0, node)
+    node.update_arg(1, operands)
 
 
 def _batch_sum(context, node: fx.Node) -> None:

@@ -20,7 +20,7 @@ def pointwise(context, node: fx.Node) -> None:
         guard_product(context, node, [node.args[i] for i in PRODUCTS.get(name, (0, 0)) if i < len(node.args)])
     elif name in SINGULAR:
         if not _linear_power(name, node):
-            for index, value in SINGULAR[name].items():
+            for index, value in SINGULAR[name]:
                 guard_operand(context, node, index, value)
     elif name not in POINTWISE:
         for index in range(len(node.args)):

@@ -1,0 +1,73 @@
+"""Every op that has a rule, with hostile numbers in padded slots and in real rows: padded equals exact."""
+
+import pytest
+import torch
+
+from joestar.lowering.rules import RULES
+from joestar.lowering.rules.pointwise_ops import POINTWISE, PRODUCTS, SINGULAR
+
+from .hostile import Sample, Traced, check, rows, sample
+from .losses import LOSSES
+from .samples import EXPLAINED, SAMPLES
+
+EVERY = {**SAMPLES, **LOSSES}
+
+
+def differences(name: str, given: list[Sample]) -> list[str]:
+    """What is wrong with the padded forms of an op's samples; nothing, one hopes."""
+    wrong, met = [], False
+    for number, each in enumerate(given):
+        traced = Traced(each)
+        met = met or f"aten::{name}" in traced.ops or name == "batch_norm"
+        for dtype in (torch.float64, torch.float32):
+            for hostile in (False, True)[: 1 + each.hostile]:
+                where = f"{name}, sample {number}, {dtype}{', hostile rows' if hostile else ''}"
+                wrong += [f"{where}: {difference}" for difference in check(each, dtype, traced, hostile)]
+    return wrong if met else [*wrong, f"no sample of {name} calls aten.{name}"]
+
+
+def test_every_rule_has_samples():
+    names = RULES.keys() | POINTWISE | SINGULAR.keys() | PRODUCTS.keys()
+    missing = names - EVERY.keys() - EXPLAINED.keys()
+    assert not missing, f"rules without samples in samples.py, or a reason why they have none: {sorted(missing)}"
+    assert not EXPLAINED.keys() & EVERY.keys()
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_op(name):
+    wrong = differences(name, EVERY[name])
+    assert not wrong, "\n".join(wrong)
+
+
+def unknown() -> list[str]:
+    """PyTorch's pointwise functions of one tensor that no table here names."""
+    names = {name.removeprefix("aten::").partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    found = []
+    for name in sorted(names - EVERY.keys() - EXPLAINED.keys()):
+        op = getattr(getattr(torch.ops.aten, name, None), "default", None)
+        if op is None or torch.Tag.pointwise not in op.tags or name.startswith("_") or op._schema.is_mutable:
+            continue
+        needed = [argument for argument in op._schema.arguments if not argument.has_default_value()]
+        if len(needed) == 1 and str(needed[0].type) == "Tensor":
+            found.append(name)
+    return found
+
+
+def test_unknown_pointwise_ops_are_kept_from_padding():
+    """Of an op that no table knows, padded operands are replaced: it may be as steep as it likes."""
+    wrong, names = [], unknown()
+    assert {"special_erfcx", "special_log_ndtr"} <= set(names)
+    for name in names:
+        op = getattr(torch.ops.aten, name)
+        try:
+            x = torch.full((2,), 0.3, dtype=torch.float64, requires_grad=True)
+            op(x).sum().backward()
+            smooth = x.grad is not None
+        except RuntimeError:
+            smooth = False  # of complex numbers or integers only, or without a derivative
+        try:
+            op(torch.full((2,), 0.3))
+        except (RuntimeError, NotImplementedError):
+            continue
+        wrong += differences(name, [sample(lambda x, op=op: op(x), rows(4), smooth=smooth)])
+    assert not wrong, "\n".join(wrong)
