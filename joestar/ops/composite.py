@@ -14,6 +14,8 @@ SCHEMAS = {
     "keyed_edge_dropout": "(Tensor x, Tensor indptr, Tensor dsts, Tensor key, int site, float p,"
     " bool padded_columns=False) -> Tensor",
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
+    "widened": "(Tensor x) -> Tensor",
+    "narrowed": "(Tensor x, Tensor like) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
     "masked_var": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
     "masked_std": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
@@ -72,6 +74,16 @@ def mask_rows(x: Tensor, count: Tensor, dim: int, value) -> Tensor:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """What values of ``dtype`` are added up in: float32 for 16-bit numbers, as in PyTorch's own reductions."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` in the dtype that its values are added up in."""
+    return x.to(_wide(x.dtype))
+
+
+def narrowed(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` in the dtype of ``like``."""
+    return x.to(like.dtype)
 
 
 def _entries(x: Tensor, count: Tensor, dim: int, dims: list[int]) -> Tensor:

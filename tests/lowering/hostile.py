@@ -86,10 +86,11 @@ def sample(call: Callable, *operands: Operand, **options) -> Sample:
 
 
 class Traced:
-    """A sample as a captured graph, and its padded form."""
+    """A sample as a captured graph, and its padded form for at most ``capacity`` rows."""
 
-    def __init__(self, given: Sample):
+    def __init__(self, given: Sample, capacity: int | None = None):
         self.sample = given
+        self.capacity = capacity or ROWS + padding_rows()
         mode = FakeTensorMode(shape_env=ShapeEnv())
 
         def fake(shape: tuple, dtype: torch.dtype) -> Tensor:
@@ -109,6 +110,7 @@ class Traced:
         with mode:
             gm = make_fx(run, pre_dispatch=True)(*fakes)
         self.symbol = expression(fakes[0].shape[0])
+        assert self.symbol is not None, "the sample can be traced for a single number of rows only"
         remove_in_place(gm)
         lower_batch_norm(gm)
         self.ops = {node.target._schema.name for node in gm.graph.nodes if hasattr(node.target, "_schema")}
@@ -116,17 +118,16 @@ class Traced:
         self.outputs = [node.meta["val"] for node in output.args[0]]
         self.sizes = [[expression(size) for size in value.shape] for value in self.outputs]
         roles = [("seeds",), *[("const", None)] * len(given.operands)]
-        self.padded = pad(gm, roles, [], ROWS + padding_rows())
+        self.padded = pad(gm, roles, [], self.capacity)
 
     def exact(self, operands: list[Tensor]) -> list[Tensor]:
         """Outputs of the valid rows alone, by PyTorch itself."""
         result = self.sample.call(*operands)
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
-    def run(self, operands: list[Tensor]) -> list[Tensor]:
+    def run(self, operands: list[Tensor], count: int = ROWS) -> list[Tensor]:
         """Outputs of the padded graph."""
-        capacity = ROWS + padding_rows()
-        inputs = {"seeds": torch.zeros(capacity, dtype=torch.int64), "seed_count": torch.tensor(ROWS)}
+        inputs = {"seeds": torch.zeros(self.capacity, dtype=torch.int64), "seed_count": torch.tensor(count)}
         inputs["flag"] = torch.tensor(False)
         given = iter(operands)
         values = [inputs[role[0]] if role[0] in inputs else next(given) for role in self.padded.roles]

@@ -22,6 +22,7 @@ _KEEPING = {
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "expand_as",
     "permute", "transpose", "t", "numpy_T", "mT", "movedim", "clone", "contiguous", "to", "_to_copy", "detach",
     "alias", "type_as", "slice", "relu", "abs", "neg", "leaky_relu", "cat", "stack", "maximum", "minimum",
+    "widened", "narrowed",
 }  # fmt: skip
 """Ops whose results are no larger than their operands."""
 
@@ -46,6 +47,9 @@ def _bound(context, node: fx.Node) -> float:
         return _LIMITS[name] if name != "hardtanh" or len(node.args) == 1 else math.inf
     if 0 in dict(SINGULAR.get(name, ())) and bound(context, node.args[0]) <= 2:
         return 2.0  # of the harmless value, which its operand has by now
+    if name in ("mul", "multiply"):
+        factors = [bound(context, arg) for arg in node.args[:2]]
+        return 0.0 if 0 in factors else math.prod(factors)
     if name in ("div", "divide", "true_divide") and padded_dims(_value(node.args[1])):
         return bound(context, node.args[0])  # their padding is divided by 1
     if name == "masked_fill":

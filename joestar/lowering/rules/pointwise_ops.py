@@ -24,7 +24,7 @@ SINGULAR = {
 value at which it does not."""
 
 PRODUCTS = {"mul": (0, 1), "multiply": (0, 1), "square": (0, 0), "addcmul": (1, 2), "lerp": (2, 1)}
-"""Ops with finite derivatives whose value may overflow: the two factors."""
+"""Ops whose value overflows if two factors are large: their positions."""
 
 POINTWISE = {
     "abs", "absolute", "acos", "acosh", "add", "addcdiv", "addcmul", "angle", "arccos", "arccosh", "arcsin",

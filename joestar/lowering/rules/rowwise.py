@@ -91,7 +91,7 @@ _SAFE = (
 
 RULES = {
     **dict.fromkeys(_SAFE, safe),
-    **dict.fromkeys(("outer", "ger"), lambda context, node: guard_product(context, node, list(node.args[:2]))),
+    **dict.fromkeys(("outer", "ger"), lambda context, node: guard_product(context, node, (0, 1))),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), tamed({0: 1}, _normalised_shape)),
     **dict.fromkeys(("cdist", "pairwise_distance"), tamed({0: 1, 1: 0}, last_dimension)),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrence),
