@@ -1,4 +1,4 @@
-"""Every activation of torch.nn on nodes and on edges with data that would overflow in padding, against plain PyTorch."""
+"""Every activation of torch.nn on nodes and edges with values that overflow in padding, against plain PyTorch."""
 
 import inspect
 

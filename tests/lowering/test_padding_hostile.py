@@ -1,12 +1,16 @@
 """Every op that has a rule, with hostile numbers in padded slots and in real rows: padded equals exact."""
 
+import copy
+import random
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from joestar.lowering.rules import RULES
 from joestar.lowering.rules.pointwise_ops import POINTWISE, PRODUCTS, SINGULAR
 
-from .hostile import Sample, Traced, check, rows, sample
+from .hostile import Sample, Traced, check, leaves, rows, sample, shared, signed
 from .losses import LOSSES
 from .samples import EXPLAINED, SAMPLES
 
@@ -70,4 +74,51 @@ def test_unknown_pointwise_ops_are_kept_from_padding():
         except (RuntimeError, NotImplementedError):
             continue
         wrong += differences(name, [sample(lambda x, op=op: op(x), rows(4), smooth=smooth)])
+    assert not wrong, "\n".join(wrong)
+
+
+STEPS = {
+    "exp": lambda x, y: (x * 0.3).exp(), "mul": lambda x, y: x * y, "square": lambda x, y: x * x,
+    "div": lambda x, y: x / (y.abs() + 0.1), "log": lambda x, y: (x.abs() + 0.1).log(), "cube": lambda x, y: x**3,
+    "cosh": lambda x, y: x.cosh() * 0.1, "sqrt": lambda x, y: (x.abs() + 0.1).sqrt(), "sub": lambda x, y: x - y,
+    "gelu": lambda x, y: F.gelu(x, approximate="tanh"), "scaled": lambda x, y: x * 30,
+    "softmax": lambda x, y: x.softmax(1),
+    "unit": lambda x, y: x / x.norm(dim=1, keepdim=True), "layer norm": lambda x, y: F.layer_norm(x, (4,)),
+    "mean of all": lambda x, y: x - x.mean(0), "deviation": lambda x, y: x / (x.std(0) + 0.1),
+    "gate": lambda x, y: x * y.sigmoid(),
+    "norm": lambda x, y: x.norm(dim=1, keepdim=True) + y, "power": lambda x, y: (x.abs() + 0.1) ** y.tanh(),
+    "dots": lambda x, y: x * (x * y).sum(1, keepdim=True), "gram": lambda x, y: x @ (y.T @ x).tanh(),
+}  # fmt: skip
+
+
+def chain(seed: int):
+    """Eight random steps on two sets of rows, then a product with weights."""
+    draw = random.Random(seed)
+    names = draw.choices(sorted(STEPS), k=8)
+
+    def run(x, y, w):
+        for name in names:
+            x, y = y, STEPS[name](x, y)
+        return (x + y) @ w
+
+    return run, " ".join(names)
+
+
+@pytest.mark.parametrize("first", [0, 12])
+def test_chains(first):
+    """What one op leaves in the padding is what the next one gets."""
+    chains, wrong, finite = [chain(seed) for seed in range(first, first + 12)], [], 0
+    operands = rows(4, make=signed), rows(4), shared(4, 3)
+    traced = Traced(sample(lambda x, y, w: tuple(run(x, y, w) for run, _ in chains), *operands))
+    for position, (run, names) in enumerate(chains):
+        one = copy.copy(traced)
+        one.sample = sample(run, *operands)
+        one.sizes = [traced.sizes[position]]
+        one.run = lambda leaves, position=position: [traced.run(leaves)[position]]
+        for dtype in (torch.float64, torch.float32):
+            value = run(*leaves(one.sample, dtype)[0])
+            if value.isfinite().all() and value.abs().max() < 1e4:
+                finite += 1
+                wrong += [f"{names} in {dtype}: {difference}" for difference in check(one.sample, dtype, one)]
+    assert finite >= len(chains), "too few chains stay finite in true rows"
     assert not wrong, "\n".join(wrong)
