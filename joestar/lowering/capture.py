@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
+from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.origin import node_line, user_line
 
 SEEDS_HINT = 11
@@ -91,7 +92,7 @@ def capture(
     compiled = torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)
     try:
         try:
-            with torch._dynamo.config.patch(_RNN):
+            with torch._dynamo.config.patch(_RNN), cumulative_averages():
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

@@ -21,6 +21,7 @@ SCHEMAS = {
     "masked_std": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
     "masked_batch_norm": "(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps)"
     " -> (Tensor, Tensor, Tensor)",
+    "cumulative_average": "(Tensor buffer, Tensor statistic, Tensor batches, Tensor count, int least) -> Tensor",
     "running_average": "(Tensor buffer, Tensor statistic, float momentum, Tensor count, int least) -> Tensor",
 }
 
@@ -147,6 +148,13 @@ def running_average(buffer: Tensor, statistic: Tensor, momentum: float, count: T
     """
     wide = _wide(buffer.dtype)
     moved = torch.lerp(buffer.to(wide), statistic.to(wide), momentum).to(buffer.dtype)
+    return torch.where(count >= least, moved, buffer)
+
+
+def cumulative_average(buffer: Tensor, statistic: Tensor, batches: Tensor, count: Tensor, least: int) -> Tensor:
+    """``running_average`` over all ``batches``, an integer that counts this one as well."""
+    wide = _wide(buffer.dtype)
+    moved = torch.lerp(buffer.to(wide), statistic.to(wide), 1 / batches.to(wide)).to(buffer.dtype)
     return torch.where(count >= least, moved, buffer)
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import joestar.nn as jnn
 from joestar import fn
 
-from .harness import BATCHES, NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, check_rows, same, small_graph
+from .harness import BATCHES, NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, check, check_rows, same, small_graph
 
 LOW = (torch.bfloat16, torch.float16)
 
@@ -38,6 +38,19 @@ def test_options():
     case = check_rows({**rows, **edges, **frozen}, **names)
     assert not any(node.target is torch.ops.aten.batch_norm.default and node.args[5]
                    for node in case.program.captured.gm.graph.nodes)  # fmt: skip
+
+
+def test_averages_over_all_batches():
+    """``momentum=None``; PyTorch divides by a number that it asks the host for."""
+    module = norm(momentum=None)
+    with torch.no_grad():
+        module.running_mean.uniform_(0.2, 0.8)
+        module.num_batches_tracked.fill_(3)
+    case = check(Rows(lambda m, b, h: m.norm(h) + m.norm(h[: b.num_dst]).sum(0), norm=module))
+    assert case.padded(case.seeds(), 0).buffers["norm.num_batches_tracked"] == 5
+    x = torch.randn(5, WIDTH, dtype=torch.float64)
+    assert_close(case.model.norm(x).mean(0), case.model.norm.bias, msg="PyTorch's own code is back")
+    assert case.model.norm.num_batches_tracked == 4
 
 
 class OnSeeds(nn.Module):
