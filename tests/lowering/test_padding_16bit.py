@@ -31,6 +31,15 @@ OVER_ROWS = {
     "mse": lambda x: F.mse_loss(x, x.square()),
     "bce": lambda x: F.binary_cross_entropy_with_logits(x, x.square()),
     "cross entropy": lambda x: F.cross_entropy(x, (x[:, 0] * 2).long()),
+    "smoothing": lambda x: F.cross_entropy(x, (x[:, 0] * 2).long(), label_smoothing=0.1),
+    "probabilities": lambda x: F.cross_entropy(x, x.softmax(1)),
+    "smooth l1": lambda x: F.smooth_l1_loss(x * 3, x.square()),
+    "huber": lambda x: F.huber_loss(x * 3, x.square()),
+    "l1": lambda x: F.l1_loss(x * 3, x.square()),
+    "kl": lambda x: F.kl_div(x.log_softmax(1), x, reduction="batchmean"),
+    "poisson": lambda x: F.poisson_nll_loss(x, x.square()),
+    "soft margin": lambda x: F.soft_margin_loss(x, (x.detach() - 0.5).sign()),
+    "cosine": lambda x: F.cosine_embedding_loss(x, x.square(), (x.detach()[:, 0] - 0.5).sign()),
     "by hand": lambda x: (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-3).sqrt(),
 }
 

@@ -122,3 +122,16 @@ def test_chains(first):
                 wrong += [f"{names} in {dtype}: {difference}" for difference in check(one.sample, dtype, one)]
     assert finite >= len(chains), "too few chains stay finite in true rows"
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_inductor():
+    """What Inductor makes of the ops of one operand, in one compilation: its own decompositions, fused with guards."""
+    names = [name for name in sorted(POINTWISE) if len(EVERY[name]) == 1 and len(EVERY[name][0].operands) == 1]
+    ops = {name: EVERY[name][0] for name in names if EVERY[name][0].smooth and EVERY[name][0].operands[0] == rows(4)}
+    assert len(ops) > 40
+    together = sample(lambda x: tuple(each.call(x) for each in ops.values()), rows(4))
+    traced = Traced(together)
+    assert not check(together, torch.float32, traced)
+    traced.padded.gm = torch.compile(traced.padded.gm, backend="inductor", dynamic=False)
+    assert not check(together, torch.float32, traced)
