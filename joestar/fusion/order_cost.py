@@ -35,7 +35,7 @@ class Speeds:
 
 
 SPEEDS = {
-    "cpu": Speeds(1.5e10, 8e9, 128, 2e10, 8e10, 16, 2, 1e8, 1e-5),
+    "cpu": Speeds(1.5e10, 8e9, 128, 2.1e10, 5.8e10, 16, 1.6, 1e8, 1e-5),
     "cuda": Speeds(3.3e12, 6.8e12, 61, 3.3e12, 2.0e14, 46, 2.6, 1.1e10, 1.9e-6),
 }
 
@@ -48,7 +48,8 @@ class Exchange:
         src, dst, edges: of the aggregation; width: of a row; columns: of the product, all heads together; heads: that
             weigh the edges of a row each by its own.
         size: bytes of a number. scores: attention scores that are read off the product.
-        table: the rows are gathered from features, which need no gradient; in_place: kernels read those as they are.
+        table: the rows are gathered from features, which need no gradient; in_place: products and attention read
+            features as they are, too, not only sums.
         grad_rows, grad_edges: whether the rows, or the weights of the edges, need gradients.
     """
 
@@ -128,7 +129,7 @@ def _update(e: Exchange, speeds: Speeds) -> float:
 def _aggregate(e: Exchange, speeds: Speeds) -> float:
     clock, wide = _Clock(speeds, e.size), e.dst * e.heads * e.width
     scored_in_place = e.table and e.in_place and e.scores and _padded(e) <= _LARGEST
-    stored = e.table and not scored_in_place and (e.scores or not e.in_place)
+    stored = e.table and e.scores and not scored_in_place  # without scores, any device reads in place
     if stored:
         clock.gather(e.src, e.width, 2 * e.src * e.width)
     if stored or not e.table:
