@@ -116,7 +116,8 @@ def test_attention_scores_come_from_the_rows():
 
 def test_the_default_is_the_cheaper_order():
     """Blocks: many sources for few destinations. A graph in place of a block: as many of either; then width decides."""
-    assert {site.default for site in under(MODELS["gcn"], None).program.sites} == {AGGREGATE}
+    first = under(MODELS["gcn"], None).program.sites[0]
+    assert first.default == AGGREGATE, "a layer that reads features in place"
 
     class Whole:
         """Every node is a destination: the neighbourhood of all nodes."""
