@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_launch import on_device
-from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox
+from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox, show_host
 
 
 @triton.jit
@@ -63,6 +63,7 @@ def _overflow(counts, flag, out, ok, sequence, words, BOUNDS: tl.constexpr, COUN
     tl.store(ok, fine.to(tl.int8))
     if POST:
         tl.store(words, (fine.to(tl.int64) << SHIFT) | tag)
+        show_host(tag)
 
 
 @on_device
