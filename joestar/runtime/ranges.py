@@ -74,8 +74,11 @@ class Runner:
         limit = min(self.working, self.budget - self._live(stage))
         most = total if self.rows is None else self.rows
         if not any(stage.edge_bytes.values()):
-            step = max(1, min(most, limit // stage.node_bytes))
-            return [*range(0, total, step), total]
+            count = -(-total // max(1, min(most, limit // stage.node_bytes)))
+            return [
+                *range(0, total, max(1, -(-total // max(1, count)))),
+                total,
+            ]  # of equal size: kernels are tuned for it
         cost = self._cost(stage, total)
         bounds = [0]
         while bounds[-1] < total:

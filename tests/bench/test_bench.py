@@ -196,20 +196,18 @@ def test_bytes_that_inference_must_move():
 
 
 def test_inference_is_measured(tmp_path):
-    arguments = ["bench", "inference", "--shape", "tiny", "--models", "sage,gcn", "--repeats", "2", "--hidden", "8"]
+    arguments = ["bench", "inference", "--shape", "tiny", "--models", "gcn", "--repeats", "2", "--hidden", "8"]
     file = tmp_path / "inference.json"
-    found = CliRunner().invoke(app, [*arguments, "--layers", "2", "--ids", "both", "--json", str(file)])
+    arguments += ["--layers", "2", "--ids", "both", "--budget", "1", "--json", str(file)]
+    found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0, found.output
     assert "…" not in found.output
     table = [line for line in found.output.splitlines() if line.startswith(("model ", "sage ", "gcn "))]
     assert max(map(len, table)) <= 80
-    rows = json.loads(file.read_text())["rows"]
-    assert [(row["model"], row["ids"]) for row in rows] == [
-        ("sage", "shuffled"), ("gcn", "shuffled"), ("sage", "planted"), ("gcn", "planted")
-    ]  # fmt: skip
+    result = json.loads(file.read_text())
+    rows = result["rows"]
+    assert result["memory_budget"] == 2**30 and [row["ids"] for row in rows] == ["shuffled", "planted"]
     assert all(row["run"]["steps"] == 2 and row["gathered_bytes"] > row["unique_bytes"] > 0 for row in rows)
-    refused = CliRunner().invoke(app, [*arguments, "--budget", "0.000001"])
-    assert refused.exit_code == 2 and "memory_budget" in refused.output
 
 
 # --- tables ---

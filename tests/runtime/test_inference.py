@@ -128,6 +128,14 @@ def test_gcn_is_that_of_dense_matrices(graph):
     torch.testing.assert_close(joestar.inference(net, graph), h, rtol=1e-10, atol=1e-10)
 
 
+def test_gcn_by_degrees_of_the_graph_is_the_forward_pass_over_the_graph(graph):
+    simple, net = graph.remove_self_loops(), network("GCN", gcn_norm="graph").eval()
+    simple.ndata["x"] = graph.ndata["x"]
+    with torch.no_grad():
+        found = joestar.inference(net, simple)
+        torch.testing.assert_close(found, net(simple, simple.ndata["x"]), rtol=1e-10, atol=1e-10)
+
+
 def test_on_a_symmetric_graph_it_is_the_forward_pass_over_the_graph(graph):
     both, net = graph.to_bidirected(), network("GCN").eval()
     with torch.no_grad():
