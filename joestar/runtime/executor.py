@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from joestar.ops.scratch import own_tables
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import SizeProfile, choose_bounds, record, step_key, widen
 from joestar.runtime.program import Program
@@ -97,7 +98,8 @@ class Executor:
             chosen = seeds[part * batch : (part + 1) * batch]
             batches.append((chosen, step_key(seed, epoch + trial // max(steps - 1, 1), part, self.device)))
         self.counters.warm_up_batches += len(batches)
-        return record(self.program.sampler, self.program.graph, batches)
+        with own_tables({}):  # a CUDA graph will have its own
+            return record(self.program.sampler, self.program.graph, batches)
 
     def forward(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
         """One padded run of a ``logits`` or ``predict`` program: (rows, true counts, whether everything fitted).
