@@ -23,6 +23,7 @@ from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import same_size, size_table
 from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
+from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
@@ -116,7 +117,8 @@ class Program:
         """
         if self.captured is not None:
             return
-        sizes, labels = measure(self.sampler, self.graph, seeds, key)
+        with own_tables({}):  # a CUDA graph will have its own
+            sizes, labels = measure(self.sampler, self.graph, seeds, key)
         self._traced_frozen = self.modes.frozen()
         with self.modes.set():
             try:
