@@ -13,8 +13,7 @@ BLOCK = 1024
 @triton.jit
 def _shuffle_keys(out, n, a, b, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.full((BLOCK,), 0, tl.uint32) + a.to(tl.uint32)
-    second = tl.full((BLOCK,), 0, tl.uint32) + b.to(tl.uint32)
+    first, second = tl.full((BLOCK,), a, tl.uint32), tl.full((BLOCK,), b, tl.uint32)
     first, second = row_state(first, second, at)
     key = ((first >> 1).to(tl.int64) << 31) | (second >> 1).to(tl.int64)
     tl.store(out + at, key, at < n)
