@@ -197,7 +197,11 @@ class StepRunner:
             finish()
 
         with self._raised_flag(), self._untimed(), self.executor.program.fixed_order():
-            self.graph = StepGraph(step, state.device, self.memory)
+            try:
+                self.graph = StepGraph(step, state.device, self.memory)
+            except BaseException:
+                self.optimizer.zero_grad()  # gradients of the memory that is gone
+                raise
         self._mailbox.start()
         program.note_overlap(self.graph.overlapped)
         self.counters.add_time("capture", self.graph.seconds)
