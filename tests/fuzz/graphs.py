@@ -9,7 +9,13 @@ IGNORED = 1
 
 
 def random_graph(
-    seed: int, nodes: int, edges: int, features: int, classes: int, form: str = "plain", ids: torch.dtype = torch.int32,
+    seed: int,
+    nodes: int,
+    edges: int,
+    features: int,
+    classes: int,
+    form: str = "plain",
+    ids: torch.dtype = torch.int32,
     floats: torch.dtype = torch.float64,
 ) -> Graph:
     """A graph with data under these names, all drawn from ``seed``.

@@ -19,6 +19,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.lowering import capture as capturing
+from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
 from joestar.lowering.functional import is_in_place
 from joestar.lowering.verify import verify_capture
@@ -125,7 +126,10 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
         results = []
         for subject, places in zip(subjects, state, strict=True):
             _at(subject.written.file)
-            with _reparametrize_module(subject.model, of(places)):
+            symbolic = mock.patch.dict(
+                subject.loss.__globals__, len=lambda rows: rows.shape[0]
+            )  # Python's gives an int
+            with _reparametrize_module(subject.model, of(places)), symbolic:
                 results.extend(subject.value(blocks, x, values[seeds_at], twin))
         return tuple(results)
 
@@ -134,6 +138,8 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     capturing._rename_placeholders(gm, inputs.roles)
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "placeholder" or node.is_impure())
+    check_guards(gm, {}, ORIGIN)
     return Captured(gm, inputs.roles, labels)
 
 
@@ -179,5 +185,3 @@ def _part(whole: Captured, subject, position: int) -> Captured:
 def again(made: Captured) -> Captured:
     """A copy: the passes change what they are given."""
     return Captured(_Silent(made.gm, copy.deepcopy(made.gm.graph)), list(made.roles), list(made.labels))
-
-
