@@ -235,7 +235,8 @@ LOSSES = (
         'F.binary_cross_entropy_with_logits(z, y, reduction="sum")', "F.binary_cross_entropy(z.sigmoid(), y)",
         "F.mse_loss(z, y)", 'F.mse_loss(z, y, reduction="sum")', "F.smooth_l1_loss(z, y)",
         'F.huber_loss(z, y, reduction="sum")', "((z - y) ** 2).mean()", "((z - y) ** 2).sum(1)",
-        "(z - y).abs().sum() / len(y)", "(F.softplus(z) - z * y).sum(1).mean()", "F.mse_loss(z, y) + z.abs().mean() * 0.1",
+        "(z - y).abs().sum() / len(y)", "(F.softplus(z) - z * y).sum(1).mean()",
+        "F.mse_loss(z, y) + z.abs().mean() * 0.1",
     )),
 )  # fmt: skip
 

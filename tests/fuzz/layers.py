@@ -249,8 +249,10 @@ def softmax_by_hand(code: Code, h: Rows, hop: Hop) -> Rows:
 def edge_exponential(code: Code, h: Rows, hop: Hop) -> Rows:
     """Edge values through the exponential or one of its kin, behind a bound that only valid edges keep to."""
     scores = code.linear(_on_edges(code, h, hop), code.pick(1, 3))
-    form = code.pick("{}.tanh().exp()", "torch.exp2({}.clamp(-5, 5))", "torch.expm1(-{}.abs())", "{}.tanh().sinh()",
-                     "1 / {}.tanh().cosh()", "(-({} ** 2)).exp()", "{0}.softmax(0) * 5", "({0} - {0}.logsumexp(0)).exp() * 4")  # fmt: skip
+    form = code.pick(
+        "{}.tanh().exp()", "torch.exp2({}.clamp(-5, 5))", "torch.expm1(-{}.abs())", "{}.tanh().sinh()",
+        "1 / {}.tanh().cosh()", "(-({} ** 2)).exp()", "{0}.softmax(0) * 5", "({0} - {0}.logsumexp(0)).exp() * 4",
+    )  # fmt: skip
     values = code.rows(form.format(scores), scores.width)
     pulled = code.rows(f'{hop.name}.pull(fn.copy_e({values}), "{code.pick(*REDUCES)}")', values.width)
     return _sum(code, pulled, code.linear(_own(code, h, hop), pulled.width))

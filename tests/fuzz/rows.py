@@ -24,9 +24,9 @@ OVER_ALL = (
 
 
 MODULES = (
-    "ReLU()", "ReLU6()", "ELU(0.7)", "SELU()", "CELU(0.5)", "GELU()", 'GELU("tanh")', "SiLU()", "Mish()", "Softplus(2.0)",
-    "Softsign()", "Tanhshrink()", "Softshrink(0.2)", "Hardshrink(0.2)", "Hardtanh(-0.5, 0.7)", "Hardsigmoid()",
-    "Hardswish()", "LeakyReLU(0.1)", "PReLU()", "PReLU({w})", "LogSigmoid()", "Sigmoid()", "Tanh()",
+    "ReLU()", "ReLU6()", "ELU(0.7)", "SELU()", "CELU(0.5)", "GELU()", 'GELU("tanh")', "SiLU()", "Mish()",
+    "Softplus(2.0)", "Softsign()", "Tanhshrink()", "Softshrink(0.2)", "Hardshrink(0.2)", "Hardtanh(-0.5, 0.7)",
+    "Hardsigmoid()", "Hardswish()", "LeakyReLU(0.1)", "PReLU()", "PReLU({w})", "LogSigmoid()", "Sigmoid()", "Tanh()",
     "Threshold(0.1, 0.3)", "Softmax(1)", "LogSoftmax(1)", "Softmin(1)", "RReLU().eval()", "GLU()",
 )  # fmt: skip
 """Activations of ``torch.nn``; ``{w}`` is the width of the rows."""

@@ -34,7 +34,7 @@ class Training:
     """What a program is trained with, and the two loops.
 
     Args:
-        subject: the program; made: its capture; split: makes a ``Program`` from that, given (subject, captured, options).
+        subject: the program; made: its capture; split: makes a ``Program`` of both and options.
     """
 
     def __init__(self, subject, made, split):
@@ -132,11 +132,13 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
     expected = {}
     for training in trainings:
         try:
-            expected[training] = training.plain(list(nodes.split(size)))
+            result = training.plain(list(nodes.split(size)))
         except (plain.AmbiguousError, RuntimeError, ValueError):  # a batch norm of one row
             continue
         finally:
             training.restart()
+        if all(map(torch.isfinite, result[0])):  # else every label of a batch is ignored
+            expected[training] = result
     losses = _take_turns(list(expected), nodes, size)
     found = {}
     for training, (wanted, state) in expected.items():

@@ -133,7 +133,8 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
                 results.extend(subject.value(blocks, x, values[seeds_at], twin))
         return tuple(results)
 
-    with inputs.mode, fx_traceback.preserve_node_meta(), mock.patch("torch.compiler.is_compiling", lambda: True):
+    compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
+    with inputs.mode, fx_traceback.preserve_node_meta(), compiling:
         gm = make_fx(program, pre_dispatch=True)(*inputs.fakes)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
