@@ -1,5 +1,6 @@
 """Random programs: a graph, a sampler, a model and a loss, as source text that depends on one integer."""
 
+import functools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ def steering(pack: int) -> list[str]:
     return slots[first : first + PER_PACK]
 
 
+@functools.lru_cache(8)
 def setting(pack: int) -> Setting:
     """Graph and sampler of a pack."""
     rng = random.Random(f"setting {pack}")

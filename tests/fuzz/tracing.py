@@ -64,6 +64,7 @@ class _Inputs:
 
     def __init__(self):
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
+        self.mode.cache_enabled = False  # with symbolic sizes, to look results up takes longer than to make them
         self.roles, self.fakes, self.names, self.places = [], [], [], {}
 
     def add(self, role: tuple, fake, name: str = "") -> int:
