@@ -109,6 +109,8 @@ def differences(got: Outcome, expected: Outcome, tolerance=usual) -> list[str]:
         floor = largest * (1e-3 if tolerance is usual else 0.1) if kind == "gradient of" else 0.0
         for name, reference in references.items():
             value = values[name]
+            if tolerance is not usual and not torch.isfinite(reference).all():
+                continue  # 16 bits overflow in plain execution
             if not (torch.isfinite(reference).all() and torch.isfinite(value).all()):
                 found.append(f"{kind} {name}: not finite")
                 continue
