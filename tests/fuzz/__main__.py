@@ -6,6 +6,7 @@ prints the numbers of those that fail, and at the end how many were compared.
 """
 
 import argparse
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -42,12 +43,23 @@ def _quiet() -> None:
     logging.getLogger("torch.__trace").handlers = []
 
 
+@contextlib.contextmanager
+def _mapped(workers: int):
+    """A function like ``map``, over so many processes."""
+    if workers == 1:
+        _quiet()
+        yield map
+        return
+    with multiprocessing.get_context("spawn").Pool(workers, _quiet, maxtasksperchild=200) as pool:
+        yield pool.imap
+
+
 def run_range(first: int, last: int, workers: int) -> bool:
     """Runs the packs of programs ``first`` to ``last - 1`` in so many processes; whether all agree."""
     packs = range(first // PER_PACK, -(-last // PER_PACK))
     totals, failed, refused = dict.fromkeys(COUNTS, 0), [], 0
-    with multiprocessing.get_context("spawn").Pool(workers, _quiet, maxtasksperchild=200) as pool:
-        for done, report in enumerate(pool.imap(_pack, packs), 1):
+    with _mapped(workers) as over:
+        for done, report in enumerate(over(_pack, packs), 1):
             totals = {name: total + getattr(report, name) for name, total in totals.items()}
             failed += report.failed
             refused += len(report.refused)
@@ -60,7 +72,7 @@ def run_range(first: int, last: int, workers: int) -> bool:
     return not failed
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -68,7 +80,7 @@ def main() -> int:
     parser.add_argument("backend", nargs="?", default="eager", choices=("eager", "inductor"))
     parser.add_argument("--range", nargs=2, type=int, metavar=("FIRST", "LAST"), help="programs FIRST to LAST - 1")
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if (options.number is None) == (options.range is None):
         parser.error("give the number of a program, or --range FIRST LAST")
     if options.range is not None:
