@@ -18,8 +18,8 @@ from .motifs import motifs_of
 from .rows import MODULES
 
 SHARDS = 30
-QUICK = 3
-"""Shards of ``make test``; the others are ``make fuzz``."""
+QUICK, CHECKED = 3, 9
+"""Shards of ``make test``, and those up to which ``make fuzz`` goes on; ``make test-all`` runs all of them."""
 FIRED = 1
 """Rewrites of every pass in a shard, at least."""
 REALLY_CAPTURED = {True: 1 / 3, False: 1 / 10}
@@ -38,7 +38,12 @@ def report_of(shard: int) -> Report:
 
 
 @pytest.mark.parametrize(
-    "shard", [shard if shard < QUICK else pytest.param(shard, marks=pytest.mark.fuzz) for shard in range(SHARDS)]
+    "shard",
+    [
+        *range(QUICK),
+        *(pytest.param(shard, marks=pytest.mark.fuzz) for shard in range(QUICK, CHECKED)),
+        *(pytest.param(shard, marks=(pytest.mark.fuzz, pytest.mark.slow)) for shard in range(CHECKED, SHARDS)),
+    ],
 )
 def test_executions_agree(shard):
     report = report_of(shard)
