@@ -265,7 +265,8 @@ def steps() -> None:
             adam(weights, weights, weights, weights, largest, steps, table, ok, decoupled=decoupled, maximize=False)
         for buffers in (weights, []):
             sgd(weights, weights, buffers, table, ok, nesterov=bool(buffers), maximize=False)
-    shuffle_keys(INDPTR, 1, 2)
+    for a, b in ((1, 2), (16, 2**31), (2**32 - 1, 0)):  # one binary, whatever the state
+        shuffle_keys(INDPTR, a, b)
 
 
 def functions() -> dict[str, JITFunction]:

@@ -30,6 +30,8 @@ def test_every_kernel_compiles_and_spills_no_registers(request):
     spilling = [row for row in found["resources"] if row["stack"]]
     assert not spilling, spilling
     _check_wide_rows(found["resources"])
+    shuffles = [row for row in found["resources"] if row["kernel"] == "gpu_shuffle._shuffle_keys"]
+    assert len(shuffles) == 1, "every epoch has another state: it must not lead to another binary"
 
 
 def _check_wide_rows(rows: list[dict]) -> None:
