@@ -86,8 +86,14 @@ def test_same_numbers(name):
         same(on.padded(on.seeds(batch), step), expected, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["edge features", "scores", "heads"])
-@pytest.mark.parametrize(("factor", "extra"), [(1.0, 0), (1.0, 1), (2.0, 3)])
+BOUNDS = {"edge features": (1.0, 0), "scores": (1.0, 1), "heads": (2.0, 3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "extra"),
+    [pytest.param(name, *bounds, marks=() if BOUNDS[name] == bounds else pytest.mark.slow)
+     for bounds in BOUNDS.values() for name in BOUNDS],
+)  # fmt: skip
 def test_small_bounds(name, factor, extra):
     case = under(whole(name), factor=factor, extra=extra, tight=True)
     for step, batch in enumerate((SEEDS, (5, 5, 47), (8,))):
