@@ -11,6 +11,7 @@ import joestar.nn as jnn
 from joestar import fn
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
+from .together import captured_together
 
 PATTERN, BIAS = "factor-aggregate", "bias"
 ON, OFF = only("extract-select", PATTERN, BIAS), only("extract-select")
@@ -73,7 +74,12 @@ MODELS = {
 @functools.cache
 def known(name: str):
     """The model after the passes."""
-    return captured(MODELS[name][0](), disable=ON)
+    return all_known()[name]
+
+
+@functools.cache
+def all_known():
+    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=ON)
 
 
 def fired(case, pattern: str) -> int:
