@@ -33,7 +33,7 @@ test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
 fuzz: $(VENV)/.installed
-	$(PYTEST) -m fuzz
+	$(PYTEST) -m "fuzz and not slow"
 
 test-all: test-cpp $(VENV)/.installed
 	$(PYTEST) -m "not gpu"

@@ -204,6 +204,11 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
             name, seconds, [*command, "--baselines", baselines, "--json", str(file)], step_summary(file, counts)
         )
 
+    def inference(name: str, seconds: int, shape: str, precision: str, models: str) -> Stage:
+        command = [*cli, "inference", "--shape", shape, "--device", device, "--precision", precision]
+        command += ["--models", models, "--json", str(out / f"{name}.json")]
+        return Stage(name, seconds, command, last_lines(8 + models.count(",")))
+
     def check(name: str, seconds: int, shape: str) -> Stage:
         file = out / f"{name}.json"
         command = [*python, "benchmarks/gpu_checks.py", name, "--shape", shape, *size, "--json", str(file)]
@@ -234,6 +239,8 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
         step("products-tf32-gin", 150, products, "tf32", "gin", both),
         step("products-tf32-gat", 180, products, "tf32", "gat", both),
         step("cora", 180, "tiny", "fp32", "sage,gcn,gat", "eager", *small),
+        inference("inference-tf32", 240, products, "tf32", "sage,gcn,gin,gat"),
+        inference("inference-papers", 240, papers, "bf16", "sage"),
         Stage("fuse_sample_agg", 180, fuse, last_lines(20)),
         check("losses", 240, "tiny" if options.shape == "tiny" else "small"),
         check("memory", 120, products),

@@ -9,8 +9,9 @@ which the seconds to the first step include; steps are timed one process after t
     python benchmarks/widths.py --device cpu --nodes 2000 --widths 1,37 # for this script's own sake
 
 Columns: ``first``, seconds from ``joestar.compile`` until the first loss is there (imports and graph not included);
-``ms/step``, the median, and its percentiles in the JSON; ``bytes``, of a step by ``joestar.bench.step.logical_bytes``;
-``share``, the time of a device copy of as many bytes over that of a step; ``order``, of the first layer.
+``ms/step``, the median, and its percentiles in the JSON; ``MB``, of a step by ``joestar.bench.step.logical_bytes``, and
+as ``TB/s``; ``share``, the time of a device copy of as many bytes over that of a step (rows that several destinations
+read count every time, though they come from the cache then: more than 100 % is possible); ``order``, of the layers.
 """
 
 import argparse
@@ -44,8 +45,8 @@ def measure(width: int, options: argparse.Namespace) -> None:
 
     device = torch.device(options.device)
     torch.backends.cuda.matmul.allow_tf32 = True
-    classes, train = 47, max(BATCH, options.nodes // 10)
-    shape = Shape(options.nodes, 50.5, 0.88, 128, 0.78, 1.5, width, classes, min(train, options.nodes))
+    classes = 47
+    shape = Shape(options.nodes, 50.5, 0.88, 128, 0.78, 1.5, width, classes, options.nodes // 2)
     graph = planted(shape, device)
     _wait(device)
     torch.manual_seed(0)
@@ -170,7 +171,7 @@ def run(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-HEAD = f"{'width':>6}{'first s':>9}{'ms/step':>9}{'MB':>9}{'share':>7}  order"
+HEAD = f"{'width':>6}{'first s':>9}{'ms/step':>9}{'MB':>9}{'TB/s':>6}{'share':>7}  order"
 
 
 def line(row: dict) -> str:
@@ -182,7 +183,8 @@ def line(row: dict) -> str:
     share = "-"
     if "copy_bandwidth" in row:
         share = f"{row['bytes'] / row['copy_bandwidth'] * 1e3 / row['ms']:.0%}"
-    return f"{text}{row['ms']:>9.3f}{row['bytes'] / 1e6:>9.0f}{share:>7}  {', '.join(row['orders'])}"
+    rate = row["bytes"] / row["ms"] / 1e9
+    return f"{text}{row['ms']:>9.3f}{row['bytes'] / 1e6:>9.0f}{rate:>6.2f}{share:>7}  {', '.join(row['orders'])}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -191,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--widths", default=WIDTHS)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--nodes", type=int, default=200_000)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=70, help="fewer than an epoch, half of the nodes, has")
     parser.add_argument("--jobs", type=int, default=2, help="widths that compile beside each other")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds until the first step, and then again")
     parser.add_argument("--out", type=Path)

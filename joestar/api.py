@@ -107,6 +107,13 @@ def compile(
             "tune=True times whole padded training steps: it needs loss_fn, optimizer and execution='padded'. For a "
             "loop of your own, pin choices that a tuned step saved: choices=path."
         )
+    if deterministic and tune:
+        raise ConfigError(
+            "deterministic=True cannot make choices by timing, which differ between runs: pin those of a tuned step "
+            "(step.save_choices) with choices=path instead of tune=True."
+        )
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for a fixed order
     options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit, deterministic)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}

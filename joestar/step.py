@@ -20,6 +20,7 @@ from joestar.runtime.epochs import Epoch, digest
 from joestar.runtime.executor import Executor
 from joestar.runtime.fit import History, fit, score
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.inference import Inference
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.prediction import logits, population, predict
 from joestar.runtime.program import Program
@@ -64,6 +65,7 @@ class Step:
         self._labelled: tuple = ()
         self._epochs = 0
         self._calls = 0
+        self._inference: Inference | None = None
         self._begun: list[weakref.ref[Epoch]] = []
 
     def __repr__(self) -> str:
@@ -278,21 +280,35 @@ class Step:
 
     # --- inference ---
 
-    def predict(self, idx: Tensor, batch_size: int = PREDICTED) -> Tensor:
+    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False) -> Tensor:
         """Logits ``[len(idx), C]`` in evaluation mode, rows in the order of ``idx``, sampled like training batches.
 
         Args:
-            batch_size: seeds per batch. What is sampled depends on it, as batches are numbered.
+            batch_size: seeds per batch, by default 1,024. What is sampled depends on it, as batches are numbered.
+            full: exact logits, from all neighbours, as ``joestar.inference`` gives them for a model with as many
+                layers as the sampler makes blocks; ``batch_size`` are then the nodes of a range.
         """
         seeds = self._seeds(idx)
-        batch = check_batch_size(batch_size)
+        batch = PREDICTED if batch_size is None else check_batch_size(batch_size)
         self._check()
+        if full:
+            return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
         return predict(self._executor("predict"), seeds, batch, self._seed)
 
-    def evaluate(self, idx: Tensor, batch_size: int = PREDICTED) -> dict[str, float]:
-        """Score of the predictions for ``idx``: ``{"accuracy": ...}``, or ``{"f1_micro": ...}`` for multi-label."""
+    def _exact_inference(self, seeds: Tensor) -> Inference:
+        if self._inference is None:
+            layers = len(self.sampler.sample(self.graph.keyed(self._seed), seeds[:1]))
+            self._inference = Inference(self.model, self.graph, layers, self._options.autocast)
+        return self._inference
+
+    def evaluate(self, idx: Tensor, batch_size: int | None = None, full: bool = False) -> dict[str, float]:
+        """Score of the predictions for ``idx``: ``{"accuracy": ...}``, or ``{"f1_micro": ...}`` for multi-label.
+
+        Args:
+            batch_size, full: as in ``predict``.
+        """
         labels = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)
-        return score(self.predict(idx, batch_size), labels[idx])
+        return score(self.predict(idx, batch_size, full), labels[idx])
 
     # --- explanation ---
 

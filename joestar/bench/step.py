@@ -158,7 +158,7 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     for reason in absent.values():
         say(reason)
     variants = ("joestar", *(how for how in setting.baselines if how not in absent))
-    rows = [row for ids in _orders(setting) for row in _run_graph(ids, variants, device, setting, say)]
+    rows = [row for ids in orders(setting) for row in _run_graph(ids, variants, device, setting, say)]
     return {
         "machine": machine(device),
         "setting": asdict(setting),
@@ -167,12 +167,17 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     }
 
 
-def _orders(setting: Setting) -> tuple[str, ...]:
+def orders(setting: Setting) -> tuple[str, ...]:
     """Orders of ids to measure; a dataset has its own."""
     return ("own",) if setting.dataset is not None else setting.ids
 
 
-def _graph(ids: str, device: str | torch.device, setting: Setting) -> Graph:
+def graph_of(ids: str, device: str | torch.device, setting: Setting) -> Graph:
+    """The setting's graph with ids in this order, in its precision.
+
+    Raises:
+        ConfigError: the dataset has no training nodes.
+    """
     dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
     if setting.dataset is None:
         return planted(setting.shape, device, dtype, shuffled=ids == "shuffled")
@@ -186,7 +191,7 @@ def _graph(ids: str, device: str | torch.device, setting: Setting) -> Graph:
 def _run_graph(ids: str, variants: tuple[str, ...], device: torch.device, setting: Setting, say: Callable) -> list[Row]:
     """The rows of one graph, which is freed afterwards."""
     start = time.perf_counter()
-    graph = _graph(ids, device, setting)
+    graph = graph_of(ids, device, setting)
     say(f"{graph!r}, made in {time.perf_counter() - start:.1f} s")
     rows = []
     for model in setting.models:
@@ -228,7 +233,8 @@ def _autocast(setting: Setting) -> torch.dtype | None:
     return torch.bfloat16 if setting.precision == "bf16" else None
 
 
-def _network(name: str, graph, setting: Setting) -> nn.Module:
+def network(name: str, graph, setting: Setting) -> nn.Module:
+    """The library's model, on the graph's device: a layer per fanout."""
     torch.manual_seed(setting.seed)
     channels, layers = graph.ndata["x"].shape[1], len(setting.fanouts)
     common = {"out_channels": graph.num_classes, "dropout": setting.dropout}
@@ -242,7 +248,7 @@ def _network(name: str, graph, setting: Setting) -> nn.Module:
 
 def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
     memory = PeakMemory(graph.device)
-    net = _network(name, graph, setting)
+    net = network(name, graph, setting)
     sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     step = joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=_autocast(setting))
@@ -302,7 +308,7 @@ def _measured(name: str, how: str, graph, setting: Setting) -> Row:
 
 def _alone(name: str, how: str, setting: Setting, threads: int) -> Row:
     torch.set_num_threads(threads)
-    return _row(name, how, _graph(setting.ids[0], "cpu", setting), setting)
+    return _row(name, how, graph_of(setting.ids[0], "cpu", setting), setting)
 
 
 def _row(name: str, how: str, graph, setting: Setting) -> Row:

@@ -3,11 +3,12 @@
 import torch
 from rich.console import Console
 
-from joestar.bench import user_models
+from joestar.bench import inference, user_models
 from joestar.bench.step import Setting, check_device, machine, run
 from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json
 from joestar.errors import ConfigError
+from joestar.profile.numbers import human_rate
 
 COUNTED = ("launches", "kernels")
 
@@ -51,6 +52,16 @@ def bench_user(setting: user_models.UserSetting, report: str | None, console: Co
     _user_tables(result, console)
     console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     _kernels(result, console)
+    if report is not None:
+        write_json(report, result)
+
+
+def bench_inference(setting: Setting, memory_budget: int | None, report: str | None, console: Console) -> None:
+    """Measures, prints the table, and writes the JSON if a file is given."""
+    check_writable(report, "--json")
+    result = inference.run(setting, memory_budget, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    _inference_table(result, console)
+    console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     if report is not None:
         write_json(report, result)
 
@@ -146,6 +157,27 @@ def _also(rows: list[dict]) -> list[str]:
             human_bytes(row["memory"]), *(f"{launched[name]:.0f}" if launched else "-" for name in COUNTED),
         ))  # fmt: skip
     return columns(("model", "how", "ids", "first s", "sampling ms", "memory", *COUNTED), lines, 3)
+
+
+def _inference_table(result: dict, console: Console) -> None:
+    """Times, and how they stand to the bytes that must move at the speed of a copy."""
+    setting, speed, lines = result["setting"], result["copy_bytes_per_second"], []
+    console.print(
+        f"\n{setting['dataset'] or setting['shape']}, all nodes, all neighbours, on {setting['device']}, "
+        f"{setting['precision']}, {len(setting['fanouts'])} layers, hidden {setting['hidden']}", highlight=False
+    )  # fmt: skip
+    for row in result["rows"]:
+        took, floors = row["run"]["median"], (row["gathered_bytes"] / speed * 1e3, row["unique_bytes"] / speed * 1e3)
+        lines.append((
+            row["model"], row["ids"], f"{took:.1f}", f"{floors[0]:.1f}", f"{took / floors[0]:.2f}", f"{floors[1]:.1f}",
+            f"{took / floors[1]:.1f}", human_bytes(row["memory"]), f"{row['capture_seconds']:.1f}",
+        ))  # fmt: skip
+    headers = ("model", "ids", "ms", "per edge", "factor", "per node", "factor", "memory", "capture s")
+    _show(console, "Exact inference", columns(headers, lines, 2))
+    console.print(
+        f"per edge, per node: ms for the bytes that move at {human_rate(speed)} (a copy) if an aggregation reads a row "
+        "for every edge, or every row once", highlight=False
+    )  # fmt: skip
 
 
 def _user_tables(result: dict, console: Console) -> None:

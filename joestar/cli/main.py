@@ -214,6 +214,37 @@ def bench_user(
     bench_user(setting, json_file, out())
 
 
+@bench.command("inference")
+@plain_errors
+def bench_inference(
+    shape: Annotated[str, typer.Option(help="tiny, small, products or papers.")] = "small",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    models: Annotated[str, typer.Option(help="Of sage, gcn, gin, gat; by commas.")] = "sage,gcn,gin,gat",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
+    layers: Annotated[int, typer.Option(help="Of the model.", min=1)] = 3,
+    hidden: Annotated[int, typer.Option(help="Width of hidden layers.", min=1)] = 128,
+    repeats: Annotated[int, typer.Option(help="Timed runs over all nodes.", min=1)] = 5,
+    budget: Annotated[float | None, typer.Option(help="GiB to use.", show_default="most of what is free")] = None,
+    ids: Annotated[str, typer.Option(help="Of planted graphs: shuffled, planted or both.")] = "shuffled",
+    dataset: Annotated[str | None, typer.Option(help="Name or path, in place of a planted graph: cora.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """Time exact inference for all nodes from all neighbours, against the bytes that must move.
+
+    [bold]Examples:[/]
+
+    [cyan]joestar bench inference --device cuda --shape products --models sage --precision tf32[/]
+    """
+    from joestar.bench.step import IDS, Setting
+    from joestar.cli.bench import bench_inference, words
+
+    setting = Setting(
+        shape, device, words(models), precision, (-1,) * layers, hidden, steps=repeats, warm_up=1, baselines=(),
+        ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=0,
+    )  # fmt: skip
+    bench_inference(setting, None if budget is None else int(budget * 2**30), json_file, out())
+
+
 @bench.command("kernels")
 @plain_errors
 def bench_kernels(

@@ -26,9 +26,10 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import leads
+from joestar.fusion.emit import is_product, leads
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import cat_width
+from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_shape
 
 PATTERN = "aggregate-update"
@@ -53,13 +54,9 @@ def run(gm: fx.GraphModule, context) -> int:
 def _linear_pair(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """(product of the aggregated rows, the other product) if the node adds such a pair."""
     for first, second in (node.args, node.args[::-1]):
-        if _is_linear(first) and _is_linear(second) and _aggregation(first.args[0]) is not None:
+        if is_product(first) and is_product(second) and _aggregation(first.args[0]) is not None:
             return first, second
     return None
-
-
-def _is_linear(value) -> bool:
-    return isinstance(value, fx.Node) and value.target is _ATEN.linear.default
 
 
 def _aggregation(rows: fx.Node) -> fx.Node | None:
@@ -78,8 +75,9 @@ def _match(first: fx.Node, second: fx.Node) -> bool | Reject:
     reason = _own_rows(source, own) if source is not rows else _own_slice(rows, own)
     if reason:
         return Reject(reason)
-    if source.args[-1] not in ("sum", "mean"):
-        return Reject(f"the aggregation is a {source.args[-1]}")
+    reduce = argument(source, "reduce")
+    if reduce not in ("sum", "mean"):
+        return Reject(f"the aggregation is a {reduce}")
     if rows.meta["val"].dim() != 2:
         return Reject("the rows are no vectors")
     if not same_shape(first.meta["val"].shape, second.meta["val"].shape):
@@ -93,9 +91,9 @@ def _match(first: fx.Node, second: fx.Node) -> bool | Reject:
 
 def _own_rows(fused: fx.Node, own: fx.Node) -> str:
     """Why ``own`` is not ``features[dsts]`` of a ``sample_aggregate``."""
-    if own.target is not _ATEN.index_select.default or own.args[0] is not fused.args[8] or own.args[1] != 0:
+    if own.target is not _ATEN.index_select.default or own.args[0] is not argument(fused, "x") or own.args[1] != 0:
         return "the other operand does not hold the destinations' own rows"
-    return "" if own.args[2] is fused.args[2] else "the own rows are those of other nodes"
+    return "" if own.args[2] is argument(fused, "dsts") else "the own rows are those of other nodes"
 
 
 def _own_slice(spmm: fx.Node, own: fx.Node) -> str:
@@ -123,7 +121,7 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
             both = graph.call_function(_JOESTAR.sample_aggregate_cat.default, source.args)
             both.meta = {**source.meta, "val": (wide, source.meta["val"][1])}
             matrix = graph.call_function(operator.getitem, (both, 0))
-            detail = f"{source.args[9]} and own rows of {source.args[8].name}"
+            detail = f"{argument(source, 'reduce')} and own rows of {argument(source, 'x').name}"
             for user in [user for user in source.users if user is not rows]:
                 user.update_arg(0, both)
         matrix.meta = {**rows.meta, "val": wide}

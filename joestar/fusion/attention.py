@@ -27,11 +27,10 @@ from torch import fx
 
 from joestar.fusion.emit import emit, leads
 from joestar.fusion.record import Reject
+from joestar.lowering.rules.arguments import argument
 
 PATTERN = "attention"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_SLOPE = 0.01
-"""Default of ``aten.leaky_relu``."""
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -62,7 +61,7 @@ def _dropout(chain: list[fx.Node]) -> fx.Node | None:
 
 def negative_slope(relu: fx.Node) -> float:
     """Of an ``aten.leaky_relu``."""
-    return relu.args[1] if len(relu.args) > 1 else _SLOPE
+    return argument(relu, "negative_slope")
 
 
 def fits(chain: list[fx.Node]) -> bool | Reject:
@@ -78,7 +77,7 @@ def fits(chain: list[fx.Node]) -> bool | Reject:
         return Reject("the logits are no sum of a score of each end")
     if sddmm.args[:2] != (indptr, indices) or softmax.args[0] is not indptr:
         return Reject("scores and rows are those of other edges")
-    if dropout is not None and (dropout.args[1] is not indptr or (len(dropout.args) > 6 and dropout.args[6])):
+    if dropout is not None and (dropout.args[1] is not indptr or argument(dropout, "padded_columns")):
         return Reject("the mask is that of other edges")
     values = [node.meta["val"] for node in (*sddmm.args[2:4], x)]
     if [value.dim() for value in values] != [2, 2, 3]:

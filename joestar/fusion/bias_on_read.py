@@ -28,6 +28,7 @@ from joestar.fusion.emit import emit, tensor
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import cat_width
 from joestar.lowering.functional import is_in_place, root
+from joestar.lowering.rules.arguments import argument, position
 from joestar.lowering.sizes import same_shape
 
 PATTERN = "bias-on-read"
@@ -80,7 +81,7 @@ def _default(product: fx.Node, context) -> str:
     """Whether a column of ones makes a GPU's product a tile wider."""
     if context.device != "cuda" or len(product.args) > 2:
         return ADDED
-    width = product.args[0].args[0].args[8].meta["val"].shape[1]
+    width = argument(product.args[0].args[0], "x").meta["val"].shape[1]
     with_ones, without = (-(-cat_width(width, ones) // _TILE) for ones in (True, False))
     return ON_READ if with_ones > without else ADDED
 
@@ -115,9 +116,9 @@ def _rewrite(graph: fx.Graph, node: fx.Node, bias: fx.Node, context) -> None:
 def _without_ones(graph: fx.Graph, matrix: fx.Node, weight: fx.Node) -> tuple[fx.Node, fx.Node]:
     """(matrix of aggregated and own rows, joined weights), both without the column for the bias."""
     both, parts = matrix.args[0], weight.args[0][:-1]
-    width = cat_width(both.args[8].meta["val"].shape[1], False)
+    width = cat_width(argument(both, "x").meta["val"].shape[1], False)
     with graph.inserting_before(both):
-        narrow = emit(graph, both, both.target, *both.args[:10], False)
+        narrow = emit(graph, both, both.target, *both.args[: position(both, "ones")], False)
     both.replace_all_uses_with(narrow)
     graph.erase_node(both)
     with graph.inserting_before(matrix):

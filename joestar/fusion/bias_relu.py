@@ -23,6 +23,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit, tensor
 from joestar.fusion.record import Reject
+from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_shape
 
 PATTERN = "bias-relu"
@@ -51,7 +52,9 @@ def run(gm: fx.GraphModule, context) -> int:
 def _is_activation(node: fx.Node) -> bool:
     if node.target is _ATEN.relu.default:
         return True
-    return node.target is _JOESTAR.keyed_dropout.default and len(node.args) == 6 and node.args[5] and node.args[4] > 0
+    if node.target is not _JOESTAR.keyed_dropout.default or argument(node, "padded_columns"):
+        return False
+    return argument(node, "relu") and argument(node, "p") > 0
 
 
 def _biased(rows: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -84,7 +87,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, context) -> None:
     found = _biased(rows)
     with graph.inserting_before(node):
         if node.target is not _ATEN.relu.default:
-            _, ids, key, site, p, _ = node.args
+            _, ids, key, site, p = node.args[:5]
             bits = emit(graph, node, _JOESTAR.dropout_bits.default, ids, key, site, p, int(tensor(rows).shape[1]))
             scale = 1.0 / (1.0 - p)
         bias = None

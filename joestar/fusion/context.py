@@ -24,7 +24,7 @@ class PassContext:
         strict: whether a choice must be one of its place's options; else such a place takes its default, too.
         limit: rewrites that may happen in all, counted over passes; what comes later is refused (for bisection).
         sizes: symbol -> size in the batch that was traced; device: type of the device that the program runs on.
-        changing: addresses of tensors that steps may write (parameters and buffers of the model).
+        changing: addresses of the memory that steps may write (``hoist.memory`` of parameters and buffers).
         autocast: dtype that products run in, or ``None`` for that of their operands.
         places: every place where a pattern was looked at: fired, or refused and why.
         sites: every place where there was a choice.

@@ -6,7 +6,8 @@ Before                                   After
     return d1 * d2
 
 Must not fire on writes to buffers, on ops that read one, or a view of one, that the step writes, or on nodes under
-different gradient modes. Keyed sampling and dropout are pure, but their call site is an argument, so distinct draws stay distinct.
+different gradient modes. Keyed sampling and dropout are pure, but their call site is an argument, so distinct draws
+stay distinct.
 """
 
 import operator

@@ -19,6 +19,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit
 from joestar.fusion.record import Reject
+from joestar.lowering.rules.arguments import argument
 
 PATTERN = "dropout-aggregate"
 _JOESTAR = torch.ops.joestar
@@ -43,7 +44,7 @@ def run(gm: fx.GraphModule, context) -> int:
 
 
 def _activated(rows: fx.Node) -> bool:
-    return rows.target is _JOESTAR.keyed_dropout.default and len(rows.args) > 5 and bool(rows.args[5])
+    return rows.target is _JOESTAR.keyed_dropout.default and argument(rows, "relu")
 
 
 def _match(node: fx.Node, dropout: fx.Node, context) -> bool | Reject:
@@ -65,7 +66,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, dropout: fx.Node, context) -> None:
     columns, scale = int(h.meta["val"].shape[1]), 1.0 / (1.0 - p)
     with graph.inserting_before(node):
         bits = emit(graph, dropout, _JOESTAR.dropout_bits.default, ids, key, site, p, columns)
-        reduce = node.args[-1] if node.target is not _SPMM else node.args[4]
+        reduce = argument(node, "reduce")
         if node.target is _CAT:
             args = (*node.args[:2], h, bits, scale, reduce)
         elif node.target is _ROWS:

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from joestar.fusion.emit import emit, tensor
-from joestar.kernels.edge_program import WIDEST_NARROW, EdgeProgram
+from joestar.kernels.edge_program import LEAVES, WIDEST_NARROW, EdgeProgram
+from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import expression, same_shape, same_size
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -31,6 +32,8 @@ _VIEWS = {
     _ATEN.view.default, _ATEN.reshape.default, _ATEN.unflatten.int, _ATEN.flatten.using_ints, _ATEN.unsqueeze.default,
     _ATEN.squeeze.dim,
 }  # fmt: skip
+_SMALLEST = 1e-30
+"""Divisor that still has a reciprocal, in float32 as well."""
 _OF_BOTH = ("add", "sub", "mul", "div")
 
 
@@ -269,9 +272,9 @@ def _steps(node: fx.Node) -> list[tuple] | None:
     if target in _UNARY:
         return [(_UNARY[target], args[0])]
     if target is _ATEN.leaky_relu.default:
-        return [("leaky_relu", args[0], float(args[1]) if len(args) > 1 else 0.01)]
+        return [("leaky_relu", args[0], float(argument(node, "negative_slope")))]
     if target is _ATEN.elu.default and all(value == 1 for value in args[2:]):
-        return [("elu", args[0], float(args[1]) if len(args) > 1 else 1.0)]
+        return [("elu", args[0], float(argument(node, "alpha")))]
     if target is _ATEN.rsub.Scalar and len(args) == 2 and _is_number(args[1]):
         return [("neg", args[0]), ("add_scalar", ..., float(args[1]))]
     if target is _ATEN.square.default or (target is _ATEN.pow.Tensor_Scalar and args[1] == 2):
@@ -284,7 +287,7 @@ def _binary(op: str, left, right, alpha=1, **others) -> list[tuple] | None:
         return None
     if isinstance(right, fx.Node):
         return [(op, left, right)] if alpha == 1 else [("mul_scalar", right, float(alpha)), (op, left, ...)]
-    if op not in _WITH_NUMBER or not _is_number(right) or (op == "div" and right == 0):
+    if op not in _WITH_NUMBER or not _is_number(right) or (op == "div" and abs(right) < _SMALLEST):
         return None
     return [_number(op, left, float(right) * alpha)]
 
@@ -353,3 +356,12 @@ def _narrow(region: Region, node: fx.Node, context) -> tuple | None:
     if any(not _same_dtype(part, node) for part in parts) or weight.meta["val"].shape[1] > WIDEST_NARROW:
         return None
     return None if context.depends_on_grad(source) else (data, weight, bias)
+
+
+def leaves_of(program: str, operands: list) -> list[tuple[str, list]]:
+    """(kind, its operands) of every leaf of a program, whose text and operands ``edge_map`` has."""
+    found, position = [], 0
+    for kind in EdgeProgram.parse(program).leaves:
+        found.append((kind, operands[position : position + LEAVES[kind]]))
+        position += LEAVES[kind]
+    return found

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
+from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_size
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -37,16 +38,22 @@ def leads(part: fx.Node, whole: fx.Node, rows) -> bool:
     """Whether ``part`` is ``whole[:n]`` with ``n`` the size ``rows``."""
     if part.target is not _ATEN.slice.Tensor or part.args[0] is not whole:
         return False
-    dim, start = (*part.args[1:3], 0, 0)[:2] if len(part.args) > 2 else (0, 0)
-    if len(part.args) > 4 and part.args[4] != 1:
+    if argument(part, "dim") != 0 or argument(part, "start") not in (0, None) or argument(part, "step") != 1:
         return False
-    return dim == 0 and start in (0, None) and same_size(part.meta["val"].shape[0], rows)
+    return same_size(part.meta["val"].shape[0], rows)
 
 
 def tensor(value) -> torch.Tensor | None:
     """The traced tensor of an argument; ``None`` for numbers, sizes and tuples."""
     found = value.meta.get("val") if isinstance(value, fx.Node) else None
     return found if isinstance(found, torch.Tensor) else None
+
+
+def is_product(value) -> bool:
+    """Whether a node is ``linear`` of a matrix of rows by a matrix (weights may be a vector, rows have heads)."""
+    if not isinstance(value, fx.Node) or value.target is not _ATEN.linear.default:
+        return False
+    return all(tensor(operand) is not None and tensor(operand).dim() == 2 for operand in value.args[:2])
 
 
 def is_column(value) -> bool:

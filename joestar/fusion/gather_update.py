@@ -20,7 +20,7 @@ and the destinations' own rows, or when more than two products would gather the 
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit, name
+from joestar.fusion.emit import emit, is_product, name
 from joestar.fusion.gathers import destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
 
@@ -42,7 +42,7 @@ def run(gm: fx.GraphModule, context) -> int:
 
 
 def _products(rows: fx.Node) -> list[fx.Node]:
-    return [user for user in rows.users if user.target is _LINEAR and user.args[0] is rows]
+    return [user for user in rows.users if is_product(user) and user.args[0] is rows]
 
 
 def _chosen(gather: fx.Node, position: int, context) -> bool | Reject:
@@ -60,7 +60,7 @@ def _match(gather: fx.Node, context) -> bool | Reject:
     if not readable:
         return readable
     for user in gather.users:
-        if user.target is _LINEAR and user.args[0] is gather:
+        if is_product(user) and user.args[0] is gather:
             continue
         if destinations(user, gather) is None:
             return Reject(f"the gathered rows are also read by {name(user)}")

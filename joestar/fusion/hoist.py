@@ -7,21 +7,24 @@ Before                                                  After
 
 Degrees, normalisation, preprocessing of the whole graph's edges, biases of sampling: everything behind which there are
 only tensors of the graph and the sampler that need no gradients. If one of them is written in place between two
-epochs, the hoisted value is computed again (``Hoisted.refresh``).
+epochs, the hoisted value is computed again (``Hoisted.refresh``). Writes are seen by PyTorch's version counter, and in
+CPU tensors of at most ``WATCHED_BYTES`` by their contents, too: a write through NumPy or ``.data`` counts nothing.
 
 Must not fire on what depends on seeds, key or sampled sets, on parameters and buffers of the model, or on plain views,
 which cost nothing.
 """
 
 import operator
+import zlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from joestar.lowering.functional import ancestors, is_in_place
+from joestar.lowering.functional import ancestors, is_in_place, root
 
 PATTERN = "hoist"
+WATCHED_BYTES = 2**20
 _ATEN = torch.ops.aten
 _VIEWS = {
     _ATEN.view.default, _ATEN.slice.Tensor, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.default,
@@ -43,21 +46,28 @@ class Hoisted:
     sources: list[Tensor]
 
     def __post_init__(self):
-        self._versions = _versions(self.sources)
+        self._state = _state(self.sources)
 
     def refresh(self) -> bool:
         """Computes the value again if a source was written in place since; whether it was."""
-        now = _versions(self.sources)
-        if now == self._versions:
+        now = _state(self.sources)
+        if now == self._state:
             return False
         with torch.no_grad():
             self.value.copy_(self.graph(*self.sources))
-        self._versions = now
+        self._state = now
         return True
 
 
-def _versions(tensors: list[Tensor]) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+def _state(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    return [(0 if tensor.is_inference() else tensor._version, _checksum(tensor)) for tensor in tensors]
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Of a small tensor's contents (about a microsecond per KB); 0 on a GPU, where reading them would wait for it."""
+    if tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > WATCHED_BYTES:
+        return 0
+    return zlib.crc32(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -77,7 +87,7 @@ def run(gm: fx.GraphModule, context) -> int:
 
 def _constants(gm: fx.GraphModule, context) -> set[fx.Node]:
     """Nodes that have the same value in every step."""
-    written = {node.args[0] for node in gm.graph.nodes if is_in_place(node)}
+    written = {root(node.args[0]) for node in gm.graph.nodes if is_in_place(node)}
     for node in gm.graph.nodes:
         if node.target is _ATEN.batch_norm.default:
             written.update(arg for arg in node.args[3:5] if isinstance(arg, fx.Node))
@@ -92,7 +102,12 @@ def _constants(gm: fx.GraphModule, context) -> set[fx.Node]:
 
 
 def _fixed(tensor, changing: frozenset[int]) -> bool:
-    return isinstance(tensor, Tensor) and not tensor.requires_grad and tensor.data_ptr() not in changing
+    return isinstance(tensor, Tensor) and not tensor.requires_grad and memory(tensor) not in changing
+
+
+def memory(tensor: Tensor) -> int:
+    """Address of the memory that a tensor, or a part of it, is in."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _pure(node: fx.Node) -> bool:

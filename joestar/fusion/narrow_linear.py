@@ -15,7 +15,7 @@ gradient, or on a GPU.
 import torch
 from torch import fx
 
-from joestar.fusion.emit import emit
+from joestar.fusion.emit import emit, is_product
 from joestar.fusion.record import Reject
 
 PATTERN = "narrow-linear"
@@ -30,7 +30,7 @@ def run(gm: fx.GraphModule, context) -> int:
     if context.device != "cpu":
         return rewritten
     for node in list(gm.graph.nodes):
-        if node.target is not _ATEN.linear.default or not _narrow(node):
+        if not is_product(node) or not _narrow(node):
             continue
         if not context.admits(PATTERN, node, _match(node, context)):
             continue
@@ -54,6 +54,4 @@ def _narrow(linear: fx.Node) -> bool:
 
 
 def _match(linear: fx.Node, context) -> bool | Reject:
-    if linear.args[0].meta["val"].dim() != 2:
-        return Reject("the rows are no vectors")
     return True if context.depends_on_grad(linear.args[1]) else Reject("the weights need no gradient")

@@ -17,7 +17,7 @@ class Speeds:
 
     Attributes:
         stream: bytes read or written in order; gather: bytes of random rows, if these are long; row: bytes of a row
-            that takes as long again to find as to read.
+            that takes as long again to find as to read. cache: bytes of rows that are read again and again.
         operations: of a product whose sides are all long; side: length of the shortest side that halves them.
         heads: how much slower the products of single heads are than one for all.
         edges: edges linked or renumbered; launch: seconds that an op takes at least.
@@ -26,6 +26,7 @@ class Speeds:
     stream: float
     gather: float
     row: float
+    cache: float
     operations: float
     side: float
     heads: float
@@ -34,8 +35,8 @@ class Speeds:
 
 
 SPEEDS = {
-    "cpu": Speeds(1.5e10, 8e9, 128, 8e10, 16, 2, 1e8, 1e-5),
-    "cuda": Speeds(3.5e12, 3.8e12, 64, 1.5e14, 48, 2, 8e9, 2e-6),
+    "cpu": Speeds(1.5e10, 8e9, 128, 2.1e10, 5.8e10, 16, 1.6, 1e8, 1e-5),
+    "cuda": Speeds(3.3e12, 6.8e12, 61, 3.3e12, 2.0e14, 46, 2.6, 1.1e10, 1.9e-6),
 }
 
 
@@ -47,7 +48,8 @@ class Exchange:
         src, dst, edges: of the aggregation; width: of a row; columns: of the product, all heads together; heads: that
             weigh the edges of a row each by its own.
         size: bytes of a number. scores: attention scores that are read off the product.
-        table: the rows are gathered from features, which need no gradient; in_place: kernels read those as they are.
+        table: the rows are gathered from features, which need no gradient; in_place: products and attention read
+            features as they are, too, not only sums.
         grad_rows, grad_edges: whether the rows, or the weights of the edges, need gradients.
     """
 
@@ -76,6 +78,11 @@ class _Clock:
         found = rows * (width * self.size + self.speeds.row) / self.speeds.gather
         self.seconds += self.speeds.launch + found + written * self.size / self.speeds.stream
 
+    def dots(self, rows: int, width: int, heads: int) -> None:
+        """Products of random rows with ``heads`` others each, which many of them have in common."""
+        self.gather(rows, width, 0)
+        self.seconds += rows * heads * width * self.size / self.speeds.cache
+
     def move(self, numbers: int) -> None:
         """Reads or writes numbers in order."""
         self.seconds += self.speeds.launch + numbers * self.size / self.speeds.stream
@@ -87,7 +94,7 @@ class _Clock:
     def product(self, rows: int, width: int, columns: int, heads: int = 1) -> None:
         """``[rows, width]`` by ``[width, columns]``, or one such product for each head's share of the columns."""
         moved = (rows * (heads * width + columns) + width * columns) * self.size / self.speeds.stream
-        side = min(rows, width, columns // heads)
+        side = max(1, min(rows, width, columns // heads))
         rate = self.speeds.operations * side / (side + self.speeds.side)
         computed = 2 * rows * width * columns / rate * (self.speeds.heads if heads > 1 else 1)
         self.seconds += self.speeds.launch + max(moved, computed)
@@ -99,18 +106,18 @@ def seconds(exchange: Exchange, speeds: Speeds) -> dict[str, float]:
 
 
 def _update(e: Exchange, speeds: Speeds) -> float:
-    clock = _Clock(speeds, e.size)
+    clock, size = _Clock(speeds, e.size), e.src * e.columns
     if e.table:
         clock.gather(e.src, e.width, 0 if e.in_place else 2 * e.src * e.width)
         clock.link(e.edges)  # the sources are numbered
     clock.product(e.src, e.width, e.columns)
     clock.gather(e.edges, e.columns, e.dst * e.columns)
-    clock.link(e.edges)
-    clock.gather(e.edges, e.columns, e.src * e.columns)  # the gradient of the product
-    if e.grad_edges:
-        clock.gather(e.edges, e.columns, e.dst * e.columns)
     for _ in range(e.scores):
-        clock.move(4 * e.src * e.columns)
+        clock.move(4 * size)
+    clock.link(e.edges)
+    clock.gather(e.edges, e.columns, size)  # the gradient of the product
+    if e.grad_edges:
+        clock.dots(e.edges, e.columns, 1)
     if e.table and e.in_place:  # the gradient of the weights stores the rows
         clock.gather(e.src, e.width, e.src * e.width)
     clock.product(e.columns, e.src, e.width)
@@ -121,9 +128,11 @@ def _update(e: Exchange, speeds: Speeds) -> float:
 
 def _aggregate(e: Exchange, speeds: Speeds) -> float:
     clock, wide = _Clock(speeds, e.size), e.dst * e.heads * e.width
-    fused = e.table and e.in_place and (not e.scores or _power_of_two(e.heads) * _power_of_two(e.width) <= _LARGEST)
-    if e.table and not fused and (e.scores or not e.in_place):
+    scored_in_place = e.table and e.in_place and e.scores and _padded(e) <= _LARGEST
+    stored = e.table and e.scores and not scored_in_place  # without scores, any device reads in place
+    if stored:
         clock.gather(e.src, e.width, 2 * e.src * e.width)
+    if stored or not e.table:
         clock.link(e.edges)
     clock.gather(e.edges, e.width, wide)
     clock.product(e.dst, e.width, e.columns, e.heads)
@@ -131,16 +140,27 @@ def _aggregate(e: Exchange, speeds: Speeds) -> float:
     if e.grad_rows or e.grad_edges:
         clock.product(e.dst, e.columns, e.width, e.heads)
     if e.grad_edges:
-        clock.gather(e.edges, e.width, wide)
-    for _ in range(e.scores):
-        if fused:
-            clock.gather(e.edges, e.width, 0)
-        else:
-            clock.move(2 * e.src * e.width)
+        clock.dots(e.edges, e.width, e.heads)
+    if scored_in_place and not _one_pass(e):
+        clock.dots(e.edges, e.width, e.heads)
+        clock.gather(e.edges, e.width, 0)
+    elif e.scores and not scored_in_place:
+        clock.move(e.scores * 2 * e.src * e.width)
     if e.grad_rows:
         clock.link(e.edges)
         clock.gather(e.edges, e.heads * e.width, e.src * e.width)
     return clock.seconds
+
+
+def _padded(e: Exchange) -> int:
+    """Numbers that attention over rows holds of every sum: heads times features."""
+    return _power_of_two(e.heads) * _power_of_two(e.width)
+
+
+def _one_pass(e: Exchange) -> bool:
+    """Whether a warp holds a destination's rows and all heads (``kernels.gpu_attend_rows``), and reads rows once."""
+    slots = min(8, e.edges / max(1, e.dst))
+    return e.edges <= 16 * e.dst and slots * _power_of_two(e.width) + 2 * _padded(e) <= 2560
 
 
 def _power_of_two(n: int) -> int:

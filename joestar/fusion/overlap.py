@@ -17,7 +17,7 @@ rows of a matrix that is stored anyway become ops, too.
 
 Must not fire on a CPU, outside of a CUDA graph (the op then runs its program in sequence), where nothing is
 independent, where the estimate saves less than a few microseconds, or where a graph writes to an input that others read
-behind the write. Ops that share a table (``compact``, ``collective_sample``) stay on one stream.
+behind the write. Ops that share tables of the device (``ops.library.KEEPS_TABLES``) stay on one stream.
 """
 
 import collections
@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 from joestar.fusion.emit import tensor
 from joestar.fusion.record import Place
 from joestar.ops import side_by_side
+from joestar.ops.library import keeps_tables
 from joestar.ops.side_by_side import RESHAPES, VIEWS, Call, Input, Program, Value
 
 NAME = "overlap"
@@ -41,9 +42,6 @@ NAME = "overlap"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _PRODUCTS = {_ATEN.mm.default: 0, _ATEN.addmm.default: 1, _ATEN.bmm.default: 0}
 """Matrix products, and where their two operands begin."""
-_ORDERED = {_JOESTAR.compact.default, _JOESTAR.collective_sample.default}
-"""Ops that use tables of the device one after the other."""
-
 _LAUNCH, _BANDWIDTH, _RATE = 2.5, 2.5e6, 1.5e8
 """Microseconds of the smallest op, bytes and operations per microsecond."""
 _CROSSING = 2.0
@@ -259,7 +257,7 @@ def schedule(members: list[fx.Node], time_of: Callable[[fx.Node], float]) -> lis
     """
     inside = set(members)
     sources = {node: {_base(s) for s in node.all_input_nodes} & inside for node in members}
-    for earlier, later in itertools.pairwise([node for node in members if node.target in _ORDERED]):
+    for earlier, later in itertools.pairwise([node for node in members if keeps_tables(node.target)]):
         sources[later] = sources[later] | {earlier}
     times = {node: time_of(node) for node in members}
     rank = dict(times)
@@ -270,7 +268,7 @@ def schedule(members: list[fx.Node], time_of: Callable[[fx.Node], float]) -> lis
     slots: dict[fx.Node, Slot] = {}
     busy: dict[bool, list[Slot]] = {False: [], True: []}
     for node in sorted(members, key=lambda n: (-rank[n], order[n])):
-        sides = (False,) if node.target in _ORDERED else (False, True)
+        sides = (False,) if keeps_tables(node.target) else (False, True)
         options = (_earliest(node, side, times[node], [slots[s] for s in sources[node]], busy[side]) for side in sides)
         slots[node] = best = min(options, key=lambda slot: slot.end)
         busy[best.side].append(best)

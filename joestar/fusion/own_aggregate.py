@@ -25,6 +25,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit, leads, tensor
 from joestar.fusion.record import Reject
+from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_shape, same_size
 
 PATTERN = "own-aggregate"
@@ -84,12 +85,14 @@ def _is_one_number(value) -> bool:
 def _is_own(source: fx.Node, own: fx.Node) -> bool:
     if source.target is _JOESTAR.spmm.default:
         return leads(own, source.args[2], source.meta["val"].shape[0])
-    return own.target is _ATEN.index_select.default and own.args[0] is source.args[8] and own.args[2] is source.args[2]
+    if own.target is not _ATEN.index_select.default or own.args[1] != 0:
+        return False
+    return own.args[0] is argument(source, "x") and own.args[2] is argument(source, "dsts")
 
 
 def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | None, own: fx.Node, context) -> bool | Reject:
     source = _aggregation(rows)
-    reduce, weight = (source.args[4], source.args[3]) if source is rows else (source.args[9], None)
+    reduce, weight = argument(source, "reduce"), argument(source, "weight")
     if reduce not in ("sum", "mean"):
         return Reject(f"the aggregation is a {reduce}")
     if weight is not None and (weight.meta["val"].dim() != 1 or context.depends_on_grad(weight)):

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.record import Reject
+from joestar.lowering.rules.arguments import argument
 
 PATTERN = "relu-dropout"
 _DROPOUT = torch.ops.joestar.keyed_dropout.default
@@ -24,7 +25,7 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every dropout of a ReLU; returns how many."""
     fused = 0
     for node in list(gm.graph.nodes):
-        if node.target is not _DROPOUT or node.args[0].target is not _RELU or len(node.args) > 5:
+        if node.target is not _DROPOUT or node.args[0].target is not _RELU or _has_form(node):
             continue
         relu = node.args[0]
         if not context.admits(PATTERN, node, _match(relu, node)):
@@ -34,6 +35,11 @@ def run(gm: fx.GraphModule, context) -> int:
         context.fired(PATTERN, node, f"p = {node.args[4]}")
         fused += 1
     return fused
+
+
+def _has_form(dropout: fx.Node) -> bool:
+    """Whether ReLU is in it already, or the number of its columns varies."""
+    return argument(dropout, "relu") or argument(dropout, "padded_columns")
 
 
 def _match(relu: fx.Node, dropout: fx.Node) -> bool | Reject:

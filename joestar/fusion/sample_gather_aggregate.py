@@ -23,6 +23,7 @@ from torch import fx
 from joestar.fusion.emit import name
 from joestar.fusion.gathers import compact_behind, destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
+from joestar.lowering.rules.arguments import argument, position
 
 PATTERN = "sample-gather-aggregate"
 _JOESTAR = torch.ops.joestar
@@ -77,7 +78,7 @@ def _match(gather: fx.Node, context) -> tuple[fx.Node, list[fx.Node], list[fx.No
     others = [user for user in local.users if user not in aggregations]
     if others:
         return Reject(f"the local ids of the block are also read by {name(others[0])}")
-    for size, made_by in ((sample.args[8], sample), (compact.args[5], compact)):
+    for size, made_by in ((argument(sample, "num_edges"), sample), (argument(compact, "num_src"), compact)):
         if isinstance(size, fx.Node) and set(size.users) != {made_by}:
             return Reject("the number of edges or sources of the block is read as well")
     return sample, aggregations, slices
@@ -85,14 +86,15 @@ def _match(gather: fx.Node, context) -> tuple[fx.Node, list[fx.Node], list[fx.No
 
 def _rewrite(gm: fx.GraphModule, gather, sample, aggregations, slices, context) -> int:
     table = gather.args[0]
-    dsts = sample.args[2]
+    dsts = argument(sample, "dsts")
+    draw = sample.args[: position(sample, "num_edges")]
     for spmm in aggregations:
         with gm.graph.inserting_before(spmm):
-            fused = gm.graph.call_function(_JOESTAR.sample_aggregate.default, (*sample.args[:8], table, spmm.args[4]))
+            fused = gm.graph.call_function(_JOESTAR.sample_aggregate.default, (*draw, table, spmm.args[4]))
             fused.meta = {**spmm.meta, "val": (spmm.meta["val"], sample.meta["val"][2])}
             y = gm.graph.call_function(operator.getitem, (fused, 0))
             y.meta = dict(spmm.meta)
-        context.fired(PATTERN, fused, f"{spmm.args[4]} of {table.name} over fanout {sample.args[4]}")
+        context.fired(PATTERN, fused, f"{spmm.args[4]} of {table.name} over fanout {argument(sample, 'k')}")
         spmm.replace_all_uses_with(y)
         gm.graph.erase_node(spmm)
     for part in slices:

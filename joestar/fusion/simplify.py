@@ -16,6 +16,7 @@ from torch import fx
 
 from joestar.fusion.emit import emit
 from joestar.lowering.functional import is_in_place
+from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import expression, same_shape, same_size
 
 _ATEN = torch.ops.aten
@@ -41,8 +42,7 @@ def run(gm: fx.GraphModule, context) -> int:
 
 def _does_nothing(node: fx.Node) -> bool:
     if node.target is _ATEN.slice.Tensor:
-        step = node.args[4] if len(node.args) > 4 else 1
-        return step == 1 and not node.kwargs and _same_shape(node)
+        return argument(node, "step") == 1 and _same_shape(node)
     if node.target is _ATEN.to.dtype:
         return len(node.args) == 2 and not node.kwargs and node.args[0].meta["val"].dtype == node.args[1]
     if node.target in (_ATEN.view.default, _ATEN.reshape.default):

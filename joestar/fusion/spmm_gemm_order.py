@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from joestar.fusion import order_cost
-from joestar.fusion.emit import emit, is_column, leads, name, scaled
+from joestar.fusion.emit import emit, is_column, is_product, leads, name, scaled
 from joestar.fusion.order_cost import AGGREGATE, UPDATE
 from joestar.fusion.record import Reject
 
@@ -38,7 +38,7 @@ _SPMM, _LINEAR = _JOESTAR.spmm.default, _ATEN.linear.default
 def run(gm: fx.GraphModule, context) -> int:
     """Exchanges every product and aggregation whose other order is chosen; returns how many."""
     moved = 0
-    products = [node for node in gm.graph.nodes if node.target is _LINEAR]
+    products = [node for node in gm.graph.nodes if is_product(node)]
     before = [node for node in products if _aggregates(node)]
     behind = [node for node in products if node not in before and _reads_aggregated(node)]
     for node in products:
@@ -91,8 +91,6 @@ class _Product:
 def _read(linear: fx.Node) -> _Product | Reject:
     """Every reader of the product, or why one of them does not commute with it."""
     product = _Product(linear)
-    if linear.args[0].meta["val"].dim() != 2:
-        return Reject("the rows in front of the product are no vectors")
     bias = len(linear.args) > 2 and linear.args[2] is not None
     stack = [linear]
     while stack:
@@ -145,7 +143,7 @@ def _is_score(mul: fx.Node, rows: fx.Node) -> bool:
     fits = isinstance(att, fx.Node) and att is not rows and tuple(att.meta["val"].shape) == (
         1, *rows.meta["val"].shape[1:]
     )  # fmt: skip
-    plain = total.target is _ATEN.sum.dim_IntList and list(total.args[1]) in ([-1], [2]) and len(total.args) == 2
+    plain = total.target is _ATEN.sum.dim_IntList and list(total.args[1] or ()) in ([-1], [2]) and len(total.args) == 2
     return fits and plain and not total.kwargs
 
 

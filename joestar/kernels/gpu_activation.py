@@ -8,7 +8,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_bits import kept_bits, rows_within_warps, store_bits, unknown_bits, whole_words
 from joestar.kernels.gpu_columns import added_up
-from joestar.kernels.gpu_launch import cdiv, op, require
+from joestar.kernels.gpu_launch import cdiv, check_rows, op, require
 from joestar.kernels.gpu_tiles import (
     accumulator,
     check_values,
@@ -81,6 +81,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float)
     check_values(x=x, bias=bias)
     require(x.dim() == 2, "x [n, D]", list(x.shape))
     n, width = x.shape
+    check_rows(n)
     words, block = cdiv(width, 32), column_block(width)
     right = bias is None or (bias.shape == (width,) and bias.dtype == x.dtype)
     require(right, f"a bias {x.dtype} [{width}]", None if bias is None else f"{bias.dtype} {list(bias.shape)}")
@@ -112,6 +113,7 @@ def bias_relu_grad(grad: Tensor, kept: Tensor, scale: float, biased: bool) -> tu
     check_values(grad=grad)
     require(grad.dim() == 2, "grad [n, D]", list(grad.shape))
     n, width = grad.shape
+    check_rows(n)
     words, block = cdiv(width, 32), column_block(width)
     require(kept.shape == (n, words), f"bits {[n, words]}", list(kept.shape))
     out = torch.empty_like(grad)

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.gpu_edge_products import check_bits, edge_products, factor_of_edge
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
@@ -304,7 +305,7 @@ def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad,
     coefs = torch.empty((edges, heads), dtype=_wide(x.dtype), device=device) if needs_x else None
     scores = s_src, s_dst
     for_z, grad_dst = _coefficient_grads(indptr, indices, scores, x, top, total, grad, slope, bits, scale, coefs)
-    if torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         for_x = spmm_grad_x_transposed(indptr, indices, grad, coefs, x.shape[0], "sum", shared) if needs_x else None
         for_src = scatter_src_transposed(indptr, indices, for_z, x.shape[0]).to(x.dtype)
         return for_src, grad_dst, for_x.to(x.dtype) if needs_x else x.new_empty(0)

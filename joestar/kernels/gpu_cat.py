@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.gpu_bits import kept_bits, rows_within_warps, store_bits, unknown_bits, whole_words
 from joestar.kernels.gpu_grad import spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
@@ -200,7 +201,7 @@ def _gradient(
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, x=x, weight=weight, own=factor)
-    if torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         rows = _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scale, reduce, cat)
         return rows, rows.sum(0) if biased else grad.new_empty(0)
     return gathered_grad(indptr, indices, grad, num_src, weight, reduce, x, factor, bits, scale, cat, biased)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import cdiv, op, power_of_two, require
+from joestar.kernels.gpu_launch import cdiv, check_rows, op, power_of_two, require
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, row_size, tile_columns
 
 _PROGRAMS, _TILE = 528, 4096
@@ -70,6 +70,7 @@ def column_sums(x: Tensor) -> Tensor:
     check_values(x=x)
     require(x.dim() == 2, "a matrix", list(x.shape))
     n, width = x.shape
+    check_rows(n)
     if not (n and width):
         return x.new_zeros(width)
     block = column_block(width)

@@ -6,8 +6,8 @@ table. The smallest position wins: the result has the bits of ``joestar.ops.refe
 the threads. Positions below 2**24 share 4 bytes with the stamp (cleared in every 127th call, 0.1 ms for 10**8 nodes);
 larger sets have a table of 8 bytes per node.
 
-A table is allocated by the first call for a device and a number of nodes, which must not be inside a CUDA graph
-capture; calls that share a table must be ordered (one stream, or events).
+A table is allocated by the first call for a number of nodes, which must not be inside a CUDA graph capture; calls that
+share a table must be ordered: see ``joestar.kernels.scratch`` for which do.
 """
 
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from joestar.kernels.gpu_launch import (
     preceding,
     require,
 )
+from joestar.kernels.scratch import current_tables, release_tables
 
 _INTEGERS = ["n", "size", "blocks", "num_edges", "num_src", "num_nodes"]
 _CLEARING = 2**16
@@ -48,15 +49,16 @@ class Claims(NamedTuple):
     period: int
 
 
-_CLAIMS: dict[tuple[torch.device, int, torch.dtype], Claims] = {}
 _LAYOUTS = ((torch.int32, 24, 2**7 - 1), (torch.int64, 32, 2**30))
 """(dtype, bits of a position, stamps), the largest stamp being free: an entry of all ones loses to every claim."""
 
 
+@torch.inference_mode(False)  # the table outlives the call
 def claims(device: torch.device, num_nodes: int, size: int) -> Claims:
     """The table of a device for positions below ``size``, all ones where nobody has claimed."""
     dtype, bits, period = next(layout for layout in _LAYOUTS if size <= 2 ** layout[1])
-    found = _CLAIMS.get((device, num_nodes, dtype))
+    tables = current_tables(device)
+    found = tables.get((device, num_nodes, dtype))
     if found is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -65,7 +67,7 @@ def claims(device: torch.device, num_nodes: int, size: int) -> Claims:
             )
         table = torch.full((num_nodes,), torch.iinfo(dtype).max, dtype=dtype, device=device)
         found = Claims(table, torch.zeros(1, dtype=torch.int64, device=device), bits, period)
-        _CLAIMS[device, num_nodes, dtype] = found
+        tables[device, num_nodes, dtype] = found
     return found
 
 
@@ -75,8 +77,8 @@ def clearing_programs(num_nodes: int) -> int:
 
 
 def release_claims() -> None:
-    """Frees every table; CUDA graphs captured with them must not be replayed afterwards."""
-    _CLAIMS.clear()
+    """Frees this thread's tables; CUDA graphs captured by hand with them must not be replayed afterwards."""
+    release_tables()
 
 
 @triton.jit

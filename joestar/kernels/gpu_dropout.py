@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
 from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, check_rows, op, power_of_two, require
 
 _SLOTS = 8
 """Edges of a destination that one program takes at a time."""
@@ -87,6 +87,7 @@ def dropout_bits(ids: Tensor, key: Tensor, site: int, p: float, columns: int) ->
     ``ids`` integer ``[n]`` say what the rows stand for; every entry is dropped with probability ``p``, to 2**-24.
     """
     check_ids(ids)
+    check_rows(ids.numel())
     settings = _settings(p, columns)
     out = torch.empty((ids.numel(), settings["WORDS"]), dtype=torch.int32, device=ids.device)
     if out.numel():

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.edge_program import EdgeGradient, EdgeProgram, check_wanted, gradient, grouped
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_edge_map import TAIL, checked, work_of
@@ -295,7 +296,7 @@ def _over_sources(
     outs = [out[place] if leaf in srcs else grad for leaf, place in enumerate(settings["PLACES"])]
     num_src, width = outs[srcs[0]].shape
     order = None
-    if torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         rows = edge_dst(indptr, indices.numel(), indices)
         first, links, order = transposed(indptr, indices, rows, num_src)
     else:

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_launch import cdiv, check_ids, op, power_of_two
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, op, power_of_two
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
 _CONFIGS = [
@@ -52,6 +52,7 @@ def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, R
 def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows ``ids`` of a table ``[N, F]``, stored: ``[n, F]`` in ``dtype``."""
     n, width = ids.numel(), table.shape[1]
+    check_rows(n)
     out = table.new_empty((n, width), dtype=dtype)
     if not out.numel():
         return out
@@ -82,6 +83,7 @@ def gather_linear(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | Non
     check_ids(ids)
     check_values(table=table, weight=weight, bias=bias)
     n, (columns, width) = ids.numel(), weight.shape
+    check_rows(n)
     out = weight.new_empty((n, columns))
     if not out.numel():
         return out

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.gpu_edges import edge_dots
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, require
 from joestar.kernels.gpu_links import gathered_grad
@@ -43,7 +44,7 @@ def spmm_grad_x(
     ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``, made by
     atomic additions.
     """
-    if torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         return spmm_grad_x_transposed(indptr, indices, grad, weight, num_src, reduce, shared)
     check_offsets(indptr)
     check_ids(indices)
@@ -104,11 +105,12 @@ def spmm_grad_weight(
 def _extremum_grad(
     indptr, indices, x, weight, y, grad, grad_x, grad_weight, n, num_edges,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, ACC: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PER_EDGE: tl.constexpr,
 ):  # fmt: skip
     """Counts the messages of a row that equal its result, then gives each its share; a head per program.
 
-    Axis 2 of the grid runs over the tiles of wide heads: ``grad_weight`` has a layer ``[E, H]`` for each.
+    Axis 2 of the grid runs over the tiles of wide heads: ``grad_weight`` has a layer ``[E, H]`` for each. ``PER_EDGE``:
+    ``grad_x`` has a row for every edge, which is written; else one for every source, which is added to.
     """
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
@@ -143,7 +145,10 @@ def _extremum_grad(
         if weight is not None:
             factor = tl.load(weight + e * HEADS + head, e < end, 0).to(ACC)
         chosen = ((value * factor).to(y.dtype.element_ty) == result) & mask
-        tl.atomic_add(grad_x + at, share * factor, chosen, sem="relaxed")
+        if PER_EDGE:
+            tl.store(grad_x + e.to(tl.int64) * WIDTH + column, tl.where(chosen, share * factor, 0), mask)
+        else:
+            tl.atomic_add(grad_x + at, share * factor, chosen, sem="relaxed")
         if weight is not None:
             for_weight = tl.sum(tl.where(chosen, share * value, 0), 1, keep_dims=True)
             layer = grad_weight
@@ -157,9 +162,10 @@ def _extremum_grad(
 def spmm_extremum_grad(
     indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, y: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of ``spmm`` (max or min) for ``x`` and ``weight``, shared evenly among ties; atomic additions.
+    """Gradients of ``spmm`` (max or min) for ``x`` and ``weight``, shared evenly among ties.
 
-    Ties are found by comparing messages, rounded as in the forward pass, with ``y``.
+    For ``x`` by atomic additions; deterministic: by values ``[E, ...]`` that every source adds up in order. Ties are
+    found by comparing messages, rounded as in the forward pass, with ``y``.
     """
     check_offsets(indptr)
     check_ids(indices)
@@ -169,7 +175,9 @@ def spmm_extremum_grad(
         not wider, f"weights no wider than x, {x.dtype}, whose ties count", None if weight is None else weight.dtype
     )
     heads, width = heads_and_width(x, weight)
-    grad_x = torch.zeros(x.shape, dtype=_wide(x.dtype), device=x.device)
+    ordered = is_deterministic()
+    rows_of = (indices.numel(), *x.shape[1:]) if ordered else x.shape
+    grad_x = torch.zeros(rows_of, dtype=_wide(x.dtype), device=x.device)
     n, block = indptr.numel() - 1, row_tile(max(1, width))
     parts = cdiv(max(1, width), block)
     layers = grad_weight = None if weight is None else torch.zeros_like(weight)
@@ -180,17 +188,19 @@ def spmm_extremum_grad(
         _extremum_grad[(cdiv(n, rows), heads, parts)](
             indptr, indices, x, weight, y, grad, grad_x, layers, n, indices.numel(),
             WIDTH=heads * width, HEADS=heads, HEAD_WIDTH=width, ACC=accumulator(x, weight),
-            BLOCK=block, ROWS=rows, num_warps=2 if width <= 256 else 8,
+            BLOCK=block, ROWS=rows, PER_EDGE=ordered, num_warps=2 if width <= 256 else 8,
         )  # fmt: skip
     if parts > 1 and layers is not None:
         grad_weight = layers.sum(0).to(weight.dtype)
+    if ordered:
+        grad_x = scatter_src_transposed(indptr, indices, grad_x, x.shape[0])
     return grad_x.to(x.dtype), grad_weight
 
 
 @triton.jit
 def _scatter_edges(indptr, indices, e, out, n, num_edges, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """``out[indices[i]] += e[i]`` over the valid edges."""
-    i = tile_rows(ROWS).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # edges: more than 32 bits hold
     valid = (i < num_edges) & (i < tl.load(indptr + n))
     column = tile_columns(tl.program_id(1), BLOCK)
     source = tl.load(indices + i, valid, 0).to(tl.int64)
@@ -201,7 +211,7 @@ def _scatter_edges(indptr, indices, e, out, n, num_edges, WIDTH: tl.constexpr, B
 @op
 def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Tensor:
     """Sum of edge values ``[E, ...]`` per source ``[num_src, ...]``; atomic additions, float32 for 16-bit values."""
-    if torch.are_deterministic_algorithms_enabled():
+    if is_deterministic():
         return scatter_src_transposed(indptr, indices, e, num_src)
     check_offsets(indptr)
     check_ids(indices)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_launch import cdiv, on_device
 
 _BLOCK = 1024
 
@@ -21,6 +21,7 @@ def _block_diagonal(
     tl.store(out + at, tl.load(weight + source, inside, 0), at < size)
 
 
+@on_device
 def block_diagonal(weight: Tensor) -> Tensor:
     """``[H C, H F]`` with the matrices of ``weight`` ``[H, C, F]`` on the diagonal and zeros elsewhere.
 

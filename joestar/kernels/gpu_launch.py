@@ -17,14 +17,27 @@ MAX_SUMS = 2048
 """Most block sums that every program of the next kernel adds up by itself."""
 
 ID_DTYPES = (torch.int32, torch.int64)
+MOST_ROWS = 2**31 - 2**16
+"""A kernel's tile of rows ends behind the last one."""
 
 
 def op(function):
     """Makes tensor arguments contiguous, those in lists too, and launches on their device."""
+    switched = on_device(function)
 
     @functools.wraps(function)
     def run(*args, **kwargs):
-        args = [_contiguous(a) for a in args]
+        return switched(*map(_contiguous, args), **kwargs)
+
+    run.switches_device = True
+    return run
+
+
+def on_device(function):
+    """Launches on the device of the first tensor among the arguments, whatever the current device is."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
         device = next(
             a.device for arg in args for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, Tensor)
         )
@@ -33,6 +46,7 @@ def op(function):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
+    run.switches_device = True
     return run
 
 
@@ -56,6 +70,12 @@ def check_offsets(indptr: Tensor) -> None:
     """Raises ``ValueError`` unless ``indptr`` is int64 ``[rows + 1]``."""
     right = indptr.dtype == torch.int64 and indptr.dim() == 1 and indptr.numel() > 0
     require(right, "indptr int64 [rows + 1]", _shape(indptr))
+    check_rows(indptr.numel() - 1)
+
+
+def check_rows(rows: int) -> None:
+    """Raises ``ValueError`` for more rows than kernels count in 32 bits, the last tile included. Edges have 64."""
+    require(rows <= MOST_ROWS, f"at most {MOST_ROWS} rows", f"{rows}; work on parts of them")
 
 
 def check_ids(*ids: Tensor) -> None:

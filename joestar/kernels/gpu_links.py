@@ -12,7 +12,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_bits import kept_bits
 from joestar.kernels.gpu_columns import added_up
-from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_launch import cdiv, require
 from joestar.kernels.gpu_spmm import row_edges
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import (
@@ -24,6 +24,8 @@ from joestar.kernels.gpu_tiles import (
     tile_rows,
 )
 
+MOST_EDGES = 2**31 - 1
+"""Edges of one call: numbers of edges are int32 in lists."""
 _RESIDENT = 132 * 32
 """Warps that gather gradients tile after tile: 32 for each multiprocessor of an H200, which holds them at once."""
 
@@ -55,11 +57,26 @@ def _link_edges(
         done += SLOTS
 
 
+def check_linkable(edges: int) -> None:
+    """Raises ``ValueError`` for more edges than lists can name: numbers of edges are int32 in them, negative ones end a
+    list, and gradients would be missing without a word.
+    """
+    require(
+        edges <= MOST_EDGES, f"at most {MOST_EDGES} edges to link into lists of their sources",
+        f"{edges}; aggregate over parts of the graph (graph[:, dsts]), or order the edges instead: "
+        "torch.use_deterministic_algorithms(True)",
+    )  # fmt: skip
+
+
 def link_edges(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
     """Every valid edge in a list of its source: (first edges int32 ``[num_src]``, -1 where none; links int64 ``[E]``).
 
     A link is ``next edge << 32 | row``; the order of a list changes between runs.
+
+    Raises:
+        ValueError: for more than ``MOST_EDGES`` edges.
     """
+    check_linkable(indices.numel())
     heads = torch.full((num_src,), -1, dtype=torch.int32, device=indices.device)
     links = torch.empty(indices.numel(), dtype=torch.int64, device=indices.device)
     _link(indptr, indices, None, heads, links, links.new_empty(0, dtype=torch.float32), False)
@@ -228,6 +245,7 @@ def gathered_grad(
         (rows, their sum if ``biased``, else ``[0]``).
     """
     n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
+    check_linkable(edges)
     heads, head_width = heads_and_width(grad, weight)
     width = heads * head_width // (2 if cat else 1)
     out = grad.new_empty((num_src, width) if cat else (num_src, *grad.shape[1:]))

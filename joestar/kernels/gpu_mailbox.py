@@ -4,15 +4,29 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import triton
 import triton.language as tl
 from torch import Tensor
+
+from joestar.kernels.gpu_launch import INTERPRETED
 
 TAG_BITS = 20
 """Low bits of every word that hold the number of the message: a word tells by itself whether it is new."""
 TAG = tl.constexpr((1 << TAG_BITS) - 1)
 SHIFT = tl.constexpr(TAG_BITS)
 
+_COMPILED = tl.constexpr(not INTERPRETED)
+
 _local = threading.local()
+
+
+@triton.jit
+def show_host(value):
+    """What this program has stored so far becomes visible to the host now, not at the end of the graph."""
+    if _COMPILED:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.sys; mov.u32 $0, $1;", "=r,r", [value.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @contextlib.contextmanager

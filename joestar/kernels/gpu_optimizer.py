@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_launch import cdiv, on_device
 
 BLOCK = 1024
 TOGETHER = 24
@@ -98,6 +98,7 @@ def _parts(weights: list[Tensor]):
         yield part, tuple(sizes), tuple(first)
 
 
+@on_device
 def adam(
     weights: list[Tensor], grads: list[Tensor], averages: list[Tensor], squares: list[Tensor], largest: list[Tensor],
     steps: list[Tensor], table: Tensor, ok: Tensor, *, decoupled: bool, maximize: bool,
@@ -120,6 +121,7 @@ def adam(
     torch._foreach_add_(steps, [ok_number] * len(steps))  # a tensor instead of a list would be read by the host
 
 
+@on_device
 def sgd(
     weights: list[Tensor], grads: list[Tensor], buffers: list[Tensor], table: Tensor, ok: Tensor, *, nesterov: bool,
     maximize: bool,

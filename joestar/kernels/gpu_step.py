@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox
+from joestar.kernels.gpu_launch import on_device
+from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox, show_host
 
 
 @triton.jit
@@ -20,6 +21,7 @@ def _take_batch(order, run, key, size, capacity, seeds, count, BLOCK: tl.constex
         tl.store(count, valid)
 
 
+@on_device
 def take_batch(order: Tensor, run: Tensor, key: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Batch ``key[2]`` of the seeds: (seeds ``[size]``, their true number); see ``joestar.ops.reference``."""
     seeds = order.new_empty(size)
@@ -38,6 +40,7 @@ def _finish_step(key, flag, losses, run, loss, ok):
     tl.store(flag, (fine == 0).to(tl.int8))
 
 
+@on_device
 def finish_step(key: Tensor, flag: Tensor, losses: Tensor, run: Tensor, loss: Tensor, ok: Tensor) -> None:
     """Notes the loss of a step and moves on, if ``ok``; else raises the flag; see ``joestar.ops.reference``."""
     _finish_step[(1,)](key, flag.view(torch.int8), losses, run, loss, ok.view(torch.int8), num_warps=1)
@@ -60,8 +63,10 @@ def _overflow(counts, flag, out, ok, sequence, words, BOUNDS: tl.constexpr, COUN
     tl.store(ok, fine.to(tl.int8))
     if POST:
         tl.store(words, (fine.to(tl.int64) << SHIFT) | tag)
+        show_host(tag)
 
 
+@on_device
 def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
     """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound.
 

@@ -2,20 +2,31 @@
 
 ``choose`` times the candidates of a kernel once per (kernel, device, shape class) with CUDA events, outside of CUDA
 graph captures, and stores the best in ``tune.json`` in the cache folder (``JOESTAR_CACHE``, else ``XDG_CACHE_HOME`` or
-``~/.cache``, there in ``joestar``). Within a capture, in Triton's interpreter, for work too small to matter, and with
-``JOESTAR_TUNE=0``, what is known is used, else the first candidate.
+``~/.cache``, there in ``joestar``), under the code of the kernels and the versions of PyTorch and Triton. Within a
+capture, in Triton's interpreter, for work too small to matter, and with ``JOESTAR_TUNE=0``, what is known is used, else
+the first candidate. Where sums must have a fixed order (``deterministic``) it is always the first: settings change it.
 """
 
 import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import triton
 
+from joestar.kernels.determinism import deterministic, is_deterministic
+from joestar.kernels.digest import source_digest
 from joestar.kernels.gpu_launch import INTERPRETED
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+__all__ = ["cache_file", "choose", "deterministic", "forget", "is_deterministic", "size_class"]
 
 Config = dict[str, int]
 
@@ -24,7 +35,9 @@ SMALL = 2**22
 REPEATS = 7
 _QUEUEING = 400_000
 """Clock cycles, some 0.2 ms, in which the host queues a launch."""
-_FORMAT = 1
+_FORMAT = 2
+_KEPT = 8
+"""Versions of the code whose choices stay in the file."""
 
 _known: dict[str, Config] | None = None
 
@@ -37,31 +50,58 @@ def cache_file() -> Path:
     return Path(folder) / "tune.json"
 
 
-def _load() -> dict[str, Config]:
-    """What the file holds; nothing if it is missing, damaged or of another format."""
+def _code() -> str:
+    """What measured: our kernels, PyTorch, Triton."""
+    return f"joestar {source_digest('kernels')} torch {torch.__version__} triton {triton.__version__}"
+
+
+def _read() -> dict[str, dict[str, Config]]:
+    """Code -> its choices; nothing if the file is missing, damaged or of another format."""
     try:
         content = json.loads(cache_file().read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("best"), dict):
         return {}
-    return content["best"]
+    return {code: best for code, best in content["best"].items() if isinstance(best, dict)}
+
+
+def _load() -> dict[str, Config]:
+    """What the file holds for this code."""
+    return _read().get(_code(), {})
 
 
 def _store(name: str, config: Config) -> None:
-    """Adds one choice to the file, written beside and renamed; if that fails, the choice lasts for this process."""
+    """Adds one choice to the file, written beside and renamed; if that fails, the choice lasts for this process.
+
+    Processes that store at the same time wait for one another: nobody's choice is lost.
+    """
     path = cache_file()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": _FORMAT, "best": {**_load(), name: config}}
-        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix="tune-", suffix=".json")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file, indent=1, sort_keys=True)
-            os.replace(beside, path)
-        except OSError:
-            os.unlink(beside)
-            raise
+        with _locked(path.with_suffix(".lock")):
+            best = _read()
+            best[_code()] = {**best.pop(_code(), {}), name: config}  # the last written comes last
+            _write(path, {"format": _FORMAT, "best": dict(list(best.items())[-_KEPT:])})
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file unlocks it
+
+
+def _write(path: Path, content: dict) -> None:
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix="tune-", suffix=".json")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file, indent=1)
+        os.replace(beside, path)
+    except OSError:
+        os.unlink(beside)
+        raise
 
 
 def forget() -> None:
@@ -115,9 +155,12 @@ def choose(
         kernel: its name; shape: whatever the best settings depend on, made of numbers, strings and dtypes.
         candidates: settings, the default first. launch: runs the kernel with some settings; may be called many times.
         work: bytes that a launch moves, roughly. reset: undoes what launches add up, after the timing.
+
+    Returns:
+        The first candidate where sums must have a fixed order.
     """
     global _known
-    if len(candidates) == 1 or work < SMALL or device.type != "cuda":
+    if len(candidates) == 1 or work < SMALL or device.type != "cuda" or is_deterministic():
         return candidates[0]
     if _known is None:
         _known = _load()

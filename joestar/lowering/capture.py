@@ -18,6 +18,7 @@ from torch.utils._device import DeviceContext
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
+from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.origin import node_line, user_line
 
 SEEDS_HINT = 11
@@ -123,7 +124,7 @@ def _capture(
     compiled = torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)
     try:
         try:
-            with torch._dynamo.config.patch(_RNN):
+            with torch._dynamo.config.patch(_RNN), cumulative_averages():
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

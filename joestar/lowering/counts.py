@@ -52,6 +52,8 @@ def values_to_counts(context, node: fx.Node) -> None:
         if kind != "Tensor":
             node.target = _tensor_overload(context, node, index)
         count = _as_number(context, node, value)
+        if not node.target._schema.is_mutable:
+            _widen(context, node)
         if inside:
             node.update_arg(index, count)
         else:
@@ -63,9 +65,30 @@ def _as_number(context, node: fx.Node, size: fx.Node) -> fx.Node:
     """The count behind a size, in a dtype that leaves the result's as it would be with a Python number."""
     value, result = size.meta["val"], node.meta.get("val")
     count = context.count(value.node.expr, node)
-    if isinstance(value, torch.SymFloat) and isinstance(result, torch.Tensor) and result.dtype.is_floating_point:
-        count = context.call(aten._to_copy.default, count, dtype=result.dtype)
+    if isinstance(value, torch.SymFloat) and _is_float(result):
+        count = context.call(aten._to_copy.default, count, dtype=torch.promote_types(result.dtype, torch.float32))
     return count
+
+
+def _widen(context, node: fx.Node) -> None:
+    """The node computes in at least float32, as with a Python number: 70,000 is no float16, and 257 no bfloat16.
+
+    Autocast may make any value one of 16 bits; for others, the conversions do nothing.
+    """
+    operands = [arg for arg in node.args if isinstance(arg, fx.Node) and _is_float(arg.meta.get("val"))]
+    for operand in dict.fromkeys(operands):
+        wide = context.call(torch.ops.joestar.widened.default, operand, like=operand)
+        node.replace_input_with(operand, wide)
+    result = node.meta.get("val")
+    like = [operand for operand in operands if _is_float(result) and operand.meta["val"].dtype == result.dtype]
+    if like:
+        with context.gm.graph.inserting_before(node.next):
+            narrowed = context.call(torch.ops.joestar.narrowed.default, node, like[0], like=node)
+        node.replace_all_uses_with(narrowed, delete_user_cb=lambda user: user is not narrowed)
+
+
+def _is_float(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
 def _tensor_overload(context, node: fx.Node, index: int):

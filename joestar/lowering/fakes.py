@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +22,8 @@ def mode_of(graph: fx.Graph) -> FakeTensorMode | None:
 
 def run(graph: fx.Graph, target, *args, **kwargs):
     """What a call gives, on shapes alone: a fake tensor (or several) of the graph's mode."""
-    with mode_of(graph) or contextlib.nullcontext(), torch.no_grad():
+    # Some meta functions (addcmul beside [1, 1]) expand through C++, which knows no symbols but by way of Python.
+    with mode_of(graph) or contextlib.nullcontext(), torch.no_grad(), enable_python_dispatcher():
         return target(*args, **kwargs)
 
 

@@ -46,7 +46,9 @@ def same_size(a, b) -> bool:
     A symbolic size equals no plain integer. (Never compare their ``expression``: it is ``None`` for every integer.)
     """
     left, right = expression(a), expression(b)
-    return int(a) == int(b) if left is None and right is None else left == right
+    if left is None or right is None:
+        return left is right and int(a) == int(b)
+    return left == right or sympy.expand(left - right) == 0
 
 
 def same_shape(a, b) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from joestar.errors import CaptureError, VerificationError
 from joestar.lowering import fakes
 from joestar.lowering.origin import node_line
+from joestar.lowering.sizes import same_shape, same_size
 
 NAMESPACES = ("aten", "joestar")
 _SYMBOLIC = {
@@ -123,18 +124,32 @@ def verify_changed(gm: fx.GraphModule, before: dict[fx.Node, tuple], stage: str,
     for node, call in calls(gm).items():
         if before.get(node) == call:
             continue
-        found, said = _forms(fakes.result(node), dtypes), _forms(node.meta["val"], dtypes)
-        if found != said:
+        found, said = fakes.result(node), node.meta["val"]
+        if not _alike(found, said, dtypes):
             raise VerificationError(
-                f"{stage} left node {node.name} with another value than {node.target} gives: expected {said}, got "
-                f"{found}, at {node_line(node)}."
+                f"{stage} left node {node.name} with another value than {node.target} gives: expected "
+                f"{_forms(said)}, got {_forms(found)}, at {node_line(node)}."
             )
 
 
-def _forms(value, dtypes: bool) -> list[str]:
+def _alike(value, other, dtypes: bool) -> bool:
+    """Whether two results have tensors of the same shapes (and dtypes), and equal sizes."""
+    leaves, others = tree_leaves(value), tree_leaves(other)
+    return len(leaves) == len(others) and all(_alike_leaf(*pair, dtypes) for pair in zip(leaves, others, strict=True))
+
+
+def _alike_leaf(value, other, dtypes: bool) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return (value.dtype == other.dtype or not dtypes) and same_shape(value.shape, other.shape)
+    if isinstance(value, (int, torch.SymInt)) and isinstance(other, (int, torch.SymInt)):
+        return same_size(value, other)
+    return value == other
+
+
+def _forms(value) -> list[str]:
     """Dtype and shape of every tensor, the value of every size."""
     leaves = tree_leaves(value)
-    return [f"{v.dtype if dtypes else ''} {tuple(v.shape)}" if isinstance(v, Tensor) else str(v) for v in leaves]
+    return [f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else str(v) for v in leaves]
 
 
 def output_shapes(gm: fx.GraphModule) -> list:

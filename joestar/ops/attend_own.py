@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import register_autograd, register_fake
 
 from joestar.kernels import gpu_kernels
+from joestar.kernels.determinism import is_deterministic
 from joestar.ops.library import LIBRARY
 
 ops = torch.ops.joestar
@@ -63,7 +64,7 @@ def _composed_grad(
 def _gpu_grad(indptr, indices, x, v_src, v_dst, s_src, s_dst, top, total, grad, slope, bits, scale):
     kernel = getattr(gpu_kernels(), "attend_own_grad", None)
     arguments = indptr, indices, x, v_src, v_dst, s_src, s_dst, top, total, grad, slope, bits, scale
-    if kernel is None or torch.are_deterministic_algorithms_enabled():
+    if kernel is None or is_deterministic():
         return _composed_grad(*arguments)
     for_src, for_dst, for_x = kernel(*arguments)
     with torch.autocast("cuda", enabled=False):

@@ -14,11 +14,14 @@ SCHEMAS = {
     "keyed_edge_dropout": "(Tensor x, Tensor indptr, Tensor dsts, Tensor key, int site, float p,"
     " bool padded_columns=False) -> Tensor",
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
+    "widened": "(Tensor x) -> Tensor",
+    "narrowed": "(Tensor x, Tensor like) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
     "masked_var": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
     "masked_std": "(Tensor x, Tensor count, int dim, int[] dims, float correction, bool keepdim) -> Tensor",
     "masked_batch_norm": "(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps)"
     " -> (Tensor, Tensor, Tensor)",
+    "cumulative_average": "(Tensor buffer, Tensor statistic, Tensor batches, Tensor count, int least) -> Tensor",
     "running_average": "(Tensor buffer, Tensor statistic, float momentum, Tensor count, int least) -> Tensor",
 }
 
@@ -72,6 +75,16 @@ def mask_rows(x: Tensor, count: Tensor, dim: int, value) -> Tensor:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """What values of ``dtype`` are added up in: float32 for 16-bit numbers, as in PyTorch's own reductions."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` in the dtype that its values are added up in."""
+    return x.to(_wide(x.dtype))
+
+
+def narrowed(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` in the dtype of ``like``."""
+    return x.to(like.dtype)
 
 
 def _entries(x: Tensor, count: Tensor, dim: int, dims: list[int]) -> Tensor:
@@ -135,6 +148,13 @@ def running_average(buffer: Tensor, statistic: Tensor, momentum: float, count: T
     """
     wide = _wide(buffer.dtype)
     moved = torch.lerp(buffer.to(wide), statistic.to(wide), momentum).to(buffer.dtype)
+    return torch.where(count >= least, moved, buffer)
+
+
+def cumulative_average(buffer: Tensor, statistic: Tensor, batches: Tensor, count: Tensor, least: int) -> Tensor:
+    """``running_average`` over all ``batches``, an integer that counts this one as well."""
+    wide = _wide(buffer.dtype)
+    moved = torch.lerp(buffer.to(wide), statistic.to(wide), 1 / batches.to(wide)).to(buffer.dtype)
     return torch.where(count >= least, moved, buffer)
 
 

@@ -41,3 +41,23 @@ def _autocast(device: str):
 
 LIBRARY.impl("edge_map", _autocast("cpu"), "AutocastCPU")
 LIBRARY.impl("edge_map", _autocast("cuda"), "AutocastCUDA")
+
+
+def _spmm_autocast(device: str):
+    """Extrema of short rows times wider weights: the weights are rounded first, as rows and messages are.
+
+    ``w.to(h.dtype)`` in the user's model was traced where ``h`` was not short yet, and is gone.
+    """
+
+    def run(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, *rest) -> Tensor:
+        with torch.autocast(device, enabled=False):
+            extremum = bool(rest) and rest[0] in ("max", "min")
+            if extremum and weight is not None and torch.promote_types(x.dtype, weight.dtype) != x.dtype:
+                weight = weight.to(x.dtype)
+            return torch.ops.joestar.spmm(indptr, indices, x, weight, *rest)
+
+    return run
+
+
+LIBRARY.impl("spmm", _spmm_autocast("cpu"), "AutocastCPU")
+LIBRARY.impl("spmm", _spmm_autocast("cuda"), "AutocastCUDA")

@@ -87,6 +87,13 @@ SCHEMAS = {
     "finish_step": "(Tensor(a!) key, Tensor(b!) flag, Tensor(c!) losses, Tensor run, Tensor loss, Tensor ok) -> ()",
 }
 
+KEEPS_TABLES = frozenset({"compact", "collective_sample"})
+"""Ops that write a table of the device which outlives the call: calls must be ordered, on one stream or by events.
+
+Whoever reorders ops asks ``keeps_tables``. A kernel that comes to use such a table declares it here
+(``tests/ops/test_device_tables.py`` finds it otherwise).
+"""
+
 DISSOLVED = {
     "cpu": (
         "add_bias",
@@ -119,6 +126,12 @@ def _two_tensors(kernel):
 def _implementation(name: str, module):
     kernel = getattr(module, name, None)
     return _two_tensors(kernel) if kernel is not None and name.endswith("extremum_grad") else kernel
+
+
+def keeps_tables(target) -> bool:
+    """Whether calls of an op (``torch.ops.joestar.compact.default``) share tables of the device."""
+    namespace, _, name = target._schema.name.partition("::")
+    return namespace == "joestar" and name in KEEPS_TABLES
 
 
 def decompositions(device: torch.device) -> dict:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.library import register_autograd, register_fake
 
 from joestar.kernels import gpu_kernels
+from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.layout import extrema, reductions
 from joestar.ops.library import LIBRARY
 
@@ -108,7 +109,7 @@ def _composed_grad(
 
 def _gpu_grad(*arguments) -> Tensor:
     kernel = getattr(gpu_kernels(), "multi_aggregate_grad", None)
-    if kernel is None or torch.are_deterministic_algorithms_enabled():
+    if kernel is None or is_deterministic():
         return _composed_grad(*arguments)
     return kernel(*arguments)
 

@@ -71,23 +71,21 @@ def step(optimizer: Optimizer, table: Tensor, ok: Tensor) -> None:
         weights = [p for p in group["params"] if p.grad is not None]
         if not weights:
             continue
-        with torch.cuda.device(weights[0].device) if weights[0].is_cuda else torch.no_grad():
-            states = [optimizer.state[p] for p in weights]
-            grads = [_laid_out(p.grad, p) for p in weights]
+        grads = [_laid_out(p.grad, p) for p in weights]
 
-            def every(name: str, states=states) -> list[Tensor]:
-                return [state[name] for state in states]
+        def every(name: str, weights=weights) -> list[Tensor]:
+            return [optimizer.state[p][name] for p in weights]
 
-            if isinstance(optimizer, (Adam, AdamW)):
-                adam(
-                    weights, grads, every("exp_avg"), every("exp_avg_sq"),
-                    every("max_exp_avg_sq") if group["amsgrad"] else [], every("step"), table[row], ok,
-                    decoupled=type(optimizer) is AdamW or bool(group.get("decoupled_weight_decay")),
-                    maximize=group["maximize"],
-                )  # fmt: skip
-            else:
-                buffers = every("momentum_buffer") if group["momentum"] else []
-                sgd(weights, grads, buffers, table[row], ok, nesterov=group["nesterov"], maximize=group["maximize"])
+        if isinstance(optimizer, (Adam, AdamW)):
+            largest = every("max_exp_avg_sq") if group["amsgrad"] else []
+            decoupled = type(optimizer) is AdamW or bool(group.get("decoupled_weight_decay"))
+            adam(
+                weights, grads, every("exp_avg"), every("exp_avg_sq"), largest, every("step"), table[row], ok,
+                decoupled=decoupled, maximize=group["maximize"],
+            )  # fmt: skip
+        else:
+            buffers = every("momentum_buffer") if group["momentum"] else []
+            sgd(weights, grads, buffers, table[row], ok, nesterov=group["nesterov"], maximize=group["maximize"])
     optimizer._opt_called = True  # schedulers ask
 
 

@@ -34,8 +34,9 @@ VIEWS = RESHAPES | {
 _PRIORITY = -1
 """Of the second stream: its kernels are short, and start as soon as a multiprocessor has room."""
 
-_prepared: tuple[torch.cuda.Stream, list["Program"]] | None = None
-"""The stream on which a CUDA graph is being prepared, and the programs that ran; ``None`` at all other times."""
+_prepared: dict[torch.cuda.Stream, list["Program"]] = {}
+"""Streams on which a CUDA graph is being prepared now -> the programs that ran: in whatever thread, as backward passes
+run in autograd's."""
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -169,18 +170,21 @@ def forking(stream: torch.cuda.Stream) -> Iterator[list[Program]]:
     Yields:
         The programs that have run so far, each once.
     """
-    global _prepared
-    before, _prepared = _prepared, (stream, [])
+    before, ran = _prepared.get(stream), []
+    _prepared[stream] = ran
     try:
-        yield _prepared[1]
+        yield ran
     finally:
-        _prepared = before
+        if before is None:
+            del _prepared[stream]
+        else:
+            _prepared[stream] = before
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The second stream of a device: one for all programs, as libraries keep workspaces for every stream."""
     if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device, priority=_PRIORITY)
+        _streams.setdefault(device, torch.cuda.Stream(device, priority=_PRIORITY))
     return _streams[device]
 
 
@@ -214,9 +218,10 @@ def _in_sequence(tensors: list[Tensor], text: str) -> list[Tensor]:
 def _on_gpu(tensors: list[Tensor], text: str) -> list[Tensor]:
     main = torch.cuda.current_stream(tensors[0].device)
     with torch.autocast("cuda", enabled=False):
-        if _prepared is None or _prepared[0] != main:
+        ran = _prepared.get(main)
+        if ran is None:
             return _in_sequence(tensors, text)
-        program, ran = Program.parse(text), _prepared[1]
+        program = Program.parse(text)
         if program not in ran:
             ran.append(program)
         side = side_stream(main.device)

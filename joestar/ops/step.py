@@ -32,4 +32,4 @@ def shuffle_keys(n: int, a: int, b: int, device: torch.device) -> Tensor:
     """62-bit hashes of the positions below ``n`` under the state (a, b) of a call site: int64 ``[n]``, on a GPU."""
     from joestar.kernels import gpu_shuffle
 
-    return gpu_shuffle.shuffle_keys(n, a, b, device)
+    return gpu_shuffle.shuffle_keys(torch.empty(n, dtype=torch.int64, device=device), a, b)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from joestar.errors import ConfigError
+from joestar.ops.digest import source_digest
 from joestar.profile.files import write_text
 from joestar.profile.ledger import CandidateRecord
 
@@ -104,8 +105,8 @@ def cache_folder() -> Path:
 
 
 def cache_key(facts: Mapping) -> str:
-    """Hash of everything that a result depends on; ``facts`` must have a JSON form."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    """Hash of everything that a result depends on, our code included; ``facts`` must have a JSON form."""
+    return hashlib.sha256(json.dumps([source_digest(), facts], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def recall(key: str) -> Found | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError, JoestarWarning
+from joestar.ops.scratch import own_tables
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import SizeProfile, choose_bounds, record, step_key, widen
 from joestar.runtime.program import Program
@@ -143,7 +144,8 @@ class Executor:
             chosen = seeds[part * batch : (part + 1) * batch]
             batches.append((chosen, step_key(seed, epoch + again, part, self.device)))
         self.counters.warm_up_batches += len(batches)
-        return record(self.program.sampler, self.program.graph, batches)
+        with own_tables({}):  # a CUDA graph will have its own
+            return record(self.program.sampler, self.program.graph, batches)
 
     # --- state, for a run that goes on elsewhere ---
 

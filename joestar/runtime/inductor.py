@@ -15,24 +15,26 @@ from torch import Tensor, fx
 from joestar.fusion import overlap
 from joestar.ops.digest import source_digest
 from joestar.ops.library import decompositions
+from joestar.runtime.locks import TRACING
 from joestar.runtime.recompute import RecomputeMasks
 
 
-def compile_graph(padded: fx.GraphModule, example: list, device: torch.device, disabled: tuple[str, ...]) -> Callable:
+def compile_graph(
+    padded: fx.GraphModule, example: list, device: torch.device, disabled: tuple[str, ...], deterministic: bool = False
+) -> Callable:  # fmt: skip
     """The compiled form of a padded graph; the backward pass is compiled when it runs first.
 
     Args:
         example: the inputs, whose shapes, strides and dtypes will not change. disabled: names of passes to leave out.
+        deterministic: nothing is chosen by timing, and libraries work on one stream only.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
     with torch.compiler.config.patch(tag):
-        return compile_fx(
-            gm, _faked(example), torch.compiler.config.patch(tag)(compile_fx_inner), settings(device, disabled),
-            Decompositions(device),
-        )  # fmt: skip
+        inner = TRACING(torch.compiler.config.patch(tag)(compile_fx_inner))
+        return compile_fx(gm, _faked(example), inner, settings(device, disabled, deterministic), Decompositions(device))
 
 
 class Decompositions(dict):
@@ -86,7 +88,7 @@ def _content(tensor: Tensor) -> str:
     return f"{tensor.dtype}{list(tensor.shape)}{held.hexdigest()[:16]}"
 
 
-def settings(device: torch.device, disabled: tuple[str, ...] = ()) -> dict:
+def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
     On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
@@ -95,8 +97,10 @@ def settings(device: torch.device, disabled: tuple[str, ...] = ()) -> dict:
     """
     from torch._inductor import config
 
+    fixed = {"deterministic": True} if deterministic and hasattr(config, "deterministic") else {}
     if device.type != "cpu":
-        return {} if overlap.NAME in disabled else {"post_grad_custom_post_pass": overlap.Overlap()}
+        alone = deterministic or overlap.NAME in disabled
+        return fixed if alone else {"post_grad_custom_post_pass": overlap.Overlap()}
     names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
     found = {name: 8 for name in names if hasattr(config, name)}
-    return {**found, "joint_custom_post_pass": RecomputeMasks()}
+    return {**found, **fixed, "joint_custom_post_pass": RecomputeMasks()}

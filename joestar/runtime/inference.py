@@ -85,7 +85,7 @@ class Inference:
         ids = torch.zeros(1, dtype=self.graph.indices.dtype, device=self.graph.device)
         self.model.eval()
         try:
-            with torch.no_grad(), self._cast():
+            with torch.no_grad():
                 captured = program._capture(ids, ["slice", "compact"] * self.layers)
         except CaptureError:
             program.sampler = _Few(self.graph, self.layers)
@@ -113,10 +113,6 @@ class Inference:
                 sizes[expression(node.meta["val"])] = self.graph.num_edges if edges else self.graph.num_nodes
         return sizes
 
-    @contextlib.contextmanager
-    def _cast(self) -> Iterator[None]:
-        yield
-
     def run(
         self, idx: Tensor | None = None, *, batch_size: int | None = None, memory_budget: int | None = None,
         progress: bool | None = None,
@@ -132,7 +128,10 @@ class Inference:
             _bar(sum(steps_of(self.plan)), progress) as advance,
         ):
             result = Runner(self.plan, budget, WORKING[device], rows, advance).run()
-            return result.clone() if idx is None else torch.index_select(result, 0, idx)
+        if idx is not None:
+            return torch.index_select(result, 0, idx)
+        given = {v.tensor.untyped_storage().data_ptr() for v in self.plan.values.order if v.tensor is not None}
+        return result.clone() if result.untyped_storage().data_ptr() in given else result
 
 
 def infer(

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
-from joestar.fusion.hoist import Hoisted
+from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.lowering import fakes
 from joestar.lowering.capture import Captured, capture
@@ -22,8 +22,11 @@ from joestar.lowering.padding import Padded, pad
 from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import same_size, size_table
 from joestar.lowering.verify import verify_capture
+from joestar.ops.determinism import fixed_order
+from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
 from joestar.runtime.inductor import compile_graph
+from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
 
 
@@ -105,11 +108,17 @@ class Program:
         self.captured = self.run = self.padded = None
         return True
 
+    @TRACING
+    @torch.inference_mode(False)  # hoisted values are written again outside of it
     def trace(self, seeds: Tensor, key: Tensor) -> None:
-        """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch."""
+        """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch.
+
+        What fails or is interrupted leaves a program that was not captured: the next call tries again.
+        """
         if self.captured is not None:
             return
-        sizes, labels = measure(self.sampler, self.graph, seeds, key)
+        with own_tables({}):  # a CUDA graph will have its own
+            sizes, labels = measure(self.sampler, self.graph, seeds, key)
         self._traced_frozen = self.modes.frozen()
         with self.modes.set():
             try:
@@ -198,8 +207,9 @@ class Program:
 
     def _addresses(self) -> frozenset[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())
-        return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+        return frozenset(memory(tensor) for tensor in tensors if tensor.numel())
 
+    @torch.inference_mode(False)
     def refresh(self) -> None:
         """Computes hoisted values again whose sources were written in place."""
         for value in self.hoisted:
@@ -230,6 +240,7 @@ class Program:
 
     # --- execution ---
 
+    @torch.inference_mode(False)
     def exact(self, seeds: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
         """Runs eagerly with the true sizes, found by a structure-only sampling first: (outputs, sizes)."""
         self.trace(seeds, key)
@@ -243,26 +254,30 @@ class Program:
             outputs = self.captured.gm(*self._bind(self.captured.roles, seeds=seeds, key=key, sizes=sizes))
         return list(outputs), sizes
 
+    @TRACING
+    @torch.inference_mode(False)
     def compile(self, bounds: list[int], batch: int) -> None:
-        """Bakes the bounds in and compiles; replaces an earlier compilation."""
-        self.run = None
-        self.padded = self.phases.timed("padding", lambda: pad(self.captured.gm, self.captured.roles, bounds, batch))
-        self.bounds, self.batch = list(bounds), batch
+        """Bakes the bounds in and compiles; replaces an earlier compilation, which stays if this one fails."""
+        padded = self.phases.timed("padding", lambda: pad(self.captured.gm, self.captured.roles, bounds, batch))
+        device = self.graph.device
         example = self._bind(
-            self.padded.roles, seeds=torch.zeros(batch, dtype=self.graph.indices.dtype, device=self.graph.device),
-            key=torch.zeros(3, dtype=torch.int64, device=self.graph.device),
-            seed_count=torch.ones((), dtype=torch.int64, device=self.graph.device),
-            flag=torch.zeros((), dtype=torch.bool, device=self.graph.device),
+            padded.roles, seeds=torch.zeros(batch, dtype=self.graph.indices.dtype, device=device),
+            key=torch.zeros(3, dtype=torch.int64, device=device),
+            seed_count=torch.ones((), dtype=torch.int64, device=device),
+            flag=torch.zeros((), dtype=torch.bool, device=device),
         )  # fmt: skip
         with self._modes():
-            self.run = self.phases.timed("backend", lambda: self._backend(example))
+            run = self.phases.timed("backend", lambda: self._backend(padded, example))
+        self.run, self.padded, self.bounds, self.batch = run, padded, list(bounds), batch
         self.compiles += 1
 
-    def _backend(self, example: list) -> Callable:
+    def _backend(self, padded: Padded, example: list) -> Callable:
         if self.options.backend == "eager":
-            return self.padded.gm
-        return compile_graph(self.padded.gm, example, self.graph.device, self.options.disable_passes)
+            return padded.gm
+        options = self.options
+        return compile_graph(padded.gm, example, self.graph.device, options.disable_passes, options.deterministic)
 
+    @torch.inference_mode(False)
     def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
         arguments = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=flag)
@@ -277,8 +292,13 @@ class Program:
         with (
             torch.set_grad_enabled(self.kind != "predict"),
             torch.autocast(self.graph.device.type, dtype, enabled=dtype is not None, cache_enabled=False),
+            self.fixed_order(),
         ):
             yield
+
+    def fixed_order(self) -> contextlib.AbstractContextManager:
+        """Sums run in a fixed order within, if this program was compiled with ``deterministic``."""
+        return fixed_order(self.options.deterministic)
 
     def _bind(self, roles: list[tuple], *, sizes: list[int] = (), **inputs) -> list:
         inputs["num_seeds"] = inputs["seeds"].shape[0]

@@ -1,4 +1,4 @@
-"""Stages of a plan carried out: range after range of nodes with their in-edges, nothing stored per edge beyond a range."""
+"""A plan carried out, range after range of nodes with their in-edges; nothing is stored per edge beyond a range."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError
-from joestar.kernels.edge_program import LEAVES, EdgeProgram
+from joestar.fusion.edge_region import leaves_of
 from joestar.profile.numbers import human_bytes
 from joestar.runtime.rows import ALL, ROW, in_order
 from joestar.runtime.stages import Plan, Stage
@@ -72,20 +72,31 @@ class Runner:
         """Ends of the ranges: each within the working memory, and of ``rows`` nodes at most."""
         total = self.plan.values.num_nodes
         limit = min(self.working, self.budget - self._live(stage))
-        cost = torch.arange(total + 1, dtype=torch.int64) * stage.node_bytes
-        for space, size in stage.edge_bytes.items():
-            cost += self.stored[space.indptr].cpu() * size
-        bounds = [0]
         most = total if self.rows is None else self.rows
+        if not any(stage.edge_bytes.values()):
+            count = -(-total // max(1, min(most, limit // stage.node_bytes)))
+            return [
+                *range(0, total, max(1, -(-total // max(1, count)))),
+                total,
+            ]  # of equal size: kernels are tuned for it
+        cost = self._cost(stage, total)
+        bounds = [0]
         while bounds[-1] < total:
             start = bounds[-1]
-            end = int(torch.searchsorted(cost, cost[start] + limit, right=True)) - 1
-            end = min(end, start + most)
+            end = min(int(torch.searchsorted(cost, cost[start] + limit, right=True)) - 1, start + most)
             if end <= start:  # one node is more than the working memory: it may take what there is
                 end = start + 1
                 self._check_node(start, int(cost[end] - cost[start]), stage, number)
             bounds.append(end)
         return bounds
+
+    def _cost(self, stage: Stage, total: int) -> Tensor:
+        """Bytes of the nodes before each and of their in-edges, int64 ``[num_nodes + 1]``."""
+        cost = torch.arange(total + 1, device=self.stored[next(iter(stage.edge_bytes)).indptr].device)
+        cost *= stage.node_bytes
+        for space, size in stage.edge_bytes.items():
+            cost.add_(self.stored[space.indptr], alpha=size)
+        return cost
 
     def _check_node(self, node: int, needed: int, stage: Stage, number: int) -> None:
         left = self.budget - self._live(stage)
@@ -241,11 +252,9 @@ class _Range:
     def edge_map(self, value: Value) -> Tensor:
         """Messages of the range's edges."""
         _, indices, leaves, program, reduce = value.args
-        found, position = [], 0
-        for kind in EdgeProgram.parse(program).leaves:
-            first, *rest = leaves[position : position + LEAVES[kind]]
+        found = []
+        for kind, (first, *rest) in leaves_of(program, leaves):
             found += [self.all(first) if kind in ("src", "vector") else self.rows(first), *map(self.all, rest)]
-            position += LEAVES[kind]
         return value.target(self.indptr(value), self.rows(indices), found, program, reduce)
 
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from joestar.errors import StaleBackwardError
+from joestar.ops.scratch import own_tables
 from joestar.ops.side_by_side import forking
+from joestar.runtime.locks import CAPTURING
 from joestar.runtime.program import Program
-from joestar.runtime.step_graph import WARM_UP, capture_stream
+from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
 
 
 class ReplayedProgram:
@@ -23,6 +25,7 @@ class ReplayedProgram:
         program: compiled, of kind ``logits`` (with gradients) or ``predict``.
     """
 
+    @torch.inference_mode(False)  # the buffers are written outside of it, too
     def __init__(self, program: Program):
         device = program.graph.device
         self.program = program
@@ -33,8 +36,16 @@ class ReplayedProgram:
         self.count = torch.ones((), dtype=torch.int64, device=device)
         self.key = torch.zeros(3, dtype=torch.int64, device=device)
         self.flag = torch.ones((), dtype=torch.bool, device=device)  # while it is set, no buffer changes
-        with forking(capture_stream(device)) as overlapped:
-            self._capture(device)
+        self.forward_graph = self.backward_graph = None
+        self.grads: tuple | list = []
+        self._tables: dict = {}
+        self.order = StreamOrder(device)
+        try:
+            with CAPTURING, own_tables(self._tables), forking(capture_stream(device)) as overlapped:
+                self._capture(device)
+        except BaseException:  # out of memory, or interrupted
+            self.free()
+            raise
         program.note_overlap(overlapped)
         self.flag.fill_(False)
 
@@ -72,6 +83,7 @@ class ReplayedProgram:
 
     def run(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
         """One call; waits for the flag."""
+        self.order.follow()
         self.seeds.copy_(seeds)
         self.count.fill_(count)
         self.key.copy_(key)
@@ -90,9 +102,11 @@ class ReplayedProgram:
         """Gives the graphs' memory back; their forward calls can no longer be differentiated."""
         self.generation += 1
         self.grads = []
-        self.forward_graph.reset()
-        if self.differentiable:
-            self.backward_graph.reset()
+        torch.cuda.synchronize(self.program.graph.device)  # they may still run
+        for graph in (self.forward_graph, self.backward_graph):
+            if graph is not None:
+                graph.reset()
+        self._tables = {}
         torch.cuda.empty_cache()
 
 
@@ -117,6 +131,7 @@ class _Replay(torch.autograd.Function):
                 "a parameter was changed between compiled(seeds) and backward (optimizer.step(), load_state_dict?): "
                 "the gradients would be wrong. Call loss.backward() first."
             )
+        replayed.order.follow()
         replayed.grad.copy_(grad)
         replayed.backward_graph.replay()
         return None, *(None if g is None else g.clone() for g in replayed.grads)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from joestar.kernels.edge_program import LEAVES, EdgeProgram
+from joestar.fusion.edge_region import leaves_of
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 
 ROW, ALL, FIXED = "row", "all", "fixed"
@@ -20,20 +20,21 @@ ROW, ALL, FIXED = "row", "all", "fixed"
 
 _JOESTAR = torch.ops.joestar
 _SIZED = {
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "expand", "expand_copy", "new_zeros", "new_ones", "new_empty"), 1),
-    **dict.fromkeys(("new_full", "view_copy"), 1),
+    **dict.fromkeys(("view", "view_copy", "reshape", "_unsafe_view", "expand", "expand_copy"), 1),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), 1),
     **dict.fromkeys(("zeros", "ones", "empty", "full"), 0),
 }  # fmt: skip
 """Operations that are told the shape of their result: position of that argument."""
 _LIKE = {
-    "to", "_to_copy", "clone", "contiguous", "detach", "alias", "type_as", "float", "double", "half", "bfloat16", "bool",
-    "int", "long", "zeros_like", "ones_like", "full_like", "empty_like", "lift_fresh_copy", "expand_as",
+    "to", "_to_copy", "clone", "contiguous", "detach", "alias", "type_as", "float", "double", "half", "bfloat16",
+    "bool", "int", "long", "zeros_like", "ones_like", "full_like", "empty_like", "lift_fresh_copy", "expand_as",
 }  # fmt: skip
 _PRODUCTS = {"linear", "mm", "matmul", "addmm", "bmm", "baddbmm"}
 _OVER_DIMS = {
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "norm", "linalg_vector_norm", "std", "var",
-    "logsumexp", "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk", "all", "any",
-    "median", "var_mean", "std_mean", "count_nonzero", "logcumsumexp", "nansum", "nanmean", "cat", "concat", "stack",
+    "logsumexp", "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk", "all",
+    "any", "median", "var_mean", "std_mean", "count_nonzero", "logcumsumexp", "nansum", "nanmean", "cat", "concat",
+    "stack",
     "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "squeeze", "unsqueeze", "unflatten",
     "gather", "take_along_dim", "index_select", "flip", "glu",
 }  # fmt: skip
@@ -62,7 +63,7 @@ class Access:
 def access(value) -> Access | None:
     """How a ``Value`` that has rows may be computed for some of them; ``None``: only for all at once."""
     if value.target is operator.getitem:
-        return Access([(value.args[0], ROW)])
+        return Access([(value.args[0], ROW)]) if value.args[0].space is value.space else None
     if value.target in _SEGMENTS:
         return _segments(value)
     if not isinstance(value.target, torch._ops.OpOverload) or value.target.namespace not in ("aten", "joestar"):
@@ -75,7 +76,7 @@ def access(value) -> Access | None:
     if rule is None:
         return None
     found = rule(value, reads)
-    return Access(reads, sized=_SIZED.get(name)) if found is True else found
+    return Access(reads, sized=_SIZED.get(name)) if found is True else found or None
 
 
 def _same_rows(value) -> list[tuple] | None:
@@ -331,12 +332,10 @@ def in_order(indices) -> bool:
 
 def _edge_map(value, edges):
     _, indices, leaves, program, _ = value.args
-    reads, position = [(indices, "edge")], 0
-    for kind in EdgeProgram.parse(program).leaves:
-        first, *rest = leaves[position : position + LEAVES[kind]]
+    reads = [(indices, "edge")]
+    for kind, (first, *rest) in leaves_of(program, leaves):
         how = {"src": ALL, "dst": "dst", "vector": FIXED}.get(kind, "edge")
         reads += [(first, how), *((operand, FIXED) for operand in rest)]
-        position += LEAVES[kind]
     return reads
 
 

@@ -17,7 +17,7 @@ from joestar.runtime.executor import Executor
 from joestar.runtime.mailbox import Mailbox
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.state import Run, StepState
-from joestar.runtime.step_graph import GraphMemory, StepGraph
+from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
 
 
 class StepRunner:
@@ -42,7 +42,7 @@ class StepRunner:
         self._mailbox: Mailbox | None = None
         self._captured: tuple = ()
         self._one: Tensor | None = None
-        self._stream = None
+        self._streams = StreamOrder(executor.device)
         self._rehearsing = False
         executor.before_compile.append(self.drop_graph)
 
@@ -79,7 +79,8 @@ class StepRunner:
     def take(self, run: Run) -> Tensor:
         """The next step of the run; returns its loss, which has happened in the order of the current stream."""
         position = run.position
-        self._in_order()
+        if self.state.device.type == "cuda":
+            self._streams.follow()
         try:
             self.state.hold(run)
             if self._is_padded(run):
@@ -113,11 +114,12 @@ class StepRunner:
 
     def _step(self) -> tuple[bool, list[int]]:
         """The padded step, launched operation by operation; as far as its forward pass, if it does not fit."""
-        ok, counts, finish = self._forward()
-        if not self._rehearsing and not bool(ok):
-            self.state.flag.zero_()
-            return False, counts.tolist()
-        finish()
+        with self.executor.program.fixed_order():
+            ok, counts, finish = self._forward()
+            if not self._rehearsing and not bool(ok):
+                self.state.flag.zero_()
+                return False, counts.tolist()
+            finish()
         return True, counts.tolist()
 
     def _forward(self) -> tuple[Tensor, Tensor, Callable[[], None]]:
@@ -149,8 +151,9 @@ class StepRunner:
     def _exact(self, run: Run) -> None:
         start = time.perf_counter()
         self.optimizer.refresh()
-        (loss,) = self.executor.exact(run.seeds(run.position), self.state.key)
-        self._update(loss, torch.ones_like(self.state.flag), time.perf_counter() - start)
+        with self.executor.program.fixed_order():
+            (loss,) = self.executor.exact(run.seeds(run.position), self.state.key)
+            self._update(loss, torch.ones_like(self.state.flag), time.perf_counter() - start)
         run.loss(run.position).copy_(loss.detach())
         self.state.key[2] += 1
         self.counters.exact_steps += 1
@@ -166,7 +169,7 @@ class StepRunner:
         """After an error or an interrupt in the middle of a step: did it happen? The next one goes on from there."""
         self.state.let_go()
         with contextlib.suppress(Exception):  # a device that failed cannot say
-            if self._stream is not None:
+            if self.state.device.type == "cuda":
                 torch.cuda.synchronize(self.state.device)
             self.state.flag.zero_()
             if self._mailbox is not None:
@@ -174,15 +177,6 @@ class StepRunner:
             epoch, step = self.state.key[1:].tolist()
             if epoch == run.epoch and step == run.position + 1:
                 run.position = step
-
-    def _in_order(self) -> None:
-        """Steps that are taken on different streams of the user's happen one after the other all the same."""
-        if self.state.device.type != "cuda":
-            return
-        current = torch.cuda.current_stream(self.state.device)
-        if self._stream is not None and current != self._stream:
-            current.wait_stream(self._stream)
-        self._stream = current
 
     # --- the captured step ---
 
@@ -202,8 +196,12 @@ class StepRunner:
                 *_, finish = self._forward()
             finish()
 
-        with self._raised_flag(), self._untimed():
-            self.graph = StepGraph(step, state.device, self.memory)
+        with self._raised_flag(), self._untimed(), self.executor.program.fixed_order():
+            try:
+                self.graph = StepGraph(step, state.device, self.memory)
+            except BaseException:
+                self.optimizer.zero_grad()  # gradients of the memory that is gone
+                raise
         self._mailbox.start()
         program.note_overlap(self.graph.overlapped)
         self.counters.add_time("capture", self.graph.seconds)

@@ -107,10 +107,14 @@ class Plan:
         return stage
 
     def _is_there(self, value: Value, time: int) -> bool:
-        """Whether a stage finds a value stored; one that an earlier stage aggregated is stored for that."""
+        """Whether a stage finds a value stored; rows that an earlier stage aggregated are stored for that.
+
+        Values of edges are computed again: there are many more of them.
+        """
         if self.access[value] is None:
             return True
-        if self.time[value] < time and value not in self.stored and self._aggregates(value):
+        nodes = value.space is self.values.nodes
+        if nodes and self.time[value] < time and value not in self.stored and self._aggregates(value):
             self.stored.add(value)
         return value in self.stored and self.time[value] < time
 

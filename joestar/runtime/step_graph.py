@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from joestar.ops.scratch import own_tables
 from joestar.ops.side_by_side import forking
+from joestar.runtime.locks import CAPTURING
 
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
@@ -18,8 +20,23 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of all captures on a device: cuBLAS keeps 64 MiB and more for every stream that it has worked on."""
     if device not in _STREAMS:
-        _STREAMS[device] = torch.cuda.Stream(device)
+        _STREAMS.setdefault(device, torch.cuda.Stream(device))
     return _STREAMS[device]
+
+
+class StreamOrder:
+    """Launches on whatever stream the user has made the current one, each behind the one before."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._last: torch.cuda.Stream | None = None
+
+    def follow(self) -> None:
+        """Makes the current stream wait for the one of the last call, if that was another. Call it before launches."""
+        now = torch.cuda.current_stream(self.device)
+        last, self._last = self._last, now
+        if last is not None and last != now:
+            now.wait_stream(last)
 
 
 class GraphMemory:
@@ -30,6 +47,7 @@ class GraphMemory:
 
     def __init__(self, device: torch.device):
         self.pool = torch.cuda.graph_pool_handle()
+        self.tables: dict = {}
 
 
 class StepGraph:
@@ -46,6 +64,19 @@ class StepGraph:
 
     def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
         start = time.perf_counter()
+        self.device = device
+        self.order = StreamOrder(device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._tables = {} if memory is None else memory.tables
+        try:
+            with CAPTURING, own_tables(self._tables):
+                self._capture(step, device, memory)
+        except BaseException:  # out of memory, or interrupted
+            self.free()
+            raise
+        self.seconds = time.perf_counter() - start
+
+    def _capture(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None") -> None:
         stream = capture_stream(device)
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -58,13 +89,16 @@ class StepGraph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking(stream):
             step()
-        self.seconds = time.perf_counter() - start
 
     def replay(self) -> None:
-        """Launches the step."""
+        """Launches the step on the current stream, behind what it was launched on before."""
+        self.order.follow()
         self.graph.replay()
 
     def free(self) -> None:
         """Gives the graph's memory back."""
-        self.graph.reset()
+        if self.graph is not None:
+            torch.cuda.synchronize(self.device)  # it may still run
+            self.graph.reset()
+        self._tables = {}
         torch.cuda.empty_cache()

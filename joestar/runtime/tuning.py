@@ -16,6 +16,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, PaddingError
 from joestar.fusion import Site
+from joestar.ops.determinism import is_deterministic
 from joestar.profile import tuner
 from joestar.profile.choices import Found, cache_key, recall, remember
 from joestar.profile.facts import graph_facts, program_hash
@@ -263,6 +264,6 @@ def tuning_facts(runner: StepRunner, batch: int) -> dict:
         "options": {k: repr(v) for k, v in sorted(vars(program.options).items())},
         "bounds": [executor.slack, executor.warm_up],
         "cuda_graph": runner.cuda_graph,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic": is_deterministic(),
         "environment": environment,
     }

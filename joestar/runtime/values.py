@@ -14,12 +14,14 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from joestar.errors import CaptureError
+from joestar.errors import CaptureError, PaddingError
 from joestar.graph_api import Graph
 from joestar.lowering.capture import Captured
+from joestar.lowering.dropout import refuse_random
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 from joestar.runtime.rows import is_view, tensors_of
+from joestar.runtime.shortcuts import SHORTCUTS
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _NODES, _EDGES = sympy.Symbol("nodes", integer=True, positive=True), sympy.Symbol("edges", integer=True, positive=True)
@@ -118,11 +120,10 @@ class _Builder:
 
     def run(self) -> Values:
         gm = self.captured.gm
-        self.indptr, self.indices = self._const(self.graph.indptr), self._const(self.graph.indices)
-        self.spaces[_EDGES] = Space(self.indptr)
-        device, ids = self.graph.device, self.graph.indices.dtype
-        self.node_ids = self._given(torch.arange(self.graph.num_nodes, dtype=ids, device=device), self.nodes)
-        self.edge_sources = self._rows(self.indices, self.spaces[_EDGES])
+        self.indptr, self.indices = self.const(self.graph.indptr), self.const(self.graph.indices)
+        self.graph_edges = self.spaces[_EDGES] = Space(self.indptr)
+        self.node_ids = self.ids(self.graph.num_nodes, self.graph.indices.dtype, self.nodes)
+        self.edge_sources = self.rows(self.indices, self.spaces[_EDGES])
         placeholders = gm.graph.find_nodes(op="placeholder")
         for node, role in zip(placeholders, self.captured.roles, strict=True):
             self.node = node
@@ -130,7 +131,7 @@ class _Builder:
         for node in gm.graph.nodes:
             self.node = node
             if node.op == "get_attr":
-                self.known[node] = self._const(getattr(gm, node.target))
+                self.known[node] = self.const(getattr(gm, node.target))
             elif node.op == "call_function" and node.target is not torch._C._set_grad_enabled:
                 self.known[node] = self._call(node)
         (output,) = gm.graph.find_nodes(op="output")
@@ -152,9 +153,9 @@ class _Builder:
 
     def _placeholder(self, node: fx.Node, role: tuple):
         if role[0] == "const":
-            return self._const(role[1])
+            return self.const(role[1])
         if role[0] == "key":
-            return self._const(torch.zeros(3, dtype=torch.int64, device=self.graph.device))
+            return self.const(torch.zeros(3, dtype=torch.int64, device=self.graph.device))
         if role[0] == "seeds":
             self.symbols[expression(node.meta["val"].shape[0])] = _NODES
             return self.node_ids
@@ -165,21 +166,28 @@ class _Builder:
         self.symbols[expression(node.meta["val"])] = _EDGES if edges else _NODES
         return self.graph.num_edges if edges else self.graph.num_nodes
 
-    def _const(self, tensor: Tensor) -> Value:
+    def const(self, tensor: Tensor) -> Value:
+        """A given tensor."""
         if id(tensor) not in self.consts:
             value = Value(None, meta=tensor, fixed=True, tensor=tensor, node=self.node)
             self.consts[id(tensor)] = value
             self.order.append(value)
         return self.consts[id(tensor)]
 
-    def _given(self, tensor: Tensor, space: Space) -> Value:
-        return self._rows(self._const(tensor), space)
+    def ids(self, count: int, dtype: torch.dtype, space: Space) -> Value:
+        """0, 1, 2, ...: made only if something reads more than its order."""
+        options, meta = {"dtype": dtype, "device": self.graph.device}, torch.empty(count, dtype=dtype, device="meta")
+        value = Value(_ATEN.arange.default, (count,), options, meta, space, node=self.node, num_rows=count)
+        value.nbytes = count * dtype.itemsize
+        self.order.append(value)
+        return value
 
-    def _rows(self, table: Value, space: Space) -> Value:
+    def rows(self, table: Value, space: Space) -> Value:
         """A tensor that has a row per node or edge as rows of the space."""
         key = (as_rows, id(table), id(space))
         if key not in self.calls:
             value = Value(as_rows, (table,), meta=table.meta, space=space, node=self.node)
+            value.num_rows = self._number(table.meta.shape[0])
             self.order.append(value)
             self.calls[key] = value
         return self.calls[key]
@@ -195,7 +203,7 @@ class _Builder:
         number = sympy.N(value) if not value.is_number or not value.is_integer else value
         return int(value) if number.is_integer and not isinstance(symbolic, torch.SymFloat) else float(number)
 
-    def _size(self, size) -> sympy.Expr:
+    def size(self, size) -> sympy.Expr:
         """Canonical size of a dimension: an integer, or an expression in nodes and edges."""
         expr = expression(size)
         return sympy.Integer(int(size)) if expr is None else sympy.expand(expr.xreplace(self.symbols))
@@ -203,14 +211,15 @@ class _Builder:
     def _space(self, meta) -> tuple[Space | None, bool]:
         """(what the rows of a result range over, whether no size depends on the graph)."""
         tensors = [t for t in (meta if isinstance(meta, (list, tuple)) else [meta]) if isinstance(t, Tensor)]
-        sizes = [[self._size(size) for size in tensor.shape] for tensor in tensors]
+        sizes = [[self.size(size) for size in tensor.shape] for tensor in tensors]
         if not any(size.free_symbols for shape in sizes for size in shape):
             return None, True
-        spaces = {id(space): space for space in (self._leading(shape) for shape in sizes)}
+        spaces = {id(space): space for space in (self.leading(shape) for shape in sizes)}
         (space,) = spaces.values() if len(spaces) == 1 else (None,)
         return space, False
 
-    def _leading(self, shape: list[sympy.Expr]) -> Space | None:
+    def leading(self, shape: list[sympy.Expr]) -> Space | None:
+        """What dimension 0 ranges over, if no other dimension does."""
         if not shape or any(size.free_symbols for size in shape[1:]) or shape[0] in self.apart:
             return None
         return self.spaces.get(shape[0])
@@ -222,14 +231,15 @@ class _Builder:
             return self._number(node.meta["val"])
         args = fx.map_arg(node.args, self.known.__getitem__)
         kwargs = fx.map_arg(node.kwargs, self.known.__getitem__)
-        short = _SHORTCUTS.get(node.target)
+        short = SHORTCUTS.get(node.target)
         found = None if short is None else short(self, node, args)
         if found is not None:
             return found
         self._check(node)
-        return self._made(node.target, args, kwargs, node.meta["val"])
+        return self.made(node.target, args, kwargs, node.meta["val"])
 
-    def _made(self, target: Callable, args: tuple, kwargs: dict, meta) -> Value:
+    def made(self, target: Callable, args: tuple, kwargs: dict, meta) -> Value:
+        """The value of a call; that of an equal call, if there was one."""
         key = (target, _frozen(args), _frozen(tuple(kwargs.items())))
         if key in self.calls:
             return self.calls[key]
@@ -239,7 +249,7 @@ class _Builder:
             value.nodes, value.edges = self.nodes, self._edges_of(args[0])
         if target in (_JOESTAR.edge_dst.default, _JOESTAR.edge_softmax.default, _JOESTAR.sddmm.default):
             value.space = value.edges
-        if value.target is not operator.getitem and not is_view(target):
+        if value.target is not operator.getitem and (not is_view(target) or target._schema.name in _MAYBE_COPIES):
             value.nbytes = sum(map(self._nbytes, meta if isinstance(meta, (list, tuple)) else [meta]))
         value.num_rows = self._number(meta.shape[0]) if isinstance(meta, Tensor) and meta.dim() else 0
         self.order.append(value)
@@ -262,7 +272,7 @@ class _Builder:
                 f"{node.target} at {node_line(node)} writes to a buffer in evaluation mode: inference changes nothing. "
                 "Do it while training only (if self.training: ...)."
             )
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
+        if _is_random(node):
             raise CaptureError(
                 f"{node.target} at {node_line(node)} is random in evaluation mode, and exact inference is not. Hand "
                 "training=self.training to F.dropout, or use torch.nn.Dropout."
@@ -273,13 +283,24 @@ class _Builder:
                 "training=self.training."
             )
 
-    def _structure(self, indptr: Value, indices: Value) -> tuple[Value, Value]:
+    def structure(self, indptr: Value, indices: Value) -> tuple[Value, Value]:
         """Offsets and sources that were made, whose edges are a space of their own."""
-        size = self._size(indices.meta.shape[0])
+        size = self.size(indices.meta.shape[0])
         if size in self.spaces and self.spaces[size].indptr is not indptr and size not in self.apart:
             raise _AmbiguousEdgesError(size)
         self.spaces.setdefault(size, Space(indptr))
         return indptr, indices
+
+
+def _is_random(node: fx.Node) -> bool:
+    try:
+        refuse_random(node)
+    except PaddingError:
+        return True
+    return False
+
+
+_MAYBE_COPIES = {"aten::to", "aten::contiguous", "aten::reshape"}
 
 
 def _frozen(argument):
@@ -287,126 +308,13 @@ def _frozen(argument):
         return ("value", id(argument))
     if isinstance(argument, (list, tuple)):
         return tuple(map(_frozen, argument))
-    return (type(argument), argument)
+    return (type(argument), repr(argument) if isinstance(argument, float) else argument)
 
 
 _OF_OFFSETS = {
     _JOESTAR.spmm.default, _JOESTAR.sddmm.default, _JOESTAR.edge_softmax.default, _JOESTAR.edge_dst.default,
     _JOESTAR.attend.default, _JOESTAR.edge_map.default,
 }  # fmt: skip
-
-
-# --- what disappears over the whole graph: a value in place of the call, or ``None`` ---
-
-
-def _getitem(builder: _Builder, node: fx.Node, args):
-    if isinstance(args[0], tuple):
-        return args[0][args[1]]
-    return None
-
-
-def _slice_cols(builder: _Builder, node: fx.Node, args):
-    _expect(builder, node, args[:3] == (builder.indptr, builder.indices, builder.node_ids))
-    return builder.indptr, builder.edge_sources, builder._const(torch.tensor(builder.graph.num_edges))
-
-
-def _compact(builder: _Builder, node: fx.Node, args):
-    fits = (args[0], *args[2:4]) == (builder.node_ids, builder.indptr, builder.edge_sources)
-    _expect(builder, node, fits)
-    return builder.node_ids, builder.edge_sources, builder._const(torch.tensor(builder.graph.num_nodes))
-
-
-def _expect(builder: _Builder, node: fx.Node, holds: bool) -> None:
-    if not holds:
-        raise CaptureError(f"{node.target} at {node_line(node)}: a model may not sample while it is evaluated.")
-
-
-def _sample_eids(builder: _Builder, node: fx.Node, args):
-    _expect(builder, node, args[:2] == (builder.indptr, builder.node_ids) and args[3] == -1)
-    if builder.edge_ids is None:
-        ids = torch.arange(builder.graph.num_edges, device=builder.graph.device)
-        builder.edge_ids = builder._given(ids, builder.spaces[_EDGES])
-    return builder.edge_ids
-
-
-def _index_select(builder: _Builder, node: fx.Node, args):
-    """All rows, in order; or the ids of nodes that are given by their ids."""
-    table, dim, ids = args
-    if dim != 0:
-        return None
-    if table is builder.node_ids and ids.meta.dtype == table.meta.dtype:
-        return ids
-    rows = {id(builder.node_ids): builder.graph.num_nodes, id(builder.edge_ids): builder.graph.num_edges}.get(id(ids))
-    if rows is None:
-        return None
-    if table.space is ids.space:
-        return table
-    return builder._rows(table, ids.space) if table.fixed and int(table.meta.shape[0]) == rows else None
-
-
-def _slice(builder: _Builder, node: fx.Node, args):
-    """``x[:num_dst]``: destinations are all sources."""
-    rows, result = args[0], node.meta["val"]
-    dim = args[1] if len(args) > 1 else 0
-    start = args[2] if len(args) > 2 else None
-    step = args[4] if len(args) > 4 else 1
-    leading = dim == 0 and not start and step == 1 and rows.space is not None
-    return rows if leading and builder._leading([builder._size(s) for s in result.shape]) is rows.space else None
-
-
-def _where(builder: _Builder, node: fx.Node, args):
-    """``where(a == b, b, a)`` of ids is ``a``: a block of all nodes has the graph's self-loops."""
-    test, one, other = args
-    if test.target is _ATEN.eq.Tensor and not one.meta.dtype.is_floating_point and one.meta.dtype == other.meta.dtype:
-        if set(map(id, test.args)) == {id(one), id(other)}:
-            return other
-    return None
-
-
-def _add_self_loops(builder: _Builder, node: fx.Node, args):
-    whole = builder._made(node.target, args, {}, node.meta["val"])
-    whole.space = None
-    parts = []
-    for position in range(2):
-        meta = node.meta["val"][position]
-        part = builder._made(operator.getitem, (whole, position), {}, meta)
-        part.space = None
-        parts.append(part)
-    indptr, indices = builder._structure(*parts)
-    size = builder._size(indices.meta.shape[0])
-    return indptr, builder._rows(indices, builder.spaces[size]) if size not in builder.apart else indices
-
-
-def _attend_own(builder: _Builder, node: fx.Node, args):
-    """Scores of their own, then ``attend``: sources and destinations of a range of rows are different ones."""
-    indptr, indices, x, v_src, v_dst, slope, bits, scale = args
-    meta, vector = x.meta, v_src.meta
-    scores = meta.new_empty((meta.shape[0], vector.shape[0]))
-    dtype = meta.dtype
-    vectors = [
-        builder._made(_ATEN._to_copy.default, (v,), {"dtype": dtype}, v.meta.new_empty(v.meta.shape, dtype=dtype))
-        for v in (v_src, v_dst)
-    ]
-    s_src, s_dst = (builder._made(_ATEN.linear.default, (x, v), {}, scores) for v in vectors)
-    shared = builder._made(_ATEN.unsqueeze.default, (x, 1), {}, meta.new_empty((meta.shape[0], 1, *meta.shape[1:])))
-    y, _, _, top, total = node.meta["val"]
-    call = (indptr, indices, s_src, s_dst, shared, slope, bits, scale)
-    attended = builder._made(_JOESTAR.attend.default, call, {}, (y, top, total))
-    parts = [builder._made(operator.getitem, (attended, i), {}, part) for i, part in enumerate((y, top, total))]
-    return parts[0], s_src, s_dst, *parts[1:]
-
-
-_SHORTCUTS = {
-    operator.getitem: _getitem,
-    _JOESTAR.slice_cols.default: _slice_cols,
-    _JOESTAR.compact.default: _compact,
-    _JOESTAR.sample_eids.default: _sample_eids,
-    _JOESTAR.add_self_loops.default: _add_self_loops,
-    _JOESTAR.attend_own.default: _attend_own,
-    _ATEN.index_select.default: _index_select,
-    _ATEN.slice.Tensor: _slice,
-    _ATEN.where.self: _where,
-}
 
 
 def row_bytes(meta) -> int:

@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import joestar
+from joestar.bench import inference
 from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel, EagerStep, TorchSampler
 from joestar.bench.measure import time_epochs
@@ -19,6 +20,7 @@ from joestar.cli.bench import _step_tables, _user_tables
 from joestar.cli.console import columns
 from joestar.cli.main import app
 from joestar.errors import ConfigError
+from joestar.runtime.inference import Inference
 
 
 def test_planted_graph():
@@ -180,6 +182,32 @@ def test_both_orders_of_ids_are_measured_in_one_run(monkeypatch):
     result = step_module.run(Setting("tiny", models=("sage",), baselines=(), ids=("shuffled", "planted")))
     assert seen == [("shuffled", False), ("planted", True)]
     assert [row["ids"] for row in result["rows"]] == ["shuffled", "planted"]
+
+
+def test_bytes_that_inference_must_move():
+    """Rows of features, then of 5 columns (updated before they are aggregated), per edge or once; ids; what is kept."""
+    graph = planted("tiny")
+    torch.manual_seed(0)
+    gathered, unique = inference.traffic(Inference(joestar.nn.GraphSAGE(16, 8, 2, 5), graph).plan)
+    nodes, edges = graph.num_nodes, graph.num_edges
+    assert gathered - unique == 4 * (edges - nodes) * (16 + 5)
+    structure = 2 * (4 * edges + 8 * (nodes + 1))
+    assert unique == 4 * nodes * ((16 + 16 + 5 + 5) + (5 + 5 + 5)) + structure
+
+
+def test_inference_is_measured(tmp_path):
+    arguments = ["bench", "inference", "--shape", "tiny", "--models", "gcn", "--repeats", "2", "--hidden", "8"]
+    file = tmp_path / "inference.json"
+    arguments += ["--layers", "2", "--ids", "both", "--budget", "1", "--json", str(file)]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert "…" not in found.output
+    table = [line for line in found.output.splitlines() if line.startswith(("model ", "sage ", "gcn "))]
+    assert max(map(len, table)) <= 80
+    result = json.loads(file.read_text())
+    rows = result["rows"]
+    assert result["memory_budget"] == 2**30 and [row["ids"] for row in rows] == ["shuffled", "planted"]
+    assert all(row["run"]["steps"] == 2 and row["gathered_bytes"] > row["unique_bytes"] > 0 for row in rows)
 
 
 # --- tables ---

@@ -97,7 +97,7 @@ def test_every_stage_has_a_name_of_its_own_and_runs_a_file_that_exists(tmp_path)
     options = on_gpu.argparse.Namespace(device="cuda", shape=None, batch_size=1000, steps=200, workers=6, loader=True,
                                         pytest_options="--rootdir {root}")  # fmt: skip
     stages = on_gpu.stages(options, tmp_path, tmp_path / "copy")
-    assert len({stage.name for stage in stages}) == len(stages) == 12
+    assert len({stage.name for stage in stages}) == len(stages) == 14
     for stage in stages:
         scripts = [word for word in stage.command if word.startswith("benchmarks/")]
         assert all((on_gpu.ROOT / script).exists() for script in scripts)

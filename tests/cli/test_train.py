@@ -8,6 +8,7 @@ from rich.console import Console
 import joestar
 from joestar.cli.config import build_config
 from joestar.cli.train import run
+from joestar.errors import ConfigError
 from joestar.profile.ledger import Counters, Environment, PassSummary, ProgramRecord, Report, SetRecord
 
 SECONDS = (9.0, 0.2, 0.4)
@@ -25,8 +26,9 @@ class Step:
     def __init__(self, model, sampler, **options):
         self.model, self.sampler, self.options = model, sampler, options
 
-    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch):
+    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, **saving):
         self.fitted = (len(train_idx), len(val_idx), epochs, batch_size, patience)
+        self.saving = saving
         self.scheduler = scheduler
         records = [
             SimpleNamespace(epoch=epoch, loss=1.0 - epoch / 10, val=0.5 + epoch / 10 * (epoch < 2), seconds=seconds)
@@ -68,6 +70,7 @@ def test_run_passes_the_settings_on_and_reports(steps, tmp_path):
     expected = {"clip_grad_norm": 1.5, "backend": "eager", "execution": "exact"}
     assert {key: step.options[key] for key in expected} == expected
     assert step.scheduler.T_max == 3
+    assert step.saving == {"checkpoints": None, "checkpoint_every": None, "resume": False}
     assert step.options["optimizer"].param_groups[0]["params"] == list(step.model.parameters())
 
     shown = console.export_text()
@@ -100,3 +103,20 @@ def test_the_same_seed_gives_the_same_parameters(steps):
     first, second, third = (step.model.convs[0].lin_l.weight for step in steps)
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
+
+
+def test_checkpoints_are_of_the_same_run(steps, tmp_path):
+    console = Console(record=True, width=120, force_terminal=False)
+    flags = {"fanouts": "5,3", "hidden": 8, "backend": "eager", "device": "cpu", "checkpoints": str(tmp_path / "c")}
+    run(build_config(None, flags | {"keep": 2, "checkpoint_every": 5}), console)
+    saved = steps[0].saving["checkpoints"]
+    assert (saved.keep, saved.extra["settings"]["hidden"]) == (2, 8) and steps[0].saving["checkpoint_every"] == 5
+    saved.save({"a": 1})
+    with pytest.raises(ConfigError, match="holds 1 checkpoints already: go on with --resume"):
+        run(build_config(None, flags), console)
+    with pytest.raises(ConfigError, match=r"other settings: hidden \(8, now 16\)"):
+        run(build_config(None, flags | {"resume": True, "hidden": 16}), console)
+    run(build_config(None, flags | {"resume": True, "epochs": 7}), console)
+    assert steps[-1].saving["resume"] and "Going on from checkpoint-000000001.pt" in console.export_text()
+    with pytest.raises(ConfigError, match="--resume and --checkpoint-every need --checkpoints"):
+        build_config(None, {"resume": True})

@@ -164,6 +164,29 @@ def test_clean_up_changes_no_number():
 # --- operations without effect ---
 
 
+VIEWS_OF_BUFFERS = {
+    "slice": lambda m: m.counter[:4],
+    "one of several": lambda m: m.counter.split(3)[1],
+    "heads": lambda m: m.counter.view(2, 3)[0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_BUFFERS.values(), ids=VIEWS_OF_BUFFERS.keys())
+def test_cse_keeps_reads_of_a_view_apart_that_a_write_separates(view):
+    """The same expression of the same view, before and after its buffer is written."""
+
+    def twice(m, blocks, x):
+        seen = view(m)
+        before = seen + 1
+        m.counter.add_(1)
+        return m.lin(mean(blocks[0], x)) * (before * (seen + 1)).sum()
+
+    model = Model(twice, lin=nn.Linear(NUM_FEATURES, NUM_FEATURES))
+    model.register_buffer("counter", torch.linspace(0, 1, 6))
+    case = captured(model, fanouts=(3,), disable=())
+    same(case.exact(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
+
+
 def test_simplify_before_and_after():
     """``x[:, None]`` is a slice of everything and an unsqueeze; only the latter stays."""
     model = Model(lambda m, blocks, x: mean(blocks[1], mean(blocks[0], x[:, None].double()).flatten(1)))

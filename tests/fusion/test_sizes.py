@@ -1,4 +1,4 @@
-"""Sizes that are plain integers: full-graph work inside a program, one-row operands, broadcasting, constant destinations.
+"""Sizes that are plain integers: full graphs inside a program, one-row operands, broadcasting, constant destinations.
 
 Every pass compares sizes to find out whether rows are those of the same nodes. In a block all sizes are symbols; of a
 full graph they are integers, of which two may be equal by accident, or differ where symbols never would.
@@ -79,6 +79,22 @@ OPERATIONS = {
     # attention, gather-attention
     "attention": lambda m, b: attended(m, b, lambda own: own),
     "attention, all rows sliced": lambda m, b: attended(m, b, lambda own: own[:NUM_NODES]),
+    # products of a vector, or of rows with heads: no matrices
+    "product with a vector": lambda m, b: m.lin(m.emb) * F.linear(pull(m, b, m.emb, "mean"), m.vec)[:, None],
+    "sums of products with a vector": lambda m, b: m.lin(m.emb) * pull(m, b, F.linear(m.emb, m.vec))[:, None],
+    "products with a vector, side by side": lambda m, b: m.emb * (
+        F.linear(pull(m, b, m.emb, "mean"), m.vec) + F.linear(m.emb, m.vec)
+    )[:, None],
+    "product of heads": lambda m, b: pull(m, b, m.heads(m.emb.view(-1, 2, 3)).flatten(1)),
+    "product of heads, weighted": lambda m, b: b[0].graph.pull(
+        fn.u_mul_e(m.heads(m.emb.view(-1, 2, 3)), b[0].graph.apply_edges(fn.copy_u(m.emb[:, :2]))), "sum"
+    ).flatten(1),
+    "heads in two ways": lambda m, b: b[0].graph.pull(
+        fn.u_mul_e((h := m.plain(m.emb)).unflatten(-1, (2, 3)), b[0].graph.apply_edges(fn.copy_u(m.emb[:, :2]))), "sum"
+    ).flatten(1) + b[0].graph.pull(
+        fn.u_mul_e(h.unflatten(-1, (-1, 2)), b[0].graph.apply_edges(fn.copy_u(m.emb[:, :3]))), "sum"
+    ).flatten(1),
+    "sums of all": lambda m, b: pull(m, b, m.emb) * torch.sum(m.plain(m.emb).unflatten(-1, (2, 3)) * m.att, dim=None),
     # edge-map-reduce
     "edges plus a vector": lambda m, b: on_edges(m, b, lambda e: (e + m.vec).relu()),
     "edges plus a row": lambda m, b: on_edges(m, b, lambda e: (e + m.row).relu(), "mean"),
@@ -129,7 +145,8 @@ def around(operation, full_graph: bool = True):
         rows, emb=nn.Parameter(torch.zeros(n, width)), data=constant(n, width), one=constant(1, 1), col=constant(n, 1),
         row=nn.Parameter(torch.zeros(1, width)), vec=nn.Parameter(torch.zeros(width)),
         att=nn.Parameter(torch.zeros(1, 2, 3)), lin=nn.Linear(width, width), other=nn.Linear(width, width),
-        plain=nn.Linear(width, width, bias=False), single=nn.Linear(width, 1), wide=nn.Linear(3 * width, width),
+        plain=nn.Linear(width, width, bias=False), heads=nn.Linear(3, 3, bias=False),
+        single=nn.Linear(width, 1), wide=nn.Linear(3 * width, width),
     )  # fmt: skip
 
 

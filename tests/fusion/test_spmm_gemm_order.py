@@ -121,7 +121,8 @@ def test_attention_scores_come_from_the_rows():
 
 def test_the_default_is_the_cheaper_order():
     """Blocks: many sources for few destinations. A graph in place of a block: as many of either; then width decides."""
-    assert {site.default for site in known("gcn").program.sites} == {AGGREGATE}
+    first = known("gcn").program.sites[0]
+    assert first.default == AGGREGATE, "a layer that reads features in place"
 
     class Whole:
         """Every node is a destination: the neighbourhood of all nodes."""

@@ -27,7 +27,7 @@ class Cut(Program):
 
 
 def cases_together(models: dict, **options) -> dict[str, Case]:
-    """A case for every model, captured at once; options are ``Case``'s (graph and sampler are shared)."""
+    """A case for every model, captured at once; options are ``Case``'s (one graph, one sampler)."""
     cases = {name: Case(model, **options) for name, model in models.items()}
     first = next(iter(cases.values()))
     graph, sampler = first.graph, first.sampler

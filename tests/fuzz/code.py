@@ -28,13 +28,15 @@ class Code:
     """Lines of a module's ``__init__`` and ``forward``; every choice is drawn from ``rng``.
 
     Attributes:
-        init, body: lines without indentation; keyed: whether dropout was written (plain eager runs draw other masks).
+        nodes, features: of the whole graph, for tables of all nodes.
+        init, body: lines without indentation.
     """
 
     rng: random.Random
+    nodes: int
+    features: int
     init: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
-    keyed: bool = False
     names: int = 0
 
     def pick(self, *options):
@@ -55,6 +57,12 @@ class Code:
         """A parameter of this shape."""
         return self.own(f"nn.Parameter(torch.zeros({', '.join(map(str, shape))}))")
 
+    def buffer(self, expression: str) -> str:
+        """A buffer with this value; returns ``self.mN``."""
+        self.names += 1
+        self.init.append(f'self.register_buffer("m{self.names}", {expression})')
+        return f"self.m{self.names}"
+
     def let(self, expression: str) -> str:
         """A new variable in ``forward``; returns its name."""
         self.names += 1
@@ -67,7 +75,7 @@ class Code:
 
     def width(self) -> int:
         """A number of columns; more than 32 take a second word of a dropout mask."""
-        return self.pick(3, 4, 5, 8, 8, 34)
+        return self.pick(1, 3, 4, 5, 8, 8, 16, 34)
 
     def linear(self, h: Rows, width: int, bias: bool | None = None) -> Rows:
         """``nn.Linear`` of rows."""
@@ -76,7 +84,6 @@ class Code:
 
     def dropout(self, expression: str) -> str:
         """Keyed dropout of an expression."""
-        self.keyed = True
         p = self.pick(0.1, 0.3, 0.5)
         if self.chance(0.3):
             return f"{self.own(f'nn.Dropout({p})')}({expression})"

@@ -1,5 +1,6 @@
 """Random programs: a graph, a sampler, a model and a loss, as source text that depends on one integer."""
 
+import functools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ from .samplers import sampler
 PER_PACK = 5
 """Programs with the same graph and sampler, which are captured together."""
 PER_SHARD = 100
-PER_PASS = 3
+AUTOCAST = 0.08
+"""Share of the packs that run under autocast."""
+PER_PASS = 2
 """Programs of a shard that are steered to a pass."""
+
+FLOAT32 = ", floats=torch.float32"
 
 IMPORTS = """import torch
 import torch.nn.functional as F
@@ -38,8 +43,8 @@ class Written:
     Attributes:
         number: what it is made from; steered: name of a pass that fires in it, or nothing.
         head: source of graph and sampler; body: of model and loss; target: which of the graph's labels are ``y``.
-        keyed: whether it has dropout, whose masks plain eager execution draws otherwise.
         choices: kind -> option under which the pass fires, if it needs choices.
+        autocast: name of the dtype under which it runs, or nothing: the model is float32 then, else float64.
     """
 
     number: int
@@ -47,8 +52,8 @@ class Written:
     head: str
     body: str
     target: str
-    keyed: bool
     choices: Mapping[str, str]
+    autocast: str
 
     @property
     def file(self) -> str:
@@ -71,13 +76,15 @@ class Setting:
     """What the programs of a pack share.
 
     Attributes:
-        head: source of graph and sampler; edata: per block, whether its edges have data.
+        head: source of graph and sampler; edata: per block, whether its edges have data; autocast: as in ``Written``.
     """
 
     head: str
+    nodes: int
     features: int
     classes: int
     edata: tuple[bool, ...]
+    autocast: str
 
 
 def steering(pack: int) -> list[str]:
@@ -94,6 +101,7 @@ def steering(pack: int) -> list[str]:
     return slots[first : first + PER_PACK]
 
 
+@functools.lru_cache(8)
 def setting(pack: int) -> Setting:
     """Graph and sampler of a pack."""
     rng = random.Random(f"setting {pack}")
@@ -101,14 +109,16 @@ def setting(pack: int) -> Setting:
     hops = rng.choice((2, 2, 2, 3)) if steered else rng.choice((1, 1, 2, 2, 3))
     features, classes = rng.choice((1, 3, 6, 6, 33)), rng.choice((2, 4, 4))
     nodes = rng.randint(20, 60)
+    autocast = rng.choice(("bfloat16", "float16")) if rng.random() < AUTOCAST else ""
+    floats = FLOAT32 if autocast else ""
     graph = (
         f"graph = random_graph(seed={pack}, nodes={nodes}, edges={rng.randint(nodes, 4 * nodes)}, features={features}, "
-        f'classes={classes}, form="{rng.choice(FORMS)}", ids=torch.{rng.choice(("int32", "int32", "int64"))})\n'
+        f'classes={classes}, form="{rng.choice(FORMS)}", ids=torch.{rng.choice(("int32", "int32", "int64"))}{floats})\n'
     )
     definition, expression, edata = sampler(rng, hops, uniform=steered)
     separate = f"\n\n{definition}\n\n" if definition else ""
     head = f"{IMPORTS}\n{graph}{separate}sampler = {expression}\n"
-    return Setting(head, features, classes, tuple(edata))
+    return Setting(head, nodes, features, classes, tuple(edata), autocast)
 
 
 def write(number: int) -> Written:
@@ -119,22 +129,24 @@ def write(number: int) -> Written:
     names = steering(pack)
     steered = names[number % PER_PACK] if number % PER_PACK < len(names) else ""
     motif = rng.choice(motifs_of(steered)) if steered else None
-    code = Code(rng)
-    body = _model(code, shared, motif)
-    loss, target = _loss(rng, shared.classes)
+    code = Code(rng, shared.nodes, shared.features)
+    loss = rng.choice(LOSSES)
+    body = _model(code, shared, motif, loss.columns(shared.classes))
+    target = loss.target
     labels = "" if target == "y" else f'\n\ngraph.ndata["y"] = graph.ndata["{target}"]\n'
     choices = motif.choices if motif else {}
-    return Written(number, steered, shared.head, f"\n\n{body}\n\n{loss}{labels}", target, code.keyed, choices)
+    text = f"\n\n{body}\n\n{loss.source(shared.classes)}{labels}"
+    return Written(number, steered, shared.head, text, target, choices, shared.autocast)
 
 
-def _model(code: Code, shared: Setting, motif: Motif | None) -> str:
-    _forward(code, shared, motif)
+def _model(code: Code, shared: Setting, motif: Motif | None, columns: int) -> str:
+    _forward(code, shared, motif, columns)
     init = "".join(f"        {line}\n" for line in ["super().__init__()", *code.init])
     body = "".join(f"        {line}\n" for line in code.body)
     return f"class Model(nn.Module):\n    def __init__(self):\n{init}\n    def forward(self, blocks, x):\n{body}"
 
 
-def _forward(code: Code, shared: Setting, motif: Motif | None) -> None:
+def _forward(code: Code, shared: Setting, motif: Motif | None, columns: int) -> None:
     hops = len(shared.edata)
     first = code.rng.randrange(hops) if motif is None and code.chance(0.15) else 0  # blocks left unused
     h = Rows("x", shared.features)
@@ -154,7 +166,7 @@ def _forward(code: Code, shared: Setting, motif: Motif | None) -> None:
     if code.chance(0.7):
         h = code.rows(code.pick("{h}.tanh()", "{h} / (1 + {h}.abs())", "F.layer_norm({h}, ({w},))")
                       .format(h=h, w=h.width), h.width)  # fmt: skip
-    code.body.append(f"return {code.linear(h, shared.classes)}")
+    code.body.append(f"return {code.linear(h, columns)}")
 
 
 def _layer(code: Code, h: Rows, hop: Hop, motif: Motif | None, n: str) -> Rows:
@@ -182,30 +194,60 @@ def _jump(code: Code, seen: list[Rows]) -> Rows:
     return code.rows(f"torch.cat([{names}], 1)", sum(h.width for h in own))
 
 
-LOSSES = {
-    "F.cross_entropy(z, y)": "y", 'F.cross_entropy(z, y, reduction="sum")': "y",
-    f"F.cross_entropy(z, y, ignore_index={IGNORED})": "y",
-    f'F.cross_entropy(z, y, ignore_index={IGNORED}, label_smoothing=0.1, reduction="sum")': "y",
-    "F.cross_entropy(z, y, label_smoothing=0.2)": "y", "F.nll_loss(z.log_softmax(1), y)": "y",
-    f"F.nll_loss(F.log_softmax(z, dim=-1), y, ignore_index={IGNORED})": "y",
-    'F.cross_entropy(z, y, reduction="none")': "y", "F.multi_margin_loss(z, y)": "y",
-    "F.cross_entropy(z, F.softmax(y, 1))": "t",
-    "F.binary_cross_entropy_with_logits(z, y)": "t", 'F.binary_cross_entropy_with_logits(z, y, reduction="sum")': "t",
-    "F.binary_cross_entropy(z.sigmoid(), y)": "t", "F.mse_loss(z, y)": "t", 'F.mse_loss(z, y, reduction="sum")': "t",
-    "F.smooth_l1_loss(z, y)": "t", 'F.huber_loss(z, y, reduction="sum")': "t", "((z - y) ** 2).mean()": "t",
-    "((z - y) ** 2).sum(1)": "t", "(z - y).abs().sum() / len(y)": "t", "(F.softplus(z) - z * y).sum(1).mean()": "t",
-}  # fmt: skip
-"""Losses -> the labels they take."""
+@dataclass(frozen=True)
+class Loss:
+    """A loss.
+
+    Attributes:
+        form: expression of the outputs ``z`` and the labels ``y``; ``{c}`` is the number of classes.
+        target: which of the graph's labels it takes; extra: columns of ``z`` behind those of the classes.
+    """
+
+    form: str
+    target: str = "y"
+    extra: int = 0
+
+    def columns(self, classes: int) -> int:
+        """Columns of the outputs."""
+        return classes + self.extra
+
+    def source(self, classes: int) -> str:
+        """The function's text."""
+        return f"def loss(z, y):\n    return {self.form.format(c=classes)}\n"
 
 
-def _loss(rng: random.Random, classes: int) -> tuple[str, str]:
-    form = rng.choice(list(LOSSES))
-    return f"def loss(z, y):\n    return {form}\n", LOSSES[form]
+IGNORING = f"ignore_index={IGNORED}"
+LOSSES = (
+    *map(Loss, (
+        "F.cross_entropy(z, y)", 'F.cross_entropy(z, y, reduction="sum")', f"F.cross_entropy(z, y, {IGNORING})",
+        f'F.cross_entropy(z, y, {IGNORING}, label_smoothing=0.1, reduction="sum")',
+        "F.cross_entropy(z, y, label_smoothing=0.2)", "F.nll_loss(z.log_softmax(1), y)",
+        f"F.nll_loss(F.log_softmax(z, dim=-1), y, {IGNORING})",
+        'F.cross_entropy(z, y, reduction="none")', "F.multi_margin_loss(z, y)",
+        "F.cross_entropy(z, y) + 0.01 * z.square().mean()",
+        "F.cross_entropy(z, y) + 0.5 * F.mse_loss(z.softmax(1), F.one_hot(y, {c}).to(z.dtype))",
+        f"F.cross_entropy(z, y, {IGNORING}) * 0.7 + F.multi_margin_loss(z, y) * 0.3",
+        'F.cross_entropy(z, y, reduction="sum") + F.cross_entropy(z, y)',
+    )),
+    Loss("F.cross_entropy(z[:, :{c}], y) + 0.4 * F.cross_entropy(z[:, {c}:], y % 2)", "y", 2),
+    Loss("F.cross_entropy(z[:, 3:], y) + F.nll_loss(z[:, :3].log_softmax(1), y.clamp(max=2))", "y", 3),
+    Loss("F.cross_entropy(z[:, :{c}], y) + F.binary_cross_entropy_with_logits(z[:, {c}], (y > 0).to(z.dtype))", "y", 1),
+    *(Loss(form, "t") for form in (
+        "F.cross_entropy(z, F.softmax(y, 1))", "F.binary_cross_entropy_with_logits(z, y)",
+        'F.binary_cross_entropy_with_logits(z, y, reduction="sum")', "F.binary_cross_entropy(z.sigmoid(), y)",
+        "F.mse_loss(z, y)", 'F.mse_loss(z, y, reduction="sum")', "F.smooth_l1_loss(z, y)",
+        'F.huber_loss(z, y, reduction="sum")', "((z - y) ** 2).mean()", "((z - y) ** 2).sum(1)",
+        "(z - y).abs().sum() / len(y)", "(F.softplus(z) - z * y).sum(1).mean()",
+        "F.mse_loss(z, y) + z.abs().mean() * 0.1",
+    )),
+)  # fmt: skip
 
 
-def seeds_of(number: int, nodes: int, dtype: torch.dtype) -> torch.Tensor:
-    """A batch: 3 to 9 nodes, the first even (its class is never ignored), sometimes one twice."""
+def seeds_of(number: int | str, nodes: int, dtype: torch.dtype) -> torch.Tensor:
+    """A batch: 3 to 9 nodes, the first even (its class is never ignored), sometimes one twice; seldom one node."""
     rng = random.Random(f"seeds {number}")
+    if rng.random() < 0.04:
+        return torch.tensor([2 * rng.randrange(nodes // 2)], dtype=dtype)
     chosen = [2 * rng.randrange(nodes // 2), *rng.sample(range(nodes), rng.randint(2, 7))]
     if rng.random() < 0.3:
         chosen.append(rng.choice(chosen))

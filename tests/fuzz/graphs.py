@@ -9,17 +9,23 @@ IGNORED = 1
 
 
 def random_graph(
-    seed: int, nodes: int, edges: int, features: int, classes: int, form: str = "plain", ids: torch.dtype = torch.int32
+    seed: int,
+    nodes: int,
+    edges: int,
+    features: int,
+    classes: int,
+    form: str = "plain",
+    ids: torch.dtype = torch.int32,
+    floats: torch.dtype = torch.float64,
 ) -> Graph:
     """A graph with data under these names, all drawn from ``seed``.
 
-    Node data: ``x`` float64 ``[nodes, features]``; ``y`` int64 classes; ``t`` float64 ``[nodes, classes]`` in (0, 1);
-    ``q`` float32 weights; ``kind`` int64 in [0, 5). Edge data: ``w`` float32 weights, some 0; ``f`` float64 ``[E, 3]``;
-    ``type`` int64 in [0, 5).
+    Node data: ``x`` ``[nodes, features]``; ``y`` int64 classes; ``t`` ``[nodes, classes]`` in (0, 1); ``q`` float32
+    weights; ``kind`` int64 in [0, 5). Edge data: ``w`` float32 weights, some 0; ``f`` ``[E, 3]``; ``type`` int64 in
+    [0, 5).
 
     Args:
-        form: what is done to the edges: ``plain``, ``loops``, ``bidirected``, ``reversed``, ``union``, ``difference``.
-        ids: dtype of ``indices``.
+        form: what is done to the edges, a name in ``FORMS``; ids: dtype of ``indices``; floats: of ``x``, ``t``, ``f``.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = Graph.from_edge_index(_edges(nodes, edges, generator), nodes)
@@ -32,13 +38,14 @@ def random_graph(
     labels = torch.randint(0, classes, (nodes,), generator=generator)
     labels[::2] = torch.where(labels[::2] == IGNORED, 0, labels[::2])
     graph.ndata.update(
-        x=torch.randn(nodes, features, generator=generator, dtype=torch.float64), y=labels, t=draw(nodes, classes),
+        x=torch.randn(nodes, features, generator=generator, dtype=torch.float64).to(floats), y=labels,
+        t=draw(nodes, classes).to(floats),
         q=draw(nodes).float(), kind=torch.randint(0, 5, (nodes,), generator=generator),
     )  # fmt: skip
     weights = draw(graph.num_edges).float()
     weights[::7] = 0
     kinds = torch.randint(0, 5, (graph.num_edges,), generator=generator)
-    graph.edata.update(w=weights, f=draw(graph.num_edges, 3) - 0.5, type=kinds)
+    graph.edata.update(w=weights, f=(draw(graph.num_edges, 3) - 0.5).to(floats), type=kinds)
     return graph
 
 
@@ -53,6 +60,25 @@ def _edges(nodes: int, edges: int, generator) -> torch.Tensor:
     return ends
 
 
+def _hubs(graph: Graph) -> Graph:
+    """Two fifths of the edges leave node 0, a fifth enters node 3, none of those the other way round."""
+    src, dst, place = graph.coo()
+    src = torch.where(place % 5 < 2, 0, src)
+    return Graph.from_edge_index(torch.stack([src, torch.where(place % 5 == 2, 3, dst)]), graph.num_nodes)
+
+
+def _by_degree(graph: Graph) -> Graph:
+    """New ids: nodes with few in-edges first."""
+    rank = torch.argsort(torch.argsort(graph.in_degrees(), stable=True))
+    src, dst, _ = graph.coo()
+    return Graph.from_edge_index(torch.stack([rank[src], rank[dst]]), graph.num_nodes)
+
+
+def _hollow(graph: Graph) -> Graph:
+    """Two of three nodes have no in-edges."""
+    return graph.keep_edges(graph.coo()[1] % 3 == 0)
+
+
 _FORMS = {
     "plain": lambda graph: graph,
     "loops": lambda graph: graph.add_self_loops(),
@@ -60,5 +86,9 @@ _FORMS = {
     "reversed": lambda graph: graph.reverse(),
     "union": lambda graph: graph + graph.reverse(),
     "difference": lambda graph: graph - graph.reverse(),
+    "hubs": _hubs,
+    "by degree": _by_degree,
+    "hubs by degree": lambda graph: _by_degree(_hubs(graph)),
+    "hollow": _hollow,
 }
 FORMS = tuple(_FORMS)

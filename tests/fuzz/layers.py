@@ -188,6 +188,81 @@ def loops(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.pick(neighbours, sage, several, update_first)(code, h, looped)
 
 
+def whole_graph(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Rows of all nodes, propagated over the whole graph once or twice (LightGCN), then read by the sources."""
+    graph, width = code.let(f"{hop.name}.graph"), code.width()
+    z = code.rows(code.pick("{}", "{}.tanh()").format(code.parameter(code.nodes, width)), width)
+    if code.chance(0.3):
+        z = code.linear(code.rows(f'{graph}.ndata["x"]', code.features), width)
+    scale = code.let(f"({graph}.in_degrees() + 1).to({h}.dtype).rsqrt()")
+    for _ in range(code.pick(1, 2)):
+        form = code.pick(
+            '{g}.pull(fn.copy_u({z}), "{r}")', '{g}.pull(fn.copy_u({z} * {p11}), "{r}")',
+            '{g}.pull(fn.copy_u({z} * {b11}), "{s}")', '{g}.pull(fn.copy_u({z} * {scale}[:, None]), "{s}")',
+            '{g}.pull(fn.copy_u({z} * {scale}[:, None]), "sum") * {scale}[:, None]',
+            '{g}.pull(fn.copy_u({z}), "{s}") * {b11}', '{g}.pull(fn.copy_u({z}), "{s}") + {z}[:1]',
+            '{g}.pull(fn.copy_u({z}), "{s}") + {z}', '{z}[1:2] + {g}.pull(fn.copy_u({z}), "{s}")',
+            '{g}.pull(fn.u_mul_e({z}, {g}.edata["w"].to({h}.dtype)), "{s}")',
+            '{g}.pull(fn.u_mul_e({z}, {g}.edge_softmax({g}.apply_edges(fn.u_dot_v({z}, {z})))), "sum")',
+            '{g}.pull(fn.copy_u({dropped}), "{s}")', '{g}.pull(fn.copy_u({z}.relu()), "max") + {z}.mean(0)',
+            '{g}.push(fn.copy_u({z} * {z}[:1].sigmoid()), "{s}")',
+        )  # fmt: skip
+        made = {
+            "p11": lambda: code.parameter(1, 1), "b11": lambda: code.buffer("torch.full((1, 1), 0.7)"),
+            "dropped": lambda z=z: code.dropout(z.name),
+        }  # fmt: skip
+        used = {name: make() for name, make in made.items() if f"{{{name}}}" in form}
+        names = {"g": graph, "z": z, "h": h, "scale": scale, "r": code.pick(*REDUCES), "s": code.pick("sum", "mean")}
+        z = code.rows(form.format(**names, **used), width)
+    read = code.pick("{}[{}.srcs]", "torch.index_select({}, 0, {}.srcs)").format(z, hop.name)
+    own = code.rows(read, width)
+    mixed = _sum(code, code.linear(h, width), own) if code.chance(0.7) else own
+    return code.pick(neighbours, sage, update_first, own_rows)(code, mixed, hop)
+
+
+def _scores(code: Code, h: Rows, hop: Hop, heads: int) -> str:
+    """Scores of the edges ``[E, heads]``; some are so large that ``exp`` of them overflows."""
+    left, right = code.linear(h, heads), code.linear(_own(code, h, hop), heads)
+    kinds = [f"{hop.name}.apply_edges(fn.{code.pick('u_add_v', 'u_sub_v', 'u_mul_v')}({left}, {right}))"]
+    if hop.edata:
+        kinds += [f'{code.own(f"nn.Linear(3, {heads})")}({hop.name}.edata["f"])']
+        kinds += [f'300 * {hop.name}.edata["w"].to({h}.dtype)[:, None] + {kinds[0]}']
+    return code.let(code.pick(*kinds, f"{kinds[0]} * 400"))
+
+
+def softmax_by_hand(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Attention whose softmax is written out: maximum, exponential, sum, quotient, per destination."""
+    heads, width, block = code.pick(1, 2), code.pick(2, 4), hop.name
+    scores = _scores(code, h, hop, heads)
+    largest = code.let(f'{block}.pull(fn.copy_e({scores}), "max"){code.pick("", ".detach()")}')
+    weights = code.let(f"{block}.apply_edges(fn.e_sub_v({scores}, {largest})).exp()")
+    total = code.let(f'{block}.pull(fn.copy_e({weights}), "sum")')
+    z = code.let(f"{code.linear(h, heads * width)}.view(-1, {heads}, {width})")
+    if code.chance(0.5):
+        alpha = code.let(f"{block}.apply_edges(fn.e_div_v({weights}, {total}))")
+        out = code.let(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum")')
+    else:
+        out = code.let(f'{block}.pull(fn.u_mul_e({z}, {weights}), "sum") / {total}.clamp(min=1e-9)[:, :, None]')
+    return code.rows(f"{out}.flatten(1)", heads * width)
+
+
+def edge_exponential(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Edge values through the exponential or one of its kin, behind a bound that only valid edges keep to."""
+    scores = code.linear(_on_edges(code, h, hop), code.pick(1, 3))
+    form = code.pick(
+        "{}.tanh().exp()", "torch.exp2({}.clamp(-5, 5))", "torch.expm1(-{}.abs())", "{}.tanh().sinh()",
+        "1 / {}.tanh().cosh()", "(-({} ** 2)).exp()", "{0}.softmax(0) * 5", "({0} - {0}.logsumexp(0)).exp() * 4",
+    )  # fmt: skip
+    values = code.rows(form.format(scores), scores.width)
+    pulled = code.rows(f'{hop.name}.pull(fn.copy_e({values}), "{code.pick(*REDUCES)}")', values.width)
+    return _sum(code, pulled, code.linear(_own(code, h, hop), pulled.width))
+
+
+def _on_edges(code: Code, h: Rows, hop: Hop) -> Rows:
+    form = code.pick("u_add_v({h}, {o})", "u_mul_v({h}, {o})", "copy_u({h})").format(h=h, o=_own(code, h, hop))
+    return code.rows(f"{hop.name}.apply_edges(fn.{form})", h.width)
+
+
 def own_rows(code: Code, h: Rows, hop: Hop) -> Rows:
     """No message at all."""
     return _own(code, h, hop)
@@ -214,7 +289,7 @@ def library(code: Code, h: Rows, hop: Hop) -> Rows:
 LAYERS = {
     sage: 3, sage_sum: 2, sage_concat: 2, neighbours: 2, several: 2, update_first: 2, aggregate_first: 1, gin: 1,
     gcn: 3, gat: 3, edge_weighted: 3, user_function: 2, on_edges: 2, there_and_back: 1, loops: 1, own_rows: 0.5,
-    library: 3,
+    library: 3, whole_graph: 3, softmax_by_hand: 2, edge_exponential: 1.5,
 }  # fmt: skip
 """Layers with their weights."""
 

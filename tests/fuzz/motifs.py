@@ -148,7 +148,6 @@ def attention_layer(code: Code, h: Rows, hop: Hop) -> Rows:
     """``GATConv`` of one head or several, over rows that nothing else reads."""
     heads, width, concat = code.pick(1, 2, 3), code.pick(2, 4), code.chance(0.7)
     dropout = code.pick(0.0, 0.3, 0.5)
-    code.keyed |= dropout > 0
     options = f"concat={concat}, dropout={dropout}, add_self_loops={code.chance(0.5)}, bias={code.chance(0.5)}"
     layer = code.own(f"jnn.GATConv({h.width}, {width}, heads={heads}, {options})")
     return code.rows(f"{layer}({hop.name}, {h})", heads * width if concat else width)

@@ -23,6 +23,25 @@ OVER_ALL = (
 """Read all rows; ``{n}`` is their number, the size of a sampled set."""
 
 
+MODULES = (
+    "ReLU()", "ReLU6()", "ELU(0.7)", "SELU()", "CELU(0.5)", "GELU()", 'GELU("tanh")', "SiLU()", "Mish()",
+    "Softplus(2.0)", "Softsign()", "Tanhshrink()", "Softshrink(0.2)", "Hardshrink(0.2)", "Hardtanh(-0.5, 0.7)",
+    "Hardsigmoid()", "Hardswish()", "LeakyReLU(0.1)", "PReLU()", "PReLU({w})", "LogSigmoid()", "Sigmoid()", "Tanh()",
+    "Threshold(0.1, 0.3)", "Softmax(1)", "LogSoftmax(1)", "Softmin(1)", "RReLU().eval()", "GLU()",
+)  # fmt: skip
+"""Activations of ``torch.nn``; ``{w}`` is the width of the rows."""
+
+ONE_ROW = (
+    "{h} * {p11}", "{h} + {p1w}", "{p1w} * {h}", "{h} * {b11}", "{h} + {b1w}", "{h} / {b1w}", "{h} - {table}[:1]",
+    "{h} * {table}[1:2]", "{h} + {table}.mean(0, keepdim=True)", "{h} * {h}.mean().view(1, 1).tanh()",
+    "torch.maximum({h}, {p1w})", "torch.where({b11} > 0, {h}, {p1w})", "{h} * ({p11} + {b11})",
+    "{h} + {p1w}.expand({n}, {w})", "torch.addcmul({h}, {p11}, {h}, value=0.5)",
+)  # fmt: skip
+"""Operands of one row: parameters and buffers ``[1, 1]`` and ``[1, w]``, a row of a table."""
+
+NORMS = (", affine=False", ", track_running_stats=False", ", momentum=0.5", ", affine=False, track_running_stats=False")
+
+
 def activation(code: Code, h: Rows, n: str) -> Rows:
     """An elementwise or row-wise function."""
     return code.rows(code.pick(*ACTIVATIONS).format(h=h, w=h.width), h.width)
@@ -60,9 +79,33 @@ def layer_norm(code: Code, h: Rows, n: str) -> Rows:
     return code.rows(f"{code.own(f'nn.LayerNorm({h.width})')}({h})", h.width)
 
 
+def module(code: Code, h: Rows, n: str) -> Rows:
+    """An activation of ``torch.nn``."""
+    made = code.pick(*MODULES).format(w=h.width)
+    if made == "GLU()":
+        h = h if h.width % 2 == 0 else code.linear(h, 6)
+    return code.rows(f"{code.own(f'nn.{made}')}({h})", h.width // 2 if made == "GLU()" else h.width)
+
+
+def one_row(code: Code, h: Rows, n: str) -> Rows:
+    """Rows and an operand that has one."""
+    form, w = code.pick(*ONE_ROW), h.width
+    made = {
+        "p11": lambda: code.parameter(1, 1), "p1w": lambda: code.parameter(1, w), "table": lambda: code.parameter(5, w),
+        "b11": lambda: code.buffer("torch.full((1, 1), 0.7)"),
+        "b1w": lambda: code.buffer(f"torch.linspace(0.5, 1.5, {w}).view(1, {w})"),
+    }  # fmt: skip
+    used = {name: make() for name, make in made.items() if f"{{{name}}}" in form}
+    return code.rows(form.format(h=h, w=w, n=n, **used), w)
+
+
 def batch_norm(code: Code, h: Rows, n: str) -> Rows:
-    """Batch norm: running statistics are buffers."""
-    return code.rows(f"{code.own(f'nn.BatchNorm1d({h.width})')}({h})", h.width)
+    """Batch norm in its modes: running statistics are buffers; some are frozen."""
+    frozen = code.chance(0.3)
+    made = f"nn.BatchNorm1d({h.width}{code.pick('', *NORMS)})"
+    if frozen:
+        made = f"nn.BatchNorm1d({h.width}{code.pick('', ', affine=False', ', eps=0.1', ', momentum=None')}).eval()"
+    return code.rows(f"{code.own(made)}({h})", h.width)
 
 
 def linear(code: Code, h: Rows, n: str) -> Rows:
@@ -100,8 +143,8 @@ def twice(code: Code, h: Rows, n: str) -> Rows:
 
 
 ROWS = {
-    activation: 10, relu: 3, dropout: 3, relu_dropout: 3, layer_norm: 2, batch_norm: 2, linear: 3, mlp: 1, residual: 2,
-    over_all: 2, twice: 1, skipped: 1, unused: 0.3,
+    activation: 7, module: 5, relu: 3, dropout: 3, relu_dropout: 3, layer_norm: 2, batch_norm: 3, linear: 3, mlp: 1,
+    residual: 2, over_all: 2, twice: 1, skipped: 1, unused: 0.3, one_row: 2.5,
 }  # fmt: skip
 """Operations with their weights."""
 

@@ -84,6 +84,8 @@ def sampler(rng: random.Random, hops: int, uniform: bool) -> tuple[str, str, lis
 def _built_in(rng: random.Random, hops: int, uniform: bool) -> str:
     fanouts = [rng.choice((1, 2, 3, 4) if uniform else (-1, 1, 2, 3, 4)) for _ in range(hops)]
     if not uniform and rng.random() < 0.3:
+        return f"NeighborSampler(graph, {[-1] * hops})"
+    if not uniform and rng.random() < 0.3:
         probs = rng.choice(('"q"', "None"))
         return f"LayerDependentSampler(graph, {[3 * abs(k) + 2 for k in fanouts]}, node_probs={probs})"
     probs = "None" if uniform else rng.choice(("None", "None", '"w"', 'graph.edata["w"]'))

@@ -51,10 +51,14 @@ def cover(strength: int, dimensions: dict[str, tuple] = DIMENSIONS) -> list[Cell
     order, cells = list(dimensions), []
     while missing:
         chosen = dict(next(iter(missing)))
+
+        def gain(item):
+            return len(_completed(chosen, *item, strength, order) & missing.keys())  # noqa: B023  (called at once)
+
         for name in sorted(dimensions.keys() - chosen, key=order.index):
             at = len(cells) % len(dimensions[name])  # equally good values take turns
             values = dimensions[name][at:] + dimensions[name][:at]
-            chosen[name] = max(values, key=lambda v, n=name: len(_completed(chosen, n, v, strength, order) & missing.keys()))
+            chosen[name] = max(((name, value) for value in values), key=gain)[1]
         for combination in itertools.combinations(sorted(chosen.items(), key=lambda i: order.index(i[0])), strength):
             missing.pop(combination, None)
         cells.append(Cell(**chosen))

@@ -1,4 +1,4 @@
-"""The model of a cell as a user writes it, and the same in plain PyTorch: index_add over edges, masks made one by one."""
+"""The model of a cell as a user writes it, and the same in plain PyTorch: ``index_add`` over edges, keyed masks."""
 
 import torch
 import torch.nn.functional as F
@@ -100,9 +100,7 @@ class Masks:
 
     def of_edges(self, x: Tensor, indptr: Tensor, dsts: Tensor, p: float) -> Tensor:
         """Values ``[E, H]`` of edges."""
-        return self._drop(
-            x, p, lambda site: edge_dropout_bits(indptr, x.shape[0], dsts, self.key, site, p, x.shape[1])
-        )
+        return self._drop(x, p, lambda site: edge_dropout_bits(indptr, x.shape[0], dsts, self.key, site, p, x.shape[1]))
 
     def _drop(self, x: Tensor, p: float, bits) -> Tensor:
         if p == 0:

@@ -7,10 +7,17 @@ import pytest
 from .cells import DIMENSIONS, Cell, cover
 from .train import check, make_graph
 
-TWO_LAYERS = {**DIMENSIONS, "fanouts": tuple(fanouts for fanouts in DIMENSIONS["fanouts"] if len(fanouts) == 2)}
+TWO_LAYERS = {
+    **DIMENSIONS, "fanouts": ((-1, -1), (4, 3), (-1, 3), (3, -1)), "act": ("relu", "elu", "prelu", "none"),
+}  # fmt: skip
 PAIRS = cover(2, TWO_LAYERS)
 NAMED = {
-    "cora": Cell(16, (-1, -1), "gcn", "relu", "none", 0.5, "none", "none", "adam", 0),  # Kipf and Welling, 2017
+    f"plain {model}, {hidden} hidden, {fanouts}": Cell(
+        hidden, fanouts, model, "relu", "none", 0.5, "none", "none", "adam", 0
+    )
+    for model, fanouts, hidden in itertools.product(DIMENSIONS["model"], ((-1, -1), (4, 3)), (16, 64))
+    if fanouts == (-1, -1) or hidden == 16
+} | {
     "three layers": Cell(8, (2, -1, 3), "sage", "relu", "batch", 0.5, "cat", "own", "adamw", 0),
     "three layers of attention": Cell(16, (2, -1, 3), "gat", "elu", "none", 0.5, "none", "linear", "sgd", 1),
 }

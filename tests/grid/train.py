@@ -15,7 +15,7 @@ from joestar.runtime.program import Program
 from .cells import Cell
 from .model import Net, plain_forward
 
-NODES, FEATURES, CLASSES, BATCH = 150, 12, 5, 20
+NODES, FEATURES, CLASSES, BATCH = 150, 24, 14, 20
 SEEDS = torch.randperm(NODES, generator=torch.Generator().manual_seed(4))[: 2 * BATCH + 13]  # three batches
 
 

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from joestar import fn
-from joestar.errors import CaptureError, PaddingError
+from joestar.errors import PaddingError
 from joestar.runtime.seeds import filled
 
-from .harness import SEEDS, WIDTH, Case, Rows, assert_refused, check, check_rows, raises
+from .harness import SEEDS, WIDTH, Case, Rows, assert_refused, check, check_rows
 
 AVERAGE = torch.linspace(0.5, 1.5, WIDTH)
 
@@ -106,11 +106,6 @@ def test_refused_writes(operation, words):
     with pytest.raises(PaddingError, match=r"test_padding_state\.py") as caught:
         case.padded(case.seeds(), 0)
     assert words in str(caught.value)
-
-
-def test_batch_norm_without_momentum_is_no_graph():
-    with raises(CaptureError, "could not be captured as one graph"):
-        Case(Rows(lambda m, b, h: m.norm(h), norm=norm(momentum=None))).trace()
 
 
 def test_overflow_changes_nothing():

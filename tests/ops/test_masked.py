@@ -103,7 +103,18 @@ def test_batch_norm_of_one_row_is_finite():
     y, mean, var = ops.masked_batch_norm(x, None, torch.tensor([0.5, 0.25]), count, 1e-5)
     assert y[0].tolist() == [0.5, 0.25]
     assert mean.tolist() == [2.0, 3.0]
-    assert var.tolist() == [0.0, 0.0]
+    assert var.isnan().all(), "one row has no variance"
+
+
+@pytest.mark.parametrize(("rows", "moved"), [(0, (False, False)), (1, (True, False)), (2, (True, True))])
+def test_running_statistics_skip_what_a_batch_has_not(rows, moved):
+    x, count = _padded(torch.tensor([[2.0, 3.0], [4.0, 7.0]])[:rows], 0, 2)
+    _, *statistics = ops.masked_batch_norm(x, None, None, count, 1e-5)
+    for statistic, least, moves in zip(statistics, (1, 2), moved, strict=True):
+        buffer = torch.tensor([0.5, 0.25])
+        after = ops.running_average(buffer, statistic, 0.5, count, least)
+        assert torch.isfinite(after).all()
+        assert_close(after, torch.lerp(buffer, statistic, 0.5) if moves else buffer)
 
 
 def test_padded_rows_get_no_gradient_from_a_batch_norm():

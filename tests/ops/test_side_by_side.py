@@ -143,9 +143,12 @@ def test_results_die_when_nobody_reads_them_any_more(monkeypatch):
 def test_forking_ends_with_its_block():
     def fail():
         with side_by_side.forking("stream") as ran:
-            assert side_by_side._prepared == ("stream", ran) and ran == []
+            assert side_by_side._prepared == {"stream": ran} and ran == []
+            with side_by_side.forking("stream") as again, side_by_side.forking("other"):
+                assert side_by_side._prepared["stream"] is again and len(side_by_side._prepared) == 2
+            assert side_by_side._prepared == {"stream": ran}
             raise RuntimeError("inside")
 
     with pytest.raises(RuntimeError, match="inside"):
         fail()
-    assert side_by_side._prepared is None
+    assert side_by_side._prepared == {}

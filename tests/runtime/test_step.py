@@ -195,6 +195,7 @@ def test_refusals_are_explained():
         ({"slack": -0.1}, "slack must not be negative; got -0.1"),
         ({"warm_up": 0}, "warm_up must be an integer of at least 1; got 0"),
         ({"clip_grad_norm": 0.0}, "clip_grad_norm must be positive; got 0.0"),
+        ({"deterministic": True, "tune": True}, "deterministic=True cannot make choices by timing"),
     ],
 )
 def test_bad_options(options, message):

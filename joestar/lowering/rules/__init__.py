@@ -6,7 +6,7 @@ A rule is ``rule(context, node)``: it leaves a safe node alone, rewrites an unsa
 import torch
 from torch import fx
 
-from joestar.lowering.rules import contract, loss, lookup, norm, reduce, rowwise, shapes
+from joestar.lowering.rules import contract, lookup, loss, norm, reduce, rowwise, shapes
 from joestar.lowering.rules.pointwise import pointwise
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 

@@ -12,16 +12,17 @@ GAIN = 4.0
 """A factor of this magnitude is no larger than what products with weights do to padded rows anyway."""
 
 _LIMITS = {
-    **dict.fromkeys(("sigmoid", "tanh", "softmax", "_softmax", "sin", "cos", "erf", "hardsigmoid", "softsign"), 1.0),
+    **dict.fromkeys(("sigmoid", "tanh", "softmax", "_softmax", "sin", "cos", "erf", "hardsigmoid"), 1.0),
+    **dict.fromkeys(("sddmm", "spmm", "edge_softmax"), 0.0),
     **dict.fromkeys(("sign", "sgn", "hardtanh", "special_expit", "special_erf", "special_ndtr", "erfc"), 2.0),
 }
-"""Ops whose results are small whatever they are given (``hardtanh``: by default)."""
+"""Ops whose results are small whatever they are given (``hardtanh``: by default); our own leave padding at 0."""
 
 _KEEPING = {
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "expand_as",
     "permute", "transpose", "t", "numpy_T", "mT", "movedim", "clone", "contiguous", "to", "_to_copy", "detach",
     "alias", "type_as", "slice", "relu", "abs", "neg", "leaky_relu", "cat", "stack", "maximum", "minimum",
-    "double", "float", "half", "bfloat16",
+    "widened", "narrowed",
 }  # fmt: skip
 """Ops whose results are no larger than their operands."""
 
@@ -36,7 +37,7 @@ def bound(context, node) -> float:
 
 
 def _bound(context, node: fx.Node) -> float:
-    value = node.meta.get("val")
+    value = _value(node)
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
         return 1.0 if isinstance(value, Tensor) and value.dtype is torch.bool else math.inf
     if node.op != "call_function" or not hasattr(node.target, "_schema"):
@@ -44,11 +45,22 @@ def _bound(context, node: fx.Node) -> float:
     name = node.target._schema.name.partition("::")[2]
     if name in _LIMITS:
         return _LIMITS[name] if name != "hardtanh" or len(node.args) == 1 else math.inf
-    if 0 in SINGULAR.get(name, ()) and bound(context, node.args[0]) <= 2:
+    if 0 in dict(SINGULAR.get(name, ())) and bound(context, node.args[0]) <= 2:
         return 2.0  # of the harmless value, which its operand has by now
+    if name in ("mul", "multiply"):
+        factors = [bound(context, arg) for arg in node.args[:2]]
+        return 0.0 if 0 in factors else math.prod(factors)
+    if name in ("div", "divide", "true_divide") and padded_dims(_value(node.args[1])):
+        return bound(context, node.args[0])  # their padding is divided by 1
+    if name == "masked_fill":
+        return max(bound(context, node.args[0]), bound(context, node.args[2]))
     if name == "where" and len(node.args) == 3:
         return max(bound(context, arg) for arg in node.args[1:])
     if name in _KEEPING:
-        operands = [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), Tensor)]
+        operands = [arg for arg in node.all_input_nodes if isinstance(_value(arg), Tensor)]
         return max((bound(context, arg) for arg in operands), default=0.0)
     return math.inf
+
+
+def _value(node):
+    return node.meta.get("val") if isinstance(node, fx.Node) else None

@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from joestar.lowering.rules.pointwise import guard_product
+from joestar.lowering.rules.pointwise import guard_product, is_large
 from joestar.lowering.sizes import expression, padded_dims
 
 
@@ -21,7 +21,7 @@ def _product(position: int):
 
     def rule(context, node: fx.Node) -> None:
         _contraction(context, node, position, -1)
-        guard_product(context, node, list(node.args[position : position + 2]))
+        guard_product(context, node, (position, position + 1))
 
     return rule
 
@@ -40,15 +40,18 @@ def _einsum(context, node: fx.Node) -> None:
             if letter not in result and expression(value.shape[dim]) is not None:
                 operands[position] = context.mask(operands[position], dim, 0, node)
                 context.note("masked product")
+    large = [position for position, operand in enumerate(operands) if is_large(context, operand)]
+    for position in large[1:]:
+        operands[position] = context.guard(operands[position], 0, node)
+        context.note("guard")
     node.update_arg(1, operands)
-    guard_product(context, node, operands)
 
 
 def _batch_sum(context, node: fx.Node) -> None:
     """``addbmm`` sums over the batch as well."""
     _contraction(context, node, 1, 0)
     _contraction(context, node, 1, -1)
-    guard_product(context, node, list(node.args[1:3]))
+    guard_product(context, node, (1, 2))
 
 
 RULES = {

@@ -9,7 +9,6 @@ from joestar.lowering.sizes import LOOPED, RAGGED, expression, padded_dims
 aten = torch.ops.aten
 
 
-
 _STRUCTURE = {
     *LOOPED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
     torch.ops.joestar.collective_sample.default,

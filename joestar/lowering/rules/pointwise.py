@@ -1,5 +1,7 @@
 """Pointwise ops: every entry on its own, so padding needs no more than to stay finite."""
 
+import math
+
 from torch import Tensor, fx
 
 from joestar.lowering.rules.bounds import GAIN, bound
@@ -17,10 +19,10 @@ def pointwise(context, node: fx.Node) -> None:
     """
     name = node.target._schema.name.partition("::")[2]
     if name in PRODUCTS or _is_square(name, node):
-        guard_product(context, node, [node.args[i] for i in PRODUCTS.get(name, (0, 0)) if i < len(node.args)])
+        guard_product(context, node, PRODUCTS.get(name, (0, 0)))
     elif name in SINGULAR:
         if not _linear_power(name, node):
-            for index, value in SINGULAR[name].items():
+            for index, value in SINGULAR[name]:
                 guard_operand(context, node, index, value)
     elif name not in POINTWISE:
         for index in range(len(node.args)):
@@ -43,16 +45,26 @@ def guard_operand(context, node: fx.Node, index: int, value, always: bool = True
     context.note("guard")
 
 
-def guard_product(context, node: fx.Node, factors: list) -> None:
-    """Sets the padding of a product to 0 if two of its factors are padded, and may be large there."""
-    large = [factor for factor in factors if _is_padded(factor) and bound(context, factor) > GAIN]
-    result = node.meta.get("val")
-    if len(large) > 1 and isinstance(result, Tensor) and result.dtype.is_floating_point:
-        context.guard_result(node, 0)
+def guard_product(context, node: fx.Node, factors: tuple[int, int]) -> None:
+    """Sets the padding of one factor to 0 if two are padded, and may be large there: the smaller tensor.
+
+    Args:
+        factors: their positions, twice the same for a square.
+    """
+    large = [index for index in factors if is_large(context, node.args[index] if index < len(node.args) else None)]
+    if len(large) == 2:
+        guard_operand(context, node, min(large, key=lambda index: _extent(node.args[index].meta["val"])), 0)
 
 
-def _is_padded(factor) -> bool:
-    return isinstance(factor, fx.Node) and bool(padded_dims(factor.meta.get("val")))
+def is_large(context, factor) -> bool:
+    """Whether padded slots of a floating-point value may hold large numbers."""
+    value = factor.meta.get("val") if isinstance(factor, fx.Node) else None
+    return bool(padded_dims(value)) and value.dtype.is_floating_point and bound(context, factor) > GAIN
+
+
+def _extent(value: Tensor) -> tuple[int, int]:
+    """Orders tensors by size: by their padded dimensions, then by the others."""
+    return len(padded_dims(value)), math.prod(size for size in value.shape if isinstance(size, int))
 
 
 def _is_square(name: str, node: fx.Node) -> bool:

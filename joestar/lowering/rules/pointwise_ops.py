@@ -6,23 +6,25 @@ Names, since tags differ between versions of PyTorch (``leaky_relu`` has none in
 """
 
 SINGULAR = {
-    **dict.fromkeys(("div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "atan2", "arctan2"), {1: 1}),
-    **dict.fromkeys(("hypot", "xlogy", "special_xlogy", "special_xlog1py"), {1: 1}),
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "special_log1p", "sqrt", "rsqrt", "reciprocal"), {0: 1}),
-    **dict.fromkeys(("digamma", "lgamma", "special_entr", "special_digamma", "special_gammaln"), {0: 1}),
-    **dict.fromkeys(("acos", "asin", "atanh", "arccos", "arcsin", "arctanh", "erfinv", "special_erfinv"), {0: 0}),
-    **dict.fromkeys(("acosh", "arccosh"), {0: 2}),
-    **dict.fromkeys(("logit", "special_logit"), {0: 0.5}),
-    **dict.fromkeys(("exp", "exp2", "expm1", "special_exp2", "special_expm1", "sinh", "cosh", "gelu"), {0: 0}),
-    **dict.fromkeys(("pow", "float_power"), {0: 1, 1: 1}),
-    "ldexp": {1: 0},
-    "addcdiv": {2: 1},
+    **dict.fromkeys(
+        ("div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "atan2", "arctan2"), ((1, 1),)
+    ),
+    **dict.fromkeys(("hypot", "xlogy", "special_xlogy", "special_xlog1py"), ((1, 1),)),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "special_log1p", "sqrt", "rsqrt", "reciprocal"), ((0, 1),)),
+    **dict.fromkeys(("digamma", "lgamma", "special_entr", "special_digamma", "special_gammaln"), ((0, 1),)),
+    **dict.fromkeys(("acos", "asin", "atanh", "arccos", "arcsin", "arctanh", "erfinv", "special_erfinv"), ((0, 0),)),
+    **dict.fromkeys(("acosh", "arccosh"), ((0, 2),)),
+    **dict.fromkeys(("logit", "special_logit"), ((0, 0.5),)),
+    **dict.fromkeys(("exp", "exp2", "expm1", "special_exp2", "special_expm1", "sinh", "cosh", "gelu"), ((0, 0),)),
+    **dict.fromkeys(("pow", "float_power"), ((0, 1), (1, 1))),
+    "ldexp": ((1, 0),),
+    "addcdiv": ((2, 1),),
 }
-"""Ops that can turn a finite input into NaN or infinity, in value or derivative: the operands that do it, and a value of
-each at which it does not."""
+"""Ops that can turn a finite input into NaN or infinity, in value or derivative: the operands that do it, each with a
+value at which it does not."""
 
 PRODUCTS = {"mul": (0, 1), "multiply": (0, 1), "square": (0, 0), "addcmul": (1, 2), "lerp": (2, 1)}
-"""Ops with finite derivatives whose value may overflow: the two factors."""
+"""Ops whose value overflows if two factors are large: their positions."""
 
 POINTWISE = {
     "abs", "absolute", "acos", "acosh", "add", "addcdiv", "addcmul", "angle", "arccos", "arccosh", "arcsin",
@@ -37,8 +39,8 @@ POINTWISE = {
     "masked_fill", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative",
     "not_equal", "positive", "pow", "prelu", "rad2deg", "reciprocal", "relu", "relu6", "remainder", "round",
     "rsqrt", "rsub", "selu", "sgn", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh", "softplus",
-    "softshrink", "softsign", "special_digamma", "special_entr", "special_erf", "special_erfc", "special_erfinv",
+    "softshrink", "special_digamma", "special_entr", "special_erf", "special_erfc", "special_erfinv",
     "special_exp2", "special_expit", "special_expm1", "special_gammaln", "special_log1p", "special_logit",
     "special_ndtr", "special_round", "special_sinc", "special_xlog1py", "special_xlogy", "sqrt", "square", "sub",
-    "subtract", "tan", "tanh", "tanhshrink", "threshold", "true_divide", "trunc", "where", "xlogy",
+    "subtract", "tan", "tanh", "threshold", "true_divide", "trunc", "where", "xlogy",
 }  # fmt: skip

@@ -85,14 +85,13 @@ _SAFE = (
     "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes",
     "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "type_as",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
-    "ones", "full", "empty", "eye", "tril", "triu", "sym_size", "cumsum", "view_as_real",
-    "float", "double", "half", "bfloat16", "bool", "int", "long", "scalar_tensor", "expand_copy",
-    "broadcast_tensors", "broadcast_to", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "ones", "full", "empty", "eye", "tril", "triu", "sym_size", "cumsum", "view_as_real", "scalar_tensor",
+    "expand_copy", "broadcast_tensors", "broadcast_to", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 )  # fmt: skip
 
 RULES = {
     **dict.fromkeys(_SAFE, safe),
-    **dict.fromkeys(("outer", "ger"), lambda context, node: guard_product(context, node, list(node.args[:2]))),
+    **dict.fromkeys(("outer", "ger"), lambda context, node: guard_product(context, node, (0, 1))),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), tamed({0: 1}, _normalised_shape)),
     **dict.fromkeys(("cdist", "pairwise_distance"), tamed({0: 1, 1: 0}, last_dimension)),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrence),

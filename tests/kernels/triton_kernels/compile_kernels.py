@@ -5,8 +5,8 @@ their own. With ``--all`` in every value dtype and with every candidate of the l
 
 Prints JSON: ``kernels``, the number of binaries; ``missing``, the ``@triton.jit`` functions of ``joestar/kernels`` that
 no launch reached; ``resources``, per binary its kernel, launch settings, registers of a thread, bytes of its stack
-(where registers spill to) and bytes of shared memory of a program. Must run in a process of its own, without
-``TRITON_INTERPRET``. ``--spills`` prints only the binaries with a stack, as a table.
+(where registers spill to), bytes of shared memory of a program, and the length of its PTX. Must run in a process of its
+own, without ``TRITON_INTERPRET``. ``--spills`` prints only the binaries with a stack, as a table.
 """
 
 import contextlib
@@ -75,6 +75,7 @@ KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
 EVERYTHING = "--all" in sys.argv
 FANOUTS = (5, 25, -1) if EVERYTHING else (5, -1)
 ROWS, EDGES, NODES = 3000, 9000, 5000
+WIDEST = 20_001
 INDPTR = torch.zeros(ROWS + 1, dtype=torch.int64)
 
 
@@ -221,10 +222,24 @@ def heads_of_one_row(dtype: torch.dtype) -> None:
     gpu.spmm_grad_weight(INDPTR, indices, x, grad, weight, "mean")
 
 
+def wide_rows(dtype: torch.dtype, width: int) -> None:
+    """Kernels that go over tiles of rows too wide for one."""
+    indices, dsts = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
+    x, grad = torch.zeros(NODES, width, dtype=dtype), torch.zeros(ROWS, width, dtype=dtype)
+    gpu.sample_aggregate_cat(INDPTR, indices, dsts, COUNT, FANOUTS[0], False, KEY, 0, x, "mean")
+    weight, vectors = torch.zeros(EDGES, 2, dtype=dtype), torch.zeros(2, width, dtype=dtype)
+    grads = torch.zeros(ROWS, 2, width, dtype=dtype)
+    gpu.sddmm(INDPTR, indices, x, grad, "dot")
+    gpu.spmm_grad_weight(INDPTR, indices, x[:, None], grads, weight, "mean")
+    gpu.spmm_extremum_grad(INDPTR, indices, x, weight[:, 0].contiguous(), grad, grad)
+    sums, alpha = gpu.gather_attend(INDPTR, indices, dsts, x, vectors, vectors, 0.2, None, 1.0)
+    gpu.gather_attend_grad(INDPTR, indices, dsts, x, alpha, sums, grads, grads, 0.2, None, 1.0)
+
+
 def dense_products(dtype: torch.dtype) -> None:
     """Products of edges' rows on tensor cores, which are a candidate where TF32 is allowed."""
     x, grad = torch.zeros(NODES, 1, 100, dtype=dtype), torch.zeros(ROWS, 4, 100, dtype=dtype)
-    others, gpu_edge_products._edge_tiles = gpu_edge_products._edge_tiles, lambda numbers: []
+    others, gpu_edge_products._edge_tiles = gpu_edge_products._edge_tiles, lambda width, numbers: []
     torch.backends.cuda.matmul.allow_tf32 = True
     out = torch.zeros(EDGES, 4)
     gpu_edge_products.edge_products(INDPTR, torch.zeros(EDGES, dtype=torch.int32), x, grad, out)
@@ -250,7 +265,7 @@ def steps() -> None:
             adam(weights, weights, weights, weights, largest, steps, table, ok, decoupled=decoupled, maximize=False)
         for buffers in (weights, []):
             sgd(weights, weights, buffers, table, ok, nesterov=bool(buffers), maximize=False)
-    shuffle_keys(ROWS, 1, 2, torch.device("cpu"))
+    shuffle_keys(INDPTR, 1, 2)
 
 
 def functions() -> dict[str, JITFunction]:
@@ -288,7 +303,7 @@ def resources() -> list[dict]:
             used = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", text.stdout)}
             module = function.fn.__module__.rpartition(".")[2]
             rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
-                         "shared": used["SHARED"], **settings})  # fmt: skip
+                         "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]), **settings})  # fmt: skip
     return rows
 
 
@@ -317,6 +332,7 @@ def main() -> None:
             heads_of_one_row(torch.float32)
             messages(torch.float32, 100)
             dense_products(torch.float32)
+        wide_rows(torch.float32, WIDEST)
         steps()
     covered: set[JITFunction] = set()
     for function in launched:

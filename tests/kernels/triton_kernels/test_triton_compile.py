@@ -46,6 +46,21 @@ def test_every_kernel_compiles_and_spills_no_registers(request):
     assert all(0 < row["registers"] <= 255 for row in found["resources"])
     spilling = [row for row in found["resources"] if row["stack"]]
     assert not spilling, spilling
+    _check_wide_rows(found["resources"])
+
+
+def _check_wide_rows(rows: list[dict]) -> None:
+    """Rows of 20,000 columns are read in loops: their kernels are no longer than those of narrow ones."""
+    lengths = {name: {} for name in ("gpu_fused._sample_aggregate", "gpu_edge_products._edge_products")}
+    for row in rows:
+        if row["kernel"] in lengths:
+            longest = lengths[row["kernel"]]
+            longest[row["WIDTH"]] = max(longest.get(row["WIDTH"], 0), row["ptx"])
+    for kernel, longest in lengths.items():
+        widest = max(longest)
+        assert widest >= 20_000 and len(longest) > 1, (kernel, longest)
+        narrow = max(length for width, length in longest.items() if width < widest)
+        assert longest[widest] <= 3 * narrow, (kernel, longest)
 
 
 @pytest.mark.slow

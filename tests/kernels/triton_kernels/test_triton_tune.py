@@ -1,6 +1,7 @@
 """The choice of launch settings: timed once, remembered on disk, never in the way."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "_may_time", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
     tune.forget()
+    torch.use_deterministic_algorithms(False)
     yield seen
     tune.forget()
 
@@ -43,7 +45,7 @@ def test_the_fastest_is_chosen_and_remembered(timed):
     assert _choose() == CANDIDATES[2]
     assert timed == CANDIDATES
     content = json.loads(tune.cache_file().read_text())
-    assert content["best"] == {"kernel Test GPU torch.float32 100": CANDIDATES[2]}
+    assert content["best"] == {tune._code(): {"kernel Test GPU torch.float32 100": CANDIDATES[2]}}
 
 
 def test_what_is_not_worth_timing_takes_the_default(timed):
@@ -68,12 +70,14 @@ def test_settings_that_are_no_candidates_any_more_are_timed_again(timed):
     assert len(timed) == 5
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 0, "best": {}}', '{"format": 1, "best": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 0, "best": {}}', '{"format": 2, "best": 3}', '{"format": 1}']
+)
 def test_a_damaged_file_counts_as_empty(timed, content):
     tune.cache_file().parent.mkdir()
     tune.cache_file().write_text(content)
     assert _choose() == CANDIDATES[2]
-    assert json.loads(tune.cache_file().read_text())["format"] == 1
+    assert json.loads(tune.cache_file().read_text())["format"] == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(timed, monkeypatch):
@@ -95,3 +99,52 @@ def test_size_classes_are_powers_of_two():
 
 def test_no_timing_without_a_gpu():
     assert not tune._may_time(torch.device("cpu"))
+
+
+def test_deterministic_runs_take_the_first_settings_whatever_is_known(timed):
+    assert _choose() == CANDIDATES[2]
+    with tune.deterministic():
+        assert tune.is_deterministic() and _choose() == CANDIDATES[0]
+        with tune.deterministic(False), tune.deterministic():
+            assert _choose() == CANDIDATES[0]
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(_choose()))  # as autograd's
+        thread.start()
+        thread.join()
+        assert seen == [CANDIDATES[0]]
+    assert not tune.is_deterministic() and _choose() == CANDIDATES[2]
+    torch.use_deterministic_algorithms(True)
+    assert _choose() == CANDIDATES[0]
+    torch.use_deterministic_algorithms(False)
+    assert timed == CANDIDATES
+
+
+def test_other_code_measures_anew_and_both_are_kept(timed, monkeypatch):
+    _choose()
+    for part, version in (("source_digest", lambda part: "other"), ("torch", None), ("triton", None)):
+        with monkeypatch.context() as patch:
+            if version is None:
+                patch.setattr(f"{part}.__version__", "0.1")
+            else:
+                patch.setattr(tune, part, version)
+            tune.forget()
+            timed.clear()
+            assert _choose() == CANDIDATES[2] and timed == CANDIDATES, part
+    tune.forget()
+    timed.clear()
+    assert _choose() == CANDIDATES[2] and not timed
+    assert len(json.loads(tune.cache_file().read_text())["best"]) == 4
+
+
+def test_writers_at_the_same_time_lose_nothing(timed):
+    def store(first):
+        for number in range(first, first + 12):
+            tune._store(f"kernel {number}", {"ROWS": number})
+
+    threads = [threading.Thread(target=store, args=(first,)) for first in range(0, 48, 12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tune._load() == {f"kernel {number}": {"ROWS": number} for number in range(48)}
+    assert sorted(path.name for path in tune.cache_file().parent.iterdir()) == ["tune.json", "tune.lock"]

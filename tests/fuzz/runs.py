@@ -1,0 +1,127 @@
+"""The executions of one program on one batch, and what differs between two of them."""
+
+from dataclasses import replace
+
+import torch
+from lowering.harness import Outcome
+from torch import Tensor
+
+from joestar.profile.sizes import measure, step_key
+from joestar.runtime.program import Program
+from joestar.runtime.seeds import filled
+
+from . import plain
+from .generate import FLOAT32, Written
+from .subjects import Subject, build
+
+TOLERANCE = 1e-8
+
+
+class Runs:
+    """The executions of one program on one batch; buffers are put back after each."""
+
+    def __init__(self, subject: Subject, seeds: Tensor):
+        self.subject, self.seeds = subject, seeds
+        self.key = step_key(0, 0, 0, "cpu")
+        self.start = {name: value.clone() for name, value in subject.model.named_buffers()}
+
+    def plain(self, autocast: torch.dtype | None = None) -> Outcome:
+        """The user's program as written."""
+        with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+            loss = plain.forward(self.subject, self.seeds, self.key)
+        return self._outcome(loss)
+
+    def exact(self, program: Program) -> Outcome:
+        """The optimised graph with true sizes."""
+        (loss,), _ = program.exact(self.seeds, self.key)
+        return self._outcome(loss)
+
+    def padded(self, program: Program, factor: float, extra: int) -> Outcome:
+        """The optimised graph under bounds of ``factor * size + extra``."""
+        sizes, _ = measure(program.sampler, program.graph, self.seeds, self.key)
+        batch = int(factor * len(self.seeds)) + extra
+        program.compile([int(factor * size) + extra for size in sizes], batch)
+        count = torch.full((), len(self.seeds), dtype=torch.int64)
+        flag = torch.zeros((), dtype=torch.bool)
+        (loss,), counts, ok = program.step(filled(self.seeds, batch), count, self.key, flag)
+        assert bool(ok), f"a batch that fits was called too large: counts {counts.tolist()}"
+        return self._outcome(loss)
+
+    def _outcome(self, loss: Tensor) -> Outcome:
+        model = self.subject.model
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        zeros = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+        buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
+        with torch.no_grad():
+            for name, value in model.named_buffers():
+                value.copy_(self.start[name])
+        return Outcome(loss.detach(), dict(zip(names, zeros, strict=True)), buffers)
+
+
+class Tolerance:
+    """What tensors may be off by under autocast: a few times what plain execution under autocast is off by in float64.
+
+    Args:
+        expected: of plain execution under autocast.
+    """
+
+    def __init__(self, subject: Subject, seeds: Tensor, expected: Outcome):
+        written = replace(subject.written, head=subject.written.head.replace(FLOAT32, ""), autocast="")
+        (twin,) = build([written])
+        with torch.no_grad():
+            for own, other in zip(twin.model.parameters(), subject.model.parameters(), strict=True):
+                own.copy_(other)
+        true, self.expected = Runs(twin, seeds).plain(), expected
+        self.off = {}
+        for kind, got, wanted in _groups(expected, true):
+            self.off |= {(kind, name): _off(got[name], value) for name, value in wanted.items()}
+        self.share = {"bfloat16": 0.1, "float16": 0.03}[subject.written.autocast]
+
+    def __call__(self, kind: str, name: str, scale: float) -> float:
+        """The largest difference that is none."""
+        return 4 * self.off[kind, name] + self.share * scale
+
+
+def _off(value: Tensor, reference: Tensor) -> float:
+    return float((value - reference).abs().max()) if reference.numel() else 0.0
+
+
+def _groups(got: Outcome, expected: Outcome) -> list[tuple[str, dict, dict]]:
+    return [("loss", {"": got.loss}, {"": expected.loss}), ("buffer", got.buffers, expected.buffers),
+            ("gradient of", got.grads, expected.grads)]  # fmt: skip
+
+
+def usual(kind: str, name: str, scale: float) -> float:
+    """The largest difference that is none, in float64."""
+    return TOLERANCE * scale
+
+
+def differences(got: Outcome, expected: Outcome, tolerance=usual) -> list[str]:
+    """Every tensor that is off by more than ``tolerance(kind, name, scale)``, with words.
+
+    The scale of a tensor is its largest entry; of a gradient, not less than a thousandth of the largest of all: what
+    cancels to nothing (a bias in front of a batch norm) has no scale of its own; of 16 bits, a tenth.
+    """
+    found = []
+    largest = max((float(value.abs().max()) for value in expected.grads.values()), default=0.0)
+    for kind, values, references in _groups(got, expected):
+        floor = largest * (1e-3 if tolerance is usual else 0.1) if kind == "gradient of" else 0.0
+        for name, reference in references.items():
+            value = values[name]
+            if tolerance is not usual and not torch.isfinite(reference).all():
+                continue  # 16 bits overflow in plain execution
+            if not (torch.isfinite(reference).all() and torch.isfinite(value).all()):
+                found.append(f"{kind} {name}: not finite")
+                continue
+            scale = max(float(reference.abs().max()) if reference.numel() else 0.0, floor, 1e-6)
+            off = _off(value, reference)
+            same = value.shape == reference.shape and value.dtype == reference.dtype
+            if not same or off > tolerance(kind, name, scale):
+                found.append(f"{kind} {name}: off by {off:.3g} at a scale of {scale:.3g}".replace(" :", ":"))
+    return found
+
+
+def autocast_of(written: Written) -> torch.dtype | None:
+    """The dtype under which a program runs."""
+    return getattr(torch, written.autocast) if written.autocast else None

@@ -1,0 +1,168 @@
+"""A few steps of ``joestar.compile`` beside a plain PyTorch loop: losses, weights, optimizer state, buffers.
+
+Steps of two programs on one graph take turns. Bounds come from one small batch and have no slack, so that later batches
+overflow, are redone, and widen them.
+"""
+
+import copy
+import random
+from contextlib import ExitStack
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import joestar
+from joestar.profile import sizes
+from joestar.profile.sizes import step_key
+
+from . import plain
+
+TOLERANCE = 1e-7
+OPTIMIZERS = {
+    "Adam": ({"lr": 0.01}, {"lr": 0.02, "betas": (0.8, 0.99), "weight_decay": 0.1}, {"lr": 0.01, "amsgrad": True}),
+    "AdamW": ({"lr": 0.01}, {"lr": 0.03, "weight_decay": 0.2}),
+    "SGD": (
+        {"lr": 0.05}, {"lr": 0.05, "momentum": 0.9}, {"lr": 0.02, "momentum": 0.8, "nesterov": True},
+        {"lr": 0.05, "weight_decay": 0.1}, {"lr": 0.02, "momentum": 0.5, "weight_decay": 0.05, "maximize": True},
+    ),
+}  # fmt: skip
+"""Optimizers with their settings. ``eps`` is large: a gradient that is 0 but for rounding must not become a step."""
+
+
+class Training:
+    """What a program is trained with, and the two loops.
+
+    Args:
+        subject: the program; made: its capture; split: makes a ``Program`` of both and options.
+    """
+
+    def __init__(self, subject, made, split):
+        self.subject, self.made, self.split = subject, made, split
+        self.rng = rng = random.Random(f"training {subject.written.number}")
+        self.kind = rng.choice(list(OPTIMIZERS))
+        self.settings = {**rng.choice(OPTIMIZERS[self.kind]), **({} if self.kind == "SGD" else {"eps": 1e-4})}
+        self.clipping = rng.choice(({}, {}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.02}))
+        self.patience = rng.choice((1, 2, 5))
+        self.start = copy.deepcopy(subject.model.state_dict())
+        self.losses: list[Tensor] = []
+        self.step = None
+
+    def optimizer(self, fused: bool | None = None) -> torch.optim.Optimizer:
+        """A new one over the model's parameters."""
+        return getattr(torch.optim, self.kind)(self.subject.model.parameters(), **self.settings, fused=fused)
+
+    def restart(self) -> None:
+        """Puts weights and buffers back."""
+        self.subject.model.load_state_dict(self.start)
+
+    def plain(self, batches: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """(losses, state) after a plain loop.
+
+        Raises:
+            AmbiguousError: where a mask is not known.
+        """
+        optimizer, losses = self.optimizer(fused=False), []
+        for number, seeds in enumerate(batches):
+            optimizer.zero_grad()
+            loss = plain.forward(self.subject, seeds, step_key(0, 0, number, "cpu"))
+            loss.backward()
+            self._clip()
+            optimizer.step()
+            losses.append(loss.detach())
+        optimizer.zero_grad()
+        return losses, self._state(optimizer)
+
+    def _clip(self) -> None:
+        parameters = [p for p in self.subject.model.parameters() if p.grad is not None]
+        if "clip_grad_norm" in self.clipping:
+            nn.utils.clip_grad_norm_(parameters, self.clipping["clip_grad_norm"])
+        if "clip_grad_value" in self.clipping:
+            nn.utils.clip_grad_value_(parameters, self.clipping["clip_grad_value"])
+
+    def compiled(self, nodes: Tensor, batch: int):
+        """An epoch of a ``Step``, to be drawn from."""
+        self.used = self.optimizer()
+        self.step = joestar.compile(
+            self.subject.model, self.subject.sampler, self.subject.loss, self.used, backend="eager", slack=0.0,
+            warm_up=1, patience=self.patience, **self.clipping,
+        )  # fmt: skip
+        executor = self.step._executors["train"]
+        executor.program = self.split(self.subject, self.made, executor.program.options)
+        return self.step.epoch(nodes, batch, shuffle=False)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and moments as they are."""
+        self.used.zero_grad()
+        return self._state(self.used)
+
+    def _state(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        found = dict(self.subject.model.state_dict())
+        for name, parameter in self.subject.model.named_parameters():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"{key} of {name}"] = value
+        return {name: value.detach().clone().to(torch.float64) for name, value in found.items()}
+
+
+def differences(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = TOLERANCE) -> list[str]:
+    """What differs, in words; a tensor that is missing is zero (momentum of a parameter without gradient)."""
+    found = []
+    for name in {**got, **expected}:
+        pair = [values.get(name) for values in (got, expected)]
+        value, wanted = (torch.zeros(()) if tensor is None else tensor for tensor in pair)
+        scale = max(float(wanted.abs().max()) if wanted.numel() else 0.0, 1e-3)
+        off = float((value - wanted).abs().max()) if wanted.numel() else 0.0
+        if not off <= tolerance * scale:
+            found.append(f"{name}: off by {off:.3g} at a scale of {scale:.3g}")
+    return found
+
+
+def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
+    """Trains programs of one pack side by side; what differs from plain loops, by the number of the program.
+
+    Args:
+        report: counts those that were compared, and the overflows.
+    """
+    graph, rng = trainings[0].subject.graph, trainings[0].rng
+    size, steps = rng.randint(3, 5), rng.choice((2, 3, 3))
+    by_degree = torch.argsort(graph.in_degrees(), stable=True)[-(size * steps - 1) :]
+    nodes = by_degree if rng.random() < 0.6 else torch.tensor(rng.sample(range(graph.num_nodes), size * steps - 1))
+    nodes = nodes.to(graph.indices.dtype)
+    expected = {}
+    for training in trainings:
+        try:
+            result = training.plain(list(nodes.split(size)))
+        except (plain.AmbiguousError, RuntimeError, ValueError):  # a batch norm of one row
+            continue
+        finally:
+            training.restart()
+        if all(map(torch.isfinite, result[0])):  # else every label of a batch is ignored
+            expected[training] = result
+    losses = _take_turns(list(expected), nodes, size)
+    found = {}
+    for training, (wanted, state) in expected.items():
+        report.trained += 1
+        report.overflows += training.step.counters.overflows
+        pairs = {f"loss of step {n}": value.double() for n, value in enumerate(wanted)}
+        got = {f"loss of step {n}": value.double() for n, value in enumerate(losses[training])}
+        wrong = differences(got, pairs, 1e-5) + differences(training.state(), state)
+        what = f"{training.kind}({training.settings}), {training.clipping}, patience {training.patience}"
+        found[training.subject.written.number] = [f"trained with {what}: {words}" for words in wrong]
+        training.restart()
+    return found
+
+
+def _take_turns(trainings: list[Training], nodes: Tensor, size: int) -> dict[Training, list[Tensor]]:
+    """Losses of an epoch of each, one step of everyone at a time."""
+    losses = {training: [] for training in trainings}
+    with ExitStack() as stack:
+        if hasattr(sizes, "ROUND"):
+            stack.enter_context(mock.patch.object(sizes, "ROUND", 1))
+        epochs = {training: training.compiled(nodes, size) for training in trainings}
+        for _ in range(-(-len(nodes) // size)):
+            for training, epoch in epochs.items():
+                losses[training].append(next(epoch))
+        for epoch in epochs.values():
+            epoch.close()
+    return losses

@@ -1,0 +1,133 @@
+"""What the fuzzer compares with can tell right from wrong, and its quick traces are captures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from joestar.profile.sizes import measure, step_key
+
+from . import __main__ as command_line
+from . import plain, steps, tracing
+from .execute import Report, batch_of, check
+from .generate import PER_PACK, write
+from .runs import Runs, differences
+from .subjects import Split, build, forget
+
+PACK = 10
+"""Its programs have dropout, and labels that steps can be trained with."""
+KEY = step_key(0, 0, 0, "cpu")
+
+
+@pytest.fixture(scope="module")
+def pack():
+    """(programs as objects, a batch, captures)."""
+    programs = [write(PACK * PER_PACK + position) for position in range(PER_PACK)]
+    subjects = build(programs)
+    seeds = batch_of(subjects, PACK)
+    _, labels = measure(subjects[0].sampler, subjects[0].graph, seeds, KEY)
+    yield subjects, seeds, tracing.captured(subjects, seeds, labels, quick=True)
+    forget(programs)
+
+
+def test_masks_of_other_sites_differ(pack, monkeypatch):
+    subjects, seeds, _ = pack
+    drops = [subject for subject in subjects if "ropout(" in subject.written.body]
+    assert drops
+    started = plain.Masks.__enter__
+
+    def later(masks):
+        masks.site += 1
+        return started(masks)
+
+    expected = [Runs(subject, seeds).plain() for subject in drops]
+    monkeypatch.setattr(plain.Masks, "__enter__", later)
+    assert all(differences(Runs(subject, seeds).plain(), right) for subject, right in zip(drops, expected, strict=True))
+
+
+def test_sets_of_one_size_are_told_apart_or_refused(pack):
+    subjects, seeds, _ = pack
+    blocks = subjects[0].sampler.sample(subjects[0].graph.keyed(), seeds)
+    x = torch.ones(len(seeds), 40)
+    assert plain.Masks(KEY, blocks, seeds).dropout(x).unique().tolist() == [0, 2]
+    masks = plain.Masks(KEY, blocks, seeds, [len(seeds)])  # as many rows that are 0, 1, 2 ...
+    assert not masks.clear
+    with pytest.raises(plain.AmbiguousError):
+        masks.dropout(x)
+
+
+def test_a_step_that_goes_wrong_is_found(pack, monkeypatch):
+    subjects, _, captures = pack
+    able = [(s, made) for s, made in zip(subjects, captures, strict=True) if s.written.target == "y"][:2]
+
+    def trained() -> list[list[str]]:
+        pair = [steps.Training(subject, tracing.again(made), Split) for subject, made in able]
+        return list(steps.run_together(pair, Report()).values())
+
+    found = trained()
+    assert found and not any(found)
+    right = steps.Training.optimizer
+
+    def hasty(training, fused=None):
+        optimizer = right(training, fused)
+        optimizer.param_groups[0]["lr"] *= 1 if fused is False else 1.001
+        return optimizer
+
+    monkeypatch.setattr(steps.Training, "optimizer", hasty)
+    assert all(trained())
+
+
+def test_a_wrong_execution_is_reported(pack, monkeypatch):
+    subjects, seeds, captures = pack
+    right, report, written = Runs.padded, Report(), subjects[1].written
+
+    def padded(runs, *options):
+        outcome = right(runs, *options)
+        outcome.grads = {name: value * 1.0001 for name, value in outcome.grads.items()}
+        return outcome
+
+    monkeypatch.setattr(Runs, "padded", padded)
+    found = check(subjects[1], tracing.again(captures[1]), seeds, report, "eager")
+    assert found and all(words.startswith("padded") and "gradient of" in words for words in found)
+    report.fail(written, found)
+    assert report.failed == [written.number]
+    assert f"python -m fuzz {written.number}" in report.wrong[0] and "class Model" in report.wrong[0]
+
+
+def test_quick_traces_are_captures(pack):
+    subjects, seeds, quick = pack
+    real = tracing.captured(subjects, seeds, list(quick[0].labels), quick=False)
+    for one, other in zip(quick, real, strict=True):
+        ops = [
+            sorted(str(node.target) for node in made.gm.graph.nodes if node.op == "call_function")
+            for made in (one, other)
+        ]
+        assert ops[0] == ops[1]
+        assert {role[0] for role in one.roles} >= {role[0] for role in other.roles}
+
+
+def test_a_size_in_python_is_no_quick_trace(pack):
+    subjects, seeds, quick = pack
+
+    class Fixed(nn.Module):
+        def forward(self, blocks, x):
+            return x[: int(blocks[-1].num_dst)][:, :1]
+
+    subject = replace(subjects[0], model=Fixed())
+    with pytest.raises(Exception, match=r"holds only for some sizes|one row per"):
+        tracing.captured([subject], seeds, list(quick[0].labels), quick=True)
+
+
+def test_the_command_line(monkeypatch, capsys):
+    def run_pack(pack, report):
+        report.programs += PER_PACK
+        report.fail(write(pack * PER_PACK + 1), ["padded: loss: off"] if pack == 8 else [])
+
+    monkeypatch.setattr(command_line, "run_pack", run_pack)
+    assert command_line.main(["--range", "30", "40"]) == 0
+    assert "'programs': 10" in (out := capsys.readouterr().out) and "every execution of every program agrees" in out
+    assert command_line.main(["--range", "30", "50"]) == 1
+    assert "failed: [41]" in (out := capsys.readouterr().out) and "padded: loss: off" in out
+    with pytest.raises(SystemExit):
+        command_line.main([])

@@ -1,0 +1,188 @@
+"""Streams, threads, devices, modes of PyTorch and failures, with steps that are CUDA graphs."""
+
+import gc
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar.bench.planted import Shape, planted
+from joestar.runtime import runner, step_graph
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+SHAPE = Shape(
+    nodes=20_000, degree=20, spread=0.8, community=64, inside=0.7, skew=1.5, features=24, classes=6, train=2_000
+)
+BATCH = 200
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def make(model="GraphSAGE", device="cuda", *, loss=True, **options):
+    torch.manual_seed(0)
+    graph = planted(SHAPE, device)
+    net = getattr(joestar.nn, model)(24, 16, 2, 6, dropout=0.5).to(device)
+    sampler = joestar.NeighborSampler(graph, [8, 5], seed=5)
+    options = {"backend": "eager", **options}
+    if not loss:
+        return joestar.compile(net, sampler, **options)
+    return joestar.compile(net, sampler, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.05), **options)
+
+
+def train(step, epochs=1):
+    return [loss.item() for _ in range(epochs) for loss in list(step.epoch(step.graph.train_idx, BATCH))]
+
+
+def test_every_step_on_another_stream():
+    expected = train(make(), 2)
+    step, streams, losses = make(), [torch.cuda.Stream() for _ in range(3)], []
+    torch.cuda.synchronize()
+    for _ in range(2):
+        epoch = step.epoch(step.graph.train_idx, BATCH)
+        for number in range(len(expected) // 2):
+            with torch.cuda.stream(streams[number % 3]):
+                losses.append(next(epoch))
+        epoch.close()
+    torch.cuda.synchronize()
+    assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_threads_on_streams_of_their_own():
+    models = ("GraphSAGE", "GCN")
+    expected = {model: train(make(model), 3) for model in models}
+    steps, found = {model: make(model) for model in models}, {}
+
+    def run(model):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found[model] = train(steps[model], 3)
+
+    threads = [threading.Thread(target=run, args=(model,)) for model in models]
+    torch.cuda.synchronize()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model in models:
+        assert found[model] == pytest.approx(expected[model], rel=1e-3), model
+
+
+def test_graphs_own_their_tables_and_give_them_back():
+    step = make()
+    train(step)
+    step.predict(step.graph.train_idx[:BATCH])
+    graph, replayed = step._runner.graph, step._executors["predict"]._replayed
+    ours, theirs = graph._tables, replayed._tables
+    assert ours and theirs and not {id(v.table) for v in ours.values()} & {id(v.table) for v in theirs.values()}
+    assert all(value.table.numel() == SHAPE.nodes for value in (*ours.values(), *theirs.values()))
+    step._runner.drop_graph()
+    assert not graph._tables
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("when", range(step_graph.WARM_UP + 1))
+def test_a_capture_that_fails_leaves_a_usable_step(monkeypatch, when, error):
+    expected = train(make())
+    step, calls = make(), []
+    works = runner.StepRunner._update
+
+    def fails(self, *args):
+        calls.append(args)
+        if len(calls) == when + 1:
+            raise error("made up")
+        return works(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.StepRunner, "_update", fails)
+        with pytest.raises(error):
+            train(step)
+    assert not torch.cuda.is_current_stream_capturing() and not bool(step._runner.state.flag)
+    assert step._runner.graph is None
+    step.restart()
+    assert train(step) == pytest.approx(expected, rel=1e-4)
+    assert step.counters.overflows == 0
+
+
+def test_memory_of_a_failed_capture_is_given_back(monkeypatch):
+    step = make()
+    train(step)
+    step._runner.drop_graph()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    works = runner.StepRunner._update
+
+    def fails(self, *args):
+        works(self, *args)
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.StepRunner, "_update", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(step)
+    step._runner.optimizer.zero_grad()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
+
+
+@pytest.mark.parametrize("kind", ["predict", "callable"])
+def test_first_use_in_inference_mode(kind):
+    step = make(loss=kind == "predict")
+    ids = step.graph.train_idx[:BATCH]
+    step.model.eval()
+    use = step.predict if kind == "predict" else step
+    with torch.inference_mode():
+        first = use(ids)
+    again = use(ids)
+    assert first.shape == again.shape and not again.is_inference()
+    if kind == "predict":
+        assert torch.equal(first, again)
+        train(step)
+    else:
+        step.model.train()
+        step(ids).sum().backward()
+
+
+def test_default_device_and_dtype():
+    expected = train(make())
+    step = make()
+    torch.set_default_device("cuda")
+    torch.set_default_dtype(torch.float64)
+    try:
+        losses = train(step)
+        rows = step.predict(step.graph.train_idx[:10])
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert losses == pytest.approx(expected, rel=1e-4) and rows.dtype == torch.float32
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("cuda_graph", [True, False])
+@pytest.mark.parametrize("model", ["GraphSAGE", "GAT"])
+def test_a_graph_on_the_second_gpu_while_the_first_is_current(model, cuda_graph):
+    expected = train(make(model, cuda_graph=cuda_graph))
+    assert torch.cuda.current_device() == 0
+    step = make(model, "cuda:1", cuda_graph=cuda_graph)
+    assert train(step) == pytest.approx(expected, rel=1e-3)
+    assert step.predict(step.graph.train_idx[:50]).device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
+
+
+def test_deterministic_runs_agree_bit_for_bit():
+    from joestar.kernels.tune import deterministic
+
+    def run(model):
+        with deterministic():
+            step = make(model)
+            return train(step, 2), [p.clone() for p in step.model.parameters()]
+
+    for model in ("GraphSAGE", "GAT", "GCN"):
+        (first, ours), (second, theirs) = run(model), run(model)
+        assert first == second and all(map(torch.equal, ours, theirs)), model

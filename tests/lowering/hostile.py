@@ -1,0 +1,234 @@
+"""Single ops, padded, with hostile numbers in the padded slots: values and gradients of valid rows must not notice.
+
+By induction over a graph: if every op makes finite padded slots of finite ones, and zero gradients of zero gradients,
+then whatever padding holds, no NaN reaches a parameter.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from joestar.lowering.functional import remove_in_place
+from joestar.lowering.padding import pad
+from joestar.lowering.rules.norm import lower_batch_norm
+from joestar.lowering.sizes import expression
+
+ROWS, HINT = 6, 1009
+"""Valid rows, and the stand-in for their number while an op is traced."""
+
+HOSTILE = (0.0, 1.0, -1.0, 1e30, -1e30, 1e-30, -1e-30, 100.0, -800.0)
+"""What padded slots hold; ``exp`` of 100 is infinite in float32, and so is the square of 1e30."""
+
+
+@dataclass
+class Operand:
+    """An argument of an op under test: rows of the batch, or something that all rows share.
+
+    Attributes:
+        shape: trailing shape of rows, or the whole shape if shared.
+        make: valid values of a shape in float64.
+        grad: whether it is differentiated; dtype: integers and booleans stay what they are.
+    """
+
+    shape: tuple[int, ...] = (4,)
+    shared: bool = False
+    make: Callable | None = None
+    dtype: torch.dtype = torch.float64
+    grad: bool = True
+
+    def valid(self, seed: int) -> Tensor:
+        """Valid values."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = self.shape if self.shared else (ROWS, *self.shape)
+        values = torch.rand(shape, generator=generator, dtype=torch.float64) * 0.8 + 0.1
+        return (values if self.make is None else self.make(values)).to(self.dtype)
+
+
+def rows(*shape: int, make=None, dtype=torch.float64, grad=True) -> Operand:
+    """Rows ``[n, *shape]``, by default uniform in (0.1, 0.9)."""
+    return Operand(shape, False, make, dtype, grad and dtype.is_floating_point)
+
+
+def shared(*shape: int, make=None, dtype=torch.float64, grad=True) -> Operand:
+    """A parameter or constant ``[*shape]``."""
+    return Operand(shape, True, make, dtype, grad and dtype.is_floating_point)
+
+
+def signed(values: Tensor) -> Tensor:
+    """From (0.1, 0.9) to both signs."""
+    return (values - 0.5) * 4
+
+
+@dataclass
+class Sample:
+    """A call of an op.
+
+    Attributes:
+        call: takes the operands, returns a tensor or a tuple of them.
+        smooth: whether it has a gradient; hostile: whether real rows may be hostile, too.
+    """
+
+    call: Callable
+    operands: list[Operand] = field(default_factory=lambda: [rows(4, make=signed)])
+    smooth: bool = True
+    hostile: bool = True
+
+
+def sample(call: Callable, *operands: Operand, **options) -> Sample:
+    """A ``Sample``, by default of one operand ``[n, 4]`` of both signs."""
+    return Sample(call, list(operands), **options) if operands else Sample(call, **options)
+
+
+class Traced:
+    """A sample as a captured graph, and its padded form for at most ``capacity`` rows."""
+
+    def __init__(self, given: Sample, capacity: int | None = None):
+        self.sample = given
+        self.capacity = capacity or ROWS + padding_rows()
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+
+        def fake(shape: tuple, dtype: torch.dtype) -> Tensor:
+            dims = [DimDynamic.DUCK if size == HINT else DimDynamic.STATIC for size in shape]
+            context = StatelessSymbolicContext(dynamic_sizes=dims)
+            return mode.from_tensor(torch.empty(shape, dtype=dtype), symbolic_context=context)
+
+        fakes = [fake((HINT,), torch.int64)]
+        for operand in given.operands:
+            shape = operand.shape if operand.shared else (HINT, *operand.shape)
+            fakes.append(fake(shape, operand.dtype).requires_grad_(operand.grad))
+
+        def run(seeds, *operands):
+            result = given.call(*operands)
+            return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+        with mode:
+            gm = make_fx(run, pre_dispatch=True)(*fakes)
+        self.symbol = expression(fakes[0].shape[0])
+        assert self.symbol is not None, "the sample can be traced for a single number of rows only"
+        remove_in_place(gm)
+        lower_batch_norm(gm)
+        self.ops = {node.target._schema.name for node in gm.graph.nodes if hasattr(node.target, "_schema")}
+        (output,) = gm.graph.find_nodes(op="output")
+        self.outputs = [node.meta["val"] for node in output.args[0]]
+        self.sizes = [[expression(size) for size in value.shape] for value in self.outputs]
+        roles = [("seeds",), *[("const", None)] * len(given.operands)]
+        self.padded = pad(gm, roles, [], self.capacity)
+
+    def exact(self, operands: list[Tensor]) -> list[Tensor]:
+        """Outputs of the valid rows alone, by PyTorch itself."""
+        result = self.sample.call(*operands)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def run(self, operands: list[Tensor], count: int = ROWS) -> list[Tensor]:
+        """Outputs of the padded graph."""
+        inputs = {"seeds": torch.zeros(self.capacity, dtype=torch.int64), "seed_count": torch.tensor(count)}
+        inputs["flag"] = torch.tensor(False)
+        given = iter(operands)
+        values = [inputs[role[0]] if role[0] in inputs else next(given) for role in self.padded.roles]
+        *outputs, _, ok = self.padded.gm(*values)
+        assert bool(ok)
+        return outputs
+
+    def split(self, output: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """(valid part of an output, everything else, flat)."""
+        valid = torch.ones(output.shape, dtype=torch.bool)
+        part = output
+        for dim, expr in enumerate(self.sizes[position]):
+            if expr is not None:
+                size = int(expr.subs(self.symbol, ROWS))
+                shape = [-1 if d == dim else 1 for d in range(output.dim())]
+                valid = valid & (torch.arange(output.shape[dim]) < size).view(shape)
+                part = part.narrow(dim, 0, size)
+        return part, output[~valid]
+
+
+def padding_rows() -> int:
+    """One padded row for every pair of hostile values, and some where they stand side by side."""
+    return len(HOSTILE) * (len(HOSTILE) + 1)
+
+
+def hostile_rows(operand: Operand, position: int, dtype: torch.dtype) -> Tensor:
+    """Padded rows of the operand at ``position``: row (i, j) holds value i in the first operand, j in the second."""
+    pairs = itertools.product(HOSTILE, HOSTILE)
+    column = torch.tensor([pair[position % 2] for pair in pairs], dtype=torch.float64)
+    width = max(1, int(torch.tensor(operand.shape).prod()) if operand.shape else 1)
+    mixed = torch.tensor([[HOSTILE[(i + k * (position + 1)) % len(HOSTILE)] for k in range(width)]
+                          for i in range(len(HOSTILE))], dtype=torch.float64)  # fmt: skip
+    values = torch.cat([column[:, None].expand(-1, width), mixed]).reshape(-1, *operand.shape)
+    if dtype is torch.bool:
+        return values > 0
+    return values.to(dtype) if dtype.is_floating_point else values.clamp(0, 1).to(dtype)
+
+
+def leaves(given: Sample, dtype: torch.dtype, hostile_real: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    """(operands of the valid rows, operands with hostile padding behind the same rows), in ``dtype`` if floating."""
+    plain, padded = [], []
+    for position, operand in enumerate(given.operands):
+        kind = dtype if operand.dtype.is_floating_point else operand.dtype
+        valid = operand.valid(position).to(kind)
+        if hostile_real and not operand.shared and kind.is_floating_point:
+            bad = hostile_rows(operand, position, kind)
+            valid = torch.cat([valid[:3], bad[(7 * torch.arange(ROWS - 3)) % len(bad)]])
+        whole = valid if operand.shared else torch.cat([valid, hostile_rows(operand, position, kind)])
+        plain.append(valid.clone().requires_grad_(operand.grad))
+        padded.append(whole.clone().requires_grad_(operand.grad))
+    return plain, padded
+
+
+def check(given: Sample, dtype: torch.dtype, traced: Traced, hostile_real: bool = False) -> list[str]:
+    """Differences between padded and exact, as sentences; none if all is well."""
+    plain, padded = leaves(given, dtype, hostile_real)
+    expected, got = traced.exact(plain), traced.run(padded)
+    parts = [traced.split(output, position) for position, output in enumerate(got)]
+    wrong = []
+    for position, (exact, (valid, rest)) in enumerate(zip(expected, parts, strict=True)):
+        wrong += _differences(f"output {position}", valid, exact, dtype)
+        if rest.is_floating_point() and not torch.isfinite(rest).all():
+            wrong.append(f"output {position}: its padding is not finite")
+    if not given.smooth:
+        return wrong
+    cotangents = [_cotangent(exact) for exact in expected]
+    grads = _grads(expected, cotangents, plain)
+    ours = _grads([valid for valid, _ in parts], cotangents, padded)
+    for position, (operand, exact, grad) in enumerate(zip(given.operands, grads, ours, strict=True)):
+        if exact is None:
+            continue
+        valid = grad if operand.shared else grad[:ROWS]
+        wrong += _differences(f"gradient {position}", valid, exact, dtype)
+        if not operand.shared and bool((grad[ROWS:] != 0).any()):
+            wrong.append(f"gradient {position}: padded rows get {grad[ROWS:][grad[ROWS:] != 0][:3].tolist()}")
+    return wrong
+
+
+def _cotangent(value: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(11)
+    return torch.rand(value.shape, generator=generator, dtype=torch.float64).sub(0.4).to(value.dtype)
+
+
+def _grads(outputs: list[Tensor], cotangents: list[Tensor], operands: list[Tensor]) -> list[Tensor | None]:
+    wanted = [operand for operand in operands if operand.requires_grad]
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [c for _, c in pairs], materialize_grads=True))
+    return [next(found) if operand.requires_grad else None for operand in operands]
+
+
+def _differences(what: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> list[str]:
+    """Equal where the expected value is finite; where it is not, the other may not be either."""
+    if got.dtype != expected.dtype:
+        return [f"{what}: {got.dtype}, expected {expected.dtype}"]
+    if not got.is_floating_point():
+        return [] if torch.equal(got, expected) else [f"{what}: {got.flatten()[:4]}, expected {expected.flatten()[:4]}"]
+    finite = torch.isfinite(expected)
+    tolerance = {torch.float64: 1e-9, torch.float32: 2e-4}.get(dtype, 2e-2)
+    wrong = []
+    if not torch.allclose(got[finite], expected[finite], rtol=tolerance, atol=tolerance):
+        wrong.append(f"{what}: off by {(got[finite] - expected[finite]).abs().max().item():.3g}")
+    if not torch.equal(torch.isfinite(got), finite):
+        wrong.append(f"{what}: finite where it should not be, or not finite where it should be")
+    return wrong

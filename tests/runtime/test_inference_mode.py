@@ -1,0 +1,77 @@
+"""First uses inside ``torch.inference_mode()``: nothing that lasts may be an inference tensor."""
+
+import gc
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import joestar
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
+
+IDX = torch.arange(0, 90)
+
+
+def _tensors(thing, found: dict, depth: int = 0) -> None:
+    """Every tensor that is reached from an object through attributes and containers."""
+    if id(thing) in found or depth > 12:
+        return
+    found[id(thing)] = thing
+    if isinstance(thing, torch.Tensor):
+        return
+    if isinstance(thing, dict):
+        inner = list(thing.values())
+    elif isinstance(thing, (list, tuple, set)):
+        inner = list(thing)
+    else:
+        inner = list(getattr(thing, "__dict__", {}).values())
+    for value in inner:
+        if not isinstance(value, type(sys)):
+            _tensors(value, found, depth + 1)
+
+
+def _inference_tensors(*roots) -> list[torch.Tensor]:
+    found = {}
+    for root in roots:
+        _tensors(root, found)
+    tensors = [value for value in found.values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) > 10
+    return [tensor for tensor in tensors if tensor.is_inference()]
+
+
+class Weighted(torch.nn.Module):
+    """Reads a value of the whole graph that is computed before the first step (hoisted)."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = joestar.nn.GCN(FEATURES, 8, 2, out_channels=CLASSES)
+
+    def forward(self, blocks, x):
+        return self.convs(blocks, x * blocks[0].graph.ndata["w"].sigmoid()[blocks[0].srcs][:, None])
+
+
+def test_first_uses_in_inference_mode():
+    torch.manual_seed(0)
+    graph = planted_graph(nodes=400)
+    graph.ndata["w"] = torch.randn(400)
+    net = Weighted()
+    sampler = joestar.NeighborSampler(graph, [3, 2], seed=7)
+    step = joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-2), backend="eager")
+    net.eval()
+    callable_form = joestar.compile(net, sampler, backend="eager")
+    with torch.inference_mode():
+        rows = step.predict(IDX)
+        first = callable_form(IDX[:20])
+        accuracy = step.evaluate(IDX[:30])["accuracy"]
+    assert not rows.requires_grad and not first.requires_grad
+    modules = [vars(module) for name, module in sys.modules.items() if name.split(".")[0] == "joestar"]
+    gc.collect()
+    lasting = _inference_tensors(step, callable_form, graph, *modules)
+    assert not lasting, [tuple(tensor.shape) for tensor in lasting]
+    assert torch.equal(step.predict(IDX), rows) and step.evaluate(IDX[:30])["accuracy"] == accuracy
+    net.train()
+    list(step.epoch(IDX, 30))
+    callable_form(IDX[:20]).sum().backward()
+    rows = step.predict(IDX)
+    graph.ndata["w"].add_(1.0)  # what was hoisted is computed again
+    assert not torch.equal(step.predict(IDX), rows)

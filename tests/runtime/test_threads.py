@@ -1,0 +1,138 @@
+"""Two steps in two threads, and a step in a forked child, compute what they compute alone."""
+
+import os
+import pickle
+import signal
+import threading
+
+import pytest
+import torch
+
+from joestar.kernels import scratch
+from joestar.runtime.locks import CAPTURING, TRACING, ProcessLock
+from joestar.runtime.step_graph import StreamOrder
+from tests.runtime.common import make_step, planted_graph
+
+IDX = torch.arange(0, 90)
+CPU = torch.device("cpu")
+
+
+def _make(model: str):
+    return make_step(model=model, graph=planted_graph(nodes=400, dtype=torch.float64), fanouts=[4, 3])
+
+
+def _use(step) -> list:
+    return [float(loss) for _ in range(2) for loss in list(step.epoch(IDX, 30))]
+
+
+def test_two_threads_train_as_if_alone():
+    models = ("GraphSAGE", "GAT")
+    alone = {model: _use(_make(model)) for model in models}
+    steps = {model: _make(model) for model in models}
+    found, start = {}, threading.Barrier(len(models))
+
+    def run(model):
+        start.wait()
+        found[model] = _use(steps[model])
+
+    threads = [threading.Thread(target=run, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == alone
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_goes_on_as_the_parent_does():
+    step = _make("GraphSAGE")
+    _use(step)
+    torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork
+    read, write = os.pipe()
+    with TRACING, CAPTURING:  # as if another thread were tracing
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(120)  # a lock that stays taken ends the child, not the tests
+                thread = threading.Thread(target=lambda: os.write(write, pickle.dumps(_wide(step))))
+                thread.start()
+                thread.join()
+                code = 0
+            finally:
+                os._exit(code)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        content = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert pickle.loads(content) == _wide(step)
+
+
+def _wide(step) -> list:
+    """Losses, and rows of a program that is traced for them."""
+    return [_use(step), step.predict(IDX).tolist()]
+
+
+def test_locks_keep_threads_apart_and_let_one_in_again():
+    lock, inside = ProcessLock(), []
+
+    @lock
+    def enter():
+        inside.append(threading.get_ident())
+
+    with lock:
+        enter()
+        other = threading.Thread(target=enter)
+        other.start()
+        assert len(inside) == 1
+    other.join()
+    assert len(inside) == 2
+
+
+def test_tables_belong_to_a_thread_or_to_a_graph():
+    graph, other, seen = {}, {}, []
+    mine = scratch.current_tables(CPU)
+    assert scratch.current_tables(CPU) is mine
+    with scratch.own_tables(graph):
+        assert scratch.current_tables(CPU) is graph
+        with scratch.own_tables(other):
+            assert scratch.current_tables(CPU) is other
+        thread = threading.Thread(target=lambda: seen.append(scratch.current_tables(CPU)))
+        thread.start()
+        thread.join()
+        assert scratch.current_tables(CPU) is graph
+    assert scratch.current_tables(CPU) is mine
+    assert seen[0] is not mine and seen[0] is not graph
+    scratch.release_tables()
+    assert scratch.current_tables(CPU) is not mine
+
+
+def test_every_stream_has_tables_of_its_own(monkeypatch):
+    device = torch.device("cuda", 0)
+    streams = [type("Stream", (), {"cuda_stream": number}) for number in (0, 7)]
+    current = [streams[0]]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    first = scratch.current_tables(device)
+    current[0] = streams[1]
+    assert scratch.current_tables(device) is not first
+    current[0] = streams[0]
+    assert scratch.current_tables(device) is first
+    scratch.release_tables()
+
+
+def test_launches_follow_one_another_whatever_the_stream(monkeypatch):
+    waits = []
+
+    class Stream:
+        def wait_stream(self, other):
+            waits.append((self, other))
+
+    one, two = Stream(), Stream()
+    current = [one]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    order = StreamOrder(torch.device("cuda", 0))
+    for stream in (one, one, two, two, one):
+        current[0] = stream
+        order.follow()
+    assert waits == [(two, one), (one, two)]
