@@ -9,7 +9,8 @@ BENCH ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# Tests of a file stay together, so that they share what is captured once.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SANITIZERS := address undefined thread
 CSRC := CMakeLists.txt $(shell find csrc -name '*.?pp' -o -name CMakeLists.txt)
 

@@ -81,12 +81,13 @@ def test_baseline_learns(name, graph):
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-def test_command_line(monkeypatch, tmp_path):
-    """One row in a process of its own, as on a CPU all of them are; each takes time to start."""
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_command_line(apart, monkeypatch, tmp_path):
+    """``apart``: one row in a process of its own, as on a CPU all of them are; each takes time to start."""
     alone = user_models._measured
 
     def measured(name, how, setting, device):
-        if how == "eager":
+        if how == "eager" and apart:
             return alone(name, how, setting, device)
         return user_models._row(name, how, setting, torch.get_num_threads())
 

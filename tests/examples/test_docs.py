@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import joestar
 from joestar.cli.main import app
+from joestar.runtime import tuning
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,8 +52,9 @@ def run_python(code: str, names: dict, page: Path, line: int) -> None:
 
 @pytest.fixture
 def eager(monkeypatch):
-    """``joestar.compile`` on the eager backend by default, so that pages run in seconds."""
+    """``joestar.compile`` on the eager backend by default, and short timings, so that pages run in seconds."""
     compile = joestar.compile
+    monkeypatch.setattr(tuning, "SPAN", 0.0)
 
     @functools.wraps(compile)
     def with_default(*args, **options):

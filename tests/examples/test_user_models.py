@@ -63,8 +63,15 @@ def assert_close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("execution", ["exact", "padded"])
+ONE_EACH = ((1, "exact"), (3, "padded"))
+"""Two layers are trained both ways below."""
+
+
+@pytest.mark.parametrize(
+    ("layers", "execution"),
+    [pytest.param(layers, execution, marks=() if (layers, execution) in ONE_EACH else pytest.mark.slow)
+     for layers in (1, 3) for execution in ("exact", "padded")],
+)  # fmt: skip
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_are_those_of_the_pyg_model(name, execution, layers, graph):
     net = make(name, graph, layers=layers)
@@ -136,7 +143,24 @@ def test_the_degree_biased_sampler_prefers_nodes_of_high_degree(graph):
     assert degrees[picked].double().mean() > 1.05 * degrees[candidates].double().mean()
 
 
+RUN = ("degree_biased_sampler", "edge_features", "residual_norm")
+"""Scripts that are run in ``make test``: with a sampler, with features of edges, with neither. All are a call of one
+function, with what the next test looks at."""
+
+
 @pytest.mark.parametrize("name", MODELS)
+def test_a_script_hands_over_what_it_defines(name, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    calls, module = [], example(FOLDER, name)
+    monkeypatch.setattr("on_cora.train", lambda *args, **options: calls.append((args, options)))
+    module.main(["--epochs", "1"])
+    parts = {key: getattr(module, key) for key in ("sampler", "prepare") if hasattr(module, key)}
+    given = {key: value for key, value in calls[0][1].items() if value is not None}
+    assert len(calls) == 1 and calls[0][0] == (module.__doc__, module.Net)
+    assert given == {**parts, "argv": ["--epochs", "1"]}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in RUN else pytest.mark.slow) for n in MODELS])
 def test_a_script_runs(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
     step = example(FOLDER, name).main(["--backend", "eager", "--epochs", "1"])
@@ -145,6 +169,7 @@ def test_a_script_runs(name, monkeypatch, capsys):
     assert "best validation" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_script_runs_from_a_shell():
     arguments = [sys.executable, "examples/user_models/two_aggregators.py", "--backend", "eager", "--epochs", "1"]
     done = subprocess.run(arguments, cwd=FOLDER.parents[1], capture_output=True, text=True, timeout=300, check=False)

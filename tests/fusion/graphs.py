@@ -68,14 +68,19 @@ def captured(model: nn.Module, fanouts=(3, 2), disable=ALL, **options) -> Case:
     return case
 
 
+def again(case: Case, disable=None, choices=None) -> Case:
+    """The same capture with other passes switched off, or under other choices: what is not given stays."""
+    other, options = copy.copy(case), case.program.options
+    disable = options.disable_passes if disable is None else disable
+    choices = options.choices if choices is None else choices
+    other.program = case.program.variant(replace(options, disable_passes=disable, choices=choices))
+    return other
+
+
 def captured_each(model: nn.Module, fanouts=(3, 2), *, disables, **options) -> list[Case]:
     """The case once for every choice of passes to switch off; it is captured only once."""
     first = captured(model, fanouts, disables[0], **options)
-    cases = [first]
-    for disable in disables[1:]:
-        cases.append(copy.copy(first))
-        cases[-1].program = first.program.variant(replace(first.program.options, disable_passes=disable))
-    return cases
+    return [first, *(again(first, disable) for disable in disables[1:])]
 
 
 def count(gm: fx.GraphModule, target) -> int:

@@ -1,5 +1,7 @@
 """One GEMM for neighbours' and own rows: where it fires, what stays the same, and every reason not to."""
 
+import functools
+
 import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same
@@ -8,7 +10,8 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, count, mean, only, reasons
+from .together import captured_together
 
 PATTERN = "aggregate-update"
 BASE = ("extract-select", "sample-gather-aggregate")
@@ -31,8 +34,15 @@ def swapped(m, blocks, x):
     return mean(blocks[1], h.relu())
 
 
+@functools.cache
+def plain(f, biases=(True, False)):
+    """Captured: no pass has run."""
+    torch.manual_seed(0)
+    return captured(model(f, biases))
+
+
 def test_before_and_after():
-    before, after = (case.trace() for case in captured_each(model(sage), disables=(OFF, ON)))
+    before, after = (again(plain(sage), disable).trace() for disable in (OFF, ON))
     ops = {"linear": ATEN.linear.default, "index_select": ATEN.index_select.default,
            "aggregate": JOESTAR.sample_aggregate.default, "both": JOESTAR.sample_aggregate_cat.default}  # fmt: skip
     # Besides the two products: the head of the model; besides the own rows: the labels of the seeds.
@@ -42,12 +52,16 @@ def test_before_and_after():
         "linear": 2, "index_select": 1, "aggregate": 0, "both": 1}  # fmt: skip
 
 
-@pytest.mark.parametrize("biases", [(True, False), (False, False), (True, True), (False, True)])
-@pytest.mark.parametrize("f", [sage, swapped])
+SLOW = pytest.mark.slow
+BIASES = [(True, False), (False, False), (True, True), (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("f", "biases"),
+    [*((sage, b) for b in BIASES), *(pytest.param(swapped, b, marks=SLOW if b[0] == b[1] else ()) for b in BIASES)],
+)
 def test_same_numbers(f, biases):
-    torch.manual_seed(0)
-    net = model(f, biases)
-    on, off = captured_each(net, disables=(ON, OFF))
+    on, off = again(plain(f, biases), ON), again(plain(f, biases), OFF)
     assert count(on.program.captured.gm, JOESTAR.sample_aggregate_cat.default) == 1
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -61,9 +75,7 @@ def inner(m, blocks, x):
 
 @pytest.mark.parametrize("biases", [(True, False), (False, False), (True, True)])
 def test_inner_layer(biases):
-    torch.manual_seed(0)
-    net = model(inner, biases)
-    on, off = captured_each(net, disables=(ON, OFF))
+    on, off = again(plain(inner, biases), ON), again(plain(inner, biases), OFF)
     assert count(on.program.captured.gm, JOESTAR.aggregate_cat.default) == 1
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -111,8 +123,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("f", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_must_not_fire(f, reason):
-    case = captured(model(f), disable=ON)
+@functools.cache
+def refused():
+    return captured_together({name: model(f) for name, (f, _) in REFUSED.items()}, disable=ON)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_must_not_fire(name):
+    case, reason = refused()[name], REFUSED[name][1]
     assert count(case.program.captured.gm, JOESTAR.sample_aggregate_cat.default) == 0
     assert reason in reasons(case, PATTERN)

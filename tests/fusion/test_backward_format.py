@@ -1,6 +1,6 @@
 """Format of an aggregation's backward pass: where there is a choice, what stays the same, and where there is none."""
 
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import joestar.nn as jnn
 from joestar import fn
 from joestar.errors import ConfigError
 
-from .graphs import JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import JOESTAR, Model, again, captured, count, mean, only, reasons
 
 PATTERN = "backward-format"
 ALONE = only(PATTERN)
@@ -33,11 +33,14 @@ def model(f=two, width: int = WIDTH) -> Model:
     return Model(f, width, left=nn.Linear(NUM_FEATURES, WIDTH)).double()
 
 
-def chosen(net: nn.Module, choices: dict[str, str], disable=ALONE) -> Case:
-    case = Case(net, fanouts=(3, 2), disable=disable)
-    case.program.options = replace(case.program.options, choices=choices)
-    case.trace()
-    return case
+@functools.cache
+def plain(f=two) -> Case:
+    """Captured: no pass has run."""
+    return captured(model(f))
+
+
+def chosen(case: Case, choices: dict[str, str], disable=ALONE) -> Case:
+    return again(case, disable, choices)
 
 
 def sites(case: Case) -> dict[str, tuple]:
@@ -45,7 +48,7 @@ def sites(case: Case) -> dict[str, tuple]:
 
 
 def test_before_and_after():
-    before, after = (chosen(model(), choices) for choices in ({}, {"backward:hop0": "scatter"}))
+    before, after = (chosen(plain(), choices) for choices in ({}, {"backward:hop0": "scatter"}))
     forms = ("transposed", "scatter")
     assert sites(before) == {"backward:hop0": (forms, "transposed", "transposed")}
     assert sites(after) == {"backward:hop0": (forms, "transposed", "scatter")}
@@ -59,8 +62,8 @@ def test_before_and_after():
 
 @pytest.mark.parametrize("f", [two, weighted])
 def test_same_numbers(f):
-    off = captured(model(f))
-    on = chosen(off.model, dict.fromkeys(sites(chosen(off.model, {})), "scatter"))
+    off = plain(f)
+    on = chosen(off, dict.fromkeys(sites(chosen(off, {})), "scatter"))
     assert count(on.program.captured.gm, JOESTAR.spmm_by.default) == len(on.program.sites) > 0
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -71,8 +74,8 @@ def test_same_numbers(f):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_joined_rows(dropout):
     """The aggregation next to own rows, with and without ReLU and dropout in it."""
-    net = jnn.GraphSAGE(NUM_FEATURES, 8, 2, 4, dropout=dropout).double()
-    off, on = (chosen(net, choices, JOINED) for choices in ({}, {"backward:hop0": "scatter"}))
+    case = captured(jnn.GraphSAGE(NUM_FEATURES, 8, 2, 4, dropout=dropout))
+    off, on = (chosen(case, choices, JOINED) for choices in ({}, {"backward:hop0": "scatter"}))
     assert count(on.program.captured.gm, JOESTAR.aggregate_cat_by.default) == 1
     assert count(off.program.captured.gm, JOESTAR.aggregate_cat.default) == 2
     for step in range(2):
@@ -91,13 +94,13 @@ def test_two_aggregations_over_one_set():
         h = m.left(mean(blocks[0], x))
         return torch.cat([mean(blocks[1], h), blocks[1].pull(fn.copy_u(h), "sum")], 1)
 
-    assert list(sites(chosen(model(both, 2 * WIDTH), {}))) == ["backward:hop0", "backward:hop0.2"]
+    assert list(sites(chosen(captured(model(both, 2 * WIDTH)), {}))) == ["backward:hop0", "backward:hop0.2"]
 
 
 def test_names_do_not_depend_on_other_passes():
     """The hop keeps its number when the slices are fused into samples, and when the first layer is fused away."""
     for others in ((), ("extract-select",), ("extract-select", "sample-gather-aggregate")):
-        assert list(sites(captured(model(), disable=only(*others, PATTERN)))) == ["backward:hop0"]
+        assert list(sites(again(plain(), only(*others, PATTERN)))) == ["backward:hop0"]
 
 
 def largest(m, blocks, x):
@@ -113,11 +116,11 @@ REFUSED = {
 
 @pytest.mark.parametrize(("f", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_must_not_fire(f, reason):
-    case = chosen(model(f), {})
+    case = chosen(plain(f), {})
     assert count(case.program.captured.gm, JOESTAR.spmm_by.default) == 0
     assert reason in reasons(case, PATTERN)
 
 
 def test_unknown_form():
     with pytest.raises(ConfigError, match=r"choice backward:hop0: expected one of transposed, scatter; got 'linked'"):
-        chosen(model(), {"backward:hop0": "linked"})
+        chosen(plain(), {"backward:hop0": "linked"})

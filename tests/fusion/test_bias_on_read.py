@@ -1,7 +1,7 @@
 """Biases that are added where rows are read: where, what stays the same, and when they must not be."""
 
 import copy
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import joestar.nn as jnn
 from joestar.fusion import run_passes
 from joestar.kernels.layout import cat_width
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, count, mean, only, reasons
 
 PATTERN = "bias-on-read"
 BASE = ("extract-select", "sample-gather-aggregate", "own-aggregate", "relu-dropout", "dropout-aggregate", "kept-bits")
@@ -26,16 +26,22 @@ MODELS = {
 EACH = pytest.mark.parametrize("name", MODELS)
 
 
-def make(model, *more: str, hops=("hop0", "hop1"), bias="on-read", off: bool = False):
-    """The traced model, whose aggregations over ``hops`` store bits; ``off`` without any pass."""
+def plain(model):
+    """The traced model, without any pass."""
+    return captured(model.double(), (3, 2, 2), disable=only())
+
+
+@functools.cache
+def known(name: str):
     torch.manual_seed(0)
-    case = captured(model.double(), (3, 2, 2), disable=only() if off else only(*BASE, PATTERN, *more))
-    if not off:
-        taken = {f"mask:{hop}": "stored" for hop in hops}
-        other = case.program.variant(replace(case.program.options, choices=taken))
-        taken |= {site.key: bias for site in other.sites if site.kind == "bias"}
-        case.program = case.program.variant(replace(case.program.options, choices=taken))
-    return case
+    return plain(MODELS[name][0]())
+
+
+def make(case, *more: str, hops=("hop0", "hop1"), bias="on-read"):
+    """The case after the passes; aggregations over ``hops`` store bits."""
+    taken = {f"mask:{hop}": "stored" for hop in hops}
+    case = again(case, only(*BASE, PATTERN, *more), taken)
+    return again(case, choices=taken | {site.key: bias for site in case.program.sites if site.kind == "bias"})
 
 
 def with_bias(gm: fx.GraphModule) -> list[fx.Node]:
@@ -44,8 +50,7 @@ def with_bias(gm: fx.GraphModule) -> list[fx.Node]:
 
 @EACH
 def test_before_and_after(name):
-    model, more = MODELS[name]
-    before, after = (make(model(), *more, bias=bias) for bias in ("added", "on-read"))
+    before, after = (make(known(name), *MODELS[name][1], bias=bias) for bias in ("added", "on-read"))
     assert reasons(before, PATTERN) == ["added is chosen"] * 2
     sites = {site.key: (site.options, site.default) for site in after.program.sites if site.kind == "bias"}
     assert sites == dict.fromkeys(("bias:hop0", "bias:hop1"), (("added", "on-read"), "added"))
@@ -59,8 +64,8 @@ def test_before_and_after(name):
 
 
 def test_the_column_of_ones_is_gone():
-    model, more = MODELS["joined"]
-    before, after = (make(model(), *more, bias=bias).program.captured.gm for bias in ("added", "on-read"))
+    joined, (_, more) = known("joined"), MODELS["joined"]
+    before, after = (make(joined, *more, bias=bias).program.captured.gm for bias in ("added", "on-read"))
     for gm, width, parts in ((before, cat_width(NUM_FEATURES), 3), (after, cat_width(NUM_FEATURES, False), 2)):
         (matrix,) = gm.graph.find_nodes(op="call_function", target=CAT)
         (join,) = (n for n in gm.graph.find_nodes(op="call_function", target=JOESTAR.join_columns.default)
@@ -71,8 +76,7 @@ def test_the_column_of_ones_is_gone():
 
 @EACH
 def test_same_numbers(name):
-    model, more = MODELS[name]
-    off, on = make(model(), off=True), make(model(), *more)
+    off, on = known(name), make(known(name), *MODELS[name][1])
     assert len(with_bias(on.program.captured.gm)) == 2
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -85,8 +89,8 @@ def test_by_default_on_a_gpu_where_the_column_costs_a_tile(monkeypatch, tile, mo
     """Rows of 2 * 6 columns, and one of ones."""
     monkeypatch.setattr("joestar.kernels.layout.CAT_ALIGNMENT", 1)
     monkeypatch.setattr("joestar.fusion.bias_on_read._TILE", tile)
-    model, more = MODELS["joined"]
-    case = make(model(), *more, hops=())
+    _, more = MODELS["joined"]
+    case = make(known("joined"), *more, hops=())
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     disable = only(*BASE, PATTERN, *more)
     run_passes(gm, list(case.program.lowered_roles), disable, device="cuda", sizes=case.program.sizes)
@@ -132,14 +136,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_must_not_fire(reason):
-    case = make(REFUSED[reason](), hops=("hop1",))
+    case = make(plain(REFUSED[reason]()), hops=("hop1",))
     assert reasons(case, PATTERN) == [reason]
     assert not with_bias(case.program.captured.gm)
 
 
 def test_a_product_of_a_user():
-    model = alone(lambda m, h: h)
-    off, on = make(copy.deepcopy(model), off=True), make(model, hops=("hop1",))
+    off = plain(alone(lambda m, h: h))
+    on = make(off, hops=("hop1",))
     assert len(with_bias(on.program.captured.gm)) == 1
     expected = off.exact(off.seeds(SEEDS), 0)
     same(on.exact(on.seeds(SEEDS), 0), expected, 1e-12)

@@ -1,7 +1,7 @@
 """Bias, ReLU and dropout as one op: where, what stays the same, and when it must not fire."""
 
 import copy
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from joestar.fusion import run_passes
 
-from .graphs import ATEN, JOESTAR, Model, captured, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, count, mean, only, reasons
 
 PATTERN = "bias-relu"
 BASE = ("extract-select", "bias", "relu-dropout")
@@ -51,11 +51,10 @@ def model(f):
     return made.double()
 
 
-def make(f, disable=ON, **choices):
-    case = captured(model(f), disable=disable)
-    taken = {f"epilogue:{place}": option for place, option in choices.items()}
-    case.program = case.program.variant(replace(case.program.options, choices=taken))
-    return case
+@functools.cache
+def known(name: str):
+    """The model after the passes, as on a CPU."""
+    return captured(model(FORMS[name]), disable=ON)
 
 
 def fused(gm) -> int:
@@ -73,10 +72,10 @@ def on_gpu(case, disable=ON):
 def test_before_and_after(name, monkeypatch):
     import joestar.runtime.program as program
 
-    off = captured(model(FORMS[name]), disable=OFF)
+    off = again(known(name), OFF)
     before = off.program.captured.gm
     monkeypatch.setattr(program, "run_passes", lambda *a, **o: run_passes(*a, **{**o, "device": "cuda"}))
-    on = captured(model(FORMS[name]), disable=ON)
+    on = again(known(name))
     gm = on.program.captured.gm
     assert fused(before) == 0 and fused(gm) == 1
     assert count(gm, ATEN.relu.default) == count(gm, JOESTAR.keyed_dropout.default) == 0
@@ -93,11 +92,11 @@ def test_before_and_after(name, monkeypatch):
 
 
 def test_a_choice_whose_default_is_the_device_s():
-    case = make(plain_relu)
+    case = known("plain_relu")
     (site,) = (site for site in case.program.sites if site.kind == "epilogue")
     assert (site.key, site.options, site.default) == ("epilogue:0", ("separate", "fused"), "separate")
     assert "separate is chosen" in reasons(case, PATTERN) and fused(case.program.captured.gm) == 0
-    assert fused(make(plain_relu, **{"0": "fused"}).program.captured.gm) == 1
+    assert fused(again(case, choices={"epilogue:0": "fused"}).program.captured.gm) == 1
     assert fused(on_gpu(case)) == 1
 
 

@@ -16,7 +16,8 @@ from joestar.bench.user_models import FOLDER, example
 from joestar.fusion import run_passes
 
 from .edge_layers import LAYERS, Net, edge_features, graph, pulled, split
-from .graphs import ATEN, JOESTAR, captured, count, only, reasons
+from .graphs import ALL, ATEN, JOESTAR, captured, count, only, reasons
+from .together import captured_together
 
 PATTERN = "edge-map-reduce"
 BASE = ("extract-select", "bias", "narrow-linear")
@@ -27,11 +28,15 @@ EDGE_MAP = JOESTAR.edge_map.default
 EACH = pytest.mark.parametrize("name", LAYERS)
 
 
-@functools.cache
 def whole(name: str):
     """Two layers, captured: no pass has run."""
-    torch.manual_seed(0)
-    return captured(Net(LAYERS[name][0], 2), (3, 2), graph=graph())
+    return all_layers()[name]
+
+
+@functools.cache
+def all_layers():
+    models = {name: Net(layer, 2) for name, (layer, _) in LAYERS.items()}
+    return captured_together(models, (3, 2), graph=graph(), disable=ALL)
 
 
 def under(case, disable=ON, choice="fused", gather="stored", **options):
@@ -86,8 +91,14 @@ def test_same_numbers(name):
         same(on.padded(on.seeds(batch), step), expected, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["edge features", "scores", "heads"])
-@pytest.mark.parametrize(("factor", "extra"), [(1.0, 0), (1.0, 1), (2.0, 3)])
+BOUNDS = {"edge features": (1.0, 0), "scores": (1.0, 1), "heads": (2.0, 3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "extra"),
+    [pytest.param(name, *bounds, marks=() if BOUNDS[name] == bounds else pytest.mark.slow)
+     for bounds in BOUNDS.values() for name in BOUNDS],
+)  # fmt: skip
 def test_small_bounds(name, factor, extra):
     case = under(whole(name), factor=factor, extra=extra, tight=True)
     for step, batch in enumerate((SEEDS, (5, 5, 47), (8,))):
@@ -314,9 +325,15 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("layer", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_must_not_fire(layer, reason):
-    case = made(layer)
+@functools.cache
+def refused():
+    models = {name: Net(layer) for name, (layer, _) in REFUSED.items()}
+    return captured_together(models, (3,), graph=graph(), disable=ALL)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_must_not_fire(name):
+    case, reason = under(refused()[name]), REFUSED[name][1]
     assert programs(case) == []
     assert any(reason in found for found in reasons(case, PATTERN)), reasons(case, PATTERN)
 

@@ -1,5 +1,7 @@
 """Aggregation that reads features in place: edge weights, factors, attention, self-loops, and every reason not to."""
 
+import functools
+
 import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same
@@ -8,7 +10,8 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, count, mean, only, reasons
+from .together import captured_together
 
 PATTERN = "gather-aggregate"
 BASE = ("extract-select", "spmm-gemm-order")
@@ -72,9 +75,20 @@ def _of_compact(ids) -> bool:
     return made_by.target is JOESTAR.compact.default and made_by.args[0].op != "placeholder"
 
 
-@pytest.mark.parametrize(("make", "fired"), MODELS.values(), ids=MODELS.keys())
-def test_same_numbers(make, fired):
-    on, off = captured_each(make(), disables=(ON, OFF))
+@functools.cache
+def known(name: str):
+    """The model after the passes."""
+    return all_known()[name]
+
+
+@functools.cache
+def all_known():
+    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=ON)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_numbers(name):
+    on, off, fired = known(name), again(known(name), OFF), MODELS[name][1]
     gm = on.program.captured.gm
     assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == fired
     sources = {n.args[2] for n in gm.graph.nodes if n.target is ATEN.index_select.default and _reads_features(n)}
@@ -87,7 +101,7 @@ def test_same_numbers(make, fired):
 
 def test_before_and_after():
     """The source rows are not gathered; the sample's own ids are read where the edges are those of the sample."""
-    before, after = (case.trace() for case in captured_each(Model(weighted), disables=(OFF, ON)))
+    before, after = (again(known("edge weights"), disable).trace() for disable in (OFF, ON))
     gathers = [sum(n.target is ATEN.index_select.default and n.args[0].name == "features" for n in gm.graph.nodes)
                for gm in (before, after)]  # fmt: skip
     assert gathers == [1, 0]

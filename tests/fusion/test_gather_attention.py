@@ -1,6 +1,6 @@
 """Gather-attention: the first layer reads features in place, the same numbers, and every reason not to."""
 
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import JOESTAR, Model, captured, captured_each, count, only, reasons
+from .graphs import JOESTAR, Model, again, captured, count, only, reasons
+from .together import captured_together
 
 PATTERN = "gather-attention"
 BASE = ("extract-select", "sample-structural", "spmm-gemm-order")
@@ -50,26 +51,31 @@ def layer(**options):
     return Model(lambda self, blocks, x: self.layer(blocks[0], x), width, layer=Attention(**options))
 
 
-def taken(make, disable=ON, attention="in-place", fanouts=(3, 2)):
-    """The traced model, aggregating first, the attention reading in place."""
-    return chosen(captured(make(), (3,) if make is layer else fanouts, disable=disable), attention)
-
-
 def chosen(case, attention="in-place"):
     """A traced case under these choices."""
     choices = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
-    sites = case.program.variant(replace(case.program.options, choices=choices)).sites
-    choices |= {site.key: attention for site in sites if site.kind == "attention"}
-    case.program = case.program.variant(replace(case.program.options, choices=choices))
-    return case
+    sites = again(case, choices=choices).program.sites
+    return again(case, choices=choices | {site.key: attention for site in sites if site.kind == "attention"})
 
 
 def gathers(case):
     return count(case.program.captured.gm, JOESTAR.gather_attend_linear.default)
 
 
+@functools.cache
+def known(name: str):
+    """The traced model of ``MODELS`` after the passes."""
+    return captured(layer(), (3,), disable=ON) if name == "by hand" else layered()[name]
+
+
+@functools.cache
+def layered():
+    models = {name: make() for name, make in MODELS.items() if name != "by hand"}
+    return captured_together(models, (3, 2), disable=ON)
+
+
 def test_before_and_after():
-    before, after = (chosen(case).program.captured.gm for case in captured_each(gat(), disables=(OFF, ON)))
+    before, after = (chosen(again(known("gat"), disable)).program.captured.gm for disable in (OFF, ON))
     for op, old, new in (
         ("gather_attend_linear", 0, 1),
         ("sampled_self_loops", 0, 1),
@@ -89,11 +95,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_same_numbers(make):
+@pytest.mark.parametrize("name", MODELS)
+def test_same_numbers(name):
     """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""
-    fanouts = (3,) if make is layer else (3, 2)
-    on, off = (chosen(case) for case in captured_each(make(), fanouts, disables=(ON, OFF)))
+    on, off = (chosen(again(known(name), disable)) for disable in (ON, OFF))
     assert gathers(on) == 1
     for step, batch in enumerate((SEEDS, (5, 5, 47, 5))):
         expected = off.exact(off.seeds(batch), step)
@@ -102,7 +107,7 @@ def test_same_numbers(make):
 
 
 def test_a_choice():
-    case = taken(gat, attention="stored")
+    case = chosen(known("gat"), "stored")
     assert gathers(case) == 0
     assert "storing the gathered rows is chosen" in reasons(case, PATTERN)
 
@@ -118,9 +123,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("options", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_must_not_fire(options, reason):
-    case = taken(lambda: layer(**options), fanouts=(3,))
+@functools.cache
+def refused():
+    return captured_together({name: layer(**options) for name, (options, _) in REFUSED.items()}, (3,), disable=ON)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_must_not_fire(name):
+    case, reason = chosen(refused()[name]), REFUSED[name][1]
     assert gathers(case) == 0
     assert any(reason in found for found in reasons(case, PATTERN)), reasons(case, PATTERN)
 

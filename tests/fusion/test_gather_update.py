@@ -1,7 +1,7 @@
 """Gather-update: products that read features in place, the same numbers, and every reason not to."""
 
 import copy
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import fx, nn
 import joestar.nn as jnn
 from joestar.fusion import run_passes
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
 
 PATTERN = "gather-update"
 BASE = ("extract-select", "spmm-gemm-order", "gather-aggregate")
@@ -46,16 +46,19 @@ MODELS = {
 }
 
 
-def in_place(make, disable=ON, **choices):
-    """The traced model, every product that may read in place doing so."""
-    case = captured(make(), disable=disable)
-    taken = {site.key: "in-place" for site in case.program.sites if site.kind == "gather"}
-    case.program = case.program.variant(replace(case.program.options, choices={**taken, **choices}))
-    return case
+@functools.cache
+def known(name: str):
+    """The model after the passes."""
+    return captured(MODELS[name][0](), disable=ON)
+
+
+def in_place(case):
+    """The traced case, every product that may read in place doing so."""
+    return again(case, choices={site.key: "in-place" for site in case.program.sites if site.kind == "gather"})
 
 
 def test_by_default_on_a_gpu_only():
-    case = captured(Model(normed, 8, **parts()), disable=ON)
+    case = known("norm")
     assert count(case.program.captured.gm, JOESTAR.gather_linear.default) == 0
     assert reasons(case, PATTERN) == ["storing the gathered rows is chosen"]
     roles, graph = list(case.program.lowered_roles), case.program.lowered
@@ -64,9 +67,9 @@ def test_by_default_on_a_gpu_only():
     assert count(gm, JOESTAR.gather_linear.default) == 1
 
 
-@pytest.mark.parametrize(("make", "products"), MODELS.values(), ids=MODELS.keys())
-def test_same_numbers(make, products):
-    on, off = in_place(make), captured(make(), disable=OFF)
+@pytest.mark.parametrize("name", MODELS)
+def test_same_numbers(name):
+    on, off, products = in_place(known(name)), again(known(name), OFF), MODELS[name][1]
     found = count(on.program.captured.gm, JOESTAR.gather_linear.default)
     assert found == products or (products is None and found)
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
@@ -76,7 +79,7 @@ def test_same_numbers(make, products):
 
 
 def test_before_and_after():
-    off, on = captured(Model(normed, 8, **parts()), disable=OFF), in_place(lambda: Model(normed, 8, **parts()))
+    off, on = again(known("norm"), OFF), in_place(known("norm"))
     before, after = off.program.captured.gm, on.program.captured.gm
     for gm, gathers in ((before, 1), (after, 0)):
         found = [n for n in gm.graph.nodes if n.target is ATEN.index_select.default and n.args[0].name == "features"]
@@ -85,18 +88,16 @@ def test_before_and_after():
 
 def test_attention_aggregated_first_never_gathers():
     """Scores of the rows, and the rows that the coefficients weigh, are read from the table."""
-    make = MODELS["gat"][0]
-    case = captured(make(), disable=ON)
+    case = known("gat")
     orders = {site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"}
     choices = {**orders, "gather:features_0": "in-place", "gather:features_1": "in-place"}
-    program = case.program.variant(replace(case.program.options, choices=choices))
-    nodes = list(program.captured.gm.graph.nodes)
+    nodes = list(again(case, choices=choices).program.captured.gm.graph.nodes)
     assert not [n for n in nodes if n.target is ATEN.index_select.default and n.args[0].name == "features"]
     assert sum(n.target is JOESTAR.gather_linear.default for n in nodes) == 2
 
 
 def test_a_bias_added_by_hand_joins():
-    case = in_place(lambda: Model(biased, 8, **parts(False)), only(*BASE, PATTERN, "bias"))
+    case = in_place(captured(Model(biased, 8, **parts(False)), disable=only(*BASE, PATTERN, "bias")))
     products = [n for n in case.program.captured.gm.graph.nodes if n.target is JOESTAR.gather_linear.default]
     assert [n.args[3].name for n in products] == ["model_norm_bias"]
 

@@ -1,8 +1,8 @@
 """Aggregations that store which entries are kept: where, what stays the same, and when they must not."""
 
 import copy
+import functools
 import operator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import fx
 import joestar.nn as jnn
 from joestar.fusion import run_passes
 
-from .graphs import JOESTAR, captured, count, only, reasons
+from .graphs import JOESTAR, again, captured, count, only, reasons
 
 PATTERN = "kept-bits"
 BASE = ("extract-select", "sample-gather-aggregate", "aggregate-update", "own-aggregate", "relu-dropout",
@@ -26,18 +26,16 @@ MODELS = {
 EACH = pytest.mark.parametrize("name", MODELS)
 
 
-def make(name: str, **choices) -> Case:
-    """The traced model, under choices ``hop0="stored"``."""
+@functools.cache
+def known(name: str) -> Case:
+    """The traced model."""
     torch.manual_seed(0)
-    return under(captured(MODELS[name]().double(), (3, 2, 2), disable=ON), **choices)
+    return captured(MODELS[name]().double(), (3, 2, 2), disable=ON)
 
 
-def under(traced: Case, disable=ON, **choices) -> Case:
-    """A traced case under choices; nothing is captured again."""
-    case = copy.copy(traced)
-    taken = {f"mask:{hop}": option for hop, option in choices.items()}
-    case.program = case.program.variant(replace(case.program.options, disable_passes=disable, choices=taken))
-    return case
+def make(name: str, disable=ON, **choices) -> Case:
+    """The traced model, under choices ``hop0="stored"``."""
+    return again(known(name), disable, {f"mask:{hop}": option for hop, option in choices.items()})
 
 
 def kept(gm: fx.GraphModule) -> int:
@@ -48,7 +46,7 @@ def kept(gm: fx.GraphModule) -> int:
 def test_before_and_after(name):
     op = "aggregate_rows" if name == "aggregate_rows" else "aggregate_cat"
     before = make(name)
-    after = under(before, hop1="stored")
+    after = make(name, hop1="stored")
     assert reasons(before, PATTERN).count("recomputed is chosen") == 2
     masks = {site.key: (site.options, site.default) for site in before.program.sites if site.kind == "mask"}
     assert masks == dict.fromkeys(("mask:hop0", "mask:hop1"), (("recomputed", "stored"), "recomputed"))
@@ -64,7 +62,7 @@ def test_before_and_after(name):
 @EACH
 def test_same_numbers(name):
     on = make(name, hop0="stored", hop1="stored")
-    off = under(on, OFF)
+    off = make(name, OFF)
     assert kept(on.program.captured.gm) == 2
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
@@ -83,8 +81,7 @@ def test_by_default_on_a_gpu_only():
 def test_must_not_fire():
     plain = captured(jnn.GraphSAGE(NUM_FEATURES, 8, 2, 4), disable=ON)
     assert "no ReLU and dropout are applied where rows are read" in reasons(plain, PATTERN)
-    case = make("aggregate_cat", hop1="stored")
-    other = case.program.variant(replace(case.program.options, choices={"backward:hop1": "scatter"}))
+    other = again(known("aggregate_cat"), choices={"backward:hop1": "scatter"}).program
     assert "the backward pass scatter is chosen" in [p.detail for p in other.places if p.pattern == PATTERN]
     assert kept(other.captured.gm) == 0
 

@@ -1,7 +1,7 @@
 """Aggregations of the same rows in one op: where it fires, the same numbers, features in place, reasons not to."""
 
 import copy
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from joestar.bench.user_models import FOLDER, example
 from joestar.errors import ConfigError
 from joestar.fusion import run_passes
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
+from .together import captured_together
 
 PATTERN = "multi-aggregate"
 BASE = ("extract-select", "sample-gather-aggregate", "gather-aggregate", "relu-dropout")
@@ -81,12 +82,20 @@ MODELS = {
 }
 
 
+@functools.cache
+def known(name: str):
+    """The model after the passes."""
+    return all_known()[name]
+
+
+@functools.cache
+def all_known():
+    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=ON)
+
+
 def together(case):
     """The case with every such choice taken."""
-    case = copy.copy(case)
-    choices = {site.key: "together" for site in case.program.sites if site.kind == "reductions"}
-    case.program = case.program.variant(replace(case.program.options, choices=choices))
-    return case
+    return again(case, choices={site.key: "together" for site in case.program.sites if site.kind == "reductions"})
 
 
 def fired(case) -> list[str]:
@@ -95,22 +104,20 @@ def fired(case) -> list[str]:
     return [place.detail.partition(" of ")[0] for place in found]
 
 
-@pytest.mark.parametrize(("make", "found"), MODELS.values(), ids=MODELS.keys())
-def test_same_numbers(make, found):
-    on, off = captured_each(make(), disables=(ON, OFF))
-    on = together(on)
-    assert fired(on) == found
+@pytest.mark.parametrize("name", MODELS)
+def test_same_numbers(name):
+    on, off = together(known(name)), again(known(name), OFF)
+    assert fired(on) == MODELS[name][1]
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
         same(on.exact(on.seeds(batch), step), expected, 1e-12)
         same(on.padded(on.seeds(batch), step), expected, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["pna", "two_aggregators"])
+@pytest.mark.parametrize("name", ["pna", "two aggregators"])
 def test_the_first_layer_reads_in_place(name):
     """Features are not gathered, the outermost hop is not relabelled, and the sample is drawn once."""
-    on, off = captured_each(user_model(name)(), disables=(ON, OFF))
-    before, after = off.trace(), together(on).trace()
+    before, after = again(known(name), OFF).trace(), together(known(name)).trace()
     assert count(after, MULTI) == 2 and count(after, SPMM) == 0
     first, second = after.graph.find_nodes(op="call_function", target=MULTI)
     assert first.args[2].name == "features" and first.args[1].args[0].target is JOESTAR.sample_cols.default
@@ -124,7 +131,7 @@ def test_the_first_layer_reads_in_place(name):
 
 
 def test_a_choice_whose_default_is_the_device_s():
-    case = captured(layers(every, 6), disable=ON)
+    case = known("all")
     sites = [(s.key, s.options, s.default) for s in case.program.sites if s.kind == "reductions"]
     assert sites == [(f"reductions:hop{hop}", ("apart", "together"), "apart") for hop in (1, 0)]
     assert fired(case) == [] and reasons(case, PATTERN) == ["reading the rows for each is chosen"] * 2
@@ -134,7 +141,7 @@ def test_a_choice_whose_default_is_the_device_s():
 
 
 def test_a_choice_for_one_of_what_is_joined_says_how_to_take_it_apart():
-    case = captured(layers(every, 6), disable=ON)
+    case = known("all")
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     choices = {"reductions:hop0": "together", "backward:hop0": "scatter"}
     with pytest.raises(ConfigError, match="joined: set reductions:hop0 = apart, or leave the choice out"):
@@ -169,21 +176,25 @@ def largest_square(m, blocks, x):
     return mean(blocks[1], blocks[0].pull(fn.copy_u(x), "max") + blocks[0].pull(fn.copy_u(x * x), "max"))
 
 
-@pytest.mark.parametrize(
-    ("f", "reason"),
-    [
-        (weighted, "an aggregation has edge weights"),
-        (heads, "the rows are no vectors of floats"),
-        (other_edges, "the aggregations run over different edges"),
-        (scaled_rows, "the rows are scaled: their factors become weights of the edges"),
-        (squares_read_twice, "the squares have another reader"),
-        (largest_square, "the squares are not added up"),
-    ],
-)  # fmt: skip
-def test_must_not_fire(f, reason):
-    on, off = captured_each(Model(f), disables=(ON, OFF))
-    on = together(on)
-    assert fired(on) == [] and reason in reasons(on, PATTERN)
+REFUSED = {
+    weighted: "an aggregation has edge weights",
+    heads: "the rows are no vectors of floats",
+    other_edges: "the aggregations run over different edges",
+    scaled_rows: "the rows are scaled: their factors become weights of the edges",
+    squares_read_twice: "the squares have another reader",
+    largest_square: "the squares are not added up",
+}
+
+
+@functools.cache
+def refused():
+    return captured_together({f: Model(f) for f in REFUSED}, disable=ON)
+
+
+@pytest.mark.parametrize("f", REFUSED, ids=lambda f: f.__name__)
+def test_must_not_fire(f):
+    on, off = together(refused()[f]), again(refused()[f], OFF)
+    assert fired(on) == [] and REFUSED[f] in reasons(on, PATTERN)
     same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
 
 

@@ -15,7 +15,8 @@ import joestar.runtime.program as program
 from joestar import fn
 from joestar.fusion import run_passes
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
+from .together import captured_together
 
 PATTERN = "row-factors"
 CLEAN = "extract-select"
@@ -129,13 +130,19 @@ def places(case) -> list:
     return [place for place in case.program.places if place.pattern == PATTERN]
 
 
-@EACH
+@functools.cache
+def plain(form):
+    """Captured: no pass has run."""
+    return captured(model(form, bias=form is not turned))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+@EACH
 def test_before_and_after(form, device, monkeypatch):
     columns, widest = FORMS[form]
-    off, on = captured_each(model(form, bias=form is not turned), disables=(OFF, ON))
+    off = again(plain(form), OFF)
     monkeypatch.setattr(program, "run_passes", lambda *a, **o: run_passes(*a, **{**o, "device": device}))
-    on = chosen(on, **SCALED, **{"factors:model_mix_weight.2": "results"})  # the same weights twice
+    on = again(plain(form), ON, {**SCALED, "factors:model_mix_weight.2": "results"})  # the same weights twice
     assert [place.fired for place in places(on)] == [True, True]
     assert products(on)[:-1] == [OUT * times for times in columns]
     graph = on.program.captured.gm.graph
@@ -241,10 +248,18 @@ REFUSED = {
 }
 
 
+def refused_model(f):
+    return model(turned, lambda m, blocks, x, form: m.back(f(m, blocks[1], m.first(mean(blocks[0], x))).tanh()))
+
+
+@functools.cache
+def refused():
+    return captured_together({f: refused_model(f) for f in REFUSED}, disable=ON)
+
+
 @pytest.mark.parametrize("f", REFUSED, ids=lambda f: f.__name__)
 def test_must_not_fire(f):
-    net = model(turned, lambda m, blocks, x, form: m.back(f(m, blocks[1], m.first(mean(blocks[0], x))).tanh()))
-    on, off = captured_each(net, disables=(ON, OFF))
+    on, off = refused()[f], again(refused()[f], OFF)
     assert reasons(on, PATTERN) == [REFUSED[f]] and len(places(on)) == 1
     same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-11)
 

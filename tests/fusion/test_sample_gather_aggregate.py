@@ -1,5 +1,7 @@
 """Sample-gather-aggregation: where it fires, what stays the same, and every reason not to."""
 
+import functools
+
 import pytest
 import torch
 from lowering.harness import NUM_NODES, SEEDS, Case, same, small_graph
@@ -8,7 +10,8 @@ from torch import nn
 import joestar.nn as jnn
 from joestar import fn
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, mean, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
+from .together import captured_together
 
 PATTERN = "sample-gather-aggregate"
 FUSED, UNFUSED = only("extract-select", PATTERN), only("extract-select")
@@ -30,7 +33,7 @@ def two_aggregations(m, blocks, x):
 def test_before_and_after():
     counts = []
     for disable in (UNFUSED, FUSED):
-        gm = captured(Model(with_own_rows), disable=disable).trace()
+        gm = again(known("own rows"), disable).trace()
         counts.append({op: count(gm, getattr(JOESTAR, op).default)
                        for op in ("sample_cols", "compact", "spmm", "sample_aggregate")})  # fmt: skip
     assert counts[0] == {"sample_cols": 2, "compact": 2, "spmm": 2, "sample_aggregate": 0}
@@ -49,10 +52,21 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("make", "fired"), MODELS.values(), ids=MODELS.keys())
-def test_same_numbers(make, fired):
-    on, off = captured_each(make(), disables=(FUSED, UNFUSED))
-    assert count(on.program.captured.gm, JOESTAR.sample_aggregate.default) == fired
+@functools.cache
+def known(name: str) -> Case:
+    """The model after the passes."""
+    return all_known()[name]
+
+
+@functools.cache
+def all_known() -> dict[str, Case]:
+    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=FUSED)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_numbers(name):
+    on, off = known(name), again(known(name), UNFUSED)
+    assert count(on.program.captured.gm, JOESTAR.sample_aggregate.default) == MODELS[name][1]
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
         same(on.exact(on.seeds(batch), step), expected, 1e-12)
@@ -64,15 +78,16 @@ def test_replacement_and_one_hop():
 
     graph = small_graph(isolated=2)
     for sampler in (NeighborSampler(graph, [3], replace=True), NeighborSampler(graph, [1])):
-        cases = [captured(Model(lambda m, blocks, x: mean(blocks[0], x)), graph=graph, sampler=sampler, disable=disable)
-                 for disable in (FUSED, UNFUSED)]  # fmt: skip
+        cases = captured_each(
+            Model(lambda m, blocks, x: mean(blocks[0], x)), graph=graph, sampler=sampler, disables=(FUSED, UNFUSED)
+        )
         outcomes = [case.exact(case.seeds((*SEEDS, 47)), 0) for case in cases]
         assert count(cases[0].program.captured.gm, JOESTAR.sample_aggregate.default) == 1
         same(outcomes[0], outcomes[1], 1e-12)
 
 
 def test_reports_where_it_fired():
-    case = captured(Model(two_aggregations), disable=FUSED)
+    case = known("two aggregations")
     fired = [place.detail for place in case.program.places if place.pattern == PATTERN and place.fired]
     assert fired == ["mean of features over fanout 2", "max of features over fanout 2"]
 
@@ -122,10 +137,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("operation", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_must_not_fire(operation, reason):
+@functools.cache
+def refused() -> dict[str, Case]:
+    models = {name: Model(operation, linear=nn.Linear(6, 6)) for name, (operation, _) in REFUSED.items()}
+    return captured_together(models, disable=FUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_must_not_fire(name):
     """It stays as it is, says why, and still runs exactly and padded with equal results."""
-    case = captured(Model(operation, linear=nn.Linear(6, 6)), disable=FUSED)
+    case, reason = refused()[name], REFUSED[name][1]
     gm = case.program.captured.gm
     assert count(gm, JOESTAR.sample_aggregate.default) == 0
     assert any(reason in detail for detail in reasons(case, PATTERN)), reasons(case, PATTERN)
@@ -153,7 +174,7 @@ def test_must_not_fire_on_features_that_are_no_matrix():
 
 
 def test_must_not_fire_on_computed_features():
-    case = captured(Model(plain), disable=only("extract-select"))
+    case = again(known("plain"), only("extract-select"))
     gm = case.program.captured.gm
     gather = next(node for node in gm.graph.nodes if node.target is ATEN.index_select.default)
     with gm.graph.inserting_before(gather):
@@ -169,7 +190,7 @@ def test_must_not_fire_on_computed_features():
 
 def test_needs_fused_sampling():
     """With extract-select switched off there is no sample of columns to read through."""
-    case = captured(Model(plain), disable=only(PATTERN))
+    case = again(known("plain"), only(PATTERN))
     assert count(case.program.captured.gm, JOESTAR.sample_aggregate.default) == 0
     assert reasons(case, PATTERN) == ["the block does not come straight from a sample of columns"]
 

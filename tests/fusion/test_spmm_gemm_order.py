@@ -1,7 +1,6 @@
 """SpMM/GEMM order: both orders give the same numbers, the cheaper one is the default, and when neither may move."""
 
-import copy
-from dataclasses import replace
+import functools
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ import joestar.nn as jnn
 from joestar import fn
 from joestar.fusion.spmm_gemm_order import AGGREGATE, UPDATE
 
-from .graphs import ATEN, JOESTAR, Model, captured, captured_each, count, only, reasons
+from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, only, reasons
+from .together import captured_together
 
 PATTERN = "spmm-gemm-order"
 ON, OFF = only("extract-select", PATTERN), only("extract-select")
@@ -63,25 +63,30 @@ MODELS = {
 }
 
 
-def under(make, order: str | None, **options) -> Case:
-    """The traced model with every place set to one order, or to its default."""
-    return ordered(captured(make(), disable=ON, **options), order)
+@functools.cache
+def known(name: str) -> Case:
+    """The model after the passes, every place in its default order."""
+    return all_known()[name]
 
 
-def ordered(case: Case, order: str | None) -> Case:
-    """The same of a case that is traced already."""
-    other = copy.copy(case)
-    choices = {} if order is None else {site.key: order for site in case.program.sites}
-    other.program = case.program.variant(replace(case.program.options, choices=choices))
-    return other
+@functools.cache
+def all_known() -> dict[str, Case]:
+    return captured_together({name: make() for name, make in MODELS.items()}, disable=ON)
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_same_numbers_in_either_order(make):
-    off, on = captured_each(make(), disables=(OFF, ON))
-    cases = {order: ordered(on, order) for order in (AGGREGATE, UPDATE, None)}
+def ordered(case: Case, order: str) -> Case:
+    """The same with every place set to one order."""
+    return again(case, choices={site.key: order for site in case.program.sites})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_numbers_in_either_order(name):
+    off, on = again(known(name), OFF), known(name)
+    cases = {order: ordered(on, order) for order in (AGGREGATE, UPDATE)}
     for order, case in cases.items():
-        assert case.program.sites and all(order in (None, site.taken) for site in case.program.sites)
+        assert case.program.sites and all(site.taken == order for site in case.program.sites)
+    if len({site.taken for site in on.program.sites}) > 1:
+        cases["mixed"] = on
     for step, batch in enumerate((SEEDS, (5, 5, 47))):
         expected = off.exact(off.seeds(batch), step)
         for case in cases.values():
@@ -96,7 +101,7 @@ def rows_of(case: Case, target) -> list:
 
 def test_before_and_after():
     """Aggregating first, the products run over destinations, not over sources."""
-    update, aggregate = under(MODELS["sum"], UPDATE), under(MODELS["sum"], AGGREGATE)
+    update, aggregate = ordered(known("sum"), UPDATE), ordered(known("sum"), AGGREGATE)
     linear = ATEN.linear.default
     assert rows_of(update, linear) != rows_of(aggregate, linear)
     for case, left in ((update, "num_src"), (aggregate, "num_dst")):
@@ -107,7 +112,7 @@ def test_before_and_after():
 
 def test_attention_scores_come_from_the_rows():
     """GAT, aggregated first, has no product over all sources but that with the few columns of the scores."""
-    case = under(MODELS["gat"], AGGREGATE)
+    case = ordered(known("gat"), AGGREGATE)
     widths = [int(n.args[1].meta["val"].shape[0]) for n in case.program.captured.gm.graph.nodes
               if n.target is ATEN.linear.default]  # fmt: skip
     assert widths == [2, 2, 2, 2], "scores of sources and destinations, two heads each, in two layers"
@@ -116,7 +121,7 @@ def test_attention_scores_come_from_the_rows():
 
 def test_the_default_is_the_cheaper_order():
     """Blocks: many sources for few destinations. A graph in place of a block: as many of either; then width decides."""
-    first = under(MODELS["gcn"], None).program.sites[0]
+    first = known("gcn").program.sites[0]
     assert first.default == AGGREGATE, "a layer that reads features in place"
 
     class Whole:
@@ -147,10 +152,8 @@ def test_update_first_when_chosen():
         h = m.first(blocks[0].pull(fn.copy_u(x), "mean")).relu()
         return m.second(blocks[1].pull(fn.copy_u(h), "sum"))
 
-    def make():
-        return Model(aggregate_first, 8, **linears(True))
-
-    off, on = captured(make(), disable=OFF), under(make, UPDATE)
+    off, default = captured_each(Model(aggregate_first, 8, **linears(True)), disables=(OFF, ON))
+    on = ordered(default, UPDATE)
     fired = [place for place in on.program.places if place.pattern == PATTERN and place.fired]
     assert len(fired) == 2
     expected = off.exact(off.seeds(), 0)

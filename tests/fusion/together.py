@@ -18,7 +18,7 @@ class Cut(Program):
     """A program whose capture was made together with others."""
 
     def __init__(self, case: Case, captured: Captured):
-        super().__init__("train", case.model, case.sampler, case.loss, Options("eager"))
+        super().__init__("train", case.model, case.sampler, case.loss, Options("eager", case.disable))
         self._made = captured
 
     def _capture(self, seeds, labels):
@@ -27,18 +27,19 @@ class Cut(Program):
 
 
 def cases_together(models: dict, **options) -> dict[str, Case]:
-    """A case for every model, all passes on, captured at once; options are ``Case``'s (one graph, one sampler)."""
+    """A case for every model, captured at once; options are ``Case``'s (one graph, one sampler)."""
     cases = {name: Case(model, **options) for name, model in models.items()}
     first = next(iter(cases.values()))
     graph, sampler = first.graph, first.sampler
     seeds, key = first.seeds(), first.key(0)
     _, labels = measure(sampler, graph, seeds, key)
+    features, targets = graph.ndata["x"], graph.ndata["y"]  # the names that inputs get
 
     def program(seeds, key, carriers):
         context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
         blocks = sampler.sample(graph.with_context(context), seeds)
-        x = torch.index_select(graph.ndata["x"], 0, blocks[0].srcs)
-        y = torch.index_select(graph.ndata["y"], 0, seeds)
+        x = torch.index_select(features, 0, blocks[0].srcs)
+        y = torch.index_select(targets, 0, seeds)
         results = []
         for case in cases.values():
             logits = case.model(blocks, x)
@@ -51,6 +52,14 @@ def cases_together(models: dict, **options) -> dict[str, Case]:
     for position, case in enumerate(cases.values()):
         case.graph, case.sampler = graph, sampler
         case.program = Cut(case, _part(whole, position))
+    return cases
+
+
+def captured_together(models: dict, fanouts=(3, 2), **options) -> dict[str, Case]:
+    """``cases_together``, traced: each is as ``graphs.captured`` makes it, but for the names of parameters."""
+    cases = cases_together(models, fanouts=fanouts, **options)
+    for case in cases.values():
+        case.trace()
     return cases
 
 

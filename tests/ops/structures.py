@@ -1,5 +1,6 @@
 """Small CSC structures: every odd shape that a sampled set can take."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +48,14 @@ def random_rows(seed: int, num_dst: int, num_src: int, max_degree: int) -> list:
 
 
 def structures() -> list[Structure]:
-    """Bipartite structures whose destinations are the first sources, as in a block."""
+    """Bipartite structures whose destinations are the first sources, as in a block; nobody may write to them."""
+    return list(_structures(HUB))
+
+
+@functools.cache
+def _structures(longest: int) -> list[Structure]:
     ragged = random_rows(0, 9, 13, 5)
-    hub = [[i % 37 for i in range(HUB)], [], [5], *random_rows(1, 8, 37, 3)]
+    hub = [[i % 37 for i in range(longest)], [], [5], *random_rows(1, 8, 37, 3)]
     return [
         from_rows("no rows", [], 1),
         from_rows("no rows, no sources", [], 0),
@@ -97,6 +103,7 @@ def query(name: str, graph: Structure, dsts: list, pad: int = 0) -> Query:
     return Query(name, graph, torch.tensor(padded, dtype=torch.int64), torch.tensor(len(dsts)))
 
 
+@functools.cache
 def sampling_graph() -> Structure:
     """Degrees 0 to 12 around every small fanout, then 63 to 67, 130 and 300; 40 nodes."""
     degrees = [*range(13), 63, 64, 65, 66, 67, 130, 300, *([2, 0, 5] * 7)][:40]
@@ -105,12 +112,13 @@ def sampling_graph() -> Structure:
     return from_rows("degrees", rows, len(degrees))
 
 
-def queries() -> list[Query]:
+@functools.cache
+def queries() -> tuple[Query, ...]:
     """Sets of destinations: none, one, all, repeated, in odd order, padded."""
     graph = sampling_graph()
     no_edges = from_rows("no edges", [[], [], []], 3)
     everyone = list(range(graph.num_dst))
-    return [
+    return (
         query("nothing", graph, []),
         query("nothing, padded", graph, [], pad=3),
         query("one", graph, [19]),
@@ -119,4 +127,4 @@ def queries() -> list[Query]:
         query("repeated", graph, [7, 3, 7, 7, 0, 19, 3]),
         query("padded", graph, [*everyone[::-3], 19], pad=35),
         query("no edges", no_edges, [2, 1], pad=1),
-    ]
+    )

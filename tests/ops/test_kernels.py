@@ -68,26 +68,21 @@ def test_the_database_covers_every_op():
 
 @pytest.mark.parametrize(("name", "dtype", "ids"), CASES, ids=_case_id)
 def test_kernel_against_reference(name, dtype, ids, poisoned):
+    """Every third time the reference, which runs on devices without a kernel, is held against itself in float64."""
     kernel, truth = getattr(cpu, name), getattr(reference, name)
-    for sample in OPS[name].samples(dtype, ids):
-        ours, case = _tensors(kernel(*sample.args)), f"{name}: {sample.case}"
+    for number, sample in enumerate(OPS[name].samples(dtype, ids)):
+        found, case = [_tensors(kernel(*sample.args))], f"{name}: {sample.case}"
         if sample.exact:
-            for value, expected in zip(ours, _tensors(truth(*sample.args)), strict=True):
+            same = _tensors(truth(*sample.args))
+            for value, expected in zip(found[0], same, strict=True):
                 check_equal(value, expected, case)
-        else:
-            for i, (value, expected) in enumerate(zip(ours, _tensors(truth(*_double(sample.args))), strict=True)):
+            found = [same] if dtype is not None and number % 3 == 0 else []
+        elif number % 3 == 0:
+            found.append(_tensors(truth(*sample.args)))
+        exact = _tensors(truth(*_double(sample.args))) if found else []
+        for values in found:
+            for i, (value, expected) in enumerate(zip(values, exact, strict=True)):
                 check_close(value, expected, OPS[name].result_dtype(i, dtype), case)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=_case_id)
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.floats])
-def test_reference_in_every_dtype(name, dtype):
-    """The reference is what runs on devices without a kernel: in each dtype it agrees with itself in float64."""
-    truth = getattr(reference, name)
-    for sample in OPS[name].samples(dtype, torch.int64):
-        results = zip(_tensors(truth(*sample.args)), _tensors(truth(*_double(sample.args))), strict=True)
-        for i, (ours, expected) in enumerate(results):
-            check_close(ours, expected, OPS[name].result_dtype(i, dtype), f"reference {name}: {sample.case}")
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -113,9 +108,9 @@ def _strided(value):
 
 
 def _some(samples) -> list:
-    """About a hundred of the samples whose shapes do not depend on data."""
+    """Up to sixty of the samples whose shapes do not depend on data, spread over them."""
     fixed = [s for s in samples if not (type(s.args[-1]) is int and s.args[-1] == -1)]
-    return fixed[:: max(1, len(fixed) // 100)]
+    return fixed[:: -(-len(fixed) // 60)]
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted")
@@ -123,11 +118,11 @@ def _some(samples) -> list:
 @pytest.mark.parametrize("name", OPS)
 def test_shapes_dtypes_and_strides_under_tracing(name, layout):
     """Traced code relies on the fake kernels: both implementations keep to them, for any layout of the inputs."""
-    op = getattr(torch.ops.joestar, name)
+    op, mode = getattr(torch.ops.joestar, name), FakeTensorMode()
     dtype = torch.bfloat16 if OPS[name].floats else None
     for sample in _some(OPS[name].samples(dtype, torch.int32)):
         args = tree_map(layout, sample.args)
-        with FakeTensorMode() as mode:
+        with mode:
             fakes = _tensors(op(*tree_map(lambda a: mode.from_tensor(a) if isinstance(a, Tensor) else a, args)))
         plain = _tensors(getattr(cpu, name)(*sample.args))
         for implementation in (cpu, reference):

@@ -76,8 +76,12 @@ def parts(indptr, reduces, grads, extremes, ties, dtype):
     return *sums, extremes, [(g / t.clamp(min=1)).to(wide) for g, t in zip(shares, ties, strict=True)]
 
 
-@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "ids"),
+    [pytest.param(dtype, ids, marks=pytest.mark.slow if (n + m) % 2 else ())
+     for n, dtype in enumerate(FLOATS) for m, ids in enumerate((torch.int32, torch.int64))],
+    ids=str,
+)  # fmt: skip
 def test_values_ties_and_gradients(dtype, ids):
     check(ops.multi_aggregate, ops.multi_aggregate_grad, dtype, ids, TOLERANCE[dtype])
 

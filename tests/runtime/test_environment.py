@@ -26,9 +26,16 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
+@contextlib.contextmanager
+def both():
+    with default_dtype(torch.float64), torch.device("meta"):
+        yield
+
+
 ENVIRONMENTS = {
     "float64": lambda: default_dtype(torch.float64),
     "device": lambda: torch.device("meta"),
+    "both": lambda: both(),
 }
 
 
@@ -57,8 +64,10 @@ def _results(model: str, environment, train_only: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("model", "names", "train_only"), [("GraphSAGE", ["float64", "device"], False), ("GAT", ["device"], True)]
-)
+    ("model", "names", "train_only"),
+    [("GraphSAGE", ["both"], False), ("GAT", ["device"], True),
+     pytest.param("GraphSAGE", ["float64", "device"], False, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_defaults_change_nothing(model, names, train_only):
     expected = _results(model, contextlib.nullcontext(), train_only)
     for name in names:

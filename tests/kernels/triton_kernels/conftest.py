@@ -2,22 +2,14 @@
 
 import pytest
 import torch
+from quick_interpreter import quick
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patched_once():
-    """Triton's interpreter patches its language anew in every function that a kernel calls: once per launch will do."""
+def quick_interpreter():
+    """A session of this folder spends most of its time in the interpreter."""
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="needs Triton: pip install triton (Linux)")
-    language, patch = interpreter.tl, interpreter._patch_lang
-
-    def unless_patched(fn):
-        seen = [module for module in fn.__globals__.values() if module is language or module is language.core]
-        if any(language.core.is_builtin(module.load) for module in seen):
-            return patch(fn)
-        return interpreter._LangPatchScope()
-
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(interpreter, "_patch_lang", unless_patched)
+    with quick(interpreter):
         yield
 
 

@@ -26,9 +26,14 @@ SLOW = {
 NAMES = [name for name in sorted(set(gpu.__all__) & set(OPS)) if SLOW.get(name, 1)]
 
 
+MORE = pytest.mark.parametrize("most", [9, pytest.param(18, marks=pytest.mark.slow)])
+"""Samples of an op, at most."""
+
+
+@MORE
 @pytest.mark.parametrize("name", NAMES)
-def test_kernel_against_reference(name):
-    limit = SLOW.get(name, 18)
+def test_kernel_against_reference(name, most):
+    limit = min(SLOW.get(name, most), most)
     if not OPS[name].floats:
         check_op(getattr(gpu, name), name, None, torch.int32, "cpu", limit)
         check_op(getattr(gpu, name), name, None, torch.int64, "cpu", limit // 2)
@@ -42,10 +47,11 @@ def test_kernel_against_reference(name):
 LINKED = ["aggregate_cat_grad", "aggregate_cat_kept_grad", "aggregate_rows_grad", "aggregate_rows_kept_grad"]
 
 
+@MORE
 @pytest.mark.parametrize("name", ["spmm_grad_x", "scatter_src", *LINKED])
-def test_atomic_gradients(name, atomic):
-    check_op(getattr(gpu, name), name, torch.float32, torch.int32, "cpu", 18)
-    check_op(getattr(gpu, name), name, torch.bfloat16, torch.int64, "cpu", 8, rounds_exactly=False)
+def test_atomic_gradients(name, most, atomic):
+    check_op(getattr(gpu, name), name, torch.float32, torch.int32, "cpu", most)
+    check_op(getattr(gpu, name), name, torch.bfloat16, torch.int64, "cpu", most // 2, rounds_exactly=False)
 
 
 READS = {"spmm_csr", "spmm_csr_extremum_grad", "spmm_coo"}

@@ -28,8 +28,17 @@ def _features(*shape: int, dtype=torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+REDUCES = ("sum", "mean", "max", "min")
+NARROW = {"sum": torch.float64, "mean": torch.bfloat16, "max": torch.float16}
+"""Besides float32, in which all are looked at; the other pairs take time."""
+PAIRS = [
+    pytest.param(dtype, reduce, marks=() if dtype in (torch.float32, NARROW.get(reduce)) else pytest.mark.slow)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    for reduce in REDUCES
+]
+
+
+@pytest.mark.parametrize(("dtype", "reduce"), PAIRS, ids=str)
 def test_against_the_reference(dtype, reduce):
     for k, replace, ids in ((3, False, torch.int32), (2, True, torch.int64), (-1, False, torch.int32)):
         for width in (1, 18):
@@ -88,8 +97,14 @@ def test_strided_features():
     check_equal(y, reference.sample_aggregate(*args, x, "max")[0], "strided")
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-@pytest.mark.parametrize(("k", "inner", "replace"), [(3, 2, False), (2, 3, True), (1, 16, False), (2, -1, False)])
+HOPS = {(3, 2, False): "mean", (2, 3, True): "sum", (1, 16, False): "max", (2, -1, False): "mean"}
+
+
+@pytest.mark.parametrize(
+    ("k", "inner", "replace", "reduce"),
+    [pytest.param(*hops, reduce, marks=() if HOPS[hops] == reduce else pytest.mark.slow)
+     for hops in HOPS for reduce in ("sum", "mean", "max")],
+)  # fmt: skip
 def test_two_hops(k, inner, replace, reduce):
     indptr, indices, dsts, count, _, _, key, site = _arguments(7, k, replace)
     x = _features(11, 18)

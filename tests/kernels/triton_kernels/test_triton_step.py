@@ -113,8 +113,11 @@ SCHEDULES = {"lr": (1e-2, 3e-2, 1e-2, 0.0, 1e-3), "weight_decay": (0.1, 0.1, 0.0
              "momentum": (0.9, 0.8, 0.7, 0.95, 0.5)}  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(
+    ("scheduled", "dtype"),
+    [pytest.param(scheduled, dtype, marks=() if scheduled == (dtype is torch.float32) else pytest.mark.slow)
+     for scheduled in (False, True) for dtype in (torch.float32, torch.float64)],
+)  # fmt: skip
 @pytest.mark.parametrize(("kind", "options"), SETTINGS.values(), ids=SETTINGS.keys())
 def test_optimizers_are_pytorchs_and_skip_where_a_step_overflowed(kind, options, scheduled, dtype):
     """With hyperparameters that change from step to step as well: they are read from the table on the device."""
