@@ -4,16 +4,19 @@ import gc
 import os
 
 import torch
-from torch._dynamo import guards
 
 # Triton reads the variable when it is first imported, which `import joestar` does.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take: a
-# seventh of a small capture's time.
-if hasattr(guards, "profile_guard_manager"):
-    guards.profile_guard_manager = lambda *args: 0.0
+
+def pytest_configure():
+    """Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take:
+    a seventh of a small capture's time. It is imported here, as it imports Triton."""
+    from torch._dynamo import guards
+
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *args: 0.0
 
 
 def pytest_collection_finish():

@@ -75,7 +75,7 @@ def _degrees():
             yield pytest.param(most, *rest, marks=pytest.mark.slow if most == 40 and rest != (True, 0.2) else ())
 
 
-@pytest.mark.parametrize(("most", "dropout", "slope"), _degrees())
+@pytest.mark.parametrize(("most", "dropout", "slope"), list(_degrees()))
 def test_one_pass_over_destinations_of_any_degree(most, dropout, slope):
     """More edges than a warp has rows in registers, fewer, and none; programs with several destinations."""
     random = torch.Generator().manual_seed(most)
