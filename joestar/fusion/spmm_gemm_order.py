@@ -279,12 +279,21 @@ def _update_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
         rows = emit(gm.graph, linear, _LINEAR, x, linear.args[1])
         new = emit(gm.graph, linear, _SPMM, indptr, indices, rows, edge_weight, reduce)
         if len(linear.args) > 2 and linear.args[2] is not None:
-            new = emit(gm.graph, linear, _ATEN.add.Tensor, new, linear.args[2])
+            bias = linear.args[2]
+            if context.autocast is not None and _hands_out_rows(gm):  # their dtype is that of a product
+                bias = emit(gm.graph, linear, _ATEN.to.dtype, bias, context.autocast)
+            new = emit(gm.graph, linear, _ATEN.add.Tensor, new, bias)
     context.fired(PATTERN, new, f"applies {_site(linear)} before aggregating")
     linear.replace_all_uses_with(new)
     gm.graph.erase_node(linear)
     gm.graph.erase_node(match)
     return 1
+
+
+def _hands_out_rows(gm: fx.GraphModule) -> bool:
+    """Whether the program's result is rows, not a loss."""
+    (output,) = gm.graph.find_nodes(op="output")
+    return output.args[0][0].meta["val"].dim() > 0
 
 
 def _aggregated_rows(linear: fx.Node) -> fx.Node | Reject:

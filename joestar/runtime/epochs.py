@@ -61,9 +61,12 @@ class Epoch(Iterator[Tensor]):
     def __next__(self) -> Tensor:
         if not self.running:
             raise StopIteration
-        if self._run is None:
-            self._begin()
-        return self._runner.take(self._run)
+        try:
+            if self._run is None:
+                self._begin()
+            return self._runner.take(self._run)
+        except StopIteration as error:  # of the user's code: the loop would take it for the end of the epoch
+            raise RuntimeError("sampler, model, loss or optimizer raised StopIteration within a step.") from error
 
     def _begin(self) -> None:
         self._prepare(self)

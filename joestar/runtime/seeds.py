@@ -54,9 +54,10 @@ class CheckedSeeds:
         for reference, written, address, seeds in self._known:
             if reference() is idx and written == version(idx) and address == idx.data_ptr():
                 return seeds
-        seeds = check_seeds(idx, self.graph, "idx")
-        if seeds is idx:
-            seeds = idx.clone()  # what happens to the user's tensor does not reach an epoch under way
+        with torch.inference_mode(False):  # it is kept, and used outside
+            seeds = check_seeds(idx, self.graph, "idx")
+            if seeds is idx:
+                seeds = idx.clone()  # what happens to the user's tensor does not reach an epoch under way
         if version(idx) is not None:
             self._known = [*self._known[-3:], (weakref.ref(idx), version(idx), idx.data_ptr(), seeds)]
         return seeds

@@ -22,13 +22,17 @@ def _getitem(builder, node: fx.Node, args):
 
 def _slice_cols(builder, node: fx.Node, args):
     _expect(builder, node, args[:3] == (builder.indptr, builder.indices, builder.node_ids))
-    return builder.indptr, builder.edge_sources, builder.const(torch.tensor(builder.graph.num_edges))
+    return builder.indptr, builder.edge_sources, builder.const(_number(builder, builder.graph.num_edges))
 
 
 def _compact(builder, node: fx.Node, args):
     fits = (args[0], *args[2:4]) == (builder.node_ids, builder.indptr, builder.edge_sources)
     _expect(builder, node, fits)
-    return builder.node_ids, builder.edge_sources, builder.const(torch.tensor(builder.graph.num_nodes))
+    return builder.node_ids, builder.edge_sources, builder.const(_number(builder, builder.graph.num_nodes))
+
+
+def _number(builder, value: int) -> torch.Tensor:
+    return torch.full((), value, dtype=torch.int64, device=builder.graph.device)
 
 
 def _expect(builder, node: fx.Node, holds: bool) -> None:

@@ -158,7 +158,7 @@ def test_full_graphs_inside_a_program():
     wrong = check_each(cases, BATCHES)
     assert not wrong, "\n".join(wrong)
     fired = {place.pattern for case in cases.values() for place in case.program.places if place.fired}
-    assert {"factor-aggregate", "own-aggregate", "aggregate-update", "bias", "spmm-gemm-order", "attention"} <= fired
+    assert {"factor-aggregate", "own-aggregate", "aggregate-update", "spmm-gemm-order", "attention"} <= fired
 
 
 def test_dropout_of_a_full_graphs_rows():

@@ -139,6 +139,13 @@ def test_an_error_in_the_middle_of_a_step_loses_nothing(monkeypatch):
     same(step, plain)
 
 
+def test_a_stop_iteration_within_a_step_does_not_end_the_epoch(monkeypatch):
+    step = make_step()
+    monkeypatch.setattr(step._runner.executor, "prepare", lambda *_: next(iter(())))
+    with pytest.raises(RuntimeError, match="raised StopIteration within a step"):
+        list(step.epoch(IDX, 100))
+
+
 def test_length_is_what_is_left():
     step = make_step()
     epoch = step.epoch(IDX, 100)

@@ -33,11 +33,31 @@ def test_replaced_tensors_change_the_version(monkeypatch):
     monkeypatch.setattr(state_module, "LOSSES", 6)
     state = StepState(0, torch.device("cpu"))
     versions = []
-    for seeds, steps in ((10, 2), (10, 2), (7, 2), (7, 2), (12, 2), (12, 5)):
-        state.begin(torch.arange(seeds), steps, 3)
+    runs = []
+    for seeds, batch in ((10, 5), (10, 5), (7, 4), (7, 4), (12, 6), (12, 3)):
+        runs.append(state.begin(torch.arange(seeds), batch, 0, torch.float32))
+        state.hold(runs[-1])
         versions.append(state.version)
     kept = [after == before for before, after in itertools.pairwise(versions)]
-    assert kept == [True, True, False, False, False], "same; fewer seeds; losses full; more seeds; more steps"
+    assert kept == [True, True, False, False, False], "same; fewer seeds; losses full; more seeds; losses full"
+    state.hold(runs[0])
+    assert state.losses is runs[0].array and state.version > versions[-1], "a run keeps its place for losses"
+    assert state.run.tolist() == [10, 5, 0] and state.order[:10].tolist() == list(range(10))
+
+
+def test_runs_take_turns():
+    """What one run left is what it finds: its epoch, its step, its seeds."""
+    state = StepState(3, torch.device("cpu"))
+    first = state.begin(torch.arange(10, 20), 5, 1, torch.float32)
+    second = state.begin(torch.arange(4), 3, -2, torch.float32)
+    first.position = 1
+    for run, key in ((first, [3, 1, 1]), (second, [3, -2, 0]), (first, [3, 1, 1])):
+        state.hold(run)
+        assert state.key.tolist() == key and state.order[: run.order.numel()].tolist() == run.order.tolist()
+        assert state.run.tolist() == [run.order.numel(), run.batch, run.offset]
+    state.key[2] = 7  # nothing is set anew while the run is held
+    state.hold(first)
+    assert state.key.tolist() == [3, 1, 7]
 
 
 def _own_loop(graph, autocast):

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu, gpu_adam, gpu_launch
+from joestar.kernels import gpu, gpu_launch, gpu_optimizer
 
 FOLDER = Path(gpu.__file__).parent
 
@@ -56,7 +56,10 @@ def test_everything_that_launches_switches_or_is_called_by_what_does():
 
 
 def test_every_op_of_the_gpu_says_that_it_switches():
-    offered = {name: getattr(gpu, name) for name in gpu.__all__} | {"adam": gpu_adam.adam}
+    offered = {name: getattr(gpu, name) for name in gpu.__all__} | {
+        "adam": gpu_optimizer.adam,
+        "sgd": gpu_optimizer.sgd,
+    }
     offered.pop("release_claims")
     assert not [name for name, function in offered.items() if not getattr(function, "switches_device", False)]
 
