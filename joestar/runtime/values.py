@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from joestar.errors import CaptureError, PaddingError
 from joestar.graph_api import Graph
+from joestar.lowering import fakes
 from joestar.lowering.capture import Captured
 from joestar.lowering.dropout import refuse_random
 from joestar.lowering.origin import node_line
@@ -176,7 +177,8 @@ class _Builder:
 
     def ids(self, count: int, dtype: torch.dtype, space: Space) -> Value:
         """0, 1, 2, ...: made only if something reads more than its order."""
-        options, meta = {"dtype": dtype, "device": self.graph.device}, torch.empty(count, dtype=dtype, device="meta")
+        options = {"dtype": dtype, "device": self.graph.device}
+        meta = fakes.run(self.captured.gm.graph, torch.empty, count, **options)
         value = Value(_ATEN.arange.default, (count,), options, meta, space, node=self.node, num_rows=count)
         value.nbytes = count * dtype.itemsize
         self.order.append(value)

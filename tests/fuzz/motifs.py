@@ -208,6 +208,9 @@ FUSED = {"message": "fused"}
 TOGETHER = {"reductions": "together"}
 READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
 
+AGGREGATED = {"order": "aggregate-first"}
+"""Products that read aggregations, not the other way round."""
+
 MOTIFS: dict[str, list[Motif]] = {
     "dce": [Motif(before=rows.unused, inner=True)],
     "simplify": [Motif(looped_sum)],
@@ -241,10 +244,10 @@ MOTIFS: dict[str, list[Motif]] = {
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],
     "narrow-linear": [Motif(before=widened, inner=True)],
-    "kept-bits": [Motif(bent, dropped, inner=True)],
-    "bias-on-read": [Motif(biased_reads, inner=True)],
+    "kept-bits": [Motif(bent, dropped, inner=True, choices=AGGREGATED)],
+    "bias-on-read": [Motif(biased_reads, inner=True, choices=AGGREGATED)],
     "bias-relu": [Motif(before=biased, inner=True, choices={"epilogue": "fused"})],
-    "join-together": [Motif(two_sums, inner=True)],
+    "join-together": [Motif(two_sums, inner=True, choices=AGGREGATED)],
     "dce-after": [Motif(layers.sage_sum)],
 }
 """Name of a pass -> its motifs."""

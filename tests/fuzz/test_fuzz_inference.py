@@ -7,8 +7,9 @@ import joestar
 from joestar.errors import JoestarError
 from joestar.runtime.inference import Inference
 
-from .execute import TOLERANCE, Subject, build, forget
+from .execute import Subject, build, forget
 from .generate import PER_PACK, PER_SHARD, write
+from .runs import TOLERANCE
 
 QUICK = (1, 5)
 """Packs of ``make test``; the others are ``make fuzz``."""
