@@ -27,8 +27,12 @@ class Runs:
 
     def plain(self, autocast: torch.dtype | None = None) -> Outcome:
         """The user's program as written."""
-        with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
-            loss = plain.forward(self.subject, self.seeds, self.key)
+        try:
+            with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+                loss = plain.forward(self.subject, self.seeds, self.key)
+        except Exception:
+            self._put_back()  # batch norms in front of the error have counted
+            raise
         return self._outcome(loss)
 
     def exact(self, program: Program) -> Outcome:
@@ -53,10 +57,13 @@ class Runs:
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         zeros = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
         buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
-        with torch.no_grad():
-            for name, value in model.named_buffers():
-                value.copy_(self.start[name])
+        self._put_back()
         return Outcome(loss.detach(), dict(zip(names, zeros, strict=True)), buffers)
+
+    def _put_back(self) -> None:
+        with torch.no_grad():
+            for name, value in self.subject.model.named_buffers():
+                value.copy_(self.start[name])
 
 
 class Tolerance:

@@ -24,7 +24,8 @@ def test_ranges_agree_with_the_whole(pack):
     found = [_difference(subject) for subject in build(programs)]
     forget(programs)
     torch._dynamo.reset()
-    wrong = [f"{p.title} differs by {d}:\n{p.source}" for p, d in zip(programs, found, strict=True) if d > TOLERANCE]
+    tolerance = TOLERANCE if "floats=torch.float32" not in programs[0].head else 1e-4
+    wrong = [f"{p.title} differs by {d}:\n{p.source}" for p, d in zip(programs, found, strict=True) if d > tolerance]
     assert not wrong, "\n\n".join(wrong)
     assert sum(d >= 0 for d in found) > PER_PACK // 2, "most programs were refused"
 
