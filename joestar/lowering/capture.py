@@ -169,13 +169,19 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
         traced = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
-    traced.graph.eliminate_dead_code(is_impure_node=_is_impure)
+    traced.graph.eliminate_dead_code(is_impure_node=is_impure)
     traced.recompile()
     return traced
 
 
-def _is_impure(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or node.is_impure()
+def is_impure(node: fx.Node) -> bool:
+    """Whether a node of a normalised graph stays although nobody reads it."""
+    return node.op in ("placeholder", "output") or node.is_impure() or _updates_statistics(node)
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    """Whether a batch norm writes running statistics, also where nobody reads its rows: its schema does not say so."""
+    return node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None and bool(node.args[5])
 
 
 def _role(arg, seeds: Tensor, key: Tensor, by_value: dict, origin: str) -> tuple:

@@ -20,7 +20,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
-from joestar.lowering.capture import Captured
+from joestar.lowering.capture import Captured, is_impure
 from joestar.lowering.functional import is_in_place
 from joestar.lowering.verify import verify_capture
 
@@ -140,7 +140,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     capturing._rename_placeholders(gm, inputs.roles)
-    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "placeholder" or node.is_impure())
+    gm.graph.eliminate_dead_code(is_impure_node=is_impure)
     check_guards(gm, {}, ORIGIN)
     return Captured(gm, inputs.roles, labels)
 
@@ -170,7 +170,7 @@ def _part(whole: Captured, subject, position: int) -> Captured:
     needed = set(results)
     for node in reversed(nodes[:-1]):
         writes = is_in_place(node) and bool(own & set(node.all_input_nodes))
-        draws = node.is_impure() and not is_in_place(node) and subject.written.file in node.meta.get("stack_trace", "")
+        draws = is_impure(node) and not is_in_place(node) and subject.written.file in node.meta.get("stack_trace", "")
         kept = roles[node][0] != "const" if node in roles else writes or draws
         if kept or node in needed:
             needed.add(node)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
+import joestar
 import joestar.nn as jnn
 from joestar import fn
 
@@ -142,3 +143,33 @@ def test_statistics_in_16_bits():
     assert y.dtype == torch.bfloat16
     assert (y - reference).abs().max() <= (expected - reference).abs().max()
     assert_close(moved, list(theirs))
+
+
+class _Unread(torch.nn.Module):
+    """A batch norm whose rows nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = joestar.nn.SAGEConv(3, 4).double(), torch.nn.BatchNorm1d(3).double()
+
+    def forward(self, blocks, x):
+        self.bn(x[: blocks[0].num_dst])
+        return self.conv(blocks[0], x)
+
+
+def test_statistics_of_rows_that_nobody_reads():
+    random = torch.Generator().manual_seed(0)
+    data = {"x": torch.randn(40, 3, dtype=torch.float64, generator=random), "y": torch.arange(40) % 4}
+    graph = joestar.Graph.from_edge_index(torch.randint(0, 40, (2, 160), generator=random), 40, data)
+    expected = torch.nn.BatchNorm1d(3).double()
+    for seeds in torch.arange(20).split(10):
+        expected(data["x"][seeds])
+    for execution in ("padded", "exact"):
+        net = _Unread()
+        step = joestar.compile(
+            net, joestar.NeighborSampler(graph, [3]), torch.nn.functional.cross_entropy,
+            torch.optim.SGD(net.parameters(), 0.1), backend="eager", execution=execution,
+        )  # fmt: skip
+        list(step.epoch(torch.arange(20), 10, shuffle=False))
+        for name, value in expected.named_buffers():
+            torch.testing.assert_close(dict(net.bn.named_buffers())[name], value, msg=f"{execution}: {name}")
