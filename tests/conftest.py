@@ -5,6 +5,9 @@ import os
 
 import torch
 
+# Inductor's pool of processes costs every test worker some seconds, and workers are many already.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Triton reads the variable when it is first imported, which `import joestar` does.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
