@@ -3,10 +3,14 @@
 import gc
 import os
 
-import torch
-
-# Inductor's pool of processes costs every test worker some seconds, and workers are many already.
+# Test workers are as many as processors: each with threads of its own, or with Inductor's pool of processes, they wait
+# for one another. What needs several threads asks for them.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
 
 # Triton reads the variable when it is first imported, which `import joestar` does.
 if not torch.cuda.is_available():
