@@ -21,7 +21,7 @@ test-python test-all fuzz: export OMP_NUM_THREADS ?= 1
 # Idle OpenMP threads that spin starve the others where cores are few or shared.
 train test-python test-all fuzz: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format sanitize bench-cpp callgrind clean distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp callgrind clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -48,6 +48,10 @@ lint: $(VENV)/.tools
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in build/site: nothing is imported or run for it. Warnings, such as links that lead nowhere, are errors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 	set -e; for kind in $(SANITIZERS); do ctest --test-dir build/sanitize-$$kind --output-on-failure; done
@@ -82,6 +86,10 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 $(VENV)/.tools: $(VENV)/.torch
 	$(PIP) ruff scikit-build-core pybind11
 	command -v cmake || $(PIP) cmake ninja
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.tools pyproject.toml constraints.txt
+	$(PIP) $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $@
 
 # Without build isolation, which would resolve unpinned versions of the build tools.

@@ -1,0 +1,1 @@
+"""The machine: programs, executor, training step, optimizer, prediction, guards."""
