@@ -24,7 +24,12 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Links to programs lead to their pages here."""
-    return EXAMPLE_LINK.sub(lambda link: f"](examples/{link['path'] or ''}{'.md' if link['suffix'] == '.py' else 'index.md'})", markdown)
+    return EXAMPLE_LINK.sub(page_of, markdown)
+
+
+def page_of(link: re.Match) -> str:
+    """Where a link to a program, or to the folder of all, leads on the site."""
+    return f"](examples/{link['path']}.md)" if link["suffix"] == ".py" else "](examples/index.md)"
 
 
 def example(program: Path) -> str:

@@ -1,9 +1,9 @@
 """The snippets of README and of every page of the documentation run as they are printed.
 
-All ``python`` blocks run, those of a page one after the other with the same names; those marked ``needs NAME`` where the
-module is installed, and are parsed elsewhere. ``sh run`` runs commands of ``joestar``; commands in other blocks for a shell
-are checked: they exist and have those flags. ``toml NAME`` and ``csv NAME`` are written to that file first. Programs run on
-the eager backend unless a snippet says otherwise.
+All ``python`` blocks run, those of a page one after the other with the same names; those marked ``needs NAME`` where
+the module is installed, and are parsed elsewhere. ``sh run`` runs commands of ``joestar``; commands in other blocks for
+a shell are checked: they exist and have those flags. ``toml NAME`` and ``csv NAME`` are written to that file first.
+Programs run on the eager backend unless a snippet says otherwise.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Where a page shows the same program in another library and here, both print the same numbers.
 
-They are run with every neighbour and without dropout, where nothing is random: samples of one library cannot be those of
-another.
+They are run with every neighbour and without dropout, where nothing is random: samples of one library cannot be those
+of another.
 """
 
 import re
