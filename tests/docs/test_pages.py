@@ -14,8 +14,8 @@ import pytest
 from tests.docs.pages import DOCS, FENCE, PAGES, ROOT, SHELLS, blocks, check_command, run_page, text_of
 
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
-SIDE_BY_SIDE = ("from-pyg", "from-dgl", "from-a-plain-loop")
-"""Pages that ``test_side_by_side.py`` runs."""
+ELSEWHERE = ("from-pyg", "from-dgl", "from-a-plain-loop", "tutorial")
+"""Pages that run in ``test_side_by_side.py`` and ``test_tutorial.py``, which look at what they print."""
 LANGUAGES = {"python", "toml", "csv", "text", "json", *SHELLS}
 
 
@@ -25,7 +25,7 @@ def anchors(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in SIDE_BY_SIDE], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ELSEWHERE], ids=lambda page: page.stem)
 def test_snippets_run(page, tmp_path):
     run_page(page, tmp_path)
 
