@@ -14,8 +14,8 @@ import pytest
 from tests.docs.pages import DOCS, FENCE, PAGES, ROOT, SHELLS, blocks, check_command, run_page, text_of
 
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
-ELSEWHERE = ("from-pyg", "from-dgl", "from-a-plain-loop", "tutorial")
-"""Pages that run in ``test_side_by_side.py`` and ``test_tutorial.py``, which look at what they print."""
+ELSEWHERE = ("from-pyg", "from-dgl", "from-a-plain-loop", "tutorial", "faq")
+"""Pages that run in other files of this folder, which look at what they print."""
 LANGUAGES = {"python", "toml", "csv", "text", "json", *SHELLS}
 
 
