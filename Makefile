@@ -51,7 +51,7 @@ format: $(VENV)/.tools
 
 # The site, in build/site: nothing is imported or run for it. Warnings, such as links that lead nowhere, are errors.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 	set -e; for kind in $(SANITIZERS); do ctest --test-dir build/sanitize-$$kind --output-on-failure; done
