@@ -49,7 +49,8 @@ format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The site, in build/site: nothing is imported or run for it. Warnings, such as links that lead nowhere, are errors.
+# The site, in build/site: nothing is imported or run for it. Warnings, such as links that lead nowhere, are errors (with
+# --quiet they would not be). Its search needs a server: python -m http.server --directory build/site
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

@@ -1,1 +1,3 @@
-"""The machine: programs, executor, training step, optimizer, prediction, guards."""
+"""Machine level: programs, executor, training step, optimizer, prediction, guards."""
+
+import joestar.ops  # noqa: F401  (registers the ops whose names the modules here look up)
