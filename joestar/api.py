@@ -10,6 +10,7 @@ from joestar.graph_api import Graph
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
+from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
 from joestar.step import Step
@@ -150,3 +151,4 @@ def _check_parts(model, sampler) -> None:
                 f"{name} is on {tensor.device} and the graph on {graph.device}: move both to one device "
                 "(graph.to(device), model.to(device)) before compile."
             )
+    check_modules(model, graph)

@@ -246,6 +246,10 @@ class Graph(Computation):
         """The graph without edges from a node to itself; the others keep their data."""
         return transform.remove_self_loops(self)
 
+    def has_self_loops(self) -> bool:
+        """Whether any edge joins a node to itself; reads the edges in parts until one does."""
+        return transform.has_self_loops(self)
+
     def add_self_loops(self, fill: Mapping[str, float] | None = None) -> "Graph":
         """The graph with exactly one self-loop per node, at the end of its row; loops that were there are dropped.
 

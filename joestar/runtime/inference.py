@@ -17,6 +17,7 @@ from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.sizes import expression
+from joestar.runtime.modes import check_modules
 from joestar.runtime.program import Options, Program
 from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
@@ -72,6 +73,7 @@ class Inference:
 
     def __init__(self, model: nn.Module, graph: Graph, layers: int | None = None, autocast: torch.dtype | None = None):
         _check_parts(model, graph, autocast)
+        check_modules(model, graph)
         self.model, self.graph, self.autocast = model, graph, autocast
         self.layers = num_layers(model) if layers is None else _check_layers(layers)
         captured = self._capture()
