@@ -97,21 +97,31 @@ class Tolerance:
         return 4 * self.off[kind, name] + self.share * scale
 
     def move(self) -> bool:
-        """Takes in what float64 is off by when parameters move by some roundings; whether that is new.
+        """Takes in what float64 is off by when parameters and modules' results move by some roundings.
 
-        Where a leaky ReLU's input is next to nothing, its slope is a matter of rounding, and of the order of sums.
+        Where a leaky ReLU's input is next to nothing, its slope is a matter of rounding, and of the order of sums;
+        where a batch norm's rows are equal, so is its gradient. Returns whether that is new.
         """
         if self.moved:
             return False
         self.moved = True
+        random = torch.Generator().manual_seed(0)
+
+        def moved(tensor: Tensor) -> Tensor:
+            noise = torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) * 2 - 1
+            return tensor * (1 + 2 * self.rounding * noise)
+
         parameters = list(self.twin.model.parameters())
-        start, random = [p.detach().clone() for p in parameters], torch.Generator().manual_seed(0)
+        start = [parameter.detach().clone() for parameter in parameters]
+        modules = [module for module in self.twin.model.modules() if module is not self.twin.model]
+        hooks = [module.register_forward_hook(lambda module, args, out: moved(out)) for module in modules]
         for _ in range(MOVES):
             with torch.no_grad():
                 for parameter, value in zip(parameters, start, strict=True):
-                    noise = torch.rand(value.shape, generator=random, dtype=value.dtype) * 2 - 1
-                    parameter.copy_(value * (1 + 2 * self.rounding * noise))
+                    parameter.copy_(moved(value))
             self._take_in(Runs(self.twin, self.seeds).plain())
+        for hook in hooks:
+            hook.remove()
         return True
 
 
