@@ -58,8 +58,8 @@ def test_labels_missing_or_of_the_wrong_kind():
     optimizer = torch.optim.Adam(net.parameters())
     with pytest.raises(LabelError, match=r"training needs labels: set graph.ndata\['y'\]"):
         joestar.compile(net, sampler, F.cross_entropy, optimizer)
-    graph.ndata["y"] = labels.to(torch.int16)
-    with pytest.raises(LabelError, match=r"must be int64 .* got torch.int16"):
+    graph.ndata["y"] = labels.to(torch.complex64)
+    with pytest.raises(LabelError, match=r"must be int64 .* got torch.complex64"):
         joestar.compile(net, sampler, F.cross_entropy, optimizer)
     with pytest.raises(GraphError, match="needs one row per entry of the graph's 1200 nodes; got shape"):
         graph.ndata["y"] = labels[:-1]
