@@ -17,8 +17,7 @@ FAST_FROM = 8 << 20
 SAMPLE = 50
 """Lines that tell whether there is a header."""
 KNOWN = frozenset(
-    "source src from u head target dst to v tail destination id node node_id nodeid name weight w label y class target "
-    "split fold edge_weight feature type time timestamp".split()
+    "source src from target dst to destination id node node_id nodeid weight edge_weight label class split timestamp".split()
 )
 
 

@@ -58,10 +58,11 @@ class Structure:
     def sentence(self) -> str:
         """What was found, what was done about it, and the arguments that choose otherwise."""
         parts = [f"{self.given:,} edges given"]
-        done = (("self-loops", self.loops, "drop_self_loops"), ("duplicates", self.duplicates, "drop_duplicates"))
+        done = (("self-loop", self.loops, "drop_self_loops"), ("duplicate", self.duplicates, "drop_duplicates"))
         for what, count, option in done:
             dropped = getattr(self.rules, option)
             if count:
+                what += "s" * (count > 1)
                 parts.append(f"{count:,} {what} {'dropped' if dropped else 'kept'} ({option}={not dropped} otherwise)")
         if self.added:
             parts.append(f"{self.added:,} reverses added (undirected=False otherwise)")

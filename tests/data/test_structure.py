@@ -59,11 +59,11 @@ def test_sentences_name_counts_and_choices():
     sources, targets = np.array([0, 0, 1, 2]), np.array([1, 1, 1, 0])
     said = make_structure(sources, targets, 3, EdgeRules(), "").sentence()
     assert said == (
-        "4 edges given; 1 self-loops dropped (drop_self_loops=False otherwise); 1 duplicates dropped "
+        "4 edges given; 1 self-loop dropped (drop_self_loops=False otherwise); 1 duplicate dropped "
         "(drop_duplicates=False otherwise); 2 reverses added (undirected=False otherwise): 4 edges."
     )
     said = make_structure(sources, targets, 3, EdgeRules(False, False, False), "").sentence()
     assert said == (
-        "4 edges given; 1 self-loops kept (drop_self_loops=True otherwise); 1 duplicates kept (drop_duplicates=True "
+        "4 edges given; 1 self-loop kept (drop_self_loops=True otherwise); 1 duplicate kept (drop_duplicates=True "
         "otherwise); directed: 3 have no reverse (undirected=True adds them): 4 edges."
     )
