@@ -1,4 +1,4 @@
-"""Datasets: ``load`` reads files, folders, public names and other libraries' graphs; ``from_tables`` reads tables; ``save`` writes."""
+"""Datasets: ``load`` reads files, folders, public names and other libraries' graphs, ``from_tables`` reads tables."""
 
 from joestar.data.folder import save
 from joestar.data.from_tables import from_tables

@@ -98,4 +98,3 @@ def read_parquet(path: Path):
         return parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: expected a Parquet file, but it cannot be read ({error}).") from None
-

@@ -17,7 +17,25 @@ FAST_FROM = 8 << 20
 SAMPLE = 50
 """Lines that tell whether there is a header."""
 KNOWN = frozenset(
-    "source src from target dst to destination id node node_id nodeid weight edge_weight label class split timestamp".split()
+    [
+        "source",
+        "src",
+        "from",
+        "target",
+        "dst",
+        "to",
+        "destination",
+        "id",
+        "node",
+        "node_id",
+        "nodeid",
+        "weight",
+        "edge_weight",
+        "label",
+        "class",
+        "split",
+        "timestamp",
+    ]
 )
 
 

@@ -1,5 +1,6 @@
 """The converted form of a graph: a folder of ``.npy`` files and ``meta.json``, memory-mapped on loading."""
 
+import itertools
 import json
 import os
 import shutil
@@ -128,7 +129,7 @@ def _mapping(tensors: dict[str, torch.Tensor]) -> NodeMapping | None:
     if text is None or offsets is None:
         return None
     joined, ends = text.numpy().tobytes(), offsets.tolist()
-    texts = [joined[a:b].decode() for a, b in zip(ends, ends[1:], strict=False)]
+    texts = [joined[a:b].decode() for a, b in itertools.pairwise(ends)]
     return NodeMapping(np.array(texts, dtype=object))
 
 

@@ -33,7 +33,7 @@ def from_object(thing, options: Options) -> Graph:
 
 
 def _is_pyg(thing) -> bool:
-    data = hasattr(thing, "edge_index") or hasattr(thing, "adj_t") or hasattr(thing, "edge_index_dict")
+    data = hasattr(thing, "edge_index") or hasattr(thing, "adj_t") or hasattr(thing, "edge_types")
     return data or (hasattr(thing, "num_node_features") and hasattr(thing, "num_classes"))
 
 

@@ -99,7 +99,7 @@ def from_tables(
     ends = _ends(table, source, target)
     weight = _optional(table, weight, WEIGHTS, ends)
     attributes = _rest(table, edge_attr, [*ends, weight])
-    read = table.read({name: "id" for name in ends} | {name: "number" for name in (*attributes, weight) if name})
+    read = table.read(dict.fromkeys(ends, "id") | {name: "number" for name in (*attributes, weight) if name})
     sides = (read[ends[0]], read[ends[1]])
     known = _read_nodes(nodes, sides, table, ends, (id, features, label, split, task, fill, header, delimiter), notes)
     edata = {}
@@ -159,7 +159,7 @@ def _read_nodes(nodes, sides: tuple[Ids, Ids], table, ends: list[str], chosen: t
     if not (split is None or isinstance(split, str)):
         column = None
     widths = [] if x is not None else _rest(found, features, [key, *labels, column])
-    roles = {key: "id"} | {name: "number" for name in widths} | {name: "coded" for name in (*labels, column) if name}
+    roles = {key: "id"} | dict.fromkeys(widths, "number") | {name: "coded" for name in (*labels, column) if name}
     read = found.read(roles)
     numbered = number_nodes(sides, read[key], table, ends, found, key)
     count = len(numbered.raw)
@@ -186,7 +186,9 @@ def _without_table(sides, table, ends: list[str], chosen: tuple, task: str | Non
         wanted["split"] = split
     for what, value in wanted.items():
         if isinstance(value, (str, list, tuple)) and value and not _is_npy(value):
-            raise DataError(f"{what}={value!r} names columns of the nodes, and there is no table of nodes: give nodes=...")
+            raise DataError(
+                f"{what}={value!r} names columns of the nodes, and there is no table of nodes: give nodes=..."
+            )
     rows = next((len(array) for array in (x, y) if array is not None), None)
     numbered = number_nodes(sides, None, table, ends, None, "", rows)
     labels = None if y is None else label_forms.from_array(y, len(numbered.raw), "label", task)

@@ -51,7 +51,7 @@ def from_coded(column: Coded, where: str, task: str | None) -> Labels:
             raise DataError(f"{where}: task='regression' needs numbers; got {known[parsed.index(None)]!r}.")
         return _named(column, sorted({str(value) for value in known}), str)
     whole = all(float(value).is_integer() for value in parsed)
-    written_whole = all(not isinstance(v, str) or "." not in v and "e" not in v.lower() for v in known)
+    written_whole = all(not isinstance(v, str) or ("." not in v and "e" not in v.lower()) for v in known)
     if task == "regression" or (task is None and not (whole and written_whole)):
         return _targets(column, where)
     if not whole:
@@ -124,7 +124,9 @@ def from_array(y: np.ndarray, num_nodes: int, where: str, task: str | None = Non
     if y.dtype.kind == "f":
         known = y[~np.isnan(y)]
         if np.isinf(known).any():
-            raise DataError(f"{where}: labels must be finite; node {np.flatnonzero(np.isinf(y))[0]} has an infinite one.")
+            raise DataError(
+                f"{where}: labels must be finite; node {np.flatnonzero(np.isinf(y))[0]} has an infinite one."
+            )
         if task == "regression" or (task is None and (known != np.floor(known)).any()):
             return Labels(y.astype(np.float32), note="targets for regression (y is no whole number everywhere)")
         if (known != np.floor(known)).any():

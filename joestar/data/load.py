@@ -226,5 +226,3 @@ def _resplit(graph: Graph, options: Options, path: Path) -> Graph:
     for part in PARTS:
         setattr(graph, f"{part}_idx", torch.from_numpy(found[part]))
     return graph
-
-

@@ -61,7 +61,9 @@ def _of_ogb(name: str, rest: str, root: Path, options: Options) -> Graph:
     try:
         from ogb.nodeproppred import NodePropPredDataset
     except ImportError:
-        raise DataError(f"{name}: datasets of this name come from ogb, which is not installed: pip install ogb") from None
+        raise DataError(
+            f"{name}: datasets of this name come from ogb, which is not installed: pip install ogb"
+        ) from None
     if not rest.startswith("ogbn-"):
         raise DataError(f"{name}: expected a dataset for nodes, such as ogb:ogbn-arxiv or ogb:ogbn-products.")
     made = _made(name, lambda: NodePropPredDataset(name=rest, root=str(root)), root)

@@ -7,7 +7,7 @@
 | ``y`` | class ids ``[N]`` or ``[N, 1]``, targets for regression (floats) ``[N]``, or targets ``[N, T]`` |
 | ``x`` | dense features ``[N, F]``, standardised per column on loading; absent: the graph has no features |
 | ``x_indptr``, ``x_indices``, ``x_data``, ``x_shape`` | instead of ``x``: sparse features in CSR, see below |
-| ``edge_weight``, ``edge_attr`` | optional: numbers ``[E]``, respectively ``[E]`` or ``[E, D]``; reverses have those of their edge |
+| ``edge_weight``, ``edge_attr`` | optional: numbers ``[E]``, ``[E]`` or ``[E, D]``; reverses have those of their edge |
 | ``train_idx``, ``val_idx``, ``test_idx`` | the official split; optional, all or none |
 
 Duplicate edges and self-loops are dropped unless the caller chooses otherwise. Sparse features become dense float32

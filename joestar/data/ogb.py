@@ -2,8 +2,8 @@
 
 Two layouts: ``raw/*.csv.gz`` (ogbn-arxiv, ogbn-products, ogbn-proteins) and ``raw/data.npz`` with
 ``raw/node-label.npz`` (ogbn-papers100M). Splits lie in ``split/<scheme>/{train,valid,test}.csv.gz``. Edges are
-symmetrised unless the caller chooses otherwise: the CSV files of undirected graphs hold one direction only, and citation
-graphs are trained undirected.
+symmetrised unless the caller chooses otherwise: the CSV files of undirected graphs hold one direction only, and
+citation graphs are trained undirected.
 """
 
 import gzip

@@ -49,9 +49,9 @@ def _as_rows(sides: tuple[Ids, Ids], rows: int, edges, ends: list[str]) -> Numbe
         wrong = np.flatnonzero((ids.values < 0) | (ids.values >= rows))
         if len(wrong):
             raise DataError(
-                f"{edges.where}: {edges.line(wrong[0])}, column {column!r}: the id {ids.raw(wrong[0])} is no row of the "
-                f"array, which has {rows}. Without a table of nodes ids are its rows, from 0; else give nodes=... with "
-                "the ids in the order of the rows."
+                f"{edges.where}: {edges.line(wrong[0])}, column {column!r}: the id {ids.raw(wrong[0])} is no row of "
+                f"the array, which has {rows}. Without a table of nodes ids are its rows, from 0; else give nodes=... "
+                "with the ids in the order of the rows."
             )
     return Numbered(sides[0].values, sides[1].values, np.arange(rows))
 

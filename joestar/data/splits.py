@@ -17,7 +17,7 @@ def check_choice(split: SplitChoice) -> None:
         fine = len(split) in (2, 3) and all(isinstance(v, (int, float)) and 0 <= v <= 1 for v in split)
         if not fine or split[0] <= 0 or sum(split) > 1 + 1e-9:
             raise DataError(
-                f"split: expected shares such as (0.6, 0.2, 0.2), at most 1 together and the first above 0; got {split}."
+                f"split: expected shares such as (0.6, 0.2, 0.2), at most 1 together, the first above 0; got {split}."
             )
     elif split not in CHOICES:
         raise DataError(

@@ -117,9 +117,7 @@ def make_structure(
     elif len(keys) <= COUNTED:
         one_way = before - int(np.count_nonzero(np.isin(_reverse(keys, num_nodes), keys)))
     indptr, indices = _compressed(keys, num_nodes)
-    return Structure(
-        indptr, indices, place, len(sources), loops, duplicates, len(indices) - before, one_way, rules
-    )
+    return Structure(indptr, indices, place, len(sources), loops, duplicates, len(indices) - before, one_way, rules)
 
 
 def edges_to_csc(sources: np.ndarray, targets: np.ndarray, num_nodes: int, *, mirror: bool, where: str):

@@ -37,7 +37,9 @@ def _weights(edges: list, nodes: list, weight: str | None) -> dict[str, Tensor]:
         return {}
     missing = next(((nodes[u], nodes[v]) for u, v, values in edges if weight not in values), None)
     if missing:
-        raise GraphError(f"from_networkx: the edge {missing} has no {weight!r}, others have; weight=None leaves it out.")
+        raise GraphError(
+            f"from_networkx: the edge {missing} has no {weight!r}, others have; weight=None leaves it out."
+        )
     return {"edge_weight": torch.tensor([float(values[weight]) for _, _, values in edges], dtype=torch.float32)}
 
 

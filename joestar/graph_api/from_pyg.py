@@ -34,16 +34,15 @@ def from_pyg(cls, data, split: int | None):
 
 def _single(data):
     """The ``Data`` object and its number of classes, if what came is a dataset of one graph."""
-    if not hasattr(data, "edge_index") and hasattr(data, "__getitem__") and hasattr(data, "num_node_features"):
-        count = len(data) if hasattr(data, "__len__") else 1
-        if hasattr(data, "get") and hasattr(data, "num_classes") and count != 1:
-            raise GraphError(
-                f"from_pyg needs one graph; this dataset has {count}. Give one of them, dataset[0], or all as one: "
-                "torch_geometric.data.Batch.from_data_list(list(dataset))."
-            )
-        if hasattr(data, "get") and hasattr(data, "num_classes"):
-            return data[0], int(data.num_classes)
-    return data, None
+    kind = type(data)
+    if not (hasattr(kind, "num_classes") and hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
+        return data, None
+    if len(data) != 1:
+        raise GraphError(
+            f"from_pyg needs one graph; this dataset has {len(data)}. Give one of them, dataset[0], or all as one: "
+            "torch_geometric.data.Batch.from_data_list(list(dataset))."
+        )
+    return data[0], int(data.num_classes)
 
 
 def _edges(data) -> tuple[Tensor, dict[str, Tensor]]:

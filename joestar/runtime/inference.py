@@ -153,7 +153,8 @@ def infer(
 
     Args:
         model: ``forward(blocks, x) -> [num_seeds, C]``, on the graph's device.
-        graph: with features ``graph.ndata["x"]``, or none if the model takes none. idx: node ids ``[n]`` whose rows are wanted; all if ``None``.
+        graph: with features ``graph.ndata["x"]``, or none if the model takes none.
+        idx: node ids ``[n]`` whose rows are wanted; all if ``None``.
         layers: blocks that the model takes; ``None``: ``model.num_layers``, or the length of ``model.convs`` or
             ``model.layers``.
         batch_size: most nodes of a range; ``None``: as many as fit.

@@ -117,7 +117,10 @@ def test_two_label_columns_are_a_multilabel_task(write, arrays):
         ({"y": np.int16(3)}, "y must have one row per node; got a single value"),
         ({"y": np.array([0, 1, 2, -3, 0, 0, 0])}, "class ids must be 0..C-1, .* got -3"),
         ({"y": np.array([np.inf] * NUM_NODES)}, "labels must be finite; node 0 has an infinite one"),
-        ({"edge_attr": np.ones((7, 2))}, r"edge_attr must be numbers \[E\] or \[E, D\] with E = 8, .* float64 \[7, 2\]"),
+        (
+            {"edge_attr": np.ones((7, 2))},
+            r"edge_attr must be numbers \[E\] or \[E, D\] with E = 8, .* float64 \[7, 2\]",
+        ),
         ({"edge_weight": np.ones((8, 2))}, r"edge_weight must be numbers \[E\] with E = 8"),
         ({"edge_attr": np.array([1] * 7 + [np.nan])}, "edge_attr must be finite, but row 7 is not"),
         ({"y": np.array(["a"] * NUM_NODES)}, "labels must be numbers; got dtype <U1. Map class names"),

@@ -20,10 +20,16 @@ SETTINGS = settings(
     max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 EDGES = "src,dst,w,kind\nalice,bob,0.5,1\nbob,carol,1.5,2\ncarol,alice,2,1\ndave,dave,1,1\n"
-NODES = "id,a,b,label,split\ncarol,1,2,cat,train\nalice,3,4.5,dog,val\nbob,0,1,,\ndave,2,2,dog,test\nerin,2,2,dog,train\n"
+NODES = (
+    "id,a,b,label,split\ncarol,1,2,cat,train\nalice,3,4.5,dog,val\nbob,0,1,,\ndave,2,2,dog,test\nerin,2,2,dog,train\n"
+)
 
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4).filter(lambda text: text.strip() == text)
-awkward = st.sampled_from(["007", "7", "+7", "-0", "0", "nan", "NA", "null", "1e3", "a,b", 'q"', "١", "9" * 30, "#x", "-5"])
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4).filter(
+    lambda text: text.strip() == text
+)
+awkward = st.sampled_from(
+    ["007", "7", "+7", "-0", "0", "nan", "NA", "null", "1e3", "a,b", 'q"', "\u0661", "9" * 30, "#x", "-5"]
+)
 whole = st.integers(-(2**63), 2**63 - 1)
 ids = st.one_of(st.lists(st.tuples(whole, whole), min_size=1, max_size=12),
                 st.lists(st.tuples(names | awkward, names | awkward), min_size=1, max_size=12))  # fmt: skip
@@ -39,9 +45,8 @@ def edges_of(graph):
 
 
 def write(path, rows, header=("source", "target", "weight"), delimiter=","):
-    opened = gzip.open(path, "wt", newline="", encoding="utf-8") if path.suffix == ".gz" else open(
-        path, "w", newline="", encoding="utf-8")  # fmt: skip
-    with opened as file:
+    make = gzip.open if path.suffix == ".gz" else open
+    with make(path, "wt", newline="", encoding="utf-8") as file:
         csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows([header, *rows] if header else rows)
     return path
 
@@ -265,14 +270,14 @@ def test_pyarrow_reads_as_the_slow_reader_does(tmp_path, rows, comments):
     path.write_text(comments + path.read_text(encoding="utf-8"), encoding="utf-8")
     layout = csv_reader.look(path, True, None, [])
     roles = {"source": "id", "target": "id", "weight": "number"}
-    for roles in (roles, {"target": "coded", "source": "id"}):
+    for asked in (roles, {"target": "coded", "source": "id"}):
         from joestar.data.arrow import read_csv_fast
 
-        fast = read_csv_fast(path, layout, roles)
+        fast = read_csv_fast(path, layout, asked)
         if fast is None:
             continue
-        slow = csv_reader._read_slowly(path, layout, roles)
-        for name in roles:
+        slow = csv_reader._read_slowly(path, layout, asked)
+        for name in asked:
             assert plain(fast[name]) == plain(slow[name])
 
 
@@ -281,7 +286,11 @@ def test_large_files_go_through_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_reader, "FAST_FROM", 0)
     monkeypatch.setattr(csv_reader, "_read_slowly", None)
     path = write(tmp_path / "e.csv", [(1, "x", 1.5), (7, "y", ""), ("z", 1, 2)])
-    assert edges_of(from_tables(path, fill=9, verbose=False)) == {("1", "x", 1.5): 1, ("7", "y", 9): 1, ("z", "1", 2): 1}
+    assert edges_of(from_tables(path, fill=9, verbose=False)) == {
+        ("1", "x", 1.5): 1,
+        ("7", "y", 9): 1,
+        ("z", "1", 2): 1,
+    }
 
 
 def plain(column):

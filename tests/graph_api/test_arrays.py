@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from joestar.errors import GraphError, JoestarWarning, SeedError
@@ -77,12 +76,22 @@ def test_float64_arrays_become_float32_and_say_so_tensors_stay():
 
 def test_splits_are_ids_whatever_was_assigned():
     graph = Graph.from_edge_index(EDGES, 5)
-    for value in ([0, 3], np.array([0, 3]), range(0, 4, 3), torch.tensor([0, 3]), np.array([1, 0, 0, 1, 0], dtype=bool)):
+    for value in (
+        [0, 3],
+        np.array([0, 3]),
+        range(0, 4, 3),
+        torch.tensor([0, 3]),
+        np.array([1, 0, 0, 1, 0], dtype=bool),
+    ):
         graph.train_idx = value
         assert isinstance(graph.train_idx, torch.Tensor)
         assert graph.train_idx.tolist() == [0, 3]
     assert graph.keyed(1).train_idx is graph.train_idx
-    for wrong, message in (([0.5], "must be int64 or int32"), (np.ones(4, dtype=bool), "is a mask"), (["a"], "numbers")):
+    for wrong, message in (
+        ([0.5], "must be int64 or int32"),
+        (np.ones(4, dtype=bool), "is a mask"),
+        (["a"], "numbers"),
+    ):
         with pytest.raises(SeedError, match=rf"graph.val_idx .*{message}"):
             graph.val_idx = wrong
     assert graph.val_idx is None

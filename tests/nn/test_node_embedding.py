@@ -63,7 +63,10 @@ def test_a_model_that_needs_features_says_what_to_do():
     ):
         with (
             warnings.catch_warnings(action="ignore", category=JoestarWarning),
-            pytest.raises(GraphError, match=r"no features, and GraphSAGE.forward takes x: set .*joestar.nn.NodeEmbedding\(graph.num_nodes"),
+            pytest.raises(
+                GraphError,
+                match=r"no features, and GraphSAGE.forward takes x: set .*joestar.nn.NodeEmbedding\(graph.num_nodes",
+            ),
         ):
             call(GraphSAGE(4, 4, 2, CLASSES))
     for sizes in ((0, 4), (4, 0), (True, 4), (4, 2.0)):
