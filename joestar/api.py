@@ -10,6 +10,7 @@ from joestar.graph_api import Graph
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
+from joestar.runtime.features import settle_and_check
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
@@ -45,7 +46,8 @@ def compile(
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
 
     Args:
-        model: ``model.forward(blocks, x) -> [num_seeds, C]``; ``x`` are the features of the first block's sources.
+        model: ``model.forward(blocks, x) -> [num_seeds, C]``; ``x`` are the features of the first block's sources;
+            on a graph without ``ndata["x"]`` it is called as ``model(blocks)`` (``joestar.nn.NodeEmbedding``).
         sampler: has ``graph`` and ``sample(graph, seeds) -> list[Block]``, input side first; optionally ``seed``.
         loss_fn: ``loss_fn(logits, y[seeds])``, reduced by mean or sum; labels are ``graph.ndata["y"]``.
         optimizer: Adam, AdamW or SGD over the model's parameters; learning-rate schedulers on it keep working.
@@ -141,10 +143,7 @@ def _check_parts(model, sampler) -> None:
             "`sample(graph, seeds) -> list[Block]`."
         )
     graph = sampler.graph
-    if "x" not in graph.ndata:
-        raise GraphError("the graph has no features: set graph.ndata['x'] (float [num_nodes, F]).")
-    if not graph.ndata["x"].dtype.is_floating_point:
-        raise GraphError(f"graph.ndata['x'] must be floating point; got {graph.ndata['x'].dtype}. Use .float().")
+    settle_and_check(model, graph)
     for name, tensor in [*graph.ndata.items(), *model.named_parameters()]:
         if tensor.device != graph.device:
             raise GraphError(

@@ -308,7 +308,7 @@ class Step:
             batch_size, full: as in ``predict``.
         """
         labels = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)
-        return score(self.predict(idx, batch_size, full), labels[idx])
+        return score(self.predict(idx, batch_size, full), labels[self._seeds(idx).long()])
 
     # --- explanation ---
 

@@ -25,6 +25,7 @@ from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
+from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
@@ -133,15 +134,14 @@ class Program:
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
         graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
-        features, targets = graph.ndata["x"], graph.ndata.get("y")
+        features, targets = graph.ndata.get("x"), graph.ndata.get("y")
         name = type(sampler).__name__
 
         def program(seeds, key, carriers):
             context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
             blocks = sampler.sample(graph.with_context(context), seeds)
             check_blocks(blocks, name)
-            x = torch.index_select(features, 0, blocks[0].srcs)
-            logits = model(blocks, x)
+            logits = call_model(model, blocks, features)
             if loss is None:
                 return (logits,)
             value = loss(logits, torch.index_select(targets, 0, seeds))
@@ -157,7 +157,7 @@ class Program:
         """Runs sampler, a copy of the model and loss eagerly: Joestar's own errors say more than the tracer's."""
         try:
             blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
-            logits = copy.deepcopy(self.model)(blocks, torch.index_select(self.graph.ndata["x"], 0, blocks[0].srcs))
+            logits = call_model(copy.deepcopy(self.model), blocks, self.graph.ndata.get("x"))
             _check_tensor(logits, f"{type(self.model).__name__}.forward", "one row per seed")
             if self.loss is not None:
                 value = self.loss(logits, torch.index_select(self.graph.ndata["y"], 0, seeds))
