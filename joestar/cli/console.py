@@ -63,7 +63,10 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 
 
 def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``JoestarError`` becomes one red sentence and exit code 2; Ctrl-C and SIGTERM become a word and exit code 130 or 143."""
+    """A ``JoestarError`` becomes one red sentence and exit code 2.
+
+    Ctrl-C and SIGTERM become a word and exit code 130 or 143.
+    """
 
     @functools.wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@ Inductor compiles, and while it trains. SIGTERM is a kind of ``KeyboardInterrupt
 after one saves it after the other.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -61,10 +62,8 @@ def leave(code: int) -> None:
         sys.exit(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone, which is no news now
             stream.flush()
-        except (OSError, ValueError):  # the reader is gone, which is no news now
-            pass
     os._exit(code)
 
 

@@ -130,7 +130,7 @@ def _loaded(path: Path) -> Any:
 def _what_else(content: Any) -> str:
     """What a readable file holds that is no saved model, and what can be done with it."""
     if isinstance(content, dict) and "joestar_model" in content:
-        return f"has format {content['joestar_model']!r}, here {FORMAT}: read it with the version of Joestar that wrote it."
+        return f"has format {content['joestar_model']!r}; expected {FORMAT}: read it with the version that wrote it."
     if isinstance(content, dict) and "joestar_checkpoint" in content:
         return (
             "is a checkpoint of a run under way: go on with `joestar train --checkpoints FOLDER --resume --save FILE` "
