@@ -85,7 +85,7 @@ def user(
     """Time models that nobody tuned for, written as users write them, against the same in PyG's layers.
 
     Examples:
-        joestar bench user                           # all models, 200 k nodes, minutes
+        joestar bench user                  # all models, 200 k nodes, minutes
         joestar bench user --models gatv2,pna --baselines eager,kept
     """
     from joestar.bench.user_models import FOLDER, MODELS, UserSetting
