@@ -1,4 +1,4 @@
-"""``joestar evaluate`` and ``joestar predict``, from a run's file to scores and predictions; other files are refused."""
+"""``joestar evaluate`` and ``joestar predict``, from a run to scores and predictions; other files are refused."""
 
 import json
 

@@ -1,8 +1,11 @@
 """What importing and the quick commands load: names of modules, not times."""
 
+import ast
 import os
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +60,6 @@ def test_every_public_name_is_there_and_stays(name):
 
 
 def test_names_for_type_checkers_are_those_that_are_there():
-    import ast
-    from importlib import import_module
-    from pathlib import Path
-
     tree = ast.parse(Path(joestar.__file__).read_text())
     [block] = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {}
@@ -81,3 +80,55 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_the_module_runs_as_the_command_does():
     done = subprocess.run([sys.executable, "-m", "joestar", "--version"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"joestar {joestar.__version__}\n")
+
+
+FORKS = """
+import importlib, os, sys
+import torch, torch._dynamo, torch._inductor.compile_fx, scipy.special, rich.console, typer, numpy
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            os._exit(1)
+        os._exit(0)
+    os.wait()
+"""
+
+
+PACKAGE = Path(joestar.__file__).parent
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def looks_up_an_op(tree: ast.Module) -> bool:
+    """Whether ``torch.ops`` is read when the module is imported, not in a function."""
+    waiting, functions = list(tree.body), (ast.FunctionDef, ast.Lambda)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops":
+            return True
+        if not isinstance(node, functions):
+            waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def test_who_looks_up_an_op_imports_what_registers_it():
+    registers = ("joestar.ops", "joestar.lowering", "joestar.fusion", "joestar.graph_api", "joestar.runtime")
+    found = {name_of(path): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    users = {name for name, tree in found.items() if looks_up_an_op(tree)}
+    assert len(users) > 20
+    for name in users:
+        imported = {node.module for node in ast.walk(found[name]) if isinstance(node, ast.ImportFrom)}
+        assert name.startswith(registers) or any((module or "").startswith(registers) for module in imported), name
+
+
+@pytest.mark.slow
+def test_any_module_may_be_the_first():
+    """Whatever looks up an op must have it registered, also where nothing else was imported before."""
+    names = [name_of(path) for path in sorted(PACKAGE.rglob("*.py")) if "torch.ops" in path.read_text()]
+    done = subprocess.run([sys.executable, "-c", FORKS, *names], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
