@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from joestar.errors import ConfigError, GraphError, SamplerError
-from joestar.graph_api import Graph
+from joestar.errors import ConfigError, GraphError
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
+from joestar.runtime.arguments import check_loss, check_model, check_optimizer, check_sampler
 from joestar.runtime.features import settle_and_check
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
@@ -95,6 +95,8 @@ def compile(
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
     _check_parts(model, sampler)
+    check_loss(loss_fn)
+    check_optimizer(optimizer)
     if (loss_fn is None) != (optimizer is None):
         given, missing = ("loss_fn", "optimizer") if optimizer is None else ("optimizer", "loss_fn")
         raise ConfigError(f"{given} was given without {missing}: give both for a training step, or neither.")
@@ -135,13 +137,8 @@ def _check_choice(name: str, value, allowed: tuple[str, ...]) -> None:
 
 
 def _check_parts(model, sampler) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
-    if not callable(getattr(sampler, "sample", None)) or not isinstance(getattr(sampler, "graph", None), Graph):
-        raise SamplerError(
-            f"{type(sampler).__name__} is no sampler: it needs an attribute `graph` (joestar.Graph) and a method "
-            "`sample(graph, seeds) -> list[Block]`."
-        )
+    check_model(model)
+    check_sampler(sampler)
     graph = sampler.graph
     settle_and_check(model, graph)
     for name, tensor in [*graph.ndata.items(), *model.named_parameters()]:

@@ -69,8 +69,9 @@ class Step:
         self._begun: list[weakref.ref[Epoch]] = []
 
     def __repr__(self) -> str:
-        kinds = ", ".join(self._executors) or "nothing captured yet"
-        return f"Step({type(self.model).__name__}, {self.sampler!r}, {self._options.backend}: {kinds})"
+        kinds = ", ".join(kind for kind, executor in self._executors.items() if executor.program.captured)
+        how = f"{self._run['execution']} on {self.graph.device}, backend {self._options.backend}"
+        return f"Step({type(self.model).__name__}, {self.sampler!r}, {how}, programs: {kinds or 'none captured yet'})"
 
     @property
     def seed(self) -> int:

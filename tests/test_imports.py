@@ -35,6 +35,7 @@ ALLOWED = {
         "kernels",
         "_native",
     },
+    "__main__": {"cli"},
     "cli": {
         "errors",
         "bench",

@@ -13,7 +13,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
-from joestar.lowering import fakes
+from joestar.lowering import causes, fakes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import lower_dropout
 from joestar.lowering.functional import remove_in_place
@@ -122,6 +122,8 @@ class Program:
             sizes, labels = measure(self.sampler, self.graph, seeds, key)
         self._traced_frozen = self.modes.frozen()
         with self.modes.set():
+            if self._mixes_dtypes():  # what fails then is not seen by a trace
+                self._raise_own_error(seeds, key)
             try:
                 with torch.set_grad_enabled(self.kind != "predict"):
                     captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
@@ -147,36 +149,53 @@ class Program:
             value = loss(logits, torch.index_select(targets, 0, seeds))
             return (value if value.dim() == 0 else value.mean(), logits)
 
-        origin = f"{type(model).__name__} with {name}"
+        origin = self._origin
         captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample)
         verify_capture(captured.gm, origin)
         self._check_logits(captured.gm, origin)
+        if loss is not None and not captured.differentiable:
+            raise causes.no_gradient(model, origin)
         return captured
 
+    def _mixes_dtypes(self) -> bool:
+        """Whether parameters and features differ in dtype, and nothing converts them."""
+        x = self.graph.ndata.get("x")
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.dtype.is_floating_point}
+        return self.options.autocast is None and x is not None and bool(dtypes - {x.dtype})
+
+    @property
+    def _origin(self) -> str:
+        return f"{type(self.model).__name__} with {type(self.sampler).__name__}"
+
     def _raise_own_error(self, seeds: Tensor, key: Tensor) -> None:
-        """Runs sampler, a copy of the model and loss eagerly: Joestar's own errors say more than the tracer's."""
+        """Runs sampler, a copy of the model and loss eagerly: their own errors say more than the tracer's."""
+        causes.check_forward(self.model)
+        try:
+            model = copy.deepcopy(self.model)
+        except Exception:  # some models cannot be copied: the tracer has already said what and where
+            return
+        autocast, device, given = self.options.autocast, self.graph.device.type, ()
         try:
             blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
-            logits = call_model(copy.deepcopy(self.model), blocks, self.graph.ndata.get("x"))
+            with torch.autocast(device, autocast, autocast is not None):
+                logits = call_model(model, blocks, self.graph.ndata.get("x"))
             _check_tensor(logits, f"{type(self.model).__name__}.forward", "one row per seed")
+            _check_rows(logits, seeds.numel(), self._origin)
             if self.loss is not None:
-                value = self.loss(logits, torch.index_select(self.graph.ndata["y"], 0, seeds))
+                given = logits, torch.index_select(self.graph.ndata["y"], 0, seeds)
+                value = self.loss(*given)
                 _check_tensor(value, getattr(self.loss, "__name__", type(self.loss).__name__), "a number, 0-d")
         except JoestarError:
             raise
-        except Exception:  # the tracer has already said what and where
-            return
+        except Exception as error:
+            raise causes.own(error, self.model, self._origin, given) from error
 
     def _check_logits(self, gm: fx.GraphModule, origin: str) -> None:
         (output,) = gm.graph.find_nodes(op="output")
         logits = output.args[0][-1].meta["val"]
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
         wanted = seeds.meta["val"].shape[0]
-        if logits.dim() == 0 or not same_size(logits.shape[0], wanted):
-            raise CaptureError(
-                f"{origin}: forward must return one row per seed; got shape {tuple(logits.shape)} where "
-                f"{wanted} is the number of seeds. Does the model use all blocks, in order (input side first)?"
-            )
+        _check_rows(logits, wanted, origin)
         self.num_outputs = int(logits.shape[1]) if logits.dim() > 1 else 1
         self.loss_dtype = output.args[0][0].meta["val"].dtype
 
@@ -316,6 +335,14 @@ class Program:
         """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges."""
         for loss in self._losses:
             loss.check(nodes)
+
+
+def _check_rows(logits, wanted, origin: str) -> None:
+    if logits.dim() == 0 or not same_size(logits.shape[0], wanted):
+        raise CaptureError(
+            f"{origin}: forward must return one row per seed; got shape {tuple(logits.shape)} where {wanted} is the "
+            "number of seeds. Does the model use all blocks, in order (input side first)?"
+        )
 
 
 def _check_tensor(value, name: str, wanted: str) -> None:
