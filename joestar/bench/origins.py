@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from joestar.lowering.origin import frames_of, is_user, layer_of, model_line
+from joestar.lowering.origin import frames_of, layer_of, model_line
 from joestar.runtime import program
 
 MARK = re.compile(r'  File "<string>", line 1, in joestar_layer\n    (?P<layer>[^\n]*)\n')
@@ -122,7 +122,7 @@ def origin_of_frames(text: str, layer: str = "") -> Origin:
     """Of a node, from its frames as text (marked or not), and its layer if that is known."""
     marked, frames = MARK.search(text), frames_of(MARK.sub("", text))
     layer = layer or (marked["layer"] if marked else "") or _part(frames)
-    return Origin(layer, model_line(frames) if any(is_user(frame[0]) for frame in frames) else "")
+    return Origin(layer, model_line(frames))
 
 
 def _part(frames: list[tuple[str, str, str, str]]) -> str:

@@ -37,7 +37,6 @@ COMPILED = "## Call CompiledFxGraph"
 OPERATOR = re.compile(r"^(?!autograd::|torch::autograd)\w+::\w|^(graph_\d+_)?(cpp|triton)_\w*fused")
 """Names of operators and of Inductor's loops; all other host events are wrappers around them."""
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-TIMES = "\u00d7"
 RUNTIME = ("cuda_runtime", "cuda_driver")
 LAUNCH = "launch"
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -354,7 +353,7 @@ def _shape(event: Event) -> str:
         return ""
     for left, right in itertools.pairwise(event.dims):
         if len(left) > 1 and len(right) > 1 and left[-1] == right[-2]:
-            return " · ".join(TIMES.join(map(str, dims)) for dims in (left, right))
+            return " · ".join("x".join(map(str, dims)) for dims in (left, right))
     return ""
 
 

@@ -13,21 +13,26 @@ _FRAMEWORK = (os.sep + "torch" + os.sep, os.sep + "importlib" + os.sep, "<frozen
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
+def _is_model(file: str) -> bool:
+    """Whether a file is one of Joestar's models and samplers, which users read as examples."""
+    return file.startswith((_PACKAGE + "nn" + os.sep, _PACKAGE + "sampling" + os.sep))
+
+
 def is_user(file: str) -> bool:
-    """Whether a file is the user's, or one of Joestar's models and samplers, which users read as examples."""
-    models = file.startswith((_PACKAGE + "nn" + os.sep, _PACKAGE + "sampling" + os.sep))
+    """Whether a file is none of Joestar's (but for models and samplers), PyTorch's or Python's own."""
     python = file.startswith(_STANDARD) and "-packages" not in file
-    return models or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
+    return _is_model(file) or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Whether a file is the user's: no part of Joestar, nor of an installed package."""
     return is_user(file) and not file.startswith(_PACKAGE) and "-packages" + os.sep not in file
 
 
 def model_line(frames: list[tuple[str, str, str, str]]) -> str:
-    """The innermost frame in the user's own files, else as ``innermost``: convolutions of Joestar are not his."""
-    return innermost([frame for frame in frames if _is_own(frame[0])] or frames)
+    """The innermost frame in the user's own files, else in Joestar's models and samplers; empty without either."""
+    own = [frame for frame in frames if is_own(frame[0])]
+    return innermost(own or [frame for frame in frames if _is_model(frame[0])])
 
 
 def innermost(frames: list[tuple[str, str, str, str]]) -> str:
@@ -49,7 +54,8 @@ def frames_of(trace: str) -> list[tuple[str, str, str, str]]:
 
 def node_line(node: fx.Node) -> str:
     """Source line of the model or sampler behind a node: ``file:line in function: code``, or its name."""
-    return model_line(node_frames(node)) or f"node {node.name}"
+    frames = node_frames(node)
+    return model_line(frames) or innermost(frames) or f"node {node.name}"
 
 
 def layer_of(node: fx.Node) -> str:

@@ -147,20 +147,20 @@ STAGE_ADVICE = {
 
 
 def slower_stage(report: Report) -> Finding | None:
-    """A stage of compiling costs more than it brings."""
+    """The step is slower than an earlier stage: what came in since costs more than it brings."""
     stages = [] if report.profile is None else report.profile.stages
-    least = 0.0 if report.profile is None else _noise(report.profile)
-    slower = [
-        (now.milliseconds - before.milliseconds, now)
-        for before, now in itertools.pairwise(stages)
-        if now.stage in STAGE_ADVICE and now.milliseconds > (1 + least) * before.milliseconds
-    ]
-    if not slower:
+    if len(stages) < 2:
         return None
-    lost, stage = max(slower, key=lambda pair: pair[0])
-    name = stage.stage.removeprefix("+ ")
+    best = min(range(len(stages)), key=lambda index: stages[index].milliseconds)
+    lost = stages[-1].milliseconds - stages[best].milliseconds
+    since = list(itertools.pairwise(stages[best:]))
+    if not since or lost <= _noise(report.profile) * stages[best].milliseconds:
+        return None
+    _, stage = max(since, key=lambda pair: pair[1].milliseconds - pair[0].milliseconds)
+    if stage.stage not in STAGE_ADVICE:
+        return None
     return Finding(
-        numbers.milliseconds(lost), f"per step is what the stage “{name}” costs more than the one before it.",
+        numbers.milliseconds(lost), f"per step is what it takes more than without “{stage.stage.removeprefix('+ ')}”.",
         *STAGE_ADVICE[stage.stage], lost / report.profile.milliseconds,
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def host_bound(report: Report) -> Finding | None:
     else:
         between = sum(kernel.microseconds for kernel in profile.kernels if kernel.name == BETWEEN)
         share = between / _kernel_time(profile) if profile.kernels else 0.0
-        what = "of a step is spent between kernels: Python, autograd and launches, whatever the batch."
+        what = "of a traced step is spent between kernels: Python, autograd and launches, whatever the batch."
         setting, advice, knob = f"batch_size={_larger(report, 4)}", "spreads that over more seeds.", "batch_size"
         if not _may_grow(report):
             return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from joestar.profile import html_tables, html_time, numbers
+from joestar.profile import clocks, html_tables, html_time, numbers
 from joestar.profile.findings import caveat, findings
 from joestar.profile.ledger import ProfileRecord, Report
 from joestar.profile.phases import MEANING
@@ -29,7 +29,7 @@ def render_html(report: Report) -> str:
     environment.filters.update(
         bytes=_whole(numbers.human_bytes), rate=_whole(numbers.human_rate), ms=_whole(numbers.milliseconds),
         percent=_whole(numbers.percent), seconds=_whole(numbers.seconds), count=numbers.count, digits=numbers.digits,
-        place=place, breaks=breaks,
+        place=place, breaks=breaks, units=units,
     )  # fmt: skip
     profile, tuning = report.profile, report.tuning
     return environment.get_template("report.html.jinja").render(
@@ -47,15 +47,20 @@ def render_html(report: Report) -> str:
         candidates=html_tables.candidates(tuning) if tuning else [],
         programs=[html_tables.program(program) for program in report.programs],
         sites=[(program, site) for program in report.programs for site in program.sites],
-        clocks=html_tables.clocks(report),
-        once=html_tables.once(report),
-        events=html_tables.events(report),
+        clocks=clocks.clocks(report),
+        once=clocks.once(report),
+        events=clocks.events(report),
     )
 
 
 def _whole(text):
     """A filter that keeps a number and its unit on one line."""
     return lambda value: text(value).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def units(text: str) -> str:
+    """A sentence whose numbers stay on one line with their units."""
+    return re.sub(r"(?<=\d) (?=(%|ms|s|h|B|[KMGT]iB|µs|steps?|epochs?)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
 def breaks(text: str) -> Markup:

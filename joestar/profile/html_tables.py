@@ -1,4 +1,4 @@
-"""Rows and charts of the page that show sizes, choices, passes and the run."""
+"""Rows and charts of the page that show sizes, choices and passes."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,9 @@ from markupsafe import Markup
 from joestar.profile import numbers
 from joestar.profile.charts import Box, LinearAxis, LogAxis, Mark, chart
 from joestar.profile.ledger import (
-    FIRST_BACKWARD,
     CandidateRecord,
     PassSummary,
     ProgramRecord,
-    Report,
     SetRecord,
     TuningRecord,
 )
@@ -19,13 +17,6 @@ from joestar.profile.places import Merged, merged
 
 WIDE = 20
 """Largest size over the smallest, from which an axis is logarithmic."""
-ONCE = {
-    "prepare": "tracing, passes, choosing bounds, compiling the forward pass",
-    FIRST_BACKWARD: "first backward pass, compiling included",
-    "capture": "capturing the CUDA graph",
-    "tuning": "timing of choices",
-}
-"""Clocks that are no time of steps, and what they are."""
 
 
 @dataclass
@@ -89,27 +80,3 @@ def _padding(row: SetRecord) -> Markup | None:
         return None
     told = f"{numbers.percent(row.waste)} of the bound is padding"
     return chart(told, [Box(0, 1 - row.waste, "main"), Box(1 - row.waste, 1, "hatch")], height=12)
-
-
-# --- the run ---
-
-
-def clocks(report: Report) -> list[tuple[str, float, float]]:
-    """(phase, seconds, milliseconds per step) of the steps."""
-    steps, found = max(report.counters.steps, 1), report.counters.seconds.items()
-    return [(name, seconds, seconds / steps * 1e3) for name, seconds in found if name not in ONCE]
-
-
-def once(report: Report) -> list[tuple[str, float]]:
-    """(what, seconds) of everything that happens once per program, not per step."""
-    return [(ONCE[name], seconds) for name, seconds in report.counters.seconds.items() if name in ONCE]
-
-
-def events(report: Report) -> list[tuple[str, int]]:
-    """(what, how often)."""
-    counters = report.counters
-    return [
-        ("steps", counters.steps), ("padded", counters.padded_steps), ("exact", counters.exact_steps),
-        ("overflows", counters.overflows), ("fallbacks", counters.fallbacks), ("recompiles", counters.recompiles),
-        ("CUDA graphs captured", counters.captures), ("warm-up batches", counters.warm_up_batches),
-    ]  # fmt: skip

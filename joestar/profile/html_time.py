@@ -72,7 +72,7 @@ def layers(profile: ProfileRecord) -> list[tuple[Layer, float, Markup]]:
 def _layer(kernel: KernelRecord, names: set[str]) -> str:
     """The outermost layer that has kernels of its own: ``convs.0`` for ``convs.0.lin_l``."""
     if not kernel.layer:
-        named = {BETWEEN: "between kernels", **{phase: f"the {phase}" for phase in ("optimizer", "sampling")}}
+        named = {BETWEEN: BETWEEN, "optimizer": "the optimizer", "sampling": "sampler"}
         return named.get(kernel.name) or named.get(kernel.phase) or "around the model"
     return min((n for n in names if kernel.layer == n or kernel.layer.startswith(n + ".")), key=len)
 

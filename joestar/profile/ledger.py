@@ -20,8 +20,8 @@ CHOSEN = re.compile(r"\bis chosen\b")
 """How passes word that both forms are correct, and the other one is taken."""
 FIRST_BACKWARD = "first backward"
 """Clock of backward passes that are the first of their program: they compile it."""
-BETWEEN = "Python, autograd and launches between kernels"
-"""Name under which the host's time outside of kernels is listed."""
+BETWEEN = "between kernels"
+"""Name under which the host's time outside of kernels is listed: Python, autograd, launches."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import joestar
-from joestar.bench.profile import TRACED, copy_bandwidth, profile
+from joestar.bench.profile import EAGER, TRACED, copy_bandwidth, profile
 from joestar.bench.step import logical_bytes
 from joestar.cli.main import app
 from joestar.errors import ConfigError
@@ -61,14 +61,15 @@ def test_profile_is_complete(profiled, parts):
     found = report.profile
     assert 0 < found.p20 <= found.milliseconds <= found.p80
     assert (found.steps, found.epoch_steps) == (STEPS, 3)
-    assert list(found.phases) == ["sampling", "forward", "backward", "optimizer", "set-up of the epoch", "rest"]
+    assert list(found.phases) == ["sampling", "forward", "backward", "optimizer", "bookkeeping", "set-up of the epoch"]
+    assert sum(found.phases.values()) == pytest.approx(found.milliseconds)
     assert all(found.phases[name] > 0 for name in ("sampling", "forward", "backward", "optimizer"))
     names = {(kernel.phase, kernel.name) for kernel in found.kernels}
     assert {("sampling", "joestar::sample_cols"), ("forward", "aten::mm"), ("backward", "aten::mm")} <= names
     assert ("optimizer", "aten::_fused_adam_") in names
     micros = [kernel.microseconds for kernel in found.kernels]
     assert micros == sorted(micros, reverse=True)
-    assert [stage.stage for stage in found.stages] == ["eager kernels", "+ fusion"]
+    assert [stage.stage for stage in found.stages] == [EAGER, "+ fusion"]
     assert found.stages[-1].milliseconds == found.milliseconds
     assert found.stages[0].kernels > found.stages[1].kernels > 20
     assert len(lines) == 2 and lines[1] == f"+ fusion: {found.milliseconds:.3f} ms/step"
