@@ -28,6 +28,7 @@ ALLOWED = {
         "runtime",
         "profile",
         "fusion",
+        "lowering",
         "nn",
         "sampling",
         "graph_api",

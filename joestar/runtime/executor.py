@@ -61,6 +61,7 @@ class Executor:
         self.patience = patience
         self.execution = execution
         self.book = SizeBook()
+        self.observed: SizeProfile | None = None
         self.overflows = 0
         self.widened = 0
         self.cuda_graph = cuda_graph
@@ -94,7 +95,7 @@ class Executor:
         return self.execution == "padded" and (self.program.run is None or seeds.numel() > self.program.batch)
 
     def _choose(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> None:
-        profile = self.profile(seeds, batch, seed, epoch)
+        self.observed = profile = self.profile(seeds, batch, seed, epoch)
         bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
         if self.program.run is not None:  # what was widened once stays wide
             bounds = [max(new, old) for new, old in zip(bounds, self.program.bounds, strict=True)]

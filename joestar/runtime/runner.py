@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
 from joestar.runtime.mailbox import Mailbox
 from joestar.runtime.optimizer import SkippableOptimizer
@@ -42,6 +43,7 @@ class StepRunner:
         self._mailbox: Mailbox | None = None
         self._captured: tuple = ()
         self._one: Tensor | None = None
+        self._differentiated: tuple = ()
         self._streams = StreamOrder(executor.device)
         self._rehearsing = False
         executor.before_compile.append(self.drop_graph)
@@ -145,8 +147,14 @@ class StepRunner:
         backward = time.perf_counter()
         self.optimizer.step(ok)
         self.counters.add_time("forward", forward)
-        self.counters.add_time("backward", backward - start)
+        self.counters.add_time(self._backward_clock(), backward - start)
         self.counters.add_time("optimizer", time.perf_counter() - backward)
+
+    def _backward_clock(self) -> str:
+        """The first backward pass of a program compiles it: that is no time of a step."""
+        program = self.executor.program
+        known, self._differentiated = self._differentiated, (program, program.compiles)
+        return "backward" if known == self._differentiated else FIRST_BACKWARD
 
     def _exact(self, run: Run) -> None:
         start = time.perf_counter()
