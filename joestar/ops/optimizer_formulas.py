@@ -92,7 +92,7 @@ def _nadam(flat: _Flat) -> None:
     step = flat.scalars["step"] = flat.scalars["step"] + 1
     mu = beta1 * (1 - 0.5 * 0.96 ** (step * decay))
     after = beta1 * (1 - 0.5 * 0.96 ** ((step + 1) * decay))
-    product = flat.scalars["mu_product"] = flat.scalars["mu_product"] * mu
+    product = flat.scalars["mu_product"] = (flat.scalars["mu_product"].float() * mu.float()).double()
     _moments(flat, 3, 4)
     square = flat.state["exp_avg_sq"] / flat.spread(1 - beta2**step)
     denominator = square.sqrt() + flat.number(2)

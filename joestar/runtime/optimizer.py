@@ -197,9 +197,8 @@ def _allocate_first(optimizer: Optimizer) -> None:
         if not isinstance(optimizer, SGD) or not group["momentum"]:
             continue
         for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            if parameter.requires_grad and state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
+            if parameter.requires_grad and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _names(kinds: tuple[type, ...]) -> str:

@@ -71,8 +71,12 @@ class StepRunner:
             population: seeds to choose bounds from, unless they are those of the run.
         """
         self.executor.prepare(order if population is None else population, batch, self.seed, epoch)
-        dtype = torch.float64 if self.executor.program.loss_dtype == torch.float64 else torch.float32
-        return self.state.begin(order, batch, epoch, dtype, len(self.executor.program.logged))
+        return self._new_run(order, batch, epoch)
+
+    def _new_run(self, order: Tensor, batch: int, epoch: int) -> Run:
+        program = self.executor.program
+        dtype = torch.float64 if program.loss_dtype == torch.float64 else torch.float32
+        return self.state.begin(order, batch, epoch, dtype, len(program.logged))
 
     # --- one step ---
 
@@ -238,7 +242,7 @@ class StepRunner:
 
         The optimizer may allocate its state, as zeros, and gradients are left behind. The program must be compiled.
         """
-        run = self.state.begin(order, batch, 0, torch.float32, len(self.executor.program.logged))
+        run = self._new_run(order, batch, 0)
         self.state.hold(run)
         self._rehearsing = True
         self.state.flag.fill_(True)

@@ -67,12 +67,12 @@ class Average:
         self.weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         device = next(iter(self.weights.values())).device
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
+        self._shares = torch.tensor([1.0, 1.0 - decay], dtype=torch.float64, device="cpu").to(device)
 
     @torch.no_grad()
     def follow(self, happened: Tensor) -> None:
         """Behind an optimizer's step, if it ``happened``."""
-        share = torch.where(self.updates == 0, 1.0, 1.0 - self.decay)
-        share = torch.where(happened, share, 0.0)
+        share = torch.where(self.updates == 0, self._shares[0], self._shares[1]) * happened
         for name, parameter in self.parameters.items():
             self.weights[name].lerp_(parameter.detach(), share.to(parameter.dtype))
         self.updates += happened

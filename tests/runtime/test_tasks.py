@@ -65,10 +65,8 @@ def test_one_number_per_node_trains_as_in_plain_pytorch():
         make_step(how, graph=graph, loss=F.mse_loss, model_options={"out_channels": 1, "dropout": 0.0})
         for how in ("padded", "exact", "padded")
     )
-    expected = plain_epoch(
-        plain.model, plain.sampler, lambda out, y: F.mse_loss(out[:, 0], y), torch.optim.Adam(plain.model.parameters(), 1e-2),
-        IDX, 250,
-    )  # fmt: skip
+    adam = torch.optim.Adam(plain.model.parameters(), 1e-2)
+    expected = plain_epoch(plain.model, plain.sampler, lambda out, y: F.mse_loss(out[:, 0], y), adam, IDX, 250)
     for step in (padded, exact):
         assert [loss.item() for loss in list(step.epoch(IDX, 250, shuffle=False))] == pytest.approx(expected, rel=1e-9)
 
