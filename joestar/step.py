@@ -16,7 +16,7 @@ from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
 from joestar.runtime.checkpoint import STATE_FORMAT, Checkpoints, check_state, load_into
-from joestar.runtime.epochs import Epoch, digest
+from joestar.runtime.epochs import Epoch, check_same
 from joestar.runtime.executor import Executor
 from joestar.runtime.fit import History, Settings, copied_weights, fit
 from joestar.runtime.guards import ChangeGuard
@@ -127,9 +127,11 @@ class Step:
         self._check()
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
-            epoch = self._continued(self._resumed.pop(0), runner, seeds, batch, shuffle, given)
+            under_way = check_same(self._resumed.pop(0), seeds, batch, shuffle, drop_last)
+            number, given = under_way["number"], given | {k: under_way[k] for k in ("position", "pending")}
         else:
-            epoch = Epoch(runner, seeds, batch, -1, shuffle, self._prepare, **given)
+            number = -1
+        epoch = Epoch(runner, seeds, batch, number, shuffle, self._prepare, **given)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
         return epoch
 
@@ -157,20 +159,6 @@ class Step:
             return
         self._runner.executor.program.check_labels(seeds)
         self._labelled = seeds, found
-
-    def _continued(self, state: dict, runner: StepRunner, seeds: Tensor, batch: int, shuffle: bool, given) -> Epoch:
-        now = {"seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle}
-        now, state = now | {"drop_last": given["drop_last"]}, {"drop_last": False, "pending": None} | state
-        names = {"seeds": "number of seeds", "digest": "seeds or their order", "batch_size": "batch_size"}
-        for name, value in now.items():
-            if state[name] != value:
-                raise CheckpointError(
-                    f"the checkpoint is of an epoch under way, after {state['position']} steps, with another "
-                    f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
-                    "begin a new epoch instead, call step.drop_resumed() before."
-                )
-        position, pending = state["position"], state["pending"]
-        return Epoch(runner, seeds, batch, state["number"], shuffle, self._prepare, position, pending=pending, **given)
 
     def drop_resumed(self) -> None:
         """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from joestar.errors import CheckpointError
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import Run
@@ -106,6 +107,27 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
             "seeds": self.seeds.numel(), "digest": digest(self.seeds),
             "drop_last": self.drop_last, "pending": pending,
         }  # fmt: skip
+
+
+def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool) -> dict:
+    """The state of an epoch under way, complete.
+
+    Raises:
+        CheckpointError: if it was another call of ``epoch``.
+    """
+    state = {"drop_last": False, "pending": None} | state  # of a version that had neither
+    now = {
+        "seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle, "drop_last": drop_last
+    }  # fmt: skip
+    names = {"seeds": "number of seeds", "digest": "seeds or their order"}
+    for name, value in now.items():
+        if state[name] != value:
+            raise CheckpointError(
+                f"the checkpoint is of an epoch under way, after {state['position']} steps, with another "
+                f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
+                "begin a new epoch instead, call step.drop_resumed() before."
+            )
+    return state
 
 
 def digest(seeds: Tensor) -> str:

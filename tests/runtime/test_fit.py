@@ -1,6 +1,7 @@
 """``fit`` as people use it: schedules, callbacks, loggers, interrupts."""
 
 import csv
+import functools
 import os
 import signal
 
@@ -94,7 +95,8 @@ def test_callbacks_and_loggers(tmp_path, capsys):
     path = tmp_path / "log.csv"
     history = step.fit(
         IDX, VAL, epochs=5, batch_size=100, metric=["accuracy", "f1_macro"], on_step=steps.append, log_every=4,
-        on_epoch=lambda record: record.epoch == 1, loggers=[board, run, path, lambda *row: rows.append(row)], verbose=True,
+        on_epoch=lambda record: record.epoch == 1, loggers=[board, run, path, lambda *row: rows.append(row)],
+        verbose=True,
     )  # fmt: skip
     assert history.stopped_early and len(history.records) == 2 and len(steps) == 16
     assert [(s.epoch, s.step, s.steps) for s in steps[7:9]] == [(0, 7, 8), (1, 0, 8)]
@@ -136,8 +138,12 @@ def test_a_csv_goes_on_where_a_run_does(tmp_path):
         assert [int(row["epoch"]) for row in csv.DictReader(file)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("written", [True, False])
+@functools.cache
+def undisturbed():
+    return make_step().fit(IDX, VAL, 2, 100)
+
+
+@pytest.mark.parametrize(("number", "written"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_interrupts_keep_best_and_last_and_say_where(tmp_path, capsys, number, written):
     saved = joestar.Checkpoints(tmp_path) if written else None
 
@@ -146,7 +152,7 @@ def test_interrupts_keep_best_and_last_and_say_where(tmp_path, capsys, number, w
             os.kill(os.getpid(), number)
 
     handler = signal.getsignal(signal.SIGTERM)
-    step, whole = make_step(), make_step()
+    step, expected = make_step(), undisturbed()
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as caught:
         step.fit(IDX, VAL, 2, 100, checkpoints=saved, on_step=stop)
     (note,) = caught.value.__notes__
@@ -154,14 +160,10 @@ def test_interrupts_keep_best_and_last_and_say_where(tmp_path, capsys, number, w
     assert f"after {3 + (number == 0)} steps of epoch 1" in note and "accuracy" in note
     if number == signal.SIGTERM:
         assert caught.value.code == 143 and note in capsys.readouterr().err
-    expected = whole.fit(IDX, VAL, 2, 100)
     if written:
         assert str(saved.paths()[-1]) in note
-        content = saved.latest()
-        assert (
-            content["fit"]["history"]["best_epoch"] == 0
-            and content["fit"]["best"].keys() == step.model.state_dict().keys()
-        )
+        kept = saved.latest()["fit"]
+        assert kept["history"]["best_epoch"] == 0 and kept["best"].keys() == step.model.state_dict().keys()
         again = make_step()
         resumed = again.fit(IDX, VAL, 2, 100, checkpoints=saved, resume=True)
         assert [record.loss for record in resumed.records] == [record.loss for record in expected.records]
