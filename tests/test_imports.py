@@ -9,18 +9,19 @@ PACKAGE = Path(joestar.__file__).parent
 
 ALLOWED = {
     "errors": set(),
+    "metrics": {"errors"},
     "kernels": {"errors", "_native"},
     "ops": {"errors", "kernels", "_native"},
     "graph_api": {"errors", "ops"},
     "sampling": {"errors", "graph_api", "ops"},
     "nn": {"errors", "graph_api", "ops"},
     "data": {"errors", "graph_api", "ops"},
-    "lowering": {"errors", "sampling", "nn", "data", "graph_api", "ops"},
+    "lowering": {"errors", "metrics", "sampling", "nn", "data", "graph_api", "ops"},
     "fusion": {"errors", "lowering", "graph_api", "ops", "kernels"},
     "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
-    "runtime": {"errors", "profile", "fusion", "lowering", "graph_api", "ops"},
-    "step": {"errors", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
-    "api": {"errors", "step", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
+    "runtime": {"errors", "metrics", "profile", "fusion", "lowering", "graph_api", "ops"},
+    "step": {"errors", "metrics", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
+    "api": {"errors", "metrics", "step", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
     "bench": {
         "errors",
         "api",
@@ -39,6 +40,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "cli": {
         "errors",
+        "metrics",
         "bench",
         "api",
         "step",

@@ -16,6 +16,7 @@ from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.runtime.features import settle_and_check
 from joestar.runtime.modes import check_modules
@@ -97,6 +98,11 @@ class Inference:
         finally:
             for module, mode in training.items():
                 module.training = mode
+        if program.structure != LEAF:
+            raise CaptureError(
+                f"{type(self.model).__name__}.forward returns a structure of tensors ({program.structure!r}): exact "
+                "inference gives one tensor. Return the one that is wanted in evaluation mode, or predict in batches."
+            )
         remove_in_place(captured.gm)
         others = tuple(spec.name for spec in PASSES if spec.name not in USED)
         run_passes(

@@ -237,9 +237,7 @@ def test_command_prints_and_writes(tmp_path, monkeypatch):
 def test_the_command_of_a_report_gives_the_same_settings(monkeypatch):
     seen = []
     monkeypatch.setattr("joestar.cli.profile.run", lambda config, steps, *rest: seen.append((config, steps, *rest[:2])))
-    assert (
-        invoke("cora", "--fanouts=-1,5", "--norm", "batch", "--lr=0.5", "--steps=3").exit_code == 0
-    )
+    assert invoke("cora", "--fanouts=-1,5", "--norm", "batch", "--lr=0.5", "--steps=3").exit_code == 0
     again = shlex.split(command(*seen[0]))
     assert again[:3] == ["joestar", "profile", "cora"]
     assert invoke(*again[2:]).exit_code == 0
