@@ -40,7 +40,7 @@ def example(program: Path) -> str:
 def index(programs: list[Path]) -> str:
     """A list of the programs, each with the first line of its docstring."""
     links = [f"- [{path.name}]({path.relative_to(EXAMPLES).with_suffix('.md')}): {summary(path)}" for path in programs]
-    return "# Examples\n\nPrograms of one page; all of them run in the tests.\n\n" + "\n".join(links) + "\n"
+    return "# Examples\n\nPrograms of one page, which the tests run.\n\n" + "\n".join(links) + "\n"
 
 
 def summary(program: Path) -> str:

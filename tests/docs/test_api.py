@@ -5,19 +5,22 @@ import inspect
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import joestar
 import joestar.data
 import joestar.errors
+import joestar.metrics
 import joestar.nn
 from joestar.profile.ledger import Report
-from joestar.runtime.fit import EpochRecord, History
+from joestar.runtime.epochs import Epoch
+from joestar.runtime.fit import EpochRecord, History, StepRecord
 from tests.docs.pages import DOCS
 
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$")
-PARTS = {"joestar": joestar, "joestar.nn": joestar.nn, "joestar.data": joestar.data}
+PARTS = {"joestar": joestar, "joestar.nn": joestar.nn, "joestar.data": joestar.data, "joestar.metrics": joestar.metrics}
 
 
 def reference() -> str:
@@ -34,9 +37,9 @@ def public() -> Iterator[tuple[str, object]]:
     found = {f"{part}.{name}": getattr(module, name) for part, module in PARTS.items() for name in module.__all__}
     found |= {f"joestar.fn.{name}": getattr(joestar.fn, name) for name in functions_of(joestar.fn)}
     found |= {f"joestar.errors.{name}": value for name, value in vars(joestar.errors).items() if inspect.isclass(value)}
-    found |= {kind.__name__: kind for kind in (History, EpochRecord, Report)}
+    found |= {kind.__name__: kind for kind in (Epoch, History, EpochRecord, StepRecord, Report)}
     for name, value in sorted(found.items()):
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, (types.ModuleType, tuple, dict)):
             continue
         yield name, value
         if inspect.isclass(value):
@@ -156,3 +159,10 @@ def test_every_public_name_is_in_the_reference():
     assert {*PARTS, "joestar.errors"} - {"joestar"} <= listed  # with all that their __all__ names
     source = inspect.getsource(joestar.fn)
     assert all(f"`{name}`" in text or f"\ndef {name}(" in source for name in functions_of(joestar.fn))
+
+
+def test_every_part_of_the_package_is_there_after_import_joestar():
+    root = Path(joestar.__file__).parent
+    files = {path.stem for path in root.glob("[a-z]*.py")}
+    folders = {path.parent.name for path in root.glob("[a-z]*/__init__.py")}
+    assert files | folders == joestar._MODULES  # which are imported when they are first named
