@@ -365,8 +365,13 @@ def hottest(report: Report) -> Finding | None:
     most = working[0]
     share = most.microseconds / _kernel_time(report.profile)
     if any(part in most.name for part in PRODUCTS):
-        fast = "torch.backends.cuda.matmul.allow_tf32 = True" if _on_gpu(report) else "autocast=torch.bfloat16"
-        setting, advice, knob = fast, "makes products cheaper; so do fewer hidden channels.", "precision"
+        setting, advice = (
+            "hidden channels",
+            "that are fewer make it cheaper; so may bfloat16, if the CPU has it.",
+        )
+        if _on_gpu(report):
+            setting, advice = "torch.backends.cuda.matmul.allow_tf32 = True", "makes products cheaper, unless it is on."
+        knob = "precision"
     else:
         setting, advice, knob = "fanouts", "that are smaller, or fewer hidden channels, give it less to do.", "fanouts"
     shape = f" ({most.shape})" if most.shape else ""

@@ -123,7 +123,7 @@ SPEAKS = {
     ),
     "hottest": (
         report(),
-        ("3.3 %", "aten::mm (9x9 · 9x9), for convs.0, at model.py:45", "autocast=torch.bfloat16"),
+        ("3.3 %", "aten::mm (9x9 · 9x9), for convs.0, at model.py:45", "hidden channels"),
     ),
 }  # fmt: skip
 
@@ -183,6 +183,10 @@ def test_an_idle_gpu_wants_a_graph_or_more_to_do():
     assert findings.host_bound(report(GPU, phases=phases, stages=graphed)).setting == "batch_size=4000"
     assert findings.host_bound(report(GPU, phases=phases, stages=graphed, epoch_steps=1)) is None
     assert findings.threads(report(GPU)) is None
+
+
+def test_products_on_a_gpu_may_use_tf32():
+    assert "allow_tf32" in findings.hottest(report(GPU)).setting
 
 
 def test_what_is_in_bfloat16_already_is_not_advised_again():

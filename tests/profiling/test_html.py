@@ -288,6 +288,19 @@ def test_json_comes_back(tmp_path):
     assert Report.load(tmp_path / "report.json") == bare
 
 
+def test_json_of_an_older_version_is_read(tmp_path):
+    """What has come since is empty, the date above all: it is none of today."""
+    content = report().to_dict()
+    for name in ("date", "command", "settings"):
+        del content[name]
+    del content["programs"][0]["slack"], content["programs"][0]["sets"][0]["stored"], content["environment"]["cpu"]
+    del content["profile"]["kernels"][0]["layer"], content["programs"][0]["places"][0]["layer"]
+    (tmp_path / "report.json").write_text(json.dumps(content))
+    found = Report.load(tmp_path / "report.json")
+    assert (found.date, found.command, found.settings, found.environment.cpu) == ("", "", {}, "")
+    Page(found.to_html())
+
+
 def test_files_are_whole_and_checked(tmp_path):
     full = report()
     full.save(str(tmp_path / "report.HTML"))

@@ -137,6 +137,10 @@ def test_compile_time_is_apart_from_the_steps(profiled):
     assert {"prepare", FIRST_BACKWARD, "forward", "backward", "optimizer"} <= set(seconds)
     assert [name for name, _, _ in clocks(profiled[0])] == ["forward", "optimizer", "backward"]
     assert len(once(profiled[0])) == 2
+    per_step = {name: mean for name, _, mean in clocks(profiled[0])}
+    steps = profiled[0].counters.steps
+    assert per_step["forward"] == pytest.approx(seconds["forward"] / steps * 1e3)
+    assert per_step["backward"] == pytest.approx(seconds["backward"] / (steps - 1) * 1e3)
     assert profiled[0].compile_seconds > seconds[FIRST_BACKWARD]
 
 
@@ -237,9 +241,7 @@ def test_command_prints_and_writes(tmp_path, monkeypatch):
 def test_the_command_of_a_report_gives_the_same_settings(monkeypatch):
     seen = []
     monkeypatch.setattr("joestar.cli.profile.run", lambda config, steps, *rest: seen.append((config, steps, *rest[:2])))
-    assert (
-        invoke("cora", "--fanouts=-1,5", "--norm", "batch", "--lr=0.5", "--steps=3").exit_code == 0
-    )
+    assert invoke("cora", "--fanouts=-1,5", "--norm", "batch", "--lr=0.5", "--steps=3").exit_code == 0
     again = shlex.split(command(*seen[0]))
     assert again[:3] == ["joestar", "profile", "cora"]
     assert invoke(*again[2:]).exit_code == 0
