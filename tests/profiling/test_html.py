@@ -12,7 +12,9 @@ from joestar import fusion
 from joestar.errors import ConfigError
 from joestar.profile import numbers
 from joestar.profile.charts import Box, LinearAxis, LogAxis, Mark, chart
+from joestar.profile.findings import findings
 from joestar.profile.ledger import CHOSEN, Counters, Report
+from joestar.profile.phases import MEANING
 from joestar.profile.places import merged, place
 
 from .full import LINE, report
@@ -101,6 +103,15 @@ def test_page_tells_the_headline(page):
         "Peak memory 640.0 MiB",
     ):
         assert text in page.text
+
+
+def test_page_begins_with_what_to_do_next(page):
+    text = page.text
+    assert text.index("What to do next") < text.index("0.613 ms 0.609") and "rest" not in MEANING
+    for found in findings(report()):
+        assert f"{found.number} {found.text} {found.setting} {found.advice}" in text
+    for phase in report().profile.phases:
+        assert MEANING[phase] in text
 
 
 def test_page_contains_every_number(page):
