@@ -179,11 +179,16 @@ class _Run:
 
     def beside(self, say: Callable[[str], None], autocast) -> tuple[list[StageRecord], str]:
         """The same training in PyG's layers without Joestar, or nothing and why."""
-        memory = PeakMemory(self.sampler.graph.device)
         try:
-            step = pyg_step(self.model, self.sampler, self.loss_fn, self.optimizer, autocast)
+            return [self._beside(say, autocast)], ""
         except NotComparableError as reason:
             return [], str(reason)
+        except Exception as error:  # of another library: no reason to lose the profile
+            return [], f"Plain PyTorch could not be timed: {type(error).__name__}, {str(error).partition(chr(10))[0]}."
+
+    def _beside(self, say: Callable[[str], None], autocast) -> StageRecord:
+        memory = PeakMemory(self.sampler.graph.device)
+        step = pyg_step(self.model, self.sampler, self.loss_fn, self.optimizer, autocast)
         name, device = pyg_name(), self.sampler.graph.device
         batches = self._full(lambda seeds: seeds[torch.randperm(seeds.numel(), device=device)].split(self.batch))
         memory.forget()
@@ -191,7 +196,7 @@ class _Run:
         peak = memory.bytes()
         launched = trace.launched(trace.record(lambda: step(next(batches)), TRACED, device), TRACED)
         say(f"{name}: {timing.median:.3f} ms/step")
-        return [StageRecord(name, timing.median, launched, peak)], ""
+        return StageRecord(name, timing.median, launched, peak)
 
     def stage(self, name: str, settings: dict) -> Stage:
         """Compiles a step on copies, measures it, and frees everything again."""
