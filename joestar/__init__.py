@@ -1,15 +1,22 @@
-"""Joestar: an end-to-end compiler for sampling-based GNN training on PyTorch 2."""
+"""Joestar: an end-to-end compiler for sampling-based GNN training on PyTorch 2.
+
+Importing the package imports neither PyTorch nor the compiler: every name below is looked up when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from joestar import errors, nn
-from joestar.api import compile
-from joestar.data import load
-from joestar.graph_api import Block, Graph, fn
-from joestar.runtime.checkpoint import Checkpoints
-from joestar.runtime.inference import infer as inference
-from joestar.sampling import LayerDependentSampler, NeighborSampler
-from joestar.step import Step
+if TYPE_CHECKING:
+    from joestar import errors, nn
+    from joestar.api import compile
+    from joestar.data import load
+    from joestar.graph_api import Block, Graph, fn
+    from joestar.runtime.checkpoint import Checkpoints
+    from joestar.runtime.inference import infer as inference
+    from joestar.sampling import LayerDependentSampler, NeighborSampler
+    from joestar.step import Step
 
 __all__ = [
     "Block",
@@ -25,3 +32,39 @@ __all__ = [
     "load",
     "nn",
 ]
+
+_PLACES = {
+    "Block": ("joestar.graph_api", "Block"),
+    "Checkpoints": ("joestar.runtime.checkpoint", "Checkpoints"),
+    "Graph": ("joestar.graph_api", "Graph"),
+    "LayerDependentSampler": ("joestar.sampling", "LayerDependentSampler"),
+    "NeighborSampler": ("joestar.sampling", "NeighborSampler"),
+    "Step": ("joestar.step", "Step"),
+    "compile": ("joestar.api", "compile"),
+    "fn": ("joestar.graph_api", "fn"),
+    "inference": ("joestar.runtime.inference", "infer"),
+    "load": ("joestar.data", "load"),
+}
+"""Public name -> the module that has it, and its name there."""
+_MODULES = frozenset({
+    "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "nn", "ops", "profile",
+    "runtime", "sampling", "step",
+})  # fmt: skip
+"""Parts of the package, which need no import statement of their own."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name at its first use (PEP 562); from then on it is an ordinary attribute."""
+    if name in _PLACES:
+        module, there = _PLACES[name]
+        value = getattr(import_module(module), there)
+    elif name in _MODULES:
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,15 +21,22 @@ PLATEAU_PATIENCE = 5
 
 
 def build_device(config: TrainConfig) -> torch.device:
-    """The device, with ``auto`` resolved.
+    """The device of a training; see ``choose_device``."""
+    return choose_device(config.device)
+
+
+def choose_device(name: str) -> torch.device:
+    """``cpu`` or ``cuda``, with ``auto`` resolved.
 
     Raises:
-        ConfigError: CUDA is asked for and not there.
+        ConfigError: for another name, or CUDA where it is not.
     """
     available = torch.cuda.is_available()
-    if config.device == "cuda" and not available:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device: expected one of auto, cpu, cuda; got {name!r}.")
+    if name == "cuda" and not available:
         raise ConfigError("device is cuda, but PyTorch finds no GPU. Use --device cpu, or see `joestar doctor`.")
-    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def check_graph(graph: Graph) -> None:
@@ -45,12 +52,17 @@ def check_graph(graph: Graph) -> None:
 
 def build_model(config: TrainConfig, graph: Graph) -> nn.Module:
     """The model for the graph's features and classes."""
+    return model_of(config, graph.ndata["x"].shape[1], graph.num_classes)
+
+
+def model_of(config: TrainConfig, features: int, classes: int) -> nn.Module:
+    """The model for ``features`` per node and ``classes`` or tasks."""
     options = {"heads": config.heads} if config.model == "gat" else {}
     return MODELS[config.model](
-        graph.ndata["x"].shape[1],
+        features,
         config.hidden,
         config.layers,
-        graph.num_classes,
+        classes,
         dropout=config.dropout,
         norm=NORMS[config.norm],
         jk=None if config.jk == "none" else config.jk,

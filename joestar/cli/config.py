@@ -24,7 +24,8 @@ def setting(default: Any, group: str, help: str, **rules: Any) -> Any:
         group: heading in the help text.
         help: one sentence.
         **rules: ``choices`` (strings), ``low`` (smallest value), ``above`` (values are greater than this),
-            ``below`` (values are less than this), ``shown`` (default as the help text shows it).
+            ``below`` (values are less than this), ``shown`` (default as the help text shows it), ``metavar`` (what a
+            text is: a file, a folder).
     """
     return field(default=default, metadata={"group": group, "help": help, **rules})
 
@@ -35,7 +36,11 @@ class TrainConfig:
 
     dataset: str = setting("cora", "Data", "Name, .npz file or folder; see `joestar info --help`.")
     root: str | None = setting(
-        None, "Data", "Folder in which dataset names are looked up.", shown="$JOESTAR_DATA, ~/.cache/joestar, dataset"
+        None,
+        "Data",
+        "Folder in which dataset names are looked up.",
+        shown="$JOESTAR_DATA, ~/.cache/joestar, dataset",
+        metavar="FOLDER",
     )
     split: str = setting(
         "auto", "Data", "Split: the official one, a random 60/20/20, or auto.", choices=("auto", "official", "random")
@@ -54,10 +59,13 @@ class TrainConfig:
         "Training",
         "Neighbours sampled per node and layer, from the seeds outwards, such as 15,10,5; -1 takes all.",
         shown="10 per layer, two layers",
+        metavar="N,N,...",
     )
     batch_size: int = setting(1000, "Training", "Training nodes per step.", low=1)
     epochs: int = setting(50, "Training", "Most epochs to train.", low=1)
-    patience: int | None = setting(None, "Training", "Stop after so many epochs without a better validation.", low=1)
+    patience: int | None = setting(
+        None, "Training", "Stop after so many epochs without a better score.", low=1, shown="never"
+    )
     optimizer: str = setting("adam", "Training", "Optimizer.", choices=("adam", "adamw", "sgd"))
     lr: float = setting(0.01, "Training", "Learning rate.", above=0)
     weight_decay: float = setting(5e-4, "Training", "Weight decay.", low=0)
@@ -73,14 +81,20 @@ class TrainConfig:
         "padded", "Execution", "One program of padded sizes, or true sizes step by step.", choices=("padded", "exact")
     )
     deterministic: bool = setting(False, "Execution", "Fix the order of every sum: repeated runs have the same bits.")
-    checkpoints: str | None = setting(None, "Output", "Folder for checkpoints, written after every epoch.")
+    checkpoints: str | None = setting(
+        None, "Output", "Folder for checkpoints, written after every epoch.", metavar="FOLDER"
+    )
     checkpoint_every: int | None = setting(
         None, "Output", "Write a checkpoint after so many steps, too.", low=1, shown="epochs only"
     )
     keep: int = setting(3, "Output", "Checkpoints that are kept.", low=1)
     resume: bool = setting(False, "Output", "Go on from the newest checkpoint, if there is one.")
-    report: str | None = setting(None, "Output", "Write settings, curves, results and the ledger to this JSON file.")
-    save: str | None = setting(None, "Output", "Write the best parameters to this file.")
+    report: str | None = setting(
+        None, "Output", "Write settings, curves, results and the ledger to this JSON file.", metavar="FILE"
+    )
+    save: str | None = setting(
+        None, "Output", "Write the best parameters to this file, for `joestar predict`.", metavar="FILE"
+    )
 
     def resolved(self) -> "TrainConfig":
         """A copy with ``layers`` and ``fanouts`` filled in.

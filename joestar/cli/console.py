@@ -1,6 +1,7 @@
 """Where the commands print, and how their errors look."""
 
 import functools
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,12 +9,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from joestar.cli.entry import WORDS, exit_code
 from joestar.errors import JoestarError
 from joestar.profile.numbers import human_bytes
 
-__all__ = ["columns", "err", "human_bytes", "out", "plain_errors"]
-
-INTERRUPTED = 130
+__all__ = ["columns", "err", "human_bytes", "out", "plain_errors", "say", "say_path"]
 
 
 def out() -> Console:
@@ -24,6 +24,28 @@ def out() -> Console:
 def err() -> Console:
     """Standard error as it is now."""
     return Console(stderr=True)
+
+
+def say(console: Console, text: str) -> None:
+    """A sentence, wrapped between words; never with a single word on its last line."""
+    console.print("\n".join(balanced(text, console.width)), highlight=False, markup=False, soft_wrap=True)
+
+
+def say_path(console: Console, text: str) -> None:
+    """A line that may hold a path: whole, so that it can be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def balanced(text: str, width: int) -> list[str]:
+    """Lines of at most ``width``; where the last would hold one word only, all are somewhat shorter."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    for narrower in range(width, width // 2, -1):
+        lines = textwrap.wrap(
+            text, narrower, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+        )
+        if len(lines) < 2 or len(lines[-1].split()) > 1:
+            return lines
+    return lines
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -41,7 +63,10 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 
 
 def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``JoestarError`` becomes one red sentence and exit code 2; Ctrl-C becomes a word and exit code 130."""
+    """A ``JoestarError`` becomes one red sentence and exit code 2.
+
+    Ctrl-C and SIGTERM become a word and exit code 130 or 143.
+    """
 
     @functools.wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -50,8 +75,9 @@ def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except JoestarError as error:
             err().print(f"[bold red]Error:[/] [red]{escape(str(error))}[/]", soft_wrap=True, highlight=False)
             raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            err().print("Interrupted.")
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            code = exit_code(interrupt)
+            err().print(WORDS[code])
+            raise typer.Exit(code) from None
 
     return guarded

@@ -11,7 +11,7 @@ from rich.table import Table
 from joestar.cli import environment
 from joestar.graph_api import Graph, fn
 
-COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
+COLOURS = {"ok": "green", "absent": "dim", "warn": "yellow", "missing": "red"}
 
 
 @dataclass
@@ -20,7 +20,8 @@ class Check:
 
     Attributes:
         name: what was looked at.
-        status: ``"ok"``, ``"warn"`` (works, with a drawback) or ``"missing"``.
+        status: ``"ok"``, ``"absent"`` (not there, and not needed), ``"warn"`` (works, with a drawback) or
+            ``"missing"``.
         found: what is there.
         advice: what to do, empty where nothing.
         required: whether Joestar cannot work without it.
@@ -42,10 +43,14 @@ def examine() -> list[Check]:
         Check(*environment.threads()),
         Check(*environment.inductor_compiler()),
         Check(*environment.triton()),
+        Check(*environment.cuda()),
         Check(*environment.gpus()),
         Check(*environment.host_memory()),
+        Check(*environment.disk()),
         Check(*environment.optional("torch-geometric", "torch_geometric", "Graph.from_pyg and to_pyg")),
         Check(*environment.optional("pyg-lib", "pyg_lib", "comparisons in the benchmarks")),
+        Check(*environment.optional("dgl", "dgl", "Graph.from_dgl and to_dgl")),
+        Check(*environment.optional("ogb", "ogb", "downloads of OGB's datasets")),
         self_check(),
     ]
 

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from joestar.cli.console import human_bytes
 
 Finding = tuple[str, str, str, str]
 LOW_MEMORY = 2 << 30
+LOW_DISK = 2 << 30
 
 
 def python() -> Finding:
@@ -35,7 +37,7 @@ def native_extension() -> Finding:
     try:
         from joestar import _native
     except ImportError as error:
-        advice = "Reinstall Joestar where a C++20 compiler and CMake are found."
+        advice = "Reinstall Joestar: a wheel brings them; from source they take a C++20 compiler and CMake."
         return "C++ kernels", "missing", f"cannot be imported ({error})", advice
     info = _native.build_info()
     standard = str(info["cpp_std"])[2:4]
@@ -77,6 +79,29 @@ def triton() -> Finding:
     return "Triton", "ok", "not installed (used on GPUs only)", ""
 
 
+def cuda() -> Finding:
+    """The version of CUDA that PyTorch was built for, against that of the driver."""
+    built = torch.version.cuda
+    if built is None:
+        return "CUDA", "absent", "PyTorch is built without it", ""
+    driver = _driver_version()
+    found = f"PyTorch is built for {built}; " + (f"the driver is for {driver}" if driver else "no driver was found")
+    if driver is None:
+        return "CUDA", "warn", found, "A GPU needs NVIDIA's driver; without a GPU nothing is wrong."
+    if int(driver.split(".")[0]) < int(built.split(".")[0]):
+        return "CUDA", "warn", found, f"Update the driver, or install a PyTorch built for CUDA {driver}."
+    return "CUDA", "ok", found, ""
+
+
+def _driver_version() -> str | None:
+    """The newest CUDA that the driver can do, or ``None`` where there is no driver."""
+    try:
+        number = torch._C._cuda_getDriverVersion()
+    except (AttributeError, RuntimeError):
+        return None
+    return f"{number // 1000}.{number % 1000 // 10}" if number > 0 else None
+
+
 def gpus() -> Finding:
     """GPUs that PyTorch can use, and their memory."""
     if not torch.cuda.is_available():
@@ -108,10 +133,33 @@ def host_memory() -> Finding:
     return "host memory", "ok", found, ""
 
 
+def disk() -> Finding:
+    """Free space where compiled programs are kept: Inductor's folder, and Joestar's own."""
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    own = os.environ.get("JOESTAR_CACHE") or os.path.join(cache, "joestar")
+    places = {folder: shutil.disk_usage(folder).free for folder in map(_existing, (inductor, own))}
+    found = "; ".join(f"{human_bytes(free)} free for {folder}" for folder, free in places.items())
+    if min(places.values()) < LOW_DISK:
+        return (
+            "disk",
+            "warn",
+            found,
+            "Free some space, or set TORCHINDUCTOR_CACHE_DIR and JOESTAR_CACHE to a larger disk.",
+        )
+    return "disk", "ok", found, ""
+
+
+def _existing(folder: str) -> str:
+    """The folder, or the nearest one above it that is there."""
+    path = Path(folder).absolute()
+    return str(next(place for place in (path, *path.parents) if place.is_dir()))
+
+
 def optional(package: str, module: str, use: str) -> Finding:
     """A package that Joestar can do without."""
     if importlib.util.find_spec(module) is None:
-        return package, "ok", f"not installed (optional: {use})", ""
+        return package, "absent", f"not installed; only for {use}", ""
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

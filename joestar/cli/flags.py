@@ -31,7 +31,9 @@ def takes_settings(command: Callable[..., None], only: Collection[str] = FIELDS)
 
     parameters = [_parameter(name) for name in FIELDS if name in only]
     parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    config = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP, rich_help_panel="Output")]
+    config = Annotated[
+        Path | None, typer.Option("--config", help=CONFIG_HELP, metavar="FILE", rich_help_panel="Output")
+    ]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config))
     with_flags.__signature__ = inspect.Signature(parameters)
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -43,16 +45,14 @@ def _parameter(name: str) -> inspect.Parameter:
     spec = FIELDS[name]
     rules = spec.metadata
     kind = next((base for base in (bool, int, float) if spec.type in (base, base | None)), str)
-    shown = rules.get("shown", "off" if spec.default is None else str(spec.default).lower())
-    help_text = f"{rules['help']} [dim]Default: {shown}.[/]"
     if name == "dataset":
-        info = typer.Argument(help=help_text, show_default=False)
+        info = typer.Argument(help=rules["help"], show_default=_shown(spec), metavar="DATASET")
     else:
         flag = f"--{name.replace('_', '-')}"
         info = typer.Option(
             f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-            help=help_text,
-            show_default=False,
+            help=rules["help"],
+            show_default=_shown(spec),
             metavar=_metavar(kind, rules),
             rich_help_panel=rules["group"],
         )
@@ -61,7 +61,16 @@ def _parameter(name: str) -> inspect.Parameter:
     )
 
 
+def _shown(spec: Any) -> str | bool:
+    """The default as the help text shows it; False where there is none."""
+    if "shown" in spec.metadata:
+        return spec.metadata["shown"]
+    if spec.default is None:
+        return False
+    return {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else str(spec.default)
+
+
 def _metavar(kind: type, rules: Any) -> str | None:
     if "choices" in rules:
         return "|".join(rules["choices"])
-    return {int: "N", float: "X", str: "TEXT"}.get(kind)
+    return rules.get("metavar") or {int: "N", float: "X", str: "TEXT"}.get(kind)

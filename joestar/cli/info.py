@@ -1,13 +1,37 @@
 """``joestar info``: what is in a dataset."""
 
-from typing import Any
+from __future__ import annotations
 
-import torch
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from rich.console import Console
 from rich.table import Table
 
 from joestar.cli.console import human_bytes
-from joestar.graph_api import Graph
+
+if TYPE_CHECKING:
+    from joestar.graph_api import Graph
+
+KEPT = Path(__file__).parent / "facts.json"
+"""Facts of the bundled graphs, so that showing them needs no PyTorch; ``tests/cli/test_info.py`` compares."""
+
+
+def facts_of(dataset: str, root: str | os.PathLike | None, split: str) -> dict[str, Any]:
+    """Loads a dataset and describes it; what comes with Joestar is described already.
+
+    Raises:
+        DataError: as ``joestar.load``.
+    """
+    if root is None and split in ("auto", "official"):
+        kept = json.loads(KEPT.read_text())
+        if dataset in kept:
+            return kept[dataset]
+    from joestar.data import load
+
+    return describe(load(dataset, root=root, split=split))
 
 
 def describe(graph: Graph) -> dict[str, Any]:
@@ -69,7 +93,7 @@ def _labels(graph: Graph) -> dict[str, Any] | None:
         return None
     if graph.multilabel:
         return {"classes": graph.num_classes, "multilabel": True, "unlabelled": 0, "largest_share": None}
-    counts = torch.bincount(y[y >= 0])
+    counts = y[y >= 0].bincount()
     return {
         "classes": graph.num_classes,
         "multilabel": False,
@@ -94,7 +118,7 @@ def _bytes(graph: Graph) -> dict[str, int]:
     return {key: sum(tensor.numel() * tensor.element_size() for tensor in value) for key, value in named.items()}
 
 
-def _size(ids: torch.Tensor | None) -> int | None:
+def _size(ids: Any) -> int | None:
     return None if ids is None else len(ids)
 
 

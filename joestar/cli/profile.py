@@ -10,6 +10,7 @@ import joestar
 from joestar.bench.profile import profile
 from joestar.cli import build
 from joestar.cli.config import PROFILED, TrainConfig
+from joestar.cli.console import say
 from joestar.cli.files import check_writable
 from joestar.errors import ConfigError
 from joestar.profile.ledger import Report
@@ -32,9 +33,9 @@ def run(
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)
-    console.print(f"{graph} on {device}", highlight=False, soft_wrap=True)
+    say(console, f"{graph} on {device}")
     if config.backend == "inductor":
-        console.print("Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
+        say(console, "Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     report = profile(

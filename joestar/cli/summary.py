@@ -10,12 +10,13 @@ def short_report(report: Report) -> list[str]:
     counters = report.counters
     steps = f"{counters.steps} training steps: {counters.padded_steps} padded, {counters.exact_steps} exact; "
     steps += f"{counters.overflows} overflows, {counters.recompiles} recompilations"
-    return [steps, *map(_program_line, report.programs)]
+    return [steps, *(line for program in report.programs for line in _program_lines(program))]
 
 
-def _program_line(program: ProgramRecord) -> str:
+def _program_lines(program: ProgramRecord) -> list[str]:
     fired = [f"{row.name} {row.rewrites}x" for row in program.passes if row.rewrites and row.name not in HOUSEKEEPING]
     wasted = [row.waste for row in program.sets if row.waste is not None]
-    padding = f"; padding up to {max(wasted):.0%}" if wasted else ""
+    padding = f"padding up to {max(wasted):.0%}; " if wasted else ""
     seconds = sum(program.seconds.values())
-    return f"program {program.kind!r}: {', '.join(fired) or 'nothing fused'}{padding}; made in {seconds:.1f} s"
+    first = f"program {program.kind!r}: {', '.join(fired) or 'nothing fused'}"
+    return [first, f"  {padding}made in {seconds:.1f} s"]

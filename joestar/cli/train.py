@@ -1,7 +1,10 @@
 """``joestar train``: the run itself."""
 
+import copy
 import dataclasses
 import statistics
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,30 +13,60 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 import joestar
-from joestar.cli import build
+from joestar.cli import build, saved
 from joestar.cli.config import TrainConfig
-from joestar.cli.files import check_writable, write_checkpoint, write_json
+from joestar.cli.console import say, say_path
+from joestar.cli.files import check_writable, write_json
 from joestar.cli.summary import short_report
 
 LINES = 10
 """Lines of progress where the output is no terminal."""
+NAMES = {"accuracy": "accuracy", "f1_micro": "micro F1"}
+"""Metrics as people call them."""
+
+
+class Best:
+    """The epochs so far, and the parameters of the best: what is left of a run that is stopped."""
+
+    def __init__(self, model: torch.nn.Module, keep: bool):
+        self.model, self.keep = model, keep
+        self.records: list = []
+        self.state: dict[str, Any] | None = None
+        self.record: Any = None
+
+    def see(self, record) -> None:
+        """Notes an epoch; copies the parameters if it is the best so far and they may be needed."""
+        self.records.append(record)
+        if self.record is None or record.val > self.record.val:
+            self.record = record
+            if self.keep:
+                self.state = copy.deepcopy(self.model.state_dict())
+
+    def see_before(self, fit: Mapping[str, Any]) -> None:
+        """Notes the epochs before a run went on, of its newest checkpoint; theirs may be the best."""
+        old = [SimpleNamespace(**record) for record in fit["history"]["records"]]
+        self.records = old + [record for record in self.records if record.epoch >= len(old)]
+        first = next((record for record in old if record.epoch == fit["history"]["best_epoch"]), None)
+        if first is not None and (self.record is None or self.record.val <= first.val):
+            self.record, self.state = first, fit["best"]
 
 
 def run(config: TrainConfig, console: Console) -> dict[str, Any]:
-    """Trains, prints what comes of it, and writes the files that were asked for.
+    """Trains, prints what comes of it, and writes the files that were asked for, also when it is stopped by a signal.
 
     Returns:
         ``settings``, ``results``, ``epochs`` and ``ledger``, as in the file of ``--report``.
 
     Raises:
         JoestarError: settings or data are unusable.
+        KeyboardInterrupt: it was stopped (SIGTERM is a kind of it); the files hold what there was until then.
     """
     check_writable(config.report, "--report")
     check_writable(config.save, "--save")
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)
-    console.print(f"{graph} on {device}")
+    say(console, f"{graph} on {device}")
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     optimizer = build.build_optimizer(config, model)
@@ -47,38 +80,73 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         execution=config.execution,
         deterministic=config.deterministic,
     )
-    saved = None if config.checkpoints is None else build.build_checkpoints(config, console)
-    history = _fit(step, graph, config, build.build_scheduler(config, optimizer), saved, console)
+    checkpoints = None if config.checkpoints is None else build.build_checkpoints(config, console)
+    best = Best(model, keep=config.save is not None)
+    try:
+        history = _fit(step, graph, config, build.build_scheduler(config, optimizer), checkpoints, best, console)
+    except KeyboardInterrupt:
+        _stopped(step, config, checkpoints, best, console)
+        raise
     results = _results(history, step.evaluate(graph.test_idx, config.batch_size))
     report = step.report()
     _print_results(config, results, report, console)
-    content = {
-        "settings": dataclasses.asdict(config),
-        "results": results,
-        "epochs": [_record(record) for record in history.records],
-        "ledger": report.to_dict(),
-    }
-    if config.report:
-        write_json(config.report, content)
-    if config.save:
-        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        write_checkpoint(config.save, {"model": state, "settings": content["settings"], "results": results})
-    for path in filter(None, (config.report, config.save)):
-        console.print(f"Wrote {path}", highlight=False, soft_wrap=True)
+    content = _content(config, results, history.records, report)
+    _write(config, content, step, console)
     return content
 
 
-def _fit(step, graph, config: TrainConfig, scheduler, saved: joestar.Checkpoints | None, console: Console):
+def _stopped(step, config: TrainConfig, checkpoints, best: Best, console: Console) -> None:
+    """After a signal: writes what was asked for, of the epochs so far, and says where it is."""
+    if checkpoints is not None and config.resume:
+        newest = checkpoints.latest() or {}
+        if "fit" in newest:
+            best.see_before(newest["fit"])
+    done = len(best.records)
+    say(console, f"Stopped after {done} of {config.epochs} epochs.")
+    if config.checkpoints is not None:
+        say_path(console, f"The last state is in {config.checkpoints}: the same command with --resume goes on from it.")
+    if done == 0:
+        return
+    results = {"interrupted": True, "best_epoch": best.record.epoch + 1, "epochs": best.records[-1].epoch + 1}
+    results["validation"] = float(best.record.val)
+    if best.state is not None:
+        step.model.load_state_dict(best.state)
+    say(console, f"Best so far: epoch {results['best_epoch']}, validation {results['validation']:.2%}.")
+    _write(config, _content(config, results, best.records, step.report()), step, console)
+
+
+def _content(config: TrainConfig, results: dict[str, Any], records: list, report) -> dict[str, Any]:
+    return {
+        "settings": dataclasses.asdict(config),
+        "results": results,
+        "epochs": [_record(record) for record in records],
+        "ledger": report.to_dict(),
+    }
+
+
+def _write(config: TrainConfig, content: dict[str, Any], step, console: Console) -> None:
+    if config.report:
+        write_json(config.report, content)
+    if config.save:
+        saved.write(config.save, step.model, config, step.sampler.graph, content["results"])
+    for path in filter(None, (config.report, config.save)):
+        say_path(console, f"Wrote {path}")
+    if config.save and "test" in content["results"]:
+        say_path(console, f"Use it: joestar evaluate {config.save}, joestar predict {config.save}")
+
+
+def _fit(step, graph, config: TrainConfig, scheduler, checkpoints, best: Best, console: Console):
     """``step.fit`` under a progress bar; lines instead of a bar where the output is no terminal."""
     words = TextColumn("{task.description}"), TextColumn("{task.fields[shown]}")
     columns = SpinnerColumn(), words[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words[1]
-    first = "compiling" if config.backend == "inductor" else "warming up"
-    if config.backend == "inductor" and config.execution == "padded":
-        console.print("Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
+    first = "compiling" if _compiles(config) else "warming up"
+    if _compiles(config):
+        say(console, "Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(first, total=config.epochs, shown="")
 
         def on_epoch(record) -> None:
+            best.see(record)
             shown = f"loss {record.loss:.4f}  val {record.val:.2%}  {record.seconds:.3f} s/epoch"
             bar.update(task, advance=1, description="training", shown=shown)
             due = record.epoch == 0 or (record.epoch + 1) % max(1, config.epochs // LINES) == 0
@@ -93,15 +161,19 @@ def _fit(step, graph, config: TrainConfig, scheduler, saved: joestar.Checkpoints
             patience=config.patience,
             scheduler=scheduler,
             on_epoch=on_epoch,
-            checkpoints=saved,
+            checkpoints=checkpoints,
             checkpoint_every=config.checkpoint_every,
             resume=config.resume,
         )
 
 
+def _compiles(config: TrainConfig) -> bool:
+    return config.backend == "inductor" and config.execution == "padded"
+
+
 def _results(history, test: dict[str, float]) -> dict[str, Any]:
     """Best epoch (from 1), metrics in [0, 1], seconds of an epoch (median after the first, which compiles)."""
-    metric = "f1_micro" if "f1_micro" in test else "accuracy"
+    metric = next(iter(test))
     best = next(record for record in history.records if record.epoch == history.best_epoch)
     seconds = [record.seconds for record in history.records]
     return {
@@ -116,18 +188,19 @@ def _results(history, test: dict[str, float]) -> dict[str, Any]:
 
 
 def _print_results(config: TrainConfig, results: dict[str, Any], report, console: Console) -> None:
-    name = {"accuracy": "accuracy", "f1_micro": "micro F1"}[results["metric"]]
+    name = NAMES.get(results["metric"], results["metric"])
     table = Table(title=f"{config.model} on {config.dataset}", title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
     table.add_row("best epoch", f"{results['best_epoch']} of {results['epochs']}")
     table.add_row(f"validation {name}", f"{results['validation']:.2%}")
     table.add_row(f"test {name} at that epoch", f"{results['test']:.2%}")
     table.add_row("time per epoch (median after the first)", f"{results['median_epoch_seconds']:.3f} s")
-    table.add_row("first epoch, with compilation", f"{results['first_epoch_seconds']:.3f} s")
+    how = "with compilation" if _compiles(config) else "with capture; nothing was compiled"
+    table.add_row(f"first epoch, {how}", f"{results['first_epoch_seconds']:.3f} s")
     console.print(table)
     for line in short_report(report):
-        console.print(line, highlight=False)
+        say(console, line)
     if not config.report:
         console.print("[dim]The whole ledger, with every curve: --report FILE.json[/]")
 

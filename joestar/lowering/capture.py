@@ -17,9 +17,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._device import DeviceContext
 
 from joestar.errors import CaptureError, JoestarError
+from joestar.lowering import causes
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
 from joestar.lowering.cumulative import cumulative_averages
-from joestar.lowering.origin import node_line, user_line
+from joestar.lowering.origin import node_line
 
 SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
@@ -42,11 +43,13 @@ class Captured:
         roles: per placeholder ``("const", tensor)``, ``("seeds",)``, ``("key",)``, ``("size", i)`` or
             ``("num_seeds",)``.
         labels: what each size is the size of, in program order (``slice``, ``sample``, ``compact``).
+        differentiable: whether the first output depends on something that needs a gradient.
     """
 
     gm: fx.GraphModule
     roles: list[tuple]
     labels: list[str]
+    differentiable: bool = True
 
 
 def size_hints(num_sizes: int) -> list[int]:
@@ -68,13 +71,18 @@ def capture(
     Raises:
         CaptureError: naming the user's line and what to write instead.
     """
+    with causes.plain_messages():
+        return _with_or_without_default_device(program, seeds_like, labels, origin, sampling)
+
+
+def _with_or_without_default_device(program: Callable, seeds_like: Tensor, labels: list[str], *rest) -> Captured:
     try:
-        return _capture(program, seeds_like, labels, origin, sampling)
+        return _capture(program, seeds_like, labels, *rest)
     except CaptureError:
         with _without_default_device() as left_out:  # under one, Dynamo cannot trace methods such as unflatten
             if left_out:
                 with contextlib.suppress(CaptureError):
-                    return _capture(program, seeds_like, labels, origin, sampling)
+                    return _capture(program, seeds_like, labels, *rest)
         raise
 
 
@@ -129,11 +137,12 @@ def _capture(
         except _TracedError:
             _check_plain(seen["gm"], origin)
             check_random(seen["gm"], origin)
+            differentiable = causes.differentiable(seen["gm"])
             seen["gm"] = normalise(seen["gm"])
     except JoestarError:
         raise
     except Exception as error:
-        raise seen.get("error") or _explained(error, origin) from error
+        raise seen.get("error") or causes.traced(error, origin) from error
     if "args" not in seen:
         raise CaptureError(f"capture of {origin}: nothing was traced; does the model use its inputs?")
     by_value = {SEEDS_HINT: ("num_seeds",), **{hint: ("size", i) for i, hint in enumerate(hints)}}
@@ -141,7 +150,7 @@ def _capture(
     _rename_placeholders(seen["gm"], roles)
     check_guards(seen["gm"], _symbol_names(seen["gm"], roles, labels), origin)
     check_writes(seen["gm"], roles, origin, sampling)
-    return Captured(seen["gm"], roles, labels)
+    return Captured(seen["gm"], roles, labels, differentiable)
 
 
 def _uncached(program: types.FunctionType) -> types.FunctionType:
@@ -234,44 +243,3 @@ def _readable(dynamo_name: str) -> str:
     for prefix in ("l_", "self_", "g_"):
         name = name.removeprefix(prefix)
     return name if name.isidentifier() else f"const_{name}"
-
-
-_TENSORS = "torch.where on whole tensors instead of Python `if` or indexing by a mask"
-_SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
-_ADVICE = (
-    (("Random.", "np.random", "numpy.random", "manual_seed", "Generator", "Opaque objects"),
-     "F.dropout (its masks are keyed by step and node), or random values as features"),
-    (("inplace view on a graph input", "requires_grad"),
-     "plain operations: a step may not change what its inputs are, only what is in a registered buffer (copy_)"),
-    (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
-    (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
-    ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
-     "keep the value in a tensor: .item(), .tolist() or torch.equal would bring it to the host in every step"),
-    (("Dynamic shape operator", "nonzero"),
-     "a mask: an operation whose result size depends on data cannot be padded"),
-    (("Constraints violated", "specialized"),
-     "code that does not loop over, branch on or fix the size of a sampled set: sizes vary per batch"),
-    (("operator `str`", "operator `repr`", "operator `format`"),
-     "keep the value in a tensor: it is not known while the program is traced"),
-    (("`print`", "`open`", "`breakpoint`", "`write`", "`_warnings.warn`.", "Logg", "`input`"), _SILENT),
-    (("data-dependent", "Data-dependent", "data dependent"), _TENSORS),
-)  # fmt: skip
-_OTHERWISE = "torch and joestar functions only; what comes from elsewhere (clocks, files, other libraries) as a tensor"
-"""Words of PyTorch's messages -> what to write instead."""
-
-
-def _explained(error: Exception, origin: str) -> CaptureError:
-    text = str(error)
-    advice = next((hint for words, hint in _ADVICE if any(word in text for word in words)), _OTHERWISE)
-    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if reason.startswith("Constraints violated"):
-        reason = "it holds for a single size of a sampled set only"
-    details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
-    parts = [f"{origin} could not be captured as one graph: {reason}"]
-    if details:
-        parts.append(details[0])
-    where = user_line(error)
-    if where:
-        parts.append(f"at {where}")
-    parts.append(f"Write instead: {advice}.")
-    return CaptureError("\n  ".join(parts))

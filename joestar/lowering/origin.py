@@ -36,9 +36,10 @@ def model_line(frames: list[tuple[str, str, str, str]]) -> str:
 
 
 def innermost(frames: list[tuple[str, str, str, str]]) -> str:
-    """The innermost frame of the user, else the innermost of all, as ``file:line in where: code``."""
-    user = [frame for frame in frames if is_user(frame[0])]
-    chosen = (user or frames)[-1:]
+    """The innermost frame of the user, else of a library, else of all, as ``file:line in where: code``."""
+    found = [frame for frame in frames if is_user(frame[0])]
+    user = [frame for frame in found if "-packages" + os.sep not in frame[0]]
+    chosen = (user or found or frames)[-1:]
     return "".join(f"{file}:{line} in {where}: {code}" for file, line, where, code in chosen)
 
 

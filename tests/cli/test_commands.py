@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import re
 
@@ -101,9 +102,35 @@ def test_doctor_finds_this_installation_in_order():
     assert checks["PyTorch"]["found"] == torch.__version__
     assert "parallel primitives:" in checks["C++ kernels"]["found"]
     for check in checks.values():
-        assert check["status"] in ("ok", "warn", "missing")
-        assert (check["advice"] == "") == (check["status"] == "ok")
+        assert check["status"] in ("ok", "absent", "warn", "missing")
+        assert (check["advice"] == "") == (check["status"] in ("ok", "absent"))
+    assert {"CUDA", "disk", "dgl", "ogb", "pyg-lib"} <= set(checks)
+    assert "free for" in checks["disk"]["found"]
+    for name in ("dgl", "ogb", "pyg-lib"):
+        there = importlib.util.find_spec(name.replace("-", "_")) is not None
+        assert checks[name]["status"] == ("ok" if there else "absent"), "what is not installed is not ok"
     assert "Joestar can run here." in invoke("doctor").output
+
+
+def test_doctor_on_cuda(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for driver, status, words in (
+        (None, "warn", "no driver was found"),
+        ("12.8", "warn", "PyTorch is built for 13.0; the driver is for 12.8"),
+        ("13.1", "ok", "the driver is for 13.1"),
+    ):
+        monkeypatch.setattr(environment, "_driver_version", lambda driver=driver: driver)
+        assert environment.cuda()[1] == status and words in environment.cuda()[2]
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert environment.cuda()[1] == "absent"
+
+
+def test_doctor_on_a_full_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path / "not" / "made" / "yet"))
+    usage = environment.shutil.disk_usage
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 20))
+    assert environment.disk()[1] == "warn"
+    assert f"1.0 MiB free for {tmp_path}" in environment.disk()[2]
 
 
 def test_doctor_fails_where_something_required_is_missing(monkeypatch):

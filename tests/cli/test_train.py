@@ -1,4 +1,5 @@
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -77,7 +78,7 @@ def test_run_passes_the_settings_on_and_reports(steps, tmp_path):
     for text in ("2 of 3", "60.00%", "75.00%", "0.300 s", "9.000 s", "epoch 3/3  loss 0.8000"):
         assert text in shown
     assert "9 training steps: 7 padded, 2 exact; 1 overflows, 0 recompilations" in shown
-    assert "program 'train': extract-select 2x; padding up to 50%; made in 3.5 s" in shown
+    assert "program 'train': extract-select 2x; padding up to 50%; made in 3.5 s" in re.sub(r"\s*\n\s+", "; ", shown)
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["results"]["validation"] == 0.6
     assert report["results"]["best_epoch"] == 2
@@ -87,6 +88,15 @@ def test_run_passes_the_settings_on_and_reports(steps, tmp_path):
     checkpoint = torch.load(tmp_path / "best.pt", weights_only=True)
     assert checkpoint["settings"]["model"] == "sage"
     step.model.load_state_dict(checkpoint["model"])
+
+
+def test_compilation_is_named_only_where_something_compiles(steps):
+    for flags, words in (({"backend": "eager"}, "nothing was compiled"), ({}, "first epoch, with compilation")):
+        console = Console(record=True, width=80, force_terminal=False)
+        run(build_config(None, {"hidden": 8, "epochs": 3, "device": "cpu", **flags}), console)
+        shown = console.export_text()
+        assert words in shown
+        assert ("ompiling" in shown.replace(words, "")) == (flags == {})
 
 
 def test_progress_bar_on_a_terminal(steps):

@@ -1,0 +1,148 @@
+"""``joestar bench step | user | inference | kernels``: their flags."""
+
+from typing import Annotated
+
+import typer
+
+from joestar.cli.console import out, plain_errors
+from joestar.cli.help import Command, Group, option
+
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed, against expert-eager PyTorch in the same run.")
+
+SHAPES = "tiny|small|products|papers"
+Shape = Annotated[str, option("Planted graph.", metavar=SHAPES)]
+Device = Annotated[str, option("Where to measure.", metavar="cpu|cuda")]
+Models = Annotated[str, option("Of sage, gcn, gin, gat; by commas.", metavar="NAMES")]
+Precision = Annotated[str, option("Of parameters and products.", metavar="fp32|tf32|bf16")]
+Fanouts = Annotated[str, option("Neighbours per hop, from the seeds outwards.", metavar="N,N,...")]
+Hidden = Annotated[int, option("Width of hidden layers.", min=1)]
+Batch = Annotated[int, option("Seeds per step.", min=1)]
+Steps = Annotated[int, option("Timed steps.", min=1)]
+Kernels = Annotated[bool, option("List the GPU kernels of a step.", "--kernels")]
+Dataset = Annotated[str | None, option("In place of a planted graph: cora, or a path.", metavar="DATASET")]
+Ids = Annotated[
+    str, option("Ids of planted graphs: shuffled, or communities in a row.", metavar="shuffled|planted|both")
+]
+Json = Annotated[str | None, option("Write everything to this file.", "--json", metavar="FILE")]
+
+
+@app.command("step", cls=Command)
+@plain_errors
+def step(
+    shape: Shape = "small",
+    device: Device = "cpu",
+    models: Models = "sage,gcn,gin,gat",
+    precision: Precision = "fp32",
+    baselines: Annotated[
+        str, option("Of eager, compile, loader (PyG); by commas, or none.", metavar="NAMES")
+    ] = "eager",
+    fanouts: Fanouts = "15,10,5",
+    hidden: Hidden = 128,
+    batch_size: Batch = 1000,
+    steps: Steps = 20,
+    epochs: Annotated[int, option("Whole epochs to time by the wall clock; 0: none.", min=0)] = 3,
+    ids: Ids = "shuffled",
+    dataset: Dataset = None,
+    kernels: Kernels = False,
+    json_file: Json = None,
+) -> None:
+    """Time training steps and whole epochs: ms, set-up, memory, launches, and the factor over expert eager.
+
+    Examples:
+        joestar bench step                                 # 200 k nodes, minutes
+        joestar bench step --device cuda --shape products  # the size of OGB's
+        joestar bench step --dataset cora --fanouts -1,-1  # one step per epoch
+    """
+    from joestar.bench.step import IDS, Setting
+    from joestar.cli.bench import bench_step, numbers, words
+
+    setting = Setting(
+        shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
+        steps=steps, baselines=words(baselines), kernels=kernels, ids=IDS if ids == "both" else words(ids),
+        dataset=dataset, epochs=epochs,
+    )  # fmt: skip
+    bench_step(setting, json_file, out())
+
+
+@app.command("user", cls=Command)
+@plain_errors
+def user(
+    shape: Shape = "small",
+    device: Device = "cpu",
+    models: Annotated[str, option("Files of examples/user_models, by commas.", metavar="NAMES")] = "all",
+    precision: Annotated[str, option("tf32 where a GPU's products may use it.", metavar="fp32|tf32")] = "fp32",
+    baselines: Annotated[str, option("Of eager, kept (freed memory); by commas, or none.", metavar="NAMES")] = "eager",
+    fanouts: Fanouts = "15,10,5",
+    hidden: Hidden = 128,
+    batch_size: Batch = 1000,
+    steps: Steps = 15,
+    kernels: Kernels = False,
+    examples: Annotated[
+        str | None, option("Folder of the models.", metavar="FOLDER", show_default="that of the checkout")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """Time models that nobody tuned for, written as users write them, against the same in PyG's layers.
+
+    Examples:
+        joestar bench user                  # all models, 200 k nodes, minutes
+        joestar bench user --models gatv2,pna --baselines eager,kept
+    """
+    from joestar.bench.user_models import FOLDER, MODELS, UserSetting
+    from joestar.cli.bench import bench_user, numbers, words
+
+    setting = UserSetting(
+        shape, device, MODELS if models == "all" else words(models), precision, numbers(fanouts, "--fanouts"), hidden,
+        batch_size, steps=steps, baselines=words(baselines), folder=examples or str(FOLDER), kernels=kernels,
+    )  # fmt: skip
+    bench_user(setting, json_file, out())
+
+
+@app.command("inference", cls=Command)
+@plain_errors
+def inference(
+    shape: Shape = "small",
+    device: Device = "cpu",
+    models: Models = "sage,gcn,gin,gat",
+    precision: Precision = "fp32",
+    layers: Annotated[int, option("Of the model.", min=1)] = 3,
+    hidden: Hidden = 128,
+    repeats: Annotated[int, option("Timed runs over all nodes.", min=1)] = 5,
+    budget: Annotated[float | None, option("GiB to use.", metavar="X", show_default="most of what is free")] = None,
+    ids: Ids = "shuffled",
+    dataset: Dataset = None,
+    json_file: Json = None,
+) -> None:
+    """Time exact inference for all nodes from all neighbours, against the bytes that must move.
+
+    Examples:
+        joestar bench inference --models sage                   # on the CPU
+        joestar bench inference --device cuda --shape products  # on a GPU
+    """
+    from joestar.bench.step import IDS, Setting
+    from joestar.cli.bench import bench_inference, words
+
+    setting = Setting(
+        shape, device, words(models), precision, (-1,) * layers, hidden, steps=repeats, warm_up=1, baselines=(),
+        ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=0,
+    )  # fmt: skip
+    bench_inference(setting, None if budget is None else int(budget * 2**30), json_file, out())
+
+
+@app.command("kernels", cls=Command)
+@plain_errors
+def kernels(
+    device: Device = "cpu",
+    shape: Annotated[str, option("Planted graph on a GPU.", metavar=SHAPES)] = "products",
+    only: Annotated[str | None, option("Kernels whose names match (GPU).", metavar="REGEX")] = None,
+    json_file: Annotated[str | None, option("Write the rows to this file.", "--json", metavar="FILE")] = None,
+) -> None:
+    """Time the kernels: on a CPU against torch.sparse and index_add, on a GPU against the copy bandwidth.
+
+    Examples:
+        joestar bench kernels                              # every SpMM, minutes
+        joestar bench kernels --device cuda --only sample  # some, on a GPU
+    """
+    from joestar.cli.bench import bench_kernels
+
+    bench_kernels(device, shape, only or "", json_file, out())

@@ -1,0 +1,228 @@
+"""Why a program could not be captured, and what to do: causes, each with a sentence of its own.
+
+What fails in plain PyTorch, too, is told as PyTorch tells it (``own``); the rest is what TorchDynamo says (``traced``).
+"""
+
+import contextlib
+import inspect
+import logging
+import os
+import re
+import traceback
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.utils import _traceback
+
+from joestar.errors import CaptureError
+from joestar.lowering.origin import innermost, user_line
+
+_PYG = "torch_geometric"
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_NO_ATTRIBUTE = re.compile(r"'Block' object has no attribute '(\w+)'")
+_RAISED = re.compile(r"raised exception (\w+\(.*\))$", re.MULTILINE)
+_NOISY = ("torch._guards", "torch._subclasses.fake_tensor")
+"""Loggers of PyTorch that print tracebacks of what is raised as well."""
+_DROP_IN = "the constructor and the state_dict are the same, so that load_state_dict takes the weights over"
+
+_TENSORS = "torch.where on whole tensors instead of Python `if` or indexing by a mask"
+_SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
+_ADVICE = (
+    (("backward hook", "backwards hook", "register_hook"),
+     "no backward hooks on the model: compile without a loss, and look at gradients (p.grad, h.retain_grad()) in a "
+     "loop of your own"),
+    (("Random.", "np.random", "numpy.random", "manual_seed", "Generator", "Opaque objects"),
+     "F.dropout (its masks are keyed by step and node), or random values as features"),
+    (("inplace view on a graph input", "requires_grad"),
+     "plain operations: a step may not change what its inputs are, only what is in a registered buffer (copy_)"),
+    (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
+    (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
+    ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
+     "keep the value in a tensor: .item(), .tolist() or torch.equal would bring it to the host in every step"),
+    (("Dynamic shape operator", "nonzero"),
+     "a mask: an operation whose result size depends on data cannot be padded"),
+    (("Constraints violated", "specialized"),
+     "code that does not loop over, branch on or fix the size of a sampled set: sizes vary per batch"),
+    (("operator `str`", "operator `repr`", "operator `format`"),
+     "keep the value in a tensor: it is not known while the program is traced"),
+    (("`print`", "`open`", "`breakpoint`", "`write`", "`_warnings.warn`.", "Logg", "`input`"), _SILENT),
+    (("data-dependent", "Data-dependent", "data dependent"), _TENSORS),
+)  # fmt: skip
+_OTHERWISE = "torch and joestar functions only; what comes from elsewhere (clocks, files, other libraries) as a tensor"
+"""Words of PyTorch's messages -> what to write instead."""
+
+
+def traced(error: Exception, origin: str) -> CaptureError:
+    """What TorchDynamo could not trace, where, and what to write instead."""
+    text = str(error)
+    advice = next((hint for words, hint in _ADVICE if any(word in text for word in words)), _OTHERWISE)
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if reason.startswith("Constraints violated"):
+        reason = "it holds for a single size of a sampled set only"
+    raised = _RAISED.search(text)
+    if raised:
+        reason = raised[1]
+    details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
+    parts = [f"{origin} could not be captured as one graph: {reason}"]
+    if details and not raised and details[0] != "Explanation:":
+        parts.append(details[0])
+    where = user_line(error)
+    if where and not where.startswith(_TORCH):
+        parts.append(f"at {where}")
+    parts.append(f"Write instead: {advice}.")
+    return CaptureError("\n  ".join(parts))
+
+
+def own(error: Exception, model: nn.Module, origin: str, given: tuple = ()) -> CaptureError:
+    """What also fails in plain PyTorch: the true exception, where, and a remedy.
+
+    Args:
+        given: what the loss was called with, if it failed there; empty for a failure of ``model(blocks, x)``.
+    """
+    frames = [(f.filename, str(f.lineno), f.name, f.line or "") for f in traceback.extract_tb(error.__traceback__)]
+    told = " ".join(str(error).split()) or "without a message"
+    parts = [f"{origin}: {type(error).__name__}: {told}"]
+    pyg = any(_PYG in file for file, *_ in frames) or any(_is_pyg(module) for module in model.modules())
+    where = innermost([frame for frame in frames[1:] if _PYG not in frame[0] and not frame[0].startswith(_TORCH)])
+    if where:
+        parts.append(f"at {where}")
+    parts.append(_loss_remedy(given) if given else _remedy(error, model, pyg))
+    return CaptureError("\n  ".join(parts))
+
+
+def _loss_remedy(given: tuple) -> str:
+    logits, labels = (
+        f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+        if isinstance(one, torch.Tensor)
+        else str(type(one))
+        for one in given
+    )
+    return (
+        f"The loss got {logits} from the model and the labels {labels}: choose one for such labels "
+        "(torch.nn.functional.cross_entropy: class ids int64 [B]; binary_cross_entropy_with_logits, mse_loss: floats "
+        "of the model's shape)."
+    )
+
+
+def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
+    if pyg:
+        return _pyg_remedy(model)
+    missing = _NO_ATTRIBUTE.search(str(error))
+    if missing:
+        return (
+            f"A Block has no {missing[1]}: aggregate with joestar.nn's layers, conv(block, x), or with "
+            "block.pull(joestar.fn.copy_u(x), 'mean'); its edges are block.indptr and block.indices (CSC)."
+        )
+    if "must have the same dtype" in str(error) or "expected scalar type" in str(error):
+        dtypes = sorted({str(p.dtype) for p in model.parameters() if p.dtype.is_floating_point})
+        return (
+            f"Parameters are {', '.join(dtypes)}, x has the dtype of graph.ndata['x']: make them alike (model.float(), "
+            "graph.ndata['x'].float()), or compile with autocast=torch.bfloat16."
+        )
+    return "It fails in plain PyTorch, too, on the blocks of a batch: mend it there, for example in a debugger."
+
+
+def check_forward(model: nn.Module, features: bool = True) -> None:
+    """Raises ``CaptureError`` unless the model can be called with blocks and, if there are any, features."""
+    name, forward = type(model).__name__, model.forward
+    if type(model).__call__ is not nn.Module.__call__:
+        return
+    if getattr(forward, "__name__", "") == "_forward_unimplemented":
+        raise CaptureError(
+            f"{name} has no forward: write forward(self, blocks, x), which gets the blocks, input side first, and the "
+            "features of the first block's sources, and returns one row per seed."
+        )
+    try:
+        inspect.signature(forward).bind(*[None] * (1 + features))
+    except TypeError as error:
+        raise CaptureError(
+            f"{name} cannot be called with {'(blocks, x)' if features else '(blocks)'} ({error}). {_call_remedy(model)}"
+        ) from error
+    except ValueError:  # a builtin without a signature
+        return
+
+
+def _call_remedy(model: nn.Module) -> str:
+    if any(_is_pyg(module) for module in model.modules()):
+        return _pyg_remedy(model)
+    return (
+        "Write forward(self, blocks, x): the blocks, input side first, and the features of the first block's sources; "
+        "one row per seed comes back."
+    )
+
+
+def _is_pyg(module: nn.Module) -> bool:
+    return any(kind.__module__.startswith(_PYG) for kind in type(module).__mro__)
+
+
+def _pyg_remedy(model: nn.Module) -> str:
+    """A model or layers of PyG's: what to use instead, by name."""
+    from joestar import nn as ours
+
+    name = type(model).__name__
+    if type(model).__module__.startswith(_PYG):
+        if hasattr(ours, name) and not name.endswith("Conv"):
+            return f"This is a model of PyG's: use joestar.nn.{name} instead; {_DROP_IN}."
+        return "This is a module of PyG's, called with (x, edge_index): write a model of joestar.nn's layers instead."
+    kinds = sorted({type(module).__name__ for module in model.modules() if type(module).__module__.startswith(_PYG)})
+    convs = [kind for kind in kinds if kind.endswith("Conv")]
+    known = [f"joestar.nn.{kind}" for kind in convs if hasattr(ours, kind)]
+    other = [kind for kind in convs if not hasattr(ours, kind)]
+    parts = ["This is a PyG model, whose layers take (x, edge_index)"]
+    if known:
+        parts.append(f"use {', '.join(known)}, called as conv(block, x); {_DROP_IN}")
+    if other:
+        parts.append(f"write {', '.join(other)} with block.pull and joestar.fn, as joestar.nn has none")
+    if not known and not other:
+        parts.append("use joestar.nn's layers, called as conv(block, x)")
+    return (
+        f"{': '.join(parts[:2])}{''.join('; ' + part for part in parts[2:])}. Its forward is forward(self, blocks, x)."
+    )
+
+
+@contextlib.contextmanager
+def plain_messages() -> Iterator[None]:
+    """Within, PyTorch prints no tracebacks of what it raises, and does not cut paths of files elsewhere."""
+    loggers = [] if "TORCH_LOGS" in os.environ else [logging.getLogger(name) for name in _NOISY]
+    shorten = getattr(_traceback, "shorten_filename", None)
+    for logger in loggers:
+        logger.addFilter(_unheard)
+    if shorten is not None:
+        _traceback.shorten_filename = _whole
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_unheard)
+        if shorten is not None:
+            _traceback.shorten_filename = shorten
+
+
+def _unheard(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _whole(fn: str, *, base: str | None = None) -> str:
+    return fn
+
+
+def differentiable(gm: torch.fx.GraphModule) -> bool:
+    """Whether the first output of Dynamo's graph has a gradient."""
+    (output,) = gm.graph.find_nodes(op="output")
+    value = output.args[0][0].meta.get("example_value") if output.args[0] else None
+    return bool(getattr(value, "requires_grad", True))
+
+
+def no_gradient(model: nn.Module, origin: str) -> CaptureError:
+    """The loss does not depend on what the optimizer updates."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return CaptureError(
+            f"{origin}: no parameter of {type(model).__name__} needs a gradient, so there is nothing to train. "
+            "Unfreeze some (p.requires_grad_(True)), or compile without loss and optimizer to predict."
+        )
+    return CaptureError(
+        f"{origin}: the loss has no gradient: .detach(), .numpy(), argmax, a comparison or torch.no_grad cuts it off "
+        "from the parameters. Give a loss of the logits themselves, such as torch.nn.functional.cross_entropy; scores "
+        "such as accuracy are for step.evaluate."
+    )

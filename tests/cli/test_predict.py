@@ -1,0 +1,158 @@
+"""``joestar evaluate`` and ``joestar predict``, from a run to scores and predictions; other files are refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import joestar
+from joestar.cli import saved
+from joestar.cli.main import app
+
+NUM_NODES = 40
+
+
+def call(*arguments, code=0):
+    environment = {"COLUMNS": "80", "NO_COLOR": "1"}
+    done = CliRunner().invoke(app, [*map(str, arguments)], env=environment, catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.stderr if code else done.stdout
+
+
+def write_graph(path, width=8, classes=2, labels=None, seed=0):
+    rng = np.random.default_rng(seed)
+    community = np.arange(NUM_NODES) % classes
+    edges = rng.integers(0, NUM_NODES, (2, 1500))
+    edges = edges[:, community[edges[0]] == community[edges[1]]]
+    x = rng.standard_normal((NUM_NODES, width)).astype(np.float32) + community[:, None]
+    np.savez(path, edge_index=edges, symmetric=0, x=x, y=community if labels is None else labels(community))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(file of the model, graph, report) of one short run."""
+    folder = tmp_path_factory.mktemp("run")
+    graph = write_graph(folder / "graph.npz")
+    best, report = folder / "best.pt", folder / "r.json"
+    flags = ["--hidden", "8", "--epochs", "4", "--fanouts", "4,4", "--batch-size", "12", "--norm", "batch"]
+    flags += ["--backend", "eager", "--execution", "exact", "--device", "cpu", "--save", best, "--report", report]
+    shown = call("train", graph, *flags)
+    assert f"joestar evaluate {best}" in shown
+    return best, graph, json.loads(report.read_text())
+
+
+def test_evaluate_gives_the_score_that_training_printed(trained):
+    best, graph, report = trained
+    facts = json.loads(call("evaluate", best, "--json"))
+    assert facts["scores"] == {"accuracy": report["results"]["test"]}
+    assert (facts["nodes"], facts["count"]) == ("test", 8)
+    shown = call("evaluate", best, "--nodes", "all", "--full")
+    assert "all, 40" in shown and "accuracy" in shown
+    model = saved.read(best).build(joestar.load(graph))
+    loaded = joestar.load(graph)
+    with torch.no_grad():
+        hits = model(loaded, loaded.ndata["x"]).argmax(1) == loaded.ndata["y"]
+    assert json.loads(call("evaluate", best, "--nodes", "all", "--full", "--json"))["scores"]["accuracy"] == (
+        pytest.approx(float(hits.float().mean()))
+    )
+
+
+def test_predictions_as_a_table_and_as_an_array(trained, tmp_path):
+    best, graph, _ = trained
+    table, array = tmp_path / "p.csv", tmp_path / "p.npy"
+    assert f"Wrote predictions for 40 nodes to {table}" in call("predict", best, "--full", "--out", table)
+    call("predict", best, "--full", "--out", array)
+    loaded = joestar.load(graph)
+    with torch.no_grad():
+        logits = saved.read(best).build(loaded)(loaded, loaded.ndata["x"])
+    np.testing.assert_allclose(np.load(array), logits.numpy(), atol=1e-5)
+    rows = [line.split(",") for line in table.read_text().splitlines()]
+    assert rows[0] == ["node", "prediction", "score"]
+    assert [int(row[0]) for row in rows[1:]] == list(range(NUM_NODES))
+    assert [int(row[1]) for row in rows[1:]] == logits.argmax(1).tolist()
+    np.testing.assert_allclose([float(row[2]) for row in rows[1:]], logits.softmax(1).max(1).values, atol=1e-5)
+    other = write_graph(tmp_path / "other.npz", seed=3)
+    call("predict", best, other, "--nodes", "val", "--out", table)
+    expected = joestar.load(other).val_idx.tolist()
+    assert [int(line.split(",")[0]) for line in table.read_text().splitlines()[1:]] == expected
+
+
+def test_several_tasks_per_node(tmp_path):
+    graph = write_graph(tmp_path / "g.npz", labels=lambda c: np.stack([c, 1 - c, c], axis=1))
+    best, table = tmp_path / "best.pt", tmp_path / "p.csv"
+    flags = ["--hidden", "8", "--epochs", "3", "--fanouts", "4", "--backend", "eager", "--execution", "exact"]
+    call("train", graph, *flags, "--device", "cpu", "--save", best)
+    assert "micro F1" in call("evaluate", best)
+    call("predict", best, "--full", "--out", table)
+    loaded = joestar.load(graph)
+    with torch.no_grad():
+        expected = saved.read(best).build(loaded)(loaded, loaded.ndata["x"]) > 0
+    for row, line in zip(expected, table.read_text().splitlines()[1:], strict=True):
+        _, tasks, scores = line.split(",")
+        assert [int(task) for task in tasks.split()] == row.nonzero()[:, 0].tolist()
+        assert all(float(score) > 0.5 for score in scores.split())
+
+
+def broken_files(folder, best):
+    content = torch.load(best, weights_only=True)
+    model = torch.nn.Linear(2, 2)
+    made = {
+        "text.pt": lambda path: path.write_text("hello"),
+        "short.pt": lambda path: path.write_bytes(best.read_bytes()[:500]),
+        "pickled.pt": lambda path: torch.save(model, path),
+        "bare.pt": lambda path: torch.save(model.state_dict(), path),
+        "list.pt": lambda path: torch.save([1, 2], path),
+        "newer.pt": lambda path: torch.save({**content, "joestar_model": 9}, path),
+        "incomplete.pt": lambda path: torch.save({k: v for k, v in content.items() if k != "features"}, path),
+        "swapped.pt": lambda path: torch.save({**content, "model": {"a": torch.zeros(1)}}, path),
+        "settings.pt": lambda path: torch.save({**content, "settings": {"model": "mlp"}}, path),
+        "checkpoint.pt": lambda path: joestar.runtime.checkpoint.write_checkpoint(path, {"step": {}}),
+        "folder.pt": lambda path: path.mkdir(),
+        "missing.pt": lambda path: None,
+    }
+    for name, write in made.items():
+        write(folder / name)
+    return [folder / name for name in made]
+
+
+REMEDY = {
+    "pickled.pt": "holds Python objects",
+    "bare.pt": "holds bare parameters",
+    "newer.pt": "has format 9; expected 1",
+    "checkpoint.pt": "is a checkpoint of a run under way: go on with",
+    "folder.pt": "is a folder",
+    "missing.pt": "does not exist",
+}
+
+
+def test_other_files_are_refused_in_one_sentence(trained, tmp_path):
+    for path in broken_files(tmp_path, trained[0]):
+        error = call("evaluate", path, code=2)
+        assert error.startswith(f"Error: {path}") and len(error.strip().splitlines()) == 1, error
+        assert REMEDY.get(path.name, saved.MADE_BY) in error, error
+
+
+def test_other_graphs_are_refused(trained, tmp_path):
+    best = trained[0]
+    wide, many = write_graph(tmp_path / "wide.npz", width=9), write_graph(tmp_path / "many.npz", classes=3)
+    tasks = write_graph(tmp_path / "tasks.npz", labels=lambda c: np.stack([c, c], axis=1))
+    error = call("predict", best, wide, "--out", tmp_path / "p.csv", code=2)
+    assert "was trained on 8 features per node" in error and "'wide' has 9: give a graph with the same" in error
+    assert "knows 2 classes, but the graph 'many' has 3 classes" in call("evaluate", best, many, code=2)
+    assert "knows 2 classes, but the graph 'tasks' has 2 tasks" in call("evaluate", best, tasks, code=2)
+    bare = joestar.Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3, ndata={"x": torch.zeros(3, 8)})
+    folder = joestar.data.save(bare, tmp_path / "bare")
+    assert "has no labels to score against" in call("evaluate", best, folder, "--nodes", "all", code=2)
+    assert "has no test nodes: choose --nodes all" in call("evaluate", best, folder, code=2)
+    call("predict", best, folder, "--out", tmp_path / "p.csv")
+
+
+def test_other_arguments_are_refused(trained, tmp_path):
+    best = trained[0]
+    assert "--nodes: expected one of train, val, test, all" in call("evaluate", best, "--nodes", "some", code=2)
+    assert "--device: expected one of auto, cpu, cuda" in call("evaluate", best, "--device", "gpu", code=2)
+    assert "expected a name that ends in .csv or .npy" in call("predict", best, "--out", tmp_path / "p.txt", code=2)
+    assert "not a folder that can be written to" in call("predict", best, "--out", tmp_path / "a" / "p.csv", code=2)
