@@ -35,8 +35,9 @@ class Finding:
     """One sentence of advice.
 
     Attributes:
-        number: what was measured, with its unit; text: what it means; setting: what to change, as code where it is one;
-        advice: the rest of that sentence; knob: what the setting turns, so that no two findings turn the same.
+        number: what was measured, with its unit; text: what it means, to the end of the sentence.
+        setting: what to change, empty for nothing; advice: the rest of that sentence.
+        knob: what the setting turns, so that no two findings turn the same.
         gain: for ranking, see above.
     """
 
@@ -396,7 +397,10 @@ RULES: tuple[Callable[[Report], Finding | None], ...] = (
 def _fine(report: Report) -> list[Finding]:
     """What is in order, for reports with little to say."""
     found, sets, counters = [], _bounded(report), report.counters
-    nothing = Finding("", "", "nothing", "to change there.", "", 0.0)
+    nothing = Finding("", "", "", "Nothing to change there.", "", 0.0)
+    if report.profile is None and counters.steps:
+        text, setting = "was measured of layers, kernels and stages in this run.", "joestar profile --html report.html"
+        found.append(Finding("Nothing", text, setting, "measures them.", "measuring", 0.0))
     if counters.steps and not counters.fallbacks:
         found.append(
             replace(

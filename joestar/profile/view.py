@@ -69,7 +69,7 @@ def render(report: Report) -> str:
 def _findings(report: Report) -> list:
     found = findings(report)
     lines = [
-        _wrapped(f"{number}. {one.number} {one.text} -> {one.setting} {one.advice}", "   ")
+        _wrapped(f"{number}. {one.number} {one.text} -> {f'{one.setting} {one.advice}'.strip()}", "   ")
         for number, one in enumerate(found, 1)
     ]
     note = caveat(report)

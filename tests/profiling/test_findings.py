@@ -209,8 +209,13 @@ def test_the_most_promising_come_first_and_turn_different_knobs():
 def test_there_are_three_where_all_is_well_and_none_without_measurements():
     found = findings.findings(report())
     assert len(found) == SHOWN
-    assert [one.number for one in found[1:]] == ["0", "4.0 %"] and all(one.setting == "nothing" for one in found[1:])
+    assert [one.number for one in found[1:]] == ["0", "4.0 %"] and all(one.setting == "" for one in found[1:])
     assert findings.findings(replace(report(), profile=None, programs=[], counters=Counters())) == []
+
+
+def test_a_report_without_a_profile_says_how_to_get_one():
+    found = findings.findings(replace(report(), profile=None))
+    assert found[0].setting == "joestar profile --html report.html" and len(found) == SHOWN
 
 
 def test_loud_measurements_are_called_so():
