@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import joestar
-from joestar.bench import origins, trace
+from joestar.bench import events, origins, trace
 from joestar.bench.beside import NotComparableError, pyg_name, pyg_step
 from joestar.bench.measure import PeakMemory, Timing, time_steps
 from joestar.bench.step import logical_bytes
@@ -194,7 +194,7 @@ class _Run:
         memory.forget()
         timing = time_steps(lambda: step(next(batches)), self.steps, self.warm_up, device)
         peak = memory.bytes()
-        launched = trace.launched(trace.record(lambda: step(next(batches)), TRACED, device), TRACED)
+        launched = trace.launched(events.record(lambda: step(next(batches)), TRACED, device), TRACED)
         say(f"{name}: {timing.median:.3f} ms/step")
         return StageRecord(name, timing.median, launched, peak)
 
@@ -226,14 +226,14 @@ class _Run:
                     min(10, self.steps) if on_gpu else 1,
                 )  # fmt: skip
             peak = memory.bytes()
-            events = trace.record(lambda: next(losses), TRACED, graph.device)
+            traced = events.record(lambda: next(losses), TRACED, graph.device)
         losses.close()
         program = step._runner.executor.program  # another one, if choices were measured
-        kernels = trace.kernels(events, origins.eager_program(program.padded.gm), compiled)
+        kernels = trace.kernels(traced, origins.eager_program(program.padded.gm), compiled)
         origins.unmark(program.captured.gm.graph)
         return Stage(
             name, timing, {} if on_gpu else _cpu_phases(clocks.steps, kernels, timing.median), kernels,
-            trace.launched(events, TRACED), peak, trace.copied(events, TRACED) if on_gpu else {}, step.report(),
+            trace.launched(traced, TRACED), peak, events.copied(traced, TRACED) if on_gpu else {}, step.report(),
         )  # fmt: skip
 
     def _full(self, epoch: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
