@@ -159,7 +159,7 @@ ARGUMENTS = {
     "a score as loss": ({"loss": accuracy}, CaptureError, "Give a loss of the logits themselves"),
     "a detached loss": ({"loss": lambda h, y: F.cross_entropy(h.detach(), y)}, CaptureError, "loss has no gradient"),
     "a loss of floats": (
-        {"loss": F.binary_cross_entropy_with_logits}, CaptureError, "labels int64 [20]: choose one for such labels",
+        {"loss": F.binary_cross_entropy_with_logits}, LabelError, "classes need F.cross_entropy",
     ),
     "a class as optimizer": ({"optimizer": torch.optim.Adam}, OptimizerError, "construct it, Adam(model.parameters())"),
     "a name as optimizer": ({"optimizer": "adam"}, OptimizerError, "such as torch.optim.Adam(model.parameters())"),

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -41,7 +42,9 @@ def pyg_step(
     net = BlockModel(
         name, model.in_channels, model.hidden_channels, model.num_layers, model.out_channels, heads, model.dropout.p
     ).to(graph.device)
-    other = type(optimizer)(net.parameters(), **optimizer.defaults)
+    accepted = inspect.signature(type(optimizer)).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    other = type(optimizer)(net.parameters(), **settings)
     blocks = TorchSampler(graph.indptr, graph.indices, list(sampler.fanouts)).blocks
 
     def step(seeds: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Everything is measured on copies: the model, the optimizer and the random generators of the caller stay as they are.
 """
 
+import contextlib
 import copy
 import gc
 import statistics
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import joestar
-from joestar.bench import origins, trace
+from joestar.bench import events, origins, trace
 from joestar.bench.beside import NotComparableError, pyg_name, pyg_step
 from joestar.bench.measure import PeakMemory, Timing, time_steps
 from joestar.bench.step import logical_bytes
@@ -178,19 +179,24 @@ class _Run:
 
     def beside(self, say: Callable[[str], None], autocast) -> tuple[list[StageRecord], str]:
         """The same training in PyG's layers without Joestar, or nothing and why."""
-        memory = PeakMemory(self.sampler.graph.device)
         try:
-            step = pyg_step(self.model, self.sampler, self.loss_fn, self.optimizer, autocast)
+            return [self._beside(say, autocast)], ""
         except NotComparableError as reason:
             return [], str(reason)
+        except Exception as error:  # of another library: no reason to lose the profile
+            return [], f"Plain PyTorch could not be timed: {type(error).__name__}, {str(error).partition(chr(10))[0]}."
+
+    def _beside(self, say: Callable[[str], None], autocast) -> StageRecord:
+        memory = PeakMemory(self.sampler.graph.device)
+        step = pyg_step(self.model, self.sampler, self.loss_fn, self.optimizer, autocast)
         name, device = pyg_name(), self.sampler.graph.device
         batches = self._full(lambda seeds: seeds[torch.randperm(seeds.numel(), device=device)].split(self.batch))
         memory.forget()
         timing = time_steps(lambda: step(next(batches)), self.steps, self.warm_up, device)
         peak = memory.bytes()
-        launched = trace.launched(trace.record(lambda: step(next(batches)), TRACED, device), TRACED)
+        launched = trace.launched(events.record(lambda: step(next(batches)), TRACED, device), TRACED)
         say(f"{name}: {timing.median:.3f} ms/step")
-        return [StageRecord(name, timing.median, launched, peak)], ""
+        return StageRecord(name, timing.median, launched, peak)
 
     def stage(self, name: str, settings: dict) -> Stage:
         """Compiles a step on copies, measures it, and frees everything again."""
@@ -210,7 +216,7 @@ class _Run:
         origins.mark(program.captured.gm.graph, program.lowered)
         losses = self._full(lambda seeds: step.epoch(seeds, self.batch))
         on_gpu, clocks = graph.device.type == "cuda", _Clocks(step)
-        with config.patch({"cpp.enable_kernel_profile": True}), origins.recorded() as compiled:
+        with config.patch({"cpp.enable_kernel_profile": True}), _programs(settings) as compiled:
             for _ in range(1 + self.warm_up):  # the first step compiles
                 next(losses)
             memory.forget()
@@ -220,14 +226,14 @@ class _Run:
                     min(10, self.steps) if on_gpu else 1,
                 )  # fmt: skip
             peak = memory.bytes()
-            events = trace.record(lambda: next(losses), TRACED, graph.device)
+            traced = events.record(lambda: next(losses), TRACED, graph.device)
         losses.close()
         program = step._runner.executor.program  # another one, if choices were measured
-        kernels = trace.kernels(events, origins.eager_program(program.padded.gm), compiled)
+        kernels = trace.kernels(traced, origins.eager_program(program.padded.gm), compiled)
         origins.unmark(program.captured.gm.graph)
         return Stage(
             name, timing, {} if on_gpu else _cpu_phases(clocks.steps, kernels, timing.median), kernels,
-            trace.launched(events, TRACED), peak, trace.copied(events, TRACED) if on_gpu else {}, step.report(),
+            trace.launched(traced, TRACED), peak, events.copied(traced, TRACED) if on_gpu else {}, step.report(),
         )  # fmt: skip
 
     def _full(self, epoch: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
@@ -235,6 +241,11 @@ class _Run:
         seeds = self.seeds[: self.seeds.numel() // self.batch * self.batch]
         while True:
             yield from epoch(seeds)
+
+
+def _programs(settings: dict) -> contextlib.AbstractContextManager[list[origins.Program]]:
+    """Collects what Inductor compiles, where it does."""
+    return contextlib.nullcontext([]) if settings.get("backend") == "eager" else origins.recorded()
 
 
 class _Clocks:

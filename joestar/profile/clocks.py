@@ -13,8 +13,14 @@ ONCE = {
 
 def clocks(report: Report) -> list[tuple[str, float, float]]:
     """(phase, seconds, milliseconds per step) of the steps."""
-    steps, found = max(report.counters.steps, 1), report.counters.seconds.items()
-    return [(name, seconds, seconds / steps * 1e3) for name, seconds in found if name not in ONCE]
+    counters = report.counters
+    first = 1 + counters.recompiles if FIRST_BACKWARD in counters.seconds else 0
+    steps = {"backward": max(counters.steps - first, 1)}
+    return [
+        (name, seconds, seconds / steps.get(name, max(counters.steps, 1)) * 1e3)
+        for name, seconds in counters.seconds.items()
+        if name not in ONCE
+    ]
 
 
 def once(report: Report) -> list[tuple[str, float]]:

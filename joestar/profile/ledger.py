@@ -340,7 +340,8 @@ class Report:
             ConfigError: if the file cannot be read, or holds something else.
         """
         try:
-            return rebuilt(cls, json.loads(Path(path).read_text()))
+            content = json.loads(Path(path).read_text())
+            return rebuilt(cls, {"date": "", **content} if isinstance(content, dict) else content)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{path}: expected the JSON of a report, as Report.save writes it ({error}).") from error
 

@@ -15,7 +15,7 @@ from joestar.profile.places import merged, place, short_line
 SHOWN = 12
 """Kernels that are listed."""
 WIDTH = 80
-NAME = 27
+NAME = 25
 """Columns of a kernel's name."""
 
 
@@ -50,7 +50,8 @@ def render(report: Report) -> str:
     env, counters = report.environment, report.counters
     head = (
         f"Joestar {env.joestar} | torch {env.torch} | {env.device} | {env.threads} threads\n"
-        f"{report.model} over {report.sampler}; backend {report.backend}, execution {report.execution}\n"
+        f"{report.model} over {report.sampler}\n"
+        f"backend {report.backend}, execution {report.execution}\n"
         f"steps {counters.steps}: {counters.padded_steps} padded, {counters.exact_steps} exact; "
         f"overflows {counters.overflows}, fallbacks {counters.fallbacks}, recompiles {counters.recompiles}"
     )
@@ -68,7 +69,7 @@ def render(report: Report) -> str:
 def _findings(report: Report) -> list:
     found = findings(report)
     lines = [
-        _wrapped(f"{number}. {one.number} {one.text} -> {one.setting} {one.advice}", "   ")
+        _wrapped(f"{number}. {one.number} {one.text} -> {f'{one.setting} {one.advice}'.strip()}", "   ")
         for number, one in enumerate(found, 1)
     ]
     note = caveat(report)

@@ -365,7 +365,8 @@ def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) 
     """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere."""
     rows = [value.dim() > 0 and same_size(value.shape[0], wanted) for value in values]
     if not values:
-        raise CaptureError(f"{origin}: forward must return at least one tensor; got {structure!r}.")
+        kind = type(structure[1]).__name__ if structure[0] == "const" else f"an empty {structure[0]}"
+        raise CaptureError(f"{origin}: forward must return at least one tensor, of one row per seed; got {kind}.")
     if all(rows) if handed_out else any(rows):
         return
     wrong = rows.index(False)

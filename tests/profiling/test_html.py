@@ -12,7 +12,9 @@ from joestar import fusion
 from joestar.errors import ConfigError
 from joestar.profile import numbers
 from joestar.profile.charts import Box, LinearAxis, LogAxis, Mark, chart
+from joestar.profile.findings import findings
 from joestar.profile.ledger import CHOSEN, Counters, Report
+from joestar.profile.phases import MEANING
 from joestar.profile.places import merged, place
 
 from .full import LINE, report
@@ -101,6 +103,15 @@ def test_page_tells_the_headline(page):
         "Peak memory 640.0 MiB",
     ):
         assert text in page.text
+
+
+def test_page_begins_with_what_to_do_next(page):
+    text = page.text
+    assert text.index("What to do next") < text.index("0.613 ms 0.609") and "rest" not in MEANING
+    for found in findings(report()):
+        assert f"{found.number} {found.text} {found.setting} {found.advice}" in text
+    for phase in report().profile.phases:
+        assert MEANING[phase] in text
 
 
 def test_page_contains_every_number(page):
@@ -286,6 +297,19 @@ def test_json_comes_back(tmp_path):
     bare = replace(full, tuning=None, profile=None, programs=[])
     bare.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json") == bare
+
+
+def test_json_of_an_older_version_is_read(tmp_path):
+    """What has come since is empty, the date above all: it is none of today."""
+    content = report().to_dict()
+    for name in ("date", "command", "settings"):
+        del content[name]
+    del content["programs"][0]["slack"], content["programs"][0]["sets"][0]["stored"], content["environment"]["cpu"]
+    del content["profile"]["kernels"][0]["layer"], content["programs"][0]["places"][0]["layer"]
+    (tmp_path / "report.json").write_text(json.dumps(content))
+    found = Report.load(tmp_path / "report.json")
+    assert (found.date, found.command, found.settings, found.environment.cpu) == ("", "", {}, "")
+    Page(found.to_html())
 
 
 def test_files_are_whole_and_checked(tmp_path):

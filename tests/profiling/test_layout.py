@@ -131,13 +131,16 @@ def browser():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_a_browser_finds_nothing_cut_or_broken(width, tmp_path):
+def test_a_browser_finds_nothing_cut_or_broken(width, measured, tmp_path):
     if browser() is None:
         pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is installed")
     full = report()
     full.profile.kernels[0].layer = LONG
     full.programs[0].places[0].layer = LONG
+    if not measured:
+        full.profile = full.tuning = None
     page = html.escape(re.sub("<details>", "<details open>", full.to_html()))
     frame = f'<iframe style="border:0" scrolling="no" width="{width}" height="30000" srcdoc="{page}"></iframe>'
     outer = tmp_path / "outer.html"

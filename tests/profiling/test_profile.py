@@ -1,6 +1,7 @@
 """A real, small profile, and the command."""
 
 import copy
+import functools
 import json
 import re
 import shlex
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import joestar
 from joestar.bench.beside import NotComparableError, pyg_step
-from joestar.bench.profile import EAGER, TRACED, copy_bandwidth, profile
+from joestar.bench.profile import EAGER, TRACED, _Run, copy_bandwidth, profile
 from joestar.bench.step import logical_bytes
 from joestar.cli.main import app
 from joestar.cli.profile import command
@@ -102,6 +103,41 @@ def test_plain_pytorch_has_the_same_model_and_learns(parts, kind):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda ps: torch.optim.AdamW(ps, 0.02, weight_decay=0.1),
+        lambda ps: torch.optim.SGD(ps, 0.5, momentum=0.5),
+        lambda ps: torch.optim.Adam(ps, 0.02, betas=(0.5, 0.9)),
+    ],
+)
+def test_plain_pytorch_takes_the_same_optimizer(parts, optimizer, monkeypatch):
+    model, sampler, _, graph = parts
+    made = []
+    given = optimizer(model.parameters())
+    original = type(given).__init__
+
+    def spy(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        made.append(self.defaults)
+
+    monkeypatch.setattr(type(given), "__init__", functools.wraps(original)(spy))
+    step = pyg_step(model, sampler, F.cross_entropy, given)
+    assert step(graph.train_idx).isfinite()
+    assert made == [given.defaults]
+
+
+def test_a_failure_of_plain_pytorch_does_not_lose_the_profile(parts, monkeypatch):
+    model, sampler, optimizer, graph = parts
+
+    def failing(*args):
+        raise RuntimeError("no kernel of pyg-lib\nand more")
+
+    monkeypatch.setattr("joestar.bench.profile.pyg_step", failing)
+    run = _Run(model, sampler, F.cross_entropy, optimizer, graph.train_idx, BATCH, 1, 0)
+    assert run.beside(print, None) == ([], "Plain PyTorch could not be timed: RuntimeError, no kernel of pyg-lib.")
+
+
 def test_what_has_no_counterpart_in_plain_pytorch_says_so(parts, monkeypatch):
     model, sampler, optimizer, graph = parts
     sage = joestar.nn.GraphSAGE
@@ -137,6 +173,10 @@ def test_compile_time_is_apart_from_the_steps(profiled):
     assert {"prepare", FIRST_BACKWARD, "forward", "backward", "optimizer"} <= set(seconds)
     assert [name for name, _, _ in clocks(profiled[0])] == ["forward", "optimizer", "backward"]
     assert len(once(profiled[0])) == 2
+    per_step = {name: mean for name, _, mean in clocks(profiled[0])}
+    steps = profiled[0].counters.steps
+    assert per_step["forward"] == pytest.approx(seconds["forward"] / steps * 1e3)
+    assert per_step["backward"] == pytest.approx(seconds["backward"] / (steps - 1) * 1e3)
     assert profiled[0].compile_seconds > seconds[FIRST_BACKWARD]
 
 

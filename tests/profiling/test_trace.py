@@ -3,9 +3,9 @@
 import pytest
 
 from joestar.bench import trace
+from joestar.bench.events import BACKWARD, Span, copied, parse, spans
 from joestar.bench.origins import Origin, Program
 from joestar.bench.profile import EAGER, _cpu_phases, _gpu_phases, _plan
-from joestar.bench.trace import Span
 from joestar.fusion import PASSES
 from joestar.profile.ledger import BETWEEN
 from joestar.profile.phases import MEANING
@@ -17,7 +17,7 @@ def op(name, start, duration, thread=1, kind="cpu_op"):
 
 def step(at):
     """100 us: sampling to 30, forward to 50, backward 52 to 80, optimizer to 95, the end of the step to 100."""
-    backward = f"{trace.BACKWARD}: MmBackward0"
+    backward = f"{BACKWARD}: MmBackward0"
     return [
         op("joestar::take_batch", at, 4),
         op("aten::select", at + 1, 2),
@@ -29,7 +29,7 @@ def step(at):
         op(backward, at + 52, 18),
         op("MmBackward0", at + 52, 17),
         op("aten::mm", at + 54, 10),
-        op(f"{trace.BACKWARD}: AccumulateGrad", at + 72, 8),
+        op(f"{BACKWARD}: AccumulateGrad", at + 72, 8),
         op("Optimizer.step#Adam.step", at + 81, 14, kind="user_annotation"),
         op("aten::_fused_adam_", at + 82, 12),
         op("joestar::finish_step", at + 95, 5),
@@ -37,7 +37,7 @@ def step(at):
 
 
 def parsed(*raw):
-    return trace.parse([item for part in raw for item in part])
+    return parse([item for part in raw for item in part])
 
 
 def by_name(records):
@@ -46,7 +46,7 @@ def by_name(records):
 
 def test_spans_of_the_padded_steps():
     stray = [op("joestar::finish_step", 1, 1), op("aten::mm", 3, 5), op("joestar::take_batch", 120, 1)]
-    assert trace.spans(parsed(step(10), stray, step(200))) == [Span(10, 61, 90, 110), Span(200, 251, 280, 300)]
+    assert spans(parsed(step(10), stray, step(200))) == [Span(10, 61, 90, 110), Span(200, 251, 280, 300)]
     span = Span(10, 61, 90, 110)
     assert [span.phase(at) for at in (10, 60, 61, 89, 90, 110)] == [
         "forward", "forward", "backward", "backward", "optimizer", "optimizer",
@@ -107,7 +107,7 @@ def test_gpu_kernels_belong_to_the_call_that_launched_them():
         ("optimizer", "_adam"): (25, 1),
         ("optimizer", "Memcpy DtoH (Device -> Pinned)"): (1, 1),
     }
-    assert trace.copied(events, 1) == {"host to device": 0, "device to host": 16}
+    assert copied(events, 1) == {"host to device": 0, "device to host": 16}
     assert trace.launched(events, 1) == 7
     assert _gpu_phases(trace.kernels(events), 0.2) == pytest.approx(
         {"sampling": 0.024, "forward": 0.048, "backward": 0.058, "optimizer": 0.026, "idle": 0.044}
@@ -144,7 +144,7 @@ def test_a_step_that_was_disturbed_does_not_count_among_kernels():
 
 def inductor(at):
     """A step with two compiled graphs, each with a loop of its own, a product and an operator of Joestar's."""
-    node = f"{trace.BACKWARD}: CompiledFunctionBackward"
+    node = f"{BACKWARD}: CompiledFunctionBackward"
     return [
         op("joestar::take_batch", at, 4),
         op("AOTDispatcher Runtime Wrapper Prologue", at + 5, 1),
@@ -197,7 +197,7 @@ def test_eager_operators_and_their_gradients_find_theirs():
     def numbered(name, at, lasts, sequence):
         return {**op(name, at, lasts), "args": {"Sequence number": sequence}}
 
-    node = f"{trace.BACKWARD}: AddmmBackward0"
+    node = f"{BACKWARD}: AddmmBackward0"
     events = parsed([
         op("joestar::take_batch", 0, 4),
         numbered("aten::linear", 5, 9, 70), numbered("aten::t", 6, 1, 70), numbered("aten::mm", 8, 5, 71),
