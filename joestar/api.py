@@ -10,7 +10,7 @@ from joestar.graph_api import Graph
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
-from joestar.runtime.features import settle_and_check
+from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
 from joestar.step import Step
@@ -121,6 +121,7 @@ def compile(
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
     wrapped = None
     if optimizer is not None:
+        settle_for_loss(sampler.graph, loss_fn)
         check_labels(sampler.graph.ndata.get("y"), sampler.graph.num_nodes)
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
     elif clip_grad_norm is not None or clip_grad_value is not None:

@@ -230,4 +230,7 @@ def _objects(array: np.ndarray, where: str) -> list:
     if array.dtype.kind not in "OUST":
         raise DataError(f"{where}: a column of dtype {array.dtype} is neither numbers nor text. Convert it first.")
     values = array.tolist()
-    return [value.decode() if isinstance(value, bytes) else value for value in values]
+    try:
+        return [value.decode() if isinstance(value, bytes) else value for value in values]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: expected text, but a value holds bytes that are no UTF-8 ({error}).") from None

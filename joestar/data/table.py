@@ -97,7 +97,7 @@ class FrameTable:
         self.columns = {str(key): frame.column(key) if hasattr(frame, "column_names") else frame[key] for key in keys}
         if not self.names:
             raise DataError(f"{where}: expected columns; there are none.")
-        lengths = {name: len(column) for name, column in self.columns.items()}
+        lengths = {name: _length(column, name, where) for name, column in self.columns.items()}
         other = next((name for name in self.names if lengths[name] != lengths[self.names[0]]), None)
         if other is not None:
             raise DataError(
@@ -136,6 +136,15 @@ class FrameTable:
 
     def note(self) -> None:
         """Nothing is guessed."""
+
+
+def _length(column, name: str, where: str) -> int:
+    try:
+        return len(column)
+    except TypeError:
+        raise DataError(
+            f"{where}: the column {name!r} must be a list or array of values; got {type(column).__name__}."
+        ) from None
 
 
 def _mixed(column) -> bool:
