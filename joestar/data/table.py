@@ -21,7 +21,7 @@ def is_table(path: Path) -> bool:
 
 def is_frame(thing) -> bool:
     """Whether something has named columns: a pandas or polars frame, a pyarrow table, a dict."""
-    return isinstance(thing, dict) or hasattr(thing, "column_names") or (
+    return isinstance(thing, dict) or hasattr(type(thing), "column_names") or (
         hasattr(thing, "columns") and hasattr(thing, "__getitem__") and not isinstance(thing, np.ndarray)
     )  # fmt: skip
 
@@ -91,10 +91,12 @@ class FrameTable:
 
     def __init__(self, frame, where: str):
         self.where = where
-        keys = getattr(frame, "column_names", None)
-        keys = list(frame if isinstance(frame, dict) else frame.columns if keys is None else keys)
+        arrow = hasattr(
+            type(frame), "column_names"
+        )  # its `columns` are not names; of the type: a column may be so called
+        keys = list(frame if isinstance(frame, dict) else frame.column_names if arrow else frame.columns)
         self.names = [str(key) for key in keys]
-        self.columns = {str(key): frame.column(key) if hasattr(frame, "column_names") else frame[key] for key in keys}
+        self.columns = {str(key): frame[key] for key in keys}
         if not self.names:
             raise DataError(f"{where}: expected columns; there are none.")
         lengths = {name: _length(column, name, where) for name, column in self.columns.items()}
