@@ -29,6 +29,7 @@ from joestar.profile.sizes import measure
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
+from joestar.runtime.seeds import version
 
 
 @dataclass
@@ -99,6 +100,7 @@ class Program:
         self.modes = TrainingModes(kind, model)
         self._traced_frozen: tuple[str, ...] = ()
         self._losses: list[ClassLoss] = []
+        self._checked: tuple = ()
         self.structure = LEAF
         self.logged: tuple[str, ...] = ()
 
@@ -345,9 +347,17 @@ class Program:
         return values
 
     def check_labels(self, nodes: Tensor) -> None:
-        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges."""
+        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges.
+
+        They are looked at once for the same nodes and labels.
+        """
+        labels = self.graph.ndata["y"]
+        found = (labels.data_ptr(), version(labels))
+        if self._checked and self._checked[0] is nodes and self._checked[1] == found:
+            return
         for loss in self._losses:
             loss.check(nodes)
+        self._checked = nodes, found
 
 
 def _key_input(captured: Captured) -> fx.Node:
