@@ -74,7 +74,8 @@ class Program:
         model, sampler: as given to ``joestar.compile``; loss: ``loss(outputs, y)`` for ``train``, or prepared.
 
     Attributes:
-        structure: of what the model returns (``lowering.outputs``); logged: names of the values logged with the loss.
+        structure: of what the model returns (``lowering.outputs``); shapes: of its rows, ``None`` for what has none.
+        logged: names of the values logged with the loss.
     """
 
     def __init__(self, kind: str, model, sampler, loss: Callable | None, options: Options):
@@ -102,6 +103,7 @@ class Program:
         self._losses: list[ClassLoss] = []
         self._checked: tuple = ()
         self.structure = LEAF
+        self.shapes: list[tuple[int, ...] | None] = []
         self.logged: tuple[str, ...] = ()
 
     # --- capture ---
@@ -209,6 +211,8 @@ class Program:
                 "(if self.training: ...)."
             )
         self.loss_dtype = output.args[0][0].meta["val"].dtype
+        fixed = [row and all(isinstance(n, int) for n in v.shape[1:]) for v, row in zip(values, rows, strict=True)]
+        self.shapes = [tuple(v.shape[1:]) if known else None for v, known in zip(values, fixed, strict=True)]
 
     def assembled(self, tensors: list[Tensor]):
         """Outputs of a ``logits`` or ``predict`` program in the structure in which the model returned them."""
@@ -266,7 +270,7 @@ class Program:
         other.modes, other._traced_frozen = self.modes, self._traced_frozen
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
-        other.structure, other.logged = self.structure, self.logged
+        other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)

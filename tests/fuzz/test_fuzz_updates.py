@@ -1,5 +1,6 @@
-"""Random settings of all that is behind a loss, beside the same loop in plain PyTorch: optimizer, groups of batches, loss
-scale, clipping, averages, batches that overflow, single steps and other epochs in between.
+"""Random settings of everything behind a loss, beside the same loop in plain PyTorch.
+
+Optimizer, groups of batches, loss scale, clipping, averages, batches that overflow, single steps in between.
 """
 
 import random

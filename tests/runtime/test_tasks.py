@@ -77,6 +77,16 @@ def test_shapes_that_do_not_fit_are_an_error_before_anything_is_trained():
         next(step.epoch(IDX, 100))
 
 
+def test_what_cannot_be_scored_is_said_behind_the_first_step():
+    """Not behind an epoch of hours."""
+    step = make(3, out=2, loss=lambda out, y: out.square().mean())
+    with pytest.raises(LabelError, match=r"cannot score outputs \[300, 2\] against labels \[300, 3\] \(regression\)"):
+        step.fit(IDX, VAL, 1, 100)
+    with pytest.raises(ConfigError, match="'accuracy' is none of a regression task"):
+        make().fit(IDX, VAL, 1, 100, metric=["r2", "accuracy"])
+    assert step.counters.steps == 1
+
+
 def test_what_is_monitored():
     step = make()
     history = step.fit(IDX, VAL, 1, 300, metric=["r2", "mae", "loss"], monitor="mae")
