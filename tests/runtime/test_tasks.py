@@ -79,7 +79,9 @@ def test_shapes_that_do_not_fit_are_an_error_before_anything_is_trained():
 
 def test_what_cannot_be_scored_is_said_behind_the_first_step():
     """Not behind an epoch of hours."""
-    step = make(3, out=2, loss=lambda out, y: out.square().mean())
+    graph = values_graph(3)
+    graph.ndata["y"] = graph.ndata["y"].nan_to_num(0)
+    step = make_step(graph=graph, loss=lambda out, y: out.square().mean(), model_options={"out_channels": 2})
     with pytest.raises(LabelError, match=r"cannot score outputs \[300, 2\] against labels \[300, 3\] \(regression\)"):
         step.fit(IDX, VAL, 1, 100)
     with pytest.raises(ConfigError, match="'accuracy' is none of a regression task"):
