@@ -30,6 +30,7 @@ from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
+from joestar.runtime.seeds import version
 
 
 @dataclass
@@ -74,7 +75,8 @@ class Program:
         model, sampler: as given to ``joestar.compile``; loss: ``loss(outputs, y)`` for ``train``, or prepared.
 
     Attributes:
-        structure: of what the model returns (``lowering.outputs``); logged: names of the values logged with the loss.
+        structure: of what the model returns (``lowering.outputs``); shapes: of its rows, ``None`` for what has none.
+        logged: names of the values logged with the loss.
     """
 
     def __init__(self, kind: str, model, sampler, loss: Callable | None, options: Options):
@@ -100,7 +102,9 @@ class Program:
         self.modes = TrainingModes(kind, model)
         self._traced_frozen: tuple[str, ...] = ()
         self._losses: list[ClassLoss] = []
+        self._checked: tuple = ()
         self.structure = LEAF
+        self.shapes: list[tuple[int, ...] | None] = []
         self.logged: tuple[str, ...] = ()
 
     # --- capture ---
@@ -218,6 +222,8 @@ class Program:
         values = [node.meta["val"] for node in output.args[0][first:]]
         _check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
+        fixed = [row and all(isinstance(n, int) for n in v.shape[1:]) for v, row in zip(values, rows, strict=True)]
+        self.shapes = [tuple(v.shape[1:]) if known else None for v, known in zip(values, fixed, strict=True)]
 
     def assembled(self, tensors: list[Tensor]):
         """Outputs of a ``logits`` or ``predict`` program in the structure in which the model returned them."""
@@ -275,7 +281,7 @@ class Program:
         other.modes, other._traced_frozen = self.modes, self._traced_frozen
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
-        other.structure, other.logged = self.structure, self.logged
+        other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)
@@ -356,9 +362,17 @@ class Program:
         return values
 
     def check_labels(self, nodes: Tensor) -> None:
-        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges."""
+        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges.
+
+        They are looked at once for the same nodes and labels.
+        """
+        labels = self.graph.ndata["y"]
+        found = (labels.data_ptr(), version(labels))
+        if self._checked and self._checked[0] is nodes and self._checked[1] == found:
+            return
         for loss in self._losses:
             loss.check(nodes)
+        self._checked = nodes, found
 
 
 def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> None:
