@@ -146,7 +146,7 @@ MODELS = {
 }  # fmt: skip
 
 ARGUMENTS = {
-    "a class as model": ({"model": joestar.nn.GraphSAGE, "optimizer": ADAM}, ConfigError, "construct it, GraphSAGE(...)"),
+    "a class as model": ({"model": joestar.nn.GraphSAGE, "optimizer": ADAM}, ConfigError, "construct it, GraphSAGE"),
     "a function as model": ({"model": lambda b, x: x, "optimizer": ADAM}, ConfigError, "must be a torch.nn.Module"),
     "lazy parameters": ({"model": nn.LazyLinear(3), "optimizer": ADAM}, ConfigError, "give the widths when"),
     "DistributedDataParallel": ({"model": wrapped(good())}, ConfigError, "give the module in it (model.module)"),
@@ -157,7 +157,7 @@ ARGUMENTS = {
     "a class as loss": ({"loss": nn.CrossEntropyLoss}, ConfigError, "construct it, CrossEntropyLoss()"),
     "a name as loss": ({"loss": "mse"}, ConfigError, "such as torch.nn.functional.cross_entropy; got 'mse'"),
     "a score as loss": ({"loss": accuracy}, CaptureError, "Give a loss of the logits themselves"),
-    "a detached loss": ({"loss": lambda h, y: F.cross_entropy(h.detach(), y)}, CaptureError, "the loss has no gradient"),
+    "a detached loss": ({"loss": lambda h, y: F.cross_entropy(h.detach(), y)}, CaptureError, "loss has no gradient"),
     "a loss of floats": (
         {"loss": F.binary_cross_entropy_with_logits}, CaptureError, "labels int64 [20]: choose one for such labels",
     ),

@@ -1,6 +1,6 @@
 """From settings to objects: device, model, loss, optimizer and schedule."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from rich.console import Console
@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
+from joestar.cli.console import say
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
+from joestar.runtime import compiler
 from joestar.runtime.checkpoint import Checkpoints
 
 NORMS = {"none": None, "batch": "batch_norm", "layer": "layer_norm"}
@@ -37,6 +39,16 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise ConfigError("device is cuda, but PyTorch finds no GPU. Use --device cpu, or see `joestar doctor`.")
     return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def build_backend(config: TrainConfig, device: torch.device, console: Console) -> TrainConfig:
+    """The settings with a backend that can be had: ``eager``, and a line about it, where there is no compiler."""
+    missing = compiler.problem() if device.type == "cpu" else None
+    if config.backend != "inductor" or config.execution != "padded" or missing is None:
+        return config
+    what, advice = missing
+    say(console, f"Nothing is compiled: {what}. Going on with --backend eager, which is slower. {advice}")
+    return replace(config, backend="eager")
 
 
 def check_graph(graph: Graph) -> None:

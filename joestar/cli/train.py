@@ -67,6 +67,7 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
+    config = build.build_backend(config, device, console)
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     optimizer = build.build_optimizer(config, model)
