@@ -11,8 +11,11 @@ from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
 from joestar.runtime.arguments import check_loss, check_model, check_optimizer, check_sampler
 from joestar.runtime.compiler import usable_backend
+from joestar.runtime.features import settle_and_check
+from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
+from joestar.runtime.update import Average, LossScale, Update
 from joestar.step import Step
 
 BACKENDS = ("inductor", "eager")
@@ -41,14 +44,22 @@ def compile(
     choices: Mapping[str, str] | str | os.PathLike | None = None,
     deterministic: bool = False,
     tune: bool = False,
+    accumulate: int = 1,
+    loss_scale: bool | float | Mapping | None = None,
+    ema: float | None = None,
 ) -> Step:
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
 
     Args:
-        model: ``model.forward(blocks, x) -> [num_seeds, C]``; ``x`` are the features of the first block's sources.
+        model: ``model.forward(blocks, x) -> [num_seeds, C]``, or a dict, tuple or list of such; ``x`` are the
+            features of the first block's sources; on a graph without ``ndata["x"]`` it is called as ``model(blocks)``
+            (``joestar.nn.NodeEmbedding``).
         sampler: has ``graph`` and ``sample(graph, seeds) -> list[Block]``, input side first; optionally ``seed``.
-        loss_fn: ``loss_fn(logits, y[seeds])``, reduced by mean or sum; labels are ``graph.ndata["y"]``.
-        optimizer: Adam, AdamW or SGD over the model's parameters; learning-rate schedulers on it keep working.
+        loss_fn: ``loss_fn(outputs, y[seeds])``, reduced by mean or sum; labels are ``graph.ndata["y"]``. A parameter
+            ``seeds`` gets the ids of the batch (int64), others without default the rows of ``graph.ndata`` under their
+            name. May return a pair: the loss, and a dict of values to log.
+        optimizer: Adam, AdamW, SGD, RMSprop, NAdam, RAdam, Adagrad or Muon over the model's parameters; learning-rate
+            schedulers on it keep working.
         clip_grad_norm, clip_grad_value: gradient clipping before the optimizer, as in ``torch.nn.utils``.
         backend: ``"inductor"`` compiles the padded graph; ``"eager"`` runs it op by op (for debugging).
         execution: ``"padded"`` (static bounds, overflowing batches redone exactly) or ``"exact"`` (eager, true sizes).
@@ -58,7 +69,7 @@ def compile(
         patience: overflows after which the bounds are widened and the program is compiled again.
         cuda_graph: whether a padded step is one CUDA graph; ``None``: on a GPU, yes.
         autocast: ``torch.bfloat16`` or ``torch.float16``: run the model as under ``torch.autocast`` (features may have
-            that dtype, too; parameters and loss stay float32). float16 has no loss scaling here.
+            that dtype, too; parameters and loss stay float32). float16 comes with loss scaling.
         disable_passes: names of passes to leave out (``joestar.fusion.PASSES``).
         rewrite_limit: rewrites that the passes may make in all: halve it to find the one that breaks something.
         choices: ``"kind:name" -> option`` at places where several forms are correct; ``step.report()`` lists them. Or
@@ -67,6 +78,11 @@ def compile(
             (on the same machine and versions). Costs some speed there; a CPU's results are deterministic anyway.
         tune: make the other choices, and that of the slack, by timing whole training steps before the first one; the
             result is cached on disk. Needs ``loss_fn`` and ``optimizer``, and padded execution.
+        accumulate: batches per step of the optimizer, which gets the mean of their gradients; the last group of an
+            epoch may have fewer.
+        loss_scale: dynamic loss scaling on the device, as ``torch.amp.GradScaler``: ``True``, the first scale, or a
+            dict with ``initial``, ``growth``, ``backoff``, ``interval``. ``None``: with ``autocast=torch.float16``.
+        ema: decay of a moving average of the weights: ``step.ema``, ``evaluate(ema=True)``, ``fit(ema=True)``.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.
@@ -80,6 +96,7 @@ def compile(
         ("warm_up", warm_up),
         ("patience", patience),
         ("rewrite_limit", rewrite_limit),
+        ("accumulate", accumulate),
     ):
         if name == "rewrite_limit" and value is None:
             continue
@@ -121,13 +138,36 @@ def compile(
     options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit, deterministic)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
-    wrapped = None
+    scale = _loss_scale(autocast == torch.float16 if loss_scale is None else loss_scale)
+    if ema is not None and not 0 < ema < 1:
+        raise ConfigError(f"ema must be a decay between 0 and 1, such as 0.999; got {ema!r}.")
+    update = None
     if optimizer is not None:
         check_labels(sampler.graph.ndata.get("y"), sampler.graph.num_nodes)
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
+        update = Update(wrapped, accumulate, scale, None if ema is None else Average(model, ema))
+    elif accumulate != 1 or loss_scale or ema is not None:
+        raise ConfigError("accumulate, loss_scale and ema need loss_fn and optimizer; in your own loop do it there.")
     elif clip_grad_norm is not None or clip_grad_value is not None:
         raise ConfigError("gradient clipping needs loss_fn and optimizer; in your own loop clip before opt.step().")
-    return Step(model, sampler, loss_fn, wrapped, options, run, graphed, tune)
+    return Step(model, sampler, loss_fn, update, options, run, graphed, tune)
+
+
+def _loss_scale(given) -> LossScale | None:
+    if given is None or given is False:
+        return None
+    try:
+        values = dict(given) if isinstance(given, Mapping) else ({} if given is True else {"initial": float(given)})
+        scale = LossScale(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"loss_scale must be True, a number, or a dict with initial, growth, backoff, interval; got {given!r}."
+        ) from error
+    if not (scale.initial > 0 and scale.growth > 1 and 0 < scale.backoff < 1 and scale.interval >= 1):
+        raise ConfigError(
+            f"loss_scale needs initial > 0, growth > 1, 0 < backoff < 1 and interval >= 1; got {given!r}."
+        )
+    return scale
 
 
 def _check_choice(name: str, value, allowed: tuple[str, ...]) -> None:
@@ -139,13 +179,11 @@ def _check_parts(model, sampler) -> None:
     check_model(model)
     check_sampler(sampler)
     graph = sampler.graph
-    if "x" not in graph.ndata:
-        raise GraphError("the graph has no features: set graph.ndata['x'] (float [num_nodes, F]).")
-    if not graph.ndata["x"].dtype.is_floating_point:
-        raise GraphError(f"graph.ndata['x'] must be floating point; got {graph.ndata['x'].dtype}. Use .float().")
+    settle_and_check(model, graph)
     for name, tensor in [*graph.ndata.items(), *model.named_parameters()]:
         if tensor.device != graph.device:
             raise GraphError(
                 f"{name} is on {tensor.device} and the graph on {graph.device}: move both to one device "
                 "(graph.to(device), model.to(device)) before compile."
             )
+    check_modules(model, graph)

@@ -9,27 +9,25 @@ from torch import Tensor
 from joestar import __version__
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
-from joestar.lowering.loss import check_labels, prepare_loss
+from joestar.lowering.loss import prepare_loss
 from joestar.profile.choices import save
 from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
 from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
 from joestar.runtime.checkpoint import STATE_FORMAT, Checkpoints, check_state, load_into
-from joestar.runtime.epochs import Epoch, digest
+from joestar.runtime.epochs import Epoch, check_same
 from joestar.runtime.executor import Executor
-from joestar.runtime.fit import History, fit, score
+from joestar.runtime.fit import History, Settings, copied_weights, fit
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.inference import Inference
-from joestar.runtime.optimizer import SkippableOptimizer
-from joestar.runtime.prediction import logits, population, predict
+from joestar.runtime.prediction import PREDICTED, logits, population, predict
 from joestar.runtime.program import Program
 from joestar.runtime.runner import StepRunner
+from joestar.runtime.scoring import Scorer, averaged
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds, version
 from joestar.runtime.tuning import tune as tune_choices
-
-PREDICTED = 1024
-"""Seeds per batch of predictions, unless another number is given."""
+from joestar.runtime.update import Update
 
 
 class Step:
@@ -40,9 +38,8 @@ class Step:
     """
 
     def __init__(
-        self, model, sampler, loss_fn, optimizer: SkippableOptimizer | None, options, run: dict, cuda_graph: bool,
-        tune: bool = False,
-    ):  # fmt: skip
+        self, model, sampler, loss_fn, update: Update | None, options, run: dict, cuda_graph: bool, tune: bool = False
+    ):
         self.model = model
         self.sampler = sampler
         self.graph: Graph = sampler.graph
@@ -54,11 +51,14 @@ class Step:
         self._executors: dict[str, Executor] = {}
         self._resumed: list[dict] = []
         self._resumed_programs: dict[str, dict] = {}
-        self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"])
+        self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"], tuple(self.graph.ndata))
+        self.scorer = Scorer(self.graph, loss_fn, self._loss)
+        self.history: History | None = None
+        self.logged: dict[str, Tensor] = {}
         self._seed = int(getattr(sampler, "seed", 0))
         self._runner = None
-        if optimizer is not None:
-            self._runner = StepRunner(self._executor("train"), optimizer, self._seed, cuda_graph)
+        if update is not None:
+            self._runner = StepRunner(self._executor("train"), update, self._seed, cuda_graph)
         self._tune = tune
         self._tuning: TuningRecord | None = None
         self._seeds = CheckedSeeds(self.graph)
@@ -101,18 +101,23 @@ class Step:
 
     # --- training ---
 
-    def epoch(self, idx: Tensor, batch_size: int, shuffle: bool = True) -> Epoch:
+    def epoch(
+        self, idx: Tensor, batch_size: int, shuffle: bool = True, *, drop_last: bool = False, with_seeds: bool = False
+    ) -> Epoch:
         """Trains over ``idx`` once, in batches of ``batch_size`` (the last may be smaller).
 
         Args:
             idx: node ids ``[n]``; duplicates are trained on as often as they occur.
             shuffle: order by a permutation keyed by (seed, epoch); else as given.
+            drop_last: leave out the last batch if it is smaller.
+            with_seeds: give pairs (loss, seeds of the step ``[n]``).
 
         Returns:
             An iterator over the loss of every step, each a 0-d tensor of its own and final; ``len()`` of it is the
             number of steps to come. Asking for a loss is what trains. Leaving the loop (``break``) keeps what was
             trained. Within the loop everything else may be done with the step: evaluate, save, other steps and epochs.
-            After ``load_state_dict`` the epoch that was under way goes on where it was.
+            What the loss returned beside is in ``logged``. After ``load_state_dict`` the epoch that was under way goes
+            on where it was.
 
         Raises:
             CheckpointError: if that epoch had other seeds, another batch size or order.
@@ -121,10 +126,13 @@ class Step:
         seeds = self._seeds(idx)
         batch = min(check_batch_size(batch_size), seeds.numel())
         self._check()
+        given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
-            epoch = self._continued(self._resumed.pop(0), runner, seeds, batch, shuffle)
+            under_way = check_same(self._resumed.pop(0), seeds, batch, shuffle, drop_last)
+            number, given = under_way["number"], given | {k: under_way[k] for k in ("position", "pending")}
         else:
-            epoch = Epoch(runner, seeds, batch, -1, shuffle, self._prepare)
+            number = -1
+        epoch = Epoch(runner, seeds, batch, number, shuffle, self._prepare, **given)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
         return epoch
 
@@ -153,18 +161,6 @@ class Step:
         self._runner.executor.program.check_labels(seeds)
         self._labelled = seeds, found
 
-    def _continued(self, state: dict, runner: StepRunner, seeds: Tensor, batch: int, shuffle: bool) -> Epoch:
-        now = {"seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle}
-        names = {"seeds": "number of seeds", "digest": "seeds or their order", "batch_size": "batch_size"}
-        for name, value in now.items():
-            if state[name] != value:
-                raise CheckpointError(
-                    f"the checkpoint is of an epoch under way, after {state['position']} steps, with another "
-                    f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
-                    "begin a new epoch instead, call step.drop_resumed() before."
-                )
-        return Epoch(runner, seeds, batch, state["number"], shuffle, self._prepare, state["position"])
-
     def drop_resumed(self) -> None:
         """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""
         self._resumed = []
@@ -180,43 +176,91 @@ class Step:
             )
         return self._runner
 
-    def __call__(self, seeds: Tensor) -> Tensor:
-        """One training step on ``seeds`` (returns its loss), or their logits ``[n, C]`` if compiled without a loss.
+    @property
+    def optimizer(self):
+        """The optimizer that ``compile`` was given."""
+        return self._needs_runner("optimizer").optimizer.optimizer
 
-        The logits follow the modules' ``training`` flags; each call draws fresh samples.
+    @property
+    def accumulate(self) -> int:
+        """Batches per step of the optimizer."""
+        return 1 if self._runner is None else self._runner.update.accumulate
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """What losses are multiplied by before the backward pass (float16), 0-d; ``None`` without."""
+        scale = None if self._runner is None else self._runner.update.scale
+        return None if scale is None else scale.scale.clone()
+
+    @property
+    def ema(self) -> dict[str, Tensor] | None:
+        """Moving averages of the parameters, by name (compiled with ``ema=``); they go on changing as steps happen."""
+        average = None if self._runner is None else self._runner.update.average
+        return None if average is None else dict(average.weights)
+
+    def weights(self, ema: bool = False) -> dict[str, Tensor]:
+        """A copy of the model's ``state_dict()``; with ``ema``, averages in place of parameters."""
+        with averaged(self._runner and self._runner.update, ema):
+            return copied_weights(self.model)
+
+    def __call__(self, seeds: Tensor):
+        """One training step on ``seeds`` (returns its loss), or what the model returns for them, if compiled without
+        a loss: one row per seed, in the model's own structure.
+
+        Outputs follow the modules' ``training`` flags; each call draws fresh samples.
         """
         seeds = check_seeds(seeds, self.graph)
         self._check()
         self._calls += 1
         if self._runner is not None:
-            self._ready(seeds, seeds.numel())
-            executor, number = self._runner.executor, -1 - self._calls
-            some = population(executor, seeds, seeds.numel(), self._seed, number) if executor.needs(seeds) else None
-            return self._runner.take(self._runner.begin(seeds, seeds.numel(), number, some))
+            return self._one_step(self._runner, seeds)
         executor = self._executor("logits" if any(m.training for m in self.model.modules()) else "predict")
         executor.program.follow_modes()
-        return logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
+        outputs = logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
+        self.counters.steps += executor.program.kind == "logits"
+        return outputs
+
+    def _one_step(self, runner: StepRunner, seeds: Tensor) -> Tensor:
+        self._ready(seeds, seeds.numel())
+        executor, number = runner.executor, -1 - self._calls
+        some = population(executor, seeds, seeds.numel(), self._seed, number) if executor.needs(seeds) else None
+        run = runner.begin(seeds, seeds.numel(), number, some)
+        loss = runner.take(run)
+        self.logged = runner.logged(run)
+        return loss
 
     def fit(
         self, train_idx: Tensor, val_idx: Tensor | None = None, epochs: int = 10, batch_size: int = 1000,
         patience: int | None = None, scheduler=None, on_epoch: Callable | None = None,
-        checkpoints: Checkpoints | None = None, checkpoint_every: int | None = None, resume: bool = False,
+        checkpoints: Checkpoints | None = None, checkpoint_every: int | None = None, resume: bool = False, *,
+        metric=None, mode: str | None = None, monitor: str | None = None, schedule: str | None = None,
+        on_step: Callable | None = None, loggers=None, log_every: int | None = None, drop_last: bool = False,
+        ema: bool = False, verbose: bool = False,
     ) -> History:  # fmt: skip
         """Trains for ``epochs``, scoring ``val_idx`` after each; keeps the parameters of the best epoch.
 
         Args:
             patience: stop after so many epochs without a better score.
-            scheduler: any ``torch.optim.lr_scheduler``, stepped once per epoch.
-            on_epoch: called with an ``EpochRecord`` after every epoch.
-            checkpoints: where to save the state, after every epoch and when interrupted (Ctrl-C).
+            scheduler: any ``torch.optim.lr_scheduler``. schedule: it steps per ``"epoch"``, or with every ``"step"`` of
+                the optimizer; by default per epoch, but ``OneCycleLR`` and ``CyclicLR`` per step.
+            on_epoch, on_step: called with an ``EpochRecord`` after every epoch, a ``StepRecord`` after every step; what
+                returns True ends the training.
+            checkpoints: where to save the state, after every epoch and when interrupted (Ctrl-C, SIGTERM).
             checkpoint_every: save after so many steps, too.
             resume: go on from the newest checkpoint there, in the middle of an epoch if need be; from the start if
                 there is none.
+            metric, mode: scores of the validation nodes, as in ``evaluate``; the first decides what is best: more of it
+                (``"max"``) or less (``"min"``; known for names). monitor: another one of them, or ``"train_loss"``.
+            loggers: TensorBoard's writer, W&B's run, a CSV path, a function (values, number of steps), or several,
+                called after every epoch. log_every: also every so many steps, with the loss (waits for the device).
+            drop_last: as in ``epoch``. ema: score and keep the averages of the weights (``compile(ema=...)``).
+            verbose: print a line per epoch.
         """
-        return fit(
-            self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, checkpoints, checkpoint_every,
-            resume,
+        settings = Settings(
+            patience, scheduler, on_epoch, checkpoints, checkpoint_every, resume, metric, mode, monitor, schedule,
+            on_step, loggers, log_every, drop_last, ema, verbose,
         )  # fmt: skip
+        return fit(self, train_idx, val_idx, epochs, batch_size, settings)
 
     def restart(self, seed: int | None = None) -> None:
         """Starts over without recompiling: epochs count from 0, the optimizer forgets its state, the seed may change.
@@ -252,6 +296,7 @@ class Step:
             "under_way": under_way + [dict(state) for state in self._resumed],
             "model": self.model.state_dict(),
             "optimizer": None if self._runner is None else self._runner.optimizer.optimizer.state_dict(),
+            "update": {} if self._runner is None else self._runner.update.state_dict(),
             "programs": self._resumed_programs | {kind: state for kind, state in programs.items() if state},
         }
 
@@ -265,7 +310,11 @@ class Step:
         if (state["optimizer"] is None) != (self._runner is None):
             missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
             raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
+        if self._runner is not None:
+            self._runner.update.check_state(state.get("update", {}))
         load_into(self.model, None if self._runner is None else self._runner.optimizer.optimizer, state)
+        if self._runner is not None:
+            self._runner.update.load_state_dict(state.get("update", {}))
         for epoch in self._unfinished():
             epoch.close()
         self._seed, self._epochs, self._calls = state["seed"], state["epochs"], state["calls"]
@@ -281,8 +330,9 @@ class Step:
 
     # --- inference ---
 
-    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False) -> Tensor:
-        """Logits ``[len(idx), C]`` in evaluation mode, rows in the order of ``idx``, sampled like training batches.
+    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
+        """Outputs in evaluation mode, ``[len(idx), C]`` or a structure of such, rows in the order of ``idx``, sampled
+        like training batches.
 
         Args:
             batch_size: seeds per batch, by default 1,024. What is sampled depends on it, as batches are numbered.
@@ -302,14 +352,29 @@ class Step:
             self._inference = Inference(self.model, self.graph, layers, self._options.autocast)
         return self._inference
 
-    def evaluate(self, idx: Tensor, batch_size: int | None = None, full: bool = False) -> dict[str, float]:
-        """Score of the predictions for ``idx``: ``{"accuracy": ...}``, or ``{"f1_micro": ...}`` for multi-label.
+    def evaluate(
+        self, idx: Tensor, batch_size: int | None = None, full: bool = False, *, metric=None, ema: bool = False
+    ) -> dict[str, float]:
+        """Scores of the predictions for ``idx`` against ``graph.ndata["y"]``: name -> number.
+
+        By default accuracy of classes (one of C, or 0 and 1), ``f1_micro`` of several labels per node, and ``rmse``,
+        ``mae``, ``r2`` of values; which of these is told by the loss, dtype and shape of the labels.
 
         Args:
-            batch_size, full: as in ``predict``.
+            batch_size, full: as in ``predict``. ema: with averages of the weights (``compile(ema=...)``).
+            metric: a name (``joestar.metrics.named()``, or ``"loss"``), an object with ``update``, ``compute`` and
+                ``reset``, a function (output, target) -> float, a list of these, or a dict of them by name.
+
+        Raises:
+            LabelError: labels and outputs do not fit, or their meaning is not clear. ConfigError: for unusable metrics.
         """
-        labels = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)
-        return score(self.predict(idx, batch_size, full), labels[idx])
+        return self.scores(idx, batch_size, self.scorer.metrics(metric), ema, full)[0]
+
+    def scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
+        """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
+        with averaged(self._runner and self._runner.update, ema):
+            outputs = self.predict(idx, batch_size, full)
+        return self.scorer(outputs, idx, metrics)
 
     # --- explanation ---
 

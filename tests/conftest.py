@@ -3,6 +3,13 @@
 import gc
 import os
 
+# Test workers are as many as processors: each with threads of its own, or with Inductor's pool of processes, they wait
+# for one another. What needs several threads asks for them.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 # Triton reads the variable when it is first imported, which `import joestar` does.

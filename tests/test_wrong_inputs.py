@@ -146,7 +146,7 @@ MODELS = {
 }  # fmt: skip
 
 ARGUMENTS = {
-    "a class as model": ({"model": joestar.nn.GraphSAGE, "optimizer": ADAM}, ConfigError, "construct it, GraphSAGE"),
+    "a class as model": ({"model": joestar.nn.GraphSAGE, "optimizer": ADAM}, ConfigError, "construct it, GraphSAGE("),
     "a function as model": ({"model": lambda b, x: x, "optimizer": ADAM}, ConfigError, "must be a torch.nn.Module"),
     "lazy parameters": ({"model": nn.LazyLinear(3), "optimizer": ADAM}, ConfigError, "give the widths when"),
     "DistributedDataParallel": ({"model": wrapped(good())}, ConfigError, "give the module in it (model.module)"),

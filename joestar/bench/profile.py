@@ -1,25 +1,28 @@
-"""``joestar profile``: where the time of a training step goes, and what each stage of compiling brings.
+"""``joestar profile``: where the time of a training step goes, what for, and what each stage of compiling brings.
 
 Everything is measured on copies: the model, the optimizer and the random generators of the caller stay as they are.
 """
 
 import copy
 import gc
-import itertools
 import statistics
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 import joestar
-from joestar.bench import trace
+from joestar.bench import origins, trace
+from joestar.bench.beside import NotComparableError, pyg_name, pyg_step
 from joestar.bench.measure import PeakMemory, Timing, time_steps
 from joestar.bench.step import logical_bytes
 from joestar.errors import ConfigError
 from joestar.fusion import PASSES
 from joestar.profile.ledger import KernelRecord, ProfileRecord, Report, StageRecord
+from joestar.profile.phases import BOOKKEEPING, IDLE, SET_UP
+from joestar.profile.sizes import step_key
 
 TRACED = 5
 """Steps under the profiler."""
@@ -28,9 +31,14 @@ WARM_UP = {"cpu": 3, "cuda": 10}
 COPY_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 FIXED = ("execution", "cuda_graph", "disable_passes")
 """Options of ``joestar.compile`` that the stages set."""
+EAGER, FUSED, COMPILED, REPLAYED, TUNED = (
+    "Joestar eager, no passes", "+ fusion", "+ Inductor", "+ CUDA graph", "+ measured choices",
+)  # fmt: skip
+"""Names of the stages."""
 ON_CPU = (
-    "Phases: the step's own clocks, median over the timed steps; sampling within them, and every operator, from "
-    "torch.profiler over {} more steps. An operator counts without those it calls."
+    "Phases are the step's own clocks, averaged over the middle of the timed steps (p20 to p80), as shares of the "
+    "median step. Sampling within the forward pass, and every operator, are from torch.profiler over {} more steps; an "
+    "operator counts without those it calls."
 )
 ON_GPU = (
     "Kernels of {} steps launched one by one, without the CUDA graph, each under the phase of the call that launched "
@@ -72,6 +80,8 @@ def profile(
 ) -> Report:
     """Measures padded training steps: time per phase and kernel, memory, and the stages of compiling (figure 5.14).
 
+    Where PyG is installed and has the same model, its layers in plain PyTorch are timed, too: ``profile.baselines``.
+
     Args:
         model, sampler, loss_fn, optimizer: as for ``joestar.compile``; none of them is changed.
         seeds: training nodes ``[n]``; batch_size: per step, at most ``n``; only full batches are timed.
@@ -100,6 +110,7 @@ def profile(
     run = _Run(model, sampler, loss_fn, optimizer, seeds, batch, steps, warm_up)
     measured = []
     with torch.random.fork_rng([graph.device] if graph.device.type == "cuda" else []):
+        baselines, missing = run.beside(say, options.get("autocast")) if ablation else ([], "")
         for name, settings in _plan(options, graph.device, ablation):
             measured.append(run.stage(name, settings))
             say(f"{name}: {measured[-1].timing.median:.3f} ms/step")
@@ -113,8 +124,9 @@ def profile(
         last.timing.median, last.timing.p20, last.timing.p80, last.timing.steps, phases, kernels,
         [stage.record() for stage in measured] if ablation else [], last.memory,
         _logical_bytes(model, sampler, seeds[:batch]), bandwidth, last.bus, -(-seeds.numel() // batch),
-        (ON_GPU if on_gpu else ON_CPU).format(TRACED),
+        (ON_GPU if on_gpu else ON_CPU).format(TRACED), baselines, missing,
     )  # fmt: skip
+    report.settings = {**run.settings(), **{name: str(value) for name, value in options.items()}}
     return report
 
 
@@ -125,16 +137,16 @@ def _plan(options: dict, device: torch.device, ablation: bool) -> list[tuple[str
     plain = {key: value for key, value in options.items() if key not in ("choices", "rewrite_limit")}
     everything = tuple(spec.name for spec in PASSES)
     plan = [
-        ("eager kernels", {**plain, "backend": "eager", "disable_passes": everything, "cuda_graph": False}),
-        ("+ fusion", {**options, "backend": "eager", "cuda_graph": False}),
+        (EAGER, {**plain, "backend": "eager", "disable_passes": everything, "cuda_graph": False}),
+        (FUSED, {**options, "backend": "eager", "cuda_graph": False}),
     ]
     if backend == "inductor":
-        plan.append(("+ Inductor", {**options, "cuda_graph": False}))
+        plan.append((COMPILED, {**options, "cuda_graph": False}))
     launched = plan[-1]  # a CUDA graph does not say which phase a kernel is of
     if device.type == "cuda":
-        plan.append(("+ CUDA graph", {**options, "cuda_graph": True}))
+        plan.append((REPLAYED, {**options, "cuda_graph": True}))
     if tuned:
-        plan.append(("+ measured choices", {**plan[-1][1], "tune": True}))
+        plan.append((TUNED, {**plan[-1][1], "tune": True}))
     if ablation:
         return plan
     return [launched, plan[-1]] if device.type == "cuda" else plan[-1:]
@@ -153,6 +165,33 @@ class _Run:
     steps: int
     warm_up: int
 
+    def settings(self) -> dict[str, str]:
+        """What it takes to repeat the run, as text."""
+        loss = getattr(self.loss_fn, "__name__", None) or repr(self.loss_fn)
+        options = ", ".join(f"{name}={value}" for name, value in self.optimizer.defaults.items() if value is not None)
+        values = {
+            "model": repr(self.model), "loss": loss, "optimizer": f"{type(self.optimizer).__name__}({options})",
+            "batch_size": self.batch, "training nodes": self.seeds.numel(), "timed steps": self.steps,
+            "untimed steps": self.warm_up, "seed": getattr(self.sampler, "seed", 0),
+        }  # fmt: skip
+        return {name: str(value) for name, value in values.items()}
+
+    def beside(self, say: Callable[[str], None], autocast) -> tuple[list[StageRecord], str]:
+        """The same training in PyG's layers without Joestar, or nothing and why."""
+        memory = PeakMemory(self.sampler.graph.device)
+        try:
+            step = pyg_step(self.model, self.sampler, self.loss_fn, self.optimizer, autocast)
+        except NotComparableError as reason:
+            return [], str(reason)
+        name, device = pyg_name(), self.sampler.graph.device
+        batches = self._full(lambda seeds: seeds[torch.randperm(seeds.numel(), device=device)].split(self.batch))
+        memory.forget()
+        timing = time_steps(lambda: step(next(batches)), self.steps, self.warm_up, device)
+        peak = memory.bytes()
+        launched = trace.launched(trace.record(lambda: step(next(batches)), TRACED, device), TRACED)
+        say(f"{name}: {timing.median:.3f} ms/step")
+        return [StageRecord(name, timing.median, launched, peak)], ""
+
     def stage(self, name: str, settings: dict) -> Stage:
         """Compiles a step on copies, measures it, and frees everything again."""
         memory = PeakMemory(self.sampler.graph.device)
@@ -166,54 +205,101 @@ class _Run:
         graph = self.sampler.graph
         model, optimizer = copy.deepcopy((self.model, self.optimizer), {id(graph): graph})
         step = joestar.compile(model, self.sampler, self.loss_fn, optimizer, **settings)
-        losses, clocks = self._batches(step), []
-
-        def timed():
-            next(losses)
-            clocks.append(dict(step.counters.seconds))
-
-        on_gpu = graph.device.type == "cuda"
-        with config.patch({"cpp.enable_kernel_profile": True}):  # the trace then shows Inductor's loops by name
+        program = step._runner.executor.program
+        program.trace(self.seeds[: self.batch], step_key(step.seed, 0, 0, graph.device))
+        origins.mark(program.captured.gm.graph, program.lowered)
+        losses = self._full(lambda seeds: step.epoch(seeds, self.batch))
+        on_gpu, clocks = graph.device.type == "cuda", _Clocks(step)
+        with config.patch({"cpp.enable_kernel_profile": True}), origins.recorded() as compiled:
             for _ in range(1 + self.warm_up):  # the first step compiles
                 next(losses)
             memory.forget()
-            clocks[:] = [dict(step.counters.seconds)]
-            timing = time_steps(timed, self.steps, 0, graph.device, min(10, self.steps) if on_gpu else 1)
+            with clocks:
+                timing = time_steps(
+                    lambda: clocks.time(lambda: next(losses)), self.steps, 0, graph.device,
+                    min(10, self.steps) if on_gpu else 1,
+                )  # fmt: skip
             peak = memory.bytes()
             events = trace.record(lambda: next(losses), TRACED, graph.device)
         losses.close()
-        kernels = trace.kernels(events)
+        program = step._runner.executor.program  # another one, if choices were measured
+        kernels = trace.kernels(events, origins.eager_program(program.padded.gm), compiled)
+        origins.unmark(program.captured.gm.graph)
         return Stage(
-            name, timing, {} if on_gpu else _cpu_phases(clocks, kernels, timing.median), kernels,
+            name, timing, {} if on_gpu else _cpu_phases(clocks.steps, kernels, timing.median), kernels,
             trace.launched(events, TRACED), peak, trace.copied(events, TRACED) if on_gpu else {}, step.report(),
         )  # fmt: skip
 
-    def _batches(self, step) -> Iterator[Tensor]:
-        """Losses of full batches, epoch after epoch."""
+    def _full(self, epoch: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
+        """What ``epoch`` gives for the seeds of full batches, again and again."""
         seeds = self.seeds[: self.seeds.numel() // self.batch * self.batch]
         while True:
-            yield from step.epoch(seeds, self.batch)
+            yield from epoch(seeds)
 
 
-def _cpu_phases(clocks: list[dict[str, float]], kernels: list[KernelRecord], total: float) -> dict[str, float]:
-    """Milliseconds per phase: medians of the step's clocks, sampling taken out of the forward pass, and the rest."""
-    steps = list(itertools.pairwise(clocks))
-    spent = {
-        name: statistics.median((after[name] - before.get(name, 0.0)) * 1e3 for before, after in steps)
-        for name in clocks[0]
+class _Clocks:
+    """Milliseconds per step: ``total``, ``take`` (the step without what an epoch adds), and the step's own clocks."""
+
+    OWN = ("forward", "backward", "optimizer")
+
+    def __init__(self, step):
+        self.steps: list[dict[str, float]] = []
+        self._counters, self._runner, self._taken = step.counters, step._runner, 0.0
+
+    def __enter__(self) -> "_Clocks":
+        take = self._runner.take
+
+        def timed(run) -> Tensor:
+            start = time.perf_counter()
+            try:
+                return take(run)
+            finally:
+                self._taken += time.perf_counter() - start
+
+        self._runner.take = timed
+        return self
+
+    def __exit__(self, *error) -> None:
+        del self._runner.take
+
+    def time(self, call: Callable[[], object]) -> None:
+        """Notes one step."""
+        before, taken, start = dict(self._counters.seconds), self._taken, time.perf_counter()
+        call()
+        found = {"total": time.perf_counter() - start, "take": self._taken - taken}
+        found |= {name: self._counters.seconds.get(name, 0.0) - before.get(name, 0.0) for name in self.OWN}
+        self.steps.append({name: seconds * 1e3 for name, seconds in found.items()})
+
+
+def _cpu_phases(steps: list[dict[str, float]], kernels: list[KernelRecord], median: float) -> dict[str, float]:
+    """Milliseconds per phase, whose sum is the median step: means over the middle steps (p20 to p80), scaled to it.
+
+    Steps far from the median, which something else has disturbed, do not count. Sampling is a share of the forward
+    pass, as the trace has it. What the step's clocks leave of a step is bookkeeping, what is outside of it the epoch's.
+    """
+    ordered = sorted(steps, key=lambda step: step["total"])
+    cut = len(ordered) // 5
+    middle = ordered[cut : len(ordered) - cut]
+    mean = {name: statistics.fmean(step[name] for step in middle) for name in middle[0]}
+    traced = trace.phases(kernels)
+    share = traced["sampling"] / ((traced["sampling"] + traced["forward"]) or 1.0)
+    own = sum(mean[name] for name in _Clocks.OWN)
+    found = {
+        "sampling": mean["forward"] * share,
+        "forward": mean["forward"] * (1 - share),
+        "backward": mean["backward"],
+        "optimizer": mean["optimizer"],
+        BOOKKEEPING: max(0.0, mean["take"] - own),
+        SET_UP: max(0.0, mean["total"] - max(mean["take"], own)),
     }
-    sampling = min(trace.phases(kernels)["sampling"], spent.get("forward", 0.0))
-    found = {"sampling": sampling, "forward": spent.pop("forward", 0.0) - sampling}
-    found |= {name: spent.pop(name, 0.0) for name in ("backward", "optimizer")}
-    found["set-up of the epoch"] = spent.get("prepare", 0.0)
-    found["rest"] = max(0.0, total - sum(found.values()))
-    return found
+    scale = median / (sum(found.values()) or 1.0)
+    return {name: spent * scale for name, spent in found.items()}
 
 
 def _gpu_phases(kernels: list[KernelRecord], total: float) -> dict[str, float]:
     """Milliseconds per phase, summed over kernels, and what the GPU is idle."""
     found = trace.phases(kernels)
-    found["idle"] = max(0.0, total - sum(found.values()))
+    found[IDLE] = max(0.0, total - sum(found.values()))
     return found
 
 

@@ -1,5 +1,6 @@
 """``joestar profile``: a measured report."""
 
+import shlex
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from rich.console import Console
 import joestar
 from joestar.bench.profile import profile
 from joestar.cli import build
-from joestar.cli.config import TrainConfig
+from joestar.cli.config import PROFILED, TrainConfig
 from joestar.cli.console import say
 from joestar.cli.files import check_writable
 from joestar.errors import ConfigError
@@ -50,8 +51,11 @@ def run(
         say=lambda text: console.print(text, highlight=False, soft_wrap=True),
         clip_grad_norm=config.clip_grad_norm,
         backend=config.backend,
+        deterministic=config.deterministic,
         tune=tune,
     )
+    report.command = command(config, steps, ablation, tune)
+    report.settings |= {name: _shown(value) for name, value in settings(config).items()}
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     for path in filter(None, files.values()):
         report.save(path)
@@ -59,6 +63,31 @@ def run(
     if not html:
         console.print("[dim]As a page with charts: --html report.html[/]")
     return report
+
+
+def settings(config: TrainConfig) -> dict[str, object]:
+    """The settings of a step, by name."""
+    return {name: getattr(config, name) for name in PROFILED}
+
+
+def command(config: TrainConfig, steps: int, ablation: bool, tune: bool) -> str:
+    """The command line that measures the same again: the dataset, and every setting that is no default."""
+    plain = TrainConfig().resolved()
+    words = ["joestar", "profile", config.dataset]
+    for name, value in settings(config).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "dataset" or value == getattr(plain, name):
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words.append(f"{flag}={_shown(value)}")
+    words += [f"--steps={steps}", *([] if ablation else ["--no-ablation"]), *(["--tune"] if tune else [])]
+    return shlex.join(words)
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_file(path: str | None, flag: str) -> None:

@@ -1,5 +1,6 @@
 """The converted form of a graph: a folder of ``.npy`` files and ``meta.json``, memory-mapped on loading."""
 
+import itertools
 import json
 import os
 import shutil
@@ -9,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from joestar.data.parts import as_tensor
 from joestar.data.splits import PARTS
 from joestar.errors import DataError, GraphError
-from joestar.graph_api import Graph
+from joestar.graph_api import Graph, NodeMapping
+from joestar.graph_api.arrays import from_array
 
 VERSION = 1
 META = "meta.json"
 MAP_FROM = 1 << 20
 """Files of at least this many bytes are mapped; smaller ones are read."""
+ATTRIBUTES = ("name", "num_classes", "multilabel", "class_names")
+MAPPING = ("mapping", "mapping_text", "mapping_offsets")
+"""Raw ids of the nodes: integers; or the bytes of all texts in UTF-8, and where each begins."""
 
 
 def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) -> Path:
@@ -46,9 +50,7 @@ def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) ->
         meta = {
             "format": "joestar-graph",
             "version": VERSION,
-            "name": graph.name,
-            "num_classes": graph.num_classes,
-            "multilabel": graph.multilabel,
+            **{name: getattr(graph, name) for name in ATTRIBUTES},
             "arrays": arrays,
         }
         (temporary / META).write_text(json.dumps(meta, indent=1) + "\n")
@@ -86,8 +88,9 @@ def read_folder(folder: Path) -> Graph:
         graph = Graph.from_csc(tensors["indptr"], tensors["indices"], **data)
     except GraphError as error:
         raise DataError(f"{folder}: {error} Write the folder again.") from error
-    for attribute in ("name", "num_classes", "multilabel"):
-        setattr(graph, attribute, meta[attribute])
+    for attribute in ATTRIBUTES:
+        setattr(graph, attribute, meta.get(attribute))
+    graph.mapping = _mapping(tensors)
     for part in PARTS:
         setattr(graph, f"{part}_idx", tensors.get(f"{part}_idx"))
     return graph
@@ -98,7 +101,36 @@ def _tensors(graph: Graph) -> dict[str, torch.Tensor]:
     tensors |= {f"ndata.{key}": value for key, value in graph.ndata.items()}
     tensors |= {f"edata.{key}": value for key, value in graph.edata.items()}
     splits = {f"{part}_idx": getattr(graph, f"{part}_idx") for part in PARTS}
-    return tensors | {key: ids for key, ids in splits.items() if ids is not None}
+    return tensors | {key: ids for key, ids in splits.items() if ids is not None} | _mapping_arrays(graph.mapping)
+
+
+def _mapping_arrays(mapping: NodeMapping | None) -> dict[str, torch.Tensor]:
+    if mapping is None:
+        return {}
+    if mapping.is_integer:
+        return {"mapping": from_array(mapping.raw, "mapping")}
+    other = next((raw for raw in mapping.raw.tolist() if not isinstance(raw, str)), None)
+    if other is not None:
+        raise DataError(
+            f"the raw ids of graph.mapping must be integers or text to be saved; got {other!r}. Make text of them, "
+            "graph.mapping = NodeMapping(numpy.array(list(map(str, graph.mapping.raw)), dtype=object)), or set it to "
+            "None."
+        )
+    texts = [text.encode() for text in mapping.raw.tolist()]
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts], dtype=np.int64)]).astype(np.int64)
+    joined = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    return {"mapping_text": from_array(joined.copy(), "text"), "mapping_offsets": torch.from_numpy(offsets)}
+
+
+def _mapping(tensors: dict[str, torch.Tensor]) -> NodeMapping | None:
+    whole, text, offsets = (tensors.get(key) for key in MAPPING)
+    if whole is not None:
+        return NodeMapping(whole.numpy())
+    if text is None or offsets is None:
+        return None
+    joined, ends = text.numpy().tobytes(), offsets.tolist()
+    texts = [joined[a:b].decode() for a, b in itertools.pairwise(ends)]
+    return NodeMapping(np.array(texts, dtype=object))
 
 
 def _write(folder: Path, key: str, tensor: torch.Tensor) -> dict:
@@ -115,7 +147,7 @@ def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
     path = folder / f"{key}.npy"
     try:
         mapped = path.stat().st_size >= MAP_FROM
-        tensor = as_tensor(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
+        tensor = from_array(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False), key)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: expected the array {key!r}, but it cannot be read ({error}).") from error
     if entry["dtype"] == "bfloat16":

@@ -8,48 +8,136 @@ import torch
 
 from joestar.data import ogb
 from joestar.data.folder import is_converted, read_folder
+from joestar.data.foreign import from_object
+from joestar.data.from_tables import from_tables
+from joestar.data.labels import check_task, labelled_nodes
+from joestar.data.named import PREFIXES, load_named
 from joestar.data.npz import read_npz
-from joestar.data.parts import labelled_nodes, to_graph
-from joestar.data.splits import check_choice, random_split
+from joestar.data.parts import Options, apply_rules, to_graph
+from joestar.data.splits import PARTS, SplitChoice, check_choice, random_split
+from joestar.data.table import PARQUET, TEXT, is_frame, is_table
 from joestar.errors import DataError
 from joestar.graph_api import Graph
 
 BUNDLED = {"cora": Path(__file__).parent / "bundled" / "cora.npz"}
+OTHERS = {
+    ".npy": "it is one array, and a graph has edges and features: joestar.load('edges.csv', features='{name}'), or "
+    "joestar.Graph.from_edge_index(numpy.load(...), ndata={{'x': ...}})",
+    ".pt": "load it yourself, data = torch.load('{name}', weights_only=False) if you trust it, and give "
+    "joestar.load(data)",
+    ".mtx": "joestar.Graph.from_scipy(scipy.io.mmread('{name}')) reads Matrix Market files",
+    ".mat": "read it with scipy.io.loadmat and give its matrix to joestar.Graph.from_scipy",
+    ".graphml": "joestar.Graph.from_networkx(networkx.read_graphml('{name}')) reads it",
+    ".gml": "joestar.Graph.from_networkx(networkx.read_gml('{name}')) reads it",
+    ".gexf": "joestar.Graph.from_networkx(networkx.read_gexf('{name}')) reads it",
+    ".xlsx": "save the sheets as CSV, or give joestar.data.from_tables a pandas frame of each",
+    ".json": "make tables of edges and nodes and give them to joestar.data.from_tables",
+}
+"""What to do with files that Joestar does not read."""
+_OTHERS = (".pkl", ".pickle", ".pth"), ".pt"
 
 
 def load(
-    name_or_path: str | os.PathLike, *, root: str | os.PathLike | None = None, split: str = "auto", seed: int = 0
+    name_or_path,
+    *,
+    root: str | os.PathLike | None = None,
+    split: SplitChoice | int | None = "auto",
+    seed: int = 0,
+    undirected: bool | None = None,
+    drop_duplicates: bool | None = None,
+    drop_self_loops: bool | None = None,
+    task: str | None = None,
+    verbose: bool = True,
+    **table,
 ) -> Graph:
-    """Loads a graph for node classification.
+    """Loads a graph: a file, a folder, a public dataset by name, or another library's graph.
 
     Args:
-        name_or_path: a path to an ``.npz`` file (format: ``joestar.data.npz``), to a dataset folder of OGB or to a
-            folder written by ``joestar.data.save``; or a name: ``"cora"``, which comes with Joestar, or that of a
-            file or folder under ``root``, such as ``"ogbn-products"``.
-        root: where names are looked up. Default: ``$JOESTAR_DATA``, ``~/.cache/joestar`` and ``dataset``.
-        split: ``"official"``, ``"random"`` (60/20/20 of the labelled nodes), or ``"auto"``: official if there is one.
-            A converted folder keeps the split it was saved with unless ``"random"`` is asked for.
+        name_or_path: a path to an ``.npz`` file (format: ``joestar.data.npz``), to a table of edges (CSV, TSV,
+            Parquet), to a folder with ``edges.csv`` and ``nodes.csv``, to a dataset folder of OGB or to a folder
+            written by ``joestar.data.save``; or a name: ``"cora"``, which comes with Joestar, ``"pyg:Planetoid/Cora"``
+            or ``"ogb:ogbn-products"``, which those packages download, or that of a file or folder under ``root``; or
+            an object: PyG's ``Data``, a NetworkX, DGL or SciPy graph, a data frame of edges.
+        root: where names are looked up, and where downloads go. Default: ``$JOESTAR_DATA``, ``~/.cache/joestar`` and
+            ``dataset``.
+        split: ``"official"``, ``"random"`` (60/20/20 of the labelled nodes), shares of a random split such as
+            ``(0.8, 0.1, 0.1)``, or ``"auto"``: official if there is one. A converted folder keeps the split it was
+            saved with unless another is asked for. For masks ``[N, S]`` of PyG: which of the S splits, from 0. For
+            tables also a column, see ``from_tables``.
         seed: of the random split.
+        undirected: add the reverses of edges. ``None``: what the format says (npz and OGB: yes; others: as given).
+        drop_duplicates, drop_self_loops: leave those out. ``None``: as above. What is done is printed with counts.
+        task: ``"classes"`` or ``"regression"`` where labels are whole numbers and could be either.
+        verbose: print what was done to the graph, to standard error.
+        **table: further arguments for tables, see ``joestar.data.from_tables``: ``nodes=``, ``features=``, ...
 
     Returns:
-        A ``Graph``: undirected, without self-loops; ``ndata["x"]`` float ``[N, F]``, ``ndata["y"]`` int64 ``[N]``
-        (-100 where unlabelled) or float32 ``[N, T]`` multi-label (NaN where unknown); ``train_idx``, ``val_idx`` and
-        ``test_idx`` int64. (A converted folder gives the graph as it was saved.)
+        A ``Graph``; as there are: ``ndata["x"]`` float ``[N, F]``, ``ndata["y"]`` int64 ``[N]`` (-100 where
+        unlabelled), float32 ``[N, T]`` multi-label (NaN where unknown) or float32 targets for regression;
+        ``edata["edge_weight"]`` and ``edata["edge_attr"]``; ``train_idx``, ``val_idx`` and ``test_idx`` int64.
 
     Raises:
-        DataError: nothing is found, or what is found is malformed.
+        DataError: nothing is found, or what is found is malformed. GraphError: another library's graph is.
     """
-    check_choice(split)
+    check_task(task)
+    options = Options(split, seed, undirected, drop_duplicates, drop_self_loops, task, verbose)
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        if is_frame(name_or_path):
+            return _of_tables(name_or_path, options, table)
+        _no_further(table, type(name_or_path).__name__)
+        return from_object(name_or_path, options)
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
+    if path.is_file() and is_table(path):
+        return _of_tables(path, options, table)
+    if path.is_dir() and _edges_in(path) is not None:
+        return _of_folder(path, options, table)
+    _no_further(table, name)
+    if name.startswith(PREFIXES):
+        return load_named(name, _roots(root), options)
+    check_choice(split)
     if name in BUNDLED and root is None:
-        return to_graph(read_npz(BUNDLED[name]), split, seed)
-    if path.exists() and _readable(path):
-        return _read(path, path.name, split, seed)
-    for candidate in _candidates(name, root):
+        return to_graph(read_npz(BUNDLED[name], options), options)
+    for candidate, called in ((path, path.name), *((other, name) for other in _candidates(name, root))):
         if candidate.exists() and _readable(candidate):
-            return _read(candidate, name, split, seed)
+            return _read(candidate, called, options)
     raise DataError(_not_found(name, path, root))
+
+
+def _of_tables(edges, options: Options, table: dict) -> Graph:
+    chosen = {"split": None if options.split == "auto" else options.split, "undirected": bool(options.undirected)}
+    names = ("seed", "task", "drop_duplicates", "drop_self_loops", "verbose")
+    try:
+        return from_tables(edges, **chosen, **{name: getattr(options, name) for name in names}, **table)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise DataError(f"joestar.load: {error}; see joestar.data.from_tables for what tables take.") from None
+
+
+def _of_folder(folder: Path, options: Options, table: dict) -> Graph:
+    """A folder with ``edges.csv``, and ``nodes.csv`` or ``features.npy`` and ``labels.npy`` if they are there."""
+    nodes = next((folder / f"nodes{end}" for end in _ENDS if (folder / f"nodes{end}").is_file()), None)
+    found = {} if nodes is None else {"nodes": nodes}
+    for what, file in (("features", "features.npy"), ("label", "labels.npy")):
+        if (folder / file).is_file():
+            found[what] = folder / file
+    return _of_tables(_edges_in(folder), options, {"name": folder.name, **found, **table})
+
+
+_ENDS = (*TEXT, *(f"{end}.gz" for end in TEXT), *PARQUET)
+
+
+def _edges_in(folder: Path) -> Path | None:
+    return next((folder / f"edges{end}" for end in _ENDS if (folder / f"edges{end}").is_file()), None)
+
+
+def _no_further(table: dict, name: str) -> None:
+    if table:
+        raise DataError(
+            f"joestar.load({name!r}) has no use for {', '.join(table)}: those are arguments for tables of edges and "
+            f"nodes ({', '.join(TEXT)}, {', '.join(PARQUET)} and data frames)."
+        )
 
 
 def _roots(root: str | os.PathLike | None) -> list[Path]:
@@ -68,12 +156,30 @@ def _readable(path: Path) -> bool:
     return path.is_file() or is_converted(path) or ogb.is_ogb(path)
 
 
-def _read(path: Path, name: str, split: str, seed: int) -> Graph:
+def _read(path: Path, name: str, options: Options) -> Graph:
     if path.is_file():
-        return to_graph(read_npz(path), split, seed)
+        _check_archive(path)
+        return to_graph(read_npz(path, options), options)
     if is_converted(path):
-        return _resplit(read_folder(path), split, seed, path)
-    return to_graph(ogb.read_ogb(path, _official_name(name)), split, seed)
+        return apply_rules(_resplit(read_folder(path), options, path), options, str(path))
+    return to_graph(ogb.read_ogb(path, _official_name(name), options), options)
+
+
+def _check_archive(path: Path) -> None:
+    """Raises, with what to do, for a file that is of another format by its name."""
+    end = path.suffix.lower()
+    end = _OTHERS[1] if end in _OTHERS[0] else end
+    if end in OTHERS:
+        raise DataError(f"{path}: {OTHERS[end].format(name=path.name)}.")
+    if end != ".npz":
+        with open(path, "rb") as file:
+            is_zip = file.read(2) == b"PK"
+        if not is_zip:
+            raise DataError(
+                f"{path}: Joestar reads .npz archives and tables ({', '.join((*TEXT, *PARQUET))}, or .gz behind "
+                "those of text); by its name this is neither. Rename it, or read it yourself and give "
+                "joestar.data.from_tables the columns."
+            )
 
 
 def _official_name(name: str) -> str:
@@ -90,7 +196,7 @@ def _not_found(name: str, path: Path, root: str | os.PathLike | None) -> str:
     if path.exists():
         return (
             looked + f"and the folder {path} holds neither meta.json (a graph written by joestar.data.save) nor raw/ "
-            "(a dataset of OGB)."
+            "(a dataset of OGB) nor edges.csv."
         )
     looked += f"no file or folder of that name, and nothing was found under {places}."
     official = _official_name(name)
@@ -99,18 +205,24 @@ def _not_found(name: str, path: Path, root: str | os.PathLike | None) -> str:
     known = [*BUNDLED, *ogb.SCHEMES]
     close = difflib.get_close_matches(name, known, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{looked}{guess} Known names: {', '.join(known)}; or give the path of a .npz file or folder."
+    return (
+        f"{looked}{guess} Known names: {', '.join(known)}, 'pyg:Planetoid/Cora' and others of those packages; or give "
+        "the path of a .npz file, a table or a folder."
+    )
 
 
-def _resplit(graph: Graph, split: str, seed: int, path: Path) -> Graph:
+def _resplit(graph: Graph, options: Options, path: Path) -> Graph:
     """The split a converted folder was saved with, or a new random one."""
     has_split = graph.train_idx is not None
-    if has_split and split != "random":
+    split = options.split
+    if has_split and (split in ("auto", "official")):
         return graph
     if split == "official":
         raise DataError(f"{path}: it was saved without a split. Use split='random', which is 60/20/20 by the seed.")
     if "y" not in graph.ndata:
         return graph
-    for part, ids in random_split(labelled_nodes(graph.ndata["y"].numpy()), seed).items():
-        setattr(graph, f"{part}_idx", torch.from_numpy(ids))
+    shares = (tuple(split),) if isinstance(split, (tuple, list)) else ()
+    found = random_split(labelled_nodes(graph.ndata["y"].numpy()), options.seed, *shares)
+    for part in PARTS:
+        setattr(graph, f"{part}_idx", torch.from_numpy(found[part]))
     return graph

@@ -3,14 +3,15 @@
 | key | content |
 |---|---|
 | ``edge_index`` | integers ``[2, E]``: row 0 sources, row 1 destinations |
-| ``symmetric`` | 1 if every edge is there in both directions; 0: the reverses are added on loading |
-| ``y`` | class ids ``[N]``, or multi-label targets ``[N, T]`` |
-| ``x`` | dense features ``[N, F]``, standardised per column on loading |
+| ``symmetric`` | optional: 1 if every edge is there in both directions; 0 or absent: reverses are added on loading |
+| ``y`` | class ids ``[N]`` or ``[N, 1]``, targets for regression (floats) ``[N]``, or targets ``[N, T]`` |
+| ``x`` | dense features ``[N, F]``, standardised per column on loading; absent: the graph has no features |
 | ``x_indptr``, ``x_indices``, ``x_data``, ``x_shape`` | instead of ``x``: sparse features in CSR, see below |
+| ``edge_weight``, ``edge_attr`` | optional: numbers ``[E]``, ``[E]`` or ``[E, D]``; reverses have those of their edge |
 | ``train_idx``, ``val_idx``, ``test_idx`` | the official split; optional, all or none |
 
-Duplicate edges and self-loops are dropped. Sparse features become dense float32 rows, each divided by the square root
-of its sum.
+Duplicate edges and self-loops are dropped unless the caller chooses otherwise. Sparse features become dense float32
+rows, each divided by the square root of its sum. Other keys are not read, and named.
 """
 
 import zipfile
@@ -18,16 +19,18 @@ from pathlib import Path
 
 import numpy as np
 
-from joestar.data.parts import Parts
+from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
-from joestar.data.structure import edges_to_csc
+from joestar.data.structure import EdgeRules, make_structure
 from joestar.errors import DataError
 
 SPARSE_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
 SPLIT_KEYS = tuple(f"{part}_idx" for part in PARTS)
+EDGE_KEYS = ("edge_weight", "edge_attr")
+KNOWN = {"edge_index", "symmetric", "y", "x", *SPARSE_KEYS, *SPLIT_KEYS, *EDGE_KEYS}
 
 
-def read_npz(path: Path) -> Parts:
+def read_npz(path: Path, options: Options) -> Parts:
     """Reads the archive at ``path``; the format is this module's docstring.
 
     Raises:
@@ -35,17 +38,41 @@ def read_npz(path: Path) -> Parts:
     """
     where = str(path)
     arrays = _open(path)
-    _require(arrays, ("edge_index", "symmetric", "y"), where)
+    _require(arrays, ("edge_index", "y"), where)
     edges = arrays["edge_index"]
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{where}: edge_index must be integers [2, E]; got {edges.dtype} {list(edges.shape)}.")
     if arrays["y"].ndim == 0:
         raise DataError(f"{where}: y must have one row per node; got a single value.")
-    symmetric = arrays["symmetric"]
+    symmetric = arrays.get("symmetric", np.uint8(0))
     if symmetric.size != 1 or int(symmetric.reshape(())) not in (0, 1):
         raise DataError(f"{where}: symmetric must be 0 or 1; got {symmetric}.")
-    indptr, indices = edges_to_csc(edges[0], edges[1], len(arrays["y"]), mirror=not symmetric, where=where)
-    return Parts(where, path.stem, indptr, indices, _features(arrays, where), arrays["y"], _splits(arrays, where))
+    edata = {key: _edge_data(arrays[key], key, edges.shape[1], where) for key in EDGE_KEYS if key in arrays}
+    rules = options.rules(EdgeRules(undirected=not symmetric))
+    structure = make_structure(edges[0], edges[1], len(arrays["y"]), rules, where, order=bool(edata))
+    notes = []
+    if symmetric and structure.one_way and options.undirected is None:
+        notes.append(f"symmetric is 1, but {structure.one_way:,} edges have no reverse (undirected=True adds them).")
+    others = sorted(arrays.keys() - KNOWN)
+    if others:
+        notes.append(f"keys that are not read: {', '.join(map(repr, others))}; read are {', '.join(sorted(KNOWN))}.")
+    x = _features(arrays, where)
+    if x is None:
+        notes.append("no key 'x': the graph has no features (joestar.nn.NodeEmbedding learns some).")
+    return Parts(where, path.stem, structure, x, arrays["y"], _splits(arrays, where), edata, notes)
+
+
+def _edge_data(values: np.ndarray, key: str, edges: int, where: str) -> np.ndarray:
+    allowed = (1,) if key == "edge_weight" else (1, 2)
+    if values.dtype.kind not in "iufb" or values.ndim not in allowed or len(values) != edges:
+        form = "[E]" if key == "edge_weight" else "[E] or [E, D]"
+        raise DataError(
+            f"{where}: {key} must be numbers {form} with E = {edges}, as edge_index; got {values.dtype} "
+            f"{list(values.shape)}."
+        )
+    if not np.isfinite(values).all():
+        raise DataError(f"{where}: {key} must be finite, but row {np.argwhere(~np.isfinite(values))[0][0]} is not.")
+    return values.astype(np.float32)
 
 
 def _open(path: Path) -> dict[str, np.ndarray]:
@@ -72,7 +99,9 @@ def _splits(arrays: dict, where: str) -> dict[str, np.ndarray]:
     return {part: arrays[key] for part, key in zip(PARTS, SPLIT_KEYS, strict=True)}
 
 
-def _features(arrays: dict, where: str) -> np.ndarray:
+def _features(arrays: dict, where: str) -> np.ndarray | None:
+    if "x" not in arrays and not any(key in arrays for key in SPARSE_KEYS):
+        return None
     if "x" in arrays:
         x = arrays["x"]
         if x.ndim != 2 or x.dtype.kind not in "fiub":

@@ -2,7 +2,8 @@
 
 Two layouts: ``raw/*.csv.gz`` (ogbn-arxiv, ogbn-products, ogbn-proteins) and ``raw/data.npz`` with
 ``raw/node-label.npz`` (ogbn-papers100M). Splits lie in ``split/<scheme>/{train,valid,test}.csv.gz``. Edges are
-symmetrised: the CSV files of undirected graphs hold one direction only, and citation graphs are trained undirected.
+symmetrised unless the caller chooses otherwise: the CSV files of undirected graphs hold one direction only, and
+citation graphs are trained undirected.
 """
 
 import gzip
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data.archive import Archive
-from joestar.data.parts import Parts
+from joestar.data.labels import from_array
+from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
-from joestar.data.structure import edges_to_csc
+from joestar.data.structure import EdgeRules, make_structure
 from joestar.errors import DataError
 
 SCHEMES = {
@@ -48,7 +50,7 @@ def how_to_get(name: str, root: Path) -> str:
     )
 
 
-def read_ogb(folder: Path, name: str) -> Parts:
+def read_ogb(folder: Path, name: str, options: Options) -> Parts:
     """Reads either layout.
 
     Raises:
@@ -59,8 +61,9 @@ def read_ogb(folder: Path, name: str) -> Parts:
         raise DataError(f"{folder}: this graph has several types of nodes; Joestar reads graphs with one type only.")
     read = _read_binary if (raw / "data.npz").exists() else _read_csv
     num_nodes, edges, x, y = read(raw)
-    indptr, indices = edges_to_csc(edges[0], edges[1], num_nodes, mirror=True, where=str(raw))
-    return Parts(str(folder), name, indptr, indices, x, y, _read_split(folder, name))
+    structure = make_structure(edges[0], edges[1], num_nodes, options.rules(EdgeRules()), str(raw))
+    labels = from_array(y, num_nodes, str(folder), options.task or "classes")
+    return Parts(str(folder), name, structure, x, labels, _read_split(folder, name))
 
 
 def _read_csv(raw: Path):

@@ -1,16 +1,48 @@
 """What every reader hands over, its checks, and the graph made of it."""
 
-import warnings
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from joestar.data.splits import choose_split
+from joestar.data.labels import Labels, from_array, labelled_nodes
+from joestar.data.splits import SplitChoice, choose_split
+from joestar.data.structure import EdgeRules, Structure, make_structure
 from joestar.errors import DataError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import from_array as as_tensor
 
-UNLABELLED = -100
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller may choose of every loader; ``None``: as the format has it.
+
+    Attributes:
+        split, seed: see ``SplitChoice``.
+        undirected, drop_duplicates, drop_self_loops: see ``EdgeRules``.
+        task: ``"classes"``, ``"regression"``, or ``None``: by the labels.
+        verbose: print what was done to the graph.
+    """
+
+    split: SplitChoice = "auto"
+    seed: int = 0
+    undirected: bool | None = None
+    drop_duplicates: bool | None = None
+    drop_self_loops: bool | None = None
+    task: str | None = None
+    verbose: bool = True
+
+    def rules(self, usual: EdgeRules) -> EdgeRules:
+        """The rules for edges: what was chosen, else the format's."""
+        given = {name: getattr(self, name) for name in ("undirected", "drop_duplicates", "drop_self_loops")}
+        for name, value in given.items():
+            if value is not None and not isinstance(value, bool):
+                raise DataError(f"{name} must be True, False or None; got {value!r}.")
+        made = {name: getattr(usual, name) if value is None else value for name, value in given.items()}
+        if self.undirected and self.drop_duplicates is None:
+            made["drop_duplicates"] = True
+        return EdgeRules(**made)
 
 
 @dataclass
@@ -20,101 +52,107 @@ class Parts:
     Attributes:
         where: the file or folder, for messages.
         name: the graph's name.
-        indptr, indices: CSC, see ``edges_to_csc``.
-        x: features ``[N, F]``, floating point; may be memory-mapped.
-        y: labels as found: ``[N]`` or ``[N, 1]`` class ids (floats allowed, NaN = unlabelled), ``[N, T]`` targets.
+        structure: the edges, and what happened to them.
+        x: features ``[N, F]``, floating point; may be memory-mapped; ``None``: there are none.
+        y: labels as found (``labels.from_array``), or read already; ``None``: there are none.
         splits: the official ``train``, ``val`` and ``test`` ids, or empty.
+        edata: data of the given edges, a row each; ``structure.order`` says which edge has which.
+        notes: what to tell the user.
     """
 
     where: str
     name: str
-    indptr: np.ndarray
-    indices: np.ndarray
-    x: np.ndarray
-    y: np.ndarray
+    structure: Structure
+    x: np.ndarray | None
+    y: np.ndarray | Labels | None
     splits: dict[str, np.ndarray] = field(default_factory=dict)
+    edata: dict[str, np.ndarray] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
-        return len(self.indptr) - 1
+        return len(self.structure.indptr) - 1
 
 
-def to_graph(parts: Parts, split: str, seed: int) -> Graph:
-    """Checks the parts and builds a ``Graph`` with ``ndata["x"]`` and ``ndata["y"]`` and the three index sets.
-
-    Args:
-        split: ``"auto"``, ``"official"`` or ``"random"``, see ``joestar.load``.
-        seed: of the random split.
+def to_graph(parts: Parts, options: Options) -> Graph:
+    """Checks the parts and builds a ``Graph`` with what there is of ``ndata["x"]``, ``ndata["y"]`` and index sets.
 
     Raises:
         DataError: shapes or dtypes do not fit, labels or splits are out of range.
     """
-    y = clean_labels(parts.y, parts.num_nodes, parts.where)
-    _check_features(parts.x, parts.num_nodes, parts.where)
-    labelled = labelled_nodes(y)
+    structure, where, number = parts.structure, parts.where, parts.num_nodes
+    labels = parts.y
+    if isinstance(labels, np.ndarray):
+        labels = from_array(labels, number, where, options.task)
+    ndata = {}
+    if parts.x is not None:
+        ndata["x"] = as_tensor(np.ascontiguousarray(_features(parts)), "x")
+    if labels is not None:
+        ndata["y"] = as_tensor(labels.y, "y")
+        if labels.note:
+            parts.notes.append(f"labels: {labels.note}")
+    splits = _splits(parts, labels, options)
+    edata = {key: as_tensor(value[structure.order], key) for key, value in parts.edata.items()}
+    indptr, indices = as_tensor(structure.indptr, "indptr"), as_tensor(structure.indices, "indices")
+    graph = Graph.from_csc(indptr, indices, ndata, edata, validate=False)
+    graph.name = parts.name
+    if labels is not None:
+        graph.multilabel, graph.num_classes, graph.class_names = (
+            labels.multilabel, labels.num_classes, labels.class_names
+        )  # fmt: skip
+    for part, ids in splits.items():
+        setattr(graph, f"{part}_idx", ids)
+    if options.verbose:
+        tell(where, [structure.sentence()] if structure.changed or structure.one_way else [], parts.notes)
+    return graph
+
+
+def _splits(parts: Parts, labels: Labels | None, options: Options) -> dict[str, np.ndarray]:
+    if labels is None:
+        everyone = np.arange(parts.num_nodes)
+        if not parts.splits and not isinstance(options.split, tuple) and options.split != "random":
+            return {}
+        return choose_split(parts.splits, everyone, parts.num_nodes, options.split, options.seed, parts.where)
+    labelled = labelled_nodes(labels.y)
     if len(labelled) == 0:
         raise DataError(
             f"{parts.where}: not one of the {parts.num_nodes} nodes has a label; node classification needs some."
         )
-    splits = choose_split(parts.splits, labelled, parts.num_nodes, split, seed, parts.where)
-    ndata = {"x": as_tensor(np.ascontiguousarray(parts.x)), "y": as_tensor(y)}
-    graph = Graph.from_csc(as_tensor(parts.indptr), as_tensor(parts.indices), ndata, validate=False)
-    graph.name = parts.name
-    graph.multilabel = y.ndim == 2
-    graph.num_classes = y.shape[1] if y.ndim == 2 else int(y.max()) + 1
-    graph.train_idx, graph.val_idx, graph.test_idx = (as_tensor(splits[part]) for part in ("train", "val", "test"))
-    return graph
+    return choose_split(parts.splits, labelled, parts.num_nodes, options.split, options.seed, parts.where)
 
 
-def clean_labels(y: np.ndarray, num_nodes: int, where: str) -> np.ndarray:
-    """Class ids int64 ``[N]`` with -100 where unlabelled, or targets float32 ``[N, T]`` with NaN where unknown."""
-    if y.ndim not in (1, 2) or len(y) != num_nodes:
+def apply_rules(graph: Graph, options: Options, where: str) -> Graph:
+    """The graph with its edges as the caller chose; itself if nothing was chosen."""
+    if options.undirected is options.drop_duplicates is options.drop_self_loops is None:
+        return graph
+    rules = options.rules(EdgeRules(False, False, False))
+    src, dst, _ = graph.coo()
+    ends = (end.cpu().numpy().astype(np.int64) for end in (src, dst))
+    structure = make_structure(*ends, graph.num_nodes, rules, where, order=True)
+    order = torch.from_numpy(structure.order).to(graph.device)
+    edata = {key: value[order] for key, value in graph.edata.items()}
+    tensors = (torch.from_numpy(array).to(graph.device) for array in (structure.indptr, structure.indices))
+    if options.verbose:
+        tell(where, [structure.sentence()])
+    return graph._describe(Graph.from_csc(*tensors, graph.ndata, edata, validate=False))
+
+
+def tell(where: str, *notes: list[str]) -> None:
+    """Prints what was done to a graph, to standard error."""
+    for note in (note for group in notes for note in group):
+        print(f"{where}: {note}", file=sys.stderr)
+
+
+def _features(parts: Parts) -> np.ndarray:
+    x = parts.x
+    if x.ndim != 2 or len(x) != parts.num_nodes or x.shape[1] == 0:
         raise DataError(
-            f"{where}: labels must be [{num_nodes}] class ids or [{num_nodes}, T] targets; got shape {list(y.shape)}."
+            f"{parts.where}: features must be [{parts.num_nodes}, F] with F > 0; got shape {list(x.shape)}."
         )
-    if y.dtype.kind not in "iufb":
-        raise DataError(f"{where}: labels must be numbers; got dtype {y.dtype}. Map class names to 0..C-1 first.")
-    if y.ndim == 2 and y.shape[1] != 1:
-        return _targets(y, where)
-    y = y.reshape(-1)
-    if y.dtype.kind == "f":
-        missing = np.isnan(y)
-        y = np.where(missing, UNLABELLED, y)
-        if (y != np.floor(y)).any():
-            raise DataError(f"{where}: class ids must be whole numbers; got {y[y != np.floor(y)][0]}.")
-    y = y.astype(np.int64)
-    wrong = y[(y < 0) & (y != UNLABELLED)]
-    if len(wrong):
-        raise DataError(
-            f"{where}: class ids must be 0..C-1, or NaN or {UNLABELLED} for unlabelled nodes; got {wrong[0]} "
-            f"on {len(wrong)} nodes."
-        )
-    return y
-
-
-def labelled_nodes(y: np.ndarray) -> np.ndarray:
-    """Ids of the nodes with a class, respectively with any known target."""
-    return np.flatnonzero(~np.isnan(y).all(axis=1) if y.ndim == 2 else y != UNLABELLED)
-
-
-def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor over the array's memory, read-only maps included (write to such a tensor and the process dies)."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
-
-
-def _targets(y: np.ndarray, where: str) -> np.ndarray:
-    y = y.astype(np.float32)
-    if np.isinf(y).any():
-        row, column = np.argwhere(np.isinf(y))[0]
-        raise DataError(f"{where}: multi-label targets must be finite; node {row}, task {column} is {y[row, column]}.")
-    return y
-
-
-def _check_features(x: np.ndarray, num_nodes: int, where: str) -> None:
-    if x.ndim != 2 or len(x) != num_nodes or x.shape[1] == 0:
-        raise DataError(f"{where}: features must be [{num_nodes}, F] with F > 0; got shape {list(x.shape)}.")
     if x.dtype not in (np.float16, np.float32, np.float64):
-        raise DataError(f"{where}: features must be float16, float32 or float64; got {x.dtype}.")
+        raise DataError(f"{parts.where}: features must be float16, float32 or float64; got {x.dtype}.")
+    if x.dtype == np.float64:
+        parts.notes.append("features were float64 and are float32 now, which models compute in.")
+        return x.astype(np.float32)
+    return x

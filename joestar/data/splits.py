@@ -6,28 +6,41 @@ from joestar.errors import DataError
 
 PARTS = ("train", "val", "test")
 CHOICES = ("auto", "official", "random")
+USUAL = (0.6, 0.2, 0.2)
+SplitChoice = str | tuple[float, float, float]
+"""``"auto"`` (official if there is one), ``"official"``, ``"random"`` (60/20/20), or shares of a random one."""
 
 
-def check_choice(split: str) -> None:
-    """Raises ``DataError`` unless ``split`` is a known choice."""
-    if split not in CHOICES:
-        raise DataError(f"split must be one of {', '.join(map(repr, CHOICES))}; got {split!r}.")
+def check_choice(split: SplitChoice) -> None:
+    """Raises ``DataError`` unless ``split`` is a known choice, or shares for training, validation and test."""
+    if isinstance(split, (tuple, list)):
+        fine = len(split) in (2, 3) and all(isinstance(v, (int, float)) and 0 <= v <= 1 for v in split)
+        if not fine or split[0] <= 0 or sum(split) > 1 + 1e-9:
+            raise DataError(
+                f"split: expected shares such as (0.6, 0.2, 0.2), at most 1 together, the first above 0; got {split}."
+            )
+    elif split not in CHOICES:
+        raise DataError(
+            f"split must be one of {', '.join(map(repr, CHOICES))}, or shares such as (0.6, 0.2, 0.2); got {split!r}."
+        )
 
 
 def choose_split(
-    official: dict[str, np.ndarray], labelled: np.ndarray, num_nodes: int, split: str, seed: int, where: str
+    official: dict[str, np.ndarray], labelled: np.ndarray, num_nodes: int, split: SplitChoice, seed: int, where: str
 ) -> dict[str, np.ndarray]:
     """The official split if it is wanted and there, else a random one; int64 ids, checked.
 
     Args:
         official: ids under ``train``, ``val``, ``test``; empty where the source has no split.
         labelled: ids of the nodes with a label.
-        split: ``"auto"`` (official if there is one), ``"official"`` or ``"random"``.
+        split: see ``SplitChoice``.
 
     Raises:
         DataError: no official split, or a split is out of range, overlapping, or holds unlabelled nodes.
     """
     check_choice(split)
+    if isinstance(split, (tuple, list)):
+        return random_split(labelled, seed, tuple(split))
     if split == "official" and not official:
         raise DataError(f"{where}: it has no official split. Use split='random', which is 60/20/20 by the seed.")
     if split == "random" or not official:
@@ -37,11 +50,16 @@ def choose_split(
     return made
 
 
-def random_split(labelled: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """60/20/20 of the labelled nodes in the order of ``RandomState(seed).permutation``."""
+def random_split(labelled: np.ndarray, seed: int, shares: tuple = USUAL) -> dict[str, np.ndarray]:
+    """Shares of the labelled nodes, 60/20/20, in the order of ``RandomState(seed).permutation``.
+
+    Two shares are those of training and validation, the rest is for the test; of three, what is left is in no set.
+    """
     order = labelled[np.random.RandomState(seed).permutation(len(labelled))].astype(np.int64)
-    first, second = int(0.6 * len(order)), int(0.8 * len(order))
-    return dict(zip(PARTS, np.split(order, [first, second]), strict=True))
+    first, second = int(shares[0] * len(order)), int((shares[0] + shares[1]) * len(order))
+    whole = len(shares) == 2 or sum(shares) > 1 - 1e-9
+    last = len(order) if whole else int(sum(shares) * len(order))
+    return dict(zip(PARTS, np.split(order[:last], [first, second]), strict=True))
 
 
 def _ids(ids: np.ndarray, part: str, where: str) -> np.ndarray:

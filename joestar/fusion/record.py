@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from joestar.lowering.origin import node_line
+from joestar.lowering.origin import layer_of, node_line
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,19 @@ class Reject:
 
 @dataclass(frozen=True)
 class Place:
-    """One row of ``step.explain()``: a pattern, where, whether it fired, and the detail or the reason."""
+    """One row of ``step.explain()``: a pattern, where, whether it fired, the detail or the reason, line and layer."""
 
     pattern: str
     node: str
     fired: bool
     detail: str
     source: str
+    layer: str = ""
 
     @classmethod
     def of(cls, pattern: str, node: fx.Node, fired: bool, detail: str) -> "Place":
         """The place at ``node``."""
-        return cls(pattern, node.name, fired, detail, node_line(node))
+        return cls(pattern, node.name, fired, detail, node_line(node), layer_of(node))
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from torch import Tensor
 
 from joestar.errors import GraphError
+from joestar.graph_api.arrays import shortened, to_tensor
 
 
 class Frame(dict):
-    """A dict of tensors that refuses a tensor with the wrong number of rows.
+    """A dict of tensors that refuses a tensor with the wrong number of rows; arrays and lists become tensors.
 
     Args:
         name: how messages call it (``ndata`` or ``edata``).
@@ -25,7 +26,8 @@ class Frame(dict):
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         if not isinstance(value, Tensor):
-            raise GraphError(f"{self.name}[{key!r}] must be a tensor; got {type(value).__name__}.")
+            name = f"{self.name}[{key!r}]"
+            value = shortened(to_tensor(value, name), key, name)
         if value.dim() == 0 or value.shape[0] != self.num_rows:
             raise GraphError(
                 f"{self.name}[{key!r}] needs one row per entry of the graph's {self.num_rows} {self.what}; "

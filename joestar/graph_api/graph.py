@@ -7,6 +7,7 @@ from torch import Tensor
 
 from joestar.errors import GraphError
 from joestar.graph_api import transform
+from joestar.graph_api.arrays import SPLITS, Split
 from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
@@ -22,22 +23,29 @@ class Graph(Computation):
         indices: int32 or int64 ``[num_edges]``: the source of every edge.
         ndata: named node tensors ``[num_nodes, ...]``; ``"x"`` features and ``"y"`` labels by convention.
         edata: named edge tensors ``[num_edges, ...]`` in CSC order.
-        train_idx, val_idx, test_idx: node ids of the splits, or ``None``.
+        train_idx, val_idx, test_idx: node ids of the splits, or ``None``; assigned arrays, lists and masks become ids.
         name, num_classes, multilabel: what a dataset knows of itself.
+        class_names: text of every class id, or ``None``.
+        mapping: a ``NodeMapping`` to the ids that the nodes had in the user's files, or ``None``.
 
-    Build one with ``from_csc``, ``from_edge_index``, ``from_scipy`` or ``from_pyg``, which validate; the constructor
+    NumPy arrays and lists are taken wherever tensors go. Build one with ``from_csc``, ``from_edge_index``,
+    ``from_scipy``, ``from_networkx``, ``from_pyg`` or ``joestar.data.from_tables``, which validate; the constructor
     does not.
     """
+
+    train_idx, val_idx, test_idx = Split(), Split(), Split()
 
     def __init__(self, indptr: Tensor, indices: Tensor, ndata=None, edata=None, context: SamplingContext | None = None):
         self.indptr = indptr
         self.indices = indices
         self.ndata = {} if ndata is None else ndata
         self.edata = {} if edata is None else edata
-        self.train_idx = self.val_idx = self.test_idx = None
+        self._train_idx = self._val_idx = self._test_idx = None
         self.name = ""
         self.num_classes = None
         self.multilabel = False
+        self.class_names = None
+        self.mapping = None
         self._context = context
         self._formats = {}
 
@@ -56,7 +64,7 @@ class Graph(Computation):
         Raises:
             GraphError: naming the first entry that is wrong.
         """
-        check_csc(indptr, indices, validate)
+        indptr, indices = check_csc(indptr, indices, validate)
         graph = cls(indptr.contiguous(), indices.contiguous())
         graph.ndata = Frame("ndata", "nodes", graph.num_nodes, ndata)
         graph.edata = Frame("edata", "edges", graph.num_edges, edata)
@@ -67,8 +75,12 @@ class Graph(Computation):
         """A graph from ``edge_index`` ``[2, E]`` (row 0 sources, row 1 destinations), as PyG holds it.
 
         ``edata`` rows follow the given edge order and are permuted to CSC order with the edges.
+
+        Args:
+            num_nodes: by default the largest id plus 1. Ids that are huge, or text, are relabelled by
+                ``joestar.data.from_tables``.
         """
-        num_nodes = check_edge_index(edge_index, num_nodes)
+        edge_index, num_nodes = check_edge_index(edge_index, num_nodes)
         src, dst = edge_index[0], edge_index[1].to(torch.int64)
         order = torch.argsort(dst, stable=True)
         indptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=dst.device)
@@ -87,11 +99,42 @@ class Graph(Computation):
         return from_scipy(cls, matrix, ndata)
 
     @classmethod
-    def from_pyg(cls, data) -> "Graph":
-        """A graph from a homogeneous ``torch_geometric.data.Data``; masks become ``train_idx`` and so on."""
-        from joestar.graph_api.interchange import from_pyg
+    def from_networkx(
+        cls, graph, features: list[str] | None = None, label: str | None = None, weight: str | None = "weight"
+    ) -> "Graph":
+        """A graph from a NetworkX graph; an undirected one gives both directions of every edge.
 
-        return from_pyg(cls, data)
+        Nodes are numbered in NetworkX's order; ``mapping`` leads back to what they are called there.
+
+        Args:
+            features: node attributes, numbers or vectors, that make up ``ndata["x"]``; ``None``: ``"x"``, if nodes
+                have it.
+            label: node attribute for ``ndata["y"]`` (text becomes classes); ``None``: ``"y"``, if nodes have it.
+            weight: edge attribute for ``edata["edge_weight"]``, if edges have it.
+
+        Raises:
+            GraphError: an attribute that some nodes or edges lack, or that is no number.
+        """
+        from joestar.graph_api.from_networkx import from_networkx
+
+        return from_networkx(cls, graph, features, label, weight)
+
+    @classmethod
+    def from_pyg(cls, data, split: int | None = None) -> "Graph":
+        """A graph from a homogeneous ``torch_geometric.data.Data``, or a dataset of one.
+
+        Masks, and OGB's ``train_idx`` attributes, become ``train_idx`` and so on; ``adj_t`` is taken where there is no
+        ``edge_index``; class ids ``y`` ``[N, 1]`` become ``[N]``.
+
+        Args:
+            split: which column of masks ``[N, S]`` to take; needed where there are such masks.
+
+        Raises:
+            GraphError: several node types or graphs, or a split that is not there.
+        """
+        from joestar.graph_api.from_pyg import from_pyg
+
+        return from_pyg(cls, data, split)
 
     def to_pyg(self):
         """The graph as ``torch_geometric.data.Data`` (edges in CSC order)."""
@@ -246,6 +289,10 @@ class Graph(Computation):
         """The graph without edges from a node to itself; the others keep their data."""
         return transform.remove_self_loops(self)
 
+    def has_self_loops(self) -> bool:
+        """Whether any edge joins a node to itself; reads the edges in parts until one does."""
+        return transform.has_self_loops(self)
+
     def add_self_loops(self, fill: Mapping[str, float] | None = None) -> "Graph":
         """The graph with exactly one self-loop per node, at the end of its row; loops that were there are dropped.
 
@@ -301,15 +348,16 @@ class Graph(Computation):
         for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
             for name, value in source.items():
                 frame[name] = value.to(device)
-        for name in ("train_idx", "val_idx", "test_idx"):
+        for name in SPLITS:
             split = getattr(self, name)
             setattr(graph, name, None if split is None else split.to(device))
         return graph
 
     def _describe(self, graph: "Graph") -> "Graph":
         """``graph`` with this one's splits, name and classes: it has the same nodes."""
-        graph.train_idx, graph.val_idx, graph.test_idx = self.train_idx, self.val_idx, self.test_idx
+        graph._train_idx, graph._val_idx, graph._test_idx = self._train_idx, self._val_idx, self._test_idx
         graph.name, graph.num_classes, graph.multilabel = self.name, self.num_classes, self.multilabel
+        graph.class_names, graph.mapping = self.class_names, self.mapping
         return graph
 
     def __repr__(self) -> str:

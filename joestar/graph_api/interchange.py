@@ -10,32 +10,8 @@ def from_scipy(cls, matrix, ndata=None):
     if matrix.shape[0] != matrix.shape[1]:
         raise GraphError(f"from_scipy needs a square matrix (one row and column per node); got {matrix.shape}.")
     coo = matrix.tocoo()
-    edge_index = torch.stack(
-        [torch.as_tensor(coo.row, device="cpu").long(), torch.as_tensor(coo.col, device="cpu").long()]
-    )
-    return cls.from_edge_index(edge_index, matrix.shape[0], ndata, {"w": torch.as_tensor(coo.data, device="cpu")})
-
-
-def from_pyg(cls, data):
-    """See ``Graph.from_pyg``."""
-    edge_index = getattr(data, "edge_index", None)
-    if edge_index is None:
-        raise GraphError(
-            "from_pyg needs a homogeneous Data object with edge_index; for a HeteroData call "
-            "data.to_homogeneous() first, for an adj_t transform rebuild edge_index."
-        )
-    num_nodes, num_edges = data.num_nodes, edge_index.shape[1]
-    ndata, edata = {}, {}
-    for name, value in data:
-        if not isinstance(value, torch.Tensor) or name == "edge_index" or value.dim() == 0:
-            continue
-        if data.is_edge_attr(name) and value.shape[0] == num_edges:
-            edata[name] = value
-        elif data.is_node_attr(name) and value.shape[0] == num_nodes and not name.endswith("_mask"):
-            ndata[name] = value
-    graph = cls.from_edge_index(edge_index, num_nodes, ndata, edata)
-    _set_splits(graph, lambda name: getattr(data, name, None))
-    return graph
+    ends = [torch.as_tensor(end, device="cpu").long() for end in (coo.row, coo.col)]
+    return cls.from_edge_index(torch.stack(ends), matrix.shape[0], ndata, {"w": coo.data})
 
 
 def to_pyg(graph):
@@ -63,10 +39,10 @@ def from_dgl(cls, graph, names):
         )
     src, dst = graph.edges(order="eid")
     ndata = {names.get(name, name): value for name, value in graph.ndata.items()}
-    masks = {name: ndata.pop(name) for name in list(ndata) if name in _MASKS and ndata[name].dim() == 1}
+    masks = {name: ndata.pop(name) for name in list(ndata) if name in MASKS and ndata[name].dim() == 1}
     edge_index = torch.stack([src.to(torch.int64), dst.to(torch.int64)])
     result = cls.from_edge_index(edge_index, graph.num_nodes(), ndata, dict(graph.edata.items()))
-    _set_splits(result, masks.get)
+    set_splits(result, masks.get)
     return result
 
 
@@ -84,12 +60,12 @@ def to_dgl(graph):
     return result
 
 
-_MASKS = ("train_mask", "val_mask", "test_mask")
+MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-def _set_splits(graph, mask_of) -> None:
+def set_splits(graph, mask_of) -> None:
     """Node ids of the splits from masks; ``mask_of(name)`` is a mask ``[num_nodes]`` or ``None``."""
-    for name in _MASKS:
+    for name in MASKS:
         mask = mask_of(name)
         if mask is not None and mask.dim() == 1:
             setattr(graph, name.replace("mask", "idx"), torch.nonzero(mask).flatten())
@@ -98,7 +74,7 @@ def _set_splits(graph, mask_of) -> None:
 def _masks(graph) -> dict[str, torch.Tensor]:
     """Masks ``[num_nodes]`` of the splits that the graph has."""
     masks = {}
-    for name in _MASKS:
+    for name in MASKS:
         idx = getattr(graph, name.replace("mask", "idx"))
         if idx is not None:
             masks[name] = torch.zeros(graph.num_nodes, dtype=torch.bool, device=idx.device)

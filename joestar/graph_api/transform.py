@@ -54,6 +54,18 @@ def remove_self_loops(graph):
     return keep_edges(graph, graph.indices != _destinations(graph))
 
 
+def has_self_loops(graph, rows: int = 2**20) -> bool:
+    """See ``Graph.has_self_loops``; ``rows``: destinations of a part."""
+    _check_outside(graph, "has_self_loops")
+    for first in range(0, graph.num_nodes, rows):
+        offsets = graph.indptr[first : first + rows + 1]
+        nodes = torch.arange(first, first + offsets.shape[0] - 1, device=graph.device)
+        dst = nodes.repeat_interleave(offsets.diff())
+        if bool((graph.indices[int(offsets[0]) : int(offsets[-1])] == dst).any()):
+            return True
+    return False
+
+
 def add_self_loops(graph, fill: Mapping[str, float]):
     """See ``Graph.add_self_loops``, with edge data."""
     _check_outside(graph, "add_self_loops with fill")

@@ -4,16 +4,24 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
+from joestar.graph_api.arrays import to_ids, to_tensor
 
 ID_DTYPES = (torch.int32, torch.int64)
+MANY = 10_000_000
+SPARSE = 50
+"""A number of nodes that is taken from the largest id is doubted beyond ``MANY``, if it is ``SPARSE`` times that of
+edges: such ids are no positions."""
 
 
-def check_csc(indptr: Tensor, indices: Tensor, contents: bool) -> None:
-    """Raises ``GraphError`` unless (indptr, indices) is a CSC structure."""
+def check_csc(indptr, indices, contents: bool) -> tuple[Tensor, Tensor]:
+    """(indptr, indices) as tensors; raises ``GraphError`` unless they are a CSC structure."""
+    if not isinstance(indptr, Tensor):
+        indptr = to_tensor(indptr, "indptr").to(torch.int64)
+    if not isinstance(indices, Tensor):
+        indices = to_ids(indices, "indices")
     for name, value, dtypes in (("indptr", indptr, (torch.int64,)), ("indices", indices, ID_DTYPES)):
-        if not isinstance(value, Tensor) or value.dim() != 1:
-            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise GraphError(f"{name} must be a one-dimensional tensor; got {shape}.")
+        if value.dim() != 1:
+            raise GraphError(f"{name} must be a one-dimensional tensor; got {list(value.shape)}.")
         if value.dtype not in dtypes:
             allowed = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
             raise GraphError(f"{name} must be {allowed}; got {value.dtype}. Convert it with {name}.to(torch.int64).")
@@ -22,7 +30,7 @@ def check_csc(indptr: Tensor, indices: Tensor, contents: bool) -> None:
     if indptr.numel() < 2:
         raise GraphError("the graph is empty: indptr needs at least 2 entries (one node); a graph needs nodes.")
     if not contents:
-        return
+        return indptr, indices
     if int(indptr[0]) != 0:
         raise GraphError(f"indptr must start at 0; got {int(indptr[0])}.")
     falls = torch.nonzero(indptr[1:] < indptr[:-1])
@@ -35,6 +43,7 @@ def check_csc(indptr: Tensor, indices: Tensor, contents: bool) -> None:
     if int(indptr[-1]) != indices.numel():
         raise GraphError(f"indptr must end at the number of edges, {indices.numel()}; got {int(indptr[-1])}.")
     check_ids(indices, indptr.numel() - 1, "indices")
+    return indptr, indices
 
 
 def check_ids(ids: Tensor, num_nodes: int, name: str, error: type[Exception] = GraphError) -> None:
@@ -54,8 +63,10 @@ def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
     Args:
         name: ``srcs`` or ``dsts``, for messages.
 
-    Contents are not checked while tracing, where they are not known.
+    Arrays and lists become tensors; contents are not checked while tracing, where they are not known.
     """
+    if not isinstance(nodes, Tensor) and not torch.compiler.is_compiling():
+        nodes = to_ids(nodes, name).to(graph.device)
     if not isinstance(nodes, Tensor) or nodes.dim() != 1 or nodes.dtype not in ID_DTYPES:
         came = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
         form = "graph[:, dsts]" if name == "dsts" else "graph[srcs, :]"
@@ -67,16 +78,37 @@ def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
     return nodes.to(graph.indices.dtype)
 
 
-def check_edge_index(edge_index: Tensor, num_nodes: int | None) -> int:
-    """Raises unless ``edge_index`` is integer ``[2, E]`` with ids in range; returns the number of nodes."""
-    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise GraphError(f"edge_index must be a tensor [2, E] (row 0 sources, row 1 destinations); got {shape}.")
+def check_edge_index(edge_index, num_nodes: int | None) -> tuple[Tensor, int]:
+    """``edge_index`` as a tensor and the number of nodes; raises unless it is integer ``[2, E]`` with ids in range."""
+    edge_index = to_tensor(edge_index, "edge_index")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        turn = " Turn it with edge_index.T." if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""
+        raise GraphError(
+            "edge_index must be a tensor [2, E] (row 0 sources, row 1 destinations); got "
+            f"{list(edge_index.shape)}.{turn}"
+        )
     if edge_index.dtype not in ID_DTYPES:
-        raise GraphError(f"edge_index must be int32 or int64; got {edge_index.dtype}.")
+        if edge_index.dtype not in (torch.int8, torch.int16, torch.uint8):
+            raise GraphError(f"edge_index must be int32 or int64; got {edge_index.dtype}. Convert it with .long().")
+        edge_index = edge_index.to(torch.int64)
+    given = num_nodes
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    if num_nodes < 1:
+    if num_nodes < 1 and not (edge_index.numel() and given is None):
         raise GraphError("the graph is empty: it needs at least one node; give num_nodes.")
-    check_ids(edge_index, num_nodes, "edge_index")
-    return num_nodes
+    _check_ends(edge_index, num_nodes, given)
+    return edge_index, num_nodes
+
+
+def _check_ends(edge_index: Tensor, num_nodes: int, given: int | None) -> None:
+    relabel = "joestar.data.from_tables({'source': ..., 'target': ...}) relabels ids of any kind"
+    try:
+        check_ids(edge_index, num_nodes, "edge_index")
+    except GraphError as error:
+        more = f", or give a num_nodes above {int(edge_index.max())}" if int(edge_index.min()) >= 0 else ""
+        raise GraphError(f"{error} {relabel}{more}.") from None
+    if given is None and num_nodes > MANY and num_nodes > SPARSE * edge_index.shape[1]:
+        raise GraphError(
+            f"edge_index names node {num_nodes - 1} but has {edge_index.shape[1]} edges: ids are positions, so the "
+            f"graph would have {num_nodes:,} nodes. {relabel}; if the nodes are as many, give num_nodes."
+        )

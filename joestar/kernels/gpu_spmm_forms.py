@@ -1,7 +1,7 @@
 """Products of structures given by source (CSR) or as a sorted list of edges (COO) on the GPU, without synchronisation.
 
-Sums and means over CSR are scattered by atomic additions, like the gradient of the CSC form. Extrema over CSR order the
-edges by destination first. COO finds the offsets of its rows by bisection and then gathers.
+Sums and means over CSR link every edge into a list of its destination, like the gradient of the CSC form. Extrema over
+CSR order the edges by destination first. COO finds the offsets of its rows by bisection and then gathers.
 """
 
 import torch

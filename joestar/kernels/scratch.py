@@ -7,11 +7,12 @@ and stream; what is captured in a CUDA graph may be replayed on any stream, besi
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, MutableMapping
 
 import torch
 
-Tables = dict
+Tables = MutableMapping
 
 _LOCAL = threading.local()
 
@@ -36,8 +37,9 @@ def current_tables(device: torch.device) -> Tables:
     if device.type != "cuda":
         return shared.setdefault((device, 0), {})
     stream = torch.cuda.current_stream(device).cuda_stream
-    if (device, stream) not in shared and torch.cuda.is_current_stream_capturing():
-        return next((tables for (place, _), tables in shared.items() if place == device), {})  # a capture by hand
+    if torch.cuda.is_current_stream_capturing():  # by hand: it uses what launches on any stream have left
+        others = (tables for (place, _), tables in shared.items() if place == device)
+        return ChainMap(shared.get((device, stream), {}), *others)
     return shared.setdefault((device, stream), {})
 
 

@@ -123,8 +123,8 @@ def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
     return "It fails in plain PyTorch, too, on the blocks of a batch: mend it there, for example in a debugger."
 
 
-def check_forward(model: nn.Module) -> None:
-    """Raises ``CaptureError`` unless the model can be called with blocks and features."""
+def check_forward(model: nn.Module, features: bool = True) -> None:
+    """Raises ``CaptureError`` unless the model can be called with blocks and, if there are any, features."""
     name, forward = type(model).__name__, model.forward
     if type(model).__call__ is not nn.Module.__call__:
         return
@@ -134,9 +134,11 @@ def check_forward(model: nn.Module) -> None:
             "features of the first block's sources, and returns one row per seed."
         )
     try:
-        inspect.signature(forward).bind(None, None)
+        inspect.signature(forward).bind(*[None] * (1 + features))
     except TypeError as error:
-        raise CaptureError(f"{name} cannot be called with (blocks, x) ({error}). {_call_remedy(model)}") from error
+        raise CaptureError(
+            f"{name} cannot be called with {'(blocks, x)' if features else '(blocks)'} ({error}). {_call_remedy(model)}"
+        ) from error
     except ValueError:  # a builtin without a signature
         return
 

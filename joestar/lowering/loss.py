@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from joestar.errors import LabelError
+from joestar.errors import ConfigError, LabelError
 from joestar.lowering.functional import ancestors
+from joestar.metrics.tasks import family
 
 IGNORE_INDEX = -100
 _ATEN = torch.ops.aten
@@ -18,28 +19,114 @@ _CASTS = (_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN._to_copy.default, _ATEN.a
 _CLASS_LOSSES = (_ATEN.cross_entropy_loss.default, _ATEN.nll_loss_nd.default)
 
 
-def prepare_loss(loss_fn: Callable, labels: Tensor) -> Callable:
+@dataclass(frozen=True)
+class Loss:
+    """A loss as it is traced.
+
+    Attributes:
+        call: ``call(outputs, y, **inputs)``; inputs: ``seeds``, or keys of ``graph.ndata``, whose rows it is given.
+        name: for messages.
+    """
+
+    call: Callable
+    inputs: tuple[str, ...] = ()
+    name: str = "the loss"
+
+
+def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
     """The loss that is traced: ``loss_fn`` itself, or, for labels with NaN entries, its mean over the known entries.
 
+    PyTorch's own losses get labels in the shape of the outputs where that differs by a dimension of size 1, and
+    integers 0 and 1 as floating point where they need it.
+
+    Args:
+        ndata: names of the graph's node data, for further inputs of the loss.
+
     Raises:
-        LabelError: if labels hold NaN and ``loss_fn`` offers no ``reduction="none"``.
+        LabelError: if labels hold NaN and ``loss_fn`` offers no ``reduction="none"``, or do not suit the loss.
+        ConfigError: if ``loss_fn`` asks for inputs that are neither seeds nor node data.
     """
+    name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+    inputs = _further_inputs(loss_fn, name, ndata)
+    kind = family(loss_fn)
+    _check_binary(kind, labels)
     if not (labels.dtype.is_floating_point and bool(torch.isnan(labels).any())):
-        return loss_fn
+        return Loss(loss_fn if kind is None else _fitting(loss_fn, kind), inputs, name)
     per_entry = unreduced(loss_fn)
     if per_entry is None:
         raise LabelError(
             "graph.ndata['y'] holds NaN (unknown labels) and the loss offers no reduction='none', so they cannot be "
             "left out. Give a loss with a `reduction` argument (F.binary_cross_entropy_with_logits, nn.MSELoss, ...)."
         )
+    if kind is not None:
+        per_entry = _fitting(per_entry, kind)
 
-    def known_entries(logits: Tensor, y: Tensor) -> Tensor:
+    def known_entries(outputs, y: Tensor, **others) -> Tensor:
         known = ~torch.isnan(y)
-        losses = per_entry(logits, torch.where(known, y, torch.zeros_like(y)))
+        losses = per_entry(outputs, torch.where(known, y, torch.zeros_like(y)), **others).reshape(known.shape)
         total = torch.where(known, losses, torch.zeros_like(losses)).sum()
         return total / known.sum().clamp(min=1)
 
-    return known_entries
+    return Loss(known_entries, inputs, name)
+
+
+def _further_inputs(loss_fn: Callable, name: str, ndata) -> tuple[str, ...]:
+    """``seeds`` if the loss has such a parameter, and parameters beyond two without default, which name node data."""
+    try:
+        called = loss_fn.forward if isinstance(loss_fn, torch.nn.Module) else loss_fn
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    bound = loss_fn.keywords if isinstance(loss_fn, functools.partial) else {}
+    found = []
+    for parameter in named:
+        wanted = parameter.name not in bound and (parameter.name == "seeds" or parameter.default is parameter.empty)
+        if not wanted or parameter in parameters[:2]:
+            continue
+        if parameter.name != "seeds" and parameter.name not in ndata:
+            raise ConfigError(
+                f"{name} has a third parameter {parameter.name!r}, which is neither 'seeds' (ids of the batch) nor a "
+                f"key of graph.ndata ({', '.join(ndata)}): expected loss(outputs, y), with seeds or node data by name."
+            )
+        found.append(parameter.name)
+    return tuple(found)
+
+
+def _fitting(loss_fn: Callable, kind: str) -> Callable:
+    """One of PyTorch's losses, given labels that fit its outputs: ``[n]`` and ``[n, 1]`` would be all pairs."""
+
+    def fitting(outputs: Tensor, y: Tensor, **others) -> Tensor:
+        if kind == "classes":
+            single = y.dim() == 2 and y.shape[1] == 1 and not y.dtype.is_floating_point
+            return loss_fn(outputs, y.squeeze(1) if single else y, **others)
+        if not y.dtype.is_floating_point:
+            y = y.to(outputs.dtype)
+        if outputs.dim() == 2 and outputs.shape[1] == 1 and y.dim() == 1:
+            y = y.unsqueeze(1)
+        elif outputs.dim() == 1 and y.dim() == 2 and y.shape[1] == 1:
+            y = y.squeeze(1)
+        if outputs.dim() != y.dim() or outputs.shape[1:] != y.shape[1:]:
+            raise LabelError(
+                f"the model's output {list(outputs.shape)} and graph.ndata['y'] {list(y.shape)} differ in shape: the "
+                "loss would compare all pairs. Make the model's last layer as wide as the labels."
+            )
+        return loss_fn(outputs, y, **others)
+
+    return fitting
+
+
+def _check_binary(kind: str | None, labels: Tensor) -> None:
+    """Integers under a loss of values or of yes and no must be 0 and 1."""
+    if kind not in ("logits", "probabilities", "values") or labels.dtype.is_floating_point:
+        return
+    if kind == "values":
+        raise LabelError("the loss compares values and graph.ndata['y'] holds integers: convert it with .float().")
+    if bool(((labels != 0) & (labels != 1)).any()):
+        raise LabelError(
+            "the loss is a binary cross entropy and graph.ndata['y'] holds integers beside 0 and 1: classes need "
+            "F.cross_entropy, unknown labels floating point: y.float().masked_fill(y < 0, float('nan'))."
+        )
 
 
 def unreduced(loss_fn: Callable) -> Callable | None:

@@ -13,15 +13,31 @@ _FRAMEWORK = (os.sep + "torch" + os.sep, os.sep + "importlib" + os.sep, "<frozen
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
-def _is_user(file: str) -> bool:
-    models = file.startswith((_PACKAGE + "nn" + os.sep, _PACKAGE + "sampling" + os.sep))
+def _is_model(file: str) -> bool:
+    """Whether a file is one of Joestar's models and samplers, which users read as examples."""
+    return file.startswith((_PACKAGE + "nn" + os.sep, _PACKAGE + "sampling" + os.sep))
+
+
+def is_user(file: str) -> bool:
+    """Whether a file is none of Joestar's (but for models and samplers), PyTorch's or Python's own."""
     python = file.startswith(_STANDARD) and "-packages" not in file
-    return models or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
+    return _is_model(file) or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the user's: no part of Joestar, nor of an installed package."""
+    return is_user(file) and not file.startswith(_PACKAGE) and "-packages" + os.sep not in file
+
+
+def model_line(frames: list[tuple[str, str, str, str]]) -> str:
+    """The innermost frame in the user's own files, else in Joestar's models and samplers; empty without either."""
+    own = [frame for frame in frames if is_own(frame[0])]
+    return innermost(own or [frame for frame in frames if _is_model(frame[0])])
 
 
 def innermost(frames: list[tuple[str, str, str, str]]) -> str:
     """The innermost frame of the user, else of a library, else of all, as ``file:line in where: code``."""
-    found = [frame for frame in frames if _is_user(frame[0])]
+    found = [frame for frame in frames if is_user(frame[0])]
     user = [frame for frame in found if "-packages" + os.sep not in frame[0]]
     chosen = (user or found or frames)[-1:]
     return "".join(f"{file}:{line} in {where}: {code}" for file, line, where, code in chosen)
@@ -29,22 +45,39 @@ def innermost(frames: list[tuple[str, str, str, str]]) -> str:
 
 def node_frames(node: fx.Node) -> list[tuple[str, str, str, str]]:
     """Frames (file, line, function, code) behind a node, outermost first."""
-    trace = node.meta.get("stack_trace") or ""
+    return frames_of(node.meta.get("stack_trace") or "")
+
+
+def frames_of(trace: str) -> list[tuple[str, str, str, str]]:
+    """Frames (file, line, function, code) in the text of a stack trace."""
     return [(m["file"], m["line"], m["where"], (m["code"] or "").strip()) for m in _FRAME.finditer(trace)]
 
 
 def node_line(node: fx.Node) -> str:
     """Source line of the model or sampler behind a node: ``file:line in function: code``, or its name."""
-    return innermost(node_frames(node)) or f"node {node.name}"
+    frames = node_frames(node)
+    return model_line(frames) or innermost(frames) or f"node {node.name}"
+
+
+def layer_of(node: fx.Node) -> str:
+    """Name of the innermost module that a node belongs to, as in ``model.named_modules()``; empty outside of them."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()), ("",))[0]
+    path = re.sub(r"\._modules\['(?P<name>[^']*)'\]|\[(?P<index>\d+)\]", _named, path)
+    return path.removeprefix("L['model']").lstrip(".")
+
+
+def _named(match: re.Match) -> str:
+    return "." + (match["name"] or match["index"])
 
 
 def user_line(error: BaseException) -> str:
     """Source line behind an error raised while tracing, or an empty string."""
     trace = str(error)
     after = trace.partition("from user code:")[2]
-    frames = [(m["file"], m["line"], m["where"], (m["code"] or "").strip()) for m in _FRAME.finditer(after or trace)]
+    frames = frames_of(after or trace)
     if frames:
         return innermost(frames)
     stack = traceback.extract_tb(error.__traceback__)
-    own = [(f.filename, str(f.lineno), f.name, f.line or "") for f in stack if _is_user(f.filename)]
+    own = [(f.filename, str(f.lineno), f.name, f.line or "") for f in stack if is_user(f.filename)]
     return innermost(own[1:]) if len(own) > 1 else ""

@@ -6,6 +6,7 @@ from joestar.nn.gin_conv import GINConv
 from joestar.nn.jumping_knowledge import JumpingKnowledge
 from joestar.nn.mlp import MLP
 from joestar.nn.models import GAT, GCN, GIN, BasicGNN, GraphSAGE
+from joestar.nn.node_embedding import NodeEmbedding
 from joestar.nn.norm import BatchNorm, LayerNorm
 from joestar.nn.sage_conv import SAGEConv
 
@@ -22,5 +23,6 @@ __all__ = [
     "GraphSAGE",
     "JumpingKnowledge",
     "LayerNorm",
+    "NodeEmbedding",
     "SAGEConv",
 ]

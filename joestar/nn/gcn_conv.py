@@ -1,5 +1,6 @@
 """The graph convolution of Kipf and Welling, on full graphs and on sampled blocks."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from joestar.errors import ConfigError
 from joestar.graph_api import fn
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
+from joestar.graph_api.graph import Graph
 from joestar.nn.conv import Conv, check_channels, weighted
 from joestar.nn.init import GlorotLinear, zeros
 
@@ -94,6 +96,16 @@ class GCNConv(Conv):
         """Draws all parameters anew."""
         self.lin.reset_parameters()
         zeros(self.bias)
+
+    def check_graph(self, graph: Graph) -> None:
+        """Warns where the graph's own self-loops would make blocks differ from the layer on the graph."""
+        if self.norm == "graph" and self.add_self_loops and graph.has_self_loops():
+            warnings.warn(
+                "GCNConv(norm='graph') adds a self-loop to every node, and this graph has some: on blocks they count "
+                "as neighbours, so that results differ from the layer on the whole graph. Sample from "
+                "graph.remove_self_loops().",
+                stacklevel=2,
+            )
 
     def forward(self, block: Computation, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """``[num_src, in]`` to ``[num_dst, out]``.

@@ -2,8 +2,8 @@
 
 The same results as ``spmm`` and ``aggregate_cat``; gradients agree to rounding. Forms of the backward pass:
 
-- ``scatter``: every destination adds its gradient to the rows of its sources; nothing is converted (thesis 5.3.3). On a
-  GPU by atomic additions, so that last bits change between runs; on a CPU every task writes a tile of its own.
+- ``scatter`` (on a CPU only): every destination adds its gradient to the rows of its sources, every task in a tile of
+  its own; nothing is converted (thesis 5.3.3).
 - ``transposed``: the edges are ordered by source once, then every source gathers; in edge order.
 - ``linked`` (on a GPU only): every edge is linked into a list of its source, which gathers them; in any order.
 
@@ -20,8 +20,8 @@ from joestar.ops.library import LIBRARY
 ops = torch.ops.joestar
 
 FORMS = {
-    "spmm": {"cpu": ("transposed", "scatter"), "cuda": ("linked", "scatter", "transposed")},
-    "aggregate_cat": {"cpu": ("transposed", "scatter"), "cuda": ("linked", "scatter", "transposed")},
+    "spmm": {"cpu": ("transposed", "scatter"), "cuda": ("linked", "transposed")},
+    "aggregate_cat": {"cpu": ("transposed", "scatter"), "cuda": ("linked", "transposed")},
 }
 """Per op and device the forms of its backward pass, that of the op itself first."""
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from joestar.kernels import gpu_kernels
+from joestar.ops import optimizer_formulas as formulas
 
 COLUMNS = 9
 """Hyperparameters of a group, float64; see ``kernels.gpu_optimizer``."""
@@ -20,6 +21,9 @@ def available() -> bool:
 def hyperparameters(optimizer: Optimizer, group: dict) -> list[float]:
     """A row of the table; a learning rate that is a tensor on a GPU is 0 here, and copied there."""
     lr, decay = _number(group["lr"]), float(group["weight_decay"])
+    if type(optimizer) in formulas.FORMULAS:
+        values = [lr, decay, *formulas.numbers(optimizer, group)]
+        return values + [0.0] * (COLUMNS - len(values))
     if not isinstance(optimizer, (Adam, AdamW)):
         return [lr, decay, float(group["momentum"])] + [0.0] * (COLUMNS - 3)
     betas = [float(beta) for beta in group["betas"]]
@@ -35,8 +39,12 @@ def structure(optimizer: Optimizer) -> tuple:
     """What is part of a captured step and no number in the table: which formula."""
     flags = ("amsgrad", "maximize", "nesterov", "decoupled_weight_decay")
     return tuple(
-        (bool(group.get("momentum", 0)), *(bool(group.get(flag)) for flag in flags)) for group in optimizer.param_groups
-    )
+        (
+            bool(group.get("momentum", 0)), *(bool(group.get(flag)) for flag in flags),
+            *(group.get(flag) for flag in formulas.FLAGS),
+        )
+        for group in optimizer.param_groups
+    )  # fmt: skip
 
 
 def allocate(optimizer: Optimizer) -> None:
@@ -48,6 +56,9 @@ def allocate(optimizer: Optimizer) -> None:
 
 
 def _allocate(optimizer: Optimizer, group: dict, parameter: Tensor) -> None:
+    if type(optimizer) in formulas.FORMULAS:
+        formulas.allocate(optimizer, group, parameter)
+        return
     state = optimizer.state[parameter]
     wanted = ["momentum_buffer"] if group.get("momentum") else []
     if isinstance(optimizer, (Adam, AdamW)):
@@ -65,6 +76,10 @@ def step(optimizer: Optimizer, table: Tensor, ok: Tensor) -> None:
 
     The state must be allocated. Parameters without a gradient stay as they are.
     """
+    optimizer._opt_called = True  # schedulers ask
+    if type(optimizer) in formulas.FORMULAS:
+        formulas.step(optimizer, table, ok)
+        return
     from joestar.kernels.gpu_optimizer import adam, sgd
 
     for row, group in enumerate(optimizer.param_groups):
@@ -86,7 +101,6 @@ def step(optimizer: Optimizer, table: Tensor, ok: Tensor) -> None:
         else:
             buffers = every("momentum_buffer") if group["momentum"] else []
             sgd(weights, grads, buffers, table[row], ok, nesterov=group["nesterov"], maximize=group["maximize"])
-    optimizer._opt_called = True  # schedulers ask
 
 
 def _laid_out(grad: Tensor, parameter: Tensor) -> Tensor:

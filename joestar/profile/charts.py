@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from joestar.profile.numbers import short
+
 HEIGHT = 18
 
 
@@ -71,7 +73,44 @@ def _percent(share: float) -> str:
     return f"{share * 100:.2f}".rstrip("0").rstrip(".")
 
 
-class LogAxis:
+class Axis:
+    """Places values on a chart. ``at``: where a value stands, as a share of the width; ``ticks``: (place, value)."""
+
+    def at(self, value: float) -> float:
+        """Where a value stands, as a share of the width."""
+        raise NotImplementedError
+
+    def ticks(self) -> list[tuple[float, float]]:
+        """(place, value) of round values."""
+        raise NotImplementedError
+
+    def labels(self) -> list[tuple[str, str]]:
+        """(place in percent, text) of the ticks, which do not run into each other on a phone."""
+        return [(_percent(at), short(value)) for at, value in self.ticks()]
+
+
+class LinearAxis(Axis):
+    """An axis from zero, with a little room at its end."""
+
+    ROOM = 0.04
+    MOST = 6
+
+    def __init__(self, largest: float):
+        self.end = (largest or 1.0) * (1 + self.ROOM)
+
+    def at(self, value: float) -> float:
+        """Where a value stands, as a share of the width."""
+        return value / self.end
+
+    def ticks(self) -> list[tuple[float, float]]:
+        """(place, value) of multiples of 1, 2 or 5 times a power of ten, zero among them."""
+        power = 10.0 ** math.floor(math.log10(self.end))
+        steps = (power * factor for factor in (0.1, 0.2, 0.5, 1, 2, 5))
+        step = next(step for step in steps if self.end / step < self.MOST)
+        return [(self.at(k * step), k * step) for k in range(int(self.end / step) + 1)]
+
+
+class LogAxis(Axis):
     """A logarithmic axis with a little room at both ends.
 
     Args:

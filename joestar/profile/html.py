@@ -1,7 +1,7 @@
 """The ledger as one HTML page: styles and charts inside, nothing loaded, no scripts.
 
-This module turns records into rows and charts; ``report.html.jinja`` and ``report.css`` lay them out. The template
-escapes everything that it is handed.
+This module hands the records to ``report.html.jinja`` as rows and charts, which ``html_time`` and ``html_tables`` make;
+``report.css`` lays them out. The template escapes everything that it is handed.
 """
 
 import re
@@ -9,25 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from joestar.profile import numbers
-from joestar.profile.charts import Box, LogAxis, Mark, chart
-from joestar.profile.ledger import (
-    CandidateRecord,
-    ProfileRecord,
-    Report,
-    SetRecord,
-    StageRecord,
-    TuningRecord,
-)
+from joestar.profile import clocks, html_tables, html_time, numbers
+from joestar.profile.findings import caveat, findings
+from joestar.profile.ledger import ProfileRecord, Report
+from joestar.profile.phases import MEANING
+from joestar.profile.places import place
 
 FOLDER = Path(__file__).parent
-SHOWN = 20
-"""Kernels that are shown at once; the others unfold."""
-COLOURS = {**{name: name for name in ("sampling", "forward", "backward", "optimizer")}, "set-up of the epoch": "setup"}
-"""Class of a phase in the style sheet; other phases are grey."""
-SOURCE = re.compile(r"^(?P<file>.*?):(?P<line>\d+) in (?P<function>.*?): (?P<code>.*)$", re.DOTALL)
 
 
 def render_html(report: Report) -> str:
@@ -37,25 +27,46 @@ def render_html(report: Report) -> str:
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters.update(
-        bytes=numbers.human_bytes, rate=numbers.human_rate, ms=numbers.milliseconds, percent=numbers.percent,
-        count=numbers.count, digits=numbers.digits, place=place,
+        bytes=_whole(numbers.human_bytes), rate=_whole(numbers.human_rate), ms=_whole(numbers.milliseconds),
+        percent=_whole(numbers.percent), seconds=_whole(numbers.seconds), count=numbers.count, digits=numbers.digits,
+        place=place, breaks=breaks, units=units,
     )  # fmt: skip
     profile, tuning = report.profile, report.tuning
     return environment.get_template("report.html.jinja").render(
         report=report,
         style=Markup((FOLDER / "report.css").read_text()),
+        findings=findings(report),
+        caveat=caveat(report),
         tiles=tiles(report),
-        phases=_phases(profile) if profile else None,
-        kernels=_kernels(profile) if profile else [],
-        shown=SHOWN,
-        floor=_floor(profile) if profile else None,
-        stages=_stages(profile.stages) if profile else [],
-        candidates=_candidates(tuning) if tuning else [],
-        programs=[(program, _sizes(program.sets)) for program in report.programs],
+        meaning=MEANING,
+        phases=html_time.phases(profile) if profile else None,
+        layers=html_time.layers(profile) if profile else [],
+        kernels=html_time.kernels(profile) if profile else ([], []),
+        floor=html_time.floor(profile) if profile else None,
+        stages=html_time.stages(profile) if profile else None,
+        candidates=html_tables.candidates(tuning) if tuning else [],
+        programs=[html_tables.program(program) for program in report.programs],
         sites=[(program, site) for program in report.programs for site in program.sites],
-        clocks=_clocks(report),
-        events=_events(report),
+        clocks=clocks.clocks(report),
+        once=clocks.once(report),
+        events=clocks.events(report),
     )
+
+
+def _whole(text):
+    """A filter that keeps a number and its unit on one line."""
+    return lambda value: text(value).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def units(text: str) -> str:
+    """A sentence whose numbers stay on one line with their units."""
+    return re.sub(r"(?<=\d) (?=(%|ms|s|h|B|[KMGT]iB|µs|steps?|epochs?)\b|%)", "\N{NO-BREAK SPACE}", text)
+
+
+def breaks(text: str) -> Markup:
+    """A long name that may break behind its separators, not within words."""
+    parts = re.split(r"(?<=[_:.,/<>(=])(?=[^_:.,/<>(=\s])", text)
+    return Markup("<wbr>").join(escape(part) for part in parts)
 
 
 # --- headline ---
@@ -93,8 +104,8 @@ def tiles(report: Report) -> list[Tile]:
             counters.fallbacks > 0,
         ),
         Tile(
-            "Recompiles", f"{counters.recompiles:,}", "",
-            f"compiling took {sum(sum(program.seconds.values()) for program in report.programs):.1f} s in all",
+            "Compiling", *numbers.seconds(report.compile_seconds).split(),
+            f"once, no part of the steps; {numbers.plural(counters.recompiles, 'recompilation')}",
             counters.recompiles > 0,
         ),
     ]  # fmt: skip
@@ -112,7 +123,7 @@ def _measured_tiles(profile: ProfileRecord) -> list[Tile]:
         found.append(Tile("Epoch", value, unit, f"{numbers.plural(profile.epoch_steps, 'step')} at the median"))
     if profile.floor_milliseconds is not None:
         share = profile.floor_milliseconds / profile.milliseconds
-        note = f"{numbers.milliseconds(profile.floor_milliseconds)} if memory were the only limit"
+        note = f"the step would take {numbers.milliseconds(profile.floor_milliseconds)} if memory were the only limit"
         found.append(Tile("Share of the floor", f"{share * 100:.3g}", "%", note))
     return found
 
@@ -123,139 +134,3 @@ def _clock_tiles(report: Report) -> list[Tile]:
         return []
     mean = spent / report.counters.steps * 1e3
     return [Tile("Step, host clock", numbers.digits(mean), "ms", f"mean of {report.counters.steps:,} steps")]
-
-
-# --- time ---
-
-
-def _colour(phase: str) -> str:
-    return COLOURS.get(phase, "rest")
-
-
-def _phases(profile: ProfileRecord) -> dict:
-    """The stacked bar, the rows of its table, and their sum in milliseconds."""
-    total = sum(profile.phases.values())
-    rows = [(name, _colour(name), spent, spent / total if total else 0.0) for name, spent in profile.phases.items()]
-    floor = profile.floor_milliseconds
-    scale = max(total, floor or 0.0) or 1.0
-    boxes, start = [], 0.0
-    for name, colour, spent, share in rows:
-        title = f"{name}: {numbers.milliseconds(spent)}, {numbers.percent(share)}"
-        boxes.append(Box(start / scale, (start + spent) / scale, colour, title))
-        start += spent
-    marks = [Mark(floor / scale, "floor", f"floor: {numbers.milliseconds(floor)}")] if floor else []
-    text = "Time per phase: " + ", ".join(f"{name} {numbers.milliseconds(spent)}" for name, _, spent, _ in rows)
-    return {"chart": chart(text, boxes, marks, 34), "rows": rows, "total": total, "floor": bool(floor)}
-
-
-def _kernels(profile: ProfileRecord) -> list[tuple]:
-    """(kernel, colour, share of all kernels, bar)."""
-    total = sum(kernel.microseconds for kernel in profile.kernels) or 1.0
-    longest = max((kernel.microseconds for kernel in profile.kernels), default=0.0) or 1.0
-    rows = []
-    for kernel in profile.kernels:
-        share, colour = kernel.microseconds / total, _colour(kernel.phase)
-        text = f"{kernel.name}: {numbers.percent(share)} of the kernels' time"
-        rows.append((kernel, colour, share, chart(text, [Box(0, kernel.microseconds / longest, colour)], height=12)))
-    return rows
-
-
-def _floor(profile: ProfileRecord) -> dict | None:
-    """The step beside its floor; ``None`` where the bytes are not known."""
-    floor = profile.floor_milliseconds
-    if floor is None:
-        return None
-    scale = max(profile.milliseconds, floor)
-    rows = [("step", profile.milliseconds, "main"), ("floor", floor, "rest")]
-    return {
-        "share": floor / profile.milliseconds,
-        "rows": [
-            (name, value, chart(f"{name}: {numbers.milliseconds(value)}", [Box(0, value / scale, kind)]))
-            for name, value, kind in rows
-        ],
-    }
-
-
-def _stages(stages: list[StageRecord]) -> list[tuple]:
-    """(stage, milliseconds saved since the one before or ``None``, factor over the first, bar)."""
-    rows, scale = [], max((stage.milliseconds for stage in stages), default=1.0) or 1.0
-    for position, stage in enumerate(stages):
-        before = stages[position - 1].milliseconds if position else None
-        now = stage.milliseconds
-        boxes = [Box(0, min(now, before or now) / scale, "main")]
-        if before is not None and before > now:
-            boxes.append(Box(now / scale, before / scale, "saved", f"saves {numbers.milliseconds(before - now)}"))
-        elif before is not None:
-            boxes.append(Box(before / scale, now / scale, "lost", f"costs {numbers.milliseconds(now - before)}"))
-        bar = chart(f"{stage.stage}: {numbers.milliseconds(now)}", boxes, height=24)
-        factor = stages[0].milliseconds / now if now else None
-        rows.append((stage, None if before is None else before - now, factor, bar))
-    return rows
-
-
-# --- choices, sizes, clocks ---
-
-
-def _candidates(tuning: TuningRecord) -> list[tuple]:
-    """(candidate, bar)."""
-
-    def time(candidate: CandidateRecord) -> float:
-        return candidate.compiled_ms or candidate.eager_ms or 0.0
-
-    longest = max((time(candidate) for candidate in tuning.candidates), default=0.0) or 1.0
-    rows = []
-    for candidate in tuning.candidates:
-        kind = "main" if candidate.taken else "rest"
-        text = f"{numbers.milliseconds(time(candidate))} per step" if time(candidate) else "not timed"
-        rows.append((candidate, chart(text, [Box(0, time(candidate) / longest, kind)], height=12)))
-    return rows
-
-
-def _sizes(sets: list[SetRecord]) -> dict | None:
-    """Charts of the sets on a common logarithmic axis; ``None`` without sets."""
-    if not sets:
-        return None
-    axis = LogAxis(min(row.minimum for row in sets), max(max(row.maximum, row.bound or 0) for row in sets))
-    grid = [Mark(at, "tick") for at, _ in axis.ticks()]
-    rows = []
-    for row in sets:
-        text = f"{row.name}: {row.minimum:,} to {row.maximum:,}, mean {row.mean:,.0f}"
-        boxes = [Box(axis.at(row.minimum), axis.at(row.maximum), "range", text)]
-        marks = [*grid, Mark(axis.at(row.mean), "mean", text, dot=True)]
-        if row.bound is not None:
-            text += f", bound {row.bound:,}"
-            boxes.insert(0, Box(axis.at(row.maximum), axis.at(row.bound), "hatch", "room above the largest"))
-            marks.append(Mark(axis.at(row.bound), "bound", f"bound {row.bound:,}"))
-        padding = None
-        if row.waste is not None:
-            told = f"{numbers.percent(row.waste)} of the bound is padding"
-            padding = chart(told, [Box(0, 1 - row.waste, "main"), Box(1 - row.waste, 1, "hatch")], height=12)
-        rows.append((row, chart(text, boxes, marks, 22, inset=5), padding))
-    return {"rows": rows, "ticks": [(f"{at * 100:.4g}", numbers.short(value)) for at, value in axis.ticks()]}
-
-
-def _clocks(report: Report) -> list[tuple[str, float, float]]:
-    """(phase, seconds, milliseconds per step) of the whole run."""
-    steps = max(report.counters.steps, 1)
-    return [(name, seconds, seconds / steps * 1e3) for name, seconds in report.counters.seconds.items()]
-
-
-def _events(report: Report) -> list[tuple[str, int]]:
-    counters = report.counters
-    return [
-        ("steps", counters.steps), ("padded", counters.padded_steps), ("exact", counters.exact_steps),
-        ("overflows", counters.overflows), ("fallbacks", counters.fallbacks), ("recompiles", counters.recompiles),
-        ("CUDA graphs captured", counters.captures), ("warm-up batches", counters.warm_up_batches),
-    ]  # fmt: skip
-
-
-def place(source: str) -> dict[str, str]:
-    """A source line, taken apart: ``where`` (the file's last parts and the line), ``function``, ``code``, ``full``."""
-    match = SOURCE.match(source)
-    if match is None:
-        return {"where": source, "function": "", "code": "", "full": source}
-    where = "/".join(Path(match["file"]).parts[-3:])
-    return {
-        "where": f"{where}:{match['line']}", "function": match["function"], "code": match["code"],
-        "full": f"{match['file']}:{match['line']}",
-    }  # fmt: skip

@@ -1,8 +1,12 @@
 """The ledger: everything the system decided or observed, as one tree of dataclasses. JSON is its form."""
 
+import contextlib
 import json
+import os
 import platform
+import re
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -12,10 +16,20 @@ from joestar.errors import ConfigError
 from joestar.profile.files import write_text
 from joestar.profile.tree import rebuilt
 
+CHOSEN = re.compile(r"\bis chosen\b")
+"""How passes word that both forms are correct, and the other one is taken."""
+FIRST_BACKWARD = "first backward"
+"""Clock of backward passes that are the first of their program: they compile it."""
+BETWEEN = "between kernels"
+"""Name under which the host's time outside of kernels is listed: Python, autograd, launches."""
+
 
 @dataclass
 class SetRecord:
-    """A set of data-dependent size: what it is, sizes seen, its bound, and the share of it that is padding."""
+    """A set of data-dependent size: what it is, sizes seen, its bound, and the share of it that is padding.
+
+    ``stored`` is false for a set that no kernel writes: it is sampled and aggregated in one, and has no bound.
+    """
 
     name: str
     seen: int
@@ -24,6 +38,7 @@ class SetRecord:
     maximum: int
     bound: int | None
     waste: float | None
+    stored: bool = True
 
 
 @dataclass
@@ -40,13 +55,19 @@ class PassSummary:
 
 @dataclass
 class PlaceSummary:
-    """A place where a pattern fired or was refused, with the reason and the user's source line."""
+    """A place where a pattern fired or did not, with the reason, the user's source line and the layer (its name)."""
 
     pattern: str
     node: str
     fired: bool
     detail: str
     source: str
+    layer: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """``fired``; ``chosen`` where another correct form is taken; ``refused`` where the pattern may not fire."""
+        return "fired" if self.fired else "chosen" if CHOSEN.search(self.detail) else "refused"
 
 
 @dataclass
@@ -89,12 +110,20 @@ class TuningRecord:
 
 @dataclass
 class KernelRecord:
-    """Time of one kernel per step: name, phase (``sampling``, ``forward``, ``backward``, ``optimizer``), calls."""
+    """Time of one kernel per step: name, phase (``sampling``, ``forward``, ``backward``, ``optimizer``), calls.
+
+    Attributes:
+        shape: of its operands, for products of matrices; layer: name of the module that it works for (``convs.0``);
+        source: line of the user's model, ``file:line in function: code``. Each is empty where it is not known.
+    """
 
     name: str
     phase: str
     microseconds: float
     calls: float
+    shape: str = ""
+    layer: str = ""
+    source: str = ""
 
 
 @dataclass
@@ -117,6 +146,7 @@ class ProfileRecord:
         peak_bytes: of memory during a step; logical_bytes: that must move; copy_bandwidth: measured, bytes/s;
         bus: bytes per step per bus (``host to device``, ``device to host``), empty where there is none.
         epoch_steps: steps of an epoch; source: where phases and kernels were read from, in a sentence.
+        baselines: the same training without Joestar, where it can be measured; no_baseline: why not, else.
     """
 
     milliseconds: float
@@ -132,6 +162,8 @@ class ProfileRecord:
     bus: dict[str, int] = field(default_factory=dict)
     epoch_steps: int | None = None
     source: str = ""
+    baselines: list[StageRecord] = field(default_factory=list)
+    no_baseline: str = ""
 
     @property
     def epoch_seconds(self) -> float | None:
@@ -148,7 +180,10 @@ class ProfileRecord:
 
 @dataclass
 class ProgramRecord:
-    """One captured program: its graph before and after the passes, its sizes, and what compiling took (seconds)."""
+    """One captured program: its graph before and after the passes, its sizes, and what compiling took (seconds).
+
+    ``slack`` is the share added to the sizes seen when bounds are chosen.
+    """
 
     kind: str
     graph_before: str
@@ -161,6 +196,7 @@ class ProgramRecord:
     compiles: int
     rewrites: dict[str, int]
     seconds: dict[str, float]
+    slack: float | None = None
 
 
 @dataclass
@@ -194,13 +230,21 @@ class Counters:
 
 @dataclass
 class Environment:
-    """Versions and machine that the numbers belong to."""
+    """Versions and machine that the numbers belong to.
+
+    Attributes:
+        threads: that PyTorch uses; processors: that this process may use; memory: of the machine, bytes; 0: not known.
+        cpu: its model, as the system calls it.
+    """
 
     joestar: str
     torch: str
     python: str
     device: str
     threads: int
+    cpu: str = ""
+    processors: int = 0
+    memory: int = 0
 
     @classmethod
     def of(cls, device: torch.device) -> "Environment":
@@ -210,8 +254,26 @@ class Environment:
         )
         return cls(
             joestar.__version__, torch.__version__, platform.python_version(), f"{device.type} ({name})",
-            torch.get_num_threads(),
+            torch.get_num_threads(), _cpu_model(), _processors(), _memory(),
         )  # fmt: skip
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+
+
+def _memory() -> int:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
 
 
 @dataclass
@@ -220,6 +282,8 @@ class Report:
 
     Attributes:
         graph: its name and sizes; tuning, profile: ``None`` unless the step was tuned or profiled.
+        settings: what it takes to repeat the run, name -> value as text; command: that does so, if there is one;
+        date: when the report was made, with the zone.
     """
 
     environment: Environment
@@ -232,6 +296,15 @@ class Report:
     tuning: TuningRecord | None = None
     profile: ProfileRecord | None = None
     graph: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    date: str = field(default_factory=lambda: datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time of capturing and compiling all programs, backward passes included."""
+        forward = sum(sum(program.seconds.values()) for program in self.programs)
+        return forward + self.counters.seconds.get(FIRST_BACKWARD, 0.0)
 
     def to_dict(self) -> dict:
         """Plain dicts, lists and numbers."""

@@ -55,6 +55,12 @@ def short(value: float) -> str:
     return f"{value:.4g}G"
 
 
-def plural(number: int, noun: str) -> str:
-    """``1 step``, ``1,200 steps``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def plural(number: int, noun: str, many: str = "") -> str:
+    """``1 step``, ``1,200 steps``; ``many``: the plural, if it is another one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {many or noun + 's'}"
+
+
+def rounded(value: float) -> str:
+    """Two digits are enough for an estimate: ``12,432`` as ``12,000``."""
+    size = 10 ** max(0, len(str(int(value))) - 2)
+    return f"{round(value / size) * size:,}"

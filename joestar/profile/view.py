@@ -1,21 +1,29 @@
-"""The ledger as text for a terminal."""
+"""The ledger as text for a terminal of 80 columns; source lines are never broken."""
+
+import textwrap
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from joestar.profile import numbers
+from joestar.profile.clocks import clocks, once
+from joestar.profile.findings import caveat, findings
 from joestar.profile.ledger import ProfileRecord, ProgramRecord, Report, TuningRecord
+from joestar.profile.places import merged, place, short_line
 
 SHOWN = 12
 """Kernels that are listed."""
+WIDTH = 80
+NAME = 27
+"""Columns of a kernel's name."""
 
 
-def _text(*renderables, width: int = 110) -> str:
-    console = Console(width=width, color_system=None, force_terminal=False)
+def _text(*renderables) -> str:
+    console = Console(width=WIDTH, color_system=None, force_terminal=False)
     with console.capture() as capture:
         for renderable in renderables:
-            console.print(renderable)
+            console.print(renderable, soft_wrap=isinstance(renderable, str))
     return capture.get()
 
 
@@ -23,12 +31,22 @@ def _table(*columns: str, text: int = 1) -> Table:
     """A table whose first ``text`` columns are words and whose others are numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < text else "right", overflow="fold")
+        table.add_column(
+            column, justify="left" if position < text else "right", overflow="fold", no_wrap=position >= text
+        )
     return table
 
 
+def _wrapped(text: str, indent: str = "") -> str:
+    return escape(
+        textwrap.fill(
+            text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    )  # fmt: skip
+
+
 def render(report: Report) -> str:
-    """The report as tables: settings, steps, time, tuning, and per program its passes, choices and sizes."""
+    """The report as tables: what to do next, steps, time, tuning, and per program its passes, choices and sizes."""
     env, counters = report.environment, report.counters
     head = (
         f"Joestar {env.joestar} | torch {env.torch} | {env.device} | {env.threads} threads\n"
@@ -36,7 +54,7 @@ def render(report: Report) -> str:
         f"steps {counters.steps}: {counters.padded_steps} padded, {counters.exact_steps} exact; "
         f"overflows {counters.overflows}, fallbacks {counters.fallbacks}, recompiles {counters.recompiles}"
     )
-    parts = [escape(head)]
+    parts = [escape(head), *_findings(report)]
     if report.profile is not None:
         parts.extend(_profile(report.profile))
     parts.extend(_clocks(report))
@@ -45,6 +63,16 @@ def render(report: Report) -> str:
     for program in report.programs:
         parts.extend(_program(program))
     return _text(*parts)
+
+
+def _findings(report: Report) -> list:
+    found = findings(report)
+    lines = [
+        _wrapped(f"{number}. {one.number} {one.text} -> {one.setting} {one.advice}", "   ")
+        for number, one in enumerate(found, 1)
+    ]
+    note = caveat(report)
+    return [*(["\nWhat to do next"] if found else []), *lines, *([_wrapped(note)] if note else [])]
 
 
 def _profile(profile: ProfileRecord) -> list:
@@ -77,13 +105,12 @@ def _kernels(profile: ProfileRecord) -> list:
     if not profile.kernels:
         return []
     total = sum(kernel.microseconds for kernel in profile.kernels) or 1.0
-    table = _table("kernel", "phase", "us/step", "share", "calls", text=2)
+    table = _table("kernel", "works for", "phase", "us/step", "share", text=3)
     for kernel in profile.kernels[:SHOWN]:
-        name = kernel.name if len(kernel.name) <= 60 else kernel.name[:57] + "..."
+        name = kernel.name if len(kernel.name) <= NAME else kernel.name[: NAME - 3] + "..."
         share = numbers.percent(kernel.microseconds / total)
-        table.add_row(
-            escape(name), escape(kernel.phase), numbers.digits(kernel.microseconds), share, numbers.count(kernel.calls)
-        )
+        where = " ".join(filter(None, (kernel.layer, short_line(kernel.source))))
+        table.add_row(escape(name), escape(where), escape(kernel.phase), numbers.digits(kernel.microseconds), share)
     left = len(profile.kernels) - SHOWN
     return ["\nSlowest kernels", table] + ([f"and {left} more"] if left > 0 else [])
 
@@ -92,21 +119,25 @@ def _stages(profile: ProfileRecord) -> list:
     if not profile.stages:
         return []
     table, first = _table("stage", "ms/step", "speed-up", "kernels", "peak memory"), profile.stages[0].milliseconds
-    for stage in profile.stages:
+    for stage in [*profile.baselines, *profile.stages]:
+        known = stage.milliseconds and stage not in profile.baselines
         table.add_row(
             escape(stage.stage), numbers.digits(stage.milliseconds),
-            numbers.digits(first / stage.milliseconds) if stage.milliseconds else "-",
+            numbers.digits(first / stage.milliseconds) if known else "-",
             "-" if stage.kernels is None else numbers.count(stage.kernels),
             "-" if stage.bytes is None else numbers.human_bytes(stage.bytes),
         )  # fmt: skip
-    return ["\nStages of compiling, each with one thing more", table]
+    note = "\nStages of compiling, each with one thing more (speed-up over Joestar's first)"
+    return [note, table, *([_wrapped(profile.no_baseline)] if profile.no_baseline else [])]
 
 
 def _clocks(report: Report) -> list:
-    table, steps = _table("phase", "seconds", "ms/step"), max(report.counters.steps, 1)
-    for phase, seconds in report.counters.seconds.items():
-        table.add_row(phase, f"{seconds:.2f}", f"{seconds / steps * 1e3:.2f}")
-    return ["\nTime per phase of the run, compiling included", table]
+    table = _table("phase of the steps so far, without compiling", "seconds", "ms/step")
+    for phase, seconds, mean in clocks(report):
+        table.add_row(escape(phase), f"{seconds:.2f}", f"{mean:.2f}")
+    for what, seconds in once(report):
+        table.add_row(escape(f"once: {what}"), f"{seconds:.2f}", "")
+    return ["", table]
 
 
 def _tuning(tuning: TuningRecord) -> list:
@@ -122,17 +153,20 @@ def _tuning(tuning: TuningRecord) -> list:
 
 def _program(program: ProgramRecord) -> list:
     compiling = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in program.seconds.items())
-    title = f"\nProgram '{program.kind}': batch {program.batch}, compiled {program.compiles} time(s); {compiling}"
+    title = f"Program '{program.kind}': batch {program.batch}, compiled {program.compiles} time(s); {compiling}"
     passes = _table("pass", "rewrites", "nodes", "ms")
+    idle = [row for row in program.passes if not (row.rewrites or row.skipped or row.nodes_before != row.nodes_after)]
     for row in program.passes:
         nodes = "off" if row.skipped else f"{row.nodes_before} -> {row.nodes_after}"
-        passes.add_row(row.name, str(row.rewrites), nodes, f"{row.milliseconds:.1f}")
+        if row not in idle:
+            passes.add_row(row.name, str(row.rewrites), nodes, f"{row.milliseconds:.1f}")
+    quiet = f"{len(idle)} more passes found nothing to do" if idle else ""
     sets = _table("set", "min", "mean", "max", "bound", "padding")
     for row in program.sets:
-        bound = "-" if row.bound is None else f"{row.bound:,}"
+        bound = ("-" if row.stored else "not stored") if row.bound is None else f"{row.bound:,}"
         waste = "-" if row.waste is None else f"{row.waste:.1%}"
         sets.add_row(row.name, f"{row.minimum:,}", f"{row.mean:,.0f}", f"{row.maximum:,}", bound, waste)
-    parts = [escape(title), passes, "", sets]
+    parts = ["", _wrapped(title), passes, quiet, "", sets]
     if program.sites:
         sites = _table("choice", "taken", "of", text=3)
         for site in program.sites:
@@ -143,10 +177,15 @@ def _program(program: ProgramRecord) -> list:
 
 
 def explain(programs: list[ProgramRecord]) -> str:
-    """The pattern x place table: each fired or refused, with the reason and the source line."""
+    """The pattern x place table: fired, or another form chosen, or refused, with the reason and the source line."""
     lines = []
     for program in programs:
-        for place in program.places:
-            verdict = "fired  " if place.fired else "refused"
-            lines.append(f"[{program.kind}] {verdict} {place.pattern}: {place.detail}\n    at {place.source}")
+        for row in merged(program.places):
+            spot, at = row.place, place(row.place.source)
+            times = f" ({row.times} times)" if row.times > 1 else ""
+            lines.append(f"[{program.kind}] {spot.verdict:7} {spot.pattern}: {spot.detail}{times}")
+            layers = f" ({', '.join(row.layers)})" if row.layers else ""
+            function = f" in {at['function']}" if at["function"] else ""
+            lines.append(f"    at {at['full']}{function}{layers}")
+            lines += [f"        {at['code']}"] if at["code"] else []
     return "\n".join(lines) if lines else "No pattern was looked at yet: run a step first."

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from joestar.errors import CheckpointError
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import Run
 
 
-class Epoch(Iterator[Tensor]):
+class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
     """Iterator over the losses of one epoch, made by ``Step.epoch``: asking for the next loss is what trains.
 
+    ``logged`` are the values that the loss function returned with the latest loss: name -> 0-d tensor, as final as it.
     Between two losses the state is that after the last one: evaluate, save, change the learning rate, take other
     steps, run another epoch. ``len()`` is the number of steps still to come.
 
@@ -21,11 +23,15 @@ class Epoch(Iterator[Tensor]):
         runner: carries out the steps; seeds: ids ``[n]``; batch: seeds per step; number: the epoch's, the second word
             of the key; shuffle: by a permutation keyed by (seed, number). prepare: called once, before the first step.
         position: steps that an earlier process has taken.
+        drop_last: leave out the last batch if it is smaller than the others.
+        with_seeds: give pairs (loss, seeds of the step).
+        pending: sums of gradients of a group of batches that an earlier process has begun.
     """
 
     def __init__(
         self, runner: StepRunner, seeds: Tensor, batch: int, number: int, shuffle: bool,
-        prepare: Callable[["Epoch"], None], position: int = 0,
+        prepare: Callable[["Epoch"], None], position: int = 0, drop_last: bool = False, with_seeds: bool = False,
+        pending: list[Tensor] | None = None,
     ):  # fmt: skip
         self.seeds = seeds
         self.batch_size = batch
@@ -36,10 +42,16 @@ class Epoch(Iterator[Tensor]):
         self._position = position
         self._run: Run | None = None
         self._closed = False
+        self.drop_last = drop_last
+        self.with_seeds = with_seeds
+        self._pending = pending
+        self.logged: dict[str, Tensor] = {}
 
     @property
     def steps(self) -> int:
         """Steps of the whole epoch."""
+        if self.drop_last:
+            return self.seeds.numel() // self.batch_size
         return -(-self.seeds.numel() // self.batch_size)
 
     @property
@@ -52,27 +64,35 @@ class Epoch(Iterator[Tensor]):
         """Whether steps are still to come."""
         return not self._closed and self.position < self.steps
 
+    @property
+    def updated(self) -> bool:
+        """Whether the latest step completed a group of accumulated batches: the optimizer made its step."""
+        return self._run is not None and self._runner.update.completes(self._run, self._run.position - 1)
+
     def __len__(self) -> int:
         return self.steps - self.position
 
     def __iter__(self) -> "Epoch":
         return self
 
-    def __next__(self) -> Tensor:
+    def __next__(self) -> Tensor | tuple[Tensor, Tensor]:
         if not self.running:
             raise StopIteration
         try:
             if self._run is None:
                 self._begin()
-            return self._runner.take(self._run)
+            loss = self._runner.take(self._run)
         except StopIteration as error:  # of the user's code: the loop would take it for the end of the epoch
             raise RuntimeError("sampler, model, loss or optimizer raised StopIteration within a step.") from error
+        self.logged = self._runner.logged(self._run)
+        return (loss, self._run.seeds(self._run.position - 1).clone()) if self.with_seeds else loss
 
     def _begin(self) -> None:
         self._prepare(self)
         order = shuffled(self.seeds, self._runner.seed, self.number) if self.shuffle else self.seeds
+        order = order[: self.steps * self.batch_size]
         run = self._runner.begin(order, self.batch_size, self.number)
-        run.position = self._position
+        run.position, run.pending = self._position, self._pending
         self._run = run
 
     def close(self) -> None:
@@ -81,10 +101,33 @@ class Epoch(Iterator[Tensor]):
 
     def state_dict(self) -> dict:
         """What it takes to go on with this epoch in another process."""
+        pending = self._pending if self._run is None else self._runner.update.pending(self._run)
         return {
             "number": self.number, "position": self.position, "batch_size": self.batch_size, "shuffle": self.shuffle,
             "seeds": self.seeds.numel(), "digest": digest(self.seeds),
+            "drop_last": self.drop_last, "pending": pending,
         }  # fmt: skip
+
+
+def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool) -> dict:
+    """The state of an epoch under way, complete.
+
+    Raises:
+        CheckpointError: if it was another call of ``epoch``.
+    """
+    state = {"drop_last": False, "pending": None} | state  # of a version that had neither
+    now = {
+        "seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle, "drop_last": drop_last
+    }  # fmt: skip
+    names = {"seeds": "number of seeds", "digest": "seeds or their order"}
+    for name, value in now.items():
+        if state[name] != value:
+            raise CheckpointError(
+                f"the checkpoint is of an epoch under way, after {state['position']} steps, with another "
+                f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
+                "begin a new epoch instead, call step.drop_resumed() before."
+            )
+    return state
 
 
 def digest(seeds: Tensor) -> str:

@@ -61,6 +61,7 @@ class Executor:
         self.patience = patience
         self.execution = execution
         self.book = SizeBook()
+        self.observed: SizeProfile | None = None
         self.overflows = 0
         self.widened = 0
         self.cuda_graph = cuda_graph
@@ -94,7 +95,7 @@ class Executor:
         return self.execution == "padded" and (self.program.run is None or seeds.numel() > self.program.batch)
 
     def _choose(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> None:
-        profile = self.profile(seeds, batch, seed, epoch)
+        self.observed = profile = self.profile(seeds, batch, seed, epoch)
         bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
         if self.program.run is not None:  # what was widened once stays wide
             bounds = [max(new, old) for new, old in zip(bounds, self.program.bounds, strict=True)]
@@ -181,8 +182,8 @@ class Executor:
             self.compile(state["bounds"], state["batch"])
         self.overflows, self.widened = state["overflows"], state["widened"]
 
-    def forward(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
-        """One padded run of a ``logits`` or ``predict`` program: (rows, true counts, whether everything fitted).
+    def forward(self, seeds: Tensor, count: int, key: Tensor) -> tuple[list[Tensor], list[int], bool]:
+        """One padded run of a ``logits`` or ``predict`` program: (outputs, true counts, whether everything fitted).
 
         Args:
             seeds: ``[program.batch]``, of which the first ``count`` are meant.
@@ -196,8 +197,8 @@ class Executor:
             return self._replayed.run(seeds, count, key)
         number = torch.full((), count, dtype=torch.int64, device=self.device)
         flag = torch.zeros((), dtype=torch.bool, device=self.device)
-        (rows,), counts, ok = self.program.step(seeds, number, key, flag)
-        return rows, counts.tolist(), bool(ok)
+        outputs, counts, ok = self.program.step(seeds, number, key, flag)
+        return outputs, counts.tolist(), bool(ok)
 
     def _drop_replay(self) -> None:
         replayed, self._replayed = self._replayed, None

@@ -1,6 +1,7 @@
 """Epochs with validation, early stopping and the best parameters kept."""
 
 import copy
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -8,95 +9,231 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from joestar.errors import CheckpointError, ConfigError, LabelError
+from joestar.errors import CheckpointError, ConfigError
+from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.interrupts import terminable
+from joestar.runtime.loggers import loggers
+from joestar.runtime.schedules import advance, check_plateau, when
+
+LOSS = "train_loss"
+"""What is monitored without validation nodes, or by that name."""
 
 
 @dataclass
 class EpochRecord:
-    """One epoch: mean training loss, validation score (0 to 1, or ``None``), seconds of training."""
+    """One epoch.
+
+    Attributes:
+        loss: mean training loss; val: the monitored score of the validation nodes, or ``None``; seconds: of training.
+        scores: every score of the validation nodes; logged: means of what the loss returned beside; lr: of the first
+            group, at the end.
+    """
 
     epoch: int
     loss: float
     val: float | None
     seconds: float
+    scores: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)
+    lr: float | None = None
+
+
+@dataclass
+class StepRecord:
+    """One step, as ``on_step`` gets it.
+
+    Attributes:
+        epoch, step: numbers from 0; steps: of the epoch.
+        loss: 0-d tensor, final; reading it with ``.item()`` waits for the device. logged: as ``Epoch.logged``.
+    """
+
+    epoch: int
+    step: int
+    steps: int
+    loss: Tensor
+    logged: dict[str, Tensor]
 
 
 @dataclass
 class History:
-    """Every epoch of a ``fit``; ``best_epoch`` is the one whose parameters the model holds afterwards."""
+    """Every epoch of a ``fit``; ``best_epoch`` is the one whose parameters the model holds afterwards.
+
+    Attributes:
+        best_val: its score; metric, mode: what decides; schedule: whether the scheduler stepped per ``step`` or
+            ``epoch``; stopped_early: by patience or by a callback.
+    """
 
     records: list[EpochRecord] = field(default_factory=list)
     best_epoch: int = -1
     best_val: float | None = None
     stopped_early: bool = False
+    metric: str = LOSS
+    mode: str = "min"
+    schedule: str = "epoch"
+
+    def __post_init__(self):
+        self.best: dict | None = None
 
 
-def score(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """``{"accuracy": ...}`` for class labels (negative ones left out), ``{"f1_micro": ...}`` for multi-label targets.
+@dataclass
+class Settings:
+    """Arguments of ``Step.fit`` beyond seeds and epochs; see there."""
 
-    Multi-label predictions are logits above 0; entries whose target is NaN are left out.
-    """
-    if not labels.dtype.is_floating_point:
-        known = labels >= 0
-        if not bool(known.any()):
-            raise LabelError("none of these nodes has a label: nothing to score.")
-        hits = (logits.argmax(-1) == labels)[known]
-        return {"accuracy": hits.float().mean().item()}
-    if labels.dim() == 1 or labels.shape != logits.shape:
-        raise LabelError(f"cannot score logits {list(logits.shape)} against targets {list(labels.shape)}.")
-    known = ~torch.isnan(labels)
-    positive, predicted = (labels > 0.5) & known, (logits > 0) & known
-    both = (positive & predicted).sum()
-    total = positive.sum() + predicted.sum()
-    return {"f1_micro": (2 * both / total.clamp(min=1)).item()}
+    patience: int | None = None
+    scheduler: object = None
+    on_epoch: Callable | None = None
+    checkpoints: Checkpoints | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    metric: object = None
+    mode: str | None = None
+    monitor: str | None = None
+    schedule: str | None = None
+    on_step: Callable | None = None
+    loggers: object = None
+    log_every: int | None = None
+    drop_last: bool = False
+    ema: bool = False
+    verbose: bool = False
+
+    def check(self, epochs: int, validated: bool) -> None:
+        """Raises ``ConfigError`` for what cannot be."""
+        counts = {"checkpoint_every": self.checkpoint_every, "log_every": self.log_every}
+        for name, value in [("epochs", epochs), *((k, v) for k, v in counts.items() if v is not None)]:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a positive integer; got {value!r}.")
+        if self.patience is not None and (self.patience < 1 or not (validated or self.monitor == LOSS)):
+            raise ConfigError(
+                f"patience must be a positive number of epochs and needs val_idx, or monitor={LOSS!r}; got "
+                f"{self.patience!r}."
+            )
+        if self.checkpoints is None and (self.resume or self.checkpoint_every is not None):
+            raise ConfigError("resume and checkpoint_every need checkpoints=joestar.Checkpoints(folder).")
+        if not validated and (self.metric is not None or self.monitor not in (None, LOSS)):
+            raise ConfigError(f"metric and monitor are of validation nodes: give val_idx, or monitor={LOSS!r}.")
+        if self.log_every is not None and self.loggers is None:
+            raise ConfigError("log_every needs loggers=.")
 
 
 class Fit:
     """A ``fit`` under way: what it has seen, and how to go on from a checkpoint."""
 
-    def __init__(self, step, scheduler, checkpoints: Checkpoints | None, every: int | None):
-        self.step = step
-        self.scheduler = scheduler
-        self.checkpoints = checkpoints
-        self.every = every
-        self.history = History()
-        self.best: dict | None = None
+    def __init__(self, step, train_idx: Tensor, val_idx: Tensor | None, batch_size: int, settings: Settings):
+        self.step, self.settings = step, settings
+        self.train_idx, self.val_idx, self.batch_size = train_idx, val_idx, batch_size
+        self.history = step.history = History()
         self.losses: list[Tensor] = []
+        self.logged: dict[str, list[Tensor]] = {}
         self.seconds = 0.0
+        self.stop = False
+        self.chosen = False
+        self.metrics: list[Metric] | None = None
+        self.loggers = loggers(settings.loggers)
+        if val_idx is not None:
+            self.metrics = step.scorer.metrics(settings.metric, settings.mode)
+        if self.metrics is not None:
+            self._choose({m.name: m for m in self.metrics})
 
-    def train(self, epoch: int, train_idx: Tensor, batch_size: int) -> float:
+    def _choose(self, metrics: dict[str, Metric]) -> None:
+        """Decides what is monitored."""
+        settings, history = self.settings, self.history
+        self.chosen = True
+        if settings.monitor == LOSS or not metrics:
+            history.metric, history.mode = LOSS, "min"
+        else:
+            name = settings.monitor or next(iter(metrics))
+            if name not in metrics:
+                raise ConfigError(f"monitor={name!r} is not computed: expected {', '.join([*metrics, LOSS])}.")
+            if metrics[name].mode is None:
+                raise ConfigError(f"is more or less of {name} better? Give mode='max' or mode='min'.")
+            history.metric, history.mode = name, metrics[name].mode
+        if settings.scheduler is not None:
+            check_plateau(settings.scheduler, history.mode, history.metric)
+
+    def schedule(self, epochs: int) -> None:
+        """Decides when the scheduler steps."""
+        size = min(self.batch_size, self.train_idx.numel())
+        steps = self.train_idx.numel() // size if self.settings.drop_last else -(-self.train_idx.numel() // size)
+        steps = -(-steps // self.step.accumulate)
+        self.history.schedule = when(self.settings.scheduler, self.settings.schedule, epochs, steps)
+
+    def train(self) -> float:
         """One epoch, or what is left of it: its mean loss."""
+        settings, step = self.settings, self.step
         start, before = time.perf_counter(), self.seconds
-        for loss in self.step.epoch(train_idx, batch_size):
+        number = len(self.history.records)
+        epoch = step.epoch(self.train_idx, self.batch_size, drop_last=settings.drop_last)
+        for loss in epoch:
             self.losses.append(loss.detach())
-            if self.every is not None and len(self.losses) % self.every == 0:
+            for name, value in epoch.logged.items():
+                self.logged.setdefault(name, []).append(value)
+            self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
+            if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
                 self.seconds = before + time.perf_counter() - start
                 self.save()
+            if self.stop:
+                epoch.close()
+                break
+        self.steps = epoch.steps
         loss = torch.stack(self.losses).mean().item()
         self.seconds = before + time.perf_counter() - start
         return loss
 
-    def finish(self, epoch: int, loss: float, val: float | None) -> EpochRecord:
-        """Notes an epoch, and keeps the parameters of the best."""
-        history = self.history
-        history.records.append(EpochRecord(epoch, loss, val, self.seconds))
-        if val is None or history.best_val is None or val > history.best_val:
-            history.best_epoch, history.best_val = epoch, val
-            self.best = copy.deepcopy(self.step.model.state_dict()) if val is not None else None
-        _advance(self.scheduler, loss if val is None else val)
-        self.losses, self.seconds = [], 0.0
-        return history.records[-1]
+    def _after_step(self, record: StepRecord, epoch) -> None:
+        settings = self.settings
+        if settings.scheduler is not None and self.history.schedule == "step" and epoch.updated:
+            settings.scheduler.step()
+        if settings.log_every is not None and (record.step + 1) % settings.log_every == 0:
+            values = {"step/loss": record.loss, **{f"step/{name}": v for name, v in record.logged.items()}}
+            self._log(
+                {name: value.item() for name, value in values.items()}, record.epoch, record.step + 1, epoch.steps
+            )
+        if settings.on_step is not None:
+            self.stop = _stops(settings.on_step(record), "on_step")
 
-    def save(self) -> None:
-        """Writes a checkpoint, if there is a place for it."""
-        if self.checkpoints is None:
-            return
-        history = asdict(self.history)
-        self.checkpoints.save(self.step, fit={
-            "history": history, "best": self.best, "seconds": self.seconds,
+    def finish(self, loss: float) -> EpochRecord:
+        """Scores and notes an epoch, and keeps the parameters of the best."""
+        history, settings, step = self.history, self.settings, self.step
+        scores = {}
+        if self.val_idx is not None:
+            scores, metrics = step.scores(self.val_idx, self.batch_size, self.metrics, settings.ema)
+            if not self.chosen:
+                self._choose({m.name: m for m in metrics})
+        value = scores.get(history.metric, loss)
+        epoch, monitored = len(history.records), bool(scores) or settings.monitor == LOSS
+        logged = {name: torch.stack(values).mean().item() for name, values in self.logged.items()}
+        group = step.optimizer.param_groups[0]
+        record = EpochRecord(
+            epoch, loss, scores.get(history.metric, next(iter(scores.values()), None)), self.seconds, scores, logged,
+            float(group["lr"]),
+        )  # fmt: skip
+        history.records.append(record)
+        if not monitored or epoch == 0 or better(value, history.best_val, history.mode):
+            history.best_epoch, history.best_val = epoch, value if monitored else None
+            history.best = step.weights(settings.ema) if monitored else None
+        if settings.scheduler is not None and history.schedule == "epoch":
+            advance(settings.scheduler, value)
+        self._log(_named(record), epoch, self.steps, self.steps)
+        self.losses, self.logged, self.seconds = [], {}, 0.0
+        return record
+
+    def _log(self, values: dict[str, float], epoch: int, steps: int, of: int) -> None:
+        for log in self.loggers:
+            log(values, epoch * of + steps)
+
+    # --- checkpoints ---
+
+    def save(self):
+        """Writes a checkpoint, if there is a place for it; its path."""
+        settings = self.settings
+        if settings.checkpoints is None:
+            return None
+        return settings.checkpoints.save(self.step, fit={
+            "history": asdict(self.history), "best": self.history.best, "seconds": self.seconds,
             "losses": torch.stack(self.losses) if self.losses else None,
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "logged": {name: torch.stack(values) for name, values in self.logged.items()},
+            "scheduler": None if settings.scheduler is None else settings.scheduler.state_dict(),
         })  # fmt: skip
 
     def resume(self) -> None:
@@ -105,65 +242,105 @@ class Fit:
         Raises:
             CheckpointError: if it is of something else than a ``fit`` like this one.
         """
-        content = self.checkpoints.latest(self.step.graph.device)
+        settings = self.settings
+        content = settings.checkpoints.latest(self.step.graph.device)
         if content is None:
             return
         state = content.get("fit")
         if state is None:
-            raise CheckpointError(f"{self.checkpoints.folder} holds no checkpoint of fit: go on with load_state_dict.")
-        if (state["scheduler"] is None) != (self.scheduler is None):
-            raise CheckpointError("the checkpoint was saved " + ("without" if self.scheduler else "with")
+            raise CheckpointError(
+                f"{settings.checkpoints.folder} holds no checkpoint of fit: go on with load_state_dict."
+            )
+        if (state["scheduler"] is None) != (settings.scheduler is None):
+            raise CheckpointError("the checkpoint was saved " + ("without" if settings.scheduler else "with")
                                   + " a scheduler: expected the same call of fit.")  # fmt: skip
         self.step.load_state_dict(content["step"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
+        if settings.scheduler is not None:
+            settings.scheduler.load_state_dict(state["scheduler"])
         records = [EpochRecord(**record) for record in state["history"].pop("records")]
-        self.history = History(records, **state["history"])
-        self.best, self.seconds = state["best"], state["seconds"]
+        known, self.chosen = self.history, "metric" in state["history"]
+        self.history = self.step.history = History(records, **state["history"])
+        if self.metrics is not None and self.chosen and records and self.history.metric != known.metric:
+            raise CheckpointError(
+                f"the checkpoint is of a fit that monitors {self.history.metric}, this one monitors {known.metric}: "
+                "expected the same call of fit."
+            )
+        self.history.best, self.seconds = state["best"], state["seconds"]
         self.losses = [] if state["losses"] is None else list(state["losses"].unbind())
+        self.logged = {name: list(values.unbind()) for name, values in state.get("logged", {}).items()}
+
+    def told(self, path) -> str:
+        """Where things are, after an interrupt."""
+        history = self.history
+        where = f"in {path}" if path is not None else "in the model (checkpoints= would have written a file)"
+        text = f"fit was interrupted after {len(self.losses)} steps of epoch {len(history.records)}; "
+        text += f"the last state is {where}"
+        if history.best is None:
+            return text + "."
+        best = f"epoch {history.best_epoch}, {history.metric} {history.best_val:.6g}"
+        return f"{text}; the best parameters ({best}) are {'there, too' if path else 'in step.history.best'}."
 
 
-def fit(
-    step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size: int, patience: int | None = None,
-    scheduler=None, on_epoch: Callable[[EpochRecord], None] | None = None, checkpoints: Checkpoints | None = None,
-    checkpoint_every: int | None = None, resume: bool = False,
-) -> History:  # fmt: skip
+def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size: int, settings: Settings) -> History:
     """Trains for at most ``epochs``; see ``Step.fit``."""
-    for name, value in (("epochs", epochs), ("checkpoint_every", checkpoint_every)):
-        if (name == "epochs" or value is not None) and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise ConfigError(f"{name} must be a positive integer; got {value!r}.")
-    if patience is not None and (patience < 1 or val_idx is None):
-        raise ConfigError(f"patience must be a positive number of epochs and needs val_idx; got {patience!r}.")
-    if checkpoints is None and (resume or checkpoint_every is not None):
-        raise ConfigError("resume and checkpoint_every need checkpoints=joestar.Checkpoints(folder).")
-    run = Fit(step, scheduler, checkpoints, checkpoint_every)
-    if resume:
+    settings.check(epochs, val_idx is not None)
+    run = Fit(step, train_idx, val_idx, batch_size, settings)
+    if val_idx is None:
+        run._choose({})
+    if settings.scheduler is not None:
+        run.schedule(epochs)
+    if settings.resume:
         run.resume()
-    history = run.history
     try:
-        while len(history.records) < epochs and not history.stopped_early:
-            epoch = len(history.records)
-            loss = run.train(epoch, train_idx, batch_size)
-            val = None if val_idx is None else next(iter(step.evaluate(val_idx, batch_size).values()))
-            record = run.finish(epoch, loss, val)
-            history.stopped_early = patience is not None and epoch - history.best_epoch >= patience
-            run.save()
-            if on_epoch is not None:
-                on_epoch(record)
-    except KeyboardInterrupt:
-        run.save()
+        with terminable():
+            _epochs(run, epochs)
+    except (KeyboardInterrupt, SystemExit) as error:
+        text = run.told(run.save())
+        error.add_note(text)
+        if isinstance(error, SystemExit):  # has no traceback that would show it
+            print(text, file=sys.stderr, flush=True)
         raise
-    if run.best is not None:
-        step.model.load_state_dict(run.best)
-    return history
+    if run.history.best is not None:
+        step.model.load_state_dict(run.history.best)
+    return run.history
 
 
-def _advance(scheduler, metric: float) -> None:
-    if scheduler is None:
-        return
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(metric)
-    else:
-        scheduler.step()
+def _epochs(run: Fit, epochs: int) -> None:
+    settings, history = run.settings, run.history
+    while len(history.records) < epochs and not history.stopped_early:
+        record = run.finish(run.train())
+        late = settings.patience is not None and record.epoch - history.best_epoch >= settings.patience
+        history.stopped_early = late or run.stop
+        if settings.verbose:
+            print(_line(record, history, epochs), flush=True)
+        run.save()
+        if settings.on_epoch is not None and _stops(settings.on_epoch(record), "on_epoch"):
+            history.stopped_early = True
+
+
+def _stops(answer, name: str) -> bool:
+    if answer is not None and not isinstance(answer, bool):
+        raise ConfigError(
+            f"{name} returned {answer!r} ({type(answer).__name__}): expected True to stop, False or None to go on."
+        )
+    return bool(answer)
+
+
+def _named(record: EpochRecord) -> dict[str, float]:
+    values = {"epoch": record.epoch, "train/loss": record.loss, "lr": record.lr, "train/seconds": record.seconds}
+    values |= {f"train/{name}": value for name, value in record.logged.items()}
+    return values | {f"val/{name}": value for name, value in record.scores.items()}
+
+
+def _line(record: EpochRecord, history: History, epochs: int) -> str:
+    parts = [f"epoch {record.epoch + 1}/{epochs}", f"loss {record.loss:.4f}"]
+    parts += [f"{name} {value:.4f}" for name, value in (record.logged | record.scores).items()]
+    mark = "  *" if history.best_epoch == record.epoch and record.scores else ""
+    return "  ".join([*parts, f"{record.seconds:.2f} s"]) + mark
+
+
+def copied_weights(model: torch.nn.Module, replaced: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """A copy of the model's state, with some of its tensors replaced."""
+    state = dict(model.state_dict())
+    state.update(replaced or {})
+    return copy.deepcopy(state)

@@ -16,7 +16,10 @@ from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
+from joestar.runtime.features import settle_and_check
+from joestar.runtime.modes import check_modules
 from joestar.runtime.program import Options, Program
 from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
@@ -72,6 +75,7 @@ class Inference:
 
     def __init__(self, model: nn.Module, graph: Graph, layers: int | None = None, autocast: torch.dtype | None = None):
         _check_parts(model, graph, autocast)
+        check_modules(model, graph)
         self.model, self.graph, self.autocast = model, graph, autocast
         self.layers = num_layers(model) if layers is None else _check_layers(layers)
         captured = self._capture()
@@ -94,6 +98,11 @@ class Inference:
         finally:
             for module, mode in training.items():
                 module.training = mode
+        if program.structure != LEAF:
+            raise CaptureError(
+                f"{type(self.model).__name__}.forward returns a structure of tensors ({program.structure!r}): exact "
+                "inference gives one tensor. Return the one that is wanted in evaluation mode, or predict in batches."
+            )
         remove_in_place(captured.gm)
         others = tuple(spec.name for spec in PASSES if spec.name not in USED)
         run_passes(
@@ -152,7 +161,8 @@ def infer(
 
     Args:
         model: ``forward(blocks, x) -> [num_seeds, C]``, on the graph's device.
-        graph: with features ``graph.ndata["x"]``. idx: node ids ``[n]`` whose rows are wanted; all if ``None``.
+        graph: with features ``graph.ndata["x"]``, or none if the model takes none.
+        idx: node ids ``[n]`` whose rows are wanted; all if ``None``.
         layers: blocks that the model takes; ``None``: ``model.num_layers``, or the length of ``model.convs`` or
             ``model.layers``.
         batch_size: most nodes of a range; ``None``: as many as fit.
@@ -198,8 +208,7 @@ def _check_parts(model, graph, autocast) -> None:
         raise ConfigError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
     if not isinstance(graph, Graph):
         raise GraphError(f"inference needs a joestar.Graph; got {type(graph).__name__}.")
-    if "x" not in graph.ndata:
-        raise GraphError("the graph has no features: set graph.ndata['x'] (float [num_nodes, F]).")
+    settle_and_check(model, graph)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ConfigError(f"autocast must be None, torch.bfloat16 or torch.float16; got {autocast!r}.")
     for name, tensor in [*graph.ndata.items(), *model.named_parameters(), *model.named_buffers()]:

@@ -17,6 +17,13 @@ from collections.abc import Iterator
 from torch import nn
 
 
+def check_modules(model: nn.Module, graph) -> None:
+    """Lets every module that has ``check_graph(graph)`` look at the graph that it will work on, once."""
+    for module in model.modules():
+        if hasattr(module, "check_graph"):
+            module.check_graph(graph)
+
+
 class TrainingModes:
     """The flags that programs of one kind are traced under.
 

@@ -4,14 +4,18 @@ import weakref
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from joestar.errors import ConfigError, OptimizerError
 from joestar.ops import optimizer as kernels
+from joestar.ops.optimizer_formulas import FORMULAS
 
-SUPPORTED = (Adam, AdamW, SGD)
+FUSED = (Adam, AdamW, SGD)
+"""Those that PyTorch's kernels skip on a CPU, and kernels of ours on a GPU; the others are in ``ops``' formulas."""
+SUPPORTED = (*FUSED, *FORMULAS)
 _FLAGS = ("fused", "foreach", "capturable")
-_NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum")
+_SCALARS = ("step", "mu_product")
+_NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum", "alpha", "momentum_decay", "lr_decay")
 _OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
 """Optimizers that were taken over -> flags of their groups as the user set them."""
 
@@ -20,11 +24,11 @@ class SkippableOptimizer:
     """Runs ``optimizer.step()`` in a form that changes nothing where ``ok`` is false.
 
     The user's optimizer stays the one and only: its state, ``param_groups`` and schedulers keep working, and its
-    ``state_dict()`` is that of an optimizer that nobody took over. On a CPU PyTorch's fused kernels run, on a GPU
-    Joestar's, which read every hyperparameter from a table on the device.
+    ``state_dict()`` is that of an optimizer that nobody took over. On a CPU PyTorch's own steps run (of Adam, AdamW and
+    SGD the fused ones), on a GPU Joestar's, which read every hyperparameter from a table on the device.
 
     Args:
-        optimizer: Adam, AdamW or SGD over parameters of ``model``.
+        optimizer: one of ``SUPPORTED`` over parameters of ``model``.
         clip_grad_norm, clip_grad_value: limits applied to the gradients before the step, or ``None``.
 
     Raises:
@@ -41,14 +45,15 @@ class SkippableOptimizer:
         self.clip_grad_norm = clip_grad_norm
         self.clip_grad_value = clip_grad_value
         _take_over(optimizer)
-        _allocate_momentum(optimizer)
+        _allocate_first(optimizer)
         self.on_gpu = optimizer.param_groups[0]["params"][0].is_cuda and kernels.available()
         self._table: Tensor | None = None
         self._settings: list[tuple] = []
         self._formula: tuple | None = None
         self._held: list[tuple] = []
-        optimizer._step_supports_amp_scaling = True
-        optimizer._need_device_dtype_check_for_fused = False
+        if isinstance(optimizer, FUSED):
+            optimizer._step_supports_amp_scaling = True
+            optimizer._need_device_dtype_check_for_fused = False
 
     def refresh(self) -> None:
         """Takes over hyperparameters that were assigned; on a GPU also allocates what is missing of the state."""
@@ -111,7 +116,7 @@ class SkippableOptimizer:
     def reset(self) -> None:
         """Forgets moments and momentum, as if the optimizer were new."""
         self.optimizer.state.clear()
-        _allocate_momentum(self.optimizer)
+        _allocate_first(self.optimizer)
 
     def parameters(self) -> list[Tensor]:
         """Every parameter that the optimizer updates."""
@@ -135,6 +140,10 @@ class SkippableOptimizer:
                 self.refresh()
             kernels.step(self.optimizer, self._table, ok)
             return
+        if not isinstance(self.optimizer, FUSED):
+            if bool(ok):
+                self.optimizer.step()
+            return
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = torch.logical_not(ok).to(torch.float32)
         try:
@@ -151,8 +160,9 @@ def _take_over(optimizer: Optimizer) -> None:
         _OWN[optimizer] = []
     own = _OWN[optimizer]
     for group in optimizer.param_groups[len(own) :]:
-        own.append({flag: group[flag] for flag in _FLAGS if flag in group})
-    for group in optimizer.param_groups:
+        fused = isinstance(optimizer, FUSED)
+        own.append({flag: group[flag] for flag in _FLAGS if flag in group} if fused else {})
+    for group in optimizer.param_groups if isinstance(optimizer, FUSED) else ():
         group["fused"], group["foreach"] = True, False
 
 
@@ -165,26 +175,35 @@ def _as_given(optimizer: Optimizer, state: dict) -> dict:
     for group in groups:
         if not (group.get("fused") or group.get("capturable")):
             for index in group["params"]:
-                if isinstance(values.get(index, {}).get("step"), Tensor):
-                    values[index] = {**values[index], "step": values[index]["step"].to("cpu")}
+                state_of = values.get(index, {})
+                scalars = {name: state_of[name] for name in _SCALARS if isinstance(state_of.get(name), Tensor)}
+                if scalars:
+                    values[index] = {**state_of, **{name: value.to("cpu") for name, value in scalars.items()}}
     return {**state, "state": values, "param_groups": groups}
 
 
 def _loaded(optimizer: Optimizer) -> None:
     """After ``load_state_dict``: fused again, with moments of zeros where the saved optimizer had none yet."""
     _take_over(optimizer)
-    _allocate_momentum(optimizer)
+    _allocate_first(optimizer)
 
 
-def _allocate_momentum(optimizer: Optimizer) -> None:
-    """SGD's momentum begins as zeros: a fused first step that is skipped would leave garbage."""
+def _allocate_first(optimizer: Optimizer) -> None:
+    """SGD's momentum begins as zeros: a fused first step that is skipped would leave garbage; Adagrad's sums are made
+    with the optimizer."""
+    if isinstance(optimizer, Adagrad):
+        kernels.allocate(optimizer)
     for group in optimizer.param_groups:
         if not isinstance(optimizer, SGD) or not group["momentum"]:
             continue
         for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            if parameter.requires_grad and state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
+            if parameter.requires_grad and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _names(kinds: tuple[type, ...]) -> str:
+    *names, last = [kind.__name__ for kind in kinds]
+    return f"{', '.join(names)} or {last}"
 
 
 def _check_optimizer(optimizer, model) -> None:
@@ -192,7 +211,7 @@ def _check_optimizer(optimizer, model) -> None:
         raise OptimizerError(f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}.")
     if type(optimizer) not in SUPPORTED:
         raise OptimizerError(
-            f"{type(optimizer).__name__} cannot skip a step on the device; use Adam, AdamW or SGD, or call "
+            f"{type(optimizer).__name__} cannot skip a step on the device; use {_names(SUPPORTED)}, or call "
             "joestar.compile(model, sampler) without optimizer and step it in your own loop."
         )
     own = {id(p) for p in model.parameters()}

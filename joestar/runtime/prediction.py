@@ -1,4 +1,4 @@
-"""Logits without training: the callable form and ``predict``."""
+"""Outputs without training: the callable form and ``predict``."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,23 @@ from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
 from joestar.runtime.seeds import filled, spread_nodes
 
+PREDICTED = 1024
+"""Seeds per batch of predictions, unless another number is given: never that of an earlier call."""
 
-def logits(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int, step: int) -> Tensor:
-    """One row per seed ``[n, C]``, padded if it fits; the flag is read once, after sampling; else the exact result."""
+
+def logits(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int, step: int, whole: bool = True):
+    """What the model returns for these seeds, one row each; padded if it fits, else exact.
+
+    The flag is read once, after sampling.
+
+    Args:
+        whole: in the model's own structure; else the list of its tensors.
+    """
+    tensors = _tensors(executor, seeds, batch, seed, epoch, step)
+    return executor.program.assembled(tensors) if whole else tensors
+
+
+def _tensors(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int, step: int) -> list[Tensor]:
     program, key = executor.program, step_key(seed, epoch, step, executor.device)
     if executor.execution == "padded":
         batch = max(batch, seeds.numel())
@@ -17,15 +31,20 @@ def logits(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int,
             executor.prepare(population(executor, seeds, batch, seed, epoch), batch, seed, epoch)
             program = executor.program
         if seeds.numel() <= program.batch:
-            rows, counts, fits = executor.forward(filled(seeds, program.batch), seeds.numel(), key)
+            outputs, counts, fits = executor.forward(filled(seeds, program.batch), seeds.numel(), key)
             if fits:
                 executor.note(counts)
-                return rows[: seeds.numel()]
+                return [rows[: seeds.numel()] for rows in outputs]
             executor.counters.fallbacks += 1
-            result = executor.exact(seeds, key)[0]
+            result = _exact(executor, seeds, key)
             executor.after_overflow()
             return result
-    return executor.exact(seeds, key)[0]
+    return _exact(executor, seeds, key)
+
+
+def _exact(executor: Executor, seeds: Tensor, key: Tensor) -> list[Tensor]:
+    executor.counters.exact_steps += executor.program.kind == "logits"
+    return executor.exact(seeds, key)
 
 
 def population(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int) -> Tensor:
@@ -33,15 +52,16 @@ def population(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: 
     return torch.cat([seeds, spread_nodes(4 * batch, executor.program.graph, seed, epoch)])
 
 
-def predict(executor: Executor, seeds: Tensor, batch: int, seed: int) -> Tensor:
-    """Logits of every seed in order, ``[len(seeds), C]``, without gradients; samples under epoch -1."""
-    result, batch = None, min(batch, executor.program.graph.num_nodes)
+def predict(executor: Executor, seeds: Tensor, batch: int, seed: int):
+    """What the model returns for every seed in order, without gradients; samples under epoch -1."""
+    results, batch = [], min(batch, executor.program.graph.num_nodes)
     if executor.execution == "padded":
         executor.prepare(seeds, batch, seed, -1)  # bounds from batches of all of them
     for step, start in enumerate(range(0, seeds.numel(), batch)):
         part = seeds[start : start + batch]
-        rows = logits(executor, part, batch, seed, -1, step).detach()
-        if result is None:
-            result = rows.new_empty((seeds.numel(), *rows.shape[1:]))
-        result[start : start + part.numel()] = rows
-    return result
+        outputs = [rows.detach() for rows in logits(executor, part, batch, seed, -1, step, whole=False)]
+        if not results:
+            results = [rows.new_empty((seeds.numel(), *rows.shape[1:])) for rows in outputs]
+        for result, rows in zip(results, outputs, strict=True):
+            result[start : start + part.numel()] = rows
+    return executor.program.assembled(results)

@@ -17,7 +17,8 @@ from joestar.lowering import causes, fakes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import lower_dropout
 from joestar.lowering.functional import remove_in_place
-from joestar.lowering.loss import ClassLoss, class_losses
+from joestar.lowering.loss import ClassLoss, Loss, class_losses
+from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import same_size, size_table
@@ -25,6 +26,7 @@ from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
+from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
@@ -69,7 +71,10 @@ class Program:
     Args:
         kind: ``train`` (outputs a loss), ``logits`` (outputs logits, in the model's modes) or ``predict`` (evaluation
             mode): see ``TrainingModes``.
-        model, sampler: as given to ``joestar.compile``; loss: ``loss(logits, y)`` for ``train``.
+        model, sampler: as given to ``joestar.compile``; loss: ``loss(outputs, y)`` for ``train``, or prepared.
+
+    Attributes:
+        structure: of what the model returns (``lowering.outputs``); logged: names of the values logged with the loss.
     """
 
     def __init__(self, kind: str, model, sampler, loss: Callable | None, options: Options):
@@ -77,7 +82,7 @@ class Program:
         self.model = model
         self.sampler = sampler
         self.graph = sampler.graph
-        self.loss = loss
+        self.loss = Loss(loss, (), getattr(loss, "__name__", "the loss")) if callable(loss) else loss
         self.options = options
         self.phases = Phases()
         self.captured: Captured | None = None
@@ -95,6 +100,8 @@ class Program:
         self.modes = TrainingModes(kind, model)
         self._traced_frozen: tuple[str, ...] = ()
         self._losses: list[ClassLoss] = []
+        self.structure = LEAF
+        self.logged: tuple[str, ...] = ()
 
     # --- capture ---
 
@@ -135,33 +142,45 @@ class Program:
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
         graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
-        features, targets = graph.ndata["x"], graph.ndata.get("y")
-        name = type(sampler).__name__
+        features, targets, data = graph.ndata.get("x"), graph.ndata.get("y"), dict(graph.ndata)
+        name, model_name = type(sampler).__name__, f"{type(model).__name__}.forward"
+        call, inputs, loss_name = (None, (), "") if loss is None else (loss.call, loss.inputs, loss.name)
+        seen = {}
+
+        @torch.compiler.assume_constant_result  # called while Dynamo traces: what a trace says about Python
+        def note(structure, names):
+            seen["structure"], seen["logged"] = structure, names
+            return 0
 
         def program(seeds, key, carriers):
             context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
             blocks = sampler.sample(graph.with_context(context), seeds)
             check_blocks(blocks, name)
-            x = torch.index_select(features, 0, blocks[0].srcs)
-            logits = model(blocks, x)
-            if loss is None:
-                return (logits,)
-            value = loss(logits, torch.index_select(targets, 0, seeds))
-            return (value if value.dim() == 0 else value.mean(), logits)
+            outputs, tensors = call_model(model, blocks, features), []
+            structure = flatten(outputs, tensors, model_name)
+            if call is None:
+                note(structure, ())
+                return tuple(tensors)
+            further = {k: seeds.long() if k == "seeds" else torch.index_select(data[k], 0, seeds) for k in inputs}
+            value = call(outputs, torch.index_select(targets, 0, seeds), **further)
+            value, logged = loss_and_values(value, loss_name)
+            note(structure, tuple(logged))
+            return (value, *logged.values(), *tensors)
 
         origin = self._origin
         captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample)
         verify_capture(captured.gm, origin)
-        self._check_logits(captured.gm, origin)
+        self.structure, self.logged = seen["structure"], seen["logged"]
+        self._check_outputs(captured.gm, origin)
         if loss is not None and not captured.differentiable:
             raise causes.no_gradient(model, origin)
         return captured
 
     def _mixes_dtypes(self) -> bool:
         """Whether parameters and features differ in dtype, and nothing converts them."""
-        x = self.graph.ndata["x"]
+        x = self.graph.ndata.get("x")
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.dtype.is_floating_point}
-        return self.options.autocast is None and bool(dtypes - {x.dtype})
+        return self.options.autocast is None and x is not None and bool(dtypes - {x.dtype})
 
     @property
     def _origin(self) -> str:
@@ -169,7 +188,7 @@ class Program:
 
     def _raise_own_error(self, seeds: Tensor, key: Tensor) -> None:
         """Runs sampler, a copy of the model and loss eagerly: their own errors say more than the tracer's."""
-        causes.check_forward(self.model)
+        causes.check_forward(self.model, "x" in self.graph.ndata)
         try:
             model = copy.deepcopy(self.model)
         except Exception:  # some models cannot be copied: the tracer has already said what and where
@@ -178,26 +197,31 @@ class Program:
         try:
             blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
             with torch.autocast(device, autocast, autocast is not None):
-                logits = model(blocks, torch.index_select(self.graph.ndata["x"], 0, blocks[0].srcs))
-            _check_tensor(logits, f"{type(self.model).__name__}.forward", "one row per seed")
-            _check_rows(logits, seeds.numel(), self._origin)
+                outputs, tensors = call_model(model, blocks, self.graph.ndata.get("x")), []
+            structure = flatten(outputs, tensors, f"{type(self.model).__name__}.forward")
+            _check_rows(tensors, structure, seeds.numel(), self.loss is None, self._origin)
             if self.loss is not None:
-                given = logits, torch.index_select(self.graph.ndata["y"], 0, seeds)
-                value = self.loss(*given)
-                _check_tensor(value, getattr(self.loss, "__name__", type(self.loss).__name__), "a number, 0-d")
+                data = self.graph.ndata
+                further = {k: seeds.long() if k == "seeds" else data[k][seeds] for k in self.loss.inputs}
+                given = outputs, torch.index_select(data["y"], 0, seeds)
+                loss_and_values(self.loss.call(*given, **further), self.loss.name)
         except JoestarError:
             raise
         except Exception as error:
             raise causes.own(error, self.model, self._origin, given) from error
 
-    def _check_logits(self, gm: fx.GraphModule, origin: str) -> None:
+    def _check_outputs(self, gm: fx.GraphModule, origin: str) -> None:
+        """One row per seed in what the model returns: in all of it, where it is to be handed out; else somewhere."""
         (output,) = gm.graph.find_nodes(op="output")
-        logits = output.args[0][-1].meta["val"]
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
-        wanted = seeds.meta["val"].shape[0]
-        _check_rows(logits, wanted, origin)
-        self.num_outputs = int(logits.shape[1]) if logits.dim() > 1 else 1
+        wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else 1 + len(self.logged)
+        values = [node.meta["val"] for node in output.args[0][first:]]
+        _check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
+
+    def assembled(self, tensors: list[Tensor]):
+        """Outputs of a ``logits`` or ``predict`` program in the structure in which the model returned them."""
+        return rebuild(self.structure, iter(tensors))
 
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
@@ -210,7 +234,7 @@ class Program:
         if self.kind == "train":
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
-            output.args = ((output.args[0][0],),)
+            output.args = (output.args[0][: 1 + len(self.logged)],)
             gm.recompile()
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
@@ -250,8 +274,8 @@ class Program:
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
         other.modes, other._traced_frozen = self.modes, self._traced_frozen
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
-        other.before, other.num_outputs, other._losses = self.before, self.num_outputs, self._losses
-        other.loss_dtype = self.loss_dtype
+        other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
+        other.structure, other.logged = self.structure, self.logged
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)
@@ -337,20 +361,21 @@ class Program:
             loss.check(nodes)
 
 
-def _check_rows(logits, wanted, origin: str) -> None:
-    if logits.dim() == 0 or not same_size(logits.shape[0], wanted):
-        raise CaptureError(
-            f"{origin}: forward must return one row per seed; got shape {tuple(logits.shape)} where {wanted} is the "
-            "number of seeds. Does the model use all blocks, in order (input side first)?"
-        )
-
-
-def _check_tensor(value, name: str, wanted: str) -> None:
-    if not isinstance(value, Tensor):
-        raise CaptureError(
-            f"{name} must return a tensor ({wanted}); got {type(value).__name__}. Keep the value in a tensor: "
-            ".item() or float() would bring it to the host in every step."
-        )
+def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> None:
+    """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere."""
+    rows = [value.dim() > 0 and same_size(value.shape[0], wanted) for value in values]
+    if not values:
+        raise CaptureError(f"{origin}: forward must return at least one tensor; got {structure!r}.")
+    if all(rows) if handed_out else any(rows):
+        return
+    wrong = rows.index(False)
+    where = leaf_names(structure)[wrong]
+    raise CaptureError(
+        f"{origin}: forward must return one row per seed; got shape {tuple(values[wrong].shape)}"
+        f"{where and f' in output{where}'} where {wanted} is the number of seeds. Does the model use all "
+        "blocks, in order (input side first)? What else a loss needs may be returned in training mode only "
+        "(if self.training: ...)."
+    )
 
 
 def _key_input(captured: Captured) -> fx.Node:

@@ -19,7 +19,7 @@ from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
 
 
 class ReplayedProgram:
-    """A compiled padded program, captured: ``run(seeds, key)`` gives (rows, true counts, whether everything fitted).
+    """A compiled padded program, captured: ``run(seeds, key)`` gives (outputs, true counts, whether everything fitted).
 
     Args:
         program: compiled, of kind ``logits`` (with gradients) or ``predict``.
@@ -38,6 +38,9 @@ class ReplayedProgram:
         self.flag = torch.ones((), dtype=torch.bool, device=device)  # while it is set, no buffer changes
         self.forward_graph = self.backward_graph = None
         self.grads: tuple | list = []
+        self.results: list[Tensor] = []
+        self.moving: list[Tensor] = []
+        self.incoming: list[Tensor] = []
         self._tables: dict = {}
         self.order = StreamOrder(device)
         try:
@@ -56,7 +59,8 @@ class ReplayedProgram:
             for _ in range(WARM_UP):
                 self._forward()
                 if self.differentiable:
-                    self.grad = torch.zeros_like(self.result)
+                    self.moving = [result for result in self.results if result.requires_grad]
+                    self.incoming = [torch.zeros_like(result) for result in self.moving]
                     self._backward()
         torch.cuda.current_stream(device).wait_stream(stream)
         self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True, device="cpu")
@@ -73,30 +77,33 @@ class ReplayedProgram:
             pool = self.forward_graph.pool()
             with torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local"):
                 self._backward()
-        self.result = self.result.detach()
+        self.moves = [result.requires_grad for result in self.results]
+        self.results = [result.detach() for result in self.results]
+        self.moving = []
 
     def _forward(self) -> None:
-        (self.result,), self.counts, self.ok = self.program.step(self.seeds, self.count, self.key, self.flag)
+        self.results, self.counts, self.ok = self.program.step(self.seeds, self.count, self.key, self.flag)
+        self.moving = [result for result in self.results if result.requires_grad]
 
     def _backward(self) -> None:
-        self.grads = torch.autograd.grad(self.result, self.parameters, self.grad, allow_unused=True)
+        self.grads = torch.autograd.grad(self.moving, self.parameters, self.incoming, allow_unused=True)
 
-    def run(self, seeds: Tensor, count: int, key: Tensor) -> tuple[Tensor, list[int], bool]:
+    def run(self, seeds: Tensor, count: int, key: Tensor) -> tuple[list[Tensor], list[int], bool]:
         """One call; waits for the flag."""
         self.order.follow()
         self.seeds.copy_(seeds)
         self.count.fill_(count)
         self.key.copy_(key)
         self.generation += 1
-        rows = _Replay.apply(self, *self.parameters) if self.differentiable else self.replay()
+        rows = list(_Replay.apply(self, *self.parameters) if self.differentiable else self.replay())
         torch.cuda.current_stream(self.seeds.device).synchronize()
         *counts, ok = self.seen.tolist()
         return rows, counts, bool(ok)
 
-    def replay(self) -> Tensor:
-        """Launches the forward graph; a copy of its result."""
+    def replay(self) -> tuple[Tensor, ...]:
+        """Launches the forward graph; copies of its results."""
         self.forward_graph.replay()
-        return self.result.clone()
+        return tuple(result.clone() for result in self.results)
 
     def free(self) -> None:
         """Gives the graphs' memory back; their forward calls can no longer be differentiated."""
@@ -112,14 +119,16 @@ class ReplayedProgram:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, replayed: ReplayedProgram, *parameters: Tensor) -> Tensor:
+    def forward(ctx, replayed: ReplayedProgram, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.replayed, ctx.generation = replayed, replayed.generation
         ctx.versions = [parameter._version for parameter in parameters]
-        return replayed.replay()
+        results = replayed.replay()
+        ctx.mark_non_differentiable(*(r for r, moves in zip(results, replayed.moves, strict=True) if not moves))
+        return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple:
+    def backward(ctx, *grads: Tensor) -> tuple:
         replayed = ctx.replayed
         if ctx.generation != replayed.generation:
             raise StaleBackwardError(
@@ -132,6 +141,8 @@ class _Replay(torch.autograd.Function):
                 "the gradients would be wrong. Call loss.backward() first."
             )
         replayed.order.follow()
-        replayed.grad.copy_(grad)
+        moving = [grad for grad, moves in zip(grads, replayed.moves, strict=True) if moves]
+        for buffer, grad in zip(replayed.incoming, moving, strict=True):
+            buffer.copy_(grad)  # zeros for outputs that the loss does not read
         replayed.backward_graph.replay()
         return None, *(None if g is None else g.clone() for g in replayed.grads)

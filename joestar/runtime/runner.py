@@ -13,27 +13,29 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
 from joestar.runtime.mailbox import Mailbox
-from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
+from joestar.runtime.update import Update
 
 
 class StepRunner:
     """Launches steps of any number of runs, one after the other, and redoes what did not fit.
 
     Args:
-        executor: of the ``train`` program; optimizer: wrapped by ``SkippableOptimizer``; seed: first word of the key.
+        executor: of the ``train`` program; update: of the parameters; seed: first word of the key.
         cuda_graph: whether padded steps are captured.
 
     Attributes:
         memory: what the captured graph shares with others, ``None`` for nothing.
     """
 
-    def __init__(self, executor: Executor, optimizer: SkippableOptimizer, seed: int, cuda_graph: bool):
+    def __init__(self, executor: Executor, update: Update, seed: int, cuda_graph: bool):
         self.executor = executor
-        self.optimizer = optimizer
+        self.update = update
+        self.optimizer = update.optimizer
         self.counters = executor.counters
         self.state = StepState(seed, executor.device)
         self.cuda_graph = cuda_graph and executor.execution == "padded"
@@ -41,7 +43,7 @@ class StepRunner:
         self.memory: GraphMemory | None = None
         self._mailbox: Mailbox | None = None
         self._captured: tuple = ()
-        self._one: Tensor | None = None
+        self._differentiated: tuple = ()
         self._streams = StreamOrder(executor.device)
         self._rehearsing = False
         executor.before_compile.append(self.drop_graph)
@@ -53,7 +55,7 @@ class StepRunner:
 
     def restart(self, seed: int) -> None:
         """Forgets the optimizer's state and draws under another seed."""
-        self.optimizer.reset()
+        self.update.reset()
         self.state.seed = seed
         self.state.let_go()
 
@@ -71,8 +73,12 @@ class StepRunner:
             population: seeds to choose bounds from, unless they are those of the run.
         """
         self.executor.prepare(order if population is None else population, batch, self.seed, epoch)
-        dtype = torch.float64 if self.executor.program.loss_dtype == torch.float64 else torch.float32
-        return self.state.begin(order, batch, epoch, dtype)
+        return self._new_run(order, batch, epoch)
+
+    def _new_run(self, order: Tensor, batch: int, epoch: int) -> Run:
+        program = self.executor.program
+        dtype = torch.float64 if program.loss_dtype == torch.float64 else torch.float32
+        return self.state.begin(order, batch, epoch, dtype, len(program.logged))
 
     # --- one step ---
 
@@ -82,6 +88,7 @@ class StepRunner:
         if self.state.device.type == "cuda":
             self._streams.follow()
         try:
+            self.update.switch(run)
             self.state.hold(run)
             if self._is_padded(run):
                 fits, counts = self._launch()
@@ -97,6 +104,11 @@ class StepRunner:
         run.position = position + 1
         self.counters.steps += 1
         return run.loss(position)
+
+    def logged(self, run: Run) -> dict[str, Tensor]:
+        """What the loss returned beside in the run's latest step: name -> 0-d tensor of its own."""
+        names = self.executor.program.logged
+        return dict(zip(names, run.logged(run.position - 1).unbind(), strict=True)) if names else {}
 
     def _is_padded(self, run: Run) -> bool:
         if self.executor.execution == "padded" and self.executor.program.run is None:  # another run had it traced anew
@@ -127,11 +139,12 @@ class StepRunner:
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
         seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
-        (loss,), counts, ok = program.step(seeds, count, state.key, state.flag)
+        (loss, *logged), counts, ok = program.step(seeds, count, state.key, state.flag)
         forward = time.perf_counter() - start
 
         def finish() -> None:
             self._update(loss, ok, forward)
+            state.note(logged, ok)
             ops.finish_step(state.key, state.flag, state.losses, state.run, loss.detach(), ok)
 
         return ok, counts, finish
@@ -139,22 +152,28 @@ class StepRunner:
     def _update(self, loss: Tensor, ok: Tensor, forward: float) -> None:
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        if self._one is None or self._one.dtype != loss.dtype:
-            self._one = torch.ones_like(loss, requires_grad=False)
-        loss.backward(self._one)  # autograd would make a one in every step
+        self.update.backward(loss)
         backward = time.perf_counter()
-        self.optimizer.step(ok)
+        self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)
-        self.counters.add_time("backward", backward - start)
+        self.counters.add_time(self._backward_clock(), backward - start)
         self.counters.add_time("optimizer", time.perf_counter() - backward)
+
+    def _backward_clock(self) -> str:
+        """The first backward pass of a program compiles it: that is no time of a step."""
+        program = self.executor.program
+        known, self._differentiated = self._differentiated, (program, program.compiles)
+        return "backward" if known == self._differentiated else FIRST_BACKWARD
 
     def _exact(self, run: Run) -> None:
         start = time.perf_counter()
         self.optimizer.refresh()
         with self.executor.program.fixed_order():
-            (loss,) = self.executor.exact(run.seeds(run.position), self.state.key)
+            loss, *logged = self.executor.exact(run.seeds(run.position), self.state.key)
             self._update(loss, torch.ones_like(self.state.flag), time.perf_counter() - start)
         run.loss(run.position).copy_(loss.detach())
+        for cell, value in zip(run.logged(run.position), logged, strict=True):
+            cell.copy_(value)
         self.state.key[2] += 1
         self.counters.exact_steps += 1
 
@@ -231,7 +250,7 @@ class StepRunner:
 
         The optimizer may allocate its state, as zeros, and gradients are left behind. The program must be compiled.
         """
-        run = self.state.begin(order, batch, 0, torch.float32)
+        run = self._new_run(order, batch, 0)
         self.state.hold(run)
         self._rehearsing = True
         self.state.flag.fill_(True)

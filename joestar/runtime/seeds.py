@@ -7,6 +7,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.validate import ID_DTYPES, check_ids
 from joestar.ops import step
 from joestar.ops.hashing import host_key_state, row_state
@@ -15,14 +16,16 @@ SHUFFLE_SITE = 0xFFFFFFFF
 
 
 def check_seeds(seeds, graph: Graph, name: str = "seeds") -> Tensor:
-    """The seeds in the graph's id dtype.
+    """The seeds in the graph's id dtype; arrays and lists become tensors on the graph's device.
 
     Raises:
-        SeedError: unless ``seeds`` is a non-empty 1-d integer tensor of node ids on the graph's device. Duplicates are
-            allowed: a row of the result each.
+        SeedError: unless ``seeds`` are node ids, one-dimensional, at least one, and, if a tensor, on the graph's
+            device. Duplicates are allowed: a row of the result each.
     """
+    if seeds is None:
+        raise SeedError(f"{name} is None, expected node ids: does the graph have this split (graph.train_idx, ...)?")
     if not isinstance(seeds, Tensor):
-        raise SeedError(f"{name} must be a tensor of node ids; got {type(seeds).__name__}.")
+        seeds = to_ids(seeds, name, SeedError).to(graph.device)
     if seeds.dtype == torch.bool:
         raise SeedError(f"{name} is a mask; give node ids: mask.nonzero().flatten().")
     if seeds.dtype not in ID_DTYPES:
@@ -50,6 +53,9 @@ class CheckedSeeds:
         Raises:
             SeedError: as ``check_seeds``.
         """
+        if not isinstance(idx, Tensor):
+            with torch.inference_mode(False):
+                return check_seeds(idx, self.graph, "idx").clone()
         self._known = [known for known in self._known if known[0]() is not None]
         for reference, written, address, seeds in self._known:
             if reference() is idx and written == version(idx) and address == idx.data_ptr():

@@ -17,7 +17,9 @@ class Run:
 
     Attributes:
         order: ids ``[n]``; batch: seeds per step (the last may have fewer); epoch: second word of the key.
-        array: where the losses of its steps are, from ``offset`` on; position: steps that have happened.
+        array: where the losses of its steps are, from ``offset`` on; values: ``[L, ...]``, what is logged with them.
+        position: steps that have happened.
+        pending: gradients of a group of batches that another run came between (``runtime.update``).
     """
 
     order: Tensor
@@ -25,7 +27,9 @@ class Run:
     epoch: int
     array: Tensor
     offset: int
+    values: Tensor
     position: int = 0
+    pending: list[Tensor] | None = None
 
     @property
     def steps(self) -> int:
@@ -40,6 +44,10 @@ class Run:
         """The loss of a step, a 0-d tensor of its own."""
         return self.array[self.offset + position]
 
+    def logged(self, position: int) -> Tensor:
+        """The values logged with it ``[L]``."""
+        return self.values[:, self.offset + position]
+
 
 class StepState:
     """Tensors with fixed addresses, as a captured CUDA graph needs them; they hold one run at a time.
@@ -47,7 +55,8 @@ class StepState:
     Attributes:
         key: int64 ``[3]`` = (seed, epoch, step); flag: 0-d bool, the sticky overflow flag.
         run: int64 ``[3]`` = (number of seeds, seeds per step, where the losses begin); order: the seeds come first.
-        losses: float32, or float64 for losses of that dtype; NaN until their step has happened.
+        losses: float32, or float64 for losses of that dtype; NaN until their step has happened. logged: ``[L, ...]``,
+            of what losses return beside.
         version: changes with every tensor that is replaced: a captured graph is then out of date.
     """
 
@@ -59,21 +68,24 @@ class StepState:
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.losses = torch.zeros(0, dtype=torch.float32, device=device)
+        self.logged = torch.zeros(0, 0, dtype=torch.float32, device=device)
         self.version = 0
         self._used = 0
         self._held: Run | None = None
         pinned = device.type == "cuda"
         self._staged = torch.zeros(6, dtype=torch.int64, device="cpu", pin_memory=pinned)
 
-    def begin(self, order: Tensor, batch: int, epoch: int, dtype: torch.dtype) -> Run:
-        """A run over these seeds, with room for its losses of this dtype."""
+    def begin(self, order: Tensor, batch: int, epoch: int, dtype: torch.dtype, logged: int = 0) -> Run:
+        """A run over these seeds, with room for its losses of this dtype, and so many values logged with each."""
         steps = -(-order.numel() // batch)
-        if self._used + steps > self.losses.numel() or self.losses.dtype != dtype:
+        room, known = self.losses.numel(), (self.losses.dtype, len(self.logged))
+        if self._used + steps > room or known != (dtype, logged):
             self.losses = torch.full((max(LOSSES, steps),), torch.nan, dtype=dtype, device=self.device)
+            self.logged = torch.full((logged, len(self.losses)), torch.nan, dtype=dtype, device=self.device)
             self.version += 1
             self._used = 0
         self._used += steps
-        return Run(order, batch, epoch, self.losses, self._used - steps)
+        return Run(order, batch, epoch, self.losses, self._used - steps, self.logged)
 
     def hold(self, run: Run) -> None:
         """Makes this run the one that steps work on; nothing to do if it is."""
@@ -85,11 +97,19 @@ class StepState:
             self.version += 1
         self.order[:number] = run.order
         if run.array is not self.losses:  # begun before the losses' array was full
-            self.losses = run.array
+            self.losses, self.logged = run.array, run.values
             self.version += 1
         self._staged.copy_(_words(self.seed, run))
         self._words.copy_(self._staged, non_blocking=True)
         self._held = run
+
+    def note(self, values: list[Tensor], ok: Tensor) -> None:
+        """Writes what is logged with the step's loss where ``ok``; before the step is counted."""
+        if not values:
+            return
+        at = (self.run[2] + self.key[2]).view(1)
+        new = torch.stack([value.to(self.logged.dtype) for value in values]).view(-1, 1)
+        self.logged.index_copy_(1, at, torch.where(ok, new, self.logged.index_select(1, at)))
 
     def let_go(self) -> None:
         """The next step sets everything anew."""

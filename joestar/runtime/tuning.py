@@ -120,7 +120,7 @@ class StepTimer:
         self.programs[candidate] = program
         own = self.runner.executor
         executor = Executor(program, Counters(), candidate.slack, own.warm_up, own.patience, own.execution)
-        rival = StepRunner(executor, self.runner.optimizer, self.runner.seed, self.runner.cuda_graph)
+        rival = StepRunner(executor, self.runner.update, self.runner.seed, self.runner.cuda_graph)
         rival.memory = self.memory
         launch = rival.rehearsal(self.order, self.batch)
         self._ready[candidate] = rival, launch, 1
@@ -199,7 +199,7 @@ def _redo_milliseconds(runner: StepRunner, seeds: Tensor) -> float:
     for _ in range(2):
         start = time.perf_counter()
         key = step_key(runner.seed, 0, 0, runner.executor.device)
-        (loss,), _ = runner.executor.program.exact(seeds, key)
+        (loss, *_), _ = runner.executor.program.exact(seeds, key)
         loss.backward()
         float(loss.detach())
         elapsed = (time.perf_counter() - start) * 1e3
@@ -261,6 +261,7 @@ def tuning_facts(runner: StepRunner, batch: int) -> dict:
         "sampler": [type(sampler).__name__, settings],
         "batch": batch,
         "optimizer": [type(optimizer.optimizer).__name__, optimizer.clip_grad_norm, optimizer.clip_grad_value],
+        "update": [runner.update.accumulate, runner.update.scale is not None, runner.update.average is not None],
         "options": {k: repr(v) for k, v in sorted(vars(program.options).items())},
         "bounds": [executor.slack, executor.warm_up],
         "cuda_graph": runner.cuda_graph,

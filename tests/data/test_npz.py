@@ -107,7 +107,7 @@ def test_two_label_columns_are_a_multilabel_task(write, arrays):
     ("change", "message"),
     [
         ({"y": None}, "the key 'y' is missing; the file has"),
-        ({"x": None}, "the key 'x_indptr' is missing"),
+        ({"x": None, "x_data": np.ones(3)}, "the key 'x_indptr' is missing"),
         ({"val_idx": None}, "the key 'val_idx' is missing"),
         ({"edge_index": EDGES.astype(np.float32)}, r"edge_index must be integers \[2, E\]; got float32"),
         ({"edge_index": EDGES.T.astype(np.int32)}, r"must be integers \[2, E\]; got int32 \[8, 2\]"),
@@ -116,7 +116,13 @@ def test_two_label_columns_are_a_multilabel_task(write, arrays):
         ({"symmetric": np.uint8(2)}, "symmetric must be 0 or 1; got 2"),
         ({"y": np.int16(3)}, "y must have one row per node; got a single value"),
         ({"y": np.array([0, 1, 2, -3, 0, 0, 0])}, "class ids must be 0..C-1, .* got -3"),
-        ({"y": np.array([0.5] * NUM_NODES)}, "class ids must be whole numbers; got 0.5"),
+        ({"y": np.array([np.inf] * NUM_NODES)}, "labels must be finite; node 0 has an infinite one"),
+        (
+            {"edge_attr": np.ones((7, 2))},
+            r"edge_attr must be numbers \[E\] or \[E, D\] with E = 8, .* float64 \[7, 2\]",
+        ),
+        ({"edge_weight": np.ones((8, 2))}, r"edge_weight must be numbers \[E\] with E = 8"),
+        ({"edge_attr": np.array([1] * 7 + [np.nan])}, "edge_attr must be finite, but row 7 is not"),
         ({"y": np.array(["a"] * NUM_NODES)}, "labels must be numbers; got dtype <U1. Map class names"),
         ({"y": np.full(NUM_NODES, -100)}, "not one of the 7 nodes has a label"),
         ({"y": np.full((NUM_NODES, 2), np.inf)}, "targets must be finite; node 0, task 0 is inf"),

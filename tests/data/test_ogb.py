@@ -122,7 +122,11 @@ def test_unknown_name_suggests_a_close_one(tmp_path):
         ("raw/edge.csv.gz", ["0,1,2"], "expected two columns, source and destination; got 3"),
         ("raw/num-node-list.csv.gz", [3, 4], "expected one graph; the dataset holds 2"),
         ("raw/num-node-list.csv.gz", [4], "destination ids must lie in 0..3|source ids must lie in 0..3"),
-        ("raw/node-label.csv.gz", [0, 1], r"labels must be \[7\] class ids or \[7, T\] targets; got shape \[2, 1\]"),
+        (
+            "raw/node-label.csv.gz",
+            [0, 1],
+            r"labels must be \[7\] class ids or targets, or \[7, T\] targets; got shape \[2, 1\]",
+        ),
     ],
 )
 def test_malformed_csv_folder(csv_folder, file, rows, message):

@@ -66,6 +66,10 @@ class Runs:
                 value.copy_(self.start[name])
 
 
+MOVES = 16
+"""Of parameters, to see how far rounding may change a program's gradients."""
+
+
 class Tolerance:
     """What tensors may be off by under autocast: a few times what plain execution under autocast is off by in float64.
 
@@ -75,19 +79,50 @@ class Tolerance:
 
     def __init__(self, subject: Subject, seeds: Tensor, expected: Outcome):
         written = replace(subject.written, head=subject.written.head.replace(FLOAT32, ""), autocast="")
-        (twin,) = build([written])
+        (self.twin,) = build([written])
         with torch.no_grad():
-            for own, other in zip(twin.model.parameters(), subject.model.parameters(), strict=True):
+            for own, other in zip(self.twin.model.parameters(), subject.model.parameters(), strict=True):
                 own.copy_(other)
-        true, self.expected = Runs(twin, seeds).plain(), expected
-        self.off = {}
-        for kind, got, wanted in _groups(expected, true):
-            self.off |= {(kind, name): _off(got[name], value) for name, value in wanted.items()}
-        self.share = {"bfloat16": 0.1, "float16": 0.03}[subject.written.autocast]
+        self.seeds, self.true, self.off, self.moved = seeds, Runs(self.twin, seeds).plain(), {}, False
+        self._take_in(expected)
+        self.share, self.rounding = {"bfloat16": (0.1, 2**-7), "float16": (0.03, 2**-10)}[subject.written.autocast]
+
+    def _take_in(self, got: Outcome) -> None:
+        for kind, values, wanted in _groups(got, self.true):
+            for name, value in wanted.items():
+                self.off[kind, name] = max(self.off.get((kind, name), 0.0), _off(values[name], value))
 
     def __call__(self, kind: str, name: str, scale: float) -> float:
         """The largest difference that is none."""
         return 4 * self.off[kind, name] + self.share * scale
+
+    def move(self) -> bool:
+        """Takes in what float64 is off by when parameters and modules' results move by some roundings.
+
+        Where a leaky ReLU's input is next to nothing, its slope is a matter of rounding, and of the order of sums;
+        where a batch norm's rows are equal, so is its gradient. Returns whether that is new.
+        """
+        if self.moved:
+            return False
+        self.moved = True
+        random = torch.Generator().manual_seed(0)
+
+        def moved(tensor: Tensor) -> Tensor:
+            noise = torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) * 2 - 1
+            return tensor * (1 + 2 * self.rounding * noise)
+
+        parameters = list(self.twin.model.parameters())
+        start = [parameter.detach().clone() for parameter in parameters]
+        modules = [module for module in self.twin.model.modules() if module is not self.twin.model]
+        hooks = [module.register_forward_hook(lambda module, args, out: moved(out)) for module in modules]
+        for _ in range(MOVES):
+            with torch.no_grad():
+                for parameter, value in zip(parameters, start, strict=True):
+                    parameter.copy_(moved(value))
+            self._take_in(Runs(self.twin, self.seeds).plain())
+        for hook in hooks:
+            hook.remove()
+        return True
 
 
 def _off(value: Tensor, reference: Tensor) -> float:

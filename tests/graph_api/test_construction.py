@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from joestar.errors import GraphError
+from joestar.errors import GraphError, JoestarWarning
 from joestar.graph_api import Graph
 
 # Edges in no order, with a loop (2, 2), a duplicate (0, 1) and an isolated node 4.
@@ -64,10 +64,11 @@ def test_from_scipy_and_back(form):
     values = np.array([5.0, -1.0, 2.5, 4.0, 3.0])
     u, v = np.array([2, 0, 2, 3, 1]), np.array([2, 1, 0, 1, 3])
     matrix = getattr(scipy.sparse, form)(scipy.sparse.coo_array((values, (u, v)), shape=(5, 5)))
-    graph = Graph.from_scipy(matrix, {"x": torch.ones(5, 1)})
+    with pytest.warns(JoestarWarning, match=r"edata\['w'\] was float64, NumPy's default, and is kept as float32"):
+        graph = Graph.from_scipy(matrix, {"x": torch.ones(5, 1)})
     src, dst, _ = graph.coo()
     back = scipy.sparse.coo_array((graph.edata["w"].numpy(), (src.numpy(), dst.numpy())), shape=(5, 5))
-    assert graph.edata["w"].dtype == torch.float64
+    assert graph.edata["w"].dtype == torch.float32
     assert (back != scipy.sparse.coo_array(matrix)).nnz == 0
     assert graph.num_nodes == 5
     assert graph.ndata["x"].shape == (5, 1)
@@ -133,7 +134,7 @@ def test_pyg_round_trip():
 def test_from_pyg_needs_a_homogeneous_graph():
     pyg = pytest.importorskip("torch_geometric.data")
     for data in (pyg.HeteroData(), pyg.Data(x=torch.ones(3, 1))):
-        with pytest.raises(GraphError, match="homogeneous Data object with edge_index"):
+        with pytest.raises(GraphError, match="homogeneous Data object with edge_index or adj_t"):
             Graph.from_pyg(data)
 
 
@@ -161,7 +162,7 @@ BAD_CSC = {
         (torch.zeros(2, 2).long(), torch.tensor(INDICES)),
         r"indptr must be a one-dimensional tensor; got \[2, 2\]",
     ),
-    "indices list": ((torch.tensor(INDPTR), INDICES), "indices must be a one-dimensional tensor; got list"),
+    "indices text": ((torch.tensor(INDPTR), ["a"] * 6), "indices must hold numbers; got list of dtype <U1"),
     "no nodes": ((torch.tensor([0]), torch.tensor([], dtype=torch.int64)), "the graph is empty"),
     "no offsets": ((torch.tensor([], dtype=torch.int64),) * 2, "the graph is empty"),
     "two devices": (
@@ -189,7 +190,13 @@ BAD_EDGE_INDEX = {
     "id negative": ((EDGES - 1, None), r"edge_index\[0, 1\] = -1 is not a node"),
     "transposed": ((EDGES.t(), 5), r"tensor \[2, E\].*got \[6, 2\]"),
     "one row": ((EDGES[0], 5), r"tensor \[2, E\].*got \[6\]"),
-    "list": (([[0], [1]], 5), r"tensor \[2, E\].*got list"),
+    "list": (([0, 1], 5), r"tensor \[2, E\].*got \[2\]"),
+    "text": (([["a"], ["b"]], 5), r"must hold numbers.*joestar.data.from_tables"),
+    "ragged": (([[0, 1], [1]], 5), "each row as long as the others"),
+    "pairs": (([[0, 1], [1, 2], [2, 3]], 5), r"got \[3, 2\]. Turn it with edge_index.T"),
+    "huge": ((EDGES + 10**10, None), "would have 10,000,000,004 nodes. joestar.data.from_tables.* relabels"),
+    "beyond int64": ((np.array([[1], [2**64 - 1]], dtype=np.uint64), None), "beyond int64. Relabel"),
+    "too large for num_nodes": ((EDGES, 3), "relabels ids of any kind, or give a num_nodes above 3"),
     "float": ((EDGES.float(), 5), "int32 or int64; got torch.float32"),
     "no nodes": ((EDGES[:, :0], None), "at least one node; give num_nodes"),
     "zero nodes": ((EDGES[:, :0], 0), "at least one node"),
@@ -207,8 +214,8 @@ def test_rows_of_node_and_edge_tensors():
         _graph(ndata={"x": torch.ones(4, 2)})
     with pytest.raises(GraphError, match=r"edata\['w'\] needs one row .* 6 edges; got shape \[5\]"):
         _graph(edata={"w": torch.ones(5)})
-    with pytest.raises(GraphError, match=r"ndata\['x'\] must be a tensor; got list"):
-        _graph(ndata={"x": [1, 2, 3, 4, 5]})
+    with pytest.raises(GraphError, match=r"ndata\['x'\] must be a tensor, NumPy array or list of numbers; got str"):
+        _graph(ndata={"x": "abcde"})
 
 
 def test_rows_are_checked_on_every_way_in():

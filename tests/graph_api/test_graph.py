@@ -133,7 +133,7 @@ def test_what_is_no_slice_of_a_graph(graph, key):
 
 
 BAD_DSTS = {
-    "list": ([0, 1], "int32 or int64 tensor .n. of node ids; got list"),
+    "list": (["0", "1"], "dsts must hold numbers; got list of dtype <U1"),
     "number": (3, "got int"),
     "float": (torch.tensor([0.0]), "got torch.float32"),
     "mask": (torch.ones(5, dtype=torch.bool), "got torch.bool"),

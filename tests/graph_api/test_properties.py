@@ -1,6 +1,7 @@
 """Properties over random graphs (hypothesis, derandomised): scipy.sparse is the reference."""
 
 import numpy as np
+import pytest
 import scipy.sparse
 import torch
 from hypothesis import given, settings
@@ -84,6 +85,7 @@ def test_gradients_are_products_with_the_transpose(case):
     assert torch.equal(w.grad, (x.detach()[src.long()] * cotangent[dst.long()]).sum(1))
 
 
+@pytest.mark.filterwarnings("ignore:.*float64:joestar.errors.JoestarWarning")
 @SETTINGS
 @given(graphs())
 def test_formats_hold_the_given_edges(case):

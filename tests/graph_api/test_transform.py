@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from joestar.errors import GraphError
-from joestar.graph_api import Graph
+from joestar.graph_api import Graph, transform
 
 EDGES = torch.tensor([[2, 0, 2, 3, 0, 1], [2, 1, 0, 1, 1, 3]])
 
@@ -74,6 +74,14 @@ def test_loops(graph):
     assert looped.edata["w"].tolist() == [2, 0.5, 1, 3, 4, 0.5, 0.5, 5, 0.5, 0.5]
     assert set(looped.edata) == {"w"} and _same_nodes(looped, graph) and not plain.edata
     assert torch.equal(graph.add_self_loops(fill={"v": 1.0}).edata["v"][1], torch.ones(6))
+
+
+def test_whether_there_are_loops(graph):
+    assert graph.has_self_loops() and graph.add_self_loops().has_self_loops()
+    assert not graph.remove_self_loops().has_self_loops()
+    late = Graph.from_edge_index(torch.tensor([[0, 6], [1, 6]]), 7)
+    assert all(transform.has_self_loops(late, rows) for rows in (1, 2, 3, 7, 100))
+    assert not any(transform.has_self_loops(late.remove_self_loops(), rows) for rows in (1, 2, 3, 7, 100))
 
 
 def test_both_directions_once(graph):

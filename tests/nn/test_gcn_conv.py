@@ -1,5 +1,6 @@
 """GCNConv against PyG's on full graphs, and against its definitions on blocks."""
 
+import warnings
 from itertools import combinations
 
 import pytest
@@ -156,3 +157,22 @@ def test_same_seed_gives_same_weights(parity):
     theirs = parity.pyg.GCNConv(6, 5)
     assert_close(ours.lin.weight, theirs.lin.weight)
     assert repr(ours) == repr(theirs)
+
+
+def test_loops_of_the_graph_are_warned_of():
+    import joestar
+
+    edges = torch.tensor([[0, 1, 2, 2], [1, 2, 2, 0]])
+    looped = joestar.Graph.from_edge_index(edges, 3, {"x": torch.randn(3, 4), "y": torch.tensor([0, 1, 0])})
+    for graph, norm, options, warned in (
+        (looped, "graph", {}, True), (looped.remove_self_loops(), "graph", {}, False), (looped, "block", {}, False),
+        (looped, "graph", {"add_self_loops": False}, False),
+    ):  # fmt: skip
+        net = joestar.nn.GCN(4, 8, 2, 2, gcn_norm=norm, **options)
+        sampler = joestar.NeighborSampler(graph, [2, 2])
+        for use in (lambda n=net, s=sampler: joestar.compile(n, s), lambda n=net, g=graph: joestar.inference(n, g)):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                use()
+            texts = [str(w.message) for w in said if "remove_self_loops" in str(w.message)]
+            assert bool(texts) == warned, (norm, options)

@@ -4,18 +4,20 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from joestar import fusion
 from joestar.errors import ConfigError
 from joestar.profile import numbers
-from joestar.profile.charts import Box, LogAxis, Mark, chart
-from joestar.profile.html import place
-from joestar.profile.ledger import Counters, Report
+from joestar.profile.charts import Box, LinearAxis, LogAxis, Mark, chart
+from joestar.profile.ledger import CHOSEN, Counters, Report
+from joestar.profile.places import merged, place
 
 from .full import LINE, report
 
-VOID = {"meta", "br", "link", "img", "hr"}
+VOID = {"meta", "br", "wbr", "link", "img", "hr"}
 
 
 class Page(HTMLParser):
@@ -32,6 +34,8 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attributes)))
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "wbr":
+            self.words.append("\0")
 
     def handle_startendtag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
@@ -45,7 +49,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
+        return re.sub(r"\s+", " ", " ".join(self.words).replace(" \0 ", ""))
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +93,11 @@ def test_page_tells_the_headline(page):
     for text in (
         "Step 0.613 ms 0.609 to 0.620 in the middle of 200 steps",
         "Epoch 121 ms 197 steps at the median",
-        "Share of the floor 40.8 % 0.250 ms if memory were the only limit",
+        "Share of the floor 40.8 % the step would take 0.250 ms if memory were the only limit",
         "Padded steps 98.93 % 1,200 of 1,213 ran as one static program",
         "Padding 4.5 % of a set on average, at most 4.7 %",
         "Fallbacks 7 batches redone exactly; 11 overflows",
-        "Recompiles 3 compiling took 24.4 s in all",
+        "Compiling 26.9 s once, no part of the steps; 3 recompilations",
         "Peak memory 640.0 MiB",
     ):
         assert text in page.text
@@ -112,6 +116,8 @@ def test_page_contains_every_number(page):
         shown += [stage.stage, numbers.digits(stage.milliseconds), numbers.human_bytes(stage.bytes)]
         shown.append(numbers.count(stage.kernels))
     shown += ["1.25 1.30 212", "-0.500 1.16 61", "8.78 58"]  # saved, speed-up, kernels
+    shown += ["PyTorch eager, layers of PyG 2.8.0 12.2 ms", "20.0 times as fast as PyTorch eager, layers of PyG"]
+    shown += ["411,000 415,500 421,000 not stored", "64x416 · 416x2872"]
     for row in full.programs[0].passes:
         shown += [row.name, numbers.count(row.nodes_before)]
     for row in full.tuning.candidates:
@@ -121,19 +127,33 @@ def test_page_contains_every_number(page):
     shown += [spot.detail for spot in full.programs[0].places] + ["me/project/model.py:45 in forward"]
     shown += ["4.20 TB/s", "1001.4 MiB", "0 B copied per step: what a step reads is resident", "16 B copied per step"]
     shown += ["masked loss 4", "compiled 2 times", "capture 1.50 s", "backend 22.8 s", "CUDA graphs captured 2"]
-    shown += ["2.11.0", "3.12.1", "cuda (NVIDIA H200)", "24.5 20.2", full.graph, full.sampler, "relu-dropout off"]
+    shown += [
+        "2.11.0",
+        "3.12.1",
+        "cuda (NVIDIA H200)",
+        "AMD EPYC 9654, 64 processors",
+        "96.0 GiB",
+        full.graph,
+        full.sampler,
+        "relu-dropout off",
+    ]
     shown += [full.programs[0].graph_before.split("\n")[1].strip(), full.programs[0].graph_after.split("\n")[1].strip()]
+    shown += [full.command, full.date, "batch_size 1000", "lr 0.003", "dropout 0.5", "slack of “train” 1.2 %"]
+    shown += ["compiling the forward pass 24.5", "compiling included 2.50", "forward 0.500 0.412"]  # once, per step
     for words in shown:
         assert re.sub(r"\s+", " ", words) in text, words
 
 
 def test_everything_is_escaped(source, page):
     assert "<script" not in source
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in source
-    assert "GraphSAGE<b>" in page.text and "<b>" not in source
+    assert "its <script>alert(1)</script> result is used twice" in page.text
+    assert "GraphSAGE<b>" in page.text and "GraphSAGE<b>" not in source
     evil = '"><script>alert(1)</script>'
     full = report()
     full.model = full.sampler = full.graph = full.profile.source = full.profile.kernels[0].name = evil
+    full.command = full.date = full.environment.cpu = full.profile.no_baseline = full.profile.baselines[0].stage = evil
+    full.settings = {evil: evil}
+    full.profile.kernels[1].layer = full.profile.kernels[1].shape = full.profile.kernels[1].source = evil
     full.profile.kernels[0].phase = full.profile.stages[0].stage = full.tuning.key = evil
     full.profile.phases, full.profile.bus, full.counters.seconds = {evil: 1.0}, {evil: 1}, {evil: 1.0}
     full.tuning.candidates[0].choices = {evil: evil}
@@ -142,11 +162,11 @@ def test_everything_is_escaped(source, page):
     program.rewrites, program.seconds = {evil: 1}, {evil: 1.0}
     program.sites[0] = replace(program.sites[0], key=evil, options=[evil], default=evil, taken=evil, source=evil)
     program.places[0] = replace(
-        program.places[0], pattern=evil, node=evil, detail=evil, source=f"/{evil}:3 in f: {evil}"
+        program.places[0], pattern=evil, node=evil, detail=evil, source=f"/{evil}:3 in f: {evil}", layer=evil
     )
     made = full.to_html()
     assert "<script" not in made
-    assert made.count("&lt;script&gt;") > 30
+    assert made.count("script") > 40
     assert not {tag for tag, _ in Page(made).tags} & {"script"}
 
 
@@ -154,7 +174,7 @@ def test_without_data_the_page_says_how_to_get_it():
     full = report()
     bare = replace(full, programs=[], counters=Counters(), tuning=None, profile=None)
     text = Page(bare.to_html()).text
-    assert text.count("joestar profile --html report.html") == 3
+    assert text.count("joestar profile --html report.html") == 4
     assert "take a step first" in text and "This step was not tuned" in text
     assert "Padded steps -" in text
     program = replace(full.programs[0], sets=[], sites=[], places=[])
@@ -162,6 +182,7 @@ def test_without_data_the_page_says_how_to_get_it():
     text = Page(replace(full, programs=[program], profile=profile).to_html()).text
     assert "No batch has been run yet" in text and "No pattern was looked at in this program" in text
     assert "has no floor here" in text and "none: graph, features and model are all in the host's memory" in text
+    assert "Nothing is known yet" in Page(bare.to_html()).text
     host = replace(full, profile=None, counters=replace(full.counters, seconds={"forward": 1.0, "backward": 1.426}))
     assert "Step, host clock 2.00 ms mean of 1,213 steps" in Page(host.to_html()).text
 
@@ -198,6 +219,42 @@ def test_axis_has_round_ticks(low, high, values):
     assert 0 < axis.at(low) < axis.at(high) < 1
     middle = (low * high) ** 0.5
     assert axis.at(middle) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("largest", "values"), [(9.72, [0, 2, 4, 6, 8, 10]), (1664, [0, 500, 1000, 1500]), (0.61, [0, 0.2, 0.4, 0.6])]
+)
+def test_linear_axis_begins_at_zero(largest, values):
+    axis = LinearAxis(largest)
+    assert [value for _, value in axis.ticks()] == pytest.approx(values)
+    assert axis.at(0) == 0 and 0.9 < axis.at(largest) < 1
+    assert axis.at(largest / 2) == pytest.approx(axis.at(largest) / 2)
+    assert [text for _, text in axis.labels()][:2] == ["0", numbers.short(values[1])]
+
+
+def test_places_of_the_same_text_are_one_row():
+    rows = merged(report().programs[0].places)
+    assert [(row.place.pattern, row.times, row.place.verdict) for row in rows] == [
+        ("extract-select", 2, "fired"), ("order", 2, "chosen"), ("sample-gather-aggregate", 1, "refused"),
+    ]  # fmt: skip
+    assert rows[1].layers == ["convs.0", "convs.1"] and rows[0].nodes == ["rowwise_sample", "rowwise_sample_1"]
+
+
+def test_every_chosen_alternative_is_worded_so_that_it_is_told_from_a_refusal():
+    """``PlaceSummary.verdict`` reads the wording: no pass may speak of a choice in other words."""
+    texts = []
+    for path in Path(fusion.__file__).parent.glob("*.py"):
+        texts += re.findall(r"Reject\(\s*f?\"([^\"]*)\"", path.read_text())
+    assert len(texts) > 90
+    spoken = [text for text in texts if re.search(r"cho(?:se|ice|ose)", text)]
+    assert len(spoken) >= 8 and all(CHOSEN.search(text) for text in spoken)
+
+
+def test_chosen_and_idle_do_not_look_like_trouble(source):
+    assert source.count('class="badge refused">refused') == 2  # the legend, and the one that was
+    assert source.count('class="badge chosen">chosen') == 2
+    idle = re.search(r"<details><summary>(\d+) passes found nothing to do(.*?)</details>", source, re.DOTALL)
+    assert idle[1] == "1" and "hoist" in idle[2] and "extract-select" not in idle[2]
 
 
 def test_place_takes_a_source_line_apart():
@@ -257,11 +314,20 @@ def test_terminal_shows_profile_tuning_and_choices():
         "_sample_aggregate_kernel",
         "and 13 more",
         "Tuner: 3 candidates, from its cache",
-        "order:convs_0 = aggregate-first, backward:convs_1 = gather",
-        "update-first (default), aggregate-first",
+        "once: tracing, passes, choosing bounds",
+        "1 more passes found nothing to do",
+        "What to do next",
+        "PyTorch eager, layers of PyG 2.8.0",
+        "[train] fired   extract-select: fanout 15 (2 times)",
+        "[train] chosen  order: aggregating first is chosen, by cost (2 times)\n    at /home/me/project/model.py:45 in "
+        "forward (convs.0, convs.1)\n        h = self.lin(block.pull(fn.copy_u(x), 'mean')) if a < b & c else x\n",
         "[train] refused sample-gather-aggregate: its <script>",
     ):
         assert text in shown
     assert re.search(r"hop 1 source nodes +117,071 +120,607 +122,999 +- +-", shown)
     assert re.search(r"\+ CUDA graph +0\.613 +8\.78 +58 +640\.0 MiB", shown)
+    code = LINE.partition("forward: ")[2]
+    loose = [line for line in shown.split("\n") if len(line) > 80 and not line.startswith("    ")]
+    assert len(loose) <= 3, loose  # the head, and sentences that a terminal may break
+    assert shown.count("        " + code) == 3
     assert "A step takes" not in str(replace(report(), profile=None))

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import re
+import shlex
+from datetime import datetime
 
 import pytest
 import torch
@@ -9,11 +12,14 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import joestar
-from joestar.bench.profile import TRACED, copy_bandwidth, profile
+from joestar.bench.beside import NotComparableError, pyg_step
+from joestar.bench.profile import EAGER, TRACED, copy_bandwidth, profile
 from joestar.bench.step import logical_bytes
 from joestar.cli.main import app
+from joestar.cli.profile import command
 from joestar.errors import ConfigError
-from joestar.profile.ledger import Report
+from joestar.profile.clocks import clocks, once
+from joestar.profile.ledger import FIRST_BACKWARD, Report
 from joestar.runtime import tuning
 
 from .test_html import Page
@@ -61,21 +67,77 @@ def test_profile_is_complete(profiled, parts):
     found = report.profile
     assert 0 < found.p20 <= found.milliseconds <= found.p80
     assert (found.steps, found.epoch_steps) == (STEPS, 3)
-    assert list(found.phases) == ["sampling", "forward", "backward", "optimizer", "set-up of the epoch", "rest"]
+    assert list(found.phases) == ["sampling", "forward", "backward", "optimizer", "bookkeeping", "set-up of the epoch"]
+    assert sum(found.phases.values()) == pytest.approx(found.milliseconds)
     assert all(found.phases[name] > 0 for name in ("sampling", "forward", "backward", "optimizer"))
     names = {(kernel.phase, kernel.name) for kernel in found.kernels}
     assert {("sampling", "joestar::sample_cols"), ("forward", "aten::mm"), ("backward", "aten::mm")} <= names
     assert ("optimizer", "aten::_fused_adam_") in names
     micros = [kernel.microseconds for kernel in found.kernels]
     assert micros == sorted(micros, reverse=True)
-    assert [stage.stage for stage in found.stages] == ["eager kernels", "+ fusion"]
+    assert [stage.stage for stage in found.stages] == [EAGER, "+ fusion"]
     assert found.stages[-1].milliseconds == found.milliseconds
     assert found.stages[0].kernels > found.stages[1].kernels > 20
-    assert len(lines) == 2 and lines[1] == f"+ fusion: {found.milliseconds:.3f} ms/step"
+    assert len(lines) == 3 and lines[2] == f"+ fusion: {found.milliseconds:.3f} ms/step"
     assert found.peak_bytes >= 0 and found.bus == {} and found.copy_bandwidth > 0
     assert report.counters.steps == 1 + 1 + STEPS + 1 + TRACED
     assert report.programs[0].batch == BATCH
     assert sum(row.rewrites for row in report.programs[0].passes if row.name == "sample-gather-aggregate") == 1
+
+
+def test_plain_pytorch_stands_beside(profiled):
+    report, lines = profiled
+    (beside,) = report.profile.baselines
+    assert re.fullmatch(r"PyTorch eager, layers of PyG \d+\.\d+\.\d+\S*", beside.stage) and beside.milliseconds > 0
+    assert lines[0].startswith(beside.stage) and beside.kernels > 50 and report.profile.no_baseline == ""
+    assert "times as fast as PyTorch eager, layers of PyG" in Page(report.to_html()).text
+
+
+@pytest.mark.parametrize("kind", ["GraphSAGE", "GCN", "GIN", "GAT"])
+def test_plain_pytorch_has_the_same_model_and_learns(parts, kind):
+    _, sampler, _, graph = parts
+    model = getattr(joestar.nn, kind)(1433, 8, 2, 7, **({"add_self_loops": False} if kind == "GAT" else {}))
+    step = pyg_step(model, sampler, F.cross_entropy, torch.optim.Adam(model.parameters(), 0.02))
+    losses = [float(step(graph.train_idx)) for _ in range(12)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_what_has_no_counterpart_in_plain_pytorch_says_so(parts, monkeypatch):
+    model, sampler, optimizer, graph = parts
+    sage = joestar.nn.GraphSAGE
+    cases = {
+        "models of joestar.nn only, not for Linear": (torch.nn.Linear(2, 2), sampler),
+        "GraphSAGE with default settings only": (sage(1433, 8, 2, 7, norm="batch"), sampler),
+        "with default settings": (sage(1433, 8, 2, 7, aggr="max"), sampler),
+        "GAT with default settings": (joestar.nn.GAT(1433, 8, 2, 7), sampler),
+        "without replacement only": (model, joestar.NeighborSampler(graph, [4, 3], replace=True)),
+    }
+    for words, (other, drawn) in cases.items():
+        with pytest.raises(NotComparableError, match=words):
+            pyg_step(other, drawn, F.cross_entropy, optimizer)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NotComparableError, match="PyG is not installed"):
+        pyg_step(model, sampler, F.cross_entropy, optimizer)
+
+
+def test_the_run_can_be_repeated(profiled):
+    report, _ = profiled
+    wanted = {"batch_size": str(BATCH), "timed steps": str(STEPS), "loss": "cross_entropy", "backend": "eager"}
+    assert wanted.items() <= report.settings.items()
+    assert report.settings["optimizer"].startswith("Adam(lr=0.01, betas=(0.9, 0.999)")
+    env = report.environment
+    assert env.cpu and env.processors >= 1 and env.memory > 1 << 28
+    assert abs(datetime.now() - datetime.strptime(report.date[:16], "%Y-%m-%d %H:%M")).total_seconds() < 3600
+    text = Page(report.to_html()).text
+    assert env.cpu in text and report.date in text and "lr=0.01" in text
+
+
+def test_compile_time_is_apart_from_the_steps(profiled):
+    seconds = profiled[0].counters.seconds
+    assert {"prepare", FIRST_BACKWARD, "forward", "backward", "optimizer"} <= set(seconds)
+    assert [name for name, _, _ in clocks(profiled[0])] == ["forward", "optimizer", "backward"]
+    assert len(once(profiled[0])) == 2
+    assert profiled[0].compile_seconds > seconds[FIRST_BACKWARD]
 
 
 def test_logical_bytes_are_those_of_the_first_batch(profiled, parts):
@@ -163,8 +225,23 @@ def test_command_prints_and_writes(tmp_path, monkeypatch):
     assert report.tuning is not None and report.tuning.candidates
     assert json.loads(data.read_text())["sampler"] == "NeighborSampler(fanouts=[3, 2], replace=False, seed=0)"
     assert html.read_text() == report.to_html()
+    assert report.command == (
+        "joestar profile cora --model=gin --hidden=8 --fanouts=3,2 --batch-size=70 --backend=eager --steps=2 "
+        "--no-ablation --tune"
+    )
+    assert {"model": "gin", "fanouts": "3,2", "lr": "0.01", "dropout": "0.5"}.items() <= report.settings.items()
     for text in ("A step takes", "Time per phase of a step", f"Wrote {html}", f"Wrote {data}"):
         assert text in shown.output.replace("\n", "") or text in shown.output
+
+
+def test_the_command_of_a_report_gives_the_same_settings(monkeypatch):
+    seen = []
+    monkeypatch.setattr("joestar.cli.profile.run", lambda config, steps, *rest: seen.append((config, steps, *rest[:2])))
+    assert invoke("cora", "--fanouts=-1,5", "--norm", "batch", "--lr=0.5", "--steps=3").exit_code == 0
+    again = shlex.split(command(*seen[0]))
+    assert again[:3] == ["joestar", "profile", "cora"]
+    assert invoke(*again[2:]).exit_code == 0
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ def test_rows_of_some_nodes(graph):
     idx = torch.tensor([7, 0, 7, 60])
     assert torch.equal(found.run(idx, batch_size=9, progress=False), every[idx])
     assert every.shape == (NODES, CLASSES) and not every.requires_grad
-    for wrong in ([1, 2], torch.tensor([NODES]), torch.tensor([], dtype=torch.int64), torch.zeros(3)):
+    for wrong in ([1, NODES], torch.tensor([NODES]), torch.tensor([], dtype=torch.int64), torch.zeros(3)):
         with pytest.raises(SeedError, match="idx"):
             found.run(wrong)
 

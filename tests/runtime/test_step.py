@@ -71,7 +71,7 @@ def test_duplicate_and_isolated_seeds_are_rows_like_others():
 SCHEDULERS = {
     "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
     "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, mode="max"),
-    "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
+    "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=24),
 }
 
 
@@ -152,7 +152,8 @@ def test_multilabel_targets(missing, loss):
     losses = train(padded, IDX, epochs=4)
     assert losses == pytest.approx(train(exact, IDX, epochs=4), rel=1e-9)
     assert losses[-1] < losses[0] and all(loss == loss for loss in losses)
-    assert padded.evaluate(torch.arange(730, NODES))["f1_micro"] > 0.3
+    scores = padded.evaluate(torch.arange(730, NODES))
+    assert scores["rmse"] < 0.5 if loss is F.mse_loss else scores["f1_micro"] > 0.3
 
 
 def test_nan_targets_need_an_unreduced_loss():

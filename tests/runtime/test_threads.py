@@ -121,6 +121,18 @@ def test_every_stream_has_tables_of_its_own(monkeypatch):
     scratch.release_tables()
 
 
+def test_a_capture_by_hand_finds_what_any_stream_has_left(monkeypatch):
+    device = torch.device("cuda", 0)
+    current, capturing = [0], [False]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: type("Stream", (), {"cuda_stream": current[0]}))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    for current[0], name in ((1, "another graph's"), (2, "warm-up's")):
+        scratch.current_tables(device)[name] = current[0]
+    current[0], capturing[0] = 3, True
+    assert scratch.current_tables(device)["warm-up's"] == 2
+    scratch.release_tables()
+
+
 def test_launches_follow_one_another_whatever_the_stream(monkeypatch):
     waits = []
 

@@ -1,0 +1,100 @@
+"""Large CSV files and Parquet through pyarrow, where it is installed."""
+
+from pathlib import Path
+
+from joestar.data.columns import MISSING, CodeCollector, IdCollector
+from joestar.errors import DataError
+
+BLOCK = 16 << 20
+"""Bytes of a piece."""
+
+
+def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
+    """As ``csv_reader.read``; ``None`` if pyarrow is missing, or does not read the file as the slow reader would."""
+    try:
+        import pyarrow
+        from pyarrow import csv
+    except ImportError:
+        return None
+    if layout.delimiter == " ":
+        return None
+    types = {name: pyarrow.float64() if role == "number" else pyarrow.string() for name, role in roles.items()}
+    try:
+        reader = csv.open_csv(
+            path,
+            csv.ReadOptions(
+                block_size=BLOCK, skip_rows=layout.skipped + layout.header, column_names=layout.names, encoding="utf8"
+            ),
+            csv.ParseOptions(delimiter=layout.delimiter),
+            csv.ConvertOptions(
+                column_types=types, include_columns=list(roles), strings_can_be_null=False,
+                null_values=sorted({form for text in MISSING for form in (text, text.upper(), text.capitalize())}),
+            ),
+        )  # fmt: skip
+        return _collect(reader, roles)
+    except (pyarrow.ArrowException, _UnlikeError):
+        return None
+
+
+class _UnlikeError(Exception):
+    """Something that the slow reader reads otherwise, or complains about."""
+
+
+def _collect(reader, roles: dict[str, str]) -> dict:
+    from pyarrow import compute
+
+    from joestar.data.csv_reader import finish
+
+    kept = {name: {"id": IdCollector, "coded": CodeCollector, "number": list}[role]() for name, role in roles.items()}
+    for batch in reader:
+        for name, role in roles.items():
+            column = batch.column(batch.schema.get_field_index(name))
+            if role == "number":
+                kept[name].append(column.to_numpy(zero_copy_only=False))
+                continue
+            column = compute.utf8_trim_whitespace(column)
+            if compute.any(compute.match_substring(column, '"')).as_py():
+                raise _UnlikeError  # a quote behind a space: the slow reader knows what it means
+            if role == "id":
+                _add_ids(kept[name], column, compute)
+            else:
+                kept[name].add(column.to_pylist())
+    return {name: finish(column) for name, column in kept.items()}
+
+
+def _add_ids(collector: IdCollector, column, compute) -> None:
+    """Integers where all are written as integers are; else text, each distinct one looked at once."""
+    import pyarrow
+
+    if compute.any(compute.equal(column, "")).as_py():
+        raise _UnlikeError
+    if collector.index is None:
+        try:
+            values = compute.cast(column, pyarrow.int64())
+            if compute.all(compute.equal(compute.cast(values, pyarrow.string()), column)).as_py() in (True, None):
+                collector.add_integers(values.to_numpy(zero_copy_only=False))
+                return
+        except pyarrow.ArrowInvalid:
+            pass
+    coded = column.dictionary_encode()
+    collector.add_coded(coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False))
+
+
+def read_parquet(path: Path):
+    """The file as a ``pyarrow.Table``.
+
+    Raises:
+        DataError: pyarrow is missing, or the file cannot be read.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{path}: reading Parquet needs pyarrow, which is not installed: pip install pyarrow, or save the table as "
+            "CSV."
+        ) from None
+    try:
+        return parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: expected a Parquet file, but it cannot be read ({error}).") from None

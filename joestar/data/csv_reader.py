@@ -1,0 +1,212 @@
+"""CSV and TSV files: what is in them, and their columns, in pieces that fit into memory."""
+
+import csv
+import gzip
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from joestar.data.columns import CodeCollector, Coded, IdCollector, Ids, no_number, numbers
+from joestar.errors import DataError
+
+ROWS = 50_000
+"""Rows of a piece."""
+FAST_FROM = 8 << 20
+"""Bytes from which a file is read by ``pyarrow.csv``, where that is installed."""
+SAMPLE = 50
+"""Lines that tell whether there is a header."""
+KNOWN = frozenset(
+    [
+        "source",
+        "src",
+        "from",
+        "target",
+        "dst",
+        "to",
+        "destination",
+        "id",
+        "node",
+        "node_id",
+        "nodeid",
+        "weight",
+        "edge_weight",
+        "label",
+        "class",
+        "split",
+        "timestamp",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text file is laid out.
+
+    Attributes:
+        names: of the columns; numbers from ``"0"`` where there is no header.
+        header: whether the first line holds them; guessed: whether that was guessed.
+        skipped: lines of comments before it; delimiter: between fields; first: the first line's fields.
+    """
+
+    names: list[str]
+    header: bool
+    guessed: bool
+    skipped: int
+    delimiter: str
+    first: list[str]
+
+
+def look(path: Path, header: bool | None, delimiter: str | None, asked: list[str]) -> Layout:
+    """Finds delimiter and header of a file.
+
+    Args:
+        asked: names of columns that the caller asked for: if they are in the first line, it is a header.
+
+    Raises:
+        DataError: the file is empty or no text.
+    """
+    with _open(path) as file:
+        lines = list(itertools.islice((line for line in file), 0, SAMPLE + 200))
+    skipped = next((i for i, line in enumerate(lines) if line.strip() and line[0] not in "#%"), None)
+    if skipped is None:
+        raise DataError(f"{path}: expected lines of fields, but the file is empty.")
+    delimiter = _delimiter(path, lines[skipped]) if delimiter is None else delimiter
+    rows = [row for row in _fields(lines[skipped : skipped + SAMPLE], delimiter) if row]
+    found = _has_header(rows, asked) if header is None else header
+    names = rows[0] if found else [str(i) for i in range(len(rows[0]))]
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise DataError(f"{path}: two columns are called {doubled!r}. Rename one; header=False, if it is no header.")
+    return Layout(names, found, header is None, skipped, delimiter, rows[0])
+
+
+def read(path: Path, layout: Layout, roles: dict[str, str]) -> dict:
+    """Columns by name: ``Ids`` for the role ``"id"``, ``Coded`` for ``"coded"``, float64 for ``"number"``.
+
+    Raises:
+        DataError: naming the line and column that is wrong.
+    """
+    if path.stat().st_size >= FAST_FROM:
+        from joestar.data.arrow import read_csv_fast
+
+        fast = read_csv_fast(path, layout, roles)
+        if fast is not None:
+            return fast
+    return _read_slowly(path, layout, roles)
+
+
+def line_of(path: Path, layout: Layout, row: int) -> str:
+    """``line n`` of a row of the table, counted from 0; reads the file up to there."""
+    for number, _ in itertools.islice(_rows(path, layout), row, row + 1):
+        return f"line {number}"
+    return f"row {row + 1}"
+
+
+def _read_slowly(path: Path, layout: Layout, roles: dict[str, str]) -> dict:
+    places = {name: layout.names.index(name) for name in roles}
+    kept = {name: _COLLECTORS[role]() for name, role in roles.items()}
+    rows = _rows(path, layout)
+    while piece := list(itertools.islice(rows, ROWS)):
+        for name, role in roles.items():
+            texts = [fields[places[name]] for _, fields in piece]
+            where = f"{path}, column {name!r}"
+            if role == "number":
+                kept[name].append(numbers(texts, _complaint(where, piece)))
+            elif role == "id" and "" in texts:
+                number = piece[texts.index("")][0]
+                raise DataError(f"{where}: line {number} has no id. Remove such lines, or give them ids.")
+            else:
+                kept[name].add(texts)
+    return {name: finish(column) for name, column in kept.items()}
+
+
+def finish(column):
+    """The column that was collected."""
+    import numpy as np
+
+    if isinstance(column, list):
+        return np.concatenate(column) if column else np.empty(0)
+    done: Ids | Coded = column.done()
+    return done
+
+
+_COLLECTORS = {"id": IdCollector, "coded": CodeCollector, "number": list}
+
+
+def _complaint(where: str, piece: list):
+    return lambda row, text: DataError(no_number(where, f"line {piece[row][0]}", text))
+
+
+def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
+    """(line, fields) of every row below the header."""
+    width = len(layout.names)
+    with _open(path) as file:
+        for _ in range(layout.skipped):
+            next(file)
+        reader = _reader(file, layout.delimiter)
+        header = layout.header
+        try:
+            for fields in reader:
+                if not fields or (width > 1 and fields == [""]):
+                    continue
+                if header:
+                    header = False
+                    continue
+                if len(fields) != width:
+                    line = layout.skipped + reader.line_num
+                    raise DataError(
+                        f"{path}: line {line} has {len(fields)} fields, the first has {width} "
+                        f"(separated by {layout.delimiter!r}). Correct the line, or give delimiter=..."
+                    )
+                yield layout.skipped + reader.line_num, [field.strip() for field in fields]
+        except csv.Error as error:
+            raise DataError(f"{path}: line {layout.skipped + reader.line_num} cannot be read ({error}).") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: expected UTF-8 text ({error}). Save the file as UTF-8.") from None
+
+
+def _open(path: Path):
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+        return open(path, encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise DataError(f"{path}: expected a table, but it cannot be read ({error.strerror or error}).") from None
+
+
+def _reader(lines, delimiter: str):
+    if delimiter == " ":
+        return csv.reader(lines, delimiter=" ", skipinitialspace=True)
+    return csv.reader(lines, delimiter=delimiter, skipinitialspace=delimiter != "\t")
+
+
+def _fields(lines: list[str], delimiter: str) -> list[list[str]]:
+    return [[field.strip() for field in row] for row in _reader(lines, delimiter)]
+
+
+def _delimiter(path: Path, line: str) -> str:
+    """Tab in ``.tsv`` files; else the first of these that the first line has."""
+    if ".tsv" in path.suffixes:
+        return "\t"
+    return next((mark for mark in (",", "\t", ";", " ") if mark in line.strip()), ",")
+
+
+def _has_header(rows: list[list[str]], asked: list[str]) -> bool:
+    """Whether the first line names the columns: asked for, known names, or words above numbers."""
+    first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
+    if any(name in first for name in asked):
+        return True
+    if any(_is_number(field) for field in first) or "" in first or len(set(first)) < len(first):
+        return False
+    if any(field.lower() in KNOWN for field in first):
+        return True
+    return bool(rest) and any(all(_is_number(row[i]) for row in rest) for i in range(len(first)))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

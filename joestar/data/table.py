@@ -1,0 +1,143 @@
+"""One face for tables of all kinds: text files, Parquet, data frames, dicts of columns."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from joestar.data import csv_reader
+from joestar.data.columns import coded_of, ids_of, numbers_of
+from joestar.errors import DataError
+
+TEXT = (".csv", ".tsv", ".txt", ".edges")
+PARQUET = (".parquet", ".pq")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's name says that it is a table."""
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return suffix.lower() in TEXT or path.suffix.lower() in PARQUET
+
+
+def is_frame(thing) -> bool:
+    """Whether something has named columns: a pandas or polars frame, a pyarrow table, a dict."""
+    return isinstance(thing, dict) or hasattr(thing, "column_names") or (
+        hasattr(thing, "columns") and hasattr(thing, "__getitem__") and not isinstance(thing, np.ndarray)
+    )  # fmt: skip
+
+
+def open_table(source, what: str, *, header: bool | None, delimiter: str | None, asked: list[str]):
+    """A table to read columns from.
+
+    Args:
+        source: the path of a file, a frame or a dict of columns.
+        what: ``"edges"`` or ``"nodes"``, for messages.
+        asked: names of columns that the caller asked for.
+
+    Raises:
+        DataError: it is none of these, or cannot be read.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise DataError(f"{what}: there is no file {path}.")
+        if path.suffix.lower() in PARQUET:
+            from joestar.data.arrow import read_parquet
+
+            return FrameTable(read_parquet(path), str(path))
+        if not is_table(path):
+            raise DataError(f"{path}: a table's name must end in {', '.join((*TEXT, *PARQUET))}, or .gz behind it.")
+        return TextTable(path, header, delimiter, asked)
+    if is_frame(source):
+        return FrameTable(source, what)
+    raise DataError(
+        f"{what} must be the path of a CSV, TSV or Parquet file, a pandas or polars frame, or a dict of columns; got "
+        f"{type(source).__name__}."
+    )
+
+
+class TextTable:
+    """A text file."""
+
+    def __init__(self, path: Path, header: bool | None, delimiter: str | None, asked: list[str]):
+        self.path, self.where = path, str(path)
+        try:
+            self.layout = csv_reader.look(path, header, delimiter, asked)
+        except (UnicodeDecodeError, OSError, EOFError) as error:
+            raise DataError(f"{path}: expected UTF-8 text ({error}). Save the table as UTF-8 CSV.") from None
+        self.names = self.layout.names
+
+    def read(self, roles: dict[str, str]) -> dict:
+        """Columns by name, see ``csv_reader.read``."""
+        return csv_reader.read(self.path, self.layout, roles)
+
+    def line(self, row: int) -> str:
+        """How messages call a row."""
+        return csv_reader.line_of(self.path, self.layout, row)
+
+    def note(self) -> str | None:
+        """What was guessed."""
+        layout, first = self.layout, ", ".join(self.layout.first[:4])
+        parts = [f"{layout.skipped} lines of comments skipped"] if layout.skipped else []
+        if layout.guessed and layout.header:
+            parts.append(f"the first line is taken for a header ({first}; header=False otherwise)")
+        elif layout.guessed:
+            parts.append(f"no header: the first line is data ({first}; header=True otherwise)")
+        return "; ".join(parts) or None
+
+
+class FrameTable:
+    """A data frame, a pyarrow table or a dict of columns."""
+
+    def __init__(self, frame, where: str):
+        self.where = where
+        keys = getattr(frame, "column_names", None)
+        keys = list(frame if isinstance(frame, dict) else frame.columns if keys is None else keys)
+        self.names = [str(key) for key in keys]
+        self.columns = {str(key): frame.column(key) if hasattr(frame, "column_names") else frame[key] for key in keys}
+        if not self.names:
+            raise DataError(f"{where}: expected columns; there are none.")
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        other = next((name for name in self.names if lengths[name] != lengths[self.names[0]]), None)
+        if other is not None:
+            raise DataError(
+                f"{where}: columns must be equally long; {self.names[0]!r} has {lengths[self.names[0]]} rows, "
+                f"{other!r} has {lengths[other]}."
+            )
+
+    def read(self, roles: dict[str, str]) -> dict:
+        """Columns by name, see ``csv_reader.read``."""
+        made = {}
+        for name, role in roles.items():
+            array, where = self._array(name), f"{self.where}, column {name!r}"
+            if role == "id":
+                made[name] = ids_of(array, where, self.line)
+            else:
+                made[name] = numbers_of(array, where, self.line) if role == "number" else coded_of(array, where)
+        return made
+
+    def _array(self, name: str) -> np.ndarray:
+        column = self.columns[name]
+        if hasattr(column, "detach"):
+            column = column.detach().cpu()
+        for method in ("to_numpy", "numpy"):
+            if hasattr(column, method):
+                array = np.asarray(getattr(column, method)())
+                break
+        else:
+            array = np.asarray(column, dtype=object if _mixed(column) else None)
+        if array.ndim != 1:
+            raise DataError(f"{self.where}: the column {name!r} must have one value per row; got {list(array.shape)}.")
+        return array
+
+    def line(self, row: int) -> str:
+        """How messages call a row, counted from 0 as frames do."""
+        return f"row {int(row)}"
+
+    def note(self) -> None:
+        """Nothing is guessed."""
+
+
+def _mixed(column) -> bool:
+    """Whether NumPy would turn numbers of a list into text, as it does beside text, or refuse to read it."""
+    return isinstance(column, (list, tuple)) and not all(isinstance(value, (int, float)) for value in column)

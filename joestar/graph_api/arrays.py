@@ -1,0 +1,156 @@
+"""NumPy arrays, lists and masks where tensors go: turned into tensors at the border, once, and what changes is said."""
+
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from joestar.errors import GraphError, JoestarWarning, SeedError
+
+SHORTENED = ("x", "y", "edge_attr", "edge_weight", "w")
+"""Names by convention whose float64 values become float32: models compute in float32."""
+SPLITS = ("train_idx", "val_idx", "test_idx")
+
+
+def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
+    """A tensor of the same values; tensors are returned as they are, arrays share their memory.
+
+    Args:
+        value: a tensor, NumPy array, a list of numbers, or what NumPy can read (a pandas or polars column).
+        name: how messages call it.
+
+    Raises:
+        error: what came is text, ragged, or holds Python objects.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if value is None or isinstance(value, (str, bytes, dict, set, bool, int, float)):
+        raise error(f"{name} must be a tensor, NumPy array or list of numbers; got {type(value).__name__}.")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as reason:
+        raise error(f"{name} must be a tensor or array of numbers, each row as long as the others: {reason}.") from None
+    if array.dtype.kind not in "iufb":
+        raise error(
+            f"{name} must hold numbers; got {type(value).__name__} of dtype {array.dtype}. Text ids and text classes "
+            "become numbers with joestar.data.from_tables."
+        )
+    return from_array(array, name, error)
+
+
+def from_array(array: np.ndarray, name: str, error: type[Exception] = GraphError) -> Tensor:
+    """A tensor over a numeric array's memory, read-only maps included; dtypes that PyTorch lacks are widened."""
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise error(f"{name} holds {array.max()}, beyond int64. Relabel ids with joestar.data.from_tables.")
+        array = array.astype(np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if any(step < 0 for step in array.strides):
+        array = np.ascontiguousarray(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def shortened(value: Tensor, key: str, name: str) -> Tensor:
+    """The values of a NumPy array as float32, if they are float64 and of a conventional name; says so."""
+    if key not in SHORTENED or value.dtype != torch.float64:
+        return value
+    say(
+        f"{name} was float64, NumPy's default, and is kept as float32, which models compute in. Convert it with "
+        f".astype(numpy.float32) to have it said no more; assign a float64 tensor to keep float64."
+    )
+    return value.float()
+
+
+def to_ids(value, name: str, error: type[Exception] = GraphError) -> Tensor:
+    """Node ids, int32 or int64, from a tensor, an array, a list or a range.
+
+    Raises:
+        error: they are no integers.
+    """
+    if not isinstance(value, Tensor):
+        value = torch.empty(0, dtype=torch.int64) if _is_empty(value) else to_tensor(value, name, error)
+    if value.dtype == torch.bool:
+        raise error(f"{name} is a mask; give node ids: mask.nonzero().flatten().")
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        raise error(f"{name} must be int64 or int32 node ids; got {value.dtype}.")
+    return value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
+
+
+def _is_empty(value) -> bool:
+    return isinstance(value, (list, tuple, range)) and not len(value)
+
+
+def settle(graph, dtype: torch.dtype | None) -> None:
+    """Brings features and labels into the form that a compiled step takes, once, and says what it changed.
+
+    ``x`` and targets ``y`` in float64 become float32 where the model is; class ids become int64 ``[N]``, whatever their
+    integer dtype, and ``[N, 1]`` (as OGB and many PyG datasets have it) loses its second dimension.
+
+    Args:
+        dtype: of the model's floating-point parameters; ``None`` where they differ or there are none.
+    """
+    x, y = graph.ndata.get("x"), graph.ndata.get("y")
+    if x is not None and x.dtype == torch.float64 and dtype == torch.float32:
+        say("graph.ndata['x'] was float64 and is float32 now, as the model's parameters are (model.double() keeps it).")
+        graph.ndata["x"] = x.float()
+    if y is None:
+        return
+    if y.dtype == torch.float64 and dtype == torch.float32:
+        say("graph.ndata['y'] was float64 and is float32 now, as the model's parameters are.")
+        graph.ndata["y"] = y.float()
+    settle_classes(graph)
+
+
+def settle_classes(graph) -> None:
+    """Class ids as int64 ``[N]``; see ``settle``. Floating-point labels, targets ``[N, T]``, stay as they are."""
+    y = graph.ndata.get("y")
+    if y is None or y.dtype.is_floating_point or y.dtype.is_complex:
+        return
+    if y.dim() == 2 and y.shape[1] == 1:
+        say(f"graph.ndata['y'] of shape {list(y.shape)} holds a class id per node: it is [{y.shape[0]}] now.")
+        y = y.squeeze(1)
+    if y.dtype != torch.int64:
+        say(f"graph.ndata['y'] was {_short(y.dtype)} and is int64 now, as class ids are in PyTorch's losses.")
+        y = y.to(torch.int64)
+    if y is not graph.ndata["y"]:
+        graph.ndata["y"] = y
+
+
+def say(text: str) -> None:
+    """Tells the user, once for the same place and text (see Python's ``warnings`` on how to silence it)."""
+    warnings.warn(text, JoestarWarning, stacklevel=4)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Split:
+    """An attribute of a graph that holds node ids or ``None``; arrays, lists and masks are turned into ids."""
+
+    def __set_name__(self, owner, name: str):
+        self.name, self.kept = name, f"_{name}"
+
+    def __get__(self, graph, owner=None):
+        return self if graph is None else getattr(graph, self.kept)
+
+    def __set__(self, graph, value) -> None:
+        if value is not None:
+            value = _of_mask(value, graph.num_nodes)
+            value = to_ids(value, f"graph.{self.name}", SeedError)
+        setattr(graph, self.kept, value)
+
+
+def _of_mask(value, num_nodes: int):
+    """The ids where a mask ``[num_nodes]`` is true; anything else as it is."""
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor) and value.dtype == torch.bool and value.shape == (num_nodes,):
+        return torch.nonzero(value).flatten()
+    return value

@@ -1,0 +1,110 @@
+"""Scores of a step's predictions."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from joestar.errors import ConfigError
+from joestar.graph_api import Graph
+from joestar.lowering.loss import Loss, check_labels
+from joestar.lowering.outputs import loss_and_values
+from joestar.metrics import Metric, Task, infer_task, resolve, resolve_all
+from joestar.metrics.resolve import LOSS
+
+MAIN = ("logits", "out", "output", "pred")
+"""Keys of a model's dict under which what is scored is looked for."""
+
+
+def main_output(outputs):
+    """The tensor to score: itself, the only one of a structure, or that under a key of ``MAIN``; else all as it is."""
+    if isinstance(outputs, dict):
+        found = next((outputs[key] for key in MAIN if isinstance(outputs.get(key), Tensor)), None)
+        if found is not None:
+            return found
+    if isinstance(outputs, (dict, tuple, list)):
+        values = list(outputs.values()) if isinstance(outputs, dict) else list(outputs)
+        if len(values) == 1 and isinstance(values[0], Tensor):
+            return values[0]
+    return outputs
+
+
+class Scorer:
+    """What scores are computed with.
+
+    Args:
+        graph: has the labels, ``ndata["y"]``; loss_fn: as given to ``compile``, prepared: as it is traced; or ``None``.
+    """
+
+    def __init__(self, graph: Graph, loss_fn: Callable | None, prepared: Loss | None):
+        self.graph, self.loss_fn, self.prepared = graph, loss_fn, prepared
+
+    def metrics(self, metric, mode: str | None = None) -> list[Metric] | None:
+        """The metrics meant; ``None``: the defaults of the task, which outputs decide.
+
+        Raises:
+            ConfigError: for names that do not exist, and the loss where there is none.
+        """
+        found = None if metric is None else resolve_all(metric, mode)
+        if found and self.prepared is None and any(m.name == LOSS and m.given is None for m in found):
+            raise ConfigError("metric 'loss' needs a step compiled with a loss.")
+        if found is None and mode is not None:
+            resolve("accuracy", None if mode in ("min", "max") else mode)  # says what mode may be
+            raise ConfigError(f"mode={mode!r} was given without metric=.")
+        return found
+
+    def task(self, outputs: Tensor, y: Tensor) -> Task:
+        """The kind of prediction; see ``metrics.infer_task``."""
+        return infer_task(outputs, y, self.loss_fn, self.graph.ndata["y"])
+
+    def __call__(self, outputs, idx: Tensor, metrics: list[Metric] | None) -> tuple[dict[str, float], list[Metric]]:
+        """Name -> score of what the model returned for these nodes, and the metrics."""
+        y = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)[idx]
+        main, task = main_output(outputs), None
+        if isinstance(main, Tensor) and not (metrics and all(callable(m.given) or m.name == LOSS for m in metrics)):
+            task = self.task(main, y)
+        if metrics is None:
+            if task is None:
+                raise ConfigError(
+                    f"the model returns a {type(outputs).__name__}, and it is not clear what of it to score: return a "
+                    "dict with the key 'logits', or give metric= a function (output, target) -> float."
+                )
+            metrics = resolve_all(None, None, task)
+        found = {}
+        for metric in metrics:
+            if metric.name == LOSS and metric.given is None:
+                found[metric.name] = self._loss(outputs, y, idx)
+            else:
+                found[metric.name] = metric(outputs if _is_function(metric) else main, y, task)
+        return found, metrics
+
+    @torch.no_grad()
+    def _loss(self, outputs, y: Tensor, idx: Tensor) -> float:
+        data = self.graph.ndata
+        further = {name: idx if name == "seeds" else data[name][idx] for name in self.prepared.inputs}
+        value, _ = loss_and_values(self.prepared.call(outputs, y, **further), self.prepared.name)
+        return value.item()
+
+
+def _is_function(metric: Metric) -> bool:
+    return callable(metric.given) and not hasattr(metric.given, "update")
+
+
+@contextlib.contextmanager
+def averaged(update, wanted: bool) -> Iterator[None]:
+    """Parameters are their moving averages within, if ``wanted``.
+
+    Raises:
+        ConfigError: the step was compiled without ``ema``.
+    """
+    if not wanted:
+        yield
+        return
+    if update is None or update.average is None:
+        raise ConfigError("ema=True needs averages of the weights: joestar.compile(..., ema=0.999).")
+    update.average.swap()
+    try:
+        yield
+    finally:
+        update.average.swap()

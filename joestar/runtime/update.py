@@ -1,0 +1,217 @@
+"""From a loss to new parameters: loss scale, backward, groups of batches, clipping, optimizer, average of weights.
+
+All of it happens on the device and depends on ``ok``, so that it can be part of a captured step: a batch that exceeds
+the bounds changes neither sums of gradients nor the scale nor the average.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from joestar.errors import CheckpointError
+from joestar.runtime.optimizer import SkippableOptimizer
+from joestar.runtime.state import Run, StepState
+
+
+@dataclass
+class LossScale:
+    """Loss scaling for float16, as ``torch.amp.GradScaler`` does it, on the device.
+
+    The loss is multiplied by ``scale`` before the backward pass, gradients are divided by it. If one of them is not
+    finite, the optimizer's step is left out and the scale shrinks; after ``interval`` steps without, it grows.
+
+    Attributes:
+        initial: the first scale; growth, backoff: factors; interval: steps.
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def place(self, device: torch.device) -> None:
+        """Allocates scale and counter."""
+        self.scale = torch.full((), self.initial, dtype=torch.float32, device=device)
+        self.steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def unscale(self, grads: list[Tensor]) -> Tensor:
+        """Divides gradients by the scale, in place; 0-d float32, 1 if any is not finite."""
+        found = torch.zeros((), dtype=torch.float32, device=self.scale.device)
+        inverse = self.scale.double().reciprocal().float()
+        for dtype in {grad.dtype for grad in grads}:
+            same = [grad for grad in grads if grad.dtype == dtype]
+            torch._amp_foreach_non_finite_check_and_unscale_(same, found, inverse)
+        return found
+
+    def follow(self, found: Tensor, happened: Tensor) -> None:
+        """Shrinks or grows the scale behind an optimizer's step that ``happened``."""
+        scale, steps = self.scale.clone(), self.steps.clone()
+        torch._amp_update_scale_(scale, steps, found, self.growth, self.backoff, self.interval)
+        self.scale.copy_(torch.where(happened, scale, self.scale))
+        self.steps.copy_(torch.where(happened, steps, self.steps))
+
+
+class Average:
+    """An exponential moving average of parameters, as ``torch.optim.swa_utils.AveragedModel`` with its EMA function.
+
+    The first update copies the parameters; later ones move the average by ``1 - decay`` of the way to them.
+
+    Attributes:
+        weights: name -> average, of every parameter; updates: 0-d int64.
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        self.decay = decay
+        self.parameters = dict(model.named_parameters())
+        self.weights = {name: p.detach().clone() for name, p in self.parameters.items()}
+        device = next(iter(self.weights.values())).device
+        self.updates = torch.zeros((), dtype=torch.int64, device=device)
+        self._shares = torch.tensor([1.0, 1.0 - decay], dtype=torch.float64, device="cpu").to(device)
+
+    @torch.no_grad()
+    def follow(self, happened: Tensor) -> None:
+        """Behind an optimizer's step, if it ``happened``."""
+        share = torch.where(self.updates == 0, self._shares[0], self._shares[1]) * happened
+        for name, parameter in self.parameters.items():
+            self.weights[name].lerp_(parameter.detach(), share.to(parameter.dtype))
+        self.updates += happened
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchanges parameters and averages, in place."""
+        for name, parameter in self.parameters.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self.weights[name])
+            self.weights[name].copy_(kept)
+
+
+class Update:
+    """What a step does behind its forward pass.
+
+    Args:
+        optimizer: made skippable; accumulate: batches per step of the optimizer, whose gradients are averaged (the
+            last group of an epoch may have fewer).
+        scale: loss scaling, or ``None``; average: of weights, or ``None``.
+    """
+
+    def __init__(
+        self, optimizer: SkippableOptimizer, accumulate: int = 1, scale: LossScale | None = None,
+        average: Average | None = None,
+    ):  # fmt: skip
+        self.optimizer, self.accumulate, self.scale, self.average = optimizer, accumulate, scale, average
+        self.sums: list[Tensor] = []
+        self._owner: Run | None = None
+        self._one: Tensor | None = None
+        if scale is not None:
+            scale.place(optimizer.parameters()[0].device)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss, times the scale if there is one."""
+        if self.scale is not None:
+            loss.backward(self.scale.scale.to(loss.dtype))
+            return
+        if self._one is None or self._one.dtype != loss.dtype:
+            self._one = torch.ones_like(loss, requires_grad=False)
+        loss.backward(self._one)  # autograd would make a one in every step
+
+    def apply(self, ok: Tensor, state: StepState) -> None:
+        """Takes the gradients of the step that ``state`` holds; nothing lasts if ``ok`` (0-d bool) is false."""
+        happened = ok if self.accumulate == 1 else ok & self._summed(ok, state)
+        fine = happened
+        if self.scale is not None:
+            found = self.scale.unscale([p.grad for p in self.optimizer.parameters() if p.grad is not None])
+            fine = happened & (found == 0)
+            self.optimizer.step(fine)
+            self.scale.follow(found, happened)
+        else:
+            self.optimizer.step(fine)
+        if self.average is not None:
+            self.average.follow(fine)
+
+    # --- groups of batches ---
+
+    def completes(self, run: Run, position: int) -> bool:
+        """Whether the optimizer makes its step behind this one of the run."""
+        return (position + 1) % self.accumulate == 0 or position + 1 == run.steps
+
+    def _summed(self, ok: Tensor, state: StepState) -> Tensor:
+        """Adds gradients to those of the group and replaces them by its mean; whether the group is complete."""
+        number, batch = state.run[0], state.run[1]
+        position, steps = state.key[2], (number + batch - 1) // batch
+        inside = position % self.accumulate
+        due = (inside == self.accumulate - 1) | (position == steps - 1)
+        size = torch.clamp(steps - (position - inside), max=self.accumulate)
+        parameters = [p for p in self.optimizer.parameters() if p.grad is not None]
+        if [total.shape for total in self.sums] != [p.shape for p in parameters]:
+            self.sums = [torch.zeros_like(p.grad) for p in parameters]
+        for parameter, total in zip(parameters, self.sums, strict=True):
+            new = torch.where(inside == 0, parameter.grad, total + parameter.grad)
+            total.copy_(torch.where(ok, new, total))
+            parameter.grad = total / size
+        return due
+
+    def switch(self, run: Run) -> None:
+        """Sums are those of this run from now on; those of the one before are kept with it."""
+        if self._owner is run or self.accumulate == 1:
+            return
+        if self._owner is not None:
+            self._owner.pending = self.pending(self._owner)
+        if run.pending is not None:
+            if [total.shape for total in self.sums] != [total.shape for total in run.pending]:
+                self.sums = [torch.empty_like(total, device=run.order.device) for total in run.pending]
+            for total, kept in zip(self.sums, run.pending, strict=True):
+                total.copy_(kept)  # in place: a captured step holds on to it
+        run.pending, self._owner = None, run
+
+    def pending(self, run: Run) -> list[Tensor] | None:
+        """Sums of a group of this run that is not complete; ``None`` between groups."""
+        if self.accumulate == 1 or run.position % self.accumulate == 0 or run.position >= run.steps:
+            return None
+        return [total.clone() for total in self.sums] if self._owner is run else run.pending
+
+    # --- state ---
+
+    def reset(self) -> None:
+        """As new: the optimizer's state, the scale, the average."""
+        self.optimizer.reset()
+        if self.scale is not None:
+            self.scale.scale.fill_(self.scale.initial)
+            self.scale.steps.zero_()
+        if self.average is not None:
+            self.average.updates.zero_()
+            for name, parameter in self.average.parameters.items():
+                self.average.weights[name].copy_(parameter.detach())
+
+    def state_dict(self) -> dict:
+        """Scale and average, as far as there are any; the optimizer has its own."""
+        state = {}
+        if self.scale is not None:
+            state["scale"] = {"scale": self.scale.scale, "steps": self.scale.steps}
+        if self.average is not None:
+            state["average"] = {"updates": self.average.updates, "weights": dict(self.average.weights)}
+        return state
+
+    def check_state(self, state: dict) -> None:
+        """Raises ``CheckpointError`` unless the state is that of a step compiled in the same way."""
+        own, saved = self.state_dict().keys(), state.keys()
+        words = {"scale": "loss_scale", "average": "ema"}
+        for name in sorted(own ^ saved):
+            has, lacks = ("", "out") if name in saved else ("out", "")
+            raise CheckpointError(
+                f"the checkpoint was saved with{has} {words.get(name, name)}, this step was compiled with{lacks}: "
+                "compile it as it was then."
+            )
+        if "average" in saved and state["average"]["weights"].keys() != self.average.weights.keys():
+            raise CheckpointError("the checkpoint has averages (ema) of other parameters than this model has.")
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        """Goes on with scale and average of ``state_dict``, in place."""
+        if self.scale is not None:
+            self.scale.scale.copy_(state["scale"]["scale"])
+            self.scale.steps.copy_(state["scale"]["steps"])
+        if self.average is not None:
+            self.average.updates.copy_(state["average"]["updates"])
+            for name, weight in self.average.weights.items():
+                weight.copy_(state["average"]["weights"][name])

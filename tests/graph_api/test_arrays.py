@@ -1,0 +1,130 @@
+"""NumPy arrays, lists and ranges where tensors go: the graph is that of the tensors."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.extra import numpy as hnp
+
+from joestar.errors import GraphError, JoestarWarning, SeedError
+from joestar.graph_api import Graph
+from joestar.graph_api.arrays import from_array, settle, to_tensor
+from joestar.sampling import NeighborSampler
+
+EDGES = torch.tensor([[2, 0, 2, 3, 0, 1], [2, 1, 0, 1, 1, 3]])
+FORMS = {
+    "array": lambda tensor: tensor.numpy(),
+    "int32": lambda tensor: tensor.numpy().astype(np.int32) if not tensor.is_floating_point() else tensor.numpy(),
+    "unsigned": lambda tensor: tensor.numpy().astype(np.uint16) if not tensor.is_floating_point() else tensor.numpy(),
+    "list": lambda tensor: tensor.tolist(),
+    "big-endian": lambda tensor: tensor.numpy().astype(tensor.numpy().dtype.newbyteorder(">")),
+    "backwards": lambda tensor: tensor.numpy()[::-1].copy()[::-1],
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*float64", category=JoestarWarning)
+        yield
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_a_graph_of_arrays_is_that_of_tensors(form):
+    x, w = torch.arange(10.0).reshape(5, 2), torch.arange(6.0)
+    plain = Graph.from_edge_index(EDGES, 5, {"x": x}, {"w": w})
+    graph = Graph.from_edge_index(form(EDGES), 5, {"x": form(x)}, {"w": form(w)})
+    assert torch.equal(graph.indptr, plain.indptr) and torch.equal(graph.indices, plain.indices)
+    assert torch.equal(graph.ndata["x"], x) and torch.equal(graph.edata["w"], plain.edata["w"])
+    again = Graph.from_csc(form(plain.indptr), form(plain.indices))
+    assert torch.equal(again.indptr, plain.indptr) and torch.equal(again.indices.long(), plain.indices.long())
+    ids = torch.tensor([3, 1, 1])
+    assert graph[:, form(ids)].dsts.tolist() == graph[form(ids), form(ids)].dsts.tolist() == [3, 1, 1]
+    blocks = [NeighborSampler(plain, [2, 2]).sample(plain, seeds) for seeds in (ids, form(ids))]
+    assert [b.srcs.tolist() for b in blocks[0]] == [b.srcs.tolist() for b in blocks[1]]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(hnp.arrays(hnp.scalar_dtypes().filter(lambda d: d.kind in "iufb"), hnp.array_shapes(max_dims=2, max_side=4)))
+def test_values_survive(array):
+    big = array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max
+    if big:
+        with pytest.raises(GraphError, match="beyond int64"):
+            from_array(array, "it")
+        return
+    made = to_tensor(array, "it").numpy()
+    np.testing.assert_array_equal(made, array.astype(made.dtype))
+    if array.dtype.itemsize <= 8:
+        np.testing.assert_array_equal(made.astype(array.dtype.newbyteorder("=")), array)
+
+
+def test_float64_arrays_become_float32_and_say_so_tensors_stay():
+    graph = Graph.from_edge_index(EDGES, 5)
+    values = np.linspace(0, 1, 5)
+    with pytest.warns(JoestarWarning, match=r"ndata\['x'\] was float64, NumPy's default, and is kept as float32"):
+        graph.ndata["x"] = values[:, None]
+    assert graph.ndata["x"].dtype == torch.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph.ndata["x"] = torch.from_numpy(values)[:, None]
+        graph.ndata["time"] = values
+        graph.ndata["y"] = values.astype(np.float32)
+    assert graph.ndata["x"].dtype == graph.ndata["time"].dtype == torch.float64
+
+
+def test_splits_are_ids_whatever_was_assigned():
+    graph = Graph.from_edge_index(EDGES, 5)
+    for value in (
+        [0, 3],
+        np.array([0, 3]),
+        range(0, 4, 3),
+        torch.tensor([0, 3]),
+        np.array([1, 0, 0, 1, 0], dtype=bool),
+    ):
+        graph.train_idx = value
+        assert isinstance(graph.train_idx, torch.Tensor)
+        assert graph.train_idx.tolist() == [0, 3]
+    assert graph.keyed(1).train_idx is graph.train_idx
+    for wrong, message in (
+        ([0.5], "must be int64 or int32"),
+        (np.ones(4, dtype=bool), "is a mask"),
+        (["a"], "numbers"),
+    ):
+        with pytest.raises(SeedError, match=rf"graph.val_idx .*{message}"):
+            graph.val_idx = wrong
+    assert graph.val_idx is None
+
+
+@pytest.mark.parametrize(
+    ("y", "expected", "said"),
+    [
+        (torch.tensor([[2], [0], [1]]), [2, 0, 1], r"of shape \[3, 1\] holds a class id per node"),
+        (torch.tensor([2, 0, 1], dtype=torch.uint8), [2, 0, 1], "was uint8 and is int64 now"),
+        (torch.tensor([[2], [0], [1]], dtype=torch.int32), [2, 0, 1], "was int32 and is int64 now"),
+        (torch.tensor([True, False, True]), [1, 0, 1], "was bool and is int64 now"),
+        (torch.tensor([0.5, 1.5, -2.0], dtype=torch.float64), [0.5, 1.5, -2.0], "was float64 and is float32 now"),
+    ],
+)
+def test_labels_are_settled_once_and_said(y, expected, said):
+    graph = Graph.from_edge_index(np.array([[0, 1], [1, 2]]), 3, {"x": torch.ones(3, 1), "y": y})
+    with pytest.warns(JoestarWarning, match=said):
+        settle(graph, torch.float32)
+    assert graph.ndata["y"].tolist() == expected
+    assert graph.ndata["y"].dtype == (torch.float32 if y.dtype.is_floating_point else torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = graph.ndata["y"]
+        settle(graph, torch.float32)
+    assert graph.ndata["y"] is before
+
+
+def test_features_follow_the_model_and_targets_keep_their_shape():
+    graph = Graph.from_edge_index(np.array([[0, 1], [1, 2]]), 3)
+    graph.ndata["x"], graph.ndata["y"] = torch.ones(3, 1).double(), torch.ones(3, 1)
+    settle(graph, None)
+    assert graph.ndata["x"].dtype == torch.float64
+    with pytest.warns(JoestarWarning, match="x'. was float64 and is float32 now"):
+        settle(graph, torch.float32)
+    assert graph.ndata["x"].dtype == torch.float32 and graph.ndata["y"].shape == (3, 1)

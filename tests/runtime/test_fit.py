@@ -1,0 +1,183 @@
+"""``fit`` as people use it: schedules, callbacks, loggers, interrupts."""
+
+import csv
+import functools
+import os
+import signal
+
+import pytest
+import torch
+
+import joestar
+from joestar.errors import ConfigError
+from tests.runtime.common import make_step
+
+IDX, VAL = torch.arange(0, 730), torch.arange(730, 900)
+LR = torch.optim.lr_scheduler
+
+
+def rates(schedule=None, make=None, epochs=2, **options) -> tuple[list[float], str]:
+    """Learning rates of the steps of a fit, and when the scheduler stepped."""
+    step, seen = make_step(model_options={"dropout": 0.0}, **options), []
+    history = step.fit(
+        IDX, epochs=epochs, batch_size=100, scheduler=make(step.optimizer), schedule=schedule,
+        on_step=lambda record: seen.append(step.optimizer.param_groups[0]["lr"]),
+    )  # fmt: skip
+    return seen, history.schedule
+
+
+def plain_rates(make, moments) -> list[float]:
+    """Rates behind every step, where the scheduler steps at the given ones."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], 1e-2)
+    scheduler, found = make(optimizer), []
+    for due in moments:
+        optimizer.step()
+        if due:
+            scheduler.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+def test_schedulers_step_when_they_should():
+    def once(optimizer):
+        return LR.OneCycleLR(optimizer, 0.1, total_steps=16)
+
+    found, schedule = rates(make=once)
+    assert schedule == "step" and found == pytest.approx(plain_rates(once, [True] * 16))
+
+    def decay(optimizer):
+        return LR.StepLR(optimizer, 1, 0.5)
+
+    found, schedule = rates(make=decay)
+    assert schedule == "epoch" and found == [1e-2] * 8 + [5e-3] * 8
+    found, schedule = rates("step", decay)
+    assert schedule == "step" and found == pytest.approx(plain_rates(decay, [True] * 16))
+    found, _ = rates("step", decay, epochs=1, accumulate=3)  # per step of the optimizer
+    assert found == pytest.approx(plain_rates(decay, [i in (2, 5, 7) for i in range(8)]))
+    _, schedule = rates(make=lambda o: LR.OneCycleLR(o, 0.1, total_steps=2))  # as many as epochs
+    assert schedule == "epoch"
+
+
+def test_schedules_that_cannot_be():
+    for make, schedule, message in (
+        (
+            lambda o: LR.OneCycleLR(o, 0.1, total_steps=10),
+            None,
+            r"made for 10 steps, and is to take 16 .*total_steps=16",
+        ),
+        (lambda o: LR.ReduceLROnPlateau(o), "step", "once per epoch"),
+        (lambda o: LR.StepLR(o, 1), "daily", "schedule must be 'step', 'epoch' or None"),
+        (lambda o: LR.ReduceLROnPlateau(o, mode="max"), None, "watches train_loss, of which less is better"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            rates(schedule, make)
+
+
+class Board:
+    def __init__(self):
+        self.seen = []
+
+    def add_scalar(self, name, value, number):
+        self.seen.append((name, value, number))
+
+
+class WandbRun:
+    def __init__(self):
+        self.seen = []
+
+    def log(self, values, step=None):
+        self.seen.append((values, step))
+
+
+def test_callbacks_and_loggers(tmp_path, capsys):
+    """What stops, what is called with what, and what is written."""
+    step, board, run, rows, steps = make_step(), Board(), WandbRun(), [], []
+    path = tmp_path / "log.csv"
+    history = step.fit(
+        IDX, VAL, epochs=5, batch_size=100, metric=["accuracy", "f1_macro"], on_step=steps.append, log_every=4,
+        on_epoch=lambda record: record.epoch == 1, loggers=[board, run, path, lambda *row: rows.append(row)],
+        verbose=True,
+    )  # fmt: skip
+    assert history.stopped_early and len(history.records) == 2 and len(steps) == 16
+    assert [(s.epoch, s.step, s.steps) for s in steps[7:9]] == [(0, 7, 8), (1, 0, 8)]
+    losses = [s.loss.item() for s in steps]
+    assert history.records[1].loss == pytest.approx(sum(losses[8:]) / 8)
+    assert [number for _, number in rows] == [4, 8, 8, 12, 16, 16] and run.seen == [(dict(v), n) for v, n in rows]
+    assert rows[0][0] == {"step/loss": losses[3]}
+    last = rows[-1][0]
+    record = history.records[1]
+    assert last == {
+        "epoch": 1, "train/loss": record.loss, "lr": 0.01, "train/seconds": record.seconds,
+        "val/accuracy": record.scores["accuracy"], "val/f1_macro": record.scores["f1_macro"],
+    }  # fmt: skip
+    assert ("val/accuracy", record.val, 16) in board.seen
+    with path.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["number"] for row in table] == ["4", "8", "12", "16"]
+    assert float(table[3]["val/f1_macro"]) == record.scores["f1_macro"] and float(table[3]["step/loss"]) == losses[15]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("epoch 2/5  loss ") and "accuracy" in lines[1]
+    again = step.fit(IDX, epochs=3, batch_size=300, on_step=lambda record: record.step == 1)
+    assert again.stopped_early and len(again.records) == 1 and again.best_val is None
+    assert len(step.epoch(IDX, 300)) == 3, "the epoch that was left is over"
+    for options, message in (
+        ({"on_epoch": lambda record: "stop"}, r"on_epoch returned 'stop' \(str\): expected True to stop"),
+        ({"loggers": 3}, "a logger must have add_scalar"),
+        ({"loggers": "log.txt"}, "path that ends in .csv"),
+        ({"log_every": 2}, "log_every needs loggers"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            step.fit(IDX, epochs=1, batch_size=300, **options)
+
+
+def test_a_csv_goes_on_where_a_run_does(tmp_path):
+    path, saved = tmp_path / "log.csv", joestar.Checkpoints(tmp_path / "saved")
+    for epochs in (2, 3):
+        make_step().fit(IDX, VAL, epochs, 200, loggers=path, checkpoints=saved, resume=True)
+    with path.open(newline="") as file:
+        assert [int(row["epoch"]) for row in csv.DictReader(file)] == [0, 1, 2]
+
+
+@functools.cache
+def undisturbed():
+    return make_step().fit(IDX, VAL, 2, 100)
+
+
+@pytest.mark.parametrize(("number", "written"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_interrupts_keep_best_and_last_and_say_where(tmp_path, capsys, number, written):
+    saved = joestar.Checkpoints(tmp_path) if written else None
+
+    def stop(record):
+        if (record.epoch, record.step) == (1, 2):
+            os.kill(os.getpid(), number)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    step, expected = make_step(), undisturbed()
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as caught:
+        step.fit(IDX, VAL, 2, 100, checkpoints=saved, on_step=stop)
+    (note,) = caught.value.__notes__
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert f"after {3 + (number == 0)} steps of epoch 1" in note and "accuracy" in note
+    if number == signal.SIGTERM:
+        assert caught.value.code == 143 and note in capsys.readouterr().err
+    if written:
+        assert str(saved.paths()[-1]) in note
+        kept = saved.latest()["fit"]
+        assert kept["history"]["best_epoch"] == 0 and kept["best"].keys() == step.model.state_dict().keys()
+        again = make_step()
+        resumed = again.fit(IDX, VAL, 2, 100, checkpoints=saved, resume=True)
+        assert [record.loss for record in resumed.records] == [record.loss for record in expected.records]
+    else:
+        assert "step.history.best" in note and step.history.best_epoch == 0
+        step.model.load_state_dict(step.history.best)
+        assert step.evaluate(VAL, 100)["accuracy"] == expected.records[0].val
+
+
+def test_calls_count_in_the_report():
+    graph = make_step().graph
+    net = joestar.nn.GraphSAGE(12, 8, 2, out_channels=4).double()
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [3, 3]), backend="eager")
+    for seeds in IDX.split(100):
+        step(seeds).sum().backward()
+    step.predict(VAL)
+    assert step.counters.steps == 8 and "steps 8: 8 padded, 0 exact" in str(step.report())

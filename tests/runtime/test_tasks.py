@@ -1,0 +1,158 @@
+"""Regression, binary and multi-label tasks in ``fit`` and ``evaluate``: what is scored, and which epoch is the best."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar.errors import CheckpointError, ConfigError, LabelError
+from tests.runtime.common import NODES, make_step, planted_graph
+from tests.runtime.plain import plain_epoch
+
+IDX, VAL = torch.arange(0, 600), torch.arange(700, 1000)
+
+
+def values_graph(columns: int | None = 1) -> joestar.Graph:
+    """Labels are numbers that the features tell, ``[N]`` or ``[N, columns]``; some are unknown."""
+    graph = planted_graph(dtype=torch.float64)
+    y = graph.ndata["x"][:, :columns] * 3 + 10 if columns else graph.ndata["x"][:, 0] * 3 + 10
+    y[750] = torch.nan
+    graph.ndata["y"] = y
+    return graph
+
+
+def make(columns=1, loss=F.mse_loss, out=None, **options):
+    return make_step(
+        graph=values_graph(columns),
+        loss=loss,
+        model_options={"out_channels": out or columns or 1, "dropout": 0.0},
+        **options,
+    )
+
+
+@pytest.mark.parametrize("columns", [None, 1, 3])
+def test_regression_is_scored_by_its_errors_and_keeps_the_epoch_with_the_least(columns):
+    """``[N]`` with outputs ``[n, 1]``, too: PyTorch's losses would compare all pairs."""
+    step = make(columns, optimizer=lambda p: torch.optim.SGD(p, 0.02))
+    rates = iter([1.0, 0.5, -0.2, -0.2])  # the last epochs climb
+
+    def worse(record):
+        for group in step.optimizer.param_groups:
+            group["lr"] = 0.02 * abs(next(rates))
+            group["maximize"] = record.epoch >= 1
+
+    history = step.fit(IDX, VAL, epochs=4, batch_size=200, on_epoch=worse)
+    record = history.records[history.best_epoch]
+    errors = [r.scores["rmse"] for r in history.records]
+    assert (history.metric, history.mode) == ("rmse", "min") and history.best_epoch == errors.index(min(errors)) == 1
+    assert errors[3] > errors[1] and history.best_val == record.val == min(errors)
+    scores = step.evaluate(VAL, 200)
+    assert scores == pytest.approx(record.scores), "the best epoch's parameters are in the model"
+    output, y = step.predict(VAL, 200), step.graph.ndata["y"][VAL]
+    known = ~torch.isnan(y.reshape(len(VAL), -1))
+    wrong = (output - y.reshape(len(VAL), -1))[known]
+    assert scores["rmse"] == pytest.approx(wrong.square().mean().sqrt().item())
+    assert scores["mae"] == pytest.approx(wrong.abs().mean().item()) and scores["r2"] < 1
+
+
+def test_one_number_per_node_trains_as_in_plain_pytorch():
+    """Labels ``[N]``, outputs ``[n, 1]``: the loss of the pairs (output, label), not of all combinations."""
+    graph = values_graph(None)
+    graph.ndata["y"] = graph.ndata["y"].nan_to_num(0)
+    padded, exact, plain = (
+        make_step(how, graph=graph, loss=F.mse_loss, model_options={"out_channels": 1, "dropout": 0.0})
+        for how in ("padded", "exact", "padded")
+    )
+    adam = torch.optim.Adam(plain.model.parameters(), 1e-2)
+    expected = plain_epoch(plain.model, plain.sampler, lambda out, y: F.mse_loss(out[:, 0], y), adam, IDX, 250)
+    for step in (padded, exact):
+        assert [loss.item() for loss in list(step.epoch(IDX, 250, shuffle=False))] == pytest.approx(expected, rel=1e-9)
+
+
+def test_shapes_that_do_not_fit_are_an_error_before_anything_is_trained():
+    step = make(3, out=2)
+    with pytest.raises(LabelError, match=r"output \[.*\] and graph.ndata\['y'\] \[.*\] differ in shape"):
+        next(step.epoch(IDX, 100))
+
+
+def test_what_is_monitored():
+    step = make()
+    history = step.fit(IDX, VAL, 1, 300, metric=["r2", "mae", "loss"], monitor="mae")
+    assert (history.metric, history.mode) == ("mae", "min") and set(history.records[0].scores) == {"r2", "mae", "loss"}
+    assert history.best_val == history.records[0].scores["mae"] == history.records[0].val
+    expected = step.predict(VAL, 300)[:, 0] - step.graph.ndata["y"][VAL, 0]
+    assert history.records[0].scores["loss"] == pytest.approx(expected[~expected.isnan()].square().mean().item())
+
+    def largest(output, target):
+        return (output - target).abs().nan_to_num(0).max()
+
+    assert step.fit(IDX, VAL, 1, 300, metric=largest, mode="min").best_val == pytest.approx(
+        step.evaluate(VAL, 300, metric=largest)["largest"]
+    )
+    seen = step.fit(IDX, VAL, 1, 300, monitor="train_loss")
+    assert (seen.metric, seen.best_val) == ("train_loss", seen.records[0].loss)
+    for options, message in (
+        ({"metric": largest}, "is more or less of largest better"),
+        ({"metric": "accuracy"}, "'accuracy' is none of a regression task"),
+        ({"metric": "mae", "monitor": "r2"}, "monitor='r2' is not computed: expected mae, train_loss"),
+        ({"metric": "mae", "mode": "max"}, "contradicts"),
+        ({"mode": "max"}, "without metric="),
+        ({"metric": "mae", "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(step.optimizer, mode="max")},
+         r"watches mae, of which less is better: make it with mode='min'"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            step.fit(IDX, VAL, 1, 300, **options)
+    with pytest.raises(ConfigError, match="of validation nodes"):
+        step.fit(IDX, None, 1, 300, metric="mae")
+
+
+def test_an_epoch_whose_score_is_no_number_is_never_the_best():
+    step = make()
+    scores = iter([math.nan, 0.3, math.nan, 0.1])
+    history = step.fit(IDX, VAL, 4, 300, metric=lambda output, target: next(scores), mode="max")
+    assert history.best_epoch == 1 and history.best_val == 0.3
+
+
+def test_binary_labels_in_every_form():
+    graph = planted_graph(dtype=torch.float64)
+    whole = graph.ndata["y"] % 2
+    for y, loss in (
+        (whole, F.binary_cross_entropy_with_logits), (whole.double(), torch.nn.BCEWithLogitsLoss()),
+        (whole.double()[:, None], lambda out, y: F.binary_cross_entropy_with_logits(out, y)),
+    ):  # fmt: skip
+        graph.ndata["y"] = y
+        step = make_step(graph=graph, loss=loss, model_options={"out_channels": 1, "dropout": 0.0})
+        history = step.fit(IDX, VAL, 3, 100, metric=["roc_auc", "accuracy", "f1"])
+        right = ((step.predict(VAL, 100)[:, 0] > 0) == whole[VAL].bool()).double().mean().item()
+        assert step.evaluate(VAL, 100) == {"accuracy": pytest.approx(right)} and right > 0.6
+        assert history.metric == "roc_auc" and history.best_val > 0.65
+    graph.ndata["y"] = whole * 3
+    with pytest.raises(LabelError, match="integers beside 0 and 1"):
+        make_step(graph=graph, loss=F.binary_cross_entropy_with_logits)
+
+
+def test_the_same_call_gives_the_same_result():
+    """Whatever batch size a call before had."""
+    step = make_step()
+    first, score = step.predict(VAL), step.evaluate(VAL)
+    step.evaluate(VAL, 500)
+    next(step.epoch(IDX[:1], 1))
+    step.predict(torch.arange(NODES), 1200)
+    step.model.load_state_dict({name: value.clone() for name, value in step.model.state_dict().items()})
+    again = make_step()
+    again.model.load_state_dict(step.model.state_dict())
+    assert torch.equal(step.predict(VAL), step.predict(VAL)) and score.keys() == {"accuracy"}
+    torch.testing.assert_close(step.predict(VAL), again.predict(VAL), rtol=1e-12, atol=1e-12)
+    assert first.shape == (len(VAL), 4)
+
+
+def test_a_resumed_fit_monitors_what_it_did(tmp_path):
+    saved = joestar.Checkpoints(tmp_path)
+    make().fit(IDX, VAL, 1, 300, checkpoints=saved, metric="mae")
+    with pytest.raises(CheckpointError, match="monitors mae, this one monitors r2"):
+        make().fit(IDX, VAL, 2, 300, checkpoints=saved, resume=True, metric="r2")
+    step = make()
+    history = step.fit(IDX, VAL, 2, 300, checkpoints=saved, resume=True, metric="mae")
+    assert [record.epoch for record in history.records] == [0, 1] and history.mode == "min"
