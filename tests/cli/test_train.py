@@ -28,7 +28,7 @@ class Step:
     def __init__(self, model, sampler, **options):
         self.model, self.sampler, self.options = model, sampler, options
 
-    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, **saving):
+    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, metric, **saving):
         self.fitted = (len(train_idx), len(val_idx), epochs, batch_size, patience)
         self.saving = saving
         self.scheduler = scheduler
@@ -40,7 +40,7 @@ class Step:
             on_epoch(record)
         return SimpleNamespace(best_epoch=1, records=records)
 
-    def evaluate(self, idx, batch_size):
+    def evaluate(self, idx, batch_size, metric):
         assert len(idx) == 1000
         return {"accuracy": 0.75}
 
