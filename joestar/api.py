@@ -10,6 +10,7 @@ from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
 from joestar.runtime.arguments import check_loss, check_model, check_optimizer, check_sampler
+from joestar.runtime.compiler import usable_backend
 from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
@@ -133,6 +134,7 @@ def compile(
         )
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for a fixed order
+    backend = usable_backend(backend, sampler.graph.device) if execution == "padded" else backend
     options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit, deterministic)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
