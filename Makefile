@@ -26,8 +26,8 @@ WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.vers
 WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format sanitize bench-cpp callgrind wheel wheel-test clean \
-	distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp callgrind wheel wheel-test \
+	clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -54,6 +54,11 @@ lint: $(VENV)/.tools
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in build/site: nothing is imported or run for it. Warnings, such as links that lead nowhere, are errors (with
+# --quiet they would not be). Its search needs a server: python -m http.server --directory build/site
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 	set -e; for kind in $(SANITIZERS); do ctest --test-dir build/sanitize-$$kind --output-on-failure; done
@@ -92,6 +97,10 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 $(VENV)/.tools: $(VENV)/.torch
 	$(PIP) ruff scikit-build-core pybind11
 	command -v cmake || $(PIP) cmake ninja
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.tools pyproject.toml constraints.txt
+	$(PIP) $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $@
 
 # Without build isolation, which would resolve unpinned versions of the build tools.

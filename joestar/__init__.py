@@ -47,8 +47,8 @@ _PLACES = {
 }
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
-    "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "nn", "ops", "profile",
-    "runtime", "sampling", "step",
+    "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "metrics", "nn", "ops",
+    "profile", "runtime", "sampling", "step",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

@@ -1,0 +1,1 @@
+"""Measurement: size recorder, bounds, the ledger and its views."""
