@@ -3,6 +3,7 @@
 import gc
 import os
 
+import pytest
 import torch
 
 # Triton reads the variable when it is first imported, which `import joestar` does.
@@ -23,3 +24,22 @@ def pytest_collection_finish():
     """What is loaded now stays: to search it for garbage over and over took a sixth of the fuzzer's time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(2000, 20, 100)  # a frozen heap counts for nothing, so that full collections would come too often
+
+
+@pytest.fixture
+def shared_captures():
+    """A program that was captured in this process is not captured again for its twin (``captures.py``)."""
+    from captures import cheaper, shared
+
+    with cheaper(shared):
+        yield
+
+
+@pytest.fixture
+def quick_captures():
+    """Programs are traced without TorchDynamo where that will do (``captures.py``)."""
+    from captures import cheaper, quick
+
+    with cheaper(quick):
+        yield

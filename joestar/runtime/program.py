@@ -192,7 +192,6 @@ class Program:
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
             output.args = ((output.args[0][0],),)
-            gm.recompile()
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
@@ -337,5 +336,4 @@ def _key_input(captured: Captured) -> fx.Node:
     device = inputs["seeds"].meta["val"].device
     node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, 3, dtype=torch.int64, device=device)
     captured.roles.insert(0, ("key",))
-    captured.gm.recompile()
     return node
