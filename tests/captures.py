@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from unittest import mock
 
 import torch
-import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
@@ -39,7 +38,7 @@ _MADE: dict[tuple, tuple[Captured, list]] = {}
 _capture = Program._capture
 
 
-class _Unknown(Exception):
+class UnknownError(Exception):
     """Something that may decide what is captured, and that cannot be described."""
 
 
@@ -60,7 +59,7 @@ def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """The capture of a twin, with this program's tensors; its own if there is none yet."""
     try:
         tensors, key = described(program, seeds, labels)
-    except _Unknown:
+    except UnknownError:
         return _capture(program, seeds, labels)
     if key not in _MADE:
         made = _capture(program, seeds, labels)
@@ -83,7 +82,7 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     """(every tensor that a capture may hold on to, all that decides what is captured but their values).
 
     Raises:
-        _Unknown: for what cannot be told.
+        UnknownError: for what cannot be told.
     """
     graph, tensors = program.graph, []
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
@@ -92,14 +91,14 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     try:
         return tensors, (program.kind, setting, graph.num_nodes, *(_form(part, tensors, graph) for part in parts))
     except RecursionError:  # an object that holds itself
-        raise _Unknown from None
+        raise UnknownError from None
 
 
 def _form(value, tensors: list[Tensor], graph):
     """What a capture can see of a value; its tensors are added to the list."""
     if isinstance(value, Tensor):
         if value.requires_grad and not value.is_leaf:
-            raise _Unknown
+            raise UnknownError
         place = next((n for n, other in enumerate(tensors) if other is value), len(tensors))
         tensors.extend([value] * (place == len(tensors)))
         return "tensor", place, type(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
@@ -118,7 +117,7 @@ def _form(value, tensors: list[Tensor], graph):
     if isinstance(value, _BUILT_IN):
         return value
     if not hasattr(value, "__dict__") or hasattr(type(value), "__slots__"):
-        raise _Unknown
+        raise UnknownError
     return type(value), _form(_attributes(value), tensors, graph)
 
 
@@ -131,7 +130,7 @@ def _attributes(value) -> dict:
     if not isinstance(value, nn.Module):
         return found
     if any(found[name] for name in _OF_MODULES if name.endswith("hooks") and name in found):
-        raise _Unknown
+        raise UnknownError
     return {name: entry for name, entry in found.items() if name not in _OF_MODULES}
 
 
@@ -191,10 +190,8 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         value = loss(logits, torch.index_select(twin.ndata["y"], 0, values[seeds_at]))
         return (value if value.dim() == 0 else value.mean(), logits)
 
-    compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
-    with inputs.mode, fx_traceback.preserve_node_meta(), compiling:
-        fx_traceback.set_stack_trace([f'File "{__file__}", line 1, in forward\n    somewhere'])
-        gm = make_fx(steps, pre_dispatch=True)(*inputs.fakes)
+    with inputs.mode, mock.patch("torch.compiler.is_compiling", return_value=True):
+        gm = make_fx(steps, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     gm.graph.eliminate_dead_code(is_impure_node=capturing.is_impure)

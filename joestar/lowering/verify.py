@@ -111,7 +111,7 @@ def verify_fakes(gm: fx.GraphModule, stage: str) -> None:
 
 
 def state(gm: fx.GraphModule) -> dict[fx.Node, tuple]:
-    """Every node in order, with what it is called with and the value that it has: to be handed to ``verify_changed``."""
+    """Every node in order, what it is called with and the value that it has: to be handed to ``verify_changed``."""
     return {node: (node.target, node.args, node.kwargs, node.meta.get("val")) for node in gm.graph.nodes}
 
 
@@ -135,7 +135,7 @@ def verify_changed(before: dict[fx.Node, tuple], after: dict[fx.Node, tuple], st
         dtypes: whether they count; under autocast values do not say what an op gives.
     """
     for node, call in after.items():
-        if not namespace(node) or fakes.is_made(node) or (node in before and _as_before(before[node], call)):
+        if fakes.is_made(node) or not namespace(node) or (node in before and _as_before(before[node], call)):
             continue
         found, said = fakes.result(node), node.meta["val"]
         if not _alike(found, said, dtypes):
