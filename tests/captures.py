@@ -35,7 +35,8 @@ from joestar.runtime.program import Program
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
 _BUILT_IN = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _MADE: dict[tuple, tuple[Captured, list]] = {}
-_capture = Program._capture
+real = Program._capture
+"""Each by itself, by TorchDynamo: ``with cheaper(real)`` where a test is about that after all."""
 
 
 class UnknownError(Exception):
@@ -44,7 +45,7 @@ class UnknownError(Exception):
 
 @contextlib.contextmanager
 def cheaper(how) -> Iterator[None]:
-    """Captures are ``shared`` or ``quick`` within, unless every capture shall be real."""
+    """Captures are ``shared`` or ``quick`` within (or ``real`` again), unless every capture shall be real."""
     if os.environ.get("JOESTAR_REAL_CAPTURES") == "1":
         yield
         return
@@ -60,9 +61,9 @@ def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     try:
         tensors, key = described(program, seeds, labels)
     except UnknownError:
-        return _capture(program, seeds, labels)
+        return real(program, seeds, labels)
     if key not in _MADE:
-        made = _capture(program, seeds, labels)
+        made = real(program, seeds, labels)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         if all(role[0] != "const" or id(role[1]) in places for role in made.roles):
             roles = [("const", places[id(role[1])]) if role[0] == "const" else role for role in made.roles]
@@ -151,7 +152,7 @@ def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         verify_capture(made.gm, "Model")
         program._check_logits(made.gm, "Model")
     except Exception:  # the capture says what is wrong
-        return _capture(program, seeds, labels)
+        return real(program, seeds, labels)
     return made
 
 
@@ -169,10 +170,13 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     key_at = inputs.add(("key",), inputs.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True))
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
     data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
+    for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):
+        if place is not None:
+            inputs.names[place] = name  # as in ``Program._capture``
     drawn = inputs.constants(vars(sampler).items(), "sampler")
     state = inputs.constants([*model.named_parameters(), *model.named_buffers()], "model")
 
-    def steps(*values):
+    def forward(*values):  # the name under which stack traces begin
         def of(places: dict[str, int]) -> dict[str, Tensor]:
             return {name: values[place] for name, place in places.items()}
 
@@ -191,7 +195,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         return (value if value.dim() == 0 else value.mean(), logits)
 
     with inputs.mode, mock.patch("torch.compiler.is_compiling", return_value=True):
-        gm = make_fx(steps, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
+        gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     gm.graph.eliminate_dead_code(is_impure_node=capturing.is_impure)

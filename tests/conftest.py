@@ -20,6 +20,13 @@ def pytest_configure():
         guards.profile_guard_manager = lambda *args: 0.0
 
 
+def pytest_collection_modifyitems(items):
+    """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it."""
+    for item in items:
+        if "quick_captures" in getattr(item, "fixturenames", ()):
+            item.add_marker("quick")
+
+
 def pytest_collection_finish():
     """What is loaded now stays: to search it for garbage over and over took a sixth of the fuzzer's time."""
     gc.collect()

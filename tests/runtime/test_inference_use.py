@@ -205,9 +205,9 @@ class Frozen(Base):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Random, r"test_inference\.py:\d+ in forward: h = F\.dropout.*is random in evaluation mode.*training=self"),
-        (Counts, r"test_inference\.py:\d+ in forward: self\.calls\.add_.*writes to a buffer in evaluation mode"),
-        (Frozen, r"test_inference\.py:\d+ in forward: x = F\.batch_norm.*would update its running statistics"),
+        (Random, r"test_inference_use\.py:\d+ in forward: h = F\.dropout.*is random in evaluation mode.*training=self"),
+        (Counts, r"test_inference_use\.py:\d+ in forward: self\.calls\.add_.*writes to a buffer in evaluation mode"),
+        (Frozen, r"test_inference_use\.py:\d+ in forward: x = F\.batch_norm.*would update its running statistics"),
     ],
 )
 def test_what_is_refused_names_the_line(graph, model, message):
