@@ -23,8 +23,13 @@ def pytest_configure():
 def pytest_collection_modifyitems(items):
     """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it."""
     for item in items:
-        if "quick_captures" in getattr(item, "fixturenames", ()):
+        if "quick_captures" in getattr(item, "fixturenames", ()) and not names_lines(item):
             item.add_marker("quick")
+
+
+def names_lines(item) -> bool:
+    """Whether a test is about refusals: their messages name the user's line, which only TorchDynamo knows."""
+    return "refused" in item.name
 
 
 def pytest_collection_finish():
@@ -44,9 +49,9 @@ def shared_captures():
 
 
 @pytest.fixture
-def quick_captures():
+def quick_captures(request):
     """Programs are traced without TorchDynamo where that will do (``captures.py``)."""
-    from captures import cheaper, quick
+    from captures import cheaper, quick, real
 
-    with cheaper(quick):
+    with cheaper(real if names_lines(request.node) else quick):
         yield

@@ -193,15 +193,15 @@ def test_what_a_pass_changes_after_it_ran_an_op_is_checked(traced, monkeypatch):
 
 def test_a_value_that_a_pass_changes_alone_is_checked(traced):
     gm = traced[0]
-    old = next(node for node in gm.graph.nodes if node.target is ATEN.index_select.default)
-    value = old.meta["val"]
+    linear = next(node for node in gm.graph.nodes if node.target is ATEN.linear.default)
+    with gm.graph.inserting_before(linear):
+        old = emit(gm.graph, linear, ATEN.relu.default, linear.args[0])
 
     def bad(gm, context):
-        old.meta["val"] = value.new_empty(value.shape[0], 5)
+        old.meta["val"] = old.meta["val"].new_empty(old.meta["val"].shape[0], 5)
         return 0
 
-    try:
-        with pytest.raises(VerificationError, match=r"pass bad left node index_select.* with another value than aten"):
-            run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", bad),))
-    finally:
-        old.meta["val"] = value
+    words = r"pass bad left node relu.* with another value than aten\.relu"
+    with pytest.raises(VerificationError, match=words):
+        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", bad),))
+    gm.graph.erase_node(old)
