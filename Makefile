@@ -38,9 +38,12 @@ test: test-cpp test-python
 test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
+# Also what `make test` traces in a quicker way (tests/captures.py), captured in the real one.
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "fuzz and not slow"
+	JOESTAR_REAL_CAPTURES=1 $(PYTEST) tests/fusion tests/lowering -m "quick and not slow and not gpu and not fuzz"
 
+test-all: export JOESTAR_REAL_CAPTURES := 1
 test-all: test-cpp $(VENV)/.installed
 	$(PYTEST) -m "not gpu"
 

@@ -220,7 +220,7 @@ class Program:
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
         wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else 1 + len(self.logged)
         values = [node.meta["val"] for node in output.args[0][first:]]
-        _check_rows(values, self.structure, wanted, self.loss is None, origin)
+        rows = _check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
         fixed = [row and all(isinstance(n, int) for n in v.shape[1:]) for v, row in zip(values, rows, strict=True)]
         self.shapes = [tuple(v.shape[1:]) if known else None for v, known in zip(values, fixed, strict=True)]
@@ -241,7 +241,6 @@ class Program:
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
             output.args = (output.args[0][: 1 + len(self.logged)],)
-            gm.recompile()
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
@@ -375,14 +374,18 @@ class Program:
         self._checked = nodes, found
 
 
-def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> None:
-    """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere."""
+def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> list[bool]:
+    """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere.
+
+    Returns:
+        Of every tensor whether it has one.
+    """
     rows = [value.dim() > 0 and same_size(value.shape[0], wanted) for value in values]
     if not values:
         kind = type(structure[1]).__name__ if structure[0] == "const" else f"an empty {structure[0]}"
         raise CaptureError(f"{origin}: forward must return at least one tensor, of one row per seed; got {kind}.")
     if all(rows) if handed_out else any(rows):
-        return
+        return rows
     wrong = rows.index(False)
     where = leaf_names(structure)[wrong]
     raise CaptureError(
@@ -404,5 +407,4 @@ def _key_input(captured: Captured) -> fx.Node:
     device = inputs["seeds"].meta["val"].device
     node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, 3, dtype=torch.int64, device=device)
     captured.roles.insert(0, ("key",))
-    captured.gm.recompile()
     return node
