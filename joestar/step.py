@@ -25,7 +25,7 @@ from joestar.runtime.prediction import PREDICTED, logits, population, predict
 from joestar.runtime.program import Program
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, averaged
-from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds, version
+from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds
 from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.update import Update
 
@@ -62,7 +62,6 @@ class Step:
         self._tune = tune
         self._tuning: TuningRecord | None = None
         self._seeds = CheckedSeeds(self.graph)
-        self._labelled: tuple = ()
         self._epochs = 0
         self._calls = 0
         self._inference: Inference | None = None
@@ -148,18 +147,9 @@ class Step:
         program.follow_modes()
         if program.captured is None:
             program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
-        self._check_classes(seeds)
+        self._runner.executor.program.check_labels(seeds)
         if self._tune:
             self._tuning, self._tune = tune_choices(self._runner, seeds, batch), False
-
-    def _check_classes(self, seeds: Tensor) -> None:
-        """Labels against the losses' classes; once for the same seeds and labels."""
-        labels = self.graph.ndata["y"]
-        found = (id(seeds), labels.data_ptr(), version(labels))
-        if self._labelled and self._labelled[0] is seeds and self._labelled[1] == found:
-            return
-        self._runner.executor.program.check_labels(seeds)
-        self._labelled = seeds, found
 
     def drop_resumed(self) -> None:
         """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""
@@ -182,25 +172,27 @@ class Step:
         return self._needs_runner("optimizer").optimizer.optimizer
 
     @property
+    def _update(self) -> Update | None:
+        return None if self._runner is None else self._runner.update
+
+    @property
     def accumulate(self) -> int:
         """Batches per step of the optimizer."""
-        return 1 if self._runner is None else self._runner.update.accumulate
+        return self._update.accumulate if self._update else 1
 
     @property
     def loss_scale(self) -> Tensor | None:
         """What losses are multiplied by before the backward pass (float16), 0-d; ``None`` without."""
-        scale = None if self._runner is None else self._runner.update.scale
-        return None if scale is None else scale.scale.clone()
+        return self._update.scale.scale.clone() if self._update and self._update.scale else None
 
     @property
     def ema(self) -> dict[str, Tensor] | None:
         """Moving averages of the parameters, by name (compiled with ``ema=``); they go on changing as steps happen."""
-        average = None if self._runner is None else self._runner.update.average
-        return None if average is None else dict(average.weights)
+        return dict(self._update.average.weights) if self._update and self._update.average else None
 
     def weights(self, ema: bool = False) -> dict[str, Tensor]:
         """A copy of the model's ``state_dict()``; with ``ema``, averages in place of parameters."""
-        with averaged(self._runner and self._runner.update, ema):
+        with averaged(self._update, ema):
             return copied_weights(self.model)
 
     def __call__(self, seeds: Tensor):
@@ -296,7 +288,7 @@ class Step:
             "under_way": under_way + [dict(state) for state in self._resumed],
             "model": self.model.state_dict(),
             "optimizer": None if self._runner is None else self._runner.optimizer.optimizer.state_dict(),
-            "update": {} if self._runner is None else self._runner.update.state_dict(),
+            "update": self._update.state_dict() if self._update else {},
             "programs": self._resumed_programs | {kind: state for kind, state in programs.items() if state},
         }
 
@@ -310,11 +302,11 @@ class Step:
         if (state["optimizer"] is None) != (self._runner is None):
             missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
             raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
-        if self._runner is not None:
-            self._runner.update.check_state(state.get("update", {}))
+        if self._update:
+            self._update.check_state(state.get("update", {}))
         load_into(self.model, None if self._runner is None else self._runner.optimizer.optimizer, state)
-        if self._runner is not None:
-            self._runner.update.load_state_dict(state.get("update", {}))
+        if self._update:
+            self._update.load_state_dict(state.get("update", {}))
         for epoch in self._unfinished():
             epoch.close()
         self._seed, self._epochs, self._calls = state["seed"], state["epochs"], state["calls"]
@@ -372,7 +364,7 @@ class Step:
 
     def scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
         """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
-        with averaged(self._runner and self._runner.update, ema):
+        with averaged(self._update, ema):
             outputs = self.predict(idx, batch_size, full)
         return self.scorer(outputs, idx, metrics)
 

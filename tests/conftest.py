@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import pytest
 import torch
 
 # Triton reads the variable when it is first imported, which `import joestar` does.
@@ -26,7 +27,38 @@ def pytest_configure():
         guards.profile_guard_manager = lambda *args: 0.0
 
 
+def pytest_collection_modifyitems(items):
+    """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it."""
+    for item in items:
+        if "quick_captures" in getattr(item, "fixturenames", ()) and not names_lines(item):
+            item.add_marker("quick")
+
+
+def names_lines(item) -> bool:
+    """Whether a test is about refusals: their messages name the user's line, which only TorchDynamo knows."""
+    return "refused" in item.name
+
+
 def pytest_collection_finish():
     """What is loaded now stays: to search it for garbage over and over took a sixth of the fuzzer's time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(2000, 20, 100)  # a frozen heap counts for nothing, so that full collections would come too often
+
+
+@pytest.fixture
+def shared_captures():
+    """A program that was captured in this process is not captured again for its twin (``captures.py``)."""
+    from captures import cheaper, shared
+
+    with cheaper(shared):
+        yield
+
+
+@pytest.fixture
+def quick_captures(request):
+    """Programs are traced without TorchDynamo where that will do (``captures.py``)."""
+    from captures import cheaper, quick, real
+
+    with cheaper(real if names_lines(request.node) else quick):
+        yield

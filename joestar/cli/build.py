@@ -1,15 +1,18 @@
 """From settings to objects: device, model, loss, optimizer and schedule."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from joestar import metrics
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
+from joestar.cli.console import say
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
+from joestar.runtime import compiler
 from joestar.runtime.checkpoint import Checkpoints
 
 NORMS = {"none": None, "batch": "batch_norm", "layer": "layer_norm"}
@@ -39,6 +42,16 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
+def build_backend(config: TrainConfig, device: torch.device, console: Console) -> TrainConfig:
+    """The settings with a backend that can be had: ``eager``, and a line about it, where there is no compiler."""
+    missing = compiler.problem() if device.type == "cpu" else None
+    if config.backend != "inductor" or config.execution != "padded" or missing is None:
+        return config
+    what, advice = missing
+    say(console, f"Nothing is compiled: {what}. Going on with --backend eager, which is slower. {advice}")
+    return replace(config, backend="eager")
+
+
 def check_graph(graph: Graph) -> None:
     """Raises ``DataError`` unless the graph has features, labels and splits."""
     missing = [f"ndata[{key!r}]" for key in ("x", "y") if key not in graph.ndata]
@@ -52,7 +65,24 @@ def check_graph(graph: Graph) -> None:
 
 def build_model(config: TrainConfig, graph: Graph) -> nn.Module:
     """The model for the graph's features and classes."""
-    return model_of(config, graph.ndata["x"].shape[1], graph.num_classes)
+    return model_of(config, graph.ndata["x"].shape[1], outputs_of(graph))
+
+
+def is_regression(graph: Graph) -> bool:
+    """Whether labels are values, not classes."""
+    return graph.ndata["y"].dtype.is_floating_point and not graph.multilabel
+
+
+def outputs_of(graph: Graph) -> int:
+    """Columns of the model's output: classes, tasks, or values per node."""
+    y = graph.ndata["y"]
+    return (1 if y.dim() == 1 else y.shape[1]) if is_regression(graph) else graph.num_classes
+
+
+def best_mode(config: TrainConfig, graph: Graph) -> str:
+    """``"max"`` or ``"min"``: whether more or less of the score that decides is better."""
+    default = "regression" if is_regression(graph) else "multilabel" if graph.multilabel else "multiclass"
+    return metrics.resolve(config.metric or metrics.DEFAULTS[default][0]).mode
 
 
 def model_of(config: TrainConfig, features: int, classes: int) -> nn.Module:
@@ -71,8 +101,12 @@ def model_of(config: TrainConfig, features: int, classes: int) -> nn.Module:
 
 
 def build_loss(config: TrainConfig, graph: Graph, device: torch.device) -> nn.Module:
-    """Cross-entropy, or per-task binary cross-entropy for multi-label targets; weighted if asked for."""
+    """Cross-entropy, per-task binary cross-entropy for multi-label targets, or the squared error of values."""
     weights = None
+    if is_regression(graph):
+        if config.class_weights:
+            raise ConfigError(f"--class-weights needs classes; the labels of {graph.name!r} are values.")
+        return nn.MSELoss()
     if config.class_weights:
         weights = class_weights(graph.ndata["y"][graph.train_idx], graph.num_classes).to(device)
     if graph.multilabel:
@@ -136,15 +170,15 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
     return kind(model.parameters(), **options)
 
 
-def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer):
+def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, mode: str = "max"):
     """The schedule of the learning rate per epoch, or ``None``.
 
     ``cosine`` falls along half a cosine to 0 at the last epoch; ``plateau`` halves when the validation metric has not
-    risen for ``PLATEAU_PATIENCE`` epochs.
+    risen (``mode="min"``: fallen) for ``PLATEAU_PATIENCE`` epochs.
     """
     schedulers = torch.optim.lr_scheduler
     if config.scheduler == "cosine":
         return schedulers.CosineAnnealingLR(optimizer, T_max=config.epochs)
     if config.scheduler == "plateau":
-        return schedulers.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=PLATEAU_PATIENCE)
+        return schedulers.ReduceLROnPlateau(optimizer, mode=mode, factor=0.5, patience=PLATEAU_PATIENCE)
     return None

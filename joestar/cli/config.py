@@ -69,6 +69,13 @@ class TrainConfig:
     optimizer: str = setting("adam", "Training", "Optimizer.", choices=("adam", "adamw", "sgd"))
     lr: float = setting(0.01, "Training", "Learning rate.", above=0)
     weight_decay: float = setting(5e-4, "Training", "Weight decay.", low=0)
+    metric: str | None = setting(
+        None,
+        "Training",
+        "Score that decides which epoch is the best, such as f1_macro, roc_auc, mae.",
+        shown="accuracy, f1_micro of several labels, rmse of values",
+        metavar="NAME",
+    )
     scheduler: str = setting(
         "none", "Training", "Schedule of the learning rate, per epoch.", choices=("none", "cosine", "plateau")
     )
@@ -122,8 +129,8 @@ class TrainConfig:
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
 RUN_ONLY = (
-    "epochs", "patience", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every", "keep",
-    "resume",
+    "epochs", "patience", "metric", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every",
+    "keep", "resume",
 )  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)

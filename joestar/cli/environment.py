@@ -6,13 +6,13 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
 import torch
 
 from joestar.cli.console import human_bytes
+from joestar.runtime import compiler
 
 Finding = tuple[str, str, str, str]
 LOW_MEMORY = 2 << 30
@@ -57,17 +57,11 @@ def threads() -> Finding:
 
 def inductor_compiler() -> Finding:
     """The C++ compiler and headers that Inductor needs on a CPU."""
-    name = "compiler for Inductor"
-    candidates = [os.environ.get("CXX"), "g++", "clang++"]
-    path = next((path for candidate in candidates if candidate and (path := shutil.which(candidate))), None)
-    if path is None:
-        advice = "Install g++ or clang++ (or set CXX); until then use --backend eager on the CPU."
-        return name, "missing", "neither $CXX nor g++ nor clang++", advice
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.exists():
-        advice = "Install Python's development headers (python3-dev); until then use --backend eager on the CPU."
-        return name, "missing", f"{path}, but not {header}", advice
-    return name, "ok", path, ""
+    missing = compiler.problem()
+    if missing is None:
+        return "compiler for Inductor", "ok", str(compiler.found()), ""
+    what, advice = missing
+    return "compiler for Inductor", "missing", what, f"{advice} Until then the CPU runs --backend eager."
 
 
 def triton() -> Finding:

@@ -93,6 +93,8 @@ def _labels(graph: Graph) -> dict[str, Any] | None:
         return None
     if graph.multilabel:
         return {"classes": graph.num_classes, "multilabel": True, "unlabelled": 0, "largest_share": None}
+    if y.dtype.is_floating_point:
+        return {"classes": None, "multilabel": False, "unlabelled": int(y.isnan().sum()), "largest_share": None}
     counts = y[y >= 0].bincount()
     return {
         "classes": graph.num_classes,
@@ -108,6 +110,8 @@ def _classes_text(labels: dict[str, Any] | None) -> str:
     if labels["multilabel"]:
         return f"{labels['classes']} tasks, several per node"
     unlabelled = f"; {labels['unlabelled']:,} nodes unlabelled" if labels["unlabelled"] else ""
+    if labels["classes"] is None:
+        return f"targets for regression{unlabelled}"
     return f"{labels['classes']}, the largest has {labels['largest_share']:.1%} of the labels{unlabelled}"
 
 

@@ -16,9 +16,10 @@ import joestar
 from joestar.cli import build, saved
 from joestar.cli.console import say, say_path
 from joestar.cli.files import check_writable
-from joestar.cli.train import NAMES
+from joestar.cli.train import NAMES, shown_score
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
+from joestar.metrics import DEFAULTS
 from joestar.profile.files import write_text, write_whole
 
 PARTS = ("train", "val", "test", "all")
@@ -41,7 +42,7 @@ def evaluate(
     _check_labels(found, graph)
     if nodes == "all":
         idx = idx[_labelled(graph.ndata["y"])]
-    scores = step.evaluate(idx, batch_size or found.config.batch_size, full)
+    scores = step.evaluate(idx, batch_size or found.config.batch_size, full, metric=_metrics(found))
     facts = {
         "model": str(path), "dataset": graph.name, "nodes": nodes, "count": len(idx), "full": full, "scores": scores,
     }  # fmt: skip
@@ -65,12 +66,12 @@ def predict(
     check_writable(output, "--out")
     if Path(output).suffix not in SUFFIXES:
         raise ConfigError(f"--out {output}: expected a name that ends in {' or '.join(SUFFIXES)}.")
-    found, _, idx, step = _prepared(path, dataset, root, nodes, device)
+    found, graph, idx, step = _prepared(path, dataset, root, nodes, device)
     logits = step.predict(idx, batch_size or found.config.batch_size, full).cpu()
     if Path(output).suffix == ".npy":
         write_whole(output, lambda file: np.save(file, logits.float().numpy()))
     else:
-        write_text(output, _table(idx.cpu(), logits, found.multilabel))
+        write_text(output, _table(_names(graph, idx.cpu()), logits, found))
     say_path(console, f"Wrote predictions for {len(idx):,} nodes to {output}")
     return logits
 
@@ -106,16 +107,32 @@ def _ids(graph: Graph, nodes: str) -> Tensor:
 def _check_labels(found: saved.Saved, graph: Graph) -> None:
     if "y" not in graph.ndata:
         raise DataError(f"the graph {graph.name!r} has no labels to score against; `joestar predict` needs none.")
-    if graph.multilabel != found.multilabel or graph.num_classes > found.classes:
-        kind = {True: "tasks, several per node", False: "classes"}
+    here = _kind(graph.multilabel, build.is_regression(graph))
+    there = _kind(found.multilabel, found.regression)
+    if here != there or build.outputs_of(graph) > found.classes:
         raise DataError(
-            f"{found.path} knows {found.classes} {kind[found.multilabel]}, but the graph {graph.name!r} has "
-            f"{graph.num_classes} {kind[graph.multilabel]}: give a graph with the labels of the training."
+            f"{found.path} knows {found.classes} {there}, but the graph {graph.name!r} has {build.outputs_of(graph)} "
+            f"{here}: give a graph with the labels of the training."
         )
 
 
+def _kind(multilabel: bool, regression: bool) -> str:
+    return "tasks, several per node" if multilabel else "values per node" if regression else "classes"
+
+
+def _metrics(found: saved.Saved) -> str | list[str] | None:
+    """What the training scored by; else what its task is scored by."""
+    kind = "regression" if found.regression else "multilabel" if found.multilabel else "multiclass"
+    return found.config.metric or list(DEFAULTS[kind])
+
+
+def _names(graph: Graph, idx: Tensor) -> list:
+    """What the nodes are called in the user's files, else their ids."""
+    return idx.tolist() if graph.mapping is None else graph.mapping.raw[idx.numpy()].tolist()
+
+
 def _labelled(y: Tensor) -> Tensor:
-    return y >= 0 if not y.dtype.is_floating_point else ~torch.isnan(y).all(1)
+    return y >= 0 if not y.dtype.is_floating_point else ~torch.isnan(y.reshape(len(y), -1)).all(1)
 
 
 def _print_scores(found: saved.Saved, facts: dict[str, Any], console: Console) -> None:
@@ -125,24 +142,32 @@ def _print_scores(found: saved.Saved, facts: dict[str, Any], console: Console) -
     table.add_row("nodes", f"{facts['nodes']}, {facts['count']:,}")
     table.add_row("neighbours", "all" if facts["full"] else ",".join(map(str, found.config.fanouts)))
     for name, value in facts["scores"].items():
-        table.add_row(NAMES.get(name, name), f"{value:.2%}")
+        table.add_row(NAMES.get(name, name), shown_score(name, value))
     console.print(table)
     if not facts["full"]:
         say(console, "From sampled neighbours, as in training; --full takes all of them.")
 
 
-def _table(idx: Tensor, logits: Tensor, multilabel: bool) -> str:
-    """Lines of ``node,prediction,score``."""
+def _table(names: list, logits: Tensor, found: saved.Saved) -> str:
+    """Lines of ``node,prediction,score``; of values ``node,prediction``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator=os.linesep)
-    writer.writerow(("node", "prediction", "score"))
-    if multilabel:
-        rows = _task_rows(logits)
+    if found.regression:
+        several = [f"_{column}" for column in range(logits.shape[1])] if logits.shape[1] > 1 else [""]
+        writer.writerow(("node", *(f"prediction{suffix}" for suffix in several)))
+        rows = logits.float().tolist()
     else:
-        scores, classes = logits.float().softmax(1).max(1)
-        rows = zip(classes.tolist(), (f"{score:.6f}" for score in scores.tolist()), strict=True)
-    writer.writerows((node, *row) for node, row in zip(idx.tolist(), rows, strict=True))
+        writer.writerow(("node", "prediction", "score"))
+        rows = _task_rows(logits) if found.multilabel else _class_rows(logits, found.class_names)
+    writer.writerows((node, *row) for node, row in zip(names, rows, strict=True))
     return text.getvalue()
+
+
+def _class_rows(logits: Tensor, names: list[str] | None):
+    """The likeliest class, by name if classes have one, and its probability."""
+    scores, classes = logits.float().softmax(1).max(1)
+    for score, chosen in zip(scores.tolist(), classes.tolist(), strict=True):
+        yield chosen if names is None else names[chosen], f"{score:.6f}"
 
 
 def _task_rows(logits: Tensor):

@@ -34,6 +34,7 @@ def run(
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
+    config = build.build_backend(config, device, console)
     if config.backend == "inductor":
         say(console, "Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
     torch.manual_seed(config.seed)

@@ -29,7 +29,8 @@ class Saved:
         config: settings of the training.
         features, classes: width of the features, classes (or tasks) of the graph that it was trained on.
         multilabel: whether several of the classes may hold for a node.
-        results: what ``joestar train`` printed; ``{}`` where it was interrupted.
+        results: what ``joestar train`` printed.
+        regression: whether the outputs are values; class_names: of the classes, if they have names.
     """
 
     path: Path
@@ -39,6 +40,8 @@ class Saved:
     classes: int
     multilabel: bool
     results: dict[str, Any]
+    regression: bool = False
+    class_names: list[str] | None = None
 
     def build(self, graph: Graph) -> nn.Module:
         """The model with its parameters, in evaluation mode, on the graph's device.
@@ -80,8 +83,10 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
         "model": {name: value.detach().cpu() for name, value in model.state_dict().items()},
         "settings": dataclasses.asdict(config),
         "features": graph.ndata["x"].shape[1],
-        "classes": graph.num_classes,
+        "classes": build.outputs_of(graph),
         "multilabel": graph.multilabel,
+        "regression": build.is_regression(graph),
+        "class_names": graph.class_names,
         "results": results,
     }
     write_checkpoint(path, content)
@@ -101,7 +106,7 @@ def read(path: Path) -> Saved:
         config = TrainConfig(**{name: checked(name, _listed(value), name) for name, value in given.items()}).resolved()
         return Saved(
             path, content["model"], config, content["features"], content["classes"], content["multilabel"],
-            content["results"],
+            content["results"], content["regression"], content["class_names"],
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is incomplete or of another version of Joestar ({error}); {MADE_BY}.") from error

@@ -18,18 +18,31 @@ from joestar.cli.config import TrainConfig
 from joestar.cli.console import say, say_path
 from joestar.cli.files import check_writable, write_json
 from joestar.cli.summary import short_report
+from joestar.metrics import better
 
 LINES = 10
 """Lines of progress where the output is no terminal."""
-NAMES = {"accuracy": "accuracy", "f1_micro": "micro F1"}
+NAMES = {"f1_micro": "micro F1", "f1_macro": "macro F1", "roc_auc": "ROC AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R2"}
 """Metrics as people call them."""
+SHARES = ("accuracy", "f1", "f1_micro", "f1_macro")
+"""Metrics that are read in per cent."""
+
+
+def shown_score(metric: str, value: float) -> str:
+    """``81.20%`` for shares, four digits for others."""
+    return f"{value:.2%}" if metric in SHARES else f"{value:.4f}"
+
+
+def _metric(record) -> str:
+    """What decides, of the scores of an epoch."""
+    return next(iter(getattr(record, "scores", None) or {}), "accuracy")
 
 
 class Best:
     """The epochs so far, and the parameters of the best: what is left of a run that is stopped."""
 
-    def __init__(self, model: torch.nn.Module, keep: bool):
-        self.model, self.keep = model, keep
+    def __init__(self, model: torch.nn.Module, keep: bool, mode: str = "max"):
+        self.model, self.keep, self.mode = model, keep, mode
         self.records: list = []
         self.state: dict[str, Any] | None = None
         self.record: Any = None
@@ -37,7 +50,7 @@ class Best:
     def see(self, record) -> None:
         """Notes an epoch; copies the parameters if it is the best so far and they may be needed."""
         self.records.append(record)
-        if self.record is None or record.val > self.record.val:
+        if self.record is None or better(record.val, self.record.val, self.mode):
             self.record = record
             if self.keep:
                 self.state = copy.deepcopy(self.model.state_dict())
@@ -47,7 +60,7 @@ class Best:
         old = [SimpleNamespace(**record) for record in fit["history"]["records"]]
         self.records = old + [record for record in self.records if record.epoch >= len(old)]
         first = next((record for record in old if record.epoch == fit["history"]["best_epoch"]), None)
-        if first is not None and (self.record is None or self.record.val <= first.val):
+        if first is not None and (self.record is None or not better(self.record.val, first.val, self.mode)):
             self.record, self.state = first, fit["best"]
 
 
@@ -67,6 +80,7 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
+    config = build.build_backend(config, device, console)
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     optimizer = build.build_optimizer(config, model)
@@ -81,13 +95,14 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         deterministic=config.deterministic,
     )
     checkpoints = None if config.checkpoints is None else build.build_checkpoints(config, console)
-    best = Best(model, keep=config.save is not None)
+    mode = build.best_mode(config, graph)
+    best = Best(model, config.save is not None, mode)
     try:
-        history = _fit(step, graph, config, build.build_scheduler(config, optimizer), checkpoints, best, console)
+        history = _fit(step, graph, config, build.build_scheduler(config, optimizer, mode), checkpoints, best, console)
     except KeyboardInterrupt:
         _stopped(step, config, checkpoints, best, console)
         raise
-    results = _results(history, step.evaluate(graph.test_idx, config.batch_size))
+    results = _results(history, step.evaluate(graph.test_idx, config.batch_size, metric=config.metric))
     report = step.report()
     _print_results(config, results, report, console)
     content = _content(config, results, history.records, report)
@@ -111,7 +126,8 @@ def _stopped(step, config: TrainConfig, checkpoints, best: Best, console: Consol
     results["validation"] = float(best.record.val)
     if best.state is not None:
         step.model.load_state_dict(best.state)
-    say(console, f"Best so far: epoch {results['best_epoch']}, validation {results['validation']:.2%}.")
+    score = shown_score(_metric(best.record), best.record.val)
+    say(console, f"Best so far: epoch {results['best_epoch']}, validation {score}.")
     _write(config, _content(config, results, best.records, step.report()), step, console)
 
 
@@ -147,7 +163,8 @@ def _fit(step, graph, config: TrainConfig, scheduler, checkpoints, best: Best, c
 
         def on_epoch(record) -> None:
             best.see(record)
-            shown = f"loss {record.loss:.4f}  val {record.val:.2%}  {record.seconds:.3f} s/epoch"
+            score = shown_score(_metric(record), record.val)
+            shown = f"loss {record.loss:.4f}  val {score}  {record.seconds:.3f} s/epoch"
             bar.update(task, advance=1, description="training", shown=shown)
             due = record.epoch == 0 or (record.epoch + 1) % max(1, config.epochs // LINES) == 0
             if not console.is_terminal and due:
@@ -164,6 +181,7 @@ def _fit(step, graph, config: TrainConfig, scheduler, checkpoints, best: Best, c
             checkpoints=checkpoints,
             checkpoint_every=config.checkpoint_every,
             resume=config.resume,
+            metric=config.metric,
         )
 
 
@@ -193,8 +211,8 @@ def _print_results(config: TrainConfig, results: dict[str, Any], report, console
     table.add_column(style="bold", overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_row("best epoch", f"{results['best_epoch']} of {results['epochs']}")
-    table.add_row(f"validation {name}", f"{results['validation']:.2%}")
-    table.add_row(f"test {name} at that epoch", f"{results['test']:.2%}")
+    table.add_row(f"validation {name}", shown_score(results["metric"], results["validation"]))
+    table.add_row(f"test {name} at that epoch", shown_score(results["metric"], results["test"]))
     table.add_row("time per epoch (median after the first)", f"{results['median_epoch_seconds']:.3f} s")
     how = "with compilation" if _compiles(config) else "with capture; nothing was compiled"
     table.add_row(f"first epoch, {how}", f"{results['first_epoch_seconds']:.3f} s")

@@ -112,10 +112,8 @@ class CodeCollector:
 
 def integers(texts: list[str]) -> np.ndarray | None:
     """int64 of texts that are written as integers are; ``None`` if one is not."""
-    if not all(text.isdecimal() or text[1:].isdecimal() for text in texts):
-        return None
     try:
-        values = np.array([int(text) for text in texts], dtype=np.int64)
+        values = np.fromiter(map(int, texts), np.int64, len(texts))
     except (ValueError, OverflowError):
         return None
     return values if list(map(str, values.tolist())) == texts else None
@@ -232,4 +230,7 @@ def _objects(array: np.ndarray, where: str) -> list:
     if array.dtype.kind not in "OUST":
         raise DataError(f"{where}: a column of dtype {array.dtype} is neither numbers nor text. Convert it first.")
     values = array.tolist()
-    return [value.decode() if isinstance(value, bytes) else value for value in values]
+    try:
+        return [value.decode() if isinstance(value, bytes) else value for value in values]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: expected text, but a value holds bytes that are no UTF-8 ({error}).") from None

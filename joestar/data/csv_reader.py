@@ -109,7 +109,8 @@ def _read_slowly(path: Path, layout: Layout, roles: dict[str, str]) -> dict:
     rows = _rows(path, layout)
     while piece := list(itertools.islice(rows, ROWS)):
         for name, role in roles.items():
-            texts = [fields[places[name]] for _, fields in piece]
+            place = places[name]
+            texts = [fields[place].strip() for _, fields in piece]
             where = f"{path}, column {name!r}"
             if role == "number":
                 kept[name].append(numbers(texts, _complaint(where, piece)))
@@ -139,7 +140,7 @@ def _complaint(where: str, piece: list):
 
 
 def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of every row below the header."""
+    """(line, fields) of every row below the header; spaces around fields are still there."""
     width = len(layout.names)
     with _open(path) as file:
         for _ in range(layout.skipped):
@@ -159,7 +160,7 @@ def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
                         f"{path}: line {line} has {len(fields)} fields, the first has {width} "
                         f"(separated by {layout.delimiter!r}). Correct the line, or give delimiter=..."
                     )
-                yield layout.skipped + reader.line_num, [field.strip() for field in fields]
+                yield layout.skipped + reader.line_num, fields
         except csv.Error as error:
             raise DataError(f"{path}: line {layout.skipped + reader.line_num} cannot be read ({error}).") from None
         except UnicodeDecodeError as error:

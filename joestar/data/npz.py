@@ -45,7 +45,7 @@ def read_npz(path: Path, options: Options) -> Parts:
     if arrays["y"].ndim == 0:
         raise DataError(f"{where}: y must have one row per node; got a single value.")
     symmetric = arrays.get("symmetric", np.uint8(0))
-    if symmetric.size != 1 or int(symmetric.reshape(())) not in (0, 1):
+    if symmetric.size != 1 or symmetric.dtype.kind not in "iub" or int(symmetric.reshape(())) not in (0, 1):
         raise DataError(f"{where}: symmetric must be 0 or 1; got {symmetric}.")
     edata = {key: _edge_data(arrays[key], key, edges.shape[1], where) for key in EDGE_KEYS if key in arrays}
     rules = options.rules(EdgeRules(undirected=not symmetric))

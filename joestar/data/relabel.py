@@ -63,7 +63,7 @@ def _by_number(everyone: tuple[Ids, ...], given: bool, edges, ends: list[str], n
         ranked = raw[order]
         _check_distinct(np.flatnonzero(ranked[1:] == ranked[:-1]), order, everyone[2], nodes, key)
     else:
-        raw = ranked = np.unique(np.concatenate([ids.values for ids in everyone]))
+        raw = ranked = _distinct(np.concatenate([ids.values for ids in everyone]))
         order = np.arange(len(raw))
     _check_some(raw, edges)
     found = []
@@ -95,6 +95,14 @@ def _by_text(everyone: tuple[Ids, ...], given: bool, edges, ends: list[str], nod
         _check_known(np.flatnonzero(made < 0), ids, edges, column, nodes)
         found.append(made)
     return Numbered(*found, raw)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Sorted distinct values; by sorting, as ``numpy.unique`` hashes, which is slow for millions."""
+    values = np.sort(values)
+    first = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
 
 
 def _check_some(raw: np.ndarray, edges) -> None:

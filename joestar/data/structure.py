@@ -115,7 +115,7 @@ def make_structure(
     if rules.undirected:
         keys, place = _mirrored(keys, place, num_nodes, rules.drop_duplicates)
     elif len(keys) <= COUNTED:
-        one_way = before - int(np.count_nonzero(np.isin(_reverse(keys, num_nodes), keys)))
+        one_way = _without_reverse(keys, num_nodes)
     indptr, indices = _compressed(keys, num_nodes)
     return Structure(indptr, indices, place, len(sources), loops, duplicates, len(indices) - before, one_way, rules)
 
@@ -176,6 +176,15 @@ def _reverse(keys: np.ndarray, num_nodes: int) -> np.ndarray:
     for start in range(0, len(keys), step):  # in pieces: no second array of quotients
         turned[start : start + step] += keys[start : start + step] // max(num_nodes, 1)
     return turned
+
+
+def _without_reverse(keys: np.ndarray, num_nodes: int) -> int:
+    """How many of the sorted keys have no reverse among them."""
+    if not len(keys):
+        return 0
+    turned = np.sort(_reverse(keys, num_nodes))
+    at = np.minimum(np.searchsorted(keys, turned), len(keys) - 1)
+    return int(np.count_nonzero(keys[at] != turned))
 
 
 def _mirrored(keys: np.ndarray, place: np.ndarray | None, num_nodes: int, merge: bool):

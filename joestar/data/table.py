@@ -21,7 +21,7 @@ def is_table(path: Path) -> bool:
 
 def is_frame(thing) -> bool:
     """Whether something has named columns: a pandas or polars frame, a pyarrow table, a dict."""
-    return isinstance(thing, dict) or hasattr(thing, "column_names") or (
+    return isinstance(thing, dict) or hasattr(type(thing), "column_names") or (
         hasattr(thing, "columns") and hasattr(thing, "__getitem__") and not isinstance(thing, np.ndarray)
     )  # fmt: skip
 
@@ -91,13 +91,15 @@ class FrameTable:
 
     def __init__(self, frame, where: str):
         self.where = where
-        keys = getattr(frame, "column_names", None)
-        keys = list(frame if isinstance(frame, dict) else frame.columns if keys is None else keys)
+        arrow = hasattr(
+            type(frame), "column_names"
+        )  # its `columns` are not names; of the type: a column may be so called
+        keys = list(frame if isinstance(frame, dict) else frame.column_names if arrow else frame.columns)
         self.names = [str(key) for key in keys]
-        self.columns = {str(key): frame.column(key) if hasattr(frame, "column_names") else frame[key] for key in keys}
+        self.columns = {str(key): frame[key] for key in keys}
         if not self.names:
             raise DataError(f"{where}: expected columns; there are none.")
-        lengths = {name: len(column) for name, column in self.columns.items()}
+        lengths = {name: _length(column, name, where) for name, column in self.columns.items()}
         other = next((name for name in self.names if lengths[name] != lengths[self.names[0]]), None)
         if other is not None:
             raise DataError(
@@ -136,6 +138,15 @@ class FrameTable:
 
     def note(self) -> None:
         """Nothing is guessed."""
+
+
+def _length(column, name: str, where: str) -> int:
+    try:
+        return len(column)
+    except TypeError:
+        raise DataError(
+            f"{where}: the column {name!r} must be a list or array of values; got {type(column).__name__}."
+        ) from None
 
 
 def _mixed(column) -> bool:

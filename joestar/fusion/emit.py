@@ -6,6 +6,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
+from joestar.lowering import fakes
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_size
 
@@ -22,7 +23,8 @@ def emit(graph: fx.Graph, like: fx.Node, target, *args, **kwargs) -> fx.Node:
     values = fx.map_arg(args, lambda arg: arg.meta["val"])
     modes = [value.fake_mode for value in _tensors((*values, like.meta["val"])) if isinstance(value, FakeTensor)]
     with modes[0] if modes else contextlib.nullcontext(), torch.no_grad():
-        node.meta["val"] = target(*values, **kwargs)
+        value = target(*values, **kwargs)
+    fakes.made(node, value)
     return node
 
 

@@ -39,7 +39,7 @@ from joestar.fusion import (
     spmm_gemm_order,
 )
 from joestar.fusion.context import PassContext
-from joestar.lowering.verify import calls, output_shapes, verify, verify_changed
+from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
 
 
 @dataclass(frozen=True)
@@ -142,32 +142,37 @@ def run_passes(
     _check_names(disable, [*(p.name for p in passes), *BACKEND])
     context = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing, strict, autocast)
     records, holds = [], set()
-    outputs = output_shapes(gm)
+    outputs, before = output_shapes(gm), state(gm)
+    verify(gm, outputs, "lowering")
     for spec in passes:
         count = len(gm.graph.nodes)
         if spec.name in disable or not spec.requires <= holds:
             records.append(PassRecord(spec.name, 0, count, count, 0.0, skipped=True))
             continue
         start = time.perf_counter()
-        rewrites = _run(spec, gm, context, outputs)
+        rewrites, before = _run(spec, gm, context, outputs, before)
         elapsed = (time.perf_counter() - start) * 1e3
         holds |= spec.ensures
         code = gm.graph.python_code("self").src if rewrites and texts else ""
         records.append(PassRecord(spec.name, rewrites, count, len(gm.graph.nodes), elapsed, code=code))
-    if any(record.rewrites for record in records):
-        gm.recompile()
+    gm.recompile()  # once, also for what was lowered in front of the passes
     if strict:
         _check_choices(context)
     return records, context
 
 
-def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list) -> int:
-    """Runs and verifies one pass; what goes wrong names the way to train without it."""
-    before = calls(gm)
+def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list, before: dict) -> tuple[int, dict]:
+    """Runs and verifies one pass; what goes wrong names the way to train without it.
+
+    Returns:
+        The number of rewrites, and the graph's state.
+    """
     try:
         rewrites = spec.run(gm, context)
-        verify(gm, outputs, f"pass {spec.name}")
-        verify_changed(gm, before, f"pass {spec.name}", dtypes=context.autocast is None)
+        after = state(gm)
+        if not unchanged(before, after):
+            verify(gm, outputs, f"pass {spec.name}")
+            verify_changed(before, after, f"pass {spec.name}", dtypes=context.autocast is None)
     except ConfigError:
         raise
     except Exception as error:
@@ -176,7 +181,7 @@ def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list) ->
             f"{what}\nThis is a defect of the pass. Leave it out, and everything else works as before: "
             f'joestar.compile(..., disable_passes=("{spec.name}",)).'
         ) from error
-    return rewrites
+    return rewrites, after
 
 
 def _check_names(disable: tuple[str, ...], names: list[str]) -> None:

@@ -1,5 +1,6 @@
 """NumPy arrays, lists and masks where tensors go: turned into tensors at the border, once, and what changes is said."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -123,8 +124,11 @@ def settle_classes(graph) -> None:
 
 
 def say(text: str) -> None:
-    """Tells the user, once for the same place and text (see Python's ``warnings`` on how to silence it)."""
-    warnings.warn(text, JoestarWarning, stacklevel=4)
+    """Warns at the user's line, once for the same line and text (see Python's ``warnings`` on how to silence it)."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("joestar"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, JoestarWarning, stacklevel=level)
 
 
 def _short(dtype: torch.dtype) -> str:

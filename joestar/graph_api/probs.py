@@ -6,9 +6,17 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from joestar.errors import SamplerError
+from joestar.graph_api.arrays import to_tensor
 
 _CHECKED = WeakTensorKeyDictionary()
 """Tensor -> its version when its contents were found good."""
+
+
+def as_probs(probs, name: str, graph) -> Tensor | str:
+    """A name or a tensor as it is; an array or a list as a float32 tensor on the graph's device."""
+    if isinstance(probs, (Tensor, str)):
+        return probs
+    return to_tensor(probs, name, SamplerError).to(graph.device, torch.float32)
 
 
 def check_edge_probs(graph, probs: Tensor | str) -> None:

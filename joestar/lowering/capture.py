@@ -179,7 +179,6 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
     traced.graph.eliminate_dead_code(is_impure_node=is_impure)
-    traced.recompile()
     return traced
 
 

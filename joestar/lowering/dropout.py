@@ -65,7 +65,6 @@ def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> 
         gm.graph.erase_node(node)
     gm.graph.lint()
     verify_fakes(gm, "lowering of dropout")
-    gm.recompile()
     return sites
 
 

@@ -9,6 +9,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_MADE = "made of"
+
 
 def values(node: fx.Node) -> Iterator[Tensor]:
     """The tensors that a node stands for: its own, or those of its tuple."""
@@ -31,6 +34,37 @@ def result(node: fx.Node):
     """What a node's op gives on the values of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
     return run(node.graph, node.target, *args, **kwargs)
+
+
+def made(node: fx.Node, value) -> None:
+    """Gives a node the value that its op was seen to give for its arguments, and notes that it was."""
+    node.meta["val"], node.meta[_MADE] = value, (value, _call_form(node))
+
+
+def is_made(node: fx.Node) -> bool:
+    """Whether a node's value is what its op was seen to give for such arguments; forgets the note."""
+    value, call = node.meta.pop(_MADE, (None, None))
+    return call is not None and value is node.meta["val"] and call == _call_form(node)
+
+
+def _call_form(node: fx.Node) -> tuple:
+    return node.target, form(node.args), form(node.kwargs)
+
+
+def form(value):
+    """All that decides what shapes an op gives: dtypes, sizes, strides and devices in place of tensors, and numbers.
+
+    Nodes stand for their values. Two forms are equal only if they are so in every batch.
+    """
+    if isinstance(value, fx.Node):
+        return "node", form(value.meta.get("val"))
+    if isinstance(value, Tensor):
+        return value.dtype, value.device, form(value.shape), form(value.stride()), form(value.storage_offset())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(form, value))
+    if isinstance(value, dict):
+        return tuple((key, form(entry)) for key, entry in value.items())
+    return type(value), value.node.expr if isinstance(value, _SYMBOLIC) else value
 
 
 def strangers(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:

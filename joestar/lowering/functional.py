@@ -133,7 +133,6 @@ def remove_in_place(gm: fx.GraphModule) -> int:
         rewrites += 1
     _copy_before_writes(gm)
     gm.graph.lint()
-    gm.recompile()
     return rewrites
 
 

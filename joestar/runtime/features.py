@@ -1,12 +1,15 @@
 """What a model gets besides the blocks: rows of ``graph.ndata["x"]``, or nothing where the graph has no features."""
 
+import functools
 import inspect
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from joestar.errors import GraphError
-from joestar.graph_api.arrays import settle
+from joestar.errors import GraphError, LabelError
+from joestar.graph_api.arrays import say, settle
 
 
 def call_model(model: nn.Module, blocks: list, features: Tensor | None) -> Tensor:
@@ -31,6 +34,39 @@ def settle_and_check(model: nn.Module, graph) -> None:
         )
     if x is not None and not x.dtype.is_floating_point:
         raise GraphError(f"graph.ndata['x'] must be floating point; got {x.dtype}. Use .float().")
+
+
+def settle_for_loss(graph, loss_fn: Callable) -> None:
+    """Class ids of a floating-point dtype, as ``numpy.loadtxt`` gives them, become int64 where the loss wants classes.
+
+    Raises:
+        LabelError: they are no whole numbers.
+    """
+    y, name = graph.ndata.get("y"), _class_loss(loss_fn)
+    if name is None or y is None or not y.dtype.is_floating_point or (y.dim() == 2 and y.shape[1] != 1) or y.dim() > 2:
+        return
+    known = y[~torch.isnan(y)]
+    wrong = known[known != known.floor()]
+    if wrong.numel():
+        raise LabelError(
+            f"{name} takes class ids, and graph.ndata['y'] holds {float(wrong[0]):.6g}: for targets of regression take "
+            "F.mse_loss or F.l1_loss, for classes ids 0..C-1 (int64)."
+        )
+    dtype = str(y.dtype).removeprefix("torch.")
+    say(
+        f"graph.ndata['y'] of dtype {dtype} holds whole numbers: they are int64 class ids now, as {name} takes them "
+        "(NaN: -100, unlabelled)."
+    )
+    graph.ndata["y"] = torch.where(torch.isnan(y), -100, y).to(torch.int64).reshape(-1)
+
+
+def _class_loss(loss_fn) -> str | None:
+    """The name of a loss of PyTorch's that takes class ids."""
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    if loss_fn in (F.cross_entropy, F.nll_loss):
+        return loss_fn.__name__
+    return type(loss_fn).__name__ if isinstance(loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss)) else None
 
 
 def _dtype(model: nn.Module) -> torch.dtype | None:

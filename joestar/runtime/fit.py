@@ -127,7 +127,7 @@ class Fit:
         self.logged: dict[str, list[Tensor]] = {}
         self.seconds = 0.0
         self.stop = False
-        self.chosen = False
+        self.chosen = self.checked = False
         self.metrics: list[Metric] | None = None
         self.loggers = loggers(settings.loggers)
         if val_idx is not None:
@@ -168,6 +168,7 @@ class Fit:
             self.losses.append(loss.detach())
             for name, value in epoch.logged.items():
                 self.logged.setdefault(name, []).append(value)
+            self._check_scores()
             self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
             if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
                 self.seconds = before + time.perf_counter() - start
@@ -179,6 +180,17 @@ class Fit:
         loss = torch.stack(self.losses).mean().item()
         self.seconds = before + time.perf_counter() - start
         return loss
+
+    def _check_scores(self) -> None:
+        """Behind the first step, when the shapes of outputs are known: no epoch is spent on what cannot be scored."""
+        if self.checked or self.val_idx is None:
+            return
+        self.checked = True
+        program = self.step._runner.executor.program
+        if None not in program.shapes:
+            like = torch.zeros((), device=self.val_idx.device)
+            tensors = [like.expand(self.val_idx.numel(), *shape) for shape in program.shapes]
+            self.step.scorer.check(program.assembled(tensors), self.val_idx, self.metrics)
 
     def _after_step(self, record: StepRecord, epoch) -> None:
         settings = self.settings

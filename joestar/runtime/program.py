@@ -30,6 +30,7 @@ from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
+from joestar.runtime.seeds import version
 
 
 @dataclass
@@ -74,7 +75,8 @@ class Program:
         model, sampler: as given to ``joestar.compile``; loss: ``loss(outputs, y)`` for ``train``, or prepared.
 
     Attributes:
-        structure: of what the model returns (``lowering.outputs``); logged: names of the values logged with the loss.
+        structure: of what the model returns (``lowering.outputs``); shapes: of its rows, ``None`` for what has none.
+        logged: names of the values logged with the loss.
     """
 
     def __init__(self, kind: str, model, sampler, loss: Callable | None, options: Options):
@@ -100,7 +102,9 @@ class Program:
         self.modes = TrainingModes(kind, model)
         self._traced_frozen: tuple[str, ...] = ()
         self._losses: list[ClassLoss] = []
+        self._checked: tuple = ()
         self.structure = LEAF
+        self.shapes: list[tuple[int, ...] | None] = []
         self.logged: tuple[str, ...] = ()
 
     # --- capture ---
@@ -216,8 +220,10 @@ class Program:
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
         wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else 1 + len(self.logged)
         values = [node.meta["val"] for node in output.args[0][first:]]
-        _check_rows(values, self.structure, wanted, self.loss is None, origin)
+        rows = _check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
+        fixed = [row and all(isinstance(n, int) for n in v.shape[1:]) for v, row in zip(values, rows, strict=True)]
+        self.shapes = [tuple(v.shape[1:]) if known else None for v, known in zip(values, fixed, strict=True)]
 
     def assembled(self, tensors: list[Tensor]):
         """Outputs of a ``logits`` or ``predict`` program in the structure in which the model returned them."""
@@ -235,7 +241,6 @@ class Program:
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
             output.args = (output.args[0][: 1 + len(self.logged)],)
-            gm.recompile()
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
@@ -275,7 +280,7 @@ class Program:
         other.modes, other._traced_frozen = self.modes, self._traced_frozen
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
-        other.structure, other.logged = self.structure, self.logged
+        other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)
@@ -356,19 +361,31 @@ class Program:
         return values
 
     def check_labels(self, nodes: Tensor) -> None:
-        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges."""
+        """Raises ``LabelError`` unless the class ids that the losses are given for ``nodes`` are in their ranges.
+
+        They are looked at once for the same nodes and labels.
+        """
+        labels = self.graph.ndata["y"]
+        found = (labels.data_ptr(), version(labels))
+        if self._checked and self._checked[0] is nodes and self._checked[1] == found:
+            return
         for loss in self._losses:
             loss.check(nodes)
+        self._checked = nodes, found
 
 
-def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> None:
-    """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere."""
+def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> list[bool]:
+    """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere.
+
+    Returns:
+        Of every tensor whether it has one.
+    """
     rows = [value.dim() > 0 and same_size(value.shape[0], wanted) for value in values]
     if not values:
         kind = type(structure[1]).__name__ if structure[0] == "const" else f"an empty {structure[0]}"
         raise CaptureError(f"{origin}: forward must return at least one tensor, of one row per seed; got {kind}.")
     if all(rows) if handed_out else any(rows):
-        return
+        return rows
     wrong = rows.index(False)
     where = leaf_names(structure)[wrong]
     raise CaptureError(
@@ -390,5 +407,4 @@ def _key_input(captured: Captured) -> fx.Node:
     device = inputs["seeds"].meta["val"].device
     node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, 3, dtype=torch.int64, device=device)
     captured.roles.insert(0, ("key",))
-    captured.gm.recompile()
     return node

@@ -10,7 +10,7 @@ from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss, check_labels
 from joestar.lowering.outputs import loss_and_values
-from joestar.metrics import Metric, Task, infer_task, resolve, resolve_all
+from joestar.metrics import Metric, Task, aligned, infer_task, resolve, resolve_all
 from joestar.metrics.resolve import LOSS
 
 MAIN = ("logits", "out", "output", "pred")
@@ -78,6 +78,17 @@ class Scorer:
             else:
                 found[metric.name] = metric(outputs if _is_function(metric) else main, y, task)
         return found, metrics
+
+    def check(self, outputs, idx: Tensor, metrics: list[Metric] | None) -> None:
+        """Raises what scoring outputs of these shapes would raise, without functions and objects being called."""
+        main = main_output(outputs)
+        if not isinstance(main, Tensor):
+            return
+        named = None if metrics is None else [m for m in metrics if m.given is None and m.name != LOSS]
+        if named is None or named:
+            task = self.task(main, self.graph.ndata["y"][idx])
+            aligned(main, self.graph.ndata["y"][idx], task)
+            resolve_all(None if named is None else [m.name for m in named], None, task)
 
     @torch.no_grad()
     def _loss(self, outputs, y: Tensor, idx: Tensor) -> float:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph, fn
-from joestar.graph_api.probs import node_weight
+from joestar.graph_api.probs import as_probs, node_weight
 
 
 class LayerDependentSampler:
@@ -38,6 +38,7 @@ class LayerDependentSampler:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise SamplerError(f"layer_sizes[{hop}] = {size!r}: expected a positive number of nodes.")
         if node_probs is not None:
+            node_probs = as_probs(node_probs, "node_probs", graph)
             node_weight(graph, node_probs)
         self.graph = graph
         self.layer_sizes = list(layer_sizes)

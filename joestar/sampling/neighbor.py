@@ -4,7 +4,7 @@ from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
-from joestar.graph_api.probs import check_edge_probs
+from joestar.graph_api.probs import as_probs, check_edge_probs
 
 
 class NeighborSampler:
@@ -37,6 +37,7 @@ class NeighborSampler:
                     f"fanouts[{hop}] = {fanout!r}: expected a positive integer, or -1 for every neighbour."
                 )
         if probs is not None:
+            probs = as_probs(probs, "probs", graph)
             check_edge_probs(graph, probs)
         self.graph = graph
         self.fanouts = fanouts

@@ -14,6 +14,7 @@ from joestar.cli.info import describe
 from joestar.cli.main import app
 from joestar.errors import DataError
 from joestar.graph_api import Graph
+from joestar.runtime import compiler
 
 
 def invoke(*arguments):
@@ -145,15 +146,17 @@ def test_doctor_fails_where_something_required_is_missing(monkeypatch):
 
 
 def test_doctor_advice(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(environment.shutil, "which", lambda _: None)
     assert environment.inductor_compiler()[1:] == (
         "missing",
-        "neither $CXX nor g++ nor clang++",
-        "Install g++ or clang++ (or set CXX); until then use --backend eager on the CPU.",
+        "no C++ compiler (g++ or $CXX)",
+        "Install g++ (or another compiler, and set CXX). Until then the CPU runs --backend eager.",
     )
+    monkeypatch.setattr(environment.shutil, "which", {"clang++": "/bin/clang++"}.get)
+    assert environment.inductor_compiler()[3].startswith("export CXX=/bin/clang++")
     monkeypatch.setattr(environment.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(environment.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert "Install Python's development headers" in environment.inductor_compiler()[3]
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu130")
     assert environment.pytorch() == ("PyTorch", "missing", "2.9.1+cu130", "pip install --upgrade torch")

@@ -157,3 +157,29 @@ def test_other_arguments_are_refused(trained, tmp_path):
     assert "--device: expected one of auto, cpu, cuda" in call("evaluate", best, "--device", "gpu", code=2)
     assert "expected a name that ends in .csv or .npy" in call("predict", best, "--out", tmp_path / "p.txt", code=2)
     assert "not a folder that can be written to" in call("predict", best, "--out", tmp_path / "a" / "p.csv", code=2)
+
+
+def test_values_and_names_of_ones_own_tables(tmp_path):
+    """Text ids and class names come back in the predictions; values are scored, and stopped, by their error."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "edges.csv").write_text("src,dst\n" + "".join(f"n{a},n{b}\n" for a, b in rng.integers(0, 40, (300, 2))))
+    header = "id,f0,f1,label\n"
+    for kind, label in (("classes", lambda f: "big" if f > 0 else "small"), ("regression", lambda f: f"{3 * f:.4f}")):
+        rows = [(f"n{i}", *rng.standard_normal(2)) for i in range(40)]
+        text = header + "".join(f"{name},{f:.4f},{g:.4f},{label(f)}\n" for name, f, g in rows)
+        (tmp_path / "nodes.csv").write_text(text)
+        best, table = tmp_path / f"{kind}.pt", tmp_path / f"{kind}.csv"
+        flags = ["--hidden", "8", "--epochs", "3", "--fanouts", "4", "--backend", "eager", "--execution", "exact"]
+        shown = call("train", tmp_path, *flags, "--device", "cpu", "--save", best, "--scheduler", "plateau")
+        lines = table.read_text().splitlines() if call("predict", best, "--full", "--out", table) else []
+        assert {line.split(",")[0] for line in lines[1:]} == {name for name, *_ in rows}
+        scores = json.loads(call("evaluate", best, "--json"))["scores"]
+        if kind == "classes":
+            assert {line.split(",")[1] for line in lines[1:]} <= {"big", "small"}
+            assert list(scores) == ["accuracy"] and "test accuracy" in shown
+        else:
+            assert lines[0] == "node,prediction" and set(scores) == {"rmse", "mae", "r2"}
+            assert "test RMSE" in shown and "%" not in shown.split("test RMSE")[1].splitlines()[0]
+    flags += ["--metric", "mae", "--save", best, "--device", "cpu"]
+    assert "test MAE" in call("train", tmp_path, *flags)
+    assert list(json.loads(call("evaluate", best, "--json"))["scores"]) == ["mae"]

@@ -11,6 +11,7 @@ from joestar.cli.config import build_config
 from joestar.cli.train import run
 from joestar.errors import ConfigError
 from joestar.profile.ledger import Counters, Environment, PassSummary, ProgramRecord, Report, SetRecord
+from joestar.runtime import compiler
 
 SECONDS = (9.0, 0.2, 0.4)
 PASSES = [PassSummary("dce", 9, 50, 41, 1.0, False), PassSummary("extract-select", 2, 41, 40, 1.0, False)]
@@ -27,7 +28,7 @@ class Step:
     def __init__(self, model, sampler, **options):
         self.model, self.sampler, self.options = model, sampler, options
 
-    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, **saving):
+    def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, metric, **saving):
         self.fitted = (len(train_idx), len(val_idx), epochs, batch_size, patience)
         self.saving = saving
         self.scheduler = scheduler
@@ -39,7 +40,7 @@ class Step:
             on_epoch(record)
         return SimpleNamespace(best_epoch=1, records=records)
 
-    def evaluate(self, idx, batch_size):
+    def evaluate(self, idx, batch_size, metric):
         assert len(idx) == 1000
         return {"accuracy": 0.75}
 
@@ -97,6 +98,14 @@ def test_compilation_is_named_only_where_something_compiles(steps):
         shown = console.export_text()
         assert words in shown
         assert ("ompiling" in shown.replace(words, "")) == (flags == {})
+
+
+def test_without_a_compiler_nothing_is_compiled(steps, monkeypatch):
+    monkeypatch.setattr(compiler, "problem", lambda: ("no C++ compiler", "Install g++."))
+    console = Console(record=True, width=80, force_terminal=False)
+    content = run(build_config(None, {"hidden": 8, "epochs": 3, "device": "cpu"}), console)
+    assert "Going on with --backend eager" in console.export_text()
+    assert steps[0].options["backend"] == content["settings"]["backend"] == "eager"
 
 
 def test_progress_bar_on_a_terminal(steps):

@@ -13,6 +13,8 @@ from joestar.bench.user_baselines import PygModel, TorchBlock
 from joestar.bench.user_models import FOLDER, MODELS, example
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 SEEDS = torch.arange(0, 150)  # an isolated node and a hub are among them
 
 

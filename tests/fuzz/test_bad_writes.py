@@ -12,6 +12,8 @@ from joestar.errors import CaptureError, PaddingError
 
 from .worlds import World, refused, worlds_apart
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 
 def features(m, b, h):
     b.graph.ndata["x"].mul_(1.1)

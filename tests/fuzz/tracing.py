@@ -59,7 +59,7 @@ def _captured(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
 # --- the quick one --------------------------------------------------------------------------------------------------
 
 
-class _Inputs:
+class Inputs:
     """Inputs of a trace: fake tensors and symbolic sizes, with their roles."""
 
     def __init__(self):
@@ -96,7 +96,7 @@ class _Inputs:
 
 def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
     """What ``capture`` gives, for programs whose Python needs no looking at: a trace with fake tensors."""
-    inputs = _Inputs()
+    inputs = Inputs()
     graph, sampler = subjects[0].graph, subjects[0].sampler
     seeds = inputs.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
     inputs.add(("num_seeds",), seeds.shape[0])

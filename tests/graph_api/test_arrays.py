@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from joestar.errors import GraphError, JoestarWarning, SeedError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import from_array, settle, to_tensor
-from joestar.sampling import NeighborSampler
+from joestar.sampling import LayerDependentSampler, NeighborSampler
 
 EDGES = torch.tensor([[2, 0, 2, 3, 0, 1], [2, 1, 0, 1, 1, 3]])
 FORMS = {
@@ -44,6 +44,11 @@ def test_a_graph_of_arrays_is_that_of_tensors(form):
     assert graph[:, form(ids)].dsts.tolist() == graph[form(ids), form(ids)].dsts.tolist() == [3, 1, 1]
     blocks = [NeighborSampler(plain, [2, 2]).sample(plain, seeds) for seeds in (ids, form(ids))]
     assert [b.srcs.tolist() for b in blocks[0]] == [b.srcs.tolist() for b in blocks[1]]
+    for make, probs in ((NeighborSampler, w), (LayerDependentSampler, torch.arange(5.0))):
+        name = "probs" if make is NeighborSampler else "node_probs"
+        samplers = [make(plain, [2, 2], **{name: p}) for p in (probs, form(probs))]
+        pairs = [[b.srcs.tolist() for b in sampler.sample(plain, ids)] for sampler in samplers]
+        assert pairs[0] == pairs[1]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -128,3 +133,12 @@ def test_features_follow_the_model_and_targets_keep_their_shape():
     with pytest.warns(JoestarWarning, match="x'. was float64 and is float32 now"):
         settle(graph, torch.float32)
     assert graph.ndata["x"].dtype == torch.float32 and graph.ndata["y"].shape == (3, 1)
+
+
+def test_warnings_stand_at_the_users_line():
+    graph = Graph.from_edge_index(EDGES, 5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph.ndata["x"] = np.ones((5, 1))
+        Graph.from_edge_index(EDGES, 5, {"x": np.ones((5, 1))})
+    assert [warning.filename for warning in caught] == [__file__] * 2

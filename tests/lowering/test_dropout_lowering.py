@@ -11,6 +11,8 @@ from joestar.errors import PaddingError
 
 from .harness import WIDTH, Case, Rows, check, check_rows
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
+
 JOESTAR = torch.ops.joestar
 
 

@@ -9,6 +9,8 @@ from joestar import LayerDependentSampler, NeighborSampler, fn
 
 from .harness import NUM_CLASSES, NUM_FEATURES, WIDTH, check, raises, small_graph
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
+
 BATCHES = ((9, 3, 22, 1, 40, 2, 17), (9, 5, 47))
 DOUBLE = torch.float64
 

@@ -12,6 +12,7 @@ import joestar
 import joestar.nn as jnn
 from joestar.errors import VerificationError
 from joestar.fusion import Pass, run_passes
+from joestar.fusion.emit import emit
 from joestar.lowering import fakes
 from joestar.lowering.sizes import same_shape, same_size
 
@@ -139,3 +140,68 @@ def test_what_a_pass_leaves_is_checked(traced, change, words):
     gm.graph.erase_node(old.prev)
     assert str(caught.value).startswith("pass bad left node linear")
     assert 'joestar.compile(..., disable_passes=("bad",))' in str(caught.value)
+
+
+ATEN = torch.ops.aten
+
+
+def rewritten(gm, old, change) -> None:
+    """Runs a pass that makes ``old`` again and then changes the new node; the graph is as before afterwards."""
+    made = []
+
+    def rewrite(gm, context):
+        before = set(gm.graph.nodes)
+        with gm.graph.inserting_before(old):
+            new = emit(gm.graph, old, old.target, *old.args)
+            change(gm, new)
+        made.extend(node for node in gm.graph.nodes if node not in before)
+        return 1
+
+    try:
+        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", rewrite),))
+    finally:
+        for node in reversed(made):
+            gm.graph.erase_node(node)
+
+
+def reads(*path):
+    """Lets a node read its first operand by way of some ops."""
+
+    def change(gm, new):
+        x = new.args[0]
+        with gm.graph.inserting_before(new):
+            for target, *args in path:
+                x = emit(gm.graph, new, target, x, *args)
+        new.args = (x, *new.args[1:])
+
+    return change
+
+
+def test_what_a_pass_changes_after_it_ran_an_op_is_checked(traced, monkeypatch):
+    """Operands of the same forms give what the op was seen to give; those of others do not."""
+    gm, ran, result = traced[0], [], fakes.result
+    old = next(node for node in gm.graph.nodes if node.target is ATEN.linear.default)
+    monkeypatch.setattr(fakes, "result", lambda node: ran.append(node) or result(node))
+    rewritten(gm, old, lambda gm, new: None)
+    rewritten(gm, old, reads((ATEN.relu.default,)))
+    assert not ran
+    for path in ([(ATEN.slice.Tensor, 0, 0, 1)], [(ATEN.to.dtype, torch.float32), (ATEN.unsqueeze.default, 0)]):
+        with pytest.raises(VerificationError, match="pass bad"):
+            rewritten(gm, old, reads(*path))
+    assert len(ran) == 2
+
+
+def test_a_value_that_a_pass_changes_alone_is_checked(traced):
+    gm = traced[0]
+    linear = next(node for node in gm.graph.nodes if node.target is ATEN.linear.default)
+    with gm.graph.inserting_before(linear):
+        old = emit(gm.graph, linear, ATEN.relu.default, linear.args[0])
+
+    def bad(gm, context):
+        old.meta["val"] = old.meta["val"].new_empty(old.meta["val"].shape[0], 5)
+        return 0
+
+    words = r"pass bad left node relu.* with another value than aten\.relu"
+    with pytest.raises(VerificationError, match=words):
+        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", bad),))
+    gm.graph.erase_node(old)

@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,6 +12,8 @@ from joestar import fn
 from joestar.graph_api import Graph
 
 from .harness import NUM_CLASSES, NUM_FEATURES, NUM_NODES, SEEDS, WIDTH, Case, same
+
+pytestmark = pytest.mark.usefixtures("quick_captures")
 
 EXPLAINED = {
     "RReLU": "random in training", "MultiheadAttention": "in test_padding_models",

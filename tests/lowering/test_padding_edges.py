@@ -1,5 +1,6 @@
 """Edge values and chains of ops whose padding is unlike any real row: padded equals exact and eager."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,6 +8,8 @@ from joestar import fn
 from joestar.graph_api import Graph
 
 from .harness import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Heads, check, curved
+
+pytestmark = pytest.mark.usefixtures("quick_captures")
 
 
 def stamped() -> Graph:

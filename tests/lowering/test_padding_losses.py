@@ -1,10 +1,13 @@
 """Losses over padded seeds: padded equals exact and eager, or is refused."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from .harness import NEWER, NUM_CLASSES, NUM_NODES, Case, Heads, Rows, assert_refused, check, small_graph, targets
+
+pytestmark = pytest.mark.usefixtures("quick_captures")
 
 ONE = torch.ones(1, dtype=torch.int64)
 W = torch.tensor([0.3, 1.0, 2.0, 0.5], dtype=torch.float64)

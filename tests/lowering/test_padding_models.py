@@ -10,6 +10,8 @@ from joestar import fn
 
 from .harness import NUM_CLASSES, NUM_FEATURES, SEEDS, WIDTH, Case, Rows, check, check_rows, same, small_graph
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
+
 
 def pair_norm(m, b, h):
     """Zhao and Akoglu, 2020."""

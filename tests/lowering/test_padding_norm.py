@@ -12,6 +12,8 @@ from joestar import fn
 
 from .harness import BATCHES, NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, check, check_rows, same, small_graph
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
+
 LOW = (torch.bfloat16, torch.float16)
 
 

@@ -1,5 +1,6 @@
 """Reductions and products over padded rows: padded equals exact and eager, or is refused."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -7,6 +8,8 @@ from torch import nn
 from joestar import fn
 
 from .harness import WIDTH, assert_refused, check_rows
+
+pytestmark = pytest.mark.usefixtures("quick_captures")
 
 
 def on_edges(f):

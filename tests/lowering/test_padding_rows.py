@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,6 +10,8 @@ from torch import nn
 from joestar import fn
 
 from .harness import WIDTH, assert_refused, check_rows
+
+pytestmark = pytest.mark.usefixtures("quick_captures")
 
 TABLE = nn.Embedding(WIDTH, WIDTH)
 

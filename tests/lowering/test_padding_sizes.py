@@ -12,6 +12,8 @@ from joestar.lowering.symbolic import emit, evaluate
 
 from .harness import NEWER, WIDTH, assert_refused, check_rows
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
+
 
 def test_arithmetic():
     check_rows({

@@ -12,6 +12,8 @@ from joestar.runtime.seeds import filled
 
 from .harness import SEEDS, WIDTH, Case, Rows, assert_refused, check, check_rows
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
+
 AVERAGE = torch.linspace(0.5, 1.5, WIDTH)
 
 

@@ -1,6 +1,7 @@
 """Graphs without features: a learned table trains as in a plain PyTorch loop."""
 
 import copy
+import functools
 import warnings
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import joestar
-from joestar.errors import ConfigError, GraphError, JoestarWarning
+from joestar.errors import ConfigError, GraphError, JoestarWarning, LabelError
 from joestar.nn import GraphSAGE, NodeEmbedding
 
 NODES, CLASSES = 40, 3
@@ -81,3 +82,25 @@ def test_float64_features_are_converted_once_for_a_float32_model():
             GraphSAGE(2, 4, 2, CLASSES), joestar.NeighborSampler(graph, [2, 2]), backend="eager", warm_up=2
         )
     assert step([1, 2, 3]).dtype == torch.float32
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, functools.partial(F.cross_entropy, label_smoothing=0.1),
+                                  torch.nn.CrossEntropyLoss(), torch.nn.NLLLoss()])  # fmt: skip
+@pytest.mark.parametrize("column", [False, True])
+def test_class_ids_in_floats_become_ids_where_the_loss_takes_classes(loss, column):
+    def compiled(y, loss=loss):
+        graph.ndata["y"] = y[:, None] if column else y
+        net = GraphSAGE(2, 4, 1, CLASSES)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        return joestar.compile(net, joestar.NeighborSampler(graph, [2]), loss, optimizer, backend="eager", warm_up=2)
+
+    graph = joestar.Graph.from_edge_index([[0, 1], [1, 2]], ndata={"x": torch.ones(3, 2)})
+    with pytest.warns(JoestarWarning, match="of dtype float32 holds whole numbers: they are int64 class ids now"):
+        compiled(torch.tensor([2.0, np.nan, 0.0]))
+    assert graph.ndata["y"].tolist() == [2, -100, 0]
+    with pytest.raises(LabelError, match=r"takes class ids, and graph.ndata\['y'\] holds 0.5: .* F.mse_loss"):
+        compiled(torch.tensor([2.0, 0.5, 0.0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.tensor([2.0, 1.0, 0.0]), F.mse_loss)
+    assert graph.ndata["y"].dtype == torch.float32

@@ -108,19 +108,20 @@ def _strided(value):
 
 
 def _some(samples) -> list:
-    """Up to sixty of the samples whose shapes do not depend on data, spread over them."""
+    """Up to sixty of the samples whose shapes do not depend on data, spread over them: two at least."""
     fixed = [s for s in samples if not (type(s.args[-1]) is int and s.args[-1] == -1)]
-    return fixed[:: -(-len(fixed) // 60)]
+    return (fixed if len(fixed) > 1 else 2 * fixed)[:: -(-len(fixed) // 60)]
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted")
 @pytest.mark.parametrize("layout", [lambda a: a, _strided], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("name", OPS)
 def test_shapes_dtypes_and_strides_under_tracing(name, layout):
-    """Traced code relies on the fake kernels: both implementations keep to them, for any layout of the inputs."""
+    """Traced code relies on the fake kernels: both implementations keep to them, for any layout of the inputs; layouts
+    take turns."""
     op, mode = getattr(torch.ops.joestar, name), FakeTensorMode()
     dtype = torch.bfloat16 if OPS[name].floats else None
-    for sample in _some(OPS[name].samples(dtype, torch.int32)):
+    for sample in _some(OPS[name].samples(dtype, torch.int32))[layout is _strided :: 2]:
         args = tree_map(layout, sample.args)
         with mode:
             fakes = _tensors(op(*tree_map(lambda a: mode.from_tensor(a) if isinstance(a, Tensor) else a, args)))

@@ -7,6 +7,8 @@ from joestar.errors import OptimizerError
 from joestar.ops import optimizer as kernels
 from joestar.runtime.optimizer import SkippableOptimizer
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 
 def captured(kind=torch.optim.Adam, **options):
     """An optimizer as on a GPU, after a capture."""

@@ -10,6 +10,8 @@ import joestar
 from joestar.errors import ConfigError, LabelError
 from tests.runtime.common import CLASSES, FEATURES, NODES, make_step, planted_graph, train
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 IDX = torch.arange(0, 730)
 
 

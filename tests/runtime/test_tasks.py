@@ -77,6 +77,18 @@ def test_shapes_that_do_not_fit_are_an_error_before_anything_is_trained():
         next(step.epoch(IDX, 100))
 
 
+def test_what_cannot_be_scored_is_said_behind_the_first_step():
+    """Not behind an epoch of hours."""
+    graph = values_graph(3)
+    graph.ndata["y"] = graph.ndata["y"].nan_to_num(0)
+    step = make_step(graph=graph, loss=lambda out, y: out.square().mean(), model_options={"out_channels": 2})
+    with pytest.raises(LabelError, match=r"cannot score outputs \[300, 2\] against labels \[300, 3\] \(regression\)"):
+        step.fit(IDX, VAL, 1, 100)
+    with pytest.raises(ConfigError, match="'accuracy' is none of a regression task"):
+        make().fit(IDX, VAL, 1, 100, metric=["r2", "accuracy"])
+    assert step.counters.steps == 1
+
+
 def test_what_is_monitored():
     step = make()
     history = step.fit(IDX, VAL, 1, 300, metric=["r2", "mae", "loss"], monitor="mae")

@@ -20,6 +20,8 @@ from joestar.runtime.program import Program
 
 from .common import CLASSES, FEATURES, make_step, planted_graph, train
 
+pytestmark = pytest.mark.usefixtures("shared_captures")
+
 IDX = torch.arange(100, 500)
 FAST = "update-first"
 

@@ -242,7 +242,7 @@ def test_seeds_that_are_no_nodes():
         (_seeds(-1), r"dsts\[0\] = -1 is not a node"),
         (torch.tensor([1.0]), "int32 or int64 tensor"),
         (torch.tensor([[1]]), "int32 or int64 tensor"),
-        ([1, 2], "got list"),
+        (["a", "b"], "must hold numbers; got list of dtype <U1"),
     ):
         with pytest.raises(JoestarError, match=message):
             sampler.sample(GRAPH, seeds)

@@ -30,7 +30,6 @@ def lower_batch_norm(gm: fx.GraphModule) -> int:
                 node.replace_all_uses_with(_lowered(gm, node))
             gm.graph.erase_node(node)
             rewrites += 1
-    gm.recompile()
     return rewrites
 
 

@@ -1,0 +1,216 @@
+"""Cheaper captures, for tests of what comes behind the capture: it is nine tenths of a small step's first use.
+
+``shared_captures``: a program that was captured once is not captured again for a twin (the same structure of model,
+sampler, graph and loss): it gets the same graph with its own tensors. What cannot be described with certainty is
+captured each time.
+
+``quick_captures``: programs are traced by ``make_fx`` at once, as the second half of the capture does, without
+TorchDynamo, which follows Python's byte code (``fuzz/tracing.py``; ``fuzz/test_reference.py`` compares the graphs).
+What such a trace cannot do, or specialises on, is captured in the real way.
+
+With ``JOESTAR_REAL_CAPTURES=1``, as in ``make test-all``, every capture is a real one. Tests of the capture itself, and
+of whole runs as a user starts them, use neither.
+"""
+
+import contextlib
+import copy
+import functools
+import os
+import types
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+
+from joestar.graph_api import Graph, SamplingContext, check_blocks
+from joestar.lowering import capture as capturing
+from joestar.lowering.assumptions import check_guards
+from joestar.lowering.capture import Captured
+from joestar.lowering.verify import verify_capture
+from joestar.runtime.program import Program
+
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
+_BUILT_IN = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_MADE: dict[tuple, tuple[Captured, list]] = {}
+real = Program._capture
+"""Each by itself, by TorchDynamo: ``with cheaper(real)`` where a test is about that after all."""
+
+
+class UnknownError(Exception):
+    """Something that may decide what is captured, and that cannot be described."""
+
+
+@contextlib.contextmanager
+def cheaper(how) -> Iterator[None]:
+    """Captures are ``shared`` or ``quick`` within (or ``real`` again), unless every capture shall be real."""
+    if os.environ.get("JOESTAR_REAL_CAPTURES") == "1":
+        yield
+        return
+    with mock.patch.object(Program, "_capture", how):
+        yield
+
+
+# --- shared ---
+
+
+def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
+    """The capture of a twin, with this program's tensors; its own if there is none yet."""
+    try:
+        tensors, key = described(program, seeds, labels)
+    except UnknownError:
+        return real(program, seeds, labels)
+    if key not in _MADE:
+        made = real(program, seeds, labels)
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        if all(role[0] != "const" or id(role[1]) in places for role in made.roles):
+            roles = [("const", places[id(role[1])]) if role[0] == "const" else role for role in made.roles]
+            _MADE[key] = _copy(made, made.roles), roles
+        return made
+    made, roles = _MADE[key]
+    again = _copy(made, [("const", tensors[role[1]]) if role[0] == "const" else role for role in roles])
+    program._check_logits(again.gm, "Model")
+    return again
+
+
+def _copy(made: Captured, roles: list[tuple]) -> Captured:
+    return Captured(fx.GraphModule(made.gm, copy.deepcopy(made.gm.graph)), list(roles), list(made.labels))
+
+
+def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[Tensor], tuple]:
+    """(every tensor that a capture may hold on to, all that decides what is captured but their values).
+
+    Raises:
+        UnknownError: for what cannot be told.
+    """
+    graph, tensors = program.graph, []
+    parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
+             graph.indptr, graph.indices, graph._formats)  # fmt: skip
+    setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
+    try:
+        return tensors, (program.kind, setting, graph.num_nodes, *(_form(part, tensors, graph) for part in parts))
+    except RecursionError:  # an object that holds itself
+        raise UnknownError from None
+
+
+def _form(value, tensors: list[Tensor], graph):
+    """What a capture can see of a value; its tensors are added to the list."""
+    if isinstance(value, Tensor):
+        if value.requires_grad and not value.is_leaf:
+            raise UnknownError
+        place = next((n for n, other in enumerate(tensors) if other is value), len(tensors))
+        tensors.extend([value] * (place == len(tensors)))
+        return "tensor", place, type(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if value is graph:
+        return "graph"
+    if isinstance(value, (list, tuple, torch.Size)):
+        return type(value), tuple(_form(entry, tensors, graph) for entry in value)
+    if isinstance(value, dict):
+        return type(value), tuple((key, _form(entry, tensors, graph)) for key, entry in value.items())
+    if isinstance(value, functools.partial):
+        return "partial", _form((value.func, value.args, value.keywords), tensors, graph)
+    if isinstance(value, types.FunctionType):
+        return _function(value, tensors, graph)
+    if isinstance(value, _BUILT_IN):
+        return value
+    if not hasattr(value, "__dict__") or hasattr(type(value), "__slots__"):
+        raise UnknownError
+    return type(value), _form(_attributes(value), tensors, graph)
+
+
+_OF_MODULES = set(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+
+
+def _attributes(value) -> dict:
+    """What an object holds, without the hooks of modules, of which there may be none."""
+    found = vars(value)
+    if not isinstance(value, nn.Module):
+        return found
+    if any(found[name] for name in _OF_MODULES if name.endswith("hooks") and name in found):
+        raise UnknownError
+    return {name: entry for name, entry in found.items() if name not in _OF_MODULES}
+
+
+def _function(value: types.FunctionType, tensors: list[Tensor], graph) -> tuple:
+    """Its code, defaults and closure; functions of one module have the same globals."""
+    cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+    held = (value.__defaults__, value.__kwdefaults__, cells, vars(value))
+    return value.__code__, value.__module__, _form(held, tensors, graph)
+
+
+# --- quick ---
+
+
+def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
+    """A trace by ``make_fx`` alone; a capture where that cannot be."""
+    try:
+        made = traced(program, seeds, labels)
+        verify_capture(made.gm, "Model")
+        program._check_logits(made.gm, "Model")
+    except Exception:  # the capture says what is wrong
+        return real(program, seeds, labels)
+    return made
+
+
+def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
+    """What ``Program._capture`` gives, for programs whose Python needs no looking at."""
+    from fuzz.tracing import Inputs
+
+    inputs = Inputs()
+    graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
+    seeds = inputs.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
+    inputs.add(("num_seeds",), seeds.shape[0])
+    for position, hint in enumerate(capturing.size_hints(len(labels))):
+        inputs.add(("size", position), inputs.dynamic(torch.empty(hint, 0)).shape[0])
+    seeds_at = inputs.add(("seeds",), seeds)
+    key_at = inputs.add(("key",), inputs.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True))
+    structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
+    data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
+    for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):
+        if place is not None:
+            inputs.names[place] = name  # as in ``Program._capture``
+    drawn = inputs.constants(vars(sampler).items(), "sampler")
+    state = inputs.constants([*model.named_parameters(), *model.named_buffers()], "model")
+
+    def forward(*values):  # the name under which stack traces begin
+        def of(places: dict[str, int]) -> dict[str, Tensor]:
+            return {name: values[place] for name, place in places.items()}
+
+        twin = Graph(**of(structure), ndata=of(data[0]), edata=of(data[1]))
+        twin_sampler = copy.copy(sampler)
+        vars(twin_sampler).update(of(drawn), graph=twin)
+        context = SamplingContext(values[key_at], list(values[1:seeds_at]))
+        blocks = twin_sampler.sample(twin.with_context(context), values[seeds_at])
+        check_blocks(blocks, type(sampler).__name__)
+        x = torch.index_select(twin.ndata["x"], 0, blocks[0].srcs)
+        with _reparametrize_module(model, of(state)):
+            logits = model(blocks, x)
+        if loss is None:
+            return (logits,)
+        value = loss(logits, torch.index_select(twin.ndata["y"], 0, values[seeds_at]))
+        return (value if value.dim() == 0 else value.mean(), logits)
+
+    with inputs.mode, mock.patch("torch.compiler.is_compiling", return_value=True):
+        gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
+    for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
+        node.meta["dynamo_name"] = name or node.name
+    gm.graph.eliminate_dead_code(is_impure_node=capturing.is_impure)
+    roles = _without_unused(gm, inputs.roles)
+    capturing._rename_placeholders(gm, roles)
+    check_guards(gm, {}, "Model")
+    return Captured(gm, roles, labels)
+
+
+def _without_unused(gm: fx.GraphModule, roles: list[tuple]) -> list[tuple]:
+    """Removes constants that nobody reads; returns the roles of the other inputs."""
+    kept = []
+    for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
+        if role[0] == "const" and not node.users:
+            gm.graph.erase_node(node)
+        else:
+            kept.append(role)
+    return kept
