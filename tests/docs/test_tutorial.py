@@ -22,6 +22,8 @@ def test_from_tables_to_predictions(tmp_path):
     assert torch.load(tmp_path / "topics.pt")["classes"] == ["art", "music", "sport"]
     assert (tmp_path / "report.html").stat().st_size > 10_000
     with open(tmp_path / "topics.csv") as file:
-        assert len(list(csv.reader(file))) == 1 + len(rows)  # what the commands at the end leave
+        predicted = list(csv.DictReader(file))  # by the commands at the end
+    assert [row["node"] for row in predicted] == [row["id"] for row in rows]
+    assert {row["prediction"] for row in predicted} <= {"art", "music", "sport"}
     shown = next(block.code for block in blocks(page) if block.code.startswith("id,"))
     assert (tmp_path / "forum" / "nodes.csv").read_text().replace("\r", "").startswith(shown)
