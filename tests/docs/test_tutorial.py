@@ -4,14 +4,11 @@ import ast
 import csv
 import re
 
-import pytest
 import torch
 
-import joestar.data
 from tests.docs.pages import DOCS, blocks, run_page
 
 
-@pytest.mark.skipif(not hasattr(joestar.data, "from_tables"), reason="graphs from tables are not there yet")
 def test_from_tables_to_predictions(tmp_path):
     page = DOCS / "tutorial.md"
     printed = "\n".join(run_page(page, tmp_path))
