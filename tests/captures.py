@@ -29,12 +29,14 @@ from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
+from joestar.lowering.outputs import flatten, loss_and_values
 from joestar.lowering.verify import verify_capture
+from joestar.runtime.features import call_model
 from joestar.runtime.program import Program
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
 _BUILT_IN = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_MADE: dict[tuple, tuple[Captured, list]] = {}
+_MADE: dict[tuple, tuple[Captured, list, tuple]] = {}
 real = Program._capture
 """Each by itself, by TorchDynamo: ``with cheaper(real)`` where a test is about that after all."""
 
@@ -67,11 +69,11 @@ def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         if all(role[0] != "const" or id(role[1]) in places for role in made.roles):
             roles = [("const", places[id(role[1])]) if role[0] == "const" else role for role in made.roles]
-            _MADE[key] = _copy(made, made.roles), roles
+            _MADE[key] = _copy(made, made.roles), roles, (program.structure, program.logged)
         return made
-    made, roles = _MADE[key]
+    made, roles, (program.structure, program.logged) = _MADE[key]
     again = _copy(made, [("const", tensors[role[1]]) if role[0] == "const" else role for role in roles])
-    program._check_logits(again.gm, "Model")
+    program._check_outputs(again.gm, "Model")
     return again
 
 
@@ -150,7 +152,7 @@ def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     try:
         made = traced(program, seeds, labels)
         verify_capture(made.gm, "Model")
-        program._check_logits(made.gm, "Model")
+        program._check_outputs(made.gm, "Model")
     except Exception:  # the capture says what is wrong
         return real(program, seeds, labels)
     return made
@@ -186,13 +188,16 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         context = SamplingContext(values[key_at], list(values[1:seeds_at]))
         blocks = twin_sampler.sample(twin.with_context(context), values[seeds_at])
         check_blocks(blocks, type(sampler).__name__)
-        x = torch.index_select(twin.ndata["x"], 0, blocks[0].srcs)
         with _reparametrize_module(model, of(state)):
-            logits = model(blocks, x)
+            outputs, tensors = call_model(model, blocks, twin.ndata.get("x")), []
+        program.structure, program.logged = flatten(outputs, tensors), ()
         if loss is None:
-            return (logits,)
-        value = loss(logits, torch.index_select(twin.ndata["y"], 0, values[seeds_at]))
-        return (value if value.dim() == 0 else value.mean(), logits)
+            return tuple(tensors)
+        rows = {k: torch.index_select(twin.ndata[k], 0, values[seeds_at]) for k in ("y", *loss.inputs) if k != "seeds"}
+        rows |= {"seeds": values[seeds_at].long()} if "seeds" in loss.inputs else {}
+        value, logged = loss_and_values(loss.call(outputs, rows.pop("y"), **rows), loss.name)
+        program.logged = tuple(logged)
+        return (value, *logged.values(), *tensors)
 
     with inputs.mode, mock.patch("torch.compiler.is_compiling", return_value=True):
         gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)

@@ -55,7 +55,9 @@ def test_every_command_is_tested():
 def test_types_and_defaults_are_in_one_style():
     text = "\n".join(shown(120, *command, "--help") for command in COMMANDS)
     takes = {line.split()[1] for line in text.splitlines() if re.match(r"  --[a-z-]+ \S+( |$)", line)}
-    allowed = re.compile(r"N|X|TEXT|FILE|FOLDER|DATASET|NAMES|REGEX|N,N,\.\.\.|[a-z0-9]+(\|[a-z0-9]+)+|[A-Z][a-z]+\b.*")
+    allowed = re.compile(
+        r"N|X|TEXT|FILE|FOLDER|DATASET|NAMES?|REGEX|N,N,\.\.\.|[a-z0-9]+(\|[a-z0-9]+)+|[A-Z][a-z]+\b.*"
+    )
     assert all(allowed.fullmatch(word) for word in takes if not word.startswith("--")), takes
     train = " ".join(shown(80, "train", "--help").split())
     for name, spec in FIELDS.items():
