@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         best, table = f"{folder}/best.pt", f"{folder}/p.csv"
         shown = command("train", "--epochs", "3", "--save", best)
-        assert "Going on with --backend eager" in shown and "nothing was compiled" in shown
+        assert "nothing was compiled" in shown, shown
         assert "accuracy" in command("evaluate", best)
         command("predict", best, "--out", table)
         assert len(Path(table).read_text().splitlines()) == 2709
