@@ -13,14 +13,11 @@ import joestar
 class Papers(lightning.LightningModule):
     def __init__(self, graph, backend="inductor"):
         super().__init__()
-        self.model = joestar.nn.GraphSAGE(1433, 64, num_layers=2, out_channels=7, dropout=0.5)
-        self.labels, sampler = graph.ndata["y"], joestar.NeighborSampler(graph, [10, 5])
-        self.step = joestar.compile(self.model, sampler, backend=backend)
+        self.model, self.labels = joestar.nn.GraphSAGE(1433, 64, 2, 7, dropout=0.5), graph.ndata["y"]
+        self.step = joestar.compile(self.model, joestar.NeighborSampler(graph, [10, 5]), backend=backend)
 
     def training_step(self, seeds, _):
-        loss = F.cross_entropy(self.step(seeds), self.labels[seeds])
-        self.log("loss", loss)
-        return loss
+        return F.cross_entropy(self.step(seeds), self.labels[seeds])
 
     def validation_step(self, seeds, _):
         hits = self.step(seeds).argmax(1) == self.labels[seeds]
@@ -31,7 +28,6 @@ class Papers(lightning.LightningModule):
 
 
 def main(epochs: int = 10, backend: str = "inductor") -> Papers:
-    """Trains on Cora; returns the module."""
     graph, load = joestar.load("cora"), torch.utils.data.DataLoader
     papers = Papers(graph, backend)
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False)
