@@ -360,13 +360,13 @@ class Step:
         Raises:
             LabelError: labels and outputs do not fit, or their meaning is not clear. ConfigError: for unusable metrics.
         """
-        return self.scores(idx, batch_size, self.scorer.metrics(metric), ema, full)[0]
+        return self._scores(idx, batch_size, self.scorer.metrics(metric), ema, full)[0]
 
-    def scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
+    def _scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
         """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
         with averaged(self._update, ema):
             outputs = self.predict(idx, batch_size, full)
-        return self.scorer(outputs, idx, metrics)
+        return self.scorer(outputs, self._seeds(idx).long(), metrics)
 
     # --- explanation ---
 

@@ -75,7 +75,7 @@ def to_ids(value, name: str, error: type[Exception] = GraphError) -> Tensor:
         error: they are no integers.
     """
     if not isinstance(value, Tensor):
-        value = torch.empty(0, dtype=torch.int64) if _is_empty(value) else to_tensor(value, name, error)
+        value = torch.empty(0, dtype=torch.int64, device="cpu") if _is_empty(value) else to_tensor(value, name, error)
     if value.dtype == torch.bool:
         raise error(f"{name} is a mask; give node ids: mask.nonzero().flatten().")
     if value.dtype.is_floating_point or value.dtype.is_complex:

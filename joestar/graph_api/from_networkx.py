@@ -16,7 +16,7 @@ def from_networkx(cls, graph, features: list[str] | None, label: str | None, wei
     edges = [(number[u], number[v], values) for u, v, values in graph.edges(data=True)]
     if not graph.is_directed():
         edges += [(v, u, values) for u, v, values in edges if u != v]
-    ends = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64).reshape(-1, 2).T
+    ends = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64, device="cpu").reshape(-1, 2).T
     made = cls.from_edge_index(ends, len(nodes), edata=_weights(edges, nodes, weight))
     _set_data(made, graph, nodes, features, label)
     made.mapping = _mapping(nodes)
@@ -40,7 +40,8 @@ def _weights(edges: list, nodes: list, weight: str | None) -> dict[str, Tensor]:
         raise GraphError(
             f"from_networkx: the edge {missing} has no {weight!r}, others have; weight=None leaves it out."
         )
-    return {"edge_weight": torch.tensor([float(values[weight]) for _, _, values in edges], dtype=torch.float32)}
+    numbers = [float(values[weight]) for _, _, values in edges]
+    return {"edge_weight": torch.tensor(numbers, dtype=torch.float32, device="cpu")}
 
 
 def _set_data(made, graph, nodes: list, features: list[str] | None, label: str | None) -> None:
@@ -58,7 +59,7 @@ def _set_data(made, graph, nodes: list, features: list[str] | None, label: str |
     if all(isinstance(value, str) for value in values):
         made.class_names = sorted(set(values))
         index = {name: position for position, name in enumerate(made.class_names)}
-        made.ndata["y"] = torch.tensor([index[value] for value in values])
+        made.ndata["y"] = torch.tensor([index[value] for value in values], dtype=torch.int64, device="cpu")
     else:
         y = shortened(to_tensor(np.asarray(values), f"node attribute {label!r}"), "y", f"node attribute {label!r}")
         made.ndata["y"] = y if y.dtype.is_floating_point else y.long()

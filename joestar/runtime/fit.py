@@ -121,7 +121,8 @@ class Fit:
 
     def __init__(self, step, train_idx: Tensor, val_idx: Tensor | None, batch_size: int, settings: Settings):
         self.step, self.settings = step, settings
-        self.train_idx, self.val_idx, self.batch_size = train_idx, val_idx, batch_size
+        self.train_idx, self.val_idx = step._seeds(train_idx), None if val_idx is None else step._seeds(val_idx).long()
+        self.batch_size = batch_size
         self.history = step.history = History()
         self.losses: list[Tensor] = []
         self.logged: dict[str, list[Tensor]] = {}
@@ -188,7 +189,7 @@ class Fit:
         self.checked = True
         program = self.step._runner.executor.program
         if None not in program.shapes:
-            like = torch.zeros((), device=self.val_idx.device)
+            like = torch.zeros((), dtype=torch.float32, device=self.val_idx.device)
             tensors = [like.expand(self.val_idx.numel(), *shape) for shape in program.shapes]
             self.step.scorer.check(program.assembled(tensors), self.val_idx, self.metrics)
 
@@ -209,7 +210,7 @@ class Fit:
         history, settings, step = self.history, self.settings, self.step
         scores = {}
         if self.val_idx is not None:
-            scores, metrics = step.scores(self.val_idx, self.batch_size, self.metrics, settings.ema)
+            scores, metrics = step._scores(self.val_idx, self.batch_size, self.metrics, settings.ema)
             if not self.chosen:
                 self._choose({m.name: m for m in metrics})
         value = scores.get(history.metric, loss)

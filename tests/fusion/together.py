@@ -22,7 +22,7 @@ class Cut(Program):
         self._made = captured
 
     def _capture(self, seeds, labels):
-        self._check_logits(self._made.gm, "Model")
+        self._check_outputs(self._made.gm, "Model")
         return self._made
 
 

@@ -46,7 +46,7 @@ class Split(Program):
         super()._run_passes(gm, roles, texts=False)
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
-        self._check_logits(self._made.gm, "Model")
+        self._check_outputs(self._made.gm, "Model")
         return self._made
 
 

@@ -5,6 +5,7 @@ import functools
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -181,3 +182,12 @@ def test_calls_count_in_the_report():
         step(seeds).sum().backward()
     step.predict(VAL)
     assert step.counters.steps == 8 and "steps 8: 8 padded, 0 exact" in str(step.report())
+
+
+def test_ids_in_any_form():
+    found = []
+    for form in (torch.as_tensor, list, lambda ids: np.array(ids, dtype=np.int16)):
+        step = make_step(model_options={"dropout": 0.0})
+        history = step.fit(form(range(200)), form(range(200, 250)), 1, 100)
+        found.append((history.records[0].scores, step.evaluate(form(range(200, 250)))))
+    assert found[0] == found[1] == found[2]
