@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 # Test workers are as many as processors: each with threads of its own, or with Inductor's pool of processes, they wait
 # for one another. What needs several threads asks for them.
@@ -21,6 +22,8 @@ if not torch.cuda.is_available():
 def pytest_configure():
     """Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take:
     a seventh of a small capture's time. It is imported here, as it imports Triton."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would hand that down
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     from torch._dynamo import guards
 
     if hasattr(guards, "profile_guard_manager"):
