@@ -34,7 +34,9 @@ def setting(default: Any, group: str, help: str, **rules: Any) -> Any:
 class TrainConfig:
     """Settings of a training run. ``None`` where a value follows from others (see ``resolved``)."""
 
-    dataset: str = setting("cora", "Data", "Name, .npz file or folder; see `joestar info --help`.")
+    dataset: str = setting(
+        "cora", "Data", "Name (also pyg:..., ogb:...), .npz file, or folder, such as one of edges.csv and nodes.csv."
+    )
     root: str | None = setting(
         None,
         "Data",

@@ -173,7 +173,11 @@ app.command("profile", cls=Command)(plain_errors(takes_settings(profile, PROFILE
 @plain_errors
 def info(
     dataset: Annotated[
-        str, typer.Argument(help="Name, .npz file, OGB folder or converted folder.", metavar="DATASET")
+        str,
+        typer.Argument(
+            help="Name (also pyg:..., ogb:...), .npz file, or a folder: edges.csv and nodes.csv, of OGB, or converted.",
+            metavar="DATASET",
+        ),
     ] = "cora",
     root: Root = None,
     split: Annotated[str, option("The official one, a random 60/20/20, or auto.", metavar=SPLITS)] = "auto",
