@@ -1,11 +1,13 @@
 """``joestar bench user`` runs; its baseline samples what it says."""
 
+import functools
 import json
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import joestar
 from joestar.bench import user_models
 from joestar.bench.planted import planted
 from joestar.bench.user_baselines import DegreeBiasedBlocks, NeighborBlocks, PygModel
@@ -92,6 +94,7 @@ def test_command_line(apart, monkeypatch, tmp_path):
         return user_models._row(name, how, setting, torch.get_num_threads())
 
     monkeypatch.setattr(user_models, "_measured", measured)
+    monkeypatch.setattr(joestar, "compile", functools.partial(joestar.compile, backend="eager"))
     file = tmp_path / "user.json"
     arguments = ["bench", "user", "--shape", "tiny", "--models", "edge_features", "--steps", "2", "--batch-size", "50"]
     arguments += ["--fanouts", "3,2", "--hidden", "8", "--baselines", "eager,kept"]

@@ -41,6 +41,7 @@ def test_named_cell(cell, graph):
     assert not check(cell, graph)
 
 
+@pytest.mark.fuzz  # with the triples
 @pytest.mark.parametrize("cell", PAIRS, ids=str)
 def test_cell(cell, graph, quick_captures):
     """Captured in the real way, with every triple, in ``make fuzz``."""

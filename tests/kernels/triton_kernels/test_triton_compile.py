@@ -34,6 +34,7 @@ def _inputs() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.fuzz
 def test_every_kernel_compiles_and_spills_no_registers(request):
     """What came of it stays in pytest's cache, and so do binaries, under a hash of source, settings and compiler."""
     digest, cache = _inputs(), request.config.cache

@@ -11,7 +11,10 @@ from joestar.kernels import gpu, gpu_attend_rows, gpu_gather_attend, tune
 from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import INTERPRETED
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.fuzz,  # in `make test` every kernel runs in test_triton_database.py
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+]
 RUN = gpu.gather_attend, gpu.gather_attend_grad
 
 

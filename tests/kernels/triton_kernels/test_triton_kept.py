@@ -13,7 +13,10 @@ from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.kernels.gpu_tiles import tile_configs
 from joestar.ops import reference
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.fuzz,  # in `make test` every kernel runs in test_triton_database.py
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+]
 
 STRUCTURE = torch.tensor([0, 2, 2, 7, 7]), torch.tensor([5, 0, 3, 3, 7, 5, 2, 1], dtype=torch.int32)
 READ = [0, 2, 3, 5, 7]

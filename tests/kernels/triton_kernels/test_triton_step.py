@@ -11,7 +11,10 @@ from joestar.kernels.gpu_shuffle import shuffle_keys
 from joestar.ops import hashing, reference
 from joestar.ops import optimizer as kernels
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.fuzz,  # in `make test` every kernel runs in test_triton_database.py
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+]
 
 
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])

@@ -13,7 +13,10 @@ from joestar.kernels import gpu
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.ops import library, reference
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.fuzz,  # in `make test` every kernel runs in test_triton_database.py
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+]
 
 
 class OnCpu:
