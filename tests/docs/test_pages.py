@@ -16,6 +16,8 @@ from tests.docs.pages import DOCS, FENCE, PAGES, ROOT, SHELLS, blocks, check_com
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 ELSEWHERE = ("from-pyg", "from-dgl", "from-a-plain-loop", "tutorial", "faq")
 """Pages that run in other files of this folder, which look at what they print."""
+LONG = ("profiling", "training")
+"""Pages whose snippets run in ``make fuzz``."""
 LANGUAGES = {"python", "toml", "csv", "text", "json", *SHELLS}
 
 
@@ -25,7 +27,14 @@ def anchors(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ELSEWHERE], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=pytest.mark.fuzz if page.stem in LONG else ())
+        for page in PAGES
+        if page.stem not in ELSEWHERE
+    ],
+)
 def test_snippets_run(page, tmp_path):
     run_page(page, tmp_path)
 

@@ -114,7 +114,9 @@ def _some(samples) -> list:
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted")
-@pytest.mark.parametrize("layout", [lambda a: a, _strided], ids=["contiguous", "strided"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(lambda a: a, marks=pytest.mark.fuzz), _strided], ids=["contiguous", "strided"]
+)
 @pytest.mark.parametrize("name", OPS)
 def test_shapes_dtypes_and_strides_under_tracing(name, layout):
     """Traced code relies on the fake kernels: both implementations keep to them, for any layout of the inputs."""

@@ -10,7 +10,10 @@ from joestar.kernels import gpu
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.ops import reference
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.fuzz,  # in `make test` every kernel runs in test_triton_database.py
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+]
 
 KEY = torch.tensor([7, 2, 11])
 

@@ -10,7 +10,10 @@ from ops.test_multi_aggregate import ALL, check, nan_and_infinities
 from joestar.kernels import gpu
 from joestar.kernels.gpu_launch import INTERPRETED
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.fuzz,  # in `make test` every kernel runs in test_triton_database.py
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+]
 RUN = gpu.multi_aggregate, gpu.multi_aggregate_grad
 
 
