@@ -164,12 +164,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
 
     inputs = Inputs()
     graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
-    seeds = inputs.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
-    inputs.add(("num_seeds",), seeds.shape[0])
-    for position, hint in enumerate(capturing.size_hints(len(labels))):
-        inputs.add(("size", position), inputs.dynamic(torch.empty(hint, 0)).shape[0])
-    seeds_at = inputs.add(("seeds",), seeds)
-    key_at = inputs.add(("key",), inputs.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True))
+    seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
     data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
     for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):

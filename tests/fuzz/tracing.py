@@ -88,6 +88,15 @@ class Inputs:
             self.places[id(tensor)] = self.add(("const", tensor), fake, name)
         return self.places[id(tensor)]
 
+    def begin(self, seeds: Tensor, labels: list[str]) -> tuple[int, int]:
+        """What every program starts with: number of seeds, sizes, seeds, key; the places of the last two."""
+        seeds = self.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
+        self.add(("num_seeds",), seeds.shape[0])
+        for position, hint in enumerate(capturing.size_hints(len(labels))):
+            self.add(("size", position), self.dynamic(torch.empty(hint, 0)).shape[0])
+        key = self.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True)
+        return self.add(("seeds",), seeds), self.add(("key",), key)
+
     def constants(self, tensors, prefix: str) -> dict[str, int]:
         """``constant`` of everything that is a tensor."""
         named = [(name, value) for name, value in tensors if isinstance(value, Tensor)]
@@ -98,12 +107,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
     """What ``capture`` gives, for programs whose Python needs no looking at: a trace with fake tensors."""
     inputs = Inputs()
     graph, sampler = subjects[0].graph, subjects[0].sampler
-    seeds = inputs.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
-    inputs.add(("num_seeds",), seeds.shape[0])
-    for position, hint in enumerate(capturing.size_hints(len(labels))):
-        inputs.add(("size", position), inputs.dynamic(torch.empty(hint, 0)).shape[0])
-    seeds_at = inputs.add(("seeds",), seeds)
-    key_at = inputs.add(("key",), inputs.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True))
+    seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
     data = [inputs.constants(frame.items(), "graph_data") for frame in (graph.ndata, graph.edata)]
     drawn = inputs.constants(vars(sampler).items(), "sampler")
