@@ -103,7 +103,12 @@ class Settings:
         for name, value in [("epochs", epochs), *((k, v) for k, v in counts.items() if v is not None)]:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer; got {value!r}.")
-        if self.patience is not None and (self.patience < 1 or not (validated or self.monitor == LOSS)):
+        if self.scheduler is not None and not callable(getattr(self.scheduler, "step", None)):
+            raise ConfigError(
+                f"scheduler must be one of torch.optim.lr_scheduler over the step's optimizer; got {self.scheduler!r}."
+            )
+        whole = isinstance(self.patience, int) and not isinstance(self.patience, bool) and self.patience >= 1
+        if self.patience is not None and not (whole and (validated or self.monitor == LOSS)):
             raise ConfigError(
                 f"patience must be a positive number of epochs and needs val_idx, or monitor={LOSS!r}; got "
                 f"{self.patience!r}."

@@ -191,3 +191,15 @@ def test_ids_in_any_form():
         history = step.fit(form(range(200)), form(range(200, 250)), 1, 100)
         found.append((history.records[0].scores, step.evaluate(form(range(200, 250)))))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"patience": "3"}, "patience must be a positive"), ({"patience": True}, "patience must be a positive"),
+     ({"scheduler": "cosine"}, "torch.optim.lr_scheduler"), ({"epochs": 1.5}, "epochs must be a positive integer")],
+)  # fmt: skip
+def test_unusable_arguments_are_refused_before_training(given, words):
+    step = make_step()
+    with pytest.raises(ConfigError, match=words):
+        step.fit(IDX, VAL, **{"epochs": 1, "batch_size": 100} | given)
+    assert step.counters.steps == 0
