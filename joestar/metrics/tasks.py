@@ -1,7 +1,7 @@
 """What kind of prediction labels ask for, and outputs and targets in the form that its metrics take."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -165,8 +165,3 @@ def _check_any(known: Tensor) -> None:
 def as_task(task) -> Task | None:
     """A ``Task`` from its name, or as given."""
     return Task(task) if isinstance(task, str) else task
-
-
-def with_ignored(task: Task, loss) -> Task:
-    """The task, leaving out the class that the loss ignores."""
-    return replace(task, ignore_index=_ignored(loss))
