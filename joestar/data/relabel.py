@@ -113,9 +113,13 @@ def _check_some(raw: np.ndarray, edges) -> None:
 def _check_known(unknown: np.ndarray, ids: Ids, edges, column: str, nodes) -> None:
     if len(unknown):
         more = f" ({len(unknown)} edges name unknown nodes)" if len(unknown) > 1 else ""
+        first = edges.line(unknown[0]) == "line 1"
+        heading = (
+            " If that line names the columns, rename them to source and target, or give header=True." if first else ""
+        )
         raise DataError(
             f"{edges.where}: {edges.line(unknown[0])}, column {column!r}: the node {ids.raw(unknown[0])!r} is not in "
-            f"{nodes.where}{more}. Add it there, remove the edge, or give no table of nodes."
+            f"{nodes.where}{more}. Add it there, remove the edge, or give no table of nodes.{heading}"
         )
 
 

@@ -307,3 +307,11 @@ def test_without_pyarrow_large_files_are_read_all_the_same(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = write(tmp_path / "e.csv", [(1, 2, 1.5)])
     assert edges_of(from_tables(path, verbose=False)) == {(1, 2, 1.5): 1}
+
+
+def test_a_header_that_was_taken_for_an_edge_is_named(tmp_path):
+    (tmp_path / "edges.csv").write_text("a,b\np,q\nq,p\n")
+    (tmp_path / "nodes.csv").write_text("name,class\np,x\nq,y\n")
+    with pytest.raises(DataError, match=r"the node 'a' is not in .* names the columns, .* header=True"):
+        joestar.load(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
+    assert joestar.load(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv", header=True).num_nodes == 2
