@@ -57,7 +57,14 @@ def check_graph(graph: Graph) -> None:
     missing = [f"ndata[{key!r}]" for key in ("x", "y") if key not in graph.ndata]
     missing += [f"{part}_idx" for part in ("train", "val", "test") if getattr(graph, f"{part}_idx") is None]
     if missing:
-        raise DataError(f"the graph {graph.name!r} has no {' and no '.join(missing)}; training needs them.")
+        name = f"graph {graph.name!r}" if graph.name else "graph"
+        advice = ""
+        if "x" not in graph.ndata:
+            advice = (
+                " Features are columns of numbers of the table of nodes, or x of an .npz file; to learn a vector per node "
+                "instead, write a program with joestar.nn.NodeEmbedding."
+            )
+        raise DataError(f"the {name} has no {' and no '.join(missing)}; training needs them.{advice}")
     for part, ids in (("validation", graph.val_idx), ("test", graph.test_idx)):
         if len(ids) == 0:
             raise DataError(f"the graph {graph.name!r} has an empty {part} set; use --split random to draw one.")

@@ -93,6 +93,10 @@ def test_graph_that_cannot_be_trained_on(graph):
     del graph.ndata["y"]
     with pytest.raises(DataError, match=r"the graph 'tiny' has no ndata\['y'\] and no test_idx; training needs them"):
         build.check_graph(graph)
+    del graph.ndata["x"]
+    graph.name = ""
+    with pytest.raises(DataError, match=r"the graph has no ndata\['x'\] .* joestar\.nn\.NodeEmbedding"):
+        build.check_graph(graph)
     cora = joestar.data.load("cora")
     cora.val_idx = cora.val_idx[:0]
     with pytest.raises(DataError, match=r"'cora' has an empty validation set; use --split random"):
