@@ -61,8 +61,8 @@ def check_graph(graph: Graph) -> None:
         advice = ""
         if "x" not in graph.ndata:
             advice = (
-                " Features are columns of numbers of the table of nodes, or x of an .npz file; to learn a vector per node "
-                "instead, write a program with joestar.nn.NodeEmbedding."
+                " Features are columns of numbers of the table of nodes, or x of an .npz file; to learn a vector per "
+                "node instead, write a program with joestar.nn.NodeEmbedding."
             )
         raise DataError(f"the {name} has no {' and no '.join(missing)}; training needs them.{advice}")
     for part, ids in (("validation", graph.val_idx), ("test", graph.test_idx)):
