@@ -1,5 +1,6 @@
 """Where features and structure live when the GPU cannot hold them, and how they get to it."""
 
+from joestar.store.features import FeatureStore, slot_table
 from joestar.store.fill import fill_rows, host_gather
 from joestar.store.hot import (
     blend,
@@ -13,6 +14,7 @@ from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
 
 __all__ = [
+    "FeatureStore",
     "Pinned",
     "blend",
     "choose_hot",
@@ -25,4 +27,5 @@ __all__ = [
     "pinned_empty",
     "place_structure",
     "sampled_needs",
+    "slot_table",
 ]
