@@ -1,5 +1,6 @@
 """Where features and structure live when the GPU cannot hold them, and how they get to it."""
 
+from joestar.store.bandwidth import Speeds, speeds
 from joestar.store.features import FeatureStore, slot_table
 from joestar.store.fill import fill_rows, host_gather
 from joestar.store.hot import (
@@ -16,6 +17,7 @@ from joestar.store.place import place_structure
 __all__ = [
     "FeatureStore",
     "Pinned",
+    "Speeds",
     "blend",
     "choose_hot",
     "count_needed",
@@ -28,4 +30,5 @@ __all__ = [
     "place_structure",
     "sampled_needs",
     "slot_table",
+    "speeds",
 ]

@@ -128,6 +128,8 @@ def host_empty(shape, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(AttributeError, OSError):  # fewer, larger pages are quicker to fill and to lock
+            pages.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, OverflowError, ValueError) as error:
         raise DataError(
             f"no memory for {dtype} {list(shape)} on the host: asked for {_gib(size)}, available {_available()}. Store "
