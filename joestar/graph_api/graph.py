@@ -12,6 +12,7 @@ from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
+from joestar.graph_api.row_source import source_of
 from joestar.graph_api.validate import check_csc, check_edge_index, check_nodes
 
 
@@ -356,7 +357,8 @@ class Graph(Computation):
         graph = self._describe(Graph.from_csc(self.indptr.to(device), self.indices.to(device), validate=False))
         for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
             for name, value in source.items():
-                frame[name] = value.to(device)
+                far = source_of(source, name)
+                frame[name] = (value if far is None else far).to(device)
         for name in SPLITS:
             split = getattr(self, name)
             setattr(graph, name, None if split is None else split.to(device))

@@ -99,7 +99,7 @@ def pin(source: Tensor, device: torch.device | str | None = None, dtype: torch.d
     Raises:
         DataError: if the pages cannot be locked; says how much was asked for.
     """
-    device = _device(device)
+    device = resolved(device)
     _check_source(source)
     source = source.detach()
     same = dtype is None or dtype == source.dtype
@@ -117,7 +117,7 @@ def pinned_empty(shape, dtype: torch.dtype, device: torch.device | str | None = 
     Raises:
         DataError: if there is not so much memory, or it cannot be locked.
     """
-    return Pinned(host_empty(shape, dtype), _device(device))
+    return Pinned(host_empty(shape, dtype), resolved(device))
 
 
 def host_empty(shape, dtype: torch.dtype) -> Tensor:
@@ -128,6 +128,8 @@ def host_empty(shape, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(AttributeError, OSError):  # fewer, larger pages are quicker to fill and to lock
+            pages.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, OverflowError, ValueError) as error:
         raise DataError(
             f"no memory for {dtype} {list(shape)} on the host: asked for {_gib(size)}, available {_available()}. Store "
@@ -153,7 +155,8 @@ def copy_parts(source: Tensor, out: Tensor, progress: Callable[[int], None] | No
             progress(min(first + step, source.shape[0]))
 
 
-def _device(device) -> torch.device:
+def resolved(device: torch.device | str | None) -> torch.device:
+    """A device with its number: by default the current GPU, else the CPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
