@@ -115,9 +115,10 @@ def _rowwise_sample(_, ids):
         indptr, indices, _ = reference.slice_cols(q.graph.indptr, q.graph.indices, q.dsts, q.count, -1)
         for draws in _draws():
             args = (indptr, indices, q.dsts, *draws)
-            for bound in _bounds(int(reference.rowwise_sample(*args, -1)[2])):
+            demand = int(reference.rowwise_sample(*args, -1)[2])
+            for bound in _bounds(demand):
                 yield Sample(f"{q.name}, k={draws[0]} replace={draws[1]} bound={bound}", (*args, bound), True)
-            named = (*args, -1, other_ids(q.graph.num_dst, ids))
+            named = (*args, demand + 1, other_ids(q.graph.num_dst, ids))
             yield Sample(f"{q.name}, k={draws[0]} replace={draws[1]}, other ids", named, True)
 
 

@@ -43,9 +43,10 @@ def _weighted_sample(_, ids):
                 weight = some_weights(int(indptr[-1]), position)
                 draws = (k, replace, BIG_KEY if position % 2 else KEY, position)
                 args = (indptr, weight, q.dsts, q.count, sliced, *draws)
-                for bound in _bounds(int(reference.weighted_sample(*args, -1)[2])):
+                demand = int(reference.weighted_sample(*args, -1)[2])
+                for bound in _bounds(demand):
                     yield Sample(f"{name}, sliced={sliced} k={k} replace={replace} bound={bound}", (*args, bound), True)
-                named = (*args, -1, other_ids(q.graph.num_dst, ids))
+                named = (*args, demand + 1, other_ids(q.graph.num_dst, ids))
                 yield Sample(f"{name}, sliced={sliced} k={k} replace={replace}, other ids", named, True)
 
 
