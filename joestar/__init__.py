@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from joestar.runtime.checkpoint import Checkpoints
     from joestar.runtime.inference import infer as inference
     from joestar.sampling import LayerDependentSampler, NeighborSampler
+    from joestar.stages import LargeBatch
     from joestar.step import Step
 
 __all__ = [
     "Block",
     "Checkpoints",
     "Graph",
+    "LargeBatch",
     "LayerDependentSampler",
     "NeighborSampler",
     "Step",
@@ -37,6 +39,7 @@ _PLACES = {
     "Block": ("joestar.graph_api", "Block"),
     "Checkpoints": ("joestar.runtime.checkpoint", "Checkpoints"),
     "Graph": ("joestar.graph_api", "Graph"),
+    "LargeBatch": ("joestar.stages", "LargeBatch"),
     "LayerDependentSampler": ("joestar.sampling", "LayerDependentSampler"),
     "NeighborSampler": ("joestar.sampling", "NeighborSampler"),
     "Step": ("joestar.step", "Step"),
@@ -48,7 +51,7 @@ _PLACES = {
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
     "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "metrics", "nn", "ops",
-    "profile", "runtime", "sampling", "step",
+    "profile", "runtime", "sampling", "stages", "step", "store",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

@@ -13,11 +13,15 @@ from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
 from joestar.stages.plan import COUNTED, PARTS, Costs, Plan, Shares, Speeds, choose, shapes_of
-from joestar.store import pin
+from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, choose_hot, count_needed, inclusion_probabilities
 
 NARROW = 16
 """Bytes: node tensors whose rows are no longer are kept on the device, as small as their values allow."""
+STEP_SECONDS = {"cuda": 1.5e-4, "cpu": 2e-3}
+"""Of a step that moves next to nothing."""
+PASSES = 3.0
+"""How often a step moves the bytes of the rows that its edges read, with all that follows."""
 LIBRARIES = {"cuda": 192 << 20, "cpu": 0}
 """Bytes that workspaces of libraries and kernels' tables take."""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -55,7 +59,7 @@ class Planner:
         self.device = next((p.device for p in model.parameters()), self.graph.device)
         self.seed = int(getattr(sampler, "seed", 0))
         self.first_stage, self.autocast = first_stage, autocast
-        self.speeds = speeds or Speeds()
+        self.speeds = speeds or self._measured()
         given = self.graph.train_idx if seeds is None else seeds
         if given is None or not given.numel():
             given = spread_nodes(self.graph.num_nodes, self.graph, self.seed, 0)
@@ -63,6 +67,12 @@ class Planner:
         self.batch = min(batch, self.seeds.numel())
         key = step_key(self.seed, 0, 0, self.graph.device)
         self.sizes = measure(sampler, self.graph, self.seeds[: self.batch], key)
+
+    def _measured(self) -> Speeds:
+        x = self.graph.ndata.get("x")
+        row = 512 if x is None else max(16, x[:1].numel() * x.element_size())
+        found = bandwidth.speeds(self.device, row)
+        return Speeds(found.zero_copy * 1e9, found.device * 1e9, STEP_SECONDS[self.device.type])
 
     # --- what things take ---
 
@@ -172,8 +182,7 @@ class Planner:
     def _step_seconds(self) -> float:
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
         edges = sum(size for size, label in zip(*self.sizes, strict=True) if label == "sample")
-        speeds = self.speeds if self.device.type == "cuda" else Speeds(5e9, 5e9, 2e-3)
-        return speeds.step + 2.5 * edges * row / speeds.memory
+        return self.speeds.step + PASSES * edges * row / self.speeds.memory
 
     def _too_small(self, shape, costs: Costs) -> ConfigError:
         least = sum(costs.fixed.values()) + 2 * shape.nodes * (costs.slot + 16) + shape.edges * costs.edge

@@ -102,9 +102,9 @@ class Feed:
             if piece.first > step:  # steps went back
                 self._begin(step)
             else:
-                self._gate.leave()
+                self._leave()
         arena.show(piece.loaded)
-        self._gate.leave()
+        self._leave()
         self._shown = piece
         self.traffic.add(piece.loaded)
         slots, piece.loaded = piece.loaded.seeds, None
@@ -126,11 +126,15 @@ class Feed:
         if not self._rest:
             self._rest = next(self._pipeline)
         piece = self._rest.pop(0)
-        if piece.loaded is None:  # a later part of one that was cut
-            self._gate.enter()
+        if piece.loaded is None:  # a later part of one that was cut: its turn was not given away
             piece.loaded = self.arena.load(piece.macro, self._gate.turn())
             piece.macro = None
         return piece
+
+    def _leave(self) -> None:
+        """Lets the next macro-batch be loaded, unless parts of this one are still to come."""
+        if not self._rest:
+            self._gate.leave()
 
     def close(self) -> None:
         """Ends the threads; what was loaded ahead is dropped."""
