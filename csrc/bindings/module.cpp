@@ -61,6 +61,7 @@ PYBIND11_MODULE(_native, m) {
   bind_spmm_grad(m);
   bind_shared(m);
   bind_attend(m);
+  bind_stages(m);
 }
 
 }  // namespace joestar::bindings
