@@ -30,6 +30,7 @@ ALLOWED = {
         "profile",
         "fusion",
         "lowering",
+        "data",
         "nn",
         "sampling",
         "graph_api",

@@ -1,10 +1,10 @@
 """The converted form of a graph: a folder of ``.npy`` files and ``meta.json``, memory-mapped on loading.
 
 ``joestar.data.save``, ``joestar generate`` and ``joestar convert`` write the same folder. ``indptr.npy`` and
-``indices.npy`` are the structure; ``ndata.x.npy``, ``edata.w.npy`` and so on the data; ``train_idx.npy`` and so on the
-splits; ``mapping*.npy`` the raw ids. bfloat16 is stored as int16 of the same bits. ``meta.json`` has the format's
-version, shapes, dtypes, sizes and checksums (``joestar.data.checksums``) of the files, what the graph is called, whether
-it is directed, where it is from, and its degrees.
+``indices.npy`` are the structure; ``ndata.x.npy``, ``edata.w.npy`` and so on the data; ``train_idx.npy`` and so on
+the splits; ``mapping*.npy`` the raw ids. bfloat16 is stored as int16 of the same bits. ``meta.json`` has the version of
+the format, shapes, dtypes, sizes and checksums (``joestar.data.checksums``) of the files, what the graph is called,
+whether it is directed, where it is from, and its degrees.
 """
 
 import itertools

@@ -35,7 +35,7 @@ class ArrayFile:
         self.path, self.dtype, self.width, self.rows = path, dtype, tuple(width), rows
         self.stored = np.dtype(STORED.get(dtype, dtype))
         self.row_bytes = self.stored.itemsize * int(np.prod(self.width, dtype=np.int64))
-        self.file = open(path, "r+b" if rows else "wb", buffering=0)
+        self.file = open(path, "r+b" if rows else "wb", buffering=0)  # noqa: SIM115 - closed by `close`
         self.file.truncate(HEADER + rows * self.row_bytes)
         self.file.seek(0, os.SEEK_END)
 

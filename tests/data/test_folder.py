@@ -178,7 +178,7 @@ def test_a_folder_that_is_being_written_is_refused(tmp_path):
     partial = folder.rename(tmp_path / "graph.partial-1234")
     with pytest.raises(DataError, match=r"graph.partial-1234: this graph is half-written"):
         joestar.load(partial)
-    with pytest.raises(DataError, match="names with '.partial-' are those of half-written folders"):
+    with pytest.raises(DataError, match=r"names with '\.partial-' are those of half-written folders"):
         joestar.data.save(make_graph(), partial)
 
 
