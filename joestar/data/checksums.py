@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 BLOCK = 64 << 20
-PIECE = 1 << 20
+PIECE = 1 << 17
 """Bytes that a thread holds at a time."""
 
 

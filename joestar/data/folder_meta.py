@@ -35,7 +35,13 @@ def new_meta(arrays: dict[str, dict], **facts: Any) -> dict[str, Any]:
     Args:
         arrays: shape, dtype, bytes and sha256 of every file. facts: name, num_classes, directed, source, ...
     """
-    return {"format": FORMAT, "version": VERSION, "written_by": f"joestar {__version__}", **facts, "arrays": arrays}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": f"joestar {__version__}",
+        **facts,
+        "arrays": dict(sorted(arrays.items())),
+    }
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -134,14 +134,14 @@ def write_all(file, values: np.ndarray) -> None:
         left = left[file.write(left[: 1 << 30]) :]
 
 
-def write_json(path: Path, content: dict) -> None:
-    """Writes a file as a whole: a reader sees the old one or the new one."""
+def write_json(path: Path, content: dict, *, lasting: bool = True) -> None:
+    """Writes a file as a whole: a reader sees the old one or the new one; if ``lasting``, after a power cut, too."""
     beside = path.with_suffix(".new")
     with open(beside, "w") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
+        file.write(json.dumps(content, indent=1 if lasting else None) + "\n")
         file.flush()
-        os.fsync(file.fileno())
+        if lasting:
+            os.fsync(file.fileno())
     beside.replace(path)
 
 
