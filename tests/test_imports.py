@@ -45,6 +45,7 @@ ALLOWED = {
         "profile",
         "fusion",
         "lowering",
+        "data",
         "nn",
         "sampling",
         "graph_api",
