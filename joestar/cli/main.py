@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from joestar import __version__
-from joestar.cli import bench_commands
+from joestar.cli import bench_commands, partition
 from joestar.cli.config import PROFILED, TrainConfig
 from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
@@ -219,6 +219,7 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+partition.add_to(app)
 app.add_typer(bench_commands.app, name="bench")
 
 if __name__ == "__main__":
