@@ -1,0 +1,7 @@
+"""First stages of multistage sampling: what makes macro-batches, and the pipeline that makes them in time."""
+
+from joestar.stages.large_batch import LargeBatch
+from joestar.stages.macro import MacroBatch, check_macro_batch
+from joestar.stages.pipeline import Pipeline
+
+__all__ = ["LargeBatch", "MacroBatch", "Pipeline", "check_macro_batch"]
