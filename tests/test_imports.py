@@ -20,7 +20,7 @@ ALLOWED = {
     "lowering": {"errors", "metrics", "sampling", "nn", "data", "graph_api", "ops"},
     "fusion": {"errors", "lowering", "graph_api", "ops", "kernels"},
     "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
-    "stages": {"errors", "profile", "lowering", "sampling", "data", "graph_api", "ops", "kernels"},
+    "stages": {"errors", "partitioning", "profile", "lowering", "sampling", "data", "graph_api", "ops", "kernels"},
     "runtime": {"errors", "metrics", "profile", "fusion", "lowering", "graph_api", "ops"},
     "step": {"errors", "metrics", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},
     "api": {"errors", "metrics", "step", "runtime", "profile", "fusion", "lowering", "graph_api", "ops"},

@@ -12,7 +12,7 @@ from joestar.errors import DataError
 from joestar.graph_api import Graph
 from joestar.partitioning import Partitioning
 from joestar.partitioning.partitioning import fingerprint_of
-from tests.partitioning.planted import planted
+from partitioning.planted import planted
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from joestar.partitioning import facts_of
 from joestar.partitioning.assign import most_nodes, random_parts, strengths
 from joestar.partitioning.facts import label_counts, skew_of
 from joestar.partitioning.labels import training_labels
-from tests.partitioning.planted import planted
+from partitioning.planted import planted
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """The large-batch first stage: the union of a sampler's hops, against sets and loops."""
 
-import numpy as np
 import pytest
 import torch
 
-import joestar
-from joestar.errors import SamplerError
-from joestar.graph_api import Block, Graph
+from joestar.graph_api import Graph
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages import LargeBatch, check_macro_batch
 from stages.support import TwoGraphs, Whole, blocks_of, fields, random_graph, reference
