@@ -9,8 +9,11 @@ from joestar.errors import GraphError, JoestarError, SamplerError
 from joestar.graph_api import Block, Graph, SamplingContext
 from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.block import check_blocks
+from joestar.graph_api.probs import edge_weight
 from joestar.graph_api.validate import check_ids
-from joestar.stages.macro import LARGEST, MacroBatch
+from joestar.kernels import cpu_stages
+from joestar.sampling import NeighborSampler
+from joestar.stages.macro import MacroBatch
 
 FIRST_STAGE_SITE = 1 << 24
 """Number of a first stage's first call site: its draws are independent of those of any step (whose sites count from 0,
@@ -58,8 +61,12 @@ class LargeBatch:
                 that do not follow one another.
         """
         seeds = _checked_seeds(graph, seeds)
+        want_eids = self._wants_eids(graph, sampler)
+        macro = straight_to_the_union(graph, sampler, seeds, key, want_eids)
+        if macro is not None:
+            return macro
         blocks = run_sampler(graph, sampler, seeds, key)
-        return union(graph, blocks, seeds, self._wants_eids(graph, sampler), type(sampler).__name__)
+        return union(graph, blocks, seeds, want_eids, type(sampler).__name__)
 
     def _wants_eids(self, graph: Graph, sampler) -> bool:
         if self.eids is not None:
@@ -104,50 +111,48 @@ def run_sampler(graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int])
 
 
 def union(graph: Graph, blocks: list[Block], seeds: Tensor, want_eids: bool, name: str) -> MacroBatch:
-    """The union of the blocks' edges, in the order of the graph."""
-    eids = torch.unique(torch.cat([_known_edges(graph, block, name) for block in blocks]))
-    rows = torch.unique(blocks[0].dsts)
-    every = torch.unique(blocks[0].srcs)
-    leaves = every[~torch.isin(every, rows)]
-    ids = torch.cat([rows, leaves])
-    if ids.shape[0] > LARGEST:
-        raise SamplerError(f"{name}: a macro-batch of {ids.shape[0]} nodes; local ids are int32. Use fewer seeds.")
-    dst = torch.searchsorted(graph.indptr, eids, right=True) - 1
-    row = torch.searchsorted(rows, dst.to(rows.dtype))
-    indptr = torch.zeros(rows.shape[0] + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(row, minlength=rows.shape[0]), 0, out=indptr[1:])
-    local = _local_ids(rows, leaves, graph.indices[eids])
-    return MacroBatch(_local_ids(rows, leaves, seeds), ids, indptr, local, eids if want_eids else None)
+    """The union of the blocks' edges, in the order of the graph.
 
-
-def _local_ids(rows: Tensor, leaves: Tensor, ids: Tensor) -> Tensor:
-    """int32 ``[n]``: positions of ``ids`` in the rows followed by the leaves, both ascending."""
-    at = torch.searchsorted(rows, ids)
-    is_row = rows[at.clamp(max=rows.shape[0] - 1)] == ids
-    behind = rows.shape[0] + torch.searchsorted(leaves, ids)
-    return torch.where(is_row, at, behind).to(torch.int32)
-
-
-def _known_edges(graph: Graph, block: Block, name: str) -> Tensor:
-    """Positions of the block's edges, found to be those of the graph: a wrong one would not show in any other way."""
+    Raises:
+        SamplerError: edges that are not known in the graph, or not edges of it.
+    """
+    hops = [(block.indptr, block.indices.to(seeds.dtype), _positions(block, name)) for block in blocks]
+    srcs, num_dst = blocks[0].srcs.to(seeds.dtype), blocks[0].num_dst
     try:
-        eids = block.eids
+        return MacroBatch(*cpu_stages.union_hops(graph.indptr, graph.indices, srcs, num_dst, hops, seeds, want_eids))
+    except ValueError as error:
+        raise SamplerError(
+            f"{name}: a block has eids that are not the positions of its edges in the graph ({error}). Edges that the "
+            "graph does not have cannot be in a macro-batch."
+        ) from None
+
+
+def _positions(block: Block, name: str) -> Tensor:
+    try:
+        return block.eids
     except JoestarError as error:
         raise SamplerError(
             f"{name} under a large-batch first stage: {error} Add self-loops to the graph (graph.add_self_loops()) or "
             "in the model's layers, not in the sampler."
         ) from error
-    dst = block.dsts.long().repeat_interleave(block.indptr.diff())
-    good = eids.shape == block.indices.shape == dst.shape
-    if good and eids.numel():
-        good = bool(((eids >= graph.indptr[dst]) & (eids < graph.indptr[dst + 1])).all())
-        good = good and torch.equal(graph.indices[eids], block.srcs[block.indices.long()])
-    if not good:
-        raise SamplerError(
-            f"{name}: a block has eids that are not the positions of its edges in the graph. Edges that the graph does "
-            "not have cannot be in a macro-batch."
-        )
-    return eids
+
+
+def straight_to_the_union(
+    graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], want_eids: bool
+) -> MacroBatch | None:
+    """What ``union`` makes of the blocks of a ``NeighborSampler``, without making them; ``None`` of other samplers."""
+    plain = type(sampler) is NeighborSampler and "sample" not in vars(sampler)
+    if not plain or getattr(graph, "ids", None) is not None or len(sampler.fanouts) > 255:
+        return None
+    context = first_stage_context(key)
+    weight = None
+    if sampler.probs is not None:
+        weight, _ = edge_weight(graph[:, seeds[:1]], edge_probs=sampler.probs)
+    # As Columns.individual_sample: without weights, a hop that takes everything is no call site.
+    sites = [0 if weight is None and fanout < 0 else context.next_site() for fanout in sampler.fanouts]
+    return MacroBatch(*cpu_stages.large_batch(
+        graph.indptr, graph.indices, seeds, sampler.fanouts, sampler.replace, context.key, sites, weight, want_eids
+    ))  # fmt: skip
 
 
 def _checked_seeds(graph: Graph, seeds: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Pipeline(Iterator):
                 raise item.error()
             self.position += 1
             return item
-        except _Ended:
+        except _EndedError:
             raise StageError(
                 f"the pipeline was closed before item {self.position} of {self.count}: make another with "
                 f"start={self.position} to go on."
@@ -97,7 +97,7 @@ class Pipeline(Iterator):
         return dict(zip([*self._state.names, "consumer"], self._state.seconds, strict=True))
 
 
-class _Ended(Exception):
+class _EndedError(Exception):
     """The pipeline has been closed."""
 
 
@@ -149,7 +149,7 @@ class _State:
                 if isinstance(made, _Failure):
                     return
                 del made
-        except _Ended:
+        except _EndedError:
             pass
 
     def _made(self, stage: int, number: int, item):
@@ -162,14 +162,14 @@ class _State:
             self.seconds[stage] += time.perf_counter() - before
 
     def take(self, queue: int):
-        """The next item of a queue; ``_Ended`` if the pipeline is closed."""
+        """The next item of a queue; ``_EndedError`` if the pipeline is closed."""
         items = self.queues[queue]
         before = time.perf_counter()
         with self.changed:
             while not items and not self.ended:
                 self.changed.wait()
             if self.ended:
-                raise _Ended
+                raise _EndedError
             item = items.popleft()
             self.changed.notify_all()
         if queue == len(self.queues) - 1:
@@ -182,7 +182,7 @@ class _State:
             while len(items) >= self.depth and not self.ended:
                 self.changed.wait()
             if self.ended:
-                raise _Ended
+                raise _EndedError
             items.append(item)
             self.changed.notify_all()
 
