@@ -32,7 +32,7 @@ def count_needed(batches: Iterable[Tensor], num_nodes: int, counts: Tensor | Non
     Returns:
         int32 ``[num_nodes]``.
     """
-    counts = torch.zeros(num_nodes, dtype=torch.int32) if counts is None else counts
+    counts = torch.zeros(num_nodes, dtype=torch.int32, device="cpu") if counts is None else counts
     if counts.shape != (num_nodes,) or counts.dtype != torch.int32:
         raise ConfigError(f"counts: expected int32 [{num_nodes}], got {counts.dtype} {list(counts.shape)}")
     for ids in batches:
@@ -66,7 +66,9 @@ def inclusion_probabilities(
         raise ConfigError(f"expected seeds and a positive batch, got {seeds.numel()} seeds and a batch of {batch}")
     cost = torch.zeros(num_nodes, dtype=torch.int64, device=indptr.device)
     share = min(1.0, batch / seeds.numel())
-    cost[seeds.to(cost.device, torch.int64)] = round(_cost(torch.tensor(share, dtype=torch.float64)).item() * _UNIT)
+    cost[seeds.to(cost.device, torch.int64)] = round(
+        _cost(torch.tensor(share, dtype=torch.float64, device="cpu")).item() * _UNIT
+    )
     value = torch.empty_like(cost)
     for fanout in fanouts:
         for first in range(0, num_nodes, _ROWS):

@@ -125,7 +125,7 @@ def host_empty(shape, dtype: torch.dtype) -> Tensor:
     shape = tuple(shape)
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(AttributeError, OSError):  # fewer, larger pages are quicker to fill and to lock
@@ -220,7 +220,7 @@ def _unregister(address: int, device: torch.device, memory: object) -> None:
 def _clear_error(device: torch.device) -> None:
     """Takes back the error of the last call, which the next launch of anybody would report as its own."""
     try:
-        torch.ones(1, device=device).add_(1)
+        torch.ones(1, dtype=torch.float32, device=device).add_(1)
     except RuntimeError:
         return
 
