@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -96,6 +97,10 @@ def test_what_ndata_keeps():
     assert source_of(graph.ndata, "x") is None
     graph.ndata["x"] = FeatureStore(x, "cpu", "resident")
     assert source_of(graph.ndata, "x") is None
+    graph.ndata["x"] = FeatureStore(x, "cpu", hot=torch.tensor([4, 2]))
+    assert source_of(copy.deepcopy(graph).ndata, "x") is source_of(graph.ndata, "x")
+    again = pickle.loads(pickle.dumps(graph)).ndata
+    assert torch.equal(again["x"], x) and torch.equal(source_of(again, "x").hot, torch.tensor([4, 2]))
     with pytest.raises(GraphError, match="one row per entry"):
         graph.ndata["x"] = FeatureStore(x[:5], "cpu")
 

@@ -101,6 +101,16 @@ def test_shares_of_what_is_needed():
     assert hit_shares(torch.zeros(4), [2]) == [0]
 
 
+def test_shares_of_very_many_nodes_are_estimated(monkeypatch):
+    score = (torch.arange(1, 20_001) % 5003) ** 2
+    exact = hit_shares(score, [0, 2000, 9000, 20_000])
+    monkeypatch.setattr(hot, "_SAMPLED", 8000)
+    for got, wanted in zip(hit_shares(score, [0, 2000, 9000, 20_000]), exact, strict=True):
+        assert abs(got - wanted) < 0.02
+    with pytest.raises(ConfigError, match="scores and needs"):
+        hit_shares(score, [1], score[:5])
+
+
 def test_a_share_chosen_on_some_batches_holds_on_others():
     graph, seeds = some_graph(), torch.arange(0, 300, 3)
     sample = needs(graph, seeds, 10)
