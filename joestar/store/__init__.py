@@ -13,6 +13,7 @@ from joestar.store.hot import (
 )
 from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
+from joestar.store.structure import with_pinned_structure
 
 __all__ = [
     "FeatureStore",
@@ -31,4 +32,5 @@ __all__ = [
     "sampled_needs",
     "slot_table",
     "speeds",
+    "with_pinned_structure",
 ]

@@ -17,7 +17,7 @@ from joestar.graph_api.row_source import source_of
 from joestar.nn import GraphSAGE
 from joestar.ops.gather_rows import reference
 from joestar.sampling import NeighborSampler
-from joestar.store import FeatureStore, choose_hot, pin
+from joestar.store import FeatureStore, choose_hot, pin, with_pinned_structure
 
 pytest.importorskip("joestar._native")
 ops = torch.ops.joestar
@@ -84,6 +84,22 @@ def test_rows_read_by_name_come_from_the_store():
     for ours, theirs in zip(got[:3], expected[:3], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert got[3].count("gather_rows.default(") == 2
+
+
+def test_a_graph_whose_edges_stay_on_the_host():
+    graph = some_graph()
+    graph.edata["w"] = torch.rand(graph.num_edges)
+    graph.train_idx, graph.name = torch.arange(9), "small"
+    graph.ndata["x"] = FeatureStore(graph.ndata["x"], "cpu")
+    moved = with_pinned_structure(graph, "cpu")
+    assert moved.indices is graph.indices or moved.indices.data_ptr() == graph.indices.data_ptr()
+    assert torch.equal(moved.indptr, graph.indptr) and torch.equal(moved.edata["w"], graph.edata["w"])
+    assert source_of(moved.ndata, "x") is source_of(graph.ndata, "x") and torch.equal(
+        moved.ndata["y"], graph.ndata["y"]
+    )
+    assert torch.equal(moved.train_idx, graph.train_idx) and moved.name == "small"
+    sampled = [NeighborSampler(g, [3]).sample(g.keyed(1), torch.arange(20))[0] for g in (graph, moved)]
+    assert torch.equal(sampled[0].srcs, sampled[1].srcs)
 
 
 def test_what_ndata_keeps():
