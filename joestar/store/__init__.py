@@ -4,6 +4,7 @@ from joestar.store.bandwidth import Speeds, speeds
 from joestar.store.features import FeatureStore, slot_table
 from joestar.store.fill import fill_rows, host_gather
 from joestar.store.hot import (
+    HitShares,
     blend,
     choose_hot,
     count_needed,
@@ -17,6 +18,7 @@ from joestar.store.structure import with_pinned_structure
 
 __all__ = [
     "FeatureStore",
+    "HitShares",
     "Pinned",
     "Speeds",
     "blend",
