@@ -60,4 +60,4 @@ class Frame(dict):
 
     def __reduce__(self):
         """Pickles as a call: unpickled item by item, a dict subclass would be filled before it knows its rows."""
-        return Frame, (self.name, self.what, self.num_rows, dict(self))
+        return Frame, (self.name, self.what, self.num_rows, {**self, **self.sources})

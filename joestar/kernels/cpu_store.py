@@ -61,7 +61,7 @@ def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs:
     step = max(1, _CONVERTED_BYTES // max(1, _row_bytes(out)))
     for first in range(0, ids.numel(), step):
         rows = gather_into(source, ids[first : first + step]).to(out.dtype)
-        places = torch.arange(rows.shape[0])
+        places = torch.arange(rows.shape[0], device=rows.device)
         _native.fill_rows(rows, rows.shape[0], places, slots[first : first + step], out, out.shape[0], _row_bytes(out))
     return None
 

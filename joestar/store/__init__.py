@@ -4,6 +4,7 @@ from joestar.store.bandwidth import Speeds, speeds
 from joestar.store.features import FeatureStore, slot_table
 from joestar.store.fill import fill_rows, host_gather
 from joestar.store.hot import (
+    HitShares,
     blend,
     choose_hot,
     count_needed,
@@ -13,9 +14,11 @@ from joestar.store.hot import (
 )
 from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
+from joestar.store.structure import with_pinned_structure
 
 __all__ = [
     "FeatureStore",
+    "HitShares",
     "Pinned",
     "Speeds",
     "blend",
@@ -31,4 +34,5 @@ __all__ = [
     "sampled_needs",
     "slot_table",
     "speeds",
+    "with_pinned_structure",
 ]

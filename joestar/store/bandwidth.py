@@ -99,9 +99,9 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
 
 def _spread(rows: int) -> Tensor:
     """A quarter of the rows, at uneven distances, ascending."""
-    random = torch.Generator().manual_seed(0)
-    first = torch.arange(0, rows - rows % _DENSITY, _DENSITY)
-    return first + torch.randint(0, _DENSITY, first.shape, generator=random)
+    random = torch.Generator("cpu").manual_seed(0)
+    first = torch.arange(0, rows - rows % _DENSITY, _DENSITY, device="cpu")
+    return first + torch.randint(0, _DENSITY, first.shape, generator=random, device="cpu")
 
 
 def _seconds(work: Callable[[], object]) -> float:

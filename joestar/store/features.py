@@ -135,6 +135,13 @@ class FeatureStore(RowSource):
         host = self.pinned.host if self.pinned is not None else self.table.cpu()
         return FeatureStore(host, device, self.tier, None if self.hot is None else self.hot.cpu())
 
+    def __deepcopy__(self, memo) -> "FeatureStore":
+        return self  # nobody writes to it, and there may not be room for two
+
+    def __reduce__(self):
+        host = self.pinned.host if self.pinned is not None else self.table.cpu()
+        return FeatureStore, (host, str(self.device), self.tier, None if self.hot is None else self.hot.cpu())
+
     def __repr__(self) -> str:
         hot = "" if self.hot is None else f", {self.hot.numel():,} hot"
         return f"FeatureStore({self.tier}{hot}: {self.dtype} {list(self.shape)}, for {self.device})"

@@ -24,6 +24,8 @@ IN_PLACE_BYTES = 2**26
 """Tensors from this size on are locked where they are; pages of smaller ones may hold other things as well."""
 _PORTABLE_MAPPED = 1 | 2
 _ALREADY_REGISTERED = 712
+_held: list[tuple[int, torch.device, object]] = []
+"""What to unlock when no CUDA graph is being captured, which unlocking would break."""
 
 
 class _LockedAlreadyError(DataError):
@@ -125,7 +127,7 @@ def host_empty(shape, dtype: torch.dtype) -> Tensor:
     shape = tuple(shape)
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(AttributeError, OSError):  # fewer, larger pages are quicker to fill and to lock
@@ -193,6 +195,7 @@ def mapped_from_file(address: int, size: int) -> bool:
 
 
 def _register(address: int, size: int, device: torch.device) -> None:
+    _unlock_held()
     with torch.cuda.device(device):
         code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE_MAPPED))
         if code == 0:
@@ -209,18 +212,25 @@ def _register(address: int, size: int, device: torch.device) -> None:
 
 def _unregister(address: int, device: torch.device, memory: object) -> None:
     """``memory`` is what must outlive the lock."""
-    with torch.cuda.device(device):
-        if not torch.cuda.is_current_stream_capturing():
+    _held.append((address, device, memory))
+    if not torch.cuda.is_current_stream_capturing():
+        _unlock_held()
+
+
+def _unlock_held() -> None:
+    while _held:
+        address, device, memory = _held.pop()
+        with torch.cuda.device(device):
             torch.cuda.synchronize()  # a kernel may still read
-        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
-            _clear_error(device)
-    del memory
+            if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+                _clear_error(device)
+        del memory
 
 
 def _clear_error(device: torch.device) -> None:
     """Takes back the error of the last call, which the next launch of anybody would report as its own."""
     try:
-        torch.ones(1, device=device).add_(1)
+        torch.ones(1, dtype=torch.float32, device=device).add_(1)
     except RuntimeError:
         return
 

@@ -13,7 +13,7 @@ import joestar
 from joestar.graph_api import Graph
 from joestar.nn import GraphSAGE
 from joestar.sampling import NeighborSampler
-from joestar.store import FeatureStore, choose_hot, fill_rows, pin, pinned_empty, place_structure
+from joestar.store import FeatureStore, choose_hot, fill_rows, pin, pinned_empty, place_structure, with_pinned_structure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -126,6 +126,17 @@ def test_stores_give_the_rows(tier, monkeypatch):
     chosen = ids.unique()
     store.fill(chosen if tier == "host" else chosen.cuda(), chosen.cuda(), out)
     assert torch.equal(out[chosen.cuda()].cpu(), x[chosen])
+
+
+def test_sampling_from_edges_on_the_host():
+    edges = torch.randint(0, 3000, (2, 50_000))
+    graph = Graph.from_edge_index(edges, 3000)
+    seeds = torch.arange(500, device="cuda", dtype=graph.indices.dtype)
+    blocks = [
+        NeighborSampler(g, [4, 3]).sample(g.keyed(1), seeds) for g in (graph.to("cuda"), with_pinned_structure(graph))
+    ]
+    for resident, pinned in zip(*blocks, strict=True):
+        assert torch.equal(resident.srcs, pinned.srcs) and torch.equal(resident.indices, pinned.indices)
 
 
 @pytest.mark.parametrize("tier", ["cached", "pinned"])

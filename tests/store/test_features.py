@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from joestar.graph_api.row_source import source_of
 from joestar.nn import GraphSAGE
 from joestar.ops.gather_rows import reference
 from joestar.sampling import NeighborSampler
-from joestar.store import FeatureStore, choose_hot, pin
+from joestar.store import FeatureStore, choose_hot, pin, with_pinned_structure
 
 pytest.importorskip("joestar._native")
 ops = torch.ops.joestar
@@ -85,6 +86,22 @@ def test_rows_read_by_name_come_from_the_store():
     assert got[3].count("gather_rows.default(") == 2
 
 
+def test_a_graph_whose_edges_stay_on_the_host():
+    graph = some_graph()
+    graph.edata["w"] = torch.rand(graph.num_edges)
+    graph.train_idx, graph.name = torch.arange(9), "small"
+    graph.ndata["x"] = FeatureStore(graph.ndata["x"], "cpu")
+    moved = with_pinned_structure(graph, "cpu")
+    assert moved.indices is graph.indices or moved.indices.data_ptr() == graph.indices.data_ptr()
+    assert torch.equal(moved.indptr, graph.indptr) and torch.equal(moved.edata["w"], graph.edata["w"])
+    assert source_of(moved.ndata, "x") is source_of(graph.ndata, "x") and torch.equal(
+        moved.ndata["y"], graph.ndata["y"]
+    )
+    assert torch.equal(moved.train_idx, graph.train_idx) and moved.name == "small"
+    sampled = [NeighborSampler(g, [3]).sample(g.keyed(1), torch.arange(20))[0] for g in (graph, moved)]
+    assert torch.equal(sampled[0].srcs, sampled[1].srcs)
+
+
 def test_what_ndata_keeps():
     graph = some_graph()
     x = graph.ndata["x"]
@@ -96,6 +113,10 @@ def test_what_ndata_keeps():
     assert source_of(graph.ndata, "x") is None
     graph.ndata["x"] = FeatureStore(x, "cpu", "resident")
     assert source_of(graph.ndata, "x") is None
+    graph.ndata["x"] = FeatureStore(x, "cpu", hot=torch.tensor([4, 2]))
+    assert source_of(copy.deepcopy(graph).ndata, "x") is source_of(graph.ndata, "x")
+    again = pickle.loads(pickle.dumps(graph)).ndata
+    assert torch.equal(again["x"], x) and torch.equal(source_of(again, "x").hot, torch.tensor([4, 2]))
     with pytest.raises(GraphError, match="one row per entry"):
         graph.ndata["x"] = FeatureStore(x[:5], "cpu")
 

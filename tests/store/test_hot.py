@@ -101,6 +101,30 @@ def test_shares_of_what_is_needed():
     assert hit_shares(torch.zeros(4), [2]) == [0]
 
 
+def test_shares_are_those_of_sorting():
+    random = torch.Generator().manual_seed(4)
+    score, needs = torch.rand(5000, generator=random) ** 4, torch.randint(0, 9, (5000,), generator=random)
+    order = torch.argsort(score, descending=True)
+    sizes = [0, 1, 17, 500, 4999, 5000, 9999]
+    exact = [needs[order[:size]].sum().item() / needs.sum().item() for size in sizes]
+    batches = [torch.nonzero(needs > i).flatten() for i in range(8)]
+    for got in (hit_shares(score, sizes, needs), hit_shares(score, sizes, batches)):
+        assert got == pytest.approx(exact, abs=1e-3)
+    with pytest.raises(ConfigError, match="scores and needs"):
+        hit_shares(score, [1], needs[:5])
+
+
+def test_a_rough_prior_is_in_about_the_same_order():
+    graph, seeds = some_graph(2000), torch.arange(0, 2000, 3)
+    fine, rough = (
+        inclusion_probabilities(graph.indptr, graph.indices, (5, 4), seeds, 50, every=every) for every in (1, 4)
+    )
+    hot = choose_hot(fine, 200)
+    assert not torch.equal(fine, rough)
+    assert torch.isin(choose_hot(rough, 200), hot).sum() > 120
+    assert abs(rough.mean() / fine.mean() - 1) < 0.1
+
+
 def test_a_share_chosen_on_some_batches_holds_on_others():
     graph, seeds = some_graph(), torch.arange(0, 300, 3)
     sample = needs(graph, seeds, 10)

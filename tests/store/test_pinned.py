@@ -127,6 +127,19 @@ def test_refused_locks_say_what_was_asked_and_leave_no_error_behind(cuda):
     assert ("unlock",) not in [entry[:1] for entry in cuda.log], "never locked, so never unlocked"
 
 
+def test_a_capture_is_not_broken_by_what_dies_during_it(cuda, monkeypatch):
+    holders = seen_as(monkeypatch)
+    pinned, capturing = pin(host_empty((1024, 64), torch.float32), GPU), [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    del pinned
+    holders.clear()
+    gc.collect()
+    assert len(cuda.locked) == 1
+    capturing[0] = False
+    other = pin(host_empty((1024, 64), torch.float32), GPU)
+    assert list(cuda.locked) == [other.host.data_ptr()]
+
+
 def test_pages_that_are_locked_already_are_copied(cuda, monkeypatch):
     seen_as(monkeypatch)
     x = host_empty((100, 1000), torch.float32).fill_(3)
