@@ -45,9 +45,9 @@ def key_state(key, site):
 @triton.jit
 def hashed(node_ids, node):
     """What nodes hash as, int64: themselves without a table of ids."""
-    if node_ids is None:
-        return node
-    return tl.load(node_ids + node).to(tl.int64)
+    if node_ids is not None:
+        node = tl.load(node_ids + node).to(tl.int64)
+    return node
 
 
 @triton.jit
