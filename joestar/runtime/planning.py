@@ -12,9 +12,9 @@ from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
-from joestar.stages.plan import COUNTED, PARTS, Costs, Plan, Shares, Speeds, choose, shapes_of
+from joestar.stages.plan import COUNTED, PARTS, Costs, Look, Plan, Speeds, choose
 from joestar.store import bandwidth, pin
-from joestar.store.hot import blend, choose_hot, count_needed, inclusion_probabilities
+from joestar.store.hot import blend, count_needed, inclusion_probabilities
 
 NARROW = 16
 """Bytes: node tensors whose rows are no longer are kept on the device, as small as their values allow."""
@@ -24,6 +24,8 @@ PASSES = 3.0
 """How often a step moves the bytes of the rows that its edges read, with all that follows."""
 LIBRARIES = {"cuda": 192 << 20, "cpu": 0}
 """Bytes that workspaces of libraries and kernels' tables take."""
+PLANNING = -2
+"""Epoch of the keys under which macro-batches are sampled for the plan."""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -141,20 +143,17 @@ class Planner:
         wanted = sorted({min(number, total) for number in wanted})
 
         def sample(seeds: Tensor, index: int):
-            return stage.sample(self.graph, self.sampler, seeds, (self.seed, -2, index))
+            return stage.sample(self.graph, self.sampler, seeds, (self.seed, PLANNING, index))
 
         costs = self.costs()
         wanted = self._possible(wanted, costs)
-        shapes = shapes_of(sample, self.seeds, self.batch, wanted)
-        score, needs = self._hotness(sample, wanted[0])
-        steps = -(-total // self.batch)
-        shares = Shares(score, needs)
-        found = choose(
-            shapes, shares, costs, self.budget, total, self.graph.num_nodes, self._step_seconds(), steps, self.speeds
-        )
+        score = self._hotness(sample, wanted[0])
+        look = Look(lambda number: sample(self.seeds[-number:], number), score, self.device)
+        compute = -(-total // self.batch) * self._step_seconds()
+        found = choose(look, wanted, costs, self.budget, total, compute, self.speeds)
         if found is None:
-            raise self._too_small(shapes[0], costs)
-        found.hot_ids = choose_hot(score, found.hot)
+            raise self._too_small(look.shape(wanted[0]), costs)
+        found.hot_ids = look.hottest(found.hot)
         return found
 
     def _possible(self, wanted: list[int], costs: Costs) -> list[int]:
@@ -164,20 +163,19 @@ class Planner:
         fitting = [number for number in wanted if number / self.batch * edges * 0.02 * costs.slot <= room]
         return fitting or wanted[:1]
 
-    def _hotness(self, sample, number: int) -> tuple[Tensor, list[Tensor]]:
-        """(score of every node, ids that two further macro-batches need)."""
+    def _hotness(self, sample, number: int) -> Tensor:
+        """Score of every node: how many macro-batches needed it, then how probably one does."""
         number = min(self.seeds.numel(), max(number, self.seeds.numel() // 32 // self.batch * self.batch))
         parts = [self.seeds[i * number : (i + 1) * number] for i in range(max(1, self.seeds.numel() // number))]
-        counted = [sample(parts[i % len(parts)], 1000 + i).ids for i in range(COUNTED)]
-        needs = [sample(parts[-1 - i % len(parts)], 2000 + i).ids for i in range(2)]
+        counted = (sample(parts[i % len(parts)], 1000 + i).ids for i in range(COUNTED))
         counts = count_needed(counted, self.graph.num_nodes)
         fanouts = getattr(self.sampler, "fanouts", None)
         if fanouts is None:
-            return counts, needs
+            return counts
         prior = inclusion_probabilities(
             self.graph.indptr, self.graph.indices, fanouts, self.seeds, number, getattr(self.sampler, "replace", False)
         )
-        return blend(counts, prior), needs
+        return blend(counts, prior)
 
     def _step_seconds(self) -> float:
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")

@@ -1,9 +1,9 @@
 """The arena: an ordinary ``Graph`` on the device whose nodes are slots that macro-batches take in turns.
 
-Slots ``[0, H)`` belong to hot nodes for good, ``[H, H + C)`` and ``[H + C, H + 2 C)`` to macro-batches in turns: the rows
-of the next one are loaded into one half while steps run on the other. A macro-batch's local ids on the device *are*
-slots, so that compiled programs read features in place, whatever they were compiled for. All addresses are fixed. The
-structure of the next macro-batch is built in a second buffer and copied where it is, in the stream of the steps.
+Slots ``[0, H)`` belong to hot nodes for good, ``[H, H + C)`` and ``[H + C, H + 2 C)`` to macro-batches in turns: the
+rows of the next one are loaded into one half while steps run on the other. A macro-batch's local ids on the device
+*are* slots, so that compiled programs read features in place, as of any graph. All addresses are fixed. The structure
+of the next macro-batch is built in a second buffer and copied where it is, in the stream of the steps.
 """
 
 import contextlib

@@ -21,8 +21,6 @@ SLACK = 1.03
 """Room beyond the sizes of the macro-batches that were looked at."""
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 """Macro-batches per epoch that are considered."""
-LOOKED_AT = 3
-"""Sizes of macro-batches that are sampled; the others are found between them."""
 COUNTED = 8
 """Macro-batches from which is counted which nodes are needed often."""
 
@@ -119,15 +117,48 @@ class Costs:
     loading_edge: float = 4.0
 
 
-def shapes_of(sample: Callable[[Tensor, int], MacroBatch], seeds: Tensor, batch: int, wanted: list[int]) -> list[Shape]:
-    """Sizes of macro-batches of these numbers of seeds: ``LOOKED_AT`` are sampled, in between lies a power law."""
-    looked = sorted({wanted[0], wanted[-1], wanted[len(wanted) // 2]})[:LOOKED_AT]
-    known = []
-    for number in looked:
+class Look:
+    """Macro-batches that were sampled to see how large they are, and which of their nodes are hot.
+
+    Args:
+        sample: a macro-batch of so many seeds. score: what hot nodes are chosen by ``[N]``, larger is hotter.
+        device: where ids are sorted.
+    """
+
+    def __init__(self, sample: Callable[[int], MacroBatch], score: Tensor, device: torch.device):
+        self.sample = sample
+        order = torch.argsort(score.to(device), descending=True, stable=True)
+        self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
+        self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
+        self.known: dict[int, Shape] = {}
+        self._ranks: dict[int, Tensor] = {}
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the whole graph."""
+        return self._rank.numel()
+
+    def hottest(self, count: int) -> Tensor:
+        """The first ``count`` nodes by score, ascending ids ``[count]`` on the CPU."""
+        return torch.nonzero(self._rank < count).flatten().cpu()
+
+    def at(self, number: int) -> None:
+        """Samples a macro-batch of ``number`` seeds."""
         start = time.perf_counter()
-        macro = sample(seeds[:number], number)
-        known.append(Shape(number, macro.num_nodes, macro.num_edges, time.perf_counter() - start))
-    return [_between(known, number) for number in wanted]
+        macro = self.sample(number)
+        seconds = time.perf_counter() - start
+        self.known[number] = Shape(number, macro.num_nodes, macro.num_edges, seconds)
+        self._ranks[number] = torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values
+
+    def shape(self, number: int) -> Shape:
+        """As sampled, or between those that were: by a power law, a little low as numbers of nodes level off."""
+        return _between([self.known[n] for n in sorted(self.known)], number)
+
+    def share(self, number: int, hot: int) -> float:
+        """Of the nodes of such a macro-batch, if the first ``hot`` by score are kept."""
+        nearest = min(self.known, key=lambda known: abs(math.log(known / number)))
+        ranks = self._ranks[nearest]
+        return int(torch.searchsorted(ranks, hot)) / max(1, ranks.numel())
 
 
 def _between(known: list[Shape], number: int) -> Shape:
@@ -143,43 +174,31 @@ def _power(low: float, high: float, at: float) -> float:
     return math.exp((1 - at) * math.log(max(low, 1e-9)) + at * math.log(max(high, 1e-9)))
 
 
-class Shares:
-    """Which share of a macro-batch's nodes are hot, for every number of hot nodes.
+def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int, compute: float,
+           speeds: Speeds) -> Plan | None:  # fmt: skip
+    """The plan with the shortest expected epoch among these sizes of macro-batches; ``None`` if none fits.
+
+    The size that is chosen has been sampled.
 
     Args:
-        score: what hot nodes are chosen by ``[N]``; needs: ids that macro-batches need which are not in the score.
+        total: seeds of an epoch; compute: seconds of its steps.
     """
-
-    def __init__(self, score: Tensor, needs: list[Tensor]):
-        self.score = score
-        order = torch.argsort(score, descending=True, stable=True)
-        rank = torch.empty(score.numel(), dtype=torch.int32)
-        rank[order] = torch.arange(score.numel(), dtype=torch.int32)
-        self._ranks = [torch.sort(rank[ids.long()]).values for ids in needs]
-
-    def __call__(self, hot: int) -> float:
-        found = [int(torch.searchsorted(ranks, hot)) / max(1, ranks.numel()) for ranks in self._ranks]
-        return sum(found) / max(1, len(found))
+    for number in {wanted[0], wanted[-1], wanted[len(wanted) // 2]} - look.known.keys():
+        look.at(number)
+    while True:
+        plans = [_of_size(look, number, costs, budget, total, compute, speeds) for number in wanted]
+        found = min((plan for plan in plans if plan is not None), key=lambda plan: plan.epoch_seconds, default=None)
+        if found is None or found.num_seeds in look.known:
+            return found
+        look.at(found.num_seeds)
 
 
-def choose(
-    shapes: list[Shape], shares: Shares, costs: Costs, budget: int, total: int, num_nodes: int, step_seconds: float,
-    steps: int, speeds: Speeds,
-) -> Plan | None:  # fmt: skip
-    """The plan with the shortest expected epoch among these sizes of macro-batches; ``None`` if none fits."""
-    found = [
-        plan
-        for shape in shapes
-        if (plan := _of_size(shape, shares, costs, budget, total, num_nodes, step_seconds * steps, speeds)) is not None
-    ]
-    return min(found, key=lambda plan: plan.epoch_seconds, default=None)
+def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, compute: float,
+             speeds: Speeds) -> Plan | None:  # fmt: skip
+    shape, num_nodes = look.shape(number), look.num_nodes
 
-
-def _of_size(
-    shape: Shape, shares: Shares, costs: Costs, budget: int, total: int, num_nodes: int, compute: float, speeds: Speeds
-) -> Plan | None:  # fmt: skip
     def parts(hot: int) -> dict[str, int]:
-        cold = _room(shape.nodes * (1 - shares(hot)), num_nodes - hot)
+        cold = _room(shape.nodes * (1 - look.share(number, hot)), num_nodes - hot)
         slots = hot + 2 * cold
         return {
             "hot nodes": int(hot * costs.slot),
@@ -192,12 +211,12 @@ def _of_size(
     if not fitting:
         return None
     low = fitting[-1]
-    share = shares(low)
-    cold, number = shape.nodes * (1 - share), -(-total // shape.seeds)
-    moved = number * (cold * costs.bus + 4 * (shape.nodes + shape.edges))
-    seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": number * shape.seconds}
+    share = look.share(number, low)
+    cold, count = shape.nodes * (1 - share), -(-total // number)
+    moved = count * (cold * costs.bus + 4 * (shape.nodes + shape.edges))
+    seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
     return Plan(
-        budget, False, shape.seeds, number, low, _room(cold, num_nodes - low), _room(shape.edges), share, moved,
+        budget, False, number, count, low, _room(cold, num_nodes - low), _room(shape.edges), share, moved,
         parts(low), seconds,
     )  # fmt: skip
 
