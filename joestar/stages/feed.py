@@ -64,7 +64,8 @@ class Feed:
     """Shows, for every step over an order of seeds, the macro-batch that holds them.
 
     Macro-batch ``i`` holds the seeds of steps ``[i * steps, (i + 1) * steps)``. While steps run on one, the next is
-    being loaded, and the one after it sampled. One that has no room in the arena is cut into halves, down to single steps.
+    being loaded, and the one after it sampled. One that has no room in the arena is cut into halves, down to single
+    steps.
 
     Args:
         sample: the first stage. order: seeds ``[n]`` of the whole graph, on the CPU. batch: seeds of a step; steps: of
