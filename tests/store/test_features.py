@@ -31,14 +31,14 @@ def some_graph(nodes: int = 120) -> Graph:
 
 
 class OwnInput(nn.Module):
-    """Reads features by name besides those handed to it."""
+    """Reads features by name besides those handed to it, and drops some of these."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(12, 3)
 
     def forward(self, blocks, x):
-        block = blocks[0]
+        block, x = blocks[0], F.dropout(x, 0.3, self.training)
         return self.layer(torch.cat([block.pull(fn.copy_u(x), "mean"), block.dstdata["x"]], 1))
 
 
