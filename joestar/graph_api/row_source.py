@@ -25,6 +25,9 @@ class RowSource:
         """``table[ids]``, ``[n, ...]``."""
         return torch.ops.joestar.gather_rows(self.table, self.cache, self.slot_of, ids)
 
+    def refresh(self) -> None:
+        """Renews copies of rows, if the table was written since they were made."""
+
     def to(self, device) -> "RowSource":
         """The same rows for programs of another device."""
         raise NotImplementedError

@@ -55,6 +55,28 @@ def trained(graph: Graph, model: nn.Module, **options):
     return losses, model.state_dict(), step.predict(torch.arange(40)), text
 
 
+def test_rows_written_in_place_reach_the_cache():
+    graph = some_graph()
+    x = graph.ndata["x"].clone()
+    graph.ndata["x"] = FeatureStore(x, "cpu", hot=torch.arange(0, 120, 2))
+
+    class First(nn.Module):
+        def forward(self, blocks, x):
+            return x[: blocks[0].num_dst]
+
+    step = joestar.compile(First(), NeighborSampler(graph, [2]), backend="eager")
+    seeds = torch.arange(30)
+    assert torch.equal(step(seeds), x[:30])
+    x.mul_(2)
+    assert torch.equal(step(seeds), x[:30])
+    graph.ndata["x"][4] = 7
+    assert torch.equal(step(seeds), x[:30]) and (x[4] == 7).all()
+    with torch.inference_mode():
+        stored = FeatureStore(torch.ones(9, 2), "cpu", hot=torch.tensor([1]))
+        stored.refresh()
+    assert torch.equal(stored.rows(torch.tensor([1, 2])), torch.ones(2, 2))
+
+
 @functools.cache
 def sage() -> tuple:
     """A model, and what training it on plain tensors gives."""
