@@ -177,6 +177,11 @@ def test_rows_into_slots_and_to_the_host(tier):
         assert torch.equal(store.cache, x[[7, 2, 30]].bfloat16())
 
 
+def test_a_store_without_rows():
+    store = FeatureStore(torch.empty(0, 3), "cpu", hot=torch.empty(0, dtype=torch.int64))
+    assert torch.equal(store.rows(torch.zeros(2, dtype=torch.int32)), torch.zeros(2, 3))
+
+
 def test_impossible_stores():
     x = torch.randn(4, 2)
     for arguments, error, message in (
