@@ -66,8 +66,8 @@ def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs:
     return None
 
 
-def gather_rows(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
-    """``table[ids]``, rows with a slot from ``cache``; as ``gpu_fill.gather_rows``.
+def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
+    """``table[ids]``, rows with a slot from ``cache``; as ``gpu_fill.gather_stored``.
 
     Raises:
         IndexError: for an id or a slot that is no row.
