@@ -40,8 +40,8 @@ Graph planted(const Setting& setting) {
   const std::int64_t n = setting.nodes;
   Graph graph{PageScratch<std::int64_t>(n + 1), {}};
   const auto degree = [&](std::int64_t i) {
-    const double most = static_cast<double>(n) / 10, drawn = 0.4 * static_cast<double>(setting.degree) / std::pow(uniform(i), 0.6);
-    return static_cast<std::int64_t>(std::min(most, drawn));
+    const double drawn = 0.4 * static_cast<double>(setting.degree) / std::pow(uniform(static_cast<std::uint64_t>(i)), 0.6);
+    return static_cast<std::int64_t>(std::min(static_cast<double>(n) / 10, drawn));
   };
   graph.indices = PageScratch<Id>(exclusive_scan(n, 8192, degree, graph.indptr.span()));
   parallel_for(graph.indices.size(), 1 << 16, [&](std::int64_t e) {
@@ -136,8 +136,8 @@ int main(int argc, char** argv) {
   const bench::Options options = parse(argc, argv, setting);
   const Graph graph = planted(setting);
   std::vector<Id> seeds;
-  for (std::int64_t i = 0; i < setting.seeds; ++i) {
-    seeds.push_back(static_cast<Id>(scrambled(static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(setting.nodes)));
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(setting.seeds); ++i) {
+    seeds.push_back(static_cast<Id>(scrambled(i) % static_cast<std::uint64_t>(setting.nodes)));
   }
   const SampleKey key{1, 0, 0, 0};
   std::int64_t picked = 0;

@@ -161,7 +161,10 @@ void wrong_positions_are_refused() {
 void numbers_are_ranks() {
   const NodeBits rows(1000), leaves(1000), known(1000);
   std::vector<std::int32_t> nodes;
-  for (std::int32_t node = 0; node < 1000; node += 3) (node % 2 == 0 ? rows : leaves).insert(node), nodes.push_back(node);
+  for (std::int32_t node = 0; node < 1000; node += 3) {
+    (node % 2 == 0 ? rows : leaves).insert(node);
+    nodes.push_back(node);
+  }
   const NodeNumbers numbers(rows, leaves);
   std::vector<std::int32_t> local(nodes.size()), ids(nodes.size());
   numbers.look_up(std::span<const std::int32_t>(nodes), local.data());

@@ -1,6 +1,7 @@
 """The large-batch first stage (thesis 5.2.1, Joestar-I): the user's own sampler, run for many seeds at once."""
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -68,6 +69,36 @@ class LargeBatch:
         blocks = run_sampler(graph, sampler, seeds, key)
         return union(graph, blocks, seeds, want_eids, type(sampler).__name__)
 
+    def sample_pieces(
+        self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], fits: Callable[[MacroBatch], bool],
+        batch: int = 1,
+    ) -> list[MacroBatch]:  # fmt: skip
+        """Macro-batches of consecutive seeds, all of them in order, that all fit: the one macro-batch, or halves of it.
+
+        All pieces are drawn under the same key, so a pure function of the arguments too. Of a sampler whose picks
+        depend on nothing but key and node, such as ``NeighborSampler``, a piece holds those of the whole macro-batch's
+        edges that its own seeds lead to.
+
+        Args:
+            fits: whether there is room for a macro-batch.
+            batch: seeds of a mini-batch, which are not torn apart.
+
+        Raises:
+            SamplerError: as ``sample``, or a mini-batch's seeds alone do not fit.
+        """
+        macro = self.sample(graph, sampler, seeds, key)
+        if fits(macro):
+            return [macro]
+        batches = -(-len(seeds) // batch)
+        if batches < 2:
+            raise SamplerError(
+                f"{macro} does not fit, and its seeds are of one mini-batch: give it more memory, or use smaller "
+                "fanouts or a smaller batch."
+            )
+        half = batches // 2 * batch
+        pieces = self.sample_pieces(graph, sampler, seeds[:half], key, fits, batch)
+        return pieces + self.sample_pieces(graph, sampler, seeds[half:], key, fits, batch)
+
     def _wants_eids(self, graph: Graph, sampler) -> bool:
         if self.eids is not None:
             return self.eids
@@ -79,6 +110,8 @@ class LargeBatch:
 
 def first_stage_context(key: tuple[int, int, int]) -> SamplingContext:
     """What the sampler of a first stage draws from."""
+    if len(key) != 3:
+        raise SamplerError(f"a first stage's key is (seed, epoch, index of the macro-batch); got {key!r}.")
     context = SamplingContext(torch.tensor(key, dtype=torch.int64, device="cpu"))
     context.site = FIRST_STAGE_SITE
     return context

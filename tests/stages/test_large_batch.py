@@ -164,6 +164,23 @@ def test_a_samplers_own_sample_is_run():
         assert fields(macro) == reference(graph, blocks_of(graph, sampler, SEEDS, KEY), SEEDS)
 
 
+@pytest.mark.parametrize("probs", [None, "w"])
+def test_pieces_of_a_macro_batch_that_does_not_fit_make_up_the_whole(probs):
+    graph = random_graph(400, 6)
+    sampler, seeds, stage = NeighborSampler(graph, [4, 3, 2], probs=probs), torch.arange(3, 400, 4), LargeBatch(100)
+    whole = stage.sample(graph, sampler, seeds, KEY)
+    room = whole.num_nodes // 2
+    pieces = stage.sample_pieces(graph, sampler, seeds, KEY, lambda macro: macro.num_nodes <= room, batch=8)
+    assert len(pieces) > 2 and all(piece.num_nodes <= room for piece in pieces)
+    assert all(len(piece.seeds) % 8 == 0 for piece in pieces[:-1])
+    assert torch.cat([piece.ids[piece.seeds.long()] for piece in pieces]).tolist() == seeds.tolist()
+    assert torch.equal(torch.cat([piece.eids for piece in pieces]).unique(), whole.eids)
+    (same,) = stage.sample_pieces(graph, sampler, seeds, KEY, lambda macro: True, batch=8)
+    assert fields(same) == fields(whole)
+    with pytest.raises(SamplerError, match="one mini-batch"):
+        stage.sample_pieces(graph, sampler, seeds, KEY, lambda macro: False, batch=8)
+
+
 class Wrong:
     """A sampler that returns what ``function(graph, seeds)`` makes."""
 

@@ -131,7 +131,8 @@ class LevelPicker {
     if (takes_all(level_, degree)) return take_all(i, level_, out);
     std::int64_t all = level_ + 1;
     while (all < hops_ && !takes_all(all, degree)) ++all;
-    if (all < hops_ || !in_lanes_ || degree >= (std::int64_t{1} << (32 - kLaneHopBits))) return pick_slowly(i, all, out);
+    const bool narrow = degree < std::int64_t{1} << (32 - kLaneHopBits);
+    if (all < hops_ || !in_lanes_ || !narrow) return pick_slowly(i, all, out);
     std::uint32_t before = 0xFFFFFFFFU;
     const auto start = static_cast<std::uint64_t>(start_[i]);
     for (int j = 0; j < drawn_; ++j) {

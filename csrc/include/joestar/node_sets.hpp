@@ -89,7 +89,8 @@ PageScratch<Id> take_fresh(const NodeBits& fresh, const NodeBits& known) {
       });
   PageScratch<Id> members(base.back());
   parallel_ranges(fresh.num_words(), kWordGrain, [&](std::int64_t first, std::int64_t last) {
-    detail::write_members(fresh.words(), first, last, members.data() + base[static_cast<std::size_t>(first / kWordGrain)]);
+    const std::int64_t before = base[static_cast<std::size_t>(first / kWordGrain)];
+    detail::write_members(fresh.words(), first, last, members.data() + before);
   });
   return members;
 }

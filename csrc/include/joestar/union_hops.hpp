@@ -28,8 +28,8 @@ constexpr std::int64_t kUnionAhead = 16;
 // Whether position e is that of an edge from `source` into `row`.
 template <IdType Id>
 JOESTAR_INLINE bool is_edge(const Csc<Id>& graph, std::int64_t e, Id source, Id row) {
-  const auto first = static_cast<std::size_t>(row);
-  return e >= graph.indptr[first] && e < graph.indptr[first + 1] && graph.indices[static_cast<std::size_t>(e)] == source;
+  const std::int64_t* ends = graph.indptr.data() + row;
+  return e >= ends[0] && e < ends[1] && graph.indices[static_cast<std::size_t>(e)] == source;
 }
 
 // Rows with room for every copy of their edges.
