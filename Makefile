@@ -26,8 +26,8 @@ WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.vers
 WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage callgrind wheel wheel-test \
-	clean distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage callgrind \
+	wheel wheel-test clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed

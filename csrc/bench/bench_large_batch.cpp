@@ -40,7 +40,8 @@ Graph planted(const Setting& setting) {
   const std::int64_t n = setting.nodes;
   Graph graph{PageScratch<std::int64_t>(n + 1), {}};
   const auto degree = [&](std::int64_t i) {
-    const double drawn = 0.4 * static_cast<double>(setting.degree) / std::pow(uniform(static_cast<std::uint64_t>(i)), 0.6);
+    const double mean = static_cast<double>(setting.degree), where = uniform(static_cast<std::uint64_t>(i));
+    const double drawn = 0.4 * mean / std::pow(where, 0.6);
     return static_cast<std::int64_t>(std::min(static_cast<double>(n) / 10, drawn));
   };
   graph.indices = PageScratch<Id>(exclusive_scan(n, 8192, degree, graph.indptr.span()));

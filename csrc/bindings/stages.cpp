@@ -88,6 +88,9 @@ void bind_stages(py::module_& m) {
       .def_property_readonly("num_edges", &AnyParts::num_edges)
       .def("write", &AnyParts::write, ReleaseGil());
   m.def("large_batch", &bind_large_batch, ReleaseGil());
+  m.def("advise_huge", [](const Tensor& bytes_of, std::int64_t itemsize) {
+    advise_huge(bytes_of.data, static_cast<std::size_t>(bytes_of.numel * itemsize));
+  }, "Asks for huge pages under a tensor that has not been written yet.");
   m.def("free_scratch", [] { process_instance<PageCache>().clear(); }, ReleaseGil(),
         "Frees the memory that first stages keep for their next macro-batch (2 GiB at most).");
   m.def("union_hops", &bind_union_hops, ReleaseGil());

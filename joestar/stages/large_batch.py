@@ -39,13 +39,18 @@ class LargeBatch:
         num_seeds: seeds of a macro-batch.
         eids: whether macro-batches hold their edges' positions in the graph, needed to look up edge data and weights;
             ``None``: where the graph has edge data or the sampler is weighted.
+        empty: ``empty(n, dtype)`` gives the memory, a contiguous tensor ``[n]`` on the CPU, that ``ids``, ``indptr``,
+            ``indices`` and ``eids`` are written to: pinned, or used before. ``None`` for new memory.
     """
 
-    def __init__(self, num_seeds: int, eids: bool | None = None):
+    def __init__(
+        self, num_seeds: int, eids: bool | None = None, empty: Callable[[int, torch.dtype], Tensor] | None = None
+    ):
         if isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1:
             raise SamplerError(f"num_seeds must be a positive number of seeds; got {num_seeds!r}.")
         self.num_seeds = num_seeds
         self.eids = eids
+        self.empty = empty
 
     @torch.no_grad()
     def sample(self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]) -> MacroBatch:
@@ -63,11 +68,11 @@ class LargeBatch:
         """
         seeds = _checked_seeds(graph, seeds)
         want_eids = self._wants_eids(graph, sampler)
-        macro = straight_to_the_union(graph, sampler, seeds, key, want_eids)
+        macro = straight_to_the_union(graph, sampler, seeds, key, want_eids, self.empty)
         if macro is not None:
             return macro
         blocks = run_sampler(graph, sampler, seeds, key)
-        return union(graph, blocks, seeds, want_eids, type(sampler).__name__)
+        return union(graph, blocks, seeds, want_eids, type(sampler).__name__, self.empty)
 
     def sample_pieces(
         self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], fits: Callable[[MacroBatch], bool],
@@ -143,7 +148,7 @@ def run_sampler(graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int])
     return list(blocks)
 
 
-def union(graph: Graph, blocks: list[Block], seeds: Tensor, want_eids: bool, name: str) -> MacroBatch:
+def union(graph: Graph, blocks: list[Block], seeds: Tensor, want_eids: bool, name: str, empty=None) -> MacroBatch:
     """The union of the blocks' edges, in the order of the graph.
 
     Raises:
@@ -151,8 +156,11 @@ def union(graph: Graph, blocks: list[Block], seeds: Tensor, want_eids: bool, nam
     """
     hops = [(block.indptr, block.indices.to(seeds.dtype), _positions(block, name)) for block in blocks]
     srcs, num_dst = blocks[0].srcs.to(seeds.dtype), blocks[0].num_dst
+    structure = graph.indptr, graph.indices
     try:
-        return MacroBatch(*cpu_stages.union_hops(graph.indptr, graph.indices, srcs, num_dst, hops, seeds, want_eids))
+        return MacroBatch(*cpu_stages.union_hops(*structure, srcs, num_dst, hops, seeds, want_eids, empty))
+    except SamplerError:  # about the memory given by empty()
+        raise
     except ValueError as error:
         raise SamplerError(
             f"{name}: a block has eids that are not the positions of its edges in the graph ({error}). Edges that the "
@@ -171,7 +179,7 @@ def _positions(block: Block, name: str) -> Tensor:
 
 
 def straight_to_the_union(
-    graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], want_eids: bool
+    graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], want_eids: bool, empty=None
 ) -> MacroBatch | None:
     """What ``union`` makes of the blocks of a ``NeighborSampler``, without making them; ``None`` of other samplers."""
     plain = type(sampler) is NeighborSampler and "sample" not in vars(sampler)
@@ -184,7 +192,8 @@ def straight_to_the_union(
     # As Columns.individual_sample: without weights, a hop that takes everything is no call site.
     sites = [0 if weight is None and fanout < 0 else context.next_site() for fanout in sampler.fanouts]
     return MacroBatch(*cpu_stages.large_batch(
-        graph.indptr, graph.indices, seeds, sampler.fanouts, sampler.replace, context.key, sites, weight, want_eids
+        graph.indptr, graph.indices, seeds, sampler.fanouts, sampler.replace, context.key, sites, weight, want_eids,
+        empty,
     ))  # fmt: skip
 
 

@@ -150,6 +150,22 @@ def test_eids_come_where_something_may_look_them_up():
     assert macro.nbytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+@pytest.mark.parametrize("sampler", [NeighborSampler, Layers])
+def test_results_are_written_where_the_caller_wants_them(sampler):
+    graph, given = random_graph(), []
+
+    def empty(n, dtype):
+        given.append(torch.full((n,), -7, dtype=dtype))
+        return given[-1]
+
+    sampler = sampler(graph, [4, 3])
+    macro = LargeBatch(6, empty=empty).sample(graph, sampler, SEEDS, KEY)
+    assert [id(tensor) for tensor in given] == [id(t) for t in (macro.ids, macro.indptr, macro.indices, macro.eids)]
+    assert fields(macro) == fields(LargeBatch(6).sample(graph, sampler, SEEDS, KEY))
+    with pytest.raises(SamplerError, match="contiguous memory"):
+        LargeBatch(6, empty=lambda n, dtype: torch.empty(2 * n, dtype=dtype)[::2]).sample(graph, sampler, SEEDS, KEY)
+
+
 def test_a_samplers_own_sample_is_run():
     graph = random_graph()
 
