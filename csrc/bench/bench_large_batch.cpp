@@ -111,9 +111,8 @@ std::vector<Hop> all_hops(const Graph& graph, const std::vector<Id>& seeds, cons
 MacroParts<Id> hop_by_hop(const Graph& graph, const std::vector<Id>& seeds, const SampleKey& key) {
   const std::vector<Hop> hops = all_hops(graph, seeds, key);
   std::vector<UnionHop<Id>> blocks;
-  for (const Hop& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.eids});
-  const auto num_dst = static_cast<std::int64_t>(hops.back().dsts.size());
-  return union_hops(UnionTask<Id>{graph.csc(), hops.back().srcs, num_dst, blocks});
+  for (const Hop& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.srcs, hop.eids});
+  return union_hops(UnionTask<Id>{graph.csc(), seeds, blocks});
 }
 
 bench::Options parse(int argc, char** argv, Setting& setting) {

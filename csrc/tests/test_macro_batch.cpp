@@ -121,9 +121,8 @@ Macro<Id> straight(const test::Graph<Id>& graph, const std::vector<Id>& seeds, c
 template <IdType Id>
 Macro<Id> united(const test::Graph<Id>& graph, const std::vector<Hop<Id>>& hops) {
   std::vector<UnionHop<Id>> blocks;
-  for (const auto& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.eids});
-  const auto num_dst = static_cast<std::int64_t>(hops.back().dsts.size());
-  return written(union_hops(UnionTask<Id>{graph.csc(), hops.back().srcs, num_dst, blocks}));
+  for (const auto& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.srcs, hop.eids});
+  return written(union_hops(UnionTask<Id>{graph.csc(), hops[0].dsts, blocks}));
 }
 
 template <IdType Id>

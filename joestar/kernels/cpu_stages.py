@@ -39,32 +39,36 @@ def large_batch(
 
 
 def union_hops(
-    indptr: Tensor, indices: Tensor, srcs: Tensor, num_dst: int, hops: list[tuple[Tensor, Tensor, Tensor]],
-    seeds: Tensor, want_eids: bool, empty: Empty | None = None,
+    indptr: Tensor, indices: Tensor, seeds: Tensor, hops: list[tuple[Tensor, Tensor, Tensor, Tensor]], want_eids: bool,
+    empty: Empty | None = None,
 ) -> Parts:  # fmt: skip
     """The union of blocks.
 
     Args:
-        srcs: ids ``[n]`` of the outermost block's sources, which begin with its ``num_dst`` destinations.
-        hops: (indptr, local indices, eids) of every block; row ``i`` is ``srcs[i]``.
+        seeds: ids ``[m]``; they are rows in any case.
+        hops: (indptr, local indices, ids of the sources, eids) of every block; row ``i`` is source ``i``. Ids of
+            sources are those of nodes: the caller has checked them.
 
     Raises:
         ValueError: where an eid is not the position of the edge in the graph.
     """
-    indptr, indices, srcs = check_offsets(indptr), check_ids(indices, "indices"), check_ids(srcs, "srcs")
-    seeds = check_ids(seeds, "seeds")
-    require(indices.dtype == srcs.dtype == seeds.dtype, "node ids of one dtype", f"{indices.dtype} and {srcs.dtype}")
-    offsets, local, eids = [], [], []
-    for rows, sources, positions in hops:
-        offsets.append(check_offsets(rows))
-        local.append(check_ids(sources, "local indices"))
-        require(local[-1].dtype == indices.dtype, f"local indices of {indices.dtype}", f"{local[-1].dtype}")
-        require(positions.dtype == torch.int64, "eids int64", f"{positions.dtype}")
-        eids.append(check_ids(positions, "eids"))
-        edges = int(offsets[-1][-1])
-        require(edges == local[-1].numel() == eids[-1].numel(), f"{edges} edges", f"{local[-1].numel()} indices")
-    parts = _native.union_hops(indptr, indices, srcs, num_dst, offsets, local, eids)
+    indptr, indices, seeds = check_offsets(indptr), check_ids(indices, "indices"), check_ids(seeds, "seeds")
+    require(indices.dtype == seeds.dtype, "node ids of one dtype", f"{indices.dtype} and {seeds.dtype}")
+    parts = _native.union_hops(indptr, indices, seeds, [_checked_hop(*hop, indices.dtype) for hop in hops])
     return _written(parts, seeds, want_eids, empty or fresh)
+
+
+def _checked_hop(indptr: Tensor, local: Tensor, srcs: Tensor, eids: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    indptr, local, srcs = check_offsets(indptr), check_ids(local, "local indices"), check_ids(srcs, "srcs")
+    eids = check_ids(eids, "eids")
+    require(local.dtype == srcs.dtype == dtype, f"ids of {dtype}", f"{local.dtype} and {srcs.dtype}")
+    require(eids.dtype == torch.int64, "eids int64", f"{eids.dtype}")
+    edges = int(indptr[-1])
+    counts = f"{local.numel()} indices, {eids.numel()} eids"
+    rises = int(indptr[0]) == 0 and bool((indptr.diff() >= 0).all())
+    require(rises, "indptr from 0, non-decreasing", f"one from {int(indptr[0])} to {edges}")
+    require(edges == local.numel() == eids.numel(), f"{edges} edges", counts)
+    return [indptr, local, srcs, eids]
 
 
 def fresh(n: int, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from joestar.graph_api import Block, Graph
 from joestar.kernels.dropout import DROPOUT_SITE
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages import LargeBatch, check_macro_batch
-from joestar.stages.large_batch import FIRST_STAGE_SITE, run_sampler, union
+from joestar.stages.union import FIRST_STAGE_SITE, run_sampler, union
 from stages.support import Layers, TwoKinds, Whole, blocks_of, fields, random_graph, reference
 
 KEY = (7, 3, 2)
@@ -65,7 +65,7 @@ def test_the_way_straight_to_the_union_gives_what_the_blocks_give(number):
     sampler = NeighborSampler(graph, fanouts, replace=number % 4 == 1, **weighted)
     seeds = torch.from_numpy(random.integers(0, graph.num_nodes, random.integers(1, 90))).to(torch.int32)
     straight = LargeBatch(8).sample(graph, sampler, seeds, KEY)
-    hops = union(graph, run_sampler(graph, sampler, seeds, KEY), seeds, True, "")
+    hops = union(graph, *run_sampler(graph, sampler, seeds, KEY), seeds, True, "")
     assert fields(straight) == fields(hops)
 
 
@@ -197,6 +197,35 @@ def test_pieces_of_a_macro_batch_that_does_not_fit_make_up_the_whole(probs):
         stage.sample_pieces(graph, sampler, seeds, KEY, lambda macro: False, batch=8)
 
 
+class Walks:
+    """A user's sampler: edges from the ends of two-step walks, which the graph has not."""
+
+    def sample(self, graph, seeds):
+        near = graph[:, seeds].individual_sample(5)
+        far = graph[:, near.srcs].individual_sample(1).add_self_loops()
+        steps = far.indptr.index_select(0, near.indices)
+        return [Block(near.indptr, far.indices.index_select(0, steps), far.srcs, near.dsts, graph)]
+
+
+class Looped:
+    """A user's sampler that adds self-loops to one of its blocks."""
+
+    def sample(self, graph, seeds):
+        near = graph[:, seeds].individual_sample(3)
+        return [graph[:, near.srcs].individual_sample(4).add_self_loops(), near]
+
+
+@pytest.mark.parametrize("sampler", [Walks(), Looped()])
+def test_what_sampling_calls_picked_stands_for_edges_that_the_graph_has_not(sampler):
+    graph = random_graph()
+    plain = NeighborSampler(graph, [5, 1] if isinstance(sampler, Walks) else [3, 4])
+    macro = LargeBatch(6).sample(graph, sampler, SEEDS, KEY)
+    assert fields(macro) == fields(LargeBatch(6).sample(graph, plain, SEEDS, KEY))
+    here = Graph.from_csc(torch.nn.functional.pad(macro.indptr, (0, macro.num_nodes - macro.num_rows),
+                          value=macro.num_edges), macro.indices)  # fmt: skip
+    assert len(sampler.sample(here.keyed(1), macro.seeds)) in (1, 2)
+
+
 class Wrong:
     """A sampler that returns what ``function(graph, seeds)`` makes."""
 
@@ -224,10 +253,24 @@ def _short(graph, seeds):
     return [Block(block.indptr, block.indices, block.srcs, block.dsts, graph, block.eids[:-1])]
 
 
+def _outside(graph, seeds):
+    block = graph[:, seeds].individual_sample(3)
+    srcs = torch.cat([block.srcs, torch.tensor([60], dtype=block.srcs.dtype)])
+    return [Block(block.indptr, block.indices, srcs, block.dsts, graph, block.eids)]
+
+
+def _falling(graph, seeds):
+    block = graph[:, seeds].individual_sample(3)
+    indptr = block.indptr.clone()
+    indptr[1] = 10**9
+    return [Block(indptr, block.indices, block.srcs, block.dsts, graph, block.eids)]
+
+
 WRONG = {
-    "self-loops": (lambda g, s: [g[:, s].individual_sample(3).add_self_loops()], "graph.add_self_loops"),
-    "no eids": (Whole(eids=False).sample, "edges of this block are not known"),
+    "edges from nowhere": (Whole(eids=False).sample, "no sampling call found its node"),
+    "nodes that are none": (_outside, r"srcs\[\d+\] = 60 is not a node"),
     "eids of other edges": (_shifted, "not the positions of its edges"),
+    "offsets that fall": (_falling, "non-decreasing"),
     "too few eids": (_short, "not the positions of its edges"),
     "sources in another order": (_swapped, "do not begin with its destinations"),
     "blocks that do not follow": (_torn, "are not the sources of block 1"),

@@ -32,6 +32,15 @@ class NodeBits {
     if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit, std::memory_order_relaxed);
   }
 
+  template <IdType Id>
+  void insert_all(std::span<const Id> nodes) const {
+    const auto n = static_cast<std::int64_t>(nodes.size());
+    parallel_for(n, 8192, [&](std::int64_t i) {
+      touch(nodes[static_cast<std::size_t>(std::min(i + 16, n - 1))]);
+      insert(nodes[static_cast<std::size_t>(i)]);
+    });
+  }
+
  private:
   PageScratch<std::uint64_t> words_;
 };
