@@ -218,7 +218,7 @@ def test_a_plan_fills_the_budget_and_training_works(graph):
     net, adam = parts(graph)
     sampler = joestar.NeighborSampler(graph, [2, 2], seed=5)
     planner = Planner(net, sampler, 1, batch=BATCH)
-    budget = planner.workspace() + 18_000
+    budget = planner.workspace() + 24_000
     step = joestar.compile(
         net, sampler, F.cross_entropy, adam, backend="eager", warm_up=4, memory=budget, batch_size=BATCH
     )
