@@ -135,7 +135,7 @@ class Block(Computation):
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees in the whole graph of the ``"src"`` or ``"dst"`` nodes, int64."""
         ids = self.srcs if side == "src" else self.dsts
-        return self.graph.in_degrees_of(ids)
+        return self.graph.whole_degrees_of(ids)
 
     def __repr__(self) -> str:
         return f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"

@@ -12,6 +12,7 @@ from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
+from joestar.graph_api.row_source import source_of
 from joestar.graph_api.validate import check_csc, check_edge_index, check_node_ids, check_nodes
 
 
@@ -30,6 +31,7 @@ class Graph(Computation):
         name, num_classes, multilabel: what a dataset knows of itself.
         class_names: text of every class id, or ``None``.
         mapping: a ``NodeMapping`` to the ids that the nodes had in the user's files, or ``None``.
+        whole_degrees: where this is a part of a larger graph, in-degrees there, int64 ``[num_nodes]``; else ``None``.
 
     NumPy arrays and lists are taken wherever tensors go. Build one with ``from_csc``, ``from_edge_index``,
     ``from_scipy``, ``from_networkx``, ``from_pyg`` or ``joestar.data.from_tables``, which validate; the constructor
@@ -49,6 +51,7 @@ class Graph(Computation):
         self.multilabel = False
         self.class_names = None
         self.mapping = None
+        self.whole_degrees = None
         self._context = context
         self._formats = {}
         self._ids = None
@@ -244,9 +247,15 @@ class Graph(Computation):
         """In-degrees of the given nodes, int64 ``[len(nodes)]``."""
         return torch.index_select(self.indptr, 0, nodes + 1) - torch.index_select(self.indptr, 0, nodes)
 
+    def whole_degrees_of(self, nodes: Tensor) -> Tensor:
+        """In-degrees of the given nodes in the whole graph, of which this may be a part, int64 ``[len(nodes)]``."""
+        if self.whole_degrees is None:
+            return self.in_degrees_of(nodes)
+        return torch.index_select(self.whole_degrees, 0, nodes)
+
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees of every node (either side of a square graph)."""
-        return self.in_degrees()
+        return self.in_degrees() if self.whole_degrees is None else self.whole_degrees
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:
         """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached."""
@@ -351,6 +360,7 @@ class Graph(Computation):
         """A view of the graph that samples under the given key and sizes."""
         view = self._describe(Graph(self.indptr, self.indices, self.ndata, self.edata, context))
         view._formats = self._formats
+        view.whole_degrees = self.whole_degrees
         return view
 
     @property
@@ -372,7 +382,8 @@ class Graph(Computation):
         graph.ids = None if self.ids is None else self.ids.to(device)
         for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
             for name, value in source.items():
-                frame[name] = value.to(device)
+                far = source_of(source, name)
+                frame[name] = (value if far is None else far).to(device)
         for name in SPLITS:
             split = getattr(self, name)
             setattr(graph, name, None if split is None else split.to(device))

@@ -31,6 +31,7 @@ class Kind(enum.Enum):
 
 
 _OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA})
+_STRUCTURE = ("indptr", "indices", "ids", "whole_degrees")
 _FIXED = frozenset({Kind.CONSTANT, Kind.HOISTED})
 
 
@@ -95,7 +96,7 @@ def constant(tensor: Tensor, name: str) -> Input:
 def known_inputs(graph, model: nn.Module) -> dict[int, Input]:
     """The tensors of graph and model that a program may hold on to: ``id(tensor)`` -> input."""
     special = {"x": Kind.FEATURE, "y": Kind.LABEL}
-    found = [(Kind.STRUCTURE, f"graph.{name}", getattr(graph, name)) for name in ("indptr", "indices", "ids")]
+    found = [(Kind.STRUCTURE, f"graph.{name}", getattr(graph, name, None)) for name in _STRUCTURE]
     found += [(special.get(key, Kind.NODE_DATA), f"graph.ndata[{key!r}]", value) for key, value in graph.ndata.items()]
     found += [(Kind.EDGE_DATA, f"graph.edata[{key!r}]", value) for key, value in graph.edata.items()]
     found += [(Kind.PARAMETER, f"model.{name}", value) for name, value in model.named_parameters()]

@@ -13,6 +13,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
+from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
@@ -148,6 +149,7 @@ class Program:
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
         graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
         features, targets, data = graph.ndata.get("x"), graph.ndata.get("y"), dict(graph.ndata)
+        source = source_of(graph.ndata, "x")
         name, model_name = type(sampler).__name__, f"{type(model).__name__}.forward"
         call, inputs, loss_name = (None, (), "") if loss is None else (loss.call, loss.inputs, loss.name)
         seen = {}
@@ -161,7 +163,7 @@ class Program:
             context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
             blocks = sampler.sample(graph.with_context(context), seeds)
             check_blocks(blocks, name)
-            outputs, tensors = call_model(model, blocks, features), []
+            outputs, tensors = call_model(model, blocks, features, source), []
             structure = flatten(outputs, tensors, model_name)
             if call is None:
                 note(structure, ())

@@ -273,6 +273,18 @@ def steps() -> None:
         shuffle_keys(INDPTR, a, b)
 
 
+def feeding() -> None:
+    """Rows and structure on their way into an arena."""
+    ids, slots = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(NODES, dtype=torch.int32)
+    for dtype, width in ((torch.float32, 128), (torch.bfloat16, 37), (torch.float16, 768)):
+        x = torch.zeros(NODES, width, dtype=dtype)
+        gpu.fill_rows(x, ids, ids.long(), x)
+        gpu.fill_rows(x, ids, ids, x.float())
+        for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
+            gpu.gather_stored(x, cache, slot_of, ids)
+    gpu.place_structure(INDPTR, ids, slots, INDPTR, ids)
+
+
 def functions() -> dict[str, JITFunction]:
     """Every ``@triton.jit`` function of ``joestar.kernels``, by module and name."""
     found = {}
@@ -338,6 +350,7 @@ def main() -> None:
             messages(torch.float32, 100)
             dense_products(torch.float32)
         wide_rows(torch.float32, WIDEST)
+        feeding()
         steps()
     covered: set[JITFunction] = set()
     for function in launched:
