@@ -124,6 +124,7 @@ def _row(mode: str, model: str, graph: Graph, setting: Setting, budget: int, dev
     net = network(model, graph, setting).to(device)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=device.type == "cuda" and mode == "cpu")
     memory, start = PeakMemory(device), time.perf_counter()
+    _cap(device, budget if mode in ("pinned", "cached", "large-batch") else None)
     try:
         epochs = _MODES[mode](graph, net, optimizer, setting, budget, device)
         row = next(epochs)
@@ -138,8 +139,17 @@ def _row(mode: str, model: str, graph: Graph, setting: Setting, budget: int, dev
         next(epochs, None)
     except (JoestarError, torch.OutOfMemoryError) as error:
         return Row(mode, model, [], note=str(error).splitlines()[0])
+    finally:
+        _cap(device, None)
     row.memory = memory.bytes()
     return row
+
+
+def _cap(device: torch.device, budget: int | None) -> None:
+    """PyTorch takes no more of a GPU's memory than this from now on."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(1.0 if budget is None else min(1.0, budget / total), device)
 
 
 def _wait(device: torch.device) -> None:

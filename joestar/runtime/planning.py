@@ -12,7 +12,7 @@ from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
-from joestar.stages.plan import COUNTED, PARTS, Costs, Look, Plan, Speeds, choose
+from joestar.stages.plan import COUNTED, PARTS, Costs, Look, Plan, Speeds, choose, least
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
 
@@ -152,8 +152,8 @@ class Planner:
         compute = -(-total // self.batch) * self._step_seconds()
         found = choose(look, wanted, costs, self.budget, total, compute, self.speeds)
         if found is None:
-            raise self._too_small(look.shape(wanted[0]), costs)
-        found.hot_ids = look.hottest(found.hot)
+            raise self._too_small(look.shape(wanted[0]), least(look, wanted[0], costs))
+        found.hot_ids, found.batch = look.hottest(found.hot), self.batch
         return found
 
     def _possible(self, wanted: list[int], costs: Costs) -> list[int]:
@@ -182,14 +182,14 @@ class Planner:
         edges = sum(size for size, label in zip(*self.sizes, strict=True) if label == "sample")
         return self.speeds.step + PASSES * edges * row / self.speeds.memory
 
-    def _too_small(self, shape, costs: Costs) -> ConfigError:
-        least = sum(costs.fixed.values()) + 2 * shape.nodes * (costs.slot + 16) + shape.edges * costs.edge
-        parts = ", ".join(f"{name} {human_bytes(value)}" for name, value in costs.fixed.items())
+    def _too_small(self, shape, parts: dict[str, int]) -> ConfigError:
+        needed = sum(parts.values())
+        listed = ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items() if value)
         return ConfigError(
             f"memory={human_bytes(self.budget)} is too small: macro-batches of {shape.seeds:,} seeds have about "
-            f"{shape.nodes:,.0f} nodes and {shape.edges:,.0f} edges, twice that takes {human_bytes(least)} with what "
-            f"is needed in any case ({parts}). Give about {human_bytes(1.1 * least)}, or take smaller batches, fanouts "
-            "or features (x in bfloat16 or float16 with autocast)."
+            f"{shape.nodes:,.0f} nodes and {shape.edges:,.0f} edges, and need {human_bytes(needed)} ({listed}). Give "
+            f"{human_bytes(1.05 * needed)}, or take smaller batches, fanouts or features (x in bfloat16 or float16 "
+            "with autocast)."
         )
 
     # --- filling ---

@@ -117,11 +117,14 @@ class StagedStep(Step):
     def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
         """As ``Step.predict``; ``idx`` and what is returned are on the CPU.
 
+        Args:
+            batch_size: by default 1,024, or the number of seeds per step that was planned for, if that is smaller.
+
         Raises:
             ConfigError: for ``full``, which needs the graph on the device.
         """
         seeds = self._seeds(idx)
-        batch = PREDICTED if batch_size is None else check_batch_size(batch_size)
+        batch = min(PREDICTED, self.plan.batch) if batch_size is None else check_batch_size(batch_size)
         self._check()
         if full:
             raise ConfigError(

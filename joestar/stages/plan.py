@@ -55,7 +55,7 @@ class Plan:
         hot: nodes that stay on the device; cold: slots of each half; edges: room for edges.
         share: of a macro-batch's nodes that are expected to be hot.
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
-        bus: bytes over the bus in an epoch.
+        bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``. batch: seeds per step planned for.
     """
 
     budget: int
@@ -70,6 +70,7 @@ class Plan:
     parts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     hot_ids: Tensor | None = None
+    batch: int = 1000
 
     @property
     def memory(self) -> int:
@@ -193,19 +194,31 @@ def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int,
         look.at(found.num_seeds)
 
 
+def parts_of(look: Look, number: int, costs: Costs, hot: int) -> dict[str, int]:
+    """Bytes of the device, with so many hot nodes and seeds per macro-batch."""
+    shape, share = look.shape(number), look.share(number, hot)
+    cold = _room(shape.nodes * (1 - share), look.num_nodes - hot)
+    slots = hot + 2 * cold
+    return {
+        "hot nodes": int(hot * costs.slot),
+        "macro-batches": int(2 * cold * costs.slot + 16 * slots + _room(shape.edges) * costs.edge),
+        "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
+        **costs.fixed,
+    }
+
+
+def least(look: Look, number: int, costs: Costs) -> dict[str, int]:
+    """``parts_of`` with as many hot nodes as take the least memory."""
+    found = (parts_of(look, number, costs, hot) for hot in _steps(look.num_nodes))
+    return min(found, key=lambda parts: sum(parts.values()))
+
+
 def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, compute: float,
              speeds: Speeds) -> Plan | None:  # fmt: skip
     shape, num_nodes = look.shape(number), look.num_nodes
 
     def parts(hot: int) -> dict[str, int]:
-        cold = _room(shape.nodes * (1 - look.share(number, hot)), num_nodes - hot)
-        slots = hot + 2 * cold
-        return {
-            "hot nodes": int(hot * costs.slot),
-            "macro-batches": int(2 * cold * costs.slot + 16 * slots + _room(shape.edges) * costs.edge),
-            "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
-            **costs.fixed,
-        }
+        return parts_of(look, number, costs, hot)
 
     fitting = [hot for hot in _steps(num_nodes) if sum(parts(hot).values()) <= budget]
     if not fitting:
