@@ -13,17 +13,21 @@ if TYPE_CHECKING:
     from joestar.api import compile
     from joestar.data import load
     from joestar.graph_api import Block, Graph, fn
+    from joestar.partitioning import Partitioning, partition
     from joestar.runtime.checkpoint import Checkpoints
     from joestar.runtime.inference import infer as inference
     from joestar.sampling import LayerDependentSampler, NeighborSampler
+    from joestar.stages import LargeBatch
     from joestar.step import Step
 
 __all__ = [
     "Block",
     "Checkpoints",
     "Graph",
+    "LargeBatch",
     "LayerDependentSampler",
     "NeighborSampler",
+    "Partitioning",
     "Step",
     "compile",
     "errors",
@@ -31,24 +35,28 @@ __all__ = [
     "inference",
     "load",
     "nn",
+    "partition",
 ]
 
 _PLACES = {
     "Block": ("joestar.graph_api", "Block"),
     "Checkpoints": ("joestar.runtime.checkpoint", "Checkpoints"),
     "Graph": ("joestar.graph_api", "Graph"),
+    "LargeBatch": ("joestar.stages", "LargeBatch"),
     "LayerDependentSampler": ("joestar.sampling", "LayerDependentSampler"),
     "NeighborSampler": ("joestar.sampling", "NeighborSampler"),
+    "Partitioning": ("joestar.partitioning", "Partitioning"),
     "Step": ("joestar.step", "Step"),
     "compile": ("joestar.api", "compile"),
     "fn": ("joestar.graph_api", "fn"),
     "inference": ("joestar.runtime.inference", "infer"),
     "load": ("joestar.data", "load"),
+    "partition": ("joestar.partitioning", "partition"),
 }
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
     "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "metrics", "nn", "ops",
-    "profile", "runtime", "sampling", "step",
+    "partitioning", "profile", "runtime", "sampling", "stages", "step", "store",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

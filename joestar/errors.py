@@ -57,5 +57,9 @@ class CheckpointError(JoestarError, ValueError):
     """A checkpoint is missing, damaged, or of another run."""
 
 
+class StageError(JoestarError, RuntimeError):
+    """A thread that makes data ready for training failed, or is gone; the cause is what it raised."""
+
+
 class JoestarWarning(UserWarning):
     """Something is slower than it could be, or other than one might think; the result is right."""

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <functional>
 #include <string>
 #include <vector>
@@ -31,12 +32,14 @@ struct Options {
 struct Result {
   const Case* of;
   double least, median;  // milliseconds
+  double cpu;            // the same, of all threads together, in the call with the least
   std::int64_t calls;
 };
 
 inline Result measure(const Case& of, const Options& options) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;
+  double cpu = 0;
   if (options.calls == 0) of.call();  // allocates what is kept between calls
   const auto end = Clock::now() + std::chrono::duration<double>(options.seconds);
   const auto more = [&] {
@@ -45,11 +48,14 @@ inline Result measure(const Case& of, const Options& options) {
   };
   while (more()) {
     const auto start = Clock::now();
+    const std::clock_t cpu_start = std::clock();
     of.call();
+    const double used = 1e3 * static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
+    cpu = times.empty() ? used : std::min(cpu, used);
     times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
   std::sort(times.begin(), times.end());
-  return {&of, times.front(), times[times.size() / 2], static_cast<std::int64_t>(times.size())};
+  return {&of, times.front(), times[times.size() / 2], cpu, static_cast<std::int64_t>(times.size())};
 }
 
 inline void write_json(const std::vector<Result>& results, const std::string& path) {
@@ -72,13 +78,13 @@ inline void write_json(const std::vector<Result>& results, const std::string& pa
 
 inline int run(const std::vector<Case>& cases, const Options& options) {
   std::vector<Result> results;
-  std::printf("%-44s %10s %9s %9s %9s %8s %7s\n", "case", "edges", "least ms", "median", "ns/edge", "GB/s", "calls");
+  std::printf("%-44s %10s %9s %9s %9s %9s %8s %7s\n", "case", "edges", "least ms", "median", "cpu ms", "ns/edge", "GB/s", "calls");
   for (const Case& of : cases) {
     if (of.name.find(options.only) == std::string::npos) continue;
     results.push_back(measure(of, options));
     const Result& r = results.back();
-    std::printf("%-44s %10lld %9.3f %9.3f %9.2f %8.1f %7lld\n", of.name.c_str(), static_cast<long long>(of.edges),
-                r.least, r.median, r.least * 1e6 / static_cast<double>(std::max<std::int64_t>(1, of.edges)),
+    std::printf("%-44s %10lld %9.3f %9.3f %9.3f %9.2f %8.1f %7lld\n", of.name.c_str(), static_cast<long long>(of.edges),
+                r.least, r.median, r.cpu, r.least * 1e6 / static_cast<double>(std::max<std::int64_t>(1, of.edges)),
                 of.bytes / r.least / 1e6, static_cast<long long>(r.calls));
     std::fflush(stdout);
   }

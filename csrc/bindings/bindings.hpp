@@ -15,7 +15,10 @@ void bind_weighted(py::module_& m);
 void bind_spmm_csr(py::module_& m);
 void bind_spmm_grad(py::module_& m);
 void bind_shared(py::module_& m);
+void bind_partition(py::module_& m);
 void bind_attend(py::module_& m);
+void bind_store(py::module_& m);
+void bind_stages(py::module_& m);
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 

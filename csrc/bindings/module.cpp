@@ -60,7 +60,10 @@ PYBIND11_MODULE(_native, m) {
   bind_spmm_csr(m);
   bind_spmm_grad(m);
   bind_shared(m);
+  bind_partition(m);
   bind_attend(m);
+  bind_store(m);
+  bind_stages(m);
 }
 
 }  // namespace joestar::bindings

@@ -41,6 +41,8 @@ class ChangeGuard:
     def _graph_facts(self) -> dict[str, TensorFacts]:
         graph = self.graph
         facts = {"graph.indptr": TensorFacts.of(graph.indptr), "graph.indices": TensorFacts.of(graph.indices)}
+        if graph.ids is not None:
+            facts["graph.ids"] = TensorFacts.of(graph.ids)
         for frame in ("ndata", "edata"):
             for name, value in getattr(graph, frame).items():
                 facts[f"graph.{frame}[{name!r}]"] = TensorFacts.of(value)

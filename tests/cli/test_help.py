@@ -14,8 +14,8 @@ from joestar.cli.console import balanced
 from joestar.cli.main import app
 
 COMMANDS = [
-    (), ("train",), ("evaluate",), ("predict",), ("profile",), ("info",), ("doctor",), ("bench",), ("bench", "step"),
-    ("bench", "user"), ("bench", "inference"), ("bench", "kernels"), ("generate",), ("convert",),
+    (), ("train",), ("evaluate",), ("predict",), ("profile",), ("info",), ("doctor",), ("partition",), ("bench",),
+    ("bench", "step"), ("bench", "user"), ("bench", "inference"), ("bench", "kernels"), ("generate",), ("convert",),
 ]  # fmt: skip
 WIDTHS = (80, 120)
 

@@ -1,0 +1,96 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "bindings.hpp"
+#include "joestar/large_batch.hpp"
+#include "joestar/union_hops.hpp"
+
+namespace joestar::bindings {
+namespace {
+
+// MacroParts of either id type. write() ends with freeing them, which takes a while and needs no GIL.
+class AnyParts {
+ public:
+  virtual ~AnyParts() = default;
+  virtual std::int64_t num_rows() const = 0;
+  virtual std::int64_t num_nodes() const = 0;
+  virtual std::int64_t num_edges() const = 0;
+  virtual void write(const Tensor& given, const Tensor& seeds, const Tensor& ids, const Tensor& indptr,
+                     const Tensor& indices, const Tensor& eids) = 0;
+};
+
+template <class Id>
+class Parts : public AnyParts {
+ public:
+  explicit Parts(MacroParts<Id> parts) : parts_(std::move(parts)) {}
+  std::int64_t num_rows() const override { return parts_.value().num_rows(); }
+  std::int64_t num_nodes() const override { return parts_.value().num_nodes(); }
+  std::int64_t num_edges() const override { return parts_.value().num_edges(); }
+  void write(const Tensor& given, const Tensor& seeds, const Tensor& ids, const Tensor& indptr, const Tensor& indices,
+             const Tensor& eids) override {
+    parts_.value().write(ids.as<Id>(), indptr.span<std::int64_t>(), indices.as<std::int32_t>(),
+                         eids.as<std::int64_t>());
+    parts_->numbers().look_up(given.span<const Id>(), seeds.as<std::int32_t>());
+    parts_.reset();
+  }
+
+ private:
+  std::optional<MacroParts<Id>> parts_;
+};
+
+std::unique_ptr<AnyParts> bind_large_batch(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                                           const std::vector<std::int64_t>& fanouts, bool replace, const Tensor& key,
+                                           const std::vector<std::int64_t>& sites, const Tensor& weight,
+                                           const Tensor& table, bool want_eids) {
+  if (fanouts.empty() || fanouts.size() > 255 || sites.size() != fanouts.size()) {
+    throw std::invalid_argument("fanouts: expected 1 to 255 of them, and a site for each");
+  }
+  if (table.dtype != DType::Int64 || table.numel != kRaceTableSize) {
+    throw std::invalid_argument("table: expected the int64 tensor of joestar.kernels.race");
+  }
+  return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyParts> {
+    std::vector<LargeHop> hops;
+    for (std::size_t h = 0; h < fanouts.size(); ++h) {
+      hops.push_back({Fanout{fanouts[h], replace}, key_state(sample_key(key, sites[h]))});
+    }
+    const Csc<Id> graph = csc_of<Id>(indptr, indices);
+    if (weight.present() && weight.numel < graph.edges()) {
+      throw std::invalid_argument("weight: expected one number per edge, got " + std::to_string(weight.numel));
+    }
+    const LargeBatchTask<Id> task{graph, hops, weight.span<const float>(),
+                                  table.span<const std::int64_t>(), want_eids};
+    return std::make_unique<Parts<Id>>(sample_large_batch<Id>(task, seeds.span<const Id>()));
+  });
+}
+
+std::unique_ptr<AnyParts> bind_union_hops(const Tensor& indptr, const Tensor& indices, const Tensor& srcs,
+                                          std::int64_t num_dst, const std::vector<Tensor>& offsets,
+                                          const std::vector<Tensor>& local, const std::vector<Tensor>& eids) {
+  return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyParts> {
+    std::vector<UnionHop<Id>> hops;
+    for (std::size_t h = 0; h < offsets.size(); ++h) {
+      hops.push_back({offsets[h].span<const std::int64_t>(), local.at(h).span<const Id>(),
+                      eids.at(h).span<const std::int64_t>()});
+      if (offsets[h].numel > num_dst + 1) throw std::invalid_argument("offsets: expected no more rows than num_dst");
+    }
+    const UnionTask<Id> task{csc_of<Id>(indptr, indices), srcs.span<const Id>(), num_dst, hops};
+    return std::make_unique<Parts<Id>>(union_hops(task));
+  });
+}
+
+}  // namespace
+
+void bind_stages(py::module_& m) {
+  py::class_<AnyParts>(m, "MacroParts")
+      .def_property_readonly("num_rows", &AnyParts::num_rows)
+      .def_property_readonly("num_nodes", &AnyParts::num_nodes)
+      .def_property_readonly("num_edges", &AnyParts::num_edges)
+      .def("write", &AnyParts::write, ReleaseGil());
+  m.def("large_batch", &bind_large_batch, ReleaseGil());
+  m.def("free_scratch", [] { process_instance<PageCache>().clear(); }, ReleaseGil(),
+        "Frees the memory that first stages keep for their next macro-batch (2 GiB at most).");
+  m.def("union_hops", &bind_union_hops, ReleaseGil());
+}
+
+}  // namespace joestar::bindings

@@ -1,0 +1,274 @@
+#pragma once
+// GAP, the GNN-aware streaming partitioner of the thesis (4.3.2, algorithm 2): O(edges + nodes log parts) a pass, space
+// O(nodes + parts x labels). Nodes are placed one after the other where the most in-neighbours are, less a cost that
+// grows with the number of nodes of the same label there (eq. 4.2). Parts never exceed a hard cap.
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "joestar/hash.hpp"
+#include "joestar/parallel.hpp"
+
+namespace joestar {
+
+struct PartitionOptions {
+  std::int32_t parts = 1;
+  std::int32_t labels = 0;    // classes; every other node counts as one more label
+  std::int64_t cap = 0;       // most nodes of a part; parts * cap >= nodes
+  std::int64_t block = 8192;  // nodes whose neighbours are counted together; no matter for the result
+};
+
+namespace detail {
+
+constexpr std::int32_t kUnplaced = -1;
+constexpr std::int64_t kPartitionBlockEdges = std::int64_t{1} << 20;
+constexpr std::int64_t kPartitionAhead = 24;
+
+// Nodes per part, in all and by label, with the emptiest part of every label at hand: the heaps of algorithm 2. The
+// cost grows with the count, so the order within a label is that of counts; a tournament tree keeps it, which is
+// updated along one path.
+class LabelBalance {
+ public:
+  // `label(v)` of node v, in [0, labels); parts_of[v] is its part or kUnplaced.
+  template <class Label>
+  LabelBalance(std::int32_t parts, std::int64_t labels, std::span<const std::int32_t> parts_of, Label&& label)
+      : parts_(parts),
+        leaves_(static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint32_t>(parts)))),
+        per_node_(static_cast<std::size_t>(labels)),
+        sizes_(static_cast<std::size_t>(parts), 0),
+        counts_(static_cast<std::size_t>(labels * parts), 0),
+        costs_(counts_.size(), 0.0),
+        winners_(static_cast<std::size_t>(labels * leaves_)) {
+    std::vector<std::int64_t> nodes(static_cast<std::size_t>(labels), 0);
+    for (std::size_t v = 0; v < parts_of.size(); ++v) {
+      const std::int64_t of = label(static_cast<std::int64_t>(v));
+      ++nodes[static_cast<std::size_t>(of)];
+      if (parts_of[v] == kUnplaced) continue;
+      ++sizes_[static_cast<std::size_t>(parts_of[v])];
+      ++counts_[at(of, parts_of[v])];
+    }
+    for (std::int64_t of = 0; of < labels; ++of) {
+      // |V_i^l| / mu_l over the mean size of a part: parts * count / (nodes of the label).
+      per_node_[static_cast<std::size_t>(of)] =
+          parts / static_cast<double>(std::max<std::int64_t>(1, nodes[static_cast<std::size_t>(of)]));
+      for (std::int32_t part = 0; part < parts; ++part) settle(of, part);
+      for (std::int64_t slot = leaves_ - 1; slot >= 1; --slot) replay(of, slot);
+    }
+  }
+
+  std::int64_t size(std::int32_t part) const { return sizes_[static_cast<std::size_t>(part)]; }
+
+  // Term 2 of eq. 4.2 up to a factor: the derivative of x^1.5 at the part's share of the label, 1 where it is even.
+  double cost(std::int64_t label, std::int32_t part) const { return costs_[at(label, part)]; }
+
+  void move(std::int64_t label, std::int32_t part, std::int32_t by) {
+    sizes_[static_cast<std::size_t>(part)] += by;
+    counts_[at(label, part)] += by;
+    settle(label, part);
+    for (std::int64_t slot = (leaves_ + part) / 2; slot >= 1; slot /= 2) replay(label, slot);
+  }
+
+  // The part with room that has the fewest nodes of the label; of several the first. -1 if all are full. Only where
+  // the emptiest parts are full does this look beyond the root.
+  std::int32_t emptiest(std::int64_t label, std::int64_t cap) const { return search(label, 1, cap); }
+
+ private:
+  std::size_t at(std::int64_t label, std::int32_t part) const {
+    return static_cast<std::size_t>(label * parts_ + part);
+  }
+  void settle(std::int64_t label, std::int32_t part) {
+    const std::size_t place = at(label, part);
+    costs_[place] = std::sqrt(counts_[place] * per_node_[static_cast<std::size_t>(label)]);
+  }
+  std::int32_t winner(std::int64_t label, std::int64_t slot) const {
+    if (slot < leaves_) return winners_[static_cast<std::size_t>(label * leaves_ + slot)];
+    const std::int64_t part = slot - leaves_;
+    return part < parts_ ? static_cast<std::int32_t>(part) : -1;
+  }
+  // The better of two parts, a < b, either of which may be missing (-1).
+  std::int32_t better(std::int64_t label, std::int32_t a, std::int32_t b) const {
+    if (a < 0 || b < 0) return std::max(a, b);
+    return counts_[at(label, b)] < counts_[at(label, a)] ? b : a;
+  }
+  void replay(std::int64_t label, std::int64_t slot) {
+    winners_[static_cast<std::size_t>(label * leaves_ + slot)] =
+        better(label, winner(label, 2 * slot), winner(label, 2 * slot + 1));
+  }
+  std::int32_t search(std::int64_t label, std::int64_t slot, std::int64_t cap) const {
+    const std::int32_t best = winner(label, slot);
+    if (best < 0 || size(best) < cap) return best;
+    if (slot >= leaves_) return -1;
+    const std::int64_t left = 2 * slot, right = left + 1;
+    const bool left_first = winner(label, left) == best;
+    const std::int32_t found = search(label, left_first ? left : right, cap);
+    const std::int32_t hope = winner(label, left_first ? right : left);
+    if (found >= 0 && (hope < 0 || better(label, std::min(found, hope), std::max(found, hope)) == found)) return found;
+    const std::int32_t other = search(label, left_first ? right : left, cap);
+    return better(label, std::min(found, other), std::max(found, other));
+  }
+
+  std::int64_t parts_, leaves_;
+  std::vector<double> per_node_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int32_t> counts_;
+  std::vector<double> costs_;
+  std::vector<std::int32_t> winners_;
+};
+
+// Counts how often each part was seen; forgets them in time proportional to the parts seen.
+class PartCounter {
+ public:
+  void reserve(std::int32_t parts) {
+    if (counts_.size() < static_cast<std::size_t>(parts)) counts_.resize(static_cast<std::size_t>(parts), 0);
+  }
+  void add(std::int32_t part, std::int32_t count) {
+    if (counts_[static_cast<std::size_t>(part)] == 0) seen_.push_back(part);
+    counts_[static_cast<std::size_t>(part)] += count;
+  }
+  // f(part, count) for the parts seen, in the order of their first sight; forgets them.
+  template <class F>
+  void drain(F&& f) {
+    for (const std::int32_t part : seen_) f(part, std::exchange(counts_[static_cast<std::size_t>(part)], 0));
+    seen_.clear();
+  }
+
+ private:
+  std::vector<std::int32_t> counts_, seen_;
+};
+
+// What the counting of a block leaves for the placing: in-neighbours by part, and one by one those (as -1 - node) that
+// are placed in the same block.
+template <IdType Id>
+struct Sight {
+  Id what;
+  std::int32_t count;
+};
+
+}  // namespace detail
+
+// Places a stream of nodes, in place: `parts_of` holds the assignment so far, -1 for nodes that have none; `labels` are
+// the class ids of the training nodes, -1 elsewhere, or empty. All views stay valid as long as the stream.
+//
+// Neighbours outside of a block of nodes do not move while the block is placed: all threads count them at once, and
+// one thread places the nodes in order, which looks the neighbours inside up. So the result is that of one node after
+// the other, whatever the blocks and the threads.
+template <IdType Id>
+class GapStream {
+ public:
+  GapStream(const Csc<Id>& graph, std::span<const std::int32_t> labels, const PartitionOptions& options,
+            std::span<std::int32_t> parts_of)
+      : graph_(graph),
+        labels_(labels),
+        options_(options),
+        parts_(parts_of),
+        balance_(options.parts, options.labels + std::int64_t{1}, parts_of, [&](std::int64_t v) { return label(v); }) {
+    if (options.parts < 1 || options.cap < 1 || (graph.rows() - 1) / options.parts >= options.cap) {
+      throw std::invalid_argument("partition: expected parts >= 1 and parts * cap >= nodes");
+    }
+    counter_.reserve(options.parts);
+  }
+
+  // Streams the nodes [first, last), where an even share of a label costs as much as `strength` neighbours. Returns how
+  // many nodes changed their part.
+  std::int64_t place(std::int64_t first, std::int64_t last, double strength) {
+    std::int64_t moved = 0;
+    for (std::int64_t begin = first; begin < last;) {
+      const std::int64_t end = block_end(begin, last);
+      count_block(begin, end);
+      for (std::int64_t v = begin; v < end; ++v) moved += place_node(v, begin, strength);
+      begin = end;
+    }
+    return moved;
+  }
+
+ private:
+  std::int64_t label(std::int64_t v) const {
+    const std::int32_t own = labels_.empty() ? -1 : labels_[static_cast<std::size_t>(v)];
+    return own < 0 ? options_.labels : own;
+  }
+
+  std::int64_t block_end(std::int64_t begin, std::int64_t last) const {
+    std::int64_t end = begin + 1;
+    const std::int64_t edges = graph_.indptr[static_cast<std::size_t>(begin)] + detail::kPartitionBlockEdges;
+    last = std::min(last, begin + std::max<std::int64_t>(1, options_.block));
+    while (end < last && graph_.indptr[static_cast<std::size_t>(end) + 1] <= edges) ++end;
+    return end;
+  }
+
+  void count_block(std::int64_t begin, std::int64_t end) {
+    const std::int64_t base = graph_.indptr[static_cast<std::size_t>(begin)];
+    const std::int64_t edges = graph_.indptr[static_cast<std::size_t>(end)] - base;
+    if (edges > sights_.size()) sights_ = Scratch<detail::Sight<Id>>(edges);
+    if (end - begin > lengths_.size()) lengths_ = Scratch<std::int64_t>(end - begin);
+    parallel_rows(graph_.indptr.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin) + 1),
+                  16384, [&](std::int64_t first, std::int64_t last) {
+                    static thread_local detail::PartCounter counter;
+                    counter.reserve(options_.parts);
+                    for (std::int64_t i = first; i < last; ++i) count_node(begin + i, begin, end, base, counter);
+                  });
+  }
+
+  void count_node(std::int64_t v, std::int64_t begin, std::int64_t end, std::int64_t base,
+                  detail::PartCounter& counter) {
+    const std::int64_t first = graph_.indptr[static_cast<std::size_t>(v)];
+    const std::int64_t last = graph_.indptr[static_cast<std::size_t>(v) + 1];
+    const Id* const sources = graph_.indices.data();
+    detail::Sight<Id>* out = sights_.data() + (first - base);
+    for (std::int64_t e = first; e < last; ++e) {
+      const std::int64_t ahead = std::min(e + detail::kPartitionAhead, last - 1);
+      prefetch(&parts_[static_cast<std::size_t>(sources[ahead])]);
+      const std::int64_t u = sources[e];
+      if (u == v) continue;
+      if (u >= begin && u < end) {
+        *out++ = {static_cast<Id>(-1 - u), 1};
+      } else if (parts_[static_cast<std::size_t>(u)] != detail::kUnplaced) {
+        counter.add(parts_[static_cast<std::size_t>(u)], 1);
+      }
+    }
+    counter.drain([&](std::int32_t part, std::int32_t count) { *out++ = {static_cast<Id>(part), count}; });
+    lengths_[v - begin] = out - (sights_.data() + (first - base));
+  }
+
+  // Lines 15 to 35 of algorithm 2. Where scores are equal the node stays, or goes to the part with the lowest number.
+  bool place_node(std::int64_t v, std::int64_t begin, double strength) {
+    std::int32_t& own = parts_[static_cast<std::size_t>(v)];
+    const std::int32_t before = own;
+    const std::int64_t of = label(v);
+    if (before != detail::kUnplaced) balance_.move(of, before, -1);
+    const detail::Sight<Id>* sight =
+        sights_.data() + (graph_.indptr[static_cast<std::size_t>(v)] - graph_.indptr[static_cast<std::size_t>(begin)]);
+    for (std::int64_t i = 0; i < lengths_[v - begin]; ++i, ++sight) {
+      const bool counted = sight->what >= 0;
+      const std::int32_t part =
+          counted ? static_cast<std::int32_t>(sight->what) : parts_[static_cast<std::size_t>(-1 - sight->what)];
+      if (part != detail::kUnplaced) counter_.add(part, sight->count);
+    }
+    std::int32_t best = balance_.emptiest(of, options_.cap);
+    const bool stays = before != detail::kUnplaced && balance_.size(before) < options_.cap &&
+                       balance_.cost(of, before) == balance_.cost(of, best);
+    if (stays) best = before;
+    double best_score = -strength * balance_.cost(of, best);
+    counter_.drain([&](std::int32_t part, std::int32_t count) {
+      if (balance_.size(part) >= options_.cap) return;
+      const double score = count - strength * balance_.cost(of, part);
+      const bool first = part == before || (best != before && part < best);
+      if (score > best_score || (score == best_score && first)) best = part, best_score = score;
+    });
+    own = best;
+    balance_.move(of, best, 1);
+    return best != before;
+  }
+
+  Csc<Id> graph_;
+  std::span<const std::int32_t> labels_;
+  PartitionOptions options_;
+  std::span<std::int32_t> parts_;
+  detail::LabelBalance balance_;
+  detail::PartCounter counter_;
+  Scratch<detail::Sight<Id>> sights_;
+  Scratch<std::int64_t> lengths_;
+};
+
+}  // namespace joestar

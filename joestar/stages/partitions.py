@@ -1,0 +1,218 @@
+"""The partition-based first stage (thesis 5.2.2, Joestar-II): random groups of parts, with halo and hub nodes."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from joestar.errors import ConfigError, SamplerError
+from joestar.graph_api import Graph
+from joestar.graph_api.arrays import to_ids
+from joestar.graph_api.validate import check_ids
+from joestar.ops.hashing import key_state, row_state
+from joestar.partitioning import Partitioning
+from joestar.stages.hubs import hub_nodes
+from joestar.stages.macro import MacroBatch
+from joestar.stages.part_rows import Rows, Sizes, ahead_of_time, chosen_rows, local_batch
+
+GROUP_SITE, SEED_SITE = (1 << 25) + 0, (1 << 25) + 1
+"""Call sites of the random orders: apart from those of samplers and dropout."""
+
+
+@dataclass(frozen=True)
+class PartitionBatch(MacroBatch):
+    """A macro-batch of some parts of a graph.
+
+    Attributes:
+        halo: bool ``[n]``: neither in the parts nor a hub, but an in-neighbour of the parts. It has no in-edges here;
+            its hidden states come from a history.
+        parts: int64 ``[b]``, ascending: the parts.
+        whole: its sizes before ahead-of-time sampling, and ``kept`` after it.
+    """
+
+    halo: Tensor | None = None
+    parts: Tensor | None = None
+    whole: Sizes | None = None
+
+    @property
+    def kept(self) -> Sizes:
+        """Its sizes as it is."""
+        return Sizes(self.num_nodes, int(self.halo.sum()), self.num_rows, self.num_edges)
+
+
+class Partitions:
+    """Macro-batches that are random groups of ``group`` parts: in each epoch every part is in one of them.
+
+    A macro-batch has the nodes of its parts with all their in-edges, so also the halo: in-neighbours in other parts,
+    which have no in-edges here. Hubs are in every macro-batch; a hub of another part keeps the in-edges whose source is
+    there anyway. Its seeds are the training nodes of the parts in random order.
+
+    Everything random depends on (seed, epoch, index) alone.
+
+    Args:
+        partitioning: of the graph to train on.
+        group: parts per macro-batch; the last of an epoch may have fewer.
+        hubs: nodes to pin: ids, or how many to choose by reverse lazy random walks of ``hub_steps`` steps.
+        halo_fanout: most in-edges of a row that come from the halo, chosen at random; ``None``: all.
+        ahead: ahead-of-time sampling (thesis 5.2.2): what no seed of the macro-batch can reach is left out. A number of
+            hops: everything within them stays. A list of fanouts, from the seeds outwards: picks are made as a
+            neighbour sampler makes them for all seeds at once, and mini-batches are sampled among those. ``None``:
+            nothing is left out.
+    """
+
+    def __init__(
+        self,
+        partitioning: Partitioning,
+        group: int,
+        *,
+        hubs: int | Tensor = 0,
+        hub_steps: int = 3,
+        halo_fanout: int | None = None,
+        ahead: int | Sequence[int] | None = None,
+    ):
+        _positive("group", group)
+        if group > partitioning.parts:
+            raise ConfigError(f"Partitions: group={group} parts of {partitioning.parts}; choose fewer per macro-batch.")
+        if halo_fanout is not None:
+            _positive("halo_fanout", halo_fanout, least=0)
+        self.partitioning = partitioning
+        self.group = group
+        self.hubs = hubs
+        self.hub_steps = hub_steps
+        self.halo_fanout = halo_fanout
+        self.fanouts = _fanouts(ahead)
+
+    def prepare(self, graph: Graph, train: Tensor | None = None) -> "PreparedPartitions":
+        """Checks that the parts are this graph's, and sorts its nodes by part.
+
+        Args:
+            graph: the whole graph, on the CPU; its arrays may be memory-mapped.
+            train: the training nodes, each at most once; ``None``: ``graph.train_idx``.
+
+        Raises:
+            DataError: the partitioning is of another graph.
+            SamplerError: no training nodes, or ids that are no nodes.
+        """
+        if graph.device.type != "cpu":
+            raise SamplerError(f"a first stage samples on the CPU; the graph is on {graph.device}.")
+        self.partitioning.check(graph)
+        train = _training_nodes(graph, train)
+        if isinstance(self.hubs, int):
+            hubs = hub_nodes(graph, self.hubs, self.hub_steps, train) if self.hubs else train.new_empty(0)
+        else:
+            hubs = to_ids(self.hubs, "hubs", SamplerError) if not isinstance(self.hubs, Tensor) else self.hubs
+            check_ids(hubs, graph.num_nodes, "hubs", SamplerError)
+        return PreparedPartitions(self, graph, train, torch.unique(hubs).to(graph.indices.dtype))
+
+    def __repr__(self) -> str:
+        return f"Partitions({self.group} of {self.partitioning.parts} parts)"
+
+
+class PreparedPartitions:
+    """A ``Partitions`` stage for one graph; ``sample`` may be called from several threads.
+
+    Attributes:
+        hubs: ids of the pinned nodes, ascending.
+        train_of_part: int64 ``[parts]``: training nodes of every part.
+    """
+
+    def __init__(self, stage: Partitions, graph: Graph, train: Tensor, hubs: Tensor):
+        self.stage, self.graph, self.hubs = stage, graph, hubs
+        assignment, parts = stage.partitioning.assignment, stage.partitioning.parts
+        self._members = _by_part(torch.arange(graph.num_nodes, dtype=graph.indices.dtype), assignment, parts)
+        self._train = _by_part(train.to(graph.indices.dtype), assignment[train.to(torch.int64)], parts)
+        self.train_of_part = self._train[0].diff()
+        self._local = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+        self._lock = threading.Lock()
+
+    def groups(self, seed: int, epoch: int) -> list[Tensor]:
+        """The parts of every macro-batch of an epoch, each ascending; groups without training nodes are left out."""
+        parts = torch.arange(self.stage.partitioning.parts)
+        order = _shuffled(parts, (seed, epoch, 0), GROUP_SITE)
+        groups = [group.sort().values for group in order.split(self.stage.group)]
+        return [group for group in groups if int(self.train_of_part[group].sum())]
+
+    def seeds(self, seed: int, epoch: int) -> list[Tensor]:
+        """Node ids of the seeds of every macro-batch of an epoch, in their order."""
+        return [self._seeds(group, (seed, epoch, i)) for i, group in enumerate(self.groups(seed, epoch))]
+
+    @torch.no_grad()
+    def sample(self, key: tuple[int, int, int]) -> PartitionBatch:
+        """Macro-batch ``index`` of the epoch: a pure function of ``key`` = (seed, epoch, index)."""
+        groups = self.groups(*key[:2])
+        if not 0 <= key[2] < len(groups):
+            raise SamplerError(f"macro-batch {key[2]} of epoch {key[1]}: expected one of 0 to {len(groups) - 1}.")
+        group = groups[key[2]]
+        members = _pick(self._members, group).sort().values
+        seeds = self._seeds(group, key)
+        rows = self._rows(members, key)
+        whole = rows.sizes()
+        at = torch.searchsorted(rows.nodes[: rows.num_rows], seeds)
+        if self.stage.fanouts is not None:
+            rows, at = ahead_of_time(rows, at, self.stage.fanouts, key)
+        return _batch(rows, at, group, whole)
+
+    def _rows(self, members: Tensor, key: tuple[int, int, int]) -> Rows:
+        with self._lock:
+            try:
+                return chosen_rows(self.graph, members, self.hubs, self.stage.halo_fanout, key, self._local)
+            except BaseException:
+                self._local.fill_(-1)  # scratch that the next call takes as clean
+                raise
+
+    def _seeds(self, group: Tensor, key: tuple[int, int, int]) -> Tensor:
+        return _shuffled(_pick(self._train, group), key, SEED_SITE)
+
+
+def _batch(rows: Rows, seeds: Tensor, group: Tensor, whole: Sizes) -> PartitionBatch:
+    return PartitionBatch(*local_batch(rows, seeds), halo=rows.halo, parts=group, whole=whole)
+
+
+def _shuffled(ids: Tensor, key: tuple[int, int, int], site: int) -> Tensor:
+    """``ids`` in the order of their hashes: depends on the set of ids and the key only."""
+    ids = ids.sort().values
+    a, b = row_state(key_state(torch.tensor(key, dtype=torch.int64), site), ids)
+    return ids[torch.argsort(((a >> 1) << 31) | (b >> 1), stable=True)]
+
+
+def _by_part(nodes: Tensor, part: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """(offsets int64 ``[parts + 1]``, nodes sorted by part)."""
+    offsets = torch.zeros(parts + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(part, minlength=parts), 0, out=offsets[1:])
+    return offsets, nodes[torch.argsort(part, stable=True)]
+
+
+def _pick(by_part: tuple[Tensor, Tensor], group: Tensor) -> Tensor:
+    offsets, nodes = by_part
+    return torch.cat([nodes[int(offsets[part]) : int(offsets[part + 1])] for part in group.tolist()])
+
+
+def _training_nodes(graph: Graph, train: Tensor | None) -> Tensor:
+    train = graph.train_idx if train is None else train
+    train = train if isinstance(train, Tensor) or train is None else to_ids(train, "train", SamplerError)
+    if train is None or train.numel() == 0:
+        raise SamplerError("Partitions: the graph has no training nodes; set graph.train_idx or pass train=.")
+    check_ids(train, graph.num_nodes, "train", SamplerError)
+    if torch.unique(train).numel() != train.numel():
+        raise SamplerError("Partitions: a training node stands twice; an epoch visits each once.")
+    return train
+
+
+def _positive(name: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"Partitions: {name} must be a whole number, at least {least}; got {value!r}.")
+
+
+def _fanouts(ahead: int | Sequence[int] | None) -> list[int] | None:
+    """Picks per hop, -1 for all; ``None`` for no ahead-of-time sampling."""
+    if ahead is None:
+        return None
+    fanouts = [-1] * ahead if isinstance(ahead, int) and not isinstance(ahead, bool) else ahead
+    fine = isinstance(fanouts, Sequence) and len(fanouts) > 0
+    if not fine or not all(isinstance(f, int) and not isinstance(f, bool) and (f == -1 or f > 0) for f in fanouts):
+        raise ConfigError(
+            f"Partitions: ahead must be a number of hops, or a list of fanouts (above 0, or -1 for all); got {ahead!r}."
+        )
+    return list(fanouts)

@@ -1,0 +1,240 @@
+"""Items made ahead of their use, in order, by stages that work at the same time: a thread for each stage."""
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from joestar.errors import ConfigError, StageError
+
+EXIT_SECONDS = 10.0
+"""Longest wait, when the interpreter exits, for a stage to end what it is at."""
+
+
+class Pipeline(Iterator):
+    """Iterator over ``last(... first(make(i)))`` for ``i`` from ``start`` to ``count - 1``, in that order.
+
+    ``make`` and every stage run in a thread of their own, each on one item at a time; between two of them, and before
+    the consumer, at most ``depth`` items wait. So at most ``(depth + 1) * (len(stages) + 1)`` items are alive, plus the
+    consumer's own.
+
+    What a stage raises is raised in the consumer as the cause of a ``StageError`` that names the stage and the item,
+    after all items before that one; then everything ends. ``close()``, leaving a ``with`` block, dropping the last
+    reference and the end of the process end the threads as soon as their stages return, full queues or not. To go on
+    later, make another one with ``start=pipeline.position``.
+
+    Threads do not follow into a forked process: there, asking for items is a ``StageError``.
+
+    Args:
+        make: makes item ``i`` of its number.
+        count: how many items there are.
+        stages: each turns an item into another.
+        depth: items that may wait before the next stage, at least 1.
+        start: number of the first item.
+
+    Attributes:
+        position: number of the next item.
+    """
+
+    def __init__(self, make: Callable, count: int, *stages: Callable, depth: int = 1, start: int = 0):
+        for name, value, least in (("count", count, 0), ("depth", depth, 1), ("start", start, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"Pipeline: {name} must be an integer of at least {least}; got {value!r}.")
+        if start > count:
+            raise ConfigError(f"Pipeline: start={start} lies behind the last of {count} items.")
+        for stage in (make, *stages):
+            if not callable(stage):
+                raise ConfigError(f"Pipeline: stages are functions of one argument; got {type(stage).__name__}.")
+        self.count = count
+        self.position = start
+        self._state = _State((make, *stages), depth)
+        weakref.finalize(self, _State.end, self._state).atexit = False
+        self._state.begin(range(start, count))
+
+    def __iter__(self) -> "Pipeline":
+        return self
+
+    def __next__(self):
+        if self.position >= self.count:
+            self.close()
+            raise StopIteration
+        self._state.check_process()
+        try:
+            item = self._state.take(len(self._state.queues) - 1)
+            if isinstance(item, _Failure):
+                raise item.error()
+            self.position += 1
+            return item
+        except _EndedError:
+            raise StageError(
+                f"the pipeline was closed before item {self.position} of {self.count}: make another with "
+                f"start={self.position} to go on."
+            ) from None
+        except BaseException:
+            self.close()  # an item that was taken and not handed out would be missing, without a word
+            raise
+
+    def __len__(self) -> int:
+        return self.count - self.position
+
+    def close(self) -> None:
+        """Ends the threads, and waits until they have; items that were not handed out are dropped."""
+        self._state.end()
+        self._state.join()
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    def seconds(self) -> dict[str, float]:
+        """Time that every stage has worked so far, waiting left out, by its name; behind the last, ``"consumer"``: how
+        long the consumer waited."""
+        return dict(zip([*self._state.names, "consumer"], self._state.seconds, strict=True))
+
+
+class _EndedError(Exception):
+    """The pipeline has been closed."""
+
+
+class _Failure:
+    """Travels in the place of an item that could not be made."""
+
+    def __init__(self, name: str, number: int, cause: BaseException):
+        self.name, self.number, self.cause = name, number, cause
+
+    def error(self) -> StageError:
+        error = StageError(f"{self.name} failed at item {self.number}: {type(self.cause).__name__}: {self.cause}")
+        error.__cause__ = self.cause
+        return error
+
+
+class _State:
+    """What the threads share. They hold no reference to the ``Pipeline``, so that dropping it ends them."""
+
+    def __init__(self, functions: tuple[Callable, ...], depth: int):
+        self.functions = functions
+        self.names = _names(functions)
+        self.depth = depth
+        self.queues: list[deque] = [deque() for _ in functions]
+        self.changed = threading.Condition()  # of an RLock: garbage collection may end() while it is held
+        self.ended = False
+        self.process = os.getpid()
+        self.seconds = [0.0] * (len(functions) + 1)
+        self.threads: list[threading.Thread] = []
+
+    def begin(self, numbers: range) -> None:
+        for stage, name in enumerate(self.names):
+            thread = threading.Thread(target=self._work, args=(stage, numbers), name=f"joestar {name}", daemon=True)
+            self.threads.append(thread)
+        _RUNNING.add(self)
+        try:
+            for thread in self.threads:
+                thread.start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _work(self, stage: int, numbers: range) -> None:
+        try:
+            for number in numbers:
+                item = number if stage == 0 else self.take(stage - 1)
+                made = item if isinstance(item, _Failure) else self._made(stage, number, item)
+                del item
+                self._put(stage, made)
+                if isinstance(made, _Failure):
+                    return
+                del made
+        except _EndedError:
+            pass
+
+    def _made(self, stage: int, number: int, item):
+        before = time.perf_counter()
+        try:
+            return self.functions[stage](item)
+        except BaseException as error:
+            return _Failure(self.names[stage], number, error)
+        finally:
+            self.seconds[stage] += time.perf_counter() - before
+
+    def take(self, queue: int):
+        """The next item of a queue; ``_EndedError`` if the pipeline is closed."""
+        items = self.queues[queue]
+        before = time.perf_counter()
+        with self.changed:
+            while not items and not self.ended:
+                self.changed.wait()
+            if self.ended:
+                raise _EndedError
+            item = items.popleft()
+            self.changed.notify_all()
+        if queue == len(self.queues) - 1:
+            self.seconds[-1] += time.perf_counter() - before
+        return item
+
+    def _put(self, queue: int, item) -> None:
+        items = self.queues[queue]
+        with self.changed:
+            while len(items) >= self.depth and not self.ended:
+                self.changed.wait()
+            if self.ended:
+                raise _EndedError
+            items.append(item)
+            self.changed.notify_all()
+
+    def end(self) -> None:
+        """Tells the threads to leave. Called from anywhere, by garbage collection too."""
+        if os.getpid() != self.process:
+            return  # a forked copy, whose lock may be held for ever
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+            dropped = [item for items in self.queues for item in items]
+            for items in self.queues:
+                items.clear()
+        _RUNNING.discard(self)
+        del dropped  # outside of the lock: items may have finalizers
+
+    def join(self, seconds: float | None = None) -> None:
+        """Waits until the threads have left, each at most so long."""
+        if os.getpid() != self.process:
+            return
+        for thread in self.threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(seconds)
+
+    def check_process(self) -> None:
+        if os.getpid() != self.process:
+            raise StageError(
+                f"this pipeline was started in process {self.process}, and its threads are not in this one, "
+                f"{os.getpid()}, which was forked from it: make a pipeline after the fork."
+            )
+
+
+_RUNNING: set[_State] = set()
+
+
+def _end_all() -> None:
+    """At exit: threads that still run when the interpreter is torn down may crash it."""
+    states = list(_RUNNING)
+    for state in states:
+        state.end()
+    for state in states:
+        state.join(EXIT_SECONDS)
+
+
+atexit.register(_end_all)
+
+
+def _names(functions: tuple[Callable, ...]) -> list[str]:
+    """A name for each stage, no two alike."""
+    names: list[str] = []
+    for position, function in enumerate(functions):
+        name = getattr(function, "__name__", type(function).__name__)
+        role = "make" if position == 0 else f"stage {position}"
+        names.append(f"{role} ({name})")
+    return names

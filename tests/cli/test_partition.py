@@ -1,0 +1,52 @@
+"""``joestar partition``: a table, JSON, and a file that training reads."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import joestar
+from joestar.cli.main import app
+
+
+def invoke(*arguments, width=80):
+    return CliRunner().invoke(
+        app, ["partition", *map(str, arguments)], env={"COLUMNS": str(width), "TERM": "dumb", "NO_COLOR": "1"}
+    )
+
+
+def test_table_and_file(tmp_path):
+    file = tmp_path / "p.npz"
+    shown = invoke("cora", "--parts", 16, "--passes", 3, "--out", file, "--compare", "random")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert "2,708 nodes, 10,556 edges, 16 parts" in lines[0]
+    assert lines[1].split()[:3] == ["method", "edges", "cut"]
+    assert [line.split()[0] for line in lines[2:4]] == ["gap", "random"]
+    assert max(len(line) for line in lines[:4]) <= 80
+    found = joestar.Partitioning.load(file, joestar.load("cora", verbose=False))
+    assert found.parts == 16 and found.settings["passes"] == 3
+
+
+def test_json(tmp_path):
+    shown = invoke("cora", "--parts", 8, "--passes", 2, "--method", "random", "--compare", "gap", "--json")
+    facts = json.loads(shown.output)
+    chance, gap = facts["methods"]
+    assert (facts["parts"], facts["file"], chance["method"], gap["method"]) == (8, None, "random", "gap")
+    assert gap["cut"] < chance["cut"] and gap["halo_mean"] < chance["halo_mean"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("cora", "--parts", "2709"), "parts: expected a whole number from 1 to the 2,708 nodes"),
+        (("cora", "--method", "spectral"), "expected one of gap, random, metis"),
+        (("cora", "--compare", "all"), "--compare: expected some of"),
+        (("cora", "--out", "/nowhere/p.npz"), "--out"),
+        (("nothing.npz",), "nothing.npz"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments, says):
+    shown = invoke(*arguments, width=300)
+    assert shown.exit_code == 2
+    assert says in " ".join(shown.output.split())
