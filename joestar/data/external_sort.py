@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from joestar.data.edge_sources import Edges
-from joestar.data.folder_writer import FolderWriter, write_all
+from joestar.data.folder_writer import FolderWriter, open_to_append, write_all
 from joestar.data.journal import Journal
 from joestar.data.progress import Progress
 from joestar.data.structure import EdgeRules
@@ -231,9 +231,7 @@ class _Files:
             name = names[part]
             if name not in self.open:
                 path, size = _path(self.folder, name), self.sizes.get(name, 0)
-                file = self.open[name] = open(path, "r+b" if size else "wb", buffering=0)  # noqa: SIM115 - by `close`
-                file.truncate(size * 8)
-                file.seek(0, os.SEEK_END)
+                self.open[name] = open_to_append(path, size * 8)
             write_all(self.open[name], keys[ends[part] - counts[part] : ends[part]])
             self.sizes[name] = self.sizes.get(name, 0) + int(counts[part])
 

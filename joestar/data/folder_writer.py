@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from joestar.data.checksums import checksum
-from joestar.data.folder_meta import JOURNAL, META, PARTIAL, new_meta
+from joestar.data.folder_meta import META, PARTIAL, new_meta
 from joestar.errors import DataError
 
 HEADER = 128
@@ -35,9 +35,9 @@ class ArrayFile:
         self.path, self.dtype, self.width, self.rows = path, dtype, tuple(width), rows
         self.stored = np.dtype(STORED.get(dtype, dtype))
         self.row_bytes = self.stored.itemsize * int(np.prod(self.width, dtype=np.int64))
-        self.file = open(path, "r+b" if rows else "wb", buffering=0)  # noqa: SIM115 - closed by `close`
-        self.file.truncate(HEADER + rows * self.row_bytes)
-        self.file.seek(0, os.SEEK_END)
+        self.file = open_to_append(path, HEADER + rows * self.row_bytes if rows else 0)
+        if not rows:
+            write_all(self.file, np.zeros(HEADER, np.uint8))
 
     def append(self, values: np.ndarray) -> None:
         """Writes the next rows."""
@@ -93,15 +93,22 @@ class FolderWriter:
         self.arrays[key] = file.close()
 
     def finish(self, **facts: Any) -> Path:
-        """Adds checksums and ``meta.json`` and gives the folder its name."""
+        """``complete`` and ``settle``."""
+        self.complete(**facts)
+        return self.settle()
+
+    def complete(self, **facts: Any) -> None:
+        """Adds checksums and, as the last thing, ``meta.json``."""
         for key, entry in self.arrays.items():
             entry["sha256"] = checksum(self.folder / f"{key}.npy")
-        known = {META, *(f"{key}.npy" for key in self.arrays)}
-        for path in self.folder.iterdir():
-            if path.name not in known and path.name != JOURNAL:
-                path.unlink()
         write_json(self.folder / META, new_meta(self.arrays, **facts))
-        (self.folder / JOURNAL).unlink(missing_ok=True)
+
+    def settle(self) -> Path:
+        """Clears a complete folder of what was needed on the way, and gives it its name."""
+        known = {META, *(f"{key}.npy" for key in json.loads((self.folder / META).read_text())["arrays"])}
+        for path in self.folder.iterdir():
+            if path.name not in known:
+                path.unlink()
         _move(self.folder, self.target)
         return self.target
 
@@ -125,6 +132,21 @@ def check_key(key: str) -> None:
     """Raises unless an array may be called so."""
     if not key.replace("_", "").replace(".", "").replace("-", "").isalnum():
         raise DataError(f"the name {key!r} cannot be a file name; use letters, digits, '_', '-' and '.'.")
+
+
+def open_to_append(path: Path, size: int):
+    """A file to be gone on with behind its first ``size`` bytes; what is beyond is cut off.
+
+    Raises:
+        DataError: it is shorter: somebody else has changed it.
+    """
+    file = open(path, "r+b" if size else "wb", buffering=0)  # noqa: SIM115 - closed by who writes
+    if os.fstat(file.fileno()).st_size < size:
+        file.close()
+        raise DataError(f"{path}: the file is shorter than it was when the conversion stopped. Remove the folder.")
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 def write_all(file, values: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from joestar.data.folder_meta import JOURNAL
+from joestar.data.folder_meta import JOURNAL, META
 from joestar.data.folder_writer import write_json
 from joestar.errors import DataError
 
@@ -21,6 +21,9 @@ class Journal:
 
     Args:
         request: what is asked for; a journal of another request is not gone on with.
+
+    Attributes:
+        complete: whether nothing is left to do but to name the folder. resumed: whether something was done already.
 
     Raises:
         DataError: another process writes into the folder.
@@ -35,9 +38,9 @@ class Journal:
             self.lock.close()
             raise DataError(f"{folder}: another conversion of the same data is writing here. Wait for it.") from None
         head = {"request": json.loads(json.dumps(request)), "boot": BOOT.read_text() if BOOT.exists() else ""}
-        self.content = self._read()
+        self.content, self.complete = self._read(), (folder / META).is_file()
         self.resumed = all(self.content.get(key) == value for key, value in head.items())
-        if not self.resumed:
+        if not self.resumed and not self.complete:
             self.content = {**head, "states": {}}
             self.save()
 

@@ -1,6 +1,7 @@
 """Planted graphs on disk: the same for any memory and device, of the right shape, and hard for features alone."""
 
 import dataclasses
+import importlib
 import json
 import resource
 import signal
@@ -14,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import joestar
-from joestar.data import generate as module
 from joestar.data.draws import Counted, Permutation
 from joestar.data.generate import DTYPES, Planted, generate, in_memory
 from joestar.data.planted import HINT, MIXED, SHAPES, Shape, shape_of
 from joestar.data.planted import signal as signal_of
 from joestar.errors import ConfigError, DataError
 
+module = importlib.import_module("joestar.data.generate")  # `joestar.data.generate` is the function
 SMALL = Shape(500, 6.0, 0.9, 20, 0.75, 1.5, 7, 4, 100, 50, 60)
 
 
