@@ -1,6 +1,6 @@
 """What feeds an arena, on a GPU: rows over the bus into slots, and structure among slots.
 
-    python benchmarks/feeding.py [--gib 8] [--quick]
+    python benchmarks/feeding.py [--gib 16] [--quick]
 
 Prints CSV to standard output: rows per second and GB/s of ``fill_rows`` for rows of 256, 512 and 1024 bytes, with ids
 sorted and random, by 8 to 132 programs, alone and beside matrix products on another stream (whose slow-down is the last

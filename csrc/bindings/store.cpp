@@ -1,6 +1,7 @@
 #include "bindings.hpp"
 #include "joestar/place.hpp"
 #include "joestar/rows.hpp"
+#include "joestar/slots.hpp"
 
 namespace joestar::bindings {
 namespace {
@@ -53,6 +54,16 @@ void bind_add_row_values(const Tensor& indptr, const Tensor& indices, const Tens
   });
 }
 
+std::int64_t bind_assign_slots(const Tensor& ids, const Tensor& slot_of, std::int32_t first, const Tensor& slots,
+                               const Tensor& cold) {
+  std::int64_t count = 0;
+  with_id(ids, [&]<class Id>(Tag<Id>) {
+    count = assign_slots(ids.span<const Id>(), slot_of.span<const std::int32_t>(), first, slots.span<std::int32_t>(),
+                         cold.span<Id>());
+  });
+  return count;
+}
+
 }  // namespace
 
 void bind_store(py::module_& m) {
@@ -60,6 +71,7 @@ void bind_store(py::module_& m) {
   m.def("fill_rows", &bind_fill_rows, ReleaseGil());
   m.def("gather_cached", &bind_gather_cached, ReleaseGil());
   m.def("place_structure", &bind_place_structure, ReleaseGil());
+  m.def("assign_slots", &bind_assign_slots, ReleaseGil());
   m.def("add_row_values", &bind_add_row_values, ReleaseGil());
 }
 

@@ -43,6 +43,11 @@ class Frame(dict):
         if source is not None and not source.in_place:
             self.sources[key] = source
 
+    def refresh(self) -> None:
+        """Renews what sources have copied of tables that were written since."""
+        for source in self.sources.values():
+            source.refresh()
+
     def update(self, *args, **kwargs) -> None:
         """As ``dict.update``, every value checked."""
         for key, value in dict(*args, **kwargs).items():

@@ -22,8 +22,13 @@ class RowSource:
     in_place = False
 
     def rows(self, ids: Tensor) -> Tensor:
-        """``table[ids]``, ``[n, ...]``."""
+        """``table[ids]``, ``[n, ...]``; rows of 0 if the table is empty: ids are then padding only."""
+        if self.table.shape[0] == 0:
+            return self.table.new_zeros((ids.shape[0], *self.table.shape[1:]))
         return torch.ops.joestar.gather_rows(self.table, self.cache, self.slot_of, ids)
+
+    def refresh(self) -> None:
+        """Renews copies of rows, if the table was written since they were made."""
 
     def to(self, device) -> "RowSource":
         """The same rows for programs of another device."""

@@ -66,8 +66,8 @@ def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs:
     return None
 
 
-def gather_rows(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
-    """``table[ids]``, rows with a slot from ``cache``; as ``gpu_fill.gather_rows``.
+def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
+    """``table[ids]``, rows with a slot from ``cache``; as ``gpu_fill.gather_stored``.
 
     Raises:
         IndexError: for an id or a slot that is no row.
@@ -110,3 +110,24 @@ def add_row_values(indptr: Tensor, indices: Tensor, value: Tensor, out: Tensor) 
     right = value.dtype == out.dtype == torch.int64 and value.shape == (indptr.numel() - 1,)
     require(right, f"int64 values [{indptr.numel() - 1}]", f"{value.dtype} {list(value.shape)}")
     _native.add_row_values(indptr, indices, value.contiguous(), _written(check_ids(out, "out"), out))
+
+
+def assign_slots(ids: Tensor, slot_of: Tensor, first: int, slots: Tensor, cold: Tensor) -> int:
+    """Slots of nodes: ``slot_of`` them where that is not negative, the others ``first``, ``first + 1``, ... in order.
+
+    Args:
+        ids: int32 or int64 ``[n]``. slot_of: int32 ``[N]``. slots: int32 ``[n]``, written. cold: ``[n]`` in the dtype
+            of ``ids``, written: the nodes that got a new slot come first.
+
+    Returns:
+        How many those are.
+
+    Raises:
+        IndexError: for an id that is no node.
+    """
+    ids = check_ids(ids, "ids")
+    right = slot_of.dtype == slots.dtype == torch.int32 and slot_of.is_cpu and slot_of.is_contiguous()
+    require(right, "slots int32, on the CPU", f"{slot_of.dtype} and {slots.dtype}")
+    right = cold.dtype == ids.dtype and cold.shape == slots.shape == ids.shape
+    require(right, f"cold {ids.dtype} and slots of {ids.numel()} nodes", f"{cold.dtype} {list(cold.shape)}")
+    return _native.assign_slots(ids, slot_of, first, slots, cold)

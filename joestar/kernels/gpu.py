@@ -22,7 +22,7 @@ from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
 from joestar.kernels.gpu_edge_map import edge_map
 from joestar.kernels.gpu_edge_map_grad import edge_map_grad
 from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
-from joestar.kernels.gpu_fill import fill_rows, gather_rows
+from joestar.kernels.gpu_fill import fill_rows, gather_stored
 from joestar.kernels.gpu_fused import (
     sample_aggregate,
     sample_aggregate_cat,
@@ -90,7 +90,7 @@ __all__ = [
     "gather_attend_grad",
     "gather_linear",
     "gather_linear_weight_grad",
-    "gather_rows",
+    "gather_stored",
     "join_columns_all",
     "multi_aggregate",
     "multi_aggregate_grad",

@@ -128,7 +128,7 @@ def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs:
 
 
 @on_device
-def gather_rows(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
+def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
     """``table[ids]``, rows with a slot read from ``cache`` instead.
 
     Args:

@@ -32,7 +32,7 @@ def _native():
         return reference
     from joestar.kernels import cpu_store
 
-    return cpu_store.gather_rows
+    return cpu_store.gather_stored
 
 
 LIBRARY.define(
@@ -40,7 +40,7 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.impl("gather_rows", _native(), "CPU")
-LIBRARY.impl("gather_rows", getattr(gpu_kernels(), "gather_rows", None) or reference, "CUDA")
+LIBRARY.impl("gather_rows", getattr(gpu_kernels(), "gather_stored", None) or reference, "CUDA")
 
 
 @register_fake("joestar::gather_rows")

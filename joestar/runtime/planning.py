@@ -119,7 +119,7 @@ class Planner:
             else:
                 bus += count * value.element_size()
         edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
-        fixed = {"tables": tables + 4 * graph.num_nodes, "step": self.workspace()}
+        fixed = {"tables": tables, "step": self.workspace()}
         return Costs(fixed, slot + index + 8, edge, bus)
 
     def _narrow(self, value: Tensor) -> bool:

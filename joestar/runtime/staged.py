@@ -36,7 +36,6 @@ class StagedStep(Step):
         self.whole: Graph = sampler.graph
         self._users_sampler = sampler
         self.traffic = Traffic()
-        self._slot_of = arena.slot_of.cpu()
         super().__init__(model, over(sampler, arena.graph), *given)
 
     def _whole(self) -> Graph:
@@ -48,7 +47,7 @@ class StagedStep(Step):
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
         sample = functools.partial(self.first_stage.sample, self.whole, self._users_sampler)
         steps = max(1, self.first_stage.num_seeds // batch)
-        return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self._slot_of, self.traffic)
+        return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self.traffic)
 
     # --- training ---
 
@@ -63,21 +62,29 @@ class StagedStep(Step):
     def begin(self, feed: Feed, order: Tensor, batch: int, epoch: int, position: int) -> Run:
         """A run over ``order``, of which the macro-batch of step ``position`` is shown."""
         runner = self._runner
-        first, slots = feed.ensure(position)
+        program = runner.executor.program
+        first, slots = self._shown(feed, program, batch, epoch, position)
         local = torch.zeros(order.numel(), dtype=slots.dtype, device=slots.device)
         known = slice(first * batch, first * batch + slots.numel())
         local[known] = slots
-        program = runner.executor.program
-        if program.captured is None:
-            self._trace(program, slots[:batch], epoch)
         self._check_labels(program, order, slots)
         run = runner.begin(local, batch, epoch, slots)
         run.filled = known
         return run
 
-    def _trace(self, program, slots: Tensor, epoch: int) -> None:
-        key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
-        program.trace(slots, key)
+    def _shown(self, feed: Feed, program, batch: int, epoch: int, position: int) -> tuple[int, Tensor]:
+        """The macro-batch of a step, and the program traced on it; with degrees, if that reads them."""
+        first, slots = feed.ensure(position)
+        if program.captured is None:
+            key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
+            program.trace(slots[:batch], key)
+            reads = any(role[-1] is self.arena.graph.whole_degrees for role in program.lowered_roles)
+            others = any(e.program is not program and e.program.captured for e in self._executors.values())
+            if reads and not self.arena.with_degrees:
+                self.arena.fill_degrees()
+                first, slots = feed.again(position)
+            self.arena.with_degrees = reads or (others and self.arena.with_degrees)
+        return first, slots
 
     def _check_labels(self, program, order: Tensor, slots: Tensor) -> None:
         """Labels of all seeds before the first step, where they are read as they are; else of a macro-batch's."""
@@ -104,7 +111,7 @@ class StagedStep(Step):
     def _outputs(self, executor, seeds: Tensor):
         number = -1 - self._calls
         with contextlib.closing(self._feed(seeds, seeds.numel(), number)) as feed:
-            _, slots = feed.ensure(0)
+            _, slots = self._shown(feed, executor.program, seeds.numel(), number, 0)
             return logits(executor, slots, executor.program.batch, self._seed, 0, self._calls)
 
     def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
@@ -127,11 +134,12 @@ class StagedStep(Step):
         with contextlib.closing(self._feed(seeds, batch, PREDICTIONS)) as feed:
             slots, first = None, 0
             for step in range(feed.total):
-                shown = feed.ensure(step)
-                if shown is not None:
+                if step == 0:
+                    first, slots = self._shown(feed, executor.program, batch, PREDICTIONS, 0)
+                elif (shown := feed.ensure(step)) is not None:
                     first, slots = shown
-                    if executor.execution == "padded":
-                        executor.prepare(slots, batch, self._seed, PREDICTIONS)
+                if first == step and executor.execution == "padded":
+                    executor.prepare(slots, batch, self._seed, PREDICTIONS)
                 part = slots[(step - first) * batch : (step - first + 1) * batch]
                 results.put(step * batch, logits(executor, part, batch, self._seed, PREDICTIONS, step, whole=False))
         return executor.program.assembled(results.tensors)

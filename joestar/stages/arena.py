@@ -15,10 +15,13 @@ from torch import Tensor
 
 from joestar.errors import StageError
 from joestar.graph_api import Graph
+from joestar.kernels.cpu_store import assign_slots
 from joestar.stages.macro import MacroBatch
 from joestar.store import fill_rows, place_structure
 
 HALVES = 2
+ROOM = 1.03
+"""Of buffers, beyond the first macro-batch's sizes."""
 
 
 class Source:
@@ -42,16 +45,41 @@ class Source:
 
 
 @dataclass(eq=False)
+class Prepared:
+    """A macro-batch on its way to an arena, on the CPU, for a GPU in page-locked memory.
+
+    Attributes:
+        first: slot of its first cold node. slots: int32 ``[n]``, slot of every local node. cold: ids ``[c]`` of those
+            that are not hot. degrees: theirs in the whole graph, or ``None``.
+        indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order.
+    """
+
+    first: int
+    slots: Tensor
+    cold: Tensor
+    indptr: Tensor
+    indices: Tensor
+    seeds: Tensor
+    degrees: Tensor | None
+    edata: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        tensors = self.slots, self.cold, self.indptr, self.indices, self.seeds, self.degrees, *self.edata.values()
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+@dataclass(eq=False)
 class Loaded:
     """A macro-batch on the device, not yet what the arena's graph shows.
 
     Attributes:
-        seeds: slots of its seeds ``[m]``, in their order; half: where its cold nodes are; cold: how many.
-        edges: in all; bytes: that came over the bus. ready: when the device has all of it (CUDA).
+        seeds: slots of its seeds ``[m]``, in their order; nodes, cold, edges: how many; bytes: that came over the bus.
+        ready: when the device has all of it (CUDA).
     """
 
     seeds: Tensor
-    half: int
     nodes: int
     cold: int
     edges: int
@@ -66,7 +94,6 @@ class Gate:
     def __init__(self):
         self._changed = threading.Condition()
         self._free = 1
-        self._half = HALVES - 1
         self._closed = False
 
     def enter(self) -> None:
@@ -81,11 +108,6 @@ class Gate:
             if self._closed:
                 raise StageError("the arena's gate was closed.")
             self._free -= 1
-
-    def turn(self) -> int:
-        """The half for the macro-batch that has entered: each in turn."""
-        self._half = (self._half + 1) % HALVES
-        return self._half
 
     def leave(self) -> None:
         """A half is free again."""
@@ -110,7 +132,7 @@ class Arena:
 
     Attributes:
         graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are the nodes that slots hold.
-        slot_of: int32 ``[N]`` on the device, the slot of every hot node, else -1.
+        slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds.
     """
@@ -133,7 +155,7 @@ class Arena:
             self.graph = Graph(*structure, ndata, edata)
             self.graph.ids = torch.zeros(slots, dtype=dtype)
             self.graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
-            self.slot_of = torch.full((whole.num_nodes,), -1, dtype=torch.int32)
+        self.slot_of = torch.full((whole.num_nodes,), -1, dtype=torch.int32, device="cpu")
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
         self.graph.multilabel, self.graph.class_names = whole.multilabel, whole.class_names
         on_gpu = self.device.type == "cuda"
@@ -141,6 +163,7 @@ class Arena:
         self._in_use: torch.cuda.Event | None = None
         self.with_degrees = True
         self.holder: object | None = None
+        self._buffers: dict[str, Tensor | None] = {}
         self._fill_hot(hot)
 
     @property
@@ -149,80 +172,102 @@ class Arena:
         return self.hot + HALVES * self.cold
 
     def _fill_hot(self, hot: Tensor) -> None:
-        if not self.hot:
-            return
-        slots = torch.arange(self.hot, dtype=torch.int32, device=self.device)
-        ids = hot.to(self.device)
-        self.slot_of.index_copy_(0, ids.long(), slots)
-        self._fill(ids, slots, hot)
+        if self.hot:
+            self.slot_of[hot.long()] = torch.arange(self.hot, dtype=torch.int32)
+            self._fill(hot.to(self.device), 0)
+        self.fill_degrees()
 
-    def _fill(self, ids: Tensor, slots: Tensor, host_ids: Tensor | None = None) -> None:
-        """Rows, ids and degrees of the nodes ``ids``, ascending, into their slots."""
-        at = slots.long()
+    def fill_degrees(self) -> None:
+        """From now on degrees are kept up, those of hot nodes at once."""
+        self.with_degrees = True
+        self.graph.whole_degrees[: self.hot] = self._degrees(self.graph.ids[: self.hot].cpu()).to(self.device)
+
+    def _degrees(self, ids: Tensor) -> Tensor:
+        ids, offsets = ids.long(), self.whole.indptr
+        return offsets[ids + 1] - offsets[ids]
+
+    def _fill(self, ids: Tensor, first: int) -> None:
+        """Rows and ids of nodes into the slots from ``first`` on."""
+        count = ids.numel()
+        slots = torch.arange(first, first + count, dtype=torch.int32, device=self.device)
         for name, source in self.sources.items():
+            rows = self.graph.ndata[name]
             if source.host:
-                fill_rows(source.rows, ids, slots, self.graph.ndata[name])
+                fill_rows(source.rows, ids, slots, rows)
             else:
-                self.graph.ndata[name].index_copy_(0, at, source.rows.index_select(0, ids).to(source.dtype))
-        self.graph.ids.index_copy_(0, at, ids)
-        if not self.with_degrees and host_ids is None:
-            return
-        whole = self.whole.indptr
-        if whole.device != self.device:
-            ids = ids.cpu() if host_ids is None else host_ids
-        ids = ids.long()
-        degrees = torch.index_select(whole, 0, ids + 1) - torch.index_select(whole, 0, ids)
-        self.graph.whole_degrees.index_copy_(0, at, degrees.to(self.device))
+                rows[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
+        self.graph.ids[first : first + count] = ids
 
     # --- loading, beside the steps ---
 
-    def fits(self, macro: MacroBatch, slot_of: Tensor) -> bool:
-        """Whether a macro-batch has room; ``slot_of`` as the attribute, on the CPU."""
+    @torch.no_grad()
+    def prepare(self, macro: MacroBatch, half: int) -> Prepared | None:
+        """Slots in a half for a macro-batch's nodes; ``None`` if it has no room. Uses the CPU alone, from any
+        thread."""
         if macro.num_edges > self.edges:
-            return False
-        if macro.num_nodes <= self.cold:
-            return True
-        cold = torch.index_select(slot_of, 0, macro.ids.long()) < 0
-        return int(cold.sum()) <= self.cold
+            return None
+        slots, cold = self._staged(macro.ids, torch.int32), self._staged(macro.ids)
+        first = self.hot + half * self.cold
+        count = assign_slots(macro.ids, self.slot_of, first, slots, cold)
+        if count > self.cold:
+            return None
+        cold = cold[:count]
+        degrees = self._copied(self._degrees(cold)) if self.with_degrees else None
+        edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
+        structure = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
+        return Prepared(first, slots, cold, *structure, degrees, edata)
+
+    def _staged(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty_like(like, dtype=dtype, pin_memory=self._stream is not None)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        return tensor if self._stream is None else self._staged(tensor).copy_(tensor)
 
     @torch.no_grad()
-    def load(self, macro: MacroBatch, half: int) -> Loaded:
-        """Brings a macro-batch that ``fits`` into a half that no step reads any more.
+    def load(self, made: Prepared) -> Loaded:
+        """Brings a macro-batch into its half, which no step to come may read.
 
-        On a GPU on a stream of its own, from any thread; returns before the device is done.
+        On a GPU on a stream of its own, from any thread; nothing waits for the device.
         """
         with self._beside():
-            ids = macro.ids.to(self.device, non_blocking=True)
-            slots = torch.index_select(self.slot_of, 0, ids.long())
-            at = torch.nonzero(slots < 0).flatten()
-            cold, order = torch.sort(torch.index_select(ids, 0, at))
-            first = self.hot + half * self.cold
-            new = torch.arange(first, first + cold.numel(), dtype=torch.int32, device=self.device)
-            slots.index_copy_(0, torch.index_select(at, 0, order), new)
-            self._fill(cold, new)
-            indptr = macro.indptr.to(self.device, non_blocking=True)
-            indices = macro.indices.to(self.device, non_blocking=True)
-            place_structure(indptr, indices, slots, *self._next)
-            edata = self._edge_data(macro, indptr, slots)
-            seeds = torch.index_select(slots, 0, macro.seeds.to(self.device).long()).to(self.graph.indices.dtype)
-            moved = cold.numel() * sum(source.row_bytes for source in self.sources.values() if source.host)
-            made = Loaded(seeds, half, macro.num_nodes, cold.numel(), macro.num_edges, moved + macro.nbytes, edata)
+            first, count = made.first, made.cold.numel()
+            slots = self._brought("slots", made.slots)
+            self._fill(self._brought("cold", made.cold), first)
+            if made.degrees is not None:
+                self.graph.whole_degrees[first : first + count].copy_(made.degrees, non_blocking=True)
+            indptr = self._brought("indptr", made.indptr)
+            place_structure(indptr, self._brought("indices", made.indices), slots, *self._next)
+            edata = self._edge_data(made.edata, indptr, slots)
+            seeds = torch.index_select(slots, 0, made.seeds.to(self.device, non_blocking=True))
+            moved = count * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
+            seeds = seeds.to(self.graph.indices.dtype)
+            loaded = Loaded(seeds, slots.numel(), count, made.indices.numel(), moved, edata)
             if self._stream is not None:
-                made.ready = torch.cuda.Event()
-                made.ready.record(self._stream)
-        return made
+                loaded.ready = torch.cuda.Event()
+                loaded.ready.record(self._stream)
+        return loaded
 
-    def _edge_data(self, macro: MacroBatch, indptr: Tensor, slots: Tensor) -> dict[str, Tensor]:
+    def _brought(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor on the device, in memory of its own: one load follows another there."""
+        if self._stream is None:
+            return tensor
+        room = self._buffers.get(name)
+        if room is None or room.numel() < tensor.numel():
+            self._buffers[name] = room = None  # freed before it is replaced
+            self._buffers[name] = room = tensor.new_empty(int(tensor.numel() * ROOM), device=self.device)
+        return room[: tensor.numel()].copy_(tensor, non_blocking=True)
+
+    def _edge_data(self, given: dict[str, Tensor], indptr: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """Edge tensors in the order of the arena's edges."""
-        if not self.graph.edata:
+        if not given:
             return {}
         rows = torch.repeat_interleave(indptr.diff())
         within = torch.arange(rows.numel(), device=self.device) - indptr[rows]
         position = self._next[0][slots.long()[rows]] + within
         found = {}
-        for name, value in self.whole.edata.items():
-            given = torch.index_select(value, 0, macro.eids).to(self.device)
-            found[name] = torch.empty_like(given).index_copy_(0, position, given)
+        for name, value in given.items():
+            value = value.to(self.device, non_blocking=True)
+            found[name] = torch.empty_like(value).index_copy_(0, position, value)
         return found
 
     @contextlib.contextmanager

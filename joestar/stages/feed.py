@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.stages.arena import Arena, Gate, Loaded
+from joestar.stages.arena import HALVES, Arena, Gate, Loaded, Prepared
 from joestar.stages.macro import MacroBatch
 from joestar.stages.pipeline import Pipeline
 
@@ -22,7 +22,7 @@ class Piece:
 
     first: int
     last: int
-    macro: MacroBatch | None
+    prepared: Prepared | None
     loaded: Loaded | None = None
 
 
@@ -72,12 +72,14 @@ class Feed:
         a macro-batch. key: (seed, epoch). traffic: where costs are counted.
     """
 
-    def __init__(self, arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int],
-                 slot_of: Tensor, traffic: Traffic):  # fmt: skip
+    def __init__(
+        self, arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int],
+        traffic: Traffic,
+    ):  # fmt: skip
         self.arena, self.traffic = arena, traffic
         self.steps = steps
         self.total = -(-order.numel() // batch)
-        self._make = functools.partial(_pieces, arena, sample, order, batch, steps, key, slot_of, traffic)
+        self._make = functools.partial(_pieces, arena, sample, order, batch, steps, key, traffic)
         self._gate: Gate | None = None
         self._pipeline: Pipeline | None = None
         self._rest: list[Piece] = []
@@ -121,16 +123,23 @@ class Feed:
         first, count = step // self.steps, -(-self.total // self.steps)
         self._gate, self._shown = Gate(), None
         load = functools.partial(_load, self.arena, self._gate)
-        self._pipeline = Pipeline(self._make, count, load, start=first)
+        make = functools.partial(self._make, [0])
+        self._pipeline = Pipeline(make, count, load, start=first)
 
     def _next(self) -> Piece:
         if not self._rest:
             self._rest = next(self._pipeline)
         piece = self._rest.pop(0)
         if piece.loaded is None:  # a later part of one that was cut: its turn was not given away
-            piece.loaded = self.arena.load(piece.macro, self._gate.turn())
-            piece.macro = None
+            piece.loaded = self.arena.load(piece.prepared)
+            piece.prepared = None
         return piece
+
+    def again(self, step: int) -> tuple[int, Tensor]:
+        """Loads the macro-batch of a step once more, as ``ensure``."""
+        self._shown = None
+        self._begin(step)
+        return self.ensure(step)
 
     def _leave(self) -> None:
         """Lets the next macro-batch be loaded, unless parts of this one are still to come."""
@@ -155,17 +164,19 @@ class Feed:
 
 
 def _pieces(
-    arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int], slot_of: Tensor,
-    traffic: Traffic, index: int,
+    arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int], traffic: Traffic,
+    turn: list[int], index: int,
 ) -> list[Piece]:  # fmt: skip
-    """The macro-batch of this index, in as many pieces as it takes to fit."""
+    """The macro-batch of this index, in as many pieces as it takes to fit; ``turn`` counts them: halves take turns."""
     total = -(-order.numel() // batch)
     found, waiting = [], [(index * steps, min(total, (index + 1) * steps))]
     while waiting:
         first, last = waiting.pop()
         macro = sample(order[first * batch : last * batch], (*key, index))
-        if arena.fits(macro, slot_of):
-            found.append(Piece(first, last, macro))
+        prepared = arena.prepare(macro, turn[0] % HALVES)
+        if prepared is not None:
+            turn[0] += 1
+            found.append(Piece(first, last, prepared))
             continue
         if last - first == 1:
             raise GraphError(
@@ -183,6 +194,6 @@ def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
     """Brings the first piece into the half whose turn it is, as soon as that is free."""
     gate.enter()
     with torch.inference_mode(False):
-        pieces[0].loaded = arena.load(pieces[0].macro, gate.turn())
-    pieces[0].macro = None
+        pieces[0].loaded = arena.load(pieces[0].prepared)
+    pieces[0].prepared = None
     return pieces

@@ -113,7 +113,7 @@ class Costs:
     slot: float
     edge: float
     bus: float
-    loading: float = 44.0
+    loading: float = 24.0
     loading_edge: float = 4.0
 
 

@@ -67,7 +67,25 @@ class FeatureStore(RowSource):
         self.hot = hot
         self.cache = torch.empty((hot.numel(), *self.table.shape[1:]), dtype=self.table.dtype, device=self.device)
         self.slot_of = slot_table(hot, self.table.shape[0])
-        fill_rows(self.table, hot, torch.arange(hot.numel(), device=self.device), self.cache)
+        self._version = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads hot rows again, if the table was written in place by PyTorch since they were read.
+
+        Compiled steps ask for that at the start of an epoch, and of a call.
+        """
+        if self.hot is None or self._version == self._written():
+            return
+        self._version = self._written()
+        slots = torch.arange(self.hot.numel(), device=self.device)
+        with torch.no_grad():
+            fill_rows(self.table, self.hot, slots, self.cache)
+
+    def _written(self) -> tuple[int, ...]:
+        """Which versions of the memory there have been, as far as PyTorch knows: writes through either tensor."""
+        seen = self.table, self.pinned.host
+        return tuple(0 if tensor.is_inference() else tensor._version for tensor in seen)
 
     @property
     def shape(self) -> torch.Size:

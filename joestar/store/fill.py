@@ -7,7 +7,7 @@ from joestar.kernels import gpu_kernels, native_kernels
 
 
 def kernels_for(tensor: Tensor):
-    """The module of ``fill_rows``, ``gather_rows`` and ``place_structure`` for a tensor's device.
+    """The module of ``fill_rows``, ``gather_stored`` and ``place_structure`` for a tensor's device.
 
     Raises:
         DataError: where neither Triton nor the C++ extension can run.

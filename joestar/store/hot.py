@@ -79,16 +79,15 @@ def inclusion_probabilities(
     cost[seeds.to(cost.device, torch.int64)] = round(
         _cost(torch.tensor(share, dtype=torch.float64, device="cpu")).item() * _UNIT
     )
-    value = torch.empty_like(cost)
+    value = torch.zeros_like(cost)
     for hop, fanout in enumerate(fanouts):
-        for first in range(0, num_nodes, _ROWS):
-            rows = slice(first, min(first + _ROWS, num_nodes))
-            degree = indptr[rows.start + 1 : rows.stop + 1] - indptr[rows]
-            drawn = _probability(cost[rows]) * _edge_share(degree, fanout, replace)
-            value[rows] = (_cost(drawn) * _UNIT).round().to(torch.int64)
         if every > 1:
-            looked_at = value[hop % every :: every] * every
-            value.zero_()[hop % every :: every] = looked_at
+            value.zero_()
+        for first in range(hop % every, num_nodes, _ROWS * every):
+            rows = slice(first, min(first + _ROWS * every, num_nodes), every)
+            degree = indptr[1:][rows] - indptr[:-1][rows]
+            drawn = _probability(cost[rows]) * _edge_share(degree, fanout, replace)
+            value[rows] = (_cost(drawn) * (_UNIT * every)).round().to(torch.int64)
         _add_row_values(indptr, indices, value, cost)
     return _in_parts(cost, _probability)
 

@@ -31,14 +31,14 @@ def some_graph(nodes: int = 120) -> Graph:
 
 
 class OwnInput(nn.Module):
-    """Reads features by name besides those handed to it."""
+    """Reads features by name besides those handed to it, and drops some of these."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(12, 3)
 
     def forward(self, blocks, x):
-        block = blocks[0]
+        block, x = blocks[0], F.dropout(x, 0.3, self.training)
         return self.layer(torch.cat([block.pull(fn.copy_u(x), "mean"), block.dstdata["x"]], 1))
 
 
@@ -53,6 +53,28 @@ def trained(graph: Graph, model: nn.Module, **options):
     losses = [float(loss) for _ in range(2) for loss in step.epoch(seeds, batch_size=16)]
     text = step.report().programs[0].graph_after
     return losses, model.state_dict(), step.predict(torch.arange(40)), text
+
+
+def test_rows_written_in_place_reach_the_cache():
+    graph = some_graph()
+    x = graph.ndata["x"].clone()
+    graph.ndata["x"] = FeatureStore(x, "cpu", hot=torch.arange(0, 120, 2))
+
+    class First(nn.Module):
+        def forward(self, blocks, x):
+            return x[: blocks[0].num_dst]
+
+    step = joestar.compile(First(), NeighborSampler(graph, [2]), backend="eager")
+    seeds = torch.arange(30)
+    assert torch.equal(step(seeds), x[:30])
+    x.mul_(2)
+    assert torch.equal(step(seeds), x[:30])
+    graph.ndata["x"][4] = 7
+    assert torch.equal(step(seeds), x[:30]) and (x[4] == 7).all()
+    with torch.inference_mode():
+        stored = FeatureStore(torch.ones(9, 2), "cpu", hot=torch.tensor([1]))
+        stored.refresh()
+    assert torch.equal(stored.rows(torch.tensor([1, 2])), torch.ones(2, 2))
 
 
 @functools.cache
@@ -153,6 +175,11 @@ def test_rows_into_slots_and_to_the_host(tier):
     if tier == "cached":
         assert store.device_bytes == 3 * 12 + 40 * 4
         assert torch.equal(store.cache, x[[7, 2, 30]].bfloat16())
+
+
+def test_a_store_without_rows():
+    store = FeatureStore(torch.empty(0, 3), "cpu", hot=torch.empty(0, dtype=torch.int64))
+    assert torch.equal(store.rows(torch.zeros(2, dtype=torch.int32)), torch.zeros(2, 3))
 
 
 def test_impossible_stores():

@@ -281,7 +281,7 @@ def feeding() -> None:
         gpu.fill_rows(x, ids, ids.long(), x)
         gpu.fill_rows(x, ids, ids, x.float())
         for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
-            gpu.gather_rows(x, cache, slot_of, ids)
+            gpu.gather_stored(x, cache, slot_of, ids)
     gpu.place_structure(INDPTR, ids, slots, INDPTR, ids)
 
 

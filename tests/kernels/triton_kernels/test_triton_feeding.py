@@ -8,7 +8,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 from store.structures import cases, placed
 
 from joestar.kernels import gpu_fill
-from joestar.kernels.gpu import fill_rows, gather_rows, place_structure
+from joestar.kernels.gpu import fill_rows, gather_stored, place_structure
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 
@@ -82,10 +82,10 @@ def test_rows_through_a_cache(dtype, sorted_from, monkeypatch):
     ids = torch.randint(0, 60, (70,), generator=random, dtype=torch.int32)
     expected = torch.where(slot_of[ids.long()] >= 0, 1, 0)[:, None]
     expected = torch.where(expected == 1, cache[slot_of[ids.long()].long()], x[ids.long()])
-    assert torch.equal(gather_rows(x, cache, slot_of, ids), expected)
-    assert torch.equal(gather_rows(x, None, None, ids), x[ids.long()])
-    assert torch.equal(gather_rows(x, cache[:0].contiguous(), slot_of.fill_(-1), ids), x[ids.long()])
-    assert gather_rows(x, None, None, ids[:0]).shape == (0, 37)
+    assert torch.equal(gather_stored(x, cache, slot_of, ids), expected)
+    assert torch.equal(gather_stored(x, None, None, ids), x[ids.long()])
+    assert torch.equal(gather_stored(x, cache[:0].contiguous(), slot_of.fill_(-1), ids), x[ids.long()])
+    assert gather_stored(x, None, None, ids[:0]).shape == (0, 37)
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
