@@ -106,7 +106,7 @@ def convert(
         "text": [header, delimiter, columns],
     }  # fmt: skip
     tag = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]
-    journal = None
+    writer = None
     try:
         writer = FolderWriter(target, overwrite=overwrite, tag=tag, resume=True)
         journal = Journal(writer.folder, request)
@@ -117,9 +117,13 @@ def convert(
         writer.settle()
     except OSError as error:
         raise full(target, error) from error
+    except DataError:  # of a file: once it is mended, nothing of this is of use
+        if writer is not None:
+            writer.discard()
+        raise
     finally:
-        if journal is not None:
-            journal.close()
+        if writer is not None:
+            writer.close()
     if verbose:
         others = sorted(path.name for path in target.parent.glob(f"{target.name}{PARTIAL}*"))
         hint = f"{', '.join(others)} beside it are of other conversions; remove them if they are given up"

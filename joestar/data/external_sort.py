@@ -189,7 +189,7 @@ class Sorter:
             return name, self._repeated(state["same"][name], state["sizes"][name])
         keys = np.fromfile(_path(self.writer.folder, name), np.int64, state["sizes"][name])
         if len(keys) != state["sizes"][name]:
-            raise DataError(f"{self.writer.folder}: the part {name} is shorter than it was. Remove the folder.")
+            raise DataError(f"{self.writer.folder}: the part {name} is shorter than it was. Run it again.")
         keys.sort()
         if self.rules.drop_duplicates and len(keys) > 1:
             new = np.empty(len(keys), dtype=bool)

@@ -5,6 +5,7 @@ written pages do not count as memory of the process.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ from joestar.errors import DataError
 
 HEADER = 128
 """Bytes of an ``.npy`` header: it is written at the end, when the number of rows is known."""
+LOCK = "lock"
+"""A file that whoever writes a folder has locked; the system lets go of it when the process ends."""
 STORED = {"bfloat16": "<i2"}
 """NumPy has no bfloat16: its bits are kept as int16."""
 
@@ -57,7 +60,7 @@ class ArrayFile:
 
 
 class FolderWriter:
-    """The folder that is written, and its name while it is.
+    """The folder that is written, and its name while it is; nobody else writes there meanwhile.
 
     Args:
         target: where the graph will lie. overwrite: replace a converted folder there.
@@ -65,16 +68,22 @@ class FolderWriter:
         resume: whether to go on with what is there under that tag.
 
     Raises:
-        DataError: there is something at ``target``, or the folder cannot be made.
+        DataError: there is something at ``target``, or another process writes under the same tag.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = False, tag: str | None = None, resume: bool = False):
-        self.target = check_target(target, overwrite)
+        self.target, self.overwrite, self.settled = check_target(target, overwrite), overwrite, False
         self.folder = self.target.with_name(f"{self.target.name}{PARTIAL}{tag or uuid.uuid4().hex[:12]}")
         self.arrays: dict[str, dict] = {}
-        if self.folder.exists() and not resume:
-            shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = open(self.folder / LOCK, "w")  # noqa: SIM115 - held until `close`
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise DataError(f"{self.folder}: another process is writing the same graph here. Wait for it.") from None
+        if not resume:
+            self._clear({LOCK})
 
     def open(self, key: str, dtype: str, width: tuple[int, ...] = (), rows: int = 0) -> ArrayFile:
         """The file of an array."""
@@ -105,16 +114,26 @@ class FolderWriter:
 
     def settle(self) -> Path:
         """Clears a complete folder of what was needed on the way, and gives it its name."""
-        known = {META, *(f"{key}.npy" for key in json.loads((self.folder / META).read_text())["arrays"])}
-        for path in self.folder.iterdir():
-            if path.name not in known:
-                path.unlink()
+        self._clear({META, *(f"{key}.npy" for key in json.loads((self.folder / META).read_text())["arrays"])})
+        check_target(self.target, self.overwrite)  # again: somebody may have been quicker
         _move(self.folder, self.target)
+        self.settled = True
         return self.target
 
     def discard(self) -> None:
-        """Removes what was written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Removes what was written, unless it has got its name."""
+        if not self.settled:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Lets others write."""
+        self.lock.close()
+
+    def _clear(self, but: set[str]) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in but:
+                path.unlink()
 
 
 def check_target(target: Path, overwrite: bool) -> Path:
@@ -143,7 +162,7 @@ def open_to_append(path: Path, size: int):
     file = open(path, "r+b" if size else "wb", buffering=0)  # noqa: SIM115 - closed by who writes
     if os.fstat(file.fileno()).st_size < size:
         file.close()
-        raise DataError(f"{path}: the file is shorter than it was when the conversion stopped. Remove the folder.")
+        raise DataError(f"{path}: the file is shorter than it was when the conversion stopped. Run it again.")
     file.truncate(size)
     file.seek(size)
     return file
