@@ -169,10 +169,8 @@ def _of_mag(folder: Path) -> Inputs:
 
 def _mag_splits(path: Path) -> dict[str, np.ndarray]:
     """``train`` and ``valid``; of the test nodes the labels are not public."""
-    dtypes = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
-    allowed = [np.ndarray, np.dtype, *dtypes, _of_numpy("_reconstruct"), _of_numpy("scalar")]
     try:
-        with torch.serialization.safe_globals([thing for thing in allowed if thing is not None]):
+        with torch.serialization.safe_globals(_arrays()):
             found = torch.load(path, weights_only=True)
         return {part: np.asarray(found[name]).reshape(-1) for part, name in (("train", "train"), ("val", "valid"))}
     except Exception as error:
@@ -180,10 +178,14 @@ def _mag_splits(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: expected a dict with 'train' and 'valid' ids ({first}).") from error
 
 
-def _of_numpy(name: str):
+def _arrays() -> list:
+    """What pickled NumPy arrays are made of, under the names that NumPy 1 and 2 give it: no other code is run."""
     from numpy._core import multiarray
 
-    return getattr(multiarray, name, None)
+    made = [np.ndarray, np.dtype, *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
+    for package in ("numpy.core", "numpy._core"):
+        made += [(getattr(multiarray, name), f"{package}.multiarray.{name}") for name in ("_reconstruct", "scalar")]
+    return made
 
 
 def _ids(rows: Rows) -> np.ndarray:

@@ -188,6 +188,14 @@ def test_mag240m_papers(tmp_path):
     assert graph.ndata["x"].dtype == torch.float16 and torch.equal(graph.ndata["x"], torch.from_numpy(x))
     assert graph.train_idx.tolist() == list(range(6)) and graph.val_idx.tolist() == [6, 7, 8, 9]
     assert graph.num_classes == 5 and graph.name == "mag240m-c"
+    splits = folder / "split_dict.pt"  # as the published file has it: NumPy 1, PyTorch 1
+    torch.save({"train": np.arange(6), "valid": np.arange(6, 9)}, splits, _use_new_zipfile_serialization=False)
+    splits.write_bytes(splits.read_bytes().replace(b"cnumpy._core.", b"cnumpy.core."))
+    assert b"cnumpy.core.multiarray" in splits.read_bytes()
+    assert joestar.load(convert(folder, tmp_path / "again", **QUIET)).val_idx.tolist() == [6, 7, 8]
+    torch.save({"train": np.arange(6), "valid": Path("code")}, splits)
+    with pytest.raises(DataError, match=r"split_dict.pt: expected a dict with 'train' and 'valid' ids"):
+        convert(folder, tmp_path / "other", **QUIET)
 
 
 # --- memory, kills, full disks ---
