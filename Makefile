@@ -26,8 +26,8 @@ WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.vers
 WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp callgrind wheel wheel-test \
-	clean distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage callgrind \
+	wheel wheel-test clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -69,6 +69,10 @@ sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 # Times of the C++ kernels on a planted graph; BENCH='--only spmm --json times.json' chooses.
 bench-cpp: build/bench/.built
 	build/bench/csrc/bench/bench_kernels $(BENCH)
+
+# The large-batch first stage; BENCH='--nodes 111000000 --seeds 101000 --threads 16' is papers100M's shape (16 GB).
+bench-first-stage: build/bench/.built
+	build/bench/csrc/bench/bench_large_batch $(BENCH)
 
 # Instructions per sampled edge in graphs of two sizes; needs valgrind.
 callgrind: build/bench/.built

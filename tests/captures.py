@@ -29,6 +29,7 @@ from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
+from joestar.lowering.inputs import Input, known_inputs
 from joestar.lowering.outputs import flatten, loss_and_values
 from joestar.lowering.verify import verify_capture
 from joestar.runtime.features import call_model
@@ -67,17 +68,17 @@ def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     if key not in _MADE:
         made = real(program, seeds, labels)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
-        if all(role[0] != "const" or id(role[1]) in places for role in made.roles):
-            roles = [("const", places[id(role[1])]) if role[0] == "const" else role for role in made.roles]
+        if all(not role.held or id(role.tensor) in places for role in made.roles):
+            roles = [(role, places[id(role.tensor)] if role.held else None) for role in made.roles]
             _MADE[key] = _copy(made, made.roles), roles, (program.structure, program.logged)
         return made
     made, roles, (program.structure, program.logged) = _MADE[key]
-    again = _copy(made, [("const", tensors[role[1]]) if role[0] == "const" else role for role in roles])
+    again = _copy(made, [role if place is None else role.holding(tensors[place]) for role, place in roles])
     program._check_outputs(again.gm, "Model")
     return again
 
 
-def _copy(made: Captured, roles: list[tuple]) -> Captured:
+def _copy(made: Captured, roles: list[Input]) -> Captured:
     return Captured(fx.GraphModule(made.gm, copy.deepcopy(made.gm.graph)), list(roles), list(made.labels))
 
 
@@ -162,7 +163,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """What ``Program._capture`` gives, for programs whose Python needs no looking at."""
     from fuzz.tracing import Inputs
 
-    inputs = Inputs()
+    inputs = Inputs(known_inputs(program.graph, program.model))
     graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
@@ -207,11 +208,11 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     return Captured(gm, roles, labels)
 
 
-def _without_unused(gm: fx.GraphModule, roles: list[tuple]) -> list[tuple]:
+def _without_unused(gm: fx.GraphModule, roles: list[Input]) -> list[Input]:
     """Removes constants that nobody reads; returns the roles of the other inputs."""
     kept = []
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
-        if role[0] == "const" and not node.users:
+        if role.held and not node.users:
             gm.graph.erase_node(node)
         else:
             kept.append(role)

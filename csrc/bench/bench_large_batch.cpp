@@ -40,8 +40,9 @@ Graph planted(const Setting& setting) {
   const std::int64_t n = setting.nodes;
   Graph graph{PageScratch<std::int64_t>(n + 1), {}};
   const auto degree = [&](std::int64_t i) {
-    const double most = static_cast<double>(n) / 10, drawn = 0.4 * static_cast<double>(setting.degree) / std::pow(uniform(i), 0.6);
-    return static_cast<std::int64_t>(std::min(most, drawn));
+    const double mean = static_cast<double>(setting.degree), where = uniform(static_cast<std::uint64_t>(i));
+    const double drawn = 0.4 * mean / std::pow(where, 0.6);
+    return static_cast<std::int64_t>(std::min(static_cast<double>(n) / 10, drawn));
   };
   graph.indices = PageScratch<Id>(exclusive_scan(n, 8192, degree, graph.indptr.span()));
   parallel_for(graph.indices.size(), 1 << 16, [&](std::int64_t e) {
@@ -110,9 +111,8 @@ std::vector<Hop> all_hops(const Graph& graph, const std::vector<Id>& seeds, cons
 MacroParts<Id> hop_by_hop(const Graph& graph, const std::vector<Id>& seeds, const SampleKey& key) {
   const std::vector<Hop> hops = all_hops(graph, seeds, key);
   std::vector<UnionHop<Id>> blocks;
-  for (const Hop& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.eids});
-  const auto num_dst = static_cast<std::int64_t>(hops.back().dsts.size());
-  return union_hops(UnionTask<Id>{graph.csc(), hops.back().srcs, num_dst, blocks});
+  for (const Hop& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.srcs, hop.eids});
+  return union_hops(UnionTask<Id>{graph.csc(), seeds, blocks});
 }
 
 bench::Options parse(int argc, char** argv, Setting& setting) {
@@ -136,8 +136,8 @@ int main(int argc, char** argv) {
   const bench::Options options = parse(argc, argv, setting);
   const Graph graph = planted(setting);
   std::vector<Id> seeds;
-  for (std::int64_t i = 0; i < setting.seeds; ++i) {
-    seeds.push_back(static_cast<Id>(scrambled(static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(setting.nodes)));
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(setting.seeds); ++i) {
+    seeds.push_back(static_cast<Id>(scrambled(i) % static_cast<std::uint64_t>(setting.nodes)));
   }
   const SampleKey key{1, 0, 0, 0};
   std::int64_t picked = 0;

@@ -78,7 +78,8 @@ inline void write_json(const std::vector<Result>& results, const std::string& pa
 
 inline int run(const std::vector<Case>& cases, const Options& options) {
   std::vector<Result> results;
-  std::printf("%-44s %10s %9s %9s %9s %9s %8s %7s\n", "case", "edges", "least ms", "median", "cpu ms", "ns/edge", "GB/s", "calls");
+  std::printf("%-44s %10s %9s %9s %9s %9s %8s %7s\n", "case", "edges", "least ms", "median", "cpu ms", "ns/edge",
+              "GB/s", "calls");
   for (const Case& of : cases) {
     if (of.name.find(options.only) == std::string::npos) continue;
     results.push_back(measure(of, options));

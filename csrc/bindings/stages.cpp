@@ -64,18 +64,17 @@ std::unique_ptr<AnyParts> bind_large_batch(const Tensor& indptr, const Tensor& i
   });
 }
 
-std::unique_ptr<AnyParts> bind_union_hops(const Tensor& indptr, const Tensor& indices, const Tensor& srcs,
-                                          std::int64_t num_dst, const std::vector<Tensor>& offsets,
-                                          const std::vector<Tensor>& local, const std::vector<Tensor>& eids) {
+std::unique_ptr<AnyParts> bind_union_hops(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                                          const std::vector<std::vector<Tensor>>& blocks) {
   return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyParts> {
     std::vector<UnionHop<Id>> hops;
-    for (std::size_t h = 0; h < offsets.size(); ++h) {
-      hops.push_back({offsets[h].span<const std::int64_t>(), local.at(h).span<const Id>(),
-                      eids.at(h).span<const std::int64_t>()});
-      if (offsets[h].numel > num_dst + 1) throw std::invalid_argument("offsets: expected no more rows than num_dst");
+    for (const std::vector<Tensor>& block : blocks) {
+      hops.push_back({block.at(0).span<const std::int64_t>(), block.at(1).span<const Id>(),
+                      block.at(2).span<const Id>(), block.at(3).span<const std::int64_t>()});
+      if (block[0].numel > block[2].numel + 1) throw std::invalid_argument("srcs: expected one for each row at least");
     }
-    const UnionTask<Id> task{csc_of<Id>(indptr, indices), srcs.span<const Id>(), num_dst, hops};
-    return std::make_unique<Parts<Id>>(union_hops(task));
+    return std::make_unique<Parts<Id>>(
+        union_hops(UnionTask<Id>{csc_of<Id>(indptr, indices), seeds.span<const Id>(), hops}));
   });
 }
 
@@ -88,6 +87,9 @@ void bind_stages(py::module_& m) {
       .def_property_readonly("num_edges", &AnyParts::num_edges)
       .def("write", &AnyParts::write, ReleaseGil());
   m.def("large_batch", &bind_large_batch, ReleaseGil());
+  m.def("advise_huge", [](const Tensor& bytes_of, std::int64_t itemsize) {
+    advise_huge(bytes_of.data, static_cast<std::size_t>(bytes_of.numel * itemsize));
+  }, "Asks for huge pages under a tensor that has not been written yet.");
   m.def("free_scratch", [] { process_instance<PageCache>().clear(); }, ReleaseGil(),
         "Frees the memory that first stages keep for their next macro-batch (2 GiB at most).");
   m.def("union_hops", &bind_union_hops, ReleaseGil());

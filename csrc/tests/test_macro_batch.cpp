@@ -121,9 +121,8 @@ Macro<Id> straight(const test::Graph<Id>& graph, const std::vector<Id>& seeds, c
 template <IdType Id>
 Macro<Id> united(const test::Graph<Id>& graph, const std::vector<Hop<Id>>& hops) {
   std::vector<UnionHop<Id>> blocks;
-  for (const auto& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.eids});
-  const auto num_dst = static_cast<std::int64_t>(hops.back().dsts.size());
-  return written(union_hops(UnionTask<Id>{graph.csc(), hops.back().srcs, num_dst, blocks}));
+  for (const auto& hop : hops) blocks.push_back({hop.indptr, hop.local, hop.srcs, hop.eids});
+  return written(union_hops(UnionTask<Id>{graph.csc(), hops[0].dsts, blocks}));
 }
 
 template <IdType Id>
@@ -161,7 +160,10 @@ void wrong_positions_are_refused() {
 void numbers_are_ranks() {
   const NodeBits rows(1000), leaves(1000), known(1000);
   std::vector<std::int32_t> nodes;
-  for (std::int32_t node = 0; node < 1000; node += 3) (node % 2 == 0 ? rows : leaves).insert(node), nodes.push_back(node);
+  for (std::int32_t node = 0; node < 1000; node += 3) {
+    (node % 2 == 0 ? rows : leaves).insert(node);
+    nodes.push_back(node);
+  }
   const NodeNumbers numbers(rows, leaves);
   std::vector<std::int32_t> local(nodes.size()), ids(nodes.size());
   numbers.look_up(std::span<const std::int32_t>(nodes), local.data());

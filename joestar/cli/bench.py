@@ -3,7 +3,7 @@
 import torch
 from rich.console import Console
 
-from joestar.bench import inference, user_models
+from joestar.bench import epoch, inference, user_models
 from joestar.bench.step import Setting, check_device, machine, run
 from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json
@@ -61,6 +61,16 @@ def bench_inference(setting: Setting, memory_budget: int | None, report: str | N
     check_writable(report, "--json")
     result = inference.run(setting, memory_budget, lambda text: console.print(text, highlight=False, soft_wrap=True))
     _inference_table(result, console)
+    console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
+    if report is not None:
+        write_json(report, result)
+
+
+def bench_epoch(setting: Setting, budget: str, modes: tuple[str, ...], report: str | None, console: Console) -> None:
+    """Measures, prints the table, and writes the JSON if a file is given."""
+    check_writable(report, "--json")
+    result = epoch.run(setting, budget, modes, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    _epoch_table(result, console)
     console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     if report is not None:
         write_json(report, result)
@@ -178,6 +188,24 @@ def _inference_table(result: dict, console: Console) -> None:
         f"per edge, per node: ms for the bytes that move at {human_rate(speed)} (a copy) if an aggregation reads a row "
         "for every edge, or every row once", highlight=False
     )  # fmt: skip
+
+
+def _epoch_table(result: dict, console: Console) -> None:
+    lines, missing = [], []
+    for row in result["rows"]:
+        if row["note"]:
+            missing.append(f"{row['model']} {row['mode']}: {row['note']}")
+            continue
+        later = sorted(row["seconds"][1:]) or row["seconds"]
+        expected, memory = row["predicted_seconds"], row["predicted_memory"]
+        lines.append((
+            row["model"], row["mode"], f"{later[len(later) // 2]:.3f}", f"{expected:.3f}" if expected else "-",
+            f"{row['bus'] / 1e9:.1f}" if row["bus"] is not None else "-", human_bytes(row["memory"]),
+            human_bytes(memory) if memory else "-", f"{row['cpu']:.1f}", f"{row['seconds'][0]:.1f}",
+        ))  # fmt: skip
+    headers = ("model", "mode", "s/epoch", "plan", "bus GB", "peak", "plan", "CPU s", "first s")
+    title = f"Epochs under {human_bytes(result['setting']['budget'])} (resident and cpu do not keep to it)"
+    _show(console, title, [*columns(headers, lines, 2), *missing])
 
 
 def _user_tables(result: dict, console: Console) -> None:

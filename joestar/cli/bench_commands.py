@@ -129,6 +129,41 @@ def inference(
     bench_inference(setting, None if budget is None else int(budget * 2**30), json_file, out())
 
 
+@app.command("epoch", cls=Command)
+@plain_errors
+def epoch(
+    shape: Shape = "small",
+    device: Device = "cpu",
+    budget: Annotated[str, option("Memory of the device that may be used.", metavar="SIZE")] = "24GiB",
+    modes: Annotated[
+        str, option("resident, pinned, cached, large-batch, cpu.", metavar="A,B,...")
+    ] = "resident,pinned,cached,large-batch,cpu",
+    models: Models = "sage",
+    precision: Precision = "fp32",
+    fanouts: Fanouts = "15,10,5",
+    hidden: Hidden = 128,
+    batch_size: Batch = 1000,
+    epochs: Annotated[int, option("Whole epochs, after a first one.", min=1)] = 3,
+    ids: Ids = "shuffled",
+    dataset: Dataset = None,
+    json_file: Json = None,
+) -> None:
+    """Time whole epochs of a graph that may be larger than the device, fed in every way, under one memory budget.
+
+    Examples:
+        joestar bench epoch --budget 60MiB                                       # on the CPU
+        joestar bench epoch --device cuda --shape papers100M --budget 24GiB      # on a GPU
+    """
+    from joestar.bench.step import IDS, Setting
+    from joestar.cli.bench import bench_epoch, numbers, words
+
+    setting = Setting(
+        shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
+        baselines=(), ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs,
+    )  # fmt: skip
+    bench_epoch(setting, budget, words(modes), json_file, out())
+
+
 @app.command("kernels", cls=Command)
 @plain_errors
 def kernels(

@@ -8,6 +8,7 @@ from torch import fx
 
 from joestar.errors import ConfigError
 from joestar.fusion.record import Place, Reject, Site
+from joestar.lowering.inputs import Input
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 
@@ -31,7 +32,7 @@ class PassContext:
         hoisted: values that became inputs (``fusion.hoist.Hoisted``).
     """
 
-    roles: list[tuple]
+    roles: list[Input]
     choices: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
     sizes: Mapping = field(default_factory=dict)
@@ -46,8 +47,7 @@ class PassContext:
 
     def needs_grad(self, node: fx.Node) -> bool:
         """Whether an input of the graph is a tensor that requires gradients (traced shapes do not tell)."""
-        role = self.roles[node.graph.find_nodes(op="placeholder").index(node)]
-        return role[0] == "const" and role[1].requires_grad
+        return self.roles[node.graph.find_nodes(op="placeholder").index(node)].needs_grad
 
     def depends_on_grad(self, node: fx.Node) -> bool:
         """Whether an input that requires gradients is anywhere behind a node."""

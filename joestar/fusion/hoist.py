@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.functional import ancestors, is_in_place, root
+from joestar.lowering.inputs import Input, Kind
 
 PATTERN = "hoist"
 WATCHED_BYTES = 2**20
@@ -93,7 +94,7 @@ def _constants(gm: fx.GraphModule, context) -> set[fx.Node]:
             written.update(arg for arg in node.args[3:5] if isinstance(arg, fx.Node))
     constant = set()
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), context.roles, strict=True):
-        if role[0] == "const" and node not in written and _fixed(role[1], context.changing):
+        if role.held and node not in written and _fixed(role.tensor, context.changing):
             constant.add(node)
     for node in gm.graph.nodes:
         if node.op == "call_function" and _pure(node) and all(arg in constant for arg in node.all_input_nodes):
@@ -133,7 +134,7 @@ def _hoist(gm: fx.GraphModule, node: fx.Node, constant: set[fx.Node], context) -
     graph, copies, sources = fx.Graph(), {}, []
     for other in behind:
         if other.op == "placeholder":
-            sources.append(roles[other][1])
+            sources.append(roles[other].tensor)
         copies[other] = graph.node_copy(other, copies.__getitem__)
     graph.output(copies[node])
     module = fx.GraphModule(torch.nn.Module(), graph)
@@ -142,7 +143,7 @@ def _hoist(gm: fx.GraphModule, node: fx.Node, constant: set[fx.Node], context) -
     with gm.graph.inserting_after(placeholders[-1]):
         taken = gm.graph.placeholder(f"hoisted_{len(context.hoisted)}")
     taken.meta = dict(node.meta)
-    context.roles.append(("const", value))
+    context.roles.append(Input(Kind.HOISTED, taken.name, value))
     context.hoisted.append(Hoisted(value, module, sources))
     context.fired(PATTERN, node, f"{node.target} and {len(behind) - 1} values behind it, {list(value.shape)}")
     node.replace_all_uses_with(taken)

@@ -39,6 +39,7 @@ from joestar.fusion import (
     spmm_gemm_order,
 )
 from joestar.fusion.context import PassContext
+from joestar.lowering.inputs import Input
 from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
 
 
@@ -111,7 +112,7 @@ BACKEND = (overlap.NAME,)
 
 def run_passes(
     gm: fx.GraphModule,
-    roles: list[tuple],
+    roles: list[Input],
     disable: tuple[str, ...] = (),
     passes: tuple[Pass, ...] = PASSES,
     choices: Mapping[str, str] | None = None,

@@ -254,7 +254,9 @@ class Columns(Computation):
             self.dsts, self.dst_count, indptr, indices, self.graph.num_nodes, size
         )
         context.record(srcs.shape[0])
-        return Block(indptr, local, srcs, self.dsts, self.graph, eids)
+        block = Block(indptr, local, srcs, self.dsts, self.graph, eids)
+        context.note(block)
+        return block
 
     def __repr__(self) -> str:
         return f"Columns(num_dst={self.num_dst} of {self.graph!r})"

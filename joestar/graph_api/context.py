@@ -45,3 +45,6 @@ class SamplingContext:
         """Notes the size of the set just made (only when the context has no sizes of its own)."""
         if self.sizes is None:
             self.recorded.append(size)
+
+    def note(self, block) -> None:
+        """Called with every block that a sampling call makes, for contexts that keep them."""

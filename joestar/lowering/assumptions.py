@@ -14,6 +14,7 @@ from torch import fx
 
 from joestar.errors import CaptureError
 from joestar.lowering.functional import is_in_place, root
+from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
 
 _COMPARISONS = (sympy.Eq, sympy.Ne, sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
@@ -135,7 +136,7 @@ def check_random(gm: fx.GraphModule, origin: str) -> None:
             )
 
 
-def check_writes(gm: fx.GraphModule, roles: list[tuple], origin: str, sampling: Callable | None) -> None:
+def check_writes(gm: fx.GraphModule, roles: list[Input], origin: str, sampling: Callable | None) -> None:
     """Raises ``CaptureError`` for in-place writes that would not happen once per step, as in plain Python.
 
     Those are writes to the seeds, to parameters (gradients belong to their old values), and all that the sampler does:
@@ -149,9 +150,9 @@ def check_writes(gm: fx.GraphModule, roles: list[tuple], origin: str, sampling: 
         if not is_in_place(node) or root(node.args[0]).op != "placeholder":
             continue
         role = role_of[root(node.args[0])]
-        if role[0] in ("seeds", "key"):
-            what = f"writes to the {role[0]} of the step, which others read"
-        elif role[0] == "const" and role[1].requires_grad:
+        if role.kind in (Kind.SEEDS, Kind.KEY):
+            what = f"writes to the {role.name} of the step, which others read"
+        elif role.needs_grad:
             what = "writes to a parameter while gradients are computed with it"
         elif sampling is not None and _is_within(node, sampling.__code__):
             what = "writes to a tensor that outlives the call, in a sampler, which runs more than once per step"

@@ -7,7 +7,7 @@ graph still holds methods and ``torch._C`` functions; a re-trace with ``make_fx(
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
 from joestar.lowering.cumulative import cumulative_averages
+from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.origin import node_line
 
 SEEDS_HINT = 11
@@ -40,14 +41,13 @@ class Captured:
 
     Attributes:
         gm: FX graph of aten and ``joestar::`` ops with symbolic sizes in ``node.meta["val"]``.
-        roles: per placeholder ``("const", tensor)``, ``("seeds",)``, ``("key",)``, ``("size", i)`` or
-            ``("num_seeds",)``.
+        roles: what every placeholder stands for, in order.
         labels: what each size is the size of, in program order (``slice``, ``sample``, ``compact``).
         differentiable: whether the first output depends on something that needs a gradient.
     """
 
     gm: fx.GraphModule
-    roles: list[tuple]
+    roles: list[Input]
     labels: list[str]
     differentiable: bool = True
 
@@ -58,8 +58,9 @@ def size_hints(num_sizes: int) -> list[int]:
 
 
 def capture(
-    program: Callable, seeds_like: Tensor, labels: list[str], *, origin: str, sampling: Callable | None = None
-) -> Captured:
+    program: Callable, seeds_like: Tensor, labels: list[str], *, origin: str, sampling: Callable | None = None,
+    known: Mapping[int, Input] | None = None,
+) -> Captured:  # fmt: skip
     """Traces ``program(seeds, key, carriers)`` without running it.
 
     Args:
@@ -67,12 +68,13 @@ def capture(
         seeds_like: a tensor with the dtype and device of the seeds.
         labels: one label per data-dependent set that the sampler makes, found by a structure-only run.
         origin: what is being captured, for messages; sampling: the sampler's ``sample``, which may write nothing.
+        known: what tensors are (``inputs.known_inputs``); others are constants.
 
     Raises:
         CaptureError: naming the user's line and what to write instead.
     """
     with causes.plain_messages():
-        return _with_or_without_default_device(program, seeds_like, labels, origin, sampling)
+        return _with_or_without_default_device(program, seeds_like, labels, origin, sampling, known or {})
 
 
 def _with_or_without_default_device(program: Callable, seeds_like: Tensor, labels: list[str], *rest) -> Captured:
@@ -104,8 +106,9 @@ def _without_default_device() -> Iterator[bool]:
 
 
 def _capture(
-    program: Callable, seeds_like: Tensor, labels: list[str], origin: str, sampling: Callable | None
-) -> Captured:
+    program: Callable, seeds_like: Tensor, labels: list[str], origin: str, sampling: Callable | None,
+    known: Mapping[int, Input],
+) -> Captured:  # fmt: skip
     device = seeds_like.device
     seeds = torch.zeros(SEEDS_HINT, dtype=seeds_like.dtype, device=device)
     key = torch.zeros(3, dtype=torch.int64, device=device)
@@ -145,8 +148,13 @@ def _capture(
         raise seen.get("error") or causes.traced(error, origin) from error
     if "args" not in seen:
         raise CaptureError(f"capture of {origin}: nothing was traced; does the model use its inputs?")
-    by_value = {SEEDS_HINT: ("num_seeds",), **{hint: ("size", i) for i, hint in enumerate(hints)}}
-    roles = [_role(arg, seeds, key, by_value, origin) for arg in seen["args"]]
+    given = {id(seeds): SEEDS, id(key): KEY}
+    by_value = {SEEDS_HINT: NUM_SEEDS, **{hint: size_input(i) for i, hint in enumerate(hints)}}
+    placeholders = seen["gm"].graph.find_nodes(op="placeholder")
+    roles = [
+        _role(arg, node, {**known, **given}, by_value, origin)
+        for arg, node in zip(seen["args"], placeholders, strict=True)
+    ]
     _rename_placeholders(seen["gm"], roles)
     check_guards(seen["gm"], _symbol_names(seen["gm"], roles, labels), origin)
     check_writes(seen["gm"], roles, origin, sampling)
@@ -192,13 +200,9 @@ def _updates_statistics(node: fx.Node) -> bool:
     return node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None and bool(node.args[5])
 
 
-def _role(arg, seeds: Tensor, key: Tensor, by_value: dict, origin: str) -> tuple:
-    if arg is seeds:
-        return ("seeds",)
-    if arg is key:
-        return ("key",)
+def _role(arg, node: fx.Node, known: Mapping[int, Input], by_value: dict[int, Input], origin: str) -> Input:
     if isinstance(arg, Tensor):
-        return ("const", arg)
+        return known[id(arg)] if id(arg) in known else constant(arg, _name_of(node))
     if isinstance(arg, int) and arg in by_value:
         return by_value[arg]
     raise CaptureError(
@@ -207,14 +211,15 @@ def _role(arg, seeds: Tensor, key: Tensor, by_value: dict, origin: str) -> tuple
     )
 
 
-def _rename_placeholders(gm: fx.GraphModule, roles: list[tuple]) -> None:
+def _name_of(node: fx.Node) -> str:
+    """A readable name of what a placeholder holds."""
+    return _readable(node.meta.get("dynamo_name", node.name))
+
+
+def _rename_placeholders(gm: fx.GraphModule, roles: list[Input]) -> None:
     taken = set()
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
-        name = role[0]
-        if name == "size":
-            name = f"size_{role[1]}"
-        elif name == "const":
-            name = _readable(node.meta.get("dynamo_name", node.name))
+        name = _name_of(node) if role.held else role.name
         while name in taken:
             name += "_"
         taken.add(name)
@@ -222,15 +227,15 @@ def _rename_placeholders(gm: fx.GraphModule, roles: list[tuple]) -> None:
     gm.recompile()
 
 
-def _symbol_names(gm: fx.GraphModule, roles: list[tuple], labels: list[str]) -> dict[str, str]:
+def _symbol_names(gm: fx.GraphModule, roles: list[Input], labels: list[str]) -> dict[str, str]:
     """What each symbol of the graph is the size of."""
     names = {}
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
-        if role[0] == "seeds":
+        if role.kind is Kind.SEEDS:
             names[str(node.meta["val"].shape[0])] = "num_seeds"
-        elif role[0] == "size":
-            what = "num_src" if labels[role[1]] == "compact" else "num_edges"
-            names[str(node.meta["val"])] = f"{what} (of sampled set {role[1]})"
+        elif role.kind is Kind.SIZE:
+            what = "num_src" if labels[role.index] == "compact" else "num_edges"
+            names[str(node.meta["val"])] = f"{what} (of sampled set {role.index})"
     return names
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from joestar.errors import ConfigError, LabelError
 from joestar.lowering.functional import ancestors
+from joestar.lowering.inputs import NUM_SEEDS, SEEDS, Input
 from joestar.metrics.tasks import family
 
 IGNORE_INDEX = -100
@@ -195,7 +196,7 @@ class ClassLoss:
         )
 
 
-def class_losses(gm: fx.GraphModule, roles: list[tuple], labels: Tensor | None) -> list[ClassLoss]:
+def class_losses(gm: fx.GraphModule, roles: list[Input], labels: Tensor | None) -> list[ClassLoss]:
     """The losses over class ids in a captured program whose ids depend on the seeds and on fixed tensors only.
 
     Args:
@@ -217,17 +218,17 @@ def class_losses(gm: fx.GraphModule, roles: list[tuple], labels: Tensor | None) 
     return found
 
 
-def _is_rows_of(labels: Tensor | None, node: fx.Node, role_of: dict[fx.Node, tuple]) -> bool:
+def _is_rows_of(labels: Tensor | None, node: fx.Node, role_of: dict[fx.Node, Input]) -> bool:
     if node.target is not _ATEN.index_select.default or node.args[1] != 0:
         return False
     table, ids = node.args[0], node.args[2]
     while ids.target in _CASTS:
         ids = ids.args[0]
-    role = role_of.get(table, ("",))
-    return role[0] == "const" and role[1] is labels and role_of.get(ids) == ("seeds",)
+    role = role_of.get(table)
+    return role is not None and role.held and role.tensor is labels and role_of.get(ids) == SEEDS
 
 
-def _of_seeds(node: fx.Node, role_of: dict[fx.Node, tuple]) -> Callable[[Tensor], Tensor] | None:
+def _of_seeds(node: fx.Node, role_of: dict[fx.Node, Input]) -> Callable[[Tensor], Tensor] | None:
     """What computes a node from the seeds; ``None`` if it depends on a sample, on chance or on parameters."""
     behind = ancestors(node)
     if not all(_is_fixed(role_of[n]) if n in role_of else _is_plain(n) for n in behind):
@@ -243,13 +244,13 @@ def _of_seeds(node: fx.Node, role_of: dict[fx.Node, tuple]) -> Callable[[Tensor]
     def compute(seeds: Tensor) -> Tensor:
         inputs = {"seeds": seeds, "num_seeds": seeds.numel()}
         with torch.no_grad():
-            return module(*(role[1] if role[0] == "const" else inputs[role[0]] for role in roles))
+            return module(*(role.tensor if role.held else inputs[role.name] for role in roles))
 
     return compute
 
 
-def _is_fixed(role: tuple) -> bool:
-    return role[0] in ("seeds", "num_seeds") or (role[0] == "const" and not role[1].requires_grad)
+def _is_fixed(role: Input) -> bool:
+    return role in (SEEDS, NUM_SEEDS) or (role.held and not role.needs_grad)
 
 
 def _is_plain(node: fx.Node) -> bool:

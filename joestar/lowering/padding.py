@@ -22,6 +22,7 @@ from torch import fx
 from joestar.errors import PaddingError
 from joestar.lowering.counts import is_symbolic, values_to_counts
 from joestar.lowering.functional import is_in_place, nodes_after, out_of_place, outlived_views
+from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression, item, padded_dims, size_table
 from joestar.lowering.symbolic import emit, evaluate
@@ -35,13 +36,13 @@ class Padded:
 
     Attributes:
         gm: the graph; outputs are those of the symbolic graph, then ``counts`` and ``ok``.
-        roles: per placeholder, as in ``Captured``, plus ``("seed_count",)`` and ``("flag",)``.
+        roles: per placeholder, as in ``Captured``, plus ``SEED_COUNT`` and ``FLAG``.
         checked: for every entry of ``counts``: (index of the size, bound).
         rewrites: how often each rule rewrote a node.
     """
 
     gm: fx.GraphModule
-    roles: list[tuple]
+    roles: list[Input]
     checked: list[tuple[int, int]]
     rewrites: dict[str, int]
 
@@ -158,7 +159,7 @@ class PaddingContext:
         self.buffers[value] = buffer
 
 
-def pad(gm: fx.GraphModule, roles: list[tuple], bounds: list[int], batch: int) -> Padded:
+def pad(gm: fx.GraphModule, roles: list[Input], bounds: list[int], batch: int) -> Padded:
     """A static form of the symbolic graph for at most ``batch`` seeds and sets of at most ``bounds[i]`` entries.
 
     Raises:
@@ -187,7 +188,7 @@ def pad(gm: fx.GraphModule, roles: list[tuple], bounds: list[int], batch: int) -
     checked = _finish(context, flag, bounds)
     _bake(gm, table, bounds, batch)
     kept = _drop_sizes(gm, roles)
-    return Padded(gm, [*kept, ("seed_count",), ("flag",)], checked, context.rewrites)
+    return Padded(gm, [*kept, SEED_COUNT, FLAG], checked, context.rewrites)
 
 
 def _touches_padding(node: fx.Node) -> bool:
@@ -257,14 +258,14 @@ def _bake(gm: fx.GraphModule, table: SizeTable, bounds: list[int], batch: int) -
             node.kwargs = fx.map_arg(node.kwargs, number)
 
 
-def _drop_sizes(gm: fx.GraphModule, roles: list[tuple]) -> list[tuple]:
+def _drop_sizes(gm: fx.GraphModule, roles: list[Input]) -> list[Input]:
     """Erases what only computed sizes, and the size inputs themselves; returns the roles that are left."""
     for node in reversed(list(gm.graph.nodes)):
         if node.op == "call_function" and not node.users and not _writes(node):
             gm.graph.erase_node(node)
     kept = []
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=False):
-        if role[0] in ("size", "num_seeds"):
+        if role.kind in (Kind.SIZE, Kind.NUM_SEEDS):
             gm.graph.erase_node(node)
         else:
             kept.append(role)

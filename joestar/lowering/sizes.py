@@ -11,6 +11,8 @@ import sympy
 import torch
 from torch import Tensor, fx
 
+from joestar.lowering.inputs import Input, Kind
+
 _JOESTAR = torch.ops.joestar
 
 RAGGED = {
@@ -107,14 +109,14 @@ class SizeTable:
         return None
 
 
-def size_table(gm: fx.GraphModule, roles: list[tuple]) -> SizeTable:
+def size_table(gm: fx.GraphModule, roles: list[Input]) -> SizeTable:
     """Reads the table off the graph."""
     table = SizeTable()
     size_of = {}
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
-        if role[0] == "size":
-            size_of[node] = role[1]
-        elif role[0] == "seeds":
+        if role.kind is Kind.SIZE:
+            size_of[node] = role.index
+        elif role.kind is Kind.SEEDS:
             table.seeds = expression(node.meta["val"].shape[0])
             table.ids[table.seeds] = node
     for node in list(gm.graph.nodes):

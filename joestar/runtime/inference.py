@@ -16,6 +16,7 @@ from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.inputs import Kind
 from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.runtime.features import settle_and_check
@@ -115,10 +116,10 @@ class Inference:
         """Symbol of every set -> its size over the whole graph."""
         sizes = {}
         for node, role in zip(captured.gm.graph.find_nodes(op="placeholder"), captured.roles, strict=True):
-            if role[0] == "seeds":
+            if role.kind is Kind.SEEDS:
                 sizes[expression(node.meta["val"].shape[0])] = self.graph.num_nodes
-            elif role[0] == "size":
-                edges = captured.labels[role[1]] == "slice"
+            elif role.kind is Kind.SIZE:
+                edges = captured.labels[role.index] == "slice"
                 sizes[expression(node.meta["val"])] = self.graph.num_edges if edges else self.graph.num_nodes
         return sizes
 
@@ -235,9 +236,7 @@ def _check_all_read(model: nn.Module, captured, layers: int) -> None:
     """Where the number of layers was found, not given, a parameter that nothing reads tells that it is wrong."""
     placeholders = captured.gm.graph.find_nodes(op="placeholder")
     read = {
-        id(role[1])
-        for node, role in zip(placeholders, captured.roles, strict=True)
-        if role[0] == "const" and node.users
+        id(role.tensor) for node, role in zip(placeholders, captured.roles, strict=True) if role.held and node.users
     }
     for name, parameter in model.named_parameters():
         if id(parameter) not in read:

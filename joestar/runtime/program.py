@@ -14,10 +14,11 @@ from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.graph_api.row_source import source_of
-from joestar.lowering import causes, fakes
+from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.inputs import Input, Kind, ids_node, key_node, known_inputs
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
@@ -92,7 +93,7 @@ class Program:
         self.before = ""
         self.passes, self.places, self.sites = [], [], []
         self.lowered: fx.Graph | None = None
-        self.lowered_roles: list[tuple] = []
+        self.lowered_roles: list[Input] = []
         self.hoisted: list[Hoisted] = []
         self.sizes: dict = {}
         self.padded: Padded | None = None
@@ -174,7 +175,8 @@ class Program:
             return (value, *logged.values(), *tensors)
 
         origin = self._origin
-        captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample)
+        known = known_inputs(graph, model)
+        captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample, known=known)
         verify_capture(captured.gm, origin)
         self.structure, self.logged = seen["structure"], seen["logged"]
         self._check_outputs(captured.gm, origin)
@@ -236,9 +238,9 @@ class Program:
         gm = captured.gm
         remove_in_place(gm)
         lower_batch_norm(gm)
-        key = _key_input(captured)
+        key = key_node(gm, captured.roles)
         table = size_table(gm, captured.roles)
-        ids = _node_ids_input(captured, self.graph.ids) if has_dropout(gm) else None
+        ids = ids_node(gm, captured.roles, self.graph.ids) if has_dropout(gm) else None
         lower_dropout(gm, table, key, ids)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":
@@ -248,7 +250,7 @@ class Program:
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
-    def _run_passes(self, gm: fx.GraphModule, roles: list[tuple], texts: bool = True) -> None:
+    def _run_passes(self, gm: fx.GraphModule, roles: list[Input], texts: bool = True) -> None:
         options = self.options
         self.passes, context = run_passes(
             gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit, sizes=self.sizes,
@@ -352,16 +354,16 @@ class Program:
         """Sums run in a fixed order within, if this program was compiled with ``deterministic``."""
         return fixed_order(self.options.deterministic)
 
-    def _bind(self, roles: list[tuple], *, sizes: list[int] = (), **inputs) -> list:
+    def _bind(self, roles: list[Input], *, sizes: list[int] = (), **inputs) -> list:
         inputs["num_seeds"] = inputs["seeds"].shape[0]
         values = []
         for role in roles:
-            if role[0] == "const":
-                values.append(role[1])
-            elif role[0] == "size":
-                values.append(sizes[role[1]])
+            if role.held:
+                values.append(role.tensor)
+            elif role.kind is Kind.SIZE:
+                values.append(sizes[role.index])
             else:
-                values.append(inputs[role[0]])
+                values.append(inputs[role.name])
         return values
 
     def check_labels(self, nodes: Tensor) -> None:
@@ -402,35 +404,3 @@ def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) 
 
 def _rows(table: Tensor, nodes: Tensor) -> Tensor:
     return torch.index_select(table, 0, nodes)
-
-
-def _node_ids_input(captured: Captured, ids: Tensor | None) -> fx.Node | None:
-    """The placeholder of ``graph.ids``; added if the sampler draws nothing."""
-    if ids is None:
-        return None
-    placeholders = captured.gm.graph.find_nodes(op="placeholder")
-    for node, role in zip(placeholders, captured.roles, strict=True):
-        if role[0] == "const" and role[1] is ids:
-            return node
-    name, taken = "graph_ids", {node.target for node in placeholders}
-    while name in taken:
-        name += "_"
-    with captured.gm.graph.inserting_before(placeholders[0]):
-        node = captured.gm.graph.placeholder(name)
-    node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, ids.shape[0], dtype=ids.dtype, device=ids.device)
-    captured.roles.insert(0, ("const", ids))
-    return node
-
-
-def _key_input(captured: Captured) -> fx.Node:
-    """The key's placeholder; added if the sampler draws nothing (dropout may still need it)."""
-    placeholders = captured.gm.graph.find_nodes(op="placeholder")
-    inputs = {role[0]: node for node, role in zip(placeholders, captured.roles, strict=True)}
-    if "key" in inputs:
-        return inputs["key"]
-    with captured.gm.graph.inserting_before(placeholders[0]):
-        node = captured.gm.graph.placeholder("key")
-    device = inputs["seeds"].meta["val"].device
-    node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, 3, dtype=torch.int64, device=device)
-    captured.roles.insert(0, ("key",))
-    return node

@@ -78,7 +78,7 @@ class StagedStep(Step):
         if program.captured is None:
             key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
             program.trace(slots[:batch], key)
-            reads = any(role[-1] is self.arena.graph.whole_degrees for role in program.lowered_roles)
+            reads = any(role.tensor is self.arena.graph.whole_degrees for role in program.lowered_roles)
             others = any(e.program is not program and e.program.captured for e in self._executors.values())
             if reads and not self.arena.with_degrees:
                 self.arena.fill_degrees()

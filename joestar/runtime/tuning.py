@@ -69,7 +69,7 @@ class Variants:
         """Hoisted values are as large as the graph, and do not depend on choices: all variants read the same ones."""
         shared = {id(own.value): first.value for own, first in zip(variant.hoisted, self.program.hoisted, strict=True)}
         roles = variant.captured.roles
-        roles[:] = [("const", shared.get(id(r[1]), r[1])) if r[0] == "const" else r for r in roles]
+        roles[:] = [role.holding(shared.get(id(role.tensor), role.tensor)) for role in roles]
         for own in variant.hoisted:
             own.value = shared[id(own.value)]
 

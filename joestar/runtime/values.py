@@ -19,6 +19,7 @@ from joestar.graph_api import Graph
 from joestar.lowering import fakes
 from joestar.lowering.capture import Captured
 from joestar.lowering.dropout import refuse_random
+from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 from joestar.runtime.rows import is_view, tensors_of
@@ -152,18 +153,18 @@ class _Builder:
 
     # --- inputs ---
 
-    def _placeholder(self, node: fx.Node, role: tuple):
-        if role[0] == "const":
-            return self.const(role[1])
-        if role[0] == "key":
+    def _placeholder(self, node: fx.Node, role: Input):
+        if role.held:
+            return self.const(role.tensor)
+        if role.kind is Kind.KEY:
             return self.const(torch.zeros(3, dtype=torch.int64, device=self.graph.device))
-        if role[0] == "seeds":
+        if role.kind is Kind.SEEDS:
             self.symbols[expression(node.meta["val"].shape[0])] = _NODES
             return self.node_ids
-        if role[0] == "num_seeds":
+        if role.kind is Kind.NUM_SEEDS:
             self.symbols[expression(node.meta["val"])] = _NODES
             return self.graph.num_nodes
-        edges = self.captured.labels[role[1]] == "slice"
+        edges = self.captured.labels[role.index] == "slice"
         self.symbols[expression(node.meta["val"])] = _EDGES if edges else _NODES
         return self.graph.num_edges if edges else self.graph.num_nodes
 

@@ -124,6 +124,7 @@ class Feed:
         self._gate, self._shown = Gate(), None
         load = functools.partial(_load, self.arena, self._gate)
         make = functools.partial(self._make, [0])
+        make.__name__, load.__name__ = "first stage", "load"
         self._pipeline = Pipeline(make, count, load, start=first)
 
     def _next(self) -> Piece:

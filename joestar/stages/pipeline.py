@@ -1,6 +1,7 @@
 """Items made ahead of their use, in order, by stages that work at the same time: a thread for each stage."""
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -12,6 +13,11 @@ from joestar.errors import ConfigError, StageError
 
 EXIT_SECONDS = 10.0
 """Longest wait, when the interpreter exits, for a stage to end what it is at."""
+
+
+SIGNAL_SECONDS = 0.25
+"""Longest uninterrupted wait of a thread: Ctrl-C in the instant before a wait begins does not end it, and Python acts
+on it only when the wait is over."""
 
 
 class Pipeline(Iterator):
@@ -167,7 +173,7 @@ class _State:
         before = time.perf_counter()
         with self.changed:
             while not items and not self.ended:
-                self.changed.wait()
+                self.changed.wait(SIGNAL_SECONDS)
             if self.ended:
                 raise _EndedError
             item = items.popleft()
@@ -204,8 +210,11 @@ class _State:
         if os.getpid() != self.process:
             return
         for thread in self.threads:
-            if thread is not threading.current_thread() and thread.ident is not None:
-                thread.join(seconds)
+            if thread is threading.current_thread() or thread.ident is None:
+                continue
+            until = math.inf if seconds is None else time.monotonic() + seconds
+            while thread.is_alive() and time.monotonic() < until:
+                thread.join(SIGNAL_SECONDS)
 
     def check_process(self) -> None:
         if os.getpid() != self.process:

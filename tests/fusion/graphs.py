@@ -10,6 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 from joestar import fn
 from joestar.fusion import PASSES, run_passes
+from joestar.lowering.inputs import constant
 
 ATEN, JOESTAR = torch.ops.aten, torch.ops.joestar
 ALL = tuple(spec.name for spec in PASSES)
@@ -54,7 +55,7 @@ def build(write) -> fx.GraphModule:
 
 def run(gm: fx.GraphModule, *names: str):
     """Runs the passes of these names alone, as if their requirements held: (records, places)."""
-    roles = [("const", None)] * len(gm.graph.find_nodes(op="placeholder"))
+    roles = [constant(None, "value")] * len(gm.graph.find_nodes(op="placeholder"))
     passes = tuple(spec for spec in PASSES if spec.name in names)
     free = tuple(type(spec)(spec.name, spec.run) for spec in passes)
     records, context = run_passes(gm, roles, passes=free)

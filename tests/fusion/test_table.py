@@ -10,6 +10,7 @@ from lowering.harness import NUM_FEATURES, SEEDS, same, small_graph
 import joestar
 from joestar.errors import ConfigError, VerificationError
 from joestar.fusion import PASSES, Pass, PassContext, Reject, run_passes
+from joestar.lowering.inputs import constant
 from joestar.nn import GraphSAGE
 from joestar.sampling import NeighborSampler
 
@@ -49,7 +50,7 @@ def test_order_of_the_pipeline():
 
 def test_records():
     gm = small()
-    records, _ = run_passes(gm, [("const", None)])
+    records, _ = run_passes(gm, [constant(None, "value")])
     first = records[0]
     assert (first.name, first.rewrites, first.nodes_before, first.nodes_after, first.skipped) == ("dce", 1, 5, 4, False)
     assert "aten.neg" in first.code
@@ -74,13 +75,13 @@ NEEDS_CSE = [spec.name for spec in PASSES if "no common subexpressions" in spec.
     ],
 )
 def test_switching_off_takes_what_requires_it_along(disable, skipped):
-    records, _ = run_passes(small(), [("const", None)], disable)
+    records, _ = run_passes(small(), [constant(None, "value")], disable)
     assert [record.name for record in records if record.skipped] == skipped
 
 
 def test_unknown_name():
     with pytest.raises(ConfigError, match=r"no pass 'dead' to disable; passes are: dce, simplify, cse, extract-select"):
-        run_passes(small(), [("const", None)], ("dead",))
+        run_passes(small(), [constant(None, "value")], ("dead",))
 
 
 def test_reject_is_falsy_data():
@@ -94,7 +95,7 @@ def test_reject_is_falsy_data():
 
 def broken(run, words: str) -> None:
     with pytest.raises(VerificationError, match=words):
-        run_passes(small(), [("const", None)], passes=one("bad", run))
+        run_passes(small(), [constant(None, "value")], passes=one("bad", run))
 
 
 def find(gm, target):
@@ -224,7 +225,7 @@ def test_a_limit_of_rewrites_bisects():
 
 def test_a_choice_that_no_place_has():
     with pytest.raises(ConfigError, match="'order:lin' belongs to no place of this program"):
-        run_passes(small(), [("const", None)], choices={"order:lin": "update-first"})
+        run_passes(small(), [constant(None, "value")], choices={"order:lin": "update-first"})
 
 
 def test_choosing():

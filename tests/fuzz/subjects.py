@@ -10,6 +10,7 @@ from lowering.harness import seeded
 from torch import Tensor, fx
 
 from joestar.lowering.capture import Captured
+from joestar.lowering.inputs import Input
 from joestar.runtime.program import Options, Program
 
 from .generate import PER_PACK, Written
@@ -42,7 +43,7 @@ class Split(Program):
         super().__init__("train", subject.model, subject.sampler, subject.loss, options)
         self._made = captured
 
-    def _run_passes(self, gm: fx.GraphModule, roles: list[tuple], texts: bool = False) -> None:
+    def _run_passes(self, gm: fx.GraphModule, roles: list[Input], texts: bool = False) -> None:
         super()._run_passes(gm, roles, texts=False)
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:

@@ -22,6 +22,7 @@ from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured, is_impure
 from joestar.lowering.functional import is_in_place
+from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, size_input
 from joestar.lowering.verify import verify_capture
 
 ORIGIN = "Model with Sampler"
@@ -62,12 +63,13 @@ def _captured(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
 class Inputs:
     """Inputs of a trace: fake tensors and symbolic sizes, with their roles."""
 
-    def __init__(self):
+    def __init__(self, known: dict[int, Input] | None = None):
+        self.known = known or {}
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
         self.mode.cache_enabled = False  # with symbolic sizes, to look results up takes longer than to make them
         self.roles, self.fakes, self.names, self.places = [], [], [], {}
 
-    def add(self, role: tuple, fake, name: str = "") -> int:
+    def add(self, role: Input, fake, name: str = "") -> int:
         """A new input; returns its place."""
         self.roles.append(role)
         self.fakes.append(fake)
@@ -85,17 +87,17 @@ class Inputs:
         """Place of a tensor that no step replaces."""
         if id(tensor) not in self.places:
             fake = self.mode.from_tensor(tensor, static_shapes=True)
-            self.places[id(tensor)] = self.add(("const", tensor), fake, name)
+            self.places[id(tensor)] = self.add(self.known.get(id(tensor), constant(tensor, name)), fake, name)
         return self.places[id(tensor)]
 
     def begin(self, seeds: Tensor, labels: list[str]) -> tuple[int, int]:
         """What every program starts with: number of seeds, sizes, seeds, key; the places of the last two."""
         seeds = self.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
-        self.add(("num_seeds",), seeds.shape[0])
+        self.add(NUM_SEEDS, seeds.shape[0])
         for position, hint in enumerate(capturing.size_hints(len(labels))):
-            self.add(("size", position), self.dynamic(torch.empty(hint, 0)).shape[0])
+            self.add(size_input(position), self.dynamic(torch.empty(hint, 0)).shape[0])
         key = self.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True)
-        return self.add(("seeds",), seeds), self.add(("key",), key)
+        return self.add(SEEDS, seeds), self.add(KEY, key)
 
     def constants(self, tensors, prefix: str) -> dict[str, int]:
         """``constant`` of everything that is a tensor."""
@@ -172,12 +174,12 @@ def _part(whole: Captured, subject, position: int) -> Captured:
     results = nodes[-1].args[0][2 * position : 2 * position + 2]
     roles = dict(zip(whole.gm.graph.find_nodes(op="placeholder"), whole.roles, strict=True))
     buffers = {id(value) for value in subject.model.buffers()}
-    own = {node for node, role in roles.items() if id(role[-1]) in buffers}
+    own = {node for node, role in roles.items() if id(role.tensor) in buffers}
     needed = set(results)
     for node in reversed(nodes[:-1]):
         writes = is_in_place(node) and bool(own & set(node.all_input_nodes))
         draws = is_impure(node) and not is_in_place(node) and subject.written.file in node.meta.get("stack_trace", "")
-        kept = roles[node][0] != "const" if node in roles else writes or draws
+        kept = not roles[node].held if node in roles else writes or draws
         if kept or node in needed:
             needed.add(node)
             needed.update(node.all_input_nodes)

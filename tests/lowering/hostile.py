@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from joestar.lowering.functional import remove_in_place
+from joestar.lowering.inputs import SEEDS, constant
 from joestar.lowering.padding import pad
 from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import expression
@@ -117,7 +118,7 @@ class Traced:
         (output,) = gm.graph.find_nodes(op="output")
         self.outputs = [node.meta["val"] for node in output.args[0]]
         self.sizes = [[expression(size) for size in value.shape] for value in self.outputs]
-        roles = [("seeds",), *[("const", None)] * len(given.operands)]
+        roles = [SEEDS, *[constant(None, "value")] * len(given.operands)]
         self.padded = pad(gm, roles, [], self.capacity)
 
     def exact(self, operands: list[Tensor]) -> list[Tensor]:
@@ -130,7 +131,7 @@ class Traced:
         inputs = {"seeds": torch.zeros(self.capacity, dtype=torch.int64), "seed_count": torch.tensor(count)}
         inputs["flag"] = torch.tensor(False)
         given = iter(operands)
-        values = [inputs[role[0]] if role[0] in inputs else next(given) for role in self.padded.roles]
+        values = [inputs[role.name] if role.name in inputs else next(given) for role in self.padded.roles]
         *outputs, _, ok = self.padded.gm(*values)
         assert bool(ok)
         return outputs

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 import joestar.nn as jnn
 from joestar import fn
+from joestar.lowering import inputs
 from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import foreign_nodes, namespace
 
@@ -75,12 +76,17 @@ def test_roles_of_the_inputs():
     captured = case.program.captured
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
     by_name = dict(zip(names, captured.roles, strict=True))
-    assert by_name["seeds"] == ("seeds",)
-    assert by_name["key"] == ("key",)
-    assert [by_name[f"size_{i}"] for i in range(6)] == [("size", i) for i in range(6)]
-    assert by_name["graph_indptr"][1] is case.graph.indptr
-    assert by_name["features"][1] is case.graph.ndata["x"]
-    parameters = {id(role[1]) for role in captured.roles if role[0] == "const"}
+    assert by_name["seeds"] == inputs.SEEDS
+    assert by_name["key"] == inputs.KEY
+    assert [by_name[f"size_{i}"] for i in range(6)] == [inputs.size_input(i) for i in range(6)]
+    indptr, features = by_name["graph_indptr"], by_name["features"]
+    assert indptr.tensor is case.graph.indptr and (indptr.kind, indptr.name) == (inputs.Kind.STRUCTURE, "graph.indptr")
+    assert features.tensor is case.graph.ndata["x"] and (features.kind, features.name) == (
+        inputs.Kind.FEATURE, "graph.ndata['x']",
+    )  # fmt: skip
+    assert by_name["targets"].kind is inputs.Kind.LABEL
+    assert all(role.rebindable and role.held == (role.tensor is not None) for role in captured.roles)
+    parameters = {id(role.tensor) for role in captured.roles if role.kind is inputs.Kind.PARAMETER}
     assert {id(parameter) for parameter in case.model.parameters()} <= parameters
 
 

@@ -14,6 +14,7 @@ from joestar.errors import VerificationError
 from joestar.fusion import Pass, run_passes
 from joestar.fusion.emit import emit
 from joestar.lowering import fakes
+from joestar.lowering.inputs import KEY, constant
 from joestar.lowering.sizes import same_shape, same_size
 
 from .harness import NUM_FEATURES, Case, same
@@ -96,7 +97,7 @@ def test_nothing_sampled_and_narrow_rows_with_dropout(model):
     case = Case(net, fanouts=(-1, -1))
     gm = case.trace()
     assert not list(fakes.strangers(gm.graph))
-    assert ("key",) in case.program.captured.roles
+    assert KEY in case.program.captured.roles
     bare = Case(net, fanouts=(-1, -1), disable=tuple(record.name for record in case.program.passes))
     for step, batch in enumerate(((9, 3, 22, 1, 40, 2, 17), (5,))):
         expected = bare.exact(bare.seeds(batch), step)
@@ -136,7 +137,7 @@ def test_what_a_pass_leaves_is_checked(traced, change, words):
         return 1
 
     with pytest.raises(VerificationError, match=words) as caught:
-        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", bad),))
+        run_passes(gm, [constant(None, "value")] * 99, passes=(Pass("bad", bad),))
     gm.graph.erase_node(old.prev)
     assert str(caught.value).startswith("pass bad left node linear")
     assert 'joestar.compile(..., disable_passes=("bad",))' in str(caught.value)
@@ -158,7 +159,7 @@ def rewritten(gm, old, change) -> None:
         return 1
 
     try:
-        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", rewrite),))
+        run_passes(gm, [constant(None, "value")] * 99, passes=(Pass("bad", rewrite),))
     finally:
         for node in reversed(made):
             gm.graph.erase_node(node)
@@ -203,5 +204,5 @@ def test_a_value_that_a_pass_changes_alone_is_checked(traced):
 
     words = r"pass bad left node relu.* with another value than aten\.relu"
     with pytest.raises(VerificationError, match=words):
-        run_passes(gm, [("const", None)] * 99, passes=(Pass("bad", bad),))
+        run_passes(gm, [constant(None, "value")] * 99, passes=(Pass("bad", bad),))
     gm.graph.erase_node(old)

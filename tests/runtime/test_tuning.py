@@ -401,7 +401,7 @@ def test_variants_share_what_was_hoisted(timed, monkeypatch):
     held, compile = set(), Program.compile
 
     def noted(program, *args):
-        constants = [id(role[1]) for role in program.captured.roles if role[0] == "const"]
+        constants = [id(role.tensor) for role in program.captured.roles if role.held]
         assert program.hoisted and all(id(h.value) in constants for h in program.hoisted)
         held.update(id(h.value) for h in program.hoisted)
         return compile(program, *args)

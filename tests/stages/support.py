@@ -3,8 +3,8 @@
 import torch
 
 from joestar.graph_api import Block, Graph, SamplingContext
-from joestar.stages.large_batch import FIRST_STAGE_SITE
 from joestar.stages.macro import MacroBatch
+from joestar.stages.union import FIRST_STAGE_SITE
 
 
 def random_graph(nodes: int = 60, degree: int = 6, seed: int = 0, dtype=torch.int32) -> Graph:
@@ -56,14 +56,28 @@ def fields(macro: MacroBatch) -> dict:
     return {name: None if getattr(macro, name) is None else getattr(macro, name).tolist() for name in names}
 
 
-class TwoGraphs:
-    """A user's sampler: the first hop by weight from part of the graph, the second of everything."""
+class TwoKinds:
+    """A user's sampler: one hop by weight, of which some edges are dropped, then one of everything."""
 
     def sample(self, graph, seeds):
         first = graph[:, seeds].individual_sample(4, "w")
         kept = first.keep_edges(first.indices % 3 != 0)
         second = graph[:, kept.srcs].compact()
         return [second, kept]
+
+
+class Layers:
+    """A user's sampler of uniform hops."""
+
+    def __init__(self, graph, fanouts):
+        self.fanouts = fanouts
+
+    def sample(self, graph, seeds):
+        blocks, dsts = [], seeds
+        for fanout in self.fanouts:
+            blocks.append(graph[:, dsts].individual_sample(fanout))
+            dsts = blocks[-1].srcs
+        return blocks[::-1]
 
 
 class Whole:

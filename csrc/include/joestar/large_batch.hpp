@@ -131,7 +131,8 @@ class LevelPicker {
     if (takes_all(level_, degree)) return take_all(i, level_, out);
     std::int64_t all = level_ + 1;
     while (all < hops_ && !takes_all(all, degree)) ++all;
-    if (all < hops_ || !in_lanes_ || degree >= (std::int64_t{1} << (32 - kLaneHopBits))) return pick_slowly(i, all, out);
+    const bool narrow = degree < std::int64_t{1} << (32 - kLaneHopBits);
+    if (all < hops_ || !in_lanes_ || !narrow) return pick_slowly(i, all, out);
     std::uint32_t before = 0xFFFFFFFFU;
     const auto start = static_cast<std::uint64_t>(start_[i]);
     for (int j = 0; j < drawn_; ++j) {
@@ -191,18 +192,25 @@ class LevelPicker {
 template <IdType Id>
 void find_sources(const Id* indices, const PackedPicks& picks, const std::vector<NodeBits>& levels, Id* source) {
   const auto n = static_cast<std::int64_t>(picks.size());
-  const auto position = [&](std::int64_t e) { return picks[static_cast<std::size_t>(e)] >> kHopBits; };
+  const std::uint64_t* pick = picks.data();
   const auto found_by = [&](std::int64_t e) -> const NodeBits& {
-    return levels[(picks[static_cast<std::size_t>(e)] & ((1U << kHopBits) - 1)) + 1];
+    return levels[(pick[e] & ((1U << kHopBits) - 1)) + 1];
   };
-  for (std::int64_t e = -2 * kLargeAhead; e < n; ++e) {
-    const std::int64_t next = e + kLargeAhead, after = next + kLargeAhead;
-    if (after < n) prefetch(indices + position(after));
-    if (next >= 0 && next < n) {
-      source[next] = indices[position(next)];
-      found_by(next).touch(source[next]);
-    }
-    if (e >= 0) found_by(e).insert(source[e]);
+  const auto look = [&](std::int64_t e) {
+    source[e] = indices[pick[e] >> kHopBits];
+    found_by(e).touch(source[e]);
+  };
+  for (std::int64_t e = 0; e < std::min(n, 2 * kLargeAhead); ++e) prefetch(indices + (pick[e] >> kHopBits));
+  for (std::int64_t e = 0; e < std::min(n, kLargeAhead); ++e) look(e);
+  const std::int64_t full = std::max<std::int64_t>(0, n - 2 * kLargeAhead);
+  for (std::int64_t e = 0; e < full; ++e) {
+    prefetch(indices + (pick[e + 2 * kLargeAhead] >> kHopBits));
+    look(e + kLargeAhead);
+    found_by(e).insert(source[e]);
+  }
+  for (std::int64_t e = full; e < n; ++e) {
+    if (e + kLargeAhead < n) look(e + kLargeAhead);
+    found_by(e).insert(source[e]);
   }
 }
 
@@ -262,8 +270,7 @@ MacroParts<Id> sample_large_batch(const LargeBatchTask<Id>& task, std::span<cons
   const std::int64_t num_nodes = task.graph.rows(), hops = static_cast<std::int64_t>(task.hops.size());
   std::vector<NodeBits> levels;
   for (std::int64_t level = 0; level <= hops; ++level) levels.emplace_back(num_nodes);
-  parallel_for(static_cast<std::int64_t>(seeds.size()), kMacroGrain,
-               [&](std::int64_t i) { levels[0].insert(seeds[static_cast<std::size_t>(i)]); });
+  levels[0].insert_all(seeds);
   NodeBits known(num_nodes);
   std::vector<ChosenRows<Id>> parts;
   for (std::int64_t level = 0; level < hops; ++level) {

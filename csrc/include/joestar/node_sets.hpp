@@ -32,6 +32,15 @@ class NodeBits {
     if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit, std::memory_order_relaxed);
   }
 
+  template <IdType Id>
+  void insert_all(std::span<const Id> nodes) const {
+    const auto n = static_cast<std::int64_t>(nodes.size());
+    parallel_for(n, 8192, [&](std::int64_t i) {
+      touch(nodes[static_cast<std::size_t>(std::min(i + 16, n - 1))]);
+      insert(nodes[static_cast<std::size_t>(i)]);
+    });
+  }
+
  private:
   PageScratch<std::uint64_t> words_;
 };
@@ -89,7 +98,8 @@ PageScratch<Id> take_fresh(const NodeBits& fresh, const NodeBits& known) {
       });
   PageScratch<Id> members(base.back());
   parallel_ranges(fresh.num_words(), kWordGrain, [&](std::int64_t first, std::int64_t last) {
-    detail::write_members(fresh.words(), first, last, members.data() + base[static_cast<std::size_t>(first / kWordGrain)]);
+    const std::int64_t before = base[static_cast<std::size_t>(first / kWordGrain)];
+    detail::write_members(fresh.words(), first, last, members.data() + before);
   });
   return members;
 }

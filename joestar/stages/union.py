@@ -1,0 +1,111 @@
+"""The union of what any sampler draws for many seeds."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from joestar.errors import GraphError, SamplerError
+from joestar.graph_api import Block, Graph, SamplingContext
+from joestar.graph_api.block import check_blocks
+from joestar.graph_api.validate import check_ids
+from joestar.kernels import cpu_stages
+from joestar.stages.macro import MacroBatch
+
+FIRST_STAGE_SITE = 1 << 24
+"""Number of a first stage's first call site: its draws are independent of those of any step (whose sites count from 0,
+dropout's from ``1 << 20``)."""
+
+
+class FirstStageContext(SamplingContext):
+    """What the sampler of a first stage draws from; ``made`` are the blocks of its sampling calls.
+
+    Args:
+        key: (seed, epoch, index of the macro-batch).
+    """
+
+    def __init__(self, key: tuple[int, int, int]):
+        if len(key) != 3:
+            raise SamplerError(f"a first stage's key is (seed, epoch, index of the macro-batch); got {key!r}.")
+        super().__init__(torch.tensor(key, dtype=torch.int64, device="cpu"))
+        self.site = FIRST_STAGE_SITE
+        self.made: list[Block] = []
+
+    def note(self, block: Block) -> None:
+        """Keeps the block."""
+        self.made.append(block)
+
+
+def run_sampler(
+    graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]
+) -> tuple[list[Block], list[Block] | None]:
+    """(the sampler's blocks for the seeds, found to follow one another; all that its calls made, if those must do).
+
+    Raises:
+        SamplerError: as ``LargeBatch.sample``.
+    """
+    context, name = FirstStageContext(key), type(sampler).__name__
+    blocks = sampler.sample(graph.with_context(context), seeds)
+    try:
+        check_blocks(blocks, name)
+    except GraphError as error:
+        raise SamplerError(str(error)) from None
+    for position, (block, after) in enumerate(itertools.pairwise(blocks)):
+        if not torch.equal(block.dsts, after.srcs):
+            raise SamplerError(
+                f"{name}.sample: the destinations of block {position} are not the sources of block {position + 1}: "
+                f"sample block {position} for `block.srcs` of block {position + 1}."
+            )
+    for position, block in enumerate(blocks):
+        if not torch.equal(block.srcs[: block.num_dst], block.dsts):
+            raise SamplerError(f"{name}.sample: the sources of block {position} do not begin with its destinations.")
+        check_ids(block.srcs, graph.num_nodes, f"{name}.sample: block {position}.srcs", SamplerError)
+    if not torch.equal(blocks[-1].dsts[: seeds.shape[0]], seeds):
+        raise SamplerError(f"{name}.sample: the destinations of the last block do not begin with the seeds.")
+    if all(_knows_edges(block) for block in blocks):
+        return list(blocks), None
+    known = [block for block in blocks if _knows_edges(block)]
+    return list(blocks), known + [block for block in context.made if not any(block is other for other in known)]
+
+
+def union(
+    graph: Graph, blocks: list[Block], made: list[Block] | None, seeds: Tensor, want_eids: bool, name: str, empty=None
+) -> MacroBatch:
+    """The union of the edges of the blocks, or of ``made`` instead, in the order of the graph.
+
+    Raises:
+        SamplerError: nodes that are not in the union, or eids that are not the positions of the edges.
+    """
+    hops = [
+        (block.indptr, block.indices.to(seeds.dtype), block.srcs.to(seeds.dtype), block.eids)
+        for block in (blocks if made is None else made)
+    ]
+    try:
+        parts = cpu_stages.union_hops(graph.indptr, graph.indices, seeds, hops, want_eids, empty)
+    except SamplerError:  # about the memory given by empty()
+        raise
+    except ValueError as error:
+        raise SamplerError(
+            f"{name}: a block has eids that are not the positions of its edges in the graph ({error}). Edges that the "
+            "graph does not have need no eids, but have to be made of the picks of sampling calls."
+        ) from None
+    macro = MacroBatch(*parts)
+    if made is not None:
+        _check_found(blocks, macro, name)
+    return macro
+
+
+def _knows_edges(block: Block) -> bool:
+    return block._eids is not None
+
+
+def _check_found(blocks: list[Block], macro: MacroBatch, name: str) -> None:
+    """Edges without eids must have come from sampling calls: their nodes, at least, are then in the union."""
+    for position, block in enumerate(blocks):
+        lost = block.srcs[~torch.isin(block.srcs, macro.ids)]
+        if lost.numel():
+            raise SamplerError(
+                f"{name}: the edges of block {position} are not known in the graph (it was put together without eids), "
+                f"and no sampling call found its node {int(lost[0])}: a macro-batch would lack it. Give Block(..., "
+                "eids=...), or take edges from graph[:, dsts].compact() or individual_sample."
+            )

@@ -1,0 +1,250 @@
+"""Steps over macro-batches: the same numbers as over the whole graph, whatever happens between two steps."""
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar.errors import ConfigError, GraphError, StageError
+from joestar.runtime.planning import Planner, parse_bytes
+from joestar.runtime.staged import StagedStep
+from joestar.stages import LargeBatch
+from joestar.stages.plan import Plan
+
+NODES, BATCH = 300, 16
+
+
+class Whole(LargeBatch):
+    """A first stage that keeps every neighbour, so that mini-batches are those of the whole graph."""
+
+    def sample(self, graph, sampler, seeds, key):
+        hops = len(sampler.fanouts)
+        return super().sample(graph, joestar.NeighborSampler(graph, [-1] * hops), seeds, key)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    src = (torch.rand(2000) ** 2 * NODES).long()
+    made = joestar.Graph.from_edge_index(torch.stack([src, torch.randint(0, NODES, (2000,))]), NODES)
+    made.ndata["x"], made.ndata["y"] = torch.randn(NODES, 8), torch.randint(0, 4, (NODES,))
+    made.edata["w"] = torch.rand(2000)
+    made.train_idx = torch.randperm(NODES)[:150]
+    return made
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Sets the plan of the next steps: seeds per macro-batch, hot nodes, cold slots, room for edges."""
+
+    def fix(seeds=48, hot=40, cold=NODES, edges=2000):
+        found = Plan(1 << 30, False, seeds, 4, hot, cold, edges, hot_ids=torch.arange(0, 5 * hot, 5))
+        monkeypatch.setattr(Planner, "plan", lambda self: found)
+
+    fix()
+    return fix
+
+
+def parts(graph, model="sage", fanouts=(3, 3), dropout=0.5, **options):
+    torch.manual_seed(1)
+    kinds = {"sage": joestar.nn.GraphSAGE, "gcn": joestar.nn.GCN}
+    net = kinds[model](8, 6, len(fanouts), 4, dropout=dropout, **options)
+    return net, torch.optim.Adam(net.parameters(), 0.01)
+
+
+def compiled(
+    graph, staged, whole=True, sampler=None, optimizer=True, fanouts=(3, 3), model="sage", layer=None, **options
+):
+    net, adam = parts(graph, model, fanouts, **(layer or {}))
+    sampler = sampler or joestar.NeighborSampler(graph, list(fanouts), seed=5)
+    given = (F.cross_entropy, adam) if optimizer else ()
+    stage = {"memory": "1GiB", "first_stage": (Whole if whole else LargeBatch)(48)} if staged else {}
+    step = joestar.compile(net, sampler, *given, backend="eager", warm_up=4, **stage, **options)
+    if staged and whole:
+        step.first_stage = Whole(step.first_stage.num_seeds)
+    return step
+
+
+def run(step, graph, epochs=2):
+    return [torch.stack(list(step.epoch(graph.train_idx, BATCH))).tolist() for _ in range(epochs)]
+
+
+def same(a, b):
+    for name, value in a.model.state_dict().items():
+        assert torch.equal(value, b.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn"])
+@pytest.mark.parametrize("cold", [NODES, 160], ids=["roomy", "tight"])
+def test_training_and_predictions_are_those_of_the_whole_graph(graph, planned, model, cold):
+    """The second one cuts macro-batches in two: they need more nodes than there is room for."""
+    planned(cold=cold)
+    layer = {"norm": "graph"} if model == "gcn" else None
+    ours, plain = (compiled(graph, staged, model=model, layer=layer) for staged in (True, False))
+    assert isinstance(ours, StagedStep)
+    assert run(ours, graph) == run(plain, graph)
+    same(ours, plain)
+    assert torch.equal(ours.predict(graph.train_idx, 20), plain.predict(graph.train_idx, 20))
+    assert ours.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx)
+    assert (ours.traffic.cut > 0) == (cold < NODES)
+    assert ours.traffic.macro_batches >= 8
+    assert not ours.traffic.again
+
+
+def test_what_happens_between_two_steps_changes_nothing(graph, planned):
+    ours, plain = (compiled(graph, staged) for staged in (True, False))
+
+    def disturbed(step):
+        losses = []
+        for at, loss in enumerate(epoch := step.epoch(graph.train_idx, BATCH)):
+            losses.append(loss.item())
+            if at == 1:
+                losses.append(step.evaluate(graph.train_idx[:30])["accuracy"])
+            if at == 4:
+                losses += [loss.item() for loss in step.epoch(graph.train_idx[:40], BATCH)]
+            if at == 6:
+                losses.append(step(torch.tensor([3, 1, 4])).item())
+            if at == 7:
+                break
+        losses += [loss.item() for loss in epoch]
+        return losses
+
+    assert disturbed(ours) == disturbed(plain)
+    same(ours, plain)
+    assert ours.traffic.again == 3
+
+
+def test_an_epoch_goes_on_elsewhere(graph, planned):
+    one, plain = (compiled(graph, staged) for staged in (True, False))
+    epochs = one.epoch(graph.train_idx, BATCH), plain.epoch(graph.train_idx, BATCH)
+    for _ in range(5):
+        assert next(epochs[0]).item() == next(epochs[1]).item()
+    other = compiled(graph, True)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert [x.item() for x in other.epoch(graph.train_idx, BATCH)] == [x.item() for x in epochs[1]]
+    same(other, plain)
+
+
+def test_the_users_own_sampler_decides_what_a_macro_batch_holds(graph, planned):
+    step = compiled(graph, True, whole=False)
+    losses = run(step, graph, 12)
+    assert sum(losses[-1]) < sum(losses[0])
+    assert step.traffic.edges < 12 * 4 * graph.num_edges
+
+
+def test_seeds_of_steps_are_the_users(graph, planned):
+    step = compiled(graph, True)
+    seeds = torch.cat([seeds for _, seeds in step.epoch(graph.train_idx, BATCH, with_seeds=True)])
+    assert torch.equal(seeds.sort().values.long(), graph.train_idx.sort().values)
+    plain = compiled(graph, False)
+    assert torch.equal(seeds, torch.cat([s for _, s in plain.epoch(graph.train_idx, BATCH, with_seeds=True)]))
+
+
+def test_weighted_picks_and_edge_data(graph, planned):
+    def sampler():
+        return joestar.NeighborSampler(graph, [3, 3], seed=2, probs="w")
+
+    ours, plain = (compiled(graph, staged, sampler=sampler()) for staged in (True, False))
+    assert run(ours, graph) == run(plain, graph)
+
+
+def test_a_loop_of_ones_own(graph, planned):
+    ours, plain = (compiled(graph, staged, optimizer=False) for staged in (True, False))
+    seeds = graph.train_idx[:20]
+    for step in (ours, plain):
+        F.cross_entropy(step(seeds), graph.ndata["y"][seeds]).backward()
+    for a, b in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_what_a_first_stage_raises_ends_the_epoch_with_it(graph, planned):
+    step = compiled(graph, True)
+    step.first_stage = _Failing(48)
+    epoch = step.epoch(graph.train_idx, BATCH)
+    for _ in range(3):
+        next(epoch)
+    with pytest.raises(StageError, match="out of milk") as caught:
+        next(epoch)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    step.first_stage = Whole(48)
+    assert len(list(step.epoch(graph.train_idx, BATCH))) == 10
+
+
+class _Failing(Whole):
+    def sample(self, graph, sampler, seeds, key):
+        if key[2] == 1:
+            raise RuntimeError("out of milk")
+        return super().sample(graph, sampler, seeds, key)
+
+
+def test_no_thread_is_left_behind(graph, planned):
+    before = threading.active_count()
+    step = compiled(graph, True)
+    for _ in step.epoch(graph.train_idx, BATCH):
+        break
+    run(step, graph, 1)
+    step.evaluate(graph.train_idx)
+    del _
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_step_that_has_no_room_says_so(graph, planned):
+    planned(cold=10)
+    step = compiled(graph, True)
+    with pytest.raises(StageError, match=r"single step of 16 seeds.*Give more memory=") as caught:
+        list(step.epoch(graph.train_idx, BATCH))
+    assert isinstance(caught.value.__cause__, GraphError)
+
+
+def test_what_fits_is_resident(graph):
+    net, adam = parts(graph)
+    step = joestar.compile(
+        net, joestar.NeighborSampler(graph, [3, 3], seed=5), F.cross_entropy, adam, backend="eager", warm_up=4,
+        memory="1GiB",
+    )  # fmt: skip
+    assert step.plan.fits
+    assert "everything fits into 1.0 GiB" in str(step.plan)
+    plain = compiled(graph, False)
+    assert run(step, graph) == run(plain, graph)
+    assert step.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx)
+
+
+def test_a_plan_fills_the_budget_and_training_works(graph):
+    net, adam = parts(graph)
+    sampler = joestar.NeighborSampler(graph, [2, 2], seed=5)
+    planner = Planner(net, sampler, 1, batch=BATCH)
+    budget = planner.workspace() + 24_000
+    step = joestar.compile(
+        net, sampler, F.cross_entropy, adam, backend="eager", warm_up=4, memory=budget, batch_size=BATCH
+    )
+    assert not step.plan.fits
+    assert 0.8 * budget < step.plan.memory <= budget
+    assert len(run(step, graph, 1)[0]) == 10
+    assert step.traffic.cut == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"memory": "a lot"}, "memory must be a number of bytes"),
+        ({"memory": 1000}, "memory=1000 B is too small: macro-batches of"),
+        ({"memory": "1GiB", "tune": True}, "tune=True does not go with memory="),
+        ({"first_stage": 48}, "first_stage must be a joestar.LargeBatch; got int"),
+        ({"memory": "1GiB", "batch_size": 0}, "batch_size must be a positive integer"),
+    ],
+)
+def test_unusable_arguments(graph, given, text):
+    net, adam = parts(graph)
+    with pytest.raises(ConfigError, match=text.replace("(", r"\(")):
+        joestar.compile(net, joestar.NeighborSampler(graph, [3, 3]), F.cross_entropy, adam, **given)
+
+
+def test_bytes_of_texts():
+    assert parse_bytes("24GiB") == parse_bytes("24 gb") == 24 << 30
+    assert parse_bytes("1.5k") == 1536
+    assert parse_bytes(7) == 7
