@@ -46,7 +46,7 @@ def train(args: argparse.Namespace, graph: joestar.Graph, model: torch.nn.Module
     model = model.to(args.device)
     sampler = joestar.NeighborSampler(graph, fanouts)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    limited = {"memory": args.memory} if args.memory else {}
+    limited = {"memory": args.memory, "batch_size": args.batch_size} if args.memory else {}
     step = joestar.compile(model, sampler, F.cross_entropy, optimizer, backend=args.backend, **limited)
     step.fit(graph.train_idx, graph.val_idx, epochs=args.epochs, batch_size=args.batch_size)
     held_out = graph.val_idx if graph.test_idx is None else graph.test_idx

@@ -28,14 +28,15 @@ def example(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
-def test_on_a_generated_graph(example, name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "more"), [("papers100m", ["--memory", "64MiB"]), ("mag240m", ["--dtype", "fp16"])])
+def test_on_a_generated_graph(example, name, more, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    dtype = ["--dtype", "fp16"] if name == "mag240m" else []
-    step = example(name).main([*QUICK, "--generate", "tiny", *dtype])
+    step = example(name).main([*QUICK, "--generate", "tiny", *more])
     assert step.report().counters.steps >= 10
     assert "planted tiny, ids shuffled: test accuracy" in capsys.readouterr().out
-    assert joestar.load(tmp_path / "graphs" / "tiny").ndata["x"].dtype == (torch.float16 if dtype else torch.float32)
+    assert joestar.load(tmp_path / "graphs" / "tiny").ndata["x"].dtype == (
+        torch.float16 if "fp16" in more else torch.float32
+    )
 
 
 def test_on_files_in_ogbs_layout(example, tmp_path, monkeypatch, capsys):
