@@ -13,7 +13,7 @@ EXAMPLE_LINK = re.compile(r"\]\(\.\./examples/(?P<path>[\w/]*?)(?P<suffix>\.py|/
 
 def on_files(files, config):
     """Adds the generated pages."""
-    programs = sorted(EXAMPLES.glob("*.py")) + sorted((EXAMPLES / "user_models").glob("*.py"))
+    programs = [path for folder in (".", "large", "user_models") for path in sorted((EXAMPLES / folder).glob("*.py"))]
     pages = {f"examples/{program.relative_to(EXAMPLES).with_suffix('.md')}": example(program) for program in programs}
     pages["examples/index.md"] = index(programs)
     pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")

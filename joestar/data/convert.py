@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from joestar.data.convert_inputs import Inputs, chooser, find_inputs, left_out
+from joestar.data.convert_inputs import Inputs, chooser, find_inputs
 from joestar.data.degrees import degrees_of
 from joestar.data.edge_sources import Edges, ParquetEdges, array_edges, fingerprint, text_edges
 from joestar.data.external_sort import MOST_NODES, Sorter, highest_id
-from joestar.data.folder_meta import PARTIAL
+from joestar.data.folder_meta import META, PARTIAL
 from joestar.data.folder_writer import FolderWriter, check_target, full
 from joestar.data.journal import Journal
 from joestar.data.ogb_download import download
@@ -106,27 +106,34 @@ def convert(
         "text": [header, delimiter, columns],
     }  # fmt: skip
     tag = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]
-    journal = None
+    writer = None
     try:
         writer = FolderWriter(target, overwrite=overwrite, tag=tag, resume=True)
         journal = Journal(writer.folder, request)
-        work = _Work(inputs, writer, journal, limit, progress)
-        done = work.run(rules, num_nodes, dtype, task or inputs.task, check, (header, delimiter, columns))
-        journal.close()
+        if not journal.complete:
+            work = _Work(inputs, writer, journal, limit, progress)
+            work.run(rules, num_nodes, dtype, task or inputs.task, check, (header, delimiter, columns))
+        done = read_edges(writer.folder)
+        writer.settle()
     except OSError as error:
         raise full(target, error) from error
+    except DataError:  # of a file: once it is mended, nothing of this is of use
+        if writer is not None:
+            writer.discard()
+        raise
     finally:
-        if journal is not None:
-            journal.close()
+        if writer is not None:
+            writer.close()
     if verbose:
         others = sorted(path.name for path in target.parent.glob(f"{target.name}{PARTIAL}*"))
-        notes = [f"{', '.join(others)} beside it are of other conversions; remove them if they are given up"] * bool(
-            others
-        )
-        skipped = left_out(inputs, header, delimiter, *(columns or (None, None)))
-        notes += [f"columns of edges that are not converted: {', '.join(skipped)}"] * bool(skipped)
-        tell(str(target), [_sentence(rules, done)], notes)
+        hint = f"{', '.join(others)} beside it are of other conversions; remove them if they are given up"
+        tell(str(target), [_sentence(rules, done)], done["notes"], [hint] * bool(others))
     return target
+
+
+def read_edges(folder: Path) -> dict[str, Any]:
+    """What ``meta.json`` of a complete folder says of the conversion of its edges."""
+    return json.loads((folder / META).read_text())["edges"]
 
 
 class _Work:
@@ -135,7 +142,7 @@ class _Work:
     def __init__(self, inputs: Inputs, writer: FolderWriter, journal: Journal, limit: int, progress: Progress):
         self.inputs, self.writer, self.journal, self.limit, self.progress = inputs, writer, journal, limit, progress
 
-    def run(self, rules: EdgeRules, num_nodes: int | None, dtype, task, check: bool, text: tuple) -> dict[str, Any]:
+    def run(self, rules: EdgeRules, num_nodes: int | None, dtype, task, check: bool, text: tuple) -> None:
         """All phases; those that are done are passed over."""
         inputs, journal = self.inputs, self.journal
         if inputs.x is not None:
@@ -158,11 +165,13 @@ class _Work:
         indptr = np.load(self.writer.folder / "indptr.npy", mmap_mode="r")
         degrees = degrees_of(indptr, max(1, self.limit // 64))
         source = {"converted": Path(self.inputs.edges).name, "rules": dataclasses.asdict(rules)}
-        self.writer.finish(
+        notes = inputs.notes + [f"columns of edges that are not converted: {', '.join(edges.others)}"] * bool(
+            edges.others
+        )
+        self.writer.complete(
             name=inputs.name, **facts, in_degree=degrees, self_loops=counts["kept"], directed=not rules.undirected,
-            source=source,
+            source=source, edges=counts | {"notes": notes},
         )  # fmt: skip
-        return counts
 
     def _edges(self, text: tuple) -> Edges:
         """The edges, parsed or unpacked if need be."""

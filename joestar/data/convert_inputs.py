@@ -14,12 +14,13 @@ from joestar.data.splits import PARTS
 from joestar.data.stream_nodes import TextRows
 from joestar.data.structure import EdgeRules
 from joestar.data.table import PARQUET, TEXT, is_table
-from joestar.data.text_blocks import layout_of
 from joestar.errors import DataError
 
 CITATIONS = Path("processed/paper___cites___paper/edge_index.npy")
 PAPERS = Path("processed/paper")
 """Where MAG240M has the citations, and features and labels of its papers."""
+READ = {"edge_index", "symmetric", "x", "node_feat", "y", "node_label", "num_nodes_list", *(f"{p}_idx" for p in PARTS)}
+"""Keys of ``.npz`` archives."""
 AS_GIVEN = EdgeRules(False, False, False)
 
 
@@ -32,7 +33,7 @@ class Inputs:
         num_nodes: ``None``: as many as there are features or labels, else the largest id and one.
         x, y: features ``[N, F]`` and labels ``[N]`` or ``[N, T]``. splits: arrays of ids.
         usual: what the format has done with edges. task: of the labels, if the format says so.
-        files: all that is read, to see whether something changed.
+        files: all that is read, to see whether something changed. notes: what to tell.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Inputs:
     usual: EdgeRules = AS_GIVEN
     task: str | None = None
     files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def find_inputs(source: Path, features: Path | None, labels: Path | None, limit: int) -> Inputs:
@@ -97,17 +99,30 @@ def _of_file(path: Path) -> Inputs:
     made = Inputs(path.name.partition(".")[0], path, files=[path])
     if path.suffix == ".npz":
         keys = npz_keys(path)
-        made.key, made.usual = "edge_index", EdgeRules()
+        both = "symmetric" in keys and bool(_number(path, "symmetric"))
+        made.key, made.usual = "edge_index", EdgeRules(undirected=not both)
+        if "x_indptr" in keys:
+            raise DataError(
+                f"{path}: its features are sparse: joestar.data.save(joestar.load(path), folder) writes it."
+            )
         for what, names in (("x", ("x", "node_feat")), ("y", ("y", "node_label"))):
             key = next((name for name in names if name in keys), None)
             if key is not None:
                 setattr(made, what, npz_rows(path, key))
         made.splits = {part: _ids(npz_rows(path, f"{part}_idx")) for part in PARTS if f"{part}_idx" in keys}
         if "num_nodes_list" in keys:
-            made.num_nodes = int(npz_rows(path, "num_nodes_list").read(0, 1).reshape(-1)[0])
+            made.num_nodes = _number(path, "num_nodes_list")
+        others = sorted(set(keys) - READ)
+        made.notes += [f"keys that are not converted: {', '.join(others)}"] * bool(others)
     elif path.suffix != ".npy" and not is_table(path):
         raise DataError(f"{path}: expected .npy, .npz, {', '.join((*TEXT, *PARQUET))}, or .gz behind text. {_KNOWN}")
     return made
+
+
+def _number(path: Path, key: str) -> int:
+    """A single number of an archive."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return int(arrays[key].reshape(-1)[0])
 
 
 def _of_ogb(folder: Path, limit: int) -> Inputs:
@@ -154,10 +169,8 @@ def _of_mag(folder: Path) -> Inputs:
 
 def _mag_splits(path: Path) -> dict[str, np.ndarray]:
     """``train`` and ``valid``; of the test nodes the labels are not public."""
-    dtypes = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
-    allowed = [np.ndarray, np.dtype, *dtypes, _of_numpy("_reconstruct"), _of_numpy("scalar")]
     try:
-        with torch.serialization.safe_globals([thing for thing in allowed if thing is not None]):
+        with torch.serialization.safe_globals(_arrays()):
             found = torch.load(path, weights_only=True)
         return {part: np.asarray(found[name]).reshape(-1) for part, name in (("train", "train"), ("val", "valid"))}
     except Exception as error:
@@ -165,10 +178,14 @@ def _mag_splits(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: expected a dict with 'train' and 'valid' ids ({first}).") from error
 
 
-def _of_numpy(name: str):
+def _arrays() -> list:
+    """What pickled NumPy arrays are made of, under the names that NumPy 1 and 2 give it: no other code is run."""
     from numpy._core import multiarray
 
-    return getattr(multiarray, name, None)
+    made = [np.ndarray, np.dtype, *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
+    for package in ("numpy.core", "numpy._core"):
+        made += [(getattr(multiarray, name), f"{package}.multiarray.{name}") for name in ("_reconstruct", "scalar")]
+    return made
 
 
 def _ids(rows: Rows) -> np.ndarray:
@@ -193,11 +210,3 @@ class _Columns:
 def chooser(path: Path, source, target) -> Callable[[list[str]], list[str]]:
     """From the names of columns to those of sources and destinations."""
     return lambda names: edge_columns(_Columns(names, str(path)), source, target)
-
-
-def left_out(inputs: Inputs, header: bool | None, delimiter: str | None, source, target) -> list[str]:
-    """Columns of a text file of edges that are not converted."""
-    if not is_table(inputs.edges) or inputs.edges.suffix in PARQUET:
-        return []
-    names = layout_of(inputs.edges, header, delimiter).names
-    return [name for name in names if name not in chooser(inputs.edges, source, target)(names)]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 GOLDEN, FIRST, SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -97,6 +96,8 @@ class Counted:
 
     def _table(self, name, make: Callable, dtype) -> Tensor:
         if name not in self._tables:
+            from scipy.special import ndtri  # slow to import
+
             quantiles = ndtri((np.arange(1 << TABLE) + 0.5) / (1 << TABLE))
             self._tables[name] = torch.from_numpy(np.asarray(make(quantiles), dtype=dtype)).to(self.device)
         return self._tables[name]

@@ -1,14 +1,14 @@
 """Lists of edges on disk, read from the first edge to the last: arrays, text files, Parquet."""
 
 import json
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from joestar.data import csv_reader
-from joestar.data.folder_writer import write_all
+from joestar.data.folder_writer import open_to_append, write_all
 from joestar.data.journal import Journal
 from joestar.data.progress import Progress
 from joestar.data.rows import ColumnRows, FileRows, PackedRows, Rows
@@ -25,11 +25,12 @@ class Edges(Protocol):
     """Edges in the order of a file.
 
     Attributes:
-        count: how many there are. where: how messages call the file.
+        count: how many there are. where: how messages call the file. others: columns that are not read.
     """
 
     count: int
     where: str
+    others: Sequence[str]
 
     def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(sources, destinations), integers, of the edges from position ``first``."""
@@ -40,6 +41,8 @@ class Edges(Protocol):
 
 class PairEdges:
     """Edges in an array ``[E, 2]``, a row each."""
+
+    others: Sequence[str] = ()
 
     def __init__(self, rows: Rows):
         self.rows, self.count, self.where = rows, rows.shape[0], rows.where
@@ -56,6 +59,8 @@ class PairEdges:
 
 class SideEdges:
     """Edges in an array ``[2, E]``: sources, then destinations."""
+
+    others: Sequence[str] = ()
 
     def __init__(self, sources: Rows, destinations: Rows, where: str):
         self.sides, self.count, self.where = (sources, destinations), sources.shape[0], where
@@ -91,6 +96,7 @@ class ParquetEdges:
             raise DataError(f"{path}: expected a Parquet file, but it cannot be read ({error}).") from None
         self.where, self.count = str(path), self.file.metadata.num_rows
         self.columns = choose(list(self.file.schema_arrow.names))
+        self.others = [name for name in self.file.schema_arrow.names if name not in self.columns]
         self.batches, self.at, self.rest = None, 0, None
 
     def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -180,9 +186,7 @@ def text_edges(
     if state["start"] is None:
         state["start"], state["line"] = _after_header(path, layout)
     size = path.stat().st_size
-    with open(staged, "r+b" if staged.exists() and state["rows"] else "wb", buffering=0) as file:
-        file.truncate(state["rows"] * 16)
-        file.seek(0, os.SEEK_END)
+    with open_to_append(staged, state["rows"] * 16) as file:
         if not state.get("ended"):
             for block in blocks(path, min(TEXT_BLOCK, max(limit // PER_BYTE, 1 << 12)), state["start"], state["line"]):
                 sides = columns_of(block, path, len(layout.names), wanted, layout.delimiter, np.int64)
@@ -192,17 +196,16 @@ def text_edges(
                 progress("parsing", block.end, 0 if path.suffix == ".gz" else size)
             state["ended"] = True
             journal.save()
-    return _Staged(
-        FileRows(staged, 0, np.dtype(np.int64), (state["rows"], 2), str(path)), layout.skipped + layout.header
-    )
+    rows = FileRows(staged, 0, np.dtype(np.int64), (state["rows"], 2), str(path))
+    return _Staged(rows, layout.skipped + layout.header, [name for name in layout.names if name not in names])
 
 
 class _Staged(PairEdges):
     """Pairs of a text file whose table begins after so many lines."""
 
-    def __init__(self, rows: Rows, before: int):
+    def __init__(self, rows: Rows, before: int, others: list[str]):
         super().__init__(rows)
-        self.before = before
+        self.before, self.others = before, others
 
     def place(self, row: int) -> str:
         return f"row {row} of the table (about line {row + 1 + self.before})"
@@ -225,9 +228,7 @@ def _unpacked(rows: PackedRows, journal: Journal, folder: Path, limit: int, prog
     state = journal.state("unpack", {"rows": 0})
     flat = PackedRows(rows.path, rows.member, rows.dtype, (total,), rows.header, rows.where)
     step = max(1, min(1 << 23, limit // (2 * rows.dtype.itemsize)))
-    with open(staged, "r+b" if staged.exists() and state["rows"] else "wb", buffering=0) as file:
-        file.truncate(state["rows"] * rows.dtype.itemsize)
-        file.seek(0, os.SEEK_END)
+    with open_to_append(staged, state["rows"] * rows.dtype.itemsize) as file:
         while state["rows"] < total:
             values = flat.read(state["rows"], min(step, total - state["rows"]))
             write_all(file, values)

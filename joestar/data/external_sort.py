@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from joestar.data.edge_sources import Edges
-from joestar.data.folder_writer import FolderWriter, write_all
+from joestar.data.folder_writer import FolderWriter, open_to_append, write_all
 from joestar.data.journal import Journal
 from joestar.data.progress import Progress
 from joestar.data.structure import EdgeRules
@@ -26,10 +26,10 @@ LOW = (1 << BITS) - 1
 MOST_NODES = 1 << BITS
 PARTS = 256
 """Files that edges are dealt to at a time: a byte says which, and bytes are sorted by counting."""
-PER_GIVEN, PER_KEY = 144, 48
+PER_GIVEN, PER_KEY = 144, 40
 """Bytes of memory of an edge while edges are dealt, and of a key while keys are sorted."""
-MOST = 1 << 23
-"""Edges that are dealt together, at most."""
+MOST = 1 << 19
+"""Edges that are dealt together, at most: arrays that caches hold."""
 NODES = 1 << 20
 """Nodes whose offsets are written together, at most."""
 
@@ -45,8 +45,8 @@ class Sorter:
         self.writer, self.journal, self.rules, self.num_nodes = writer, journal, rules, num_nodes
         threads = max(1, min(16, len(os.sched_getaffinity(0)), limit // (64 << 20)))
         share = limit // (threads + 1)
-        self.threads, self.step = threads, int(max(256, min(MOST, share // PER_GIVEN)))
-        self.capacity, self.nodes = int(max(256, share // PER_KEY)), int(max(256, min(NODES, share // 32)))
+        self.limit, self.threads, self.step = limit, threads, int(max(256, min(MOST, share // PER_GIVEN)))
+        self.capacity, self.nodes = int(max(256, limit // (2 * PER_KEY))), int(max(256, min(NODES, share // 32)))
         self.shift = max(0, (num_nodes - 1).bit_length() - 8) + BITS
 
     def run(self, edges: Edges, progress: Progress) -> dict[str, int]:
@@ -161,8 +161,10 @@ class Sorter:
             return
         indices = self.writer.open("indices", "int32", rows=done["edges"])
         indptr = self.writer.open("indptr", "int64", rows=done["node"])
-        with ThreadPoolExecutor(self.threads) as pool:
-            files = in_order(pool, lambda name: self._sorted(state, name), list(state["pending"]), self.threads)
+        largest = max(1, *state["sizes"].values(), 1)
+        threads = max(1, min(self.threads, self.limit // (PER_KEY * largest) - 1))
+        with ThreadPoolExecutor(threads) as pool:
+            files = in_order(pool, lambda name: self._sorted(state, name), list(state["pending"]), threads)
             for name, pieces in files:
                 for destinations, sources, loops in pieces:
                     self._offsets(indptr, destinations, indices.rows, int(destinations[-1]) + 1)
@@ -187,7 +189,7 @@ class Sorter:
             return name, self._repeated(state["same"][name], state["sizes"][name])
         keys = np.fromfile(_path(self.writer.folder, name), np.int64, state["sizes"][name])
         if len(keys) != state["sizes"][name]:
-            raise DataError(f"{self.writer.folder}: the part {name} is shorter than it was. Remove the folder.")
+            raise DataError(f"{self.writer.folder}: the part {name} is shorter than it was. Run it again.")
         keys.sort()
         if self.rules.drop_duplicates and len(keys) > 1:
             new = np.empty(len(keys), dtype=bool)
@@ -229,9 +231,7 @@ class _Files:
             name = names[part]
             if name not in self.open:
                 path, size = _path(self.folder, name), self.sizes.get(name, 0)
-                file = self.open[name] = open(path, "r+b" if size else "wb", buffering=0)  # noqa: SIM115 - by `close`
-                file.truncate(size * 8)
-                file.seek(0, os.SEEK_END)
+                self.open[name] = open_to_append(path, size * 8)
             write_all(self.open[name], keys[ends[part] - counts[part] : ends[part]])
             self.sizes[name] = self.sizes.get(name, 0) + int(counts[part])
 

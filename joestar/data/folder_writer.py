@@ -5,6 +5,7 @@ written pages do not count as memory of the process.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -15,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from joestar.data.checksums import checksum
-from joestar.data.folder_meta import JOURNAL, META, PARTIAL, new_meta
+from joestar.data.folder_meta import META, PARTIAL, new_meta
 from joestar.errors import DataError
 
 HEADER = 128
 """Bytes of an ``.npy`` header: it is written at the end, when the number of rows is known."""
+LOCK = "lock"
+"""A file that whoever writes a folder has locked; the system lets go of it when the process ends."""
 STORED = {"bfloat16": "<i2"}
 """NumPy has no bfloat16: its bits are kept as int16."""
 
@@ -35,9 +38,9 @@ class ArrayFile:
         self.path, self.dtype, self.width, self.rows = path, dtype, tuple(width), rows
         self.stored = np.dtype(STORED.get(dtype, dtype))
         self.row_bytes = self.stored.itemsize * int(np.prod(self.width, dtype=np.int64))
-        self.file = open(path, "r+b" if rows else "wb", buffering=0)  # noqa: SIM115 - closed by `close`
-        self.file.truncate(HEADER + rows * self.row_bytes)
-        self.file.seek(0, os.SEEK_END)
+        self.file = open_to_append(path, HEADER + rows * self.row_bytes if rows else 0)
+        if not rows:
+            write_all(self.file, np.zeros(HEADER, np.uint8))
 
     def append(self, values: np.ndarray) -> None:
         """Writes the next rows."""
@@ -57,7 +60,7 @@ class ArrayFile:
 
 
 class FolderWriter:
-    """The folder that is written, and its name while it is.
+    """The folder that is written, and its name while it is; nobody else writes there meanwhile.
 
     Args:
         target: where the graph will lie. overwrite: replace a converted folder there.
@@ -65,16 +68,22 @@ class FolderWriter:
         resume: whether to go on with what is there under that tag.
 
     Raises:
-        DataError: there is something at ``target``, or the folder cannot be made.
+        DataError: there is something at ``target``, or another process writes under the same tag.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = False, tag: str | None = None, resume: bool = False):
-        self.target = check_target(target, overwrite)
+        self.target, self.overwrite, self.settled = check_target(target, overwrite), overwrite, False
         self.folder = self.target.with_name(f"{self.target.name}{PARTIAL}{tag or uuid.uuid4().hex[:12]}")
         self.arrays: dict[str, dict] = {}
-        if self.folder.exists() and not resume:
-            shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = open(self.folder / LOCK, "w")  # noqa: SIM115 - held until `close`
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise DataError(f"{self.folder}: another process is writing the same graph here. Wait for it.") from None
+        if not resume:
+            self._clear({LOCK})
 
     def open(self, key: str, dtype: str, width: tuple[int, ...] = (), rows: int = 0) -> ArrayFile:
         """The file of an array."""
@@ -93,21 +102,38 @@ class FolderWriter:
         self.arrays[key] = file.close()
 
     def finish(self, **facts: Any) -> Path:
-        """Adds checksums and ``meta.json`` and gives the folder its name."""
+        """``complete`` and ``settle``."""
+        self.complete(**facts)
+        return self.settle()
+
+    def complete(self, **facts: Any) -> None:
+        """Adds checksums and, as the last thing, ``meta.json``."""
         for key, entry in self.arrays.items():
             entry["sha256"] = checksum(self.folder / f"{key}.npy")
-        known = {META, *(f"{key}.npy" for key in self.arrays)}
-        for path in self.folder.iterdir():
-            if path.name not in known and path.name != JOURNAL:
-                path.unlink()
         write_json(self.folder / META, new_meta(self.arrays, **facts))
-        (self.folder / JOURNAL).unlink(missing_ok=True)
+
+    def settle(self) -> Path:
+        """Clears a complete folder of what was needed on the way, and gives it its name."""
+        self._clear({META, *(f"{key}.npy" for key in json.loads((self.folder / META).read_text())["arrays"])})
+        check_target(self.target, self.overwrite)  # again: somebody may have been quicker
         _move(self.folder, self.target)
+        self.settled = True
         return self.target
 
     def discard(self) -> None:
-        """Removes what was written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Removes what was written, unless it has got its name."""
+        if not self.settled:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Lets others write."""
+        self.lock.close()
+
+    def _clear(self, but: set[str]) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in but:
+                path.unlink()
 
 
 def check_target(target: Path, overwrite: bool) -> Path:
@@ -125,6 +151,21 @@ def check_key(key: str) -> None:
     """Raises unless an array may be called so."""
     if not key.replace("_", "").replace(".", "").replace("-", "").isalnum():
         raise DataError(f"the name {key!r} cannot be a file name; use letters, digits, '_', '-' and '.'.")
+
+
+def open_to_append(path: Path, size: int):
+    """A file to be gone on with behind its first ``size`` bytes; what is beyond is cut off.
+
+    Raises:
+        DataError: it is shorter: somebody else has changed it.
+    """
+    file = open(path, "r+b" if size else "wb", buffering=0)  # noqa: SIM115 - closed by who writes
+    if os.fstat(file.fileno()).st_size < size:
+        file.close()
+        raise DataError(f"{path}: the file is shorter than it was when the conversion stopped. Run it again.")
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 def write_all(file, values: np.ndarray) -> None:

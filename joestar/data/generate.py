@@ -55,9 +55,11 @@ class Planted:
         """Where nodes are in the row of communities."""
         return ids.long() if self.order is None else self.order(ids)
 
-    def sources(self, destinations: torch.Tensor, first: int) -> torch.Tensor:
-        """Sources of the edges from position ``first``, int64."""
-        found = source_places(self.places(destinations), first, self.shape, self.draws)
+    def sources(self, first: int, degrees: torch.Tensor, position: int) -> torch.Tensor:
+        """Sources of the in-edges of the nodes from id ``first``, int64; the first edge has that position."""
+        ids = torch.arange(first, first + degrees.numel(), device=self.draws.device)
+        places = torch.repeat_interleave(self.places(ids), degrees)
+        found = source_places(places, position, self.shape, self.draws)
         return found if self.order is None else self.order.inverse(found)
 
     def classes(self, first: int, count: int) -> torch.Tensor:
@@ -145,9 +147,8 @@ def in_memory(graph: Planted, dtype: torch.dtype = torch.float32) -> Graph:
     degrees = graph.degrees(0, shape.nodes)
     indptr = torch.zeros(shape.nodes + 1, dtype=torch.int64, device=degrees.device)
     torch.cumsum(degrees, 0, out=indptr[1:])
-    rows = torch.repeat_interleave(torch.arange(shape.nodes, device=degrees.device), degrees)
     ndata = {"x": graph.features(0, shape.nodes, dtype), "y": graph.labels(0, shape.nodes)}
-    made = Graph.from_csc(indptr, graph.sources(rows, 0).to(torch.int32), ndata, validate=False)
+    made = Graph.from_csc(indptr, graph.sources(0, degrees, 0).to(torch.int32), ndata, validate=False)
     for part in PARTS:
         if getattr(shape, part):
             setattr(made, f"{part}_idx", graph.split(part))
@@ -165,7 +166,7 @@ def _write_structure(graph: Planted, writer: FolderWriter, edges: int, progress:
         count = min(step, shape.nodes - first)
         degrees = graph.degrees(first, count)
         rows = torch.repeat_interleave(torch.arange(first, first + count, device=degrees.device), degrees)
-        sources = graph.sources(rows, indices.rows)
+        sources = graph.sources(first, degrees, indices.rows)
         loops += int((sources == rows).sum())
         indptr.append((torch.cumsum(degrees, 0) + indices.rows).cpu().numpy())
         found.add(degrees.cpu().numpy())

@@ -3,15 +3,13 @@
 Only what the running system has in its caches is trusted: after a crash of the machine a conversion begins anew.
 """
 
-import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from joestar.data.folder_meta import JOURNAL
+from joestar.data.folder_meta import JOURNAL, META
 from joestar.data.folder_writer import write_json
-from joestar.errors import DataError
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -22,22 +20,16 @@ class Journal:
     Args:
         request: what is asked for; a journal of another request is not gone on with.
 
-    Raises:
-        DataError: another process writes into the folder.
+    Attributes:
+        complete: whether nothing is left to do but to name the folder. resumed: whether something was done already.
     """
 
     def __init__(self, folder: Path, request: dict[str, Any]):
         self.path = folder / JOURNAL
-        self.lock = open(folder / "journal.lock", "w")  # noqa: SIM115 - held until `close`
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.lock.close()
-            raise DataError(f"{folder}: another conversion of the same data is writing here. Wait for it.") from None
         head = {"request": json.loads(json.dumps(request)), "boot": BOOT.read_text() if BOOT.exists() else ""}
-        self.content = self._read()
+        self.content, self.complete = self._read(), (folder / META).is_file()
         self.resumed = all(self.content.get(key) == value for key, value in head.items())
-        if not self.resumed:
+        if not self.resumed and not self.complete:
             self.content = {**head, "states": {}}
             self.save()
 
@@ -56,10 +48,6 @@ class Journal:
     def save(self) -> None:
         """Writes the states."""
         write_json(self.path, self.content, lasting=False)
-
-    def close(self) -> None:
-        """Lets others write."""
-        self.lock.close()
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import ndtr
 from torch import Tensor
 
 from joestar.data.draws import Counted, Sequence
@@ -140,6 +139,8 @@ def features_of(classes: Tensor, first: int, shape: Shape, centres: Tensor, draw
 @functools.cache
 def signal(classes: int) -> float:
     """Length of the centres at which a share ``HINT`` of the nodes is nearest to its own; noise has deviation 1."""
+    from scipy.special import ndtr  # slow to import
+
     z = np.linspace(-8, 8, 4001)
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
     low, high = 0.0, 20.0

@@ -23,6 +23,8 @@ from joestar.data.planted import MIXED
 from joestar.errors import ConfigError
 from joestar.runtime.inference import Inference
 
+from .easy import easy_graph
+
 
 def test_planted_graph():
     shape = SHAPES["tiny"]
@@ -104,12 +106,12 @@ def test_baseline_takes_every_neighbour():
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gin", "gat"])
 def test_baseline_learns(model):
-    graph = planted("tiny")
+    graph = easy_graph()
     torch.manual_seed(0)
     net = BlockModel(model, 16, 32, 2, graph.num_classes, heads=4, dropout=0.0)
     step = EagerStep(graph, [5, 5], net, torch.optim.Adam(net.parameters(), 1e-2))
-    losses = [float(step(part)) for _ in range(30) for part in graph.train_idx.split(100)]
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    losses = [float(step(part)) for _ in range(12) for part in graph.train_idx.split(100)]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
 def test_logical_bytes_of_one_layer():

@@ -13,9 +13,10 @@ from joestar.bench import loader as loader_module
 from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel
 from joestar.bench.loader import LoaderStep, blocks_of, missing, time_rounds
-from joestar.bench.planted import planted
 from joestar.bench.step import Setting, run
 from joestar.cli.main import app
+
+from .easy import easy_graph
 
 
 def whole_neighbourhoods(graph, seeds: torch.Tensor, hops: int) -> SimpleNamespace:
@@ -44,7 +45,7 @@ def whole_neighbourhoods(graph, seeds: torch.Tensor, hops: int) -> SimpleNamespa
 
 @pytest.fixture(scope="module")
 def graph():
-    return planted("tiny")
+    return easy_graph()
 
 
 @pytest.fixture

@@ -9,18 +9,19 @@ from typer.testing import CliRunner
 
 import joestar
 from joestar.bench import user_models
-from joestar.bench.planted import planted
 from joestar.bench.user_baselines import DegreeBiasedBlocks, NeighborBlocks, PygModel
 from joestar.bench.user_models import MODELS, UserSetting, example, run
 from joestar.cli.main import app
 from joestar.errors import ConfigError
+
+from .easy import easy_graph
 
 SEEDS = torch.arange(50)
 
 
 @pytest.fixture(scope="module")
 def graph():
-    return planted("tiny")
+    return easy_graph()
 
 
 def _check(graph, nodes, blocks):

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def small_pieces(monkeypatch, step, capacity, nodes=7):
             super().__init__(*arguments)
             self.step, self.capacity, self.nodes, self.threads = step, capacity, nodes, 2
 
-    monkeypatch.setattr("joestar.data.convert.Sorter", Small)
+    monkeypatch.setattr(sys.modules["joestar.data.convert"], "Sorter", Small)  # not the function of that name
 
 
 class full_after:  # noqa: N801 - reads as a statement

@@ -1,6 +1,7 @@
 """Datasets on disk become the graph that they are, whatever the memory, and whenever the conversion is stopped."""
 
 import json
+import sys
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import joestar
 from joestar.data import external_sort, text_blocks
 from joestar.data.convert import convert
+from joestar.data.folder_writer import FolderWriter
 from joestar.data.stream_nodes import converted
 from joestar.data.structure import EdgeRules
 from joestar.errors import ConfigError, DataError
@@ -186,6 +188,14 @@ def test_mag240m_papers(tmp_path):
     assert graph.ndata["x"].dtype == torch.float16 and torch.equal(graph.ndata["x"], torch.from_numpy(x))
     assert graph.train_idx.tolist() == list(range(6)) and graph.val_idx.tolist() == [6, 7, 8, 9]
     assert graph.num_classes == 5 and graph.name == "mag240m-c"
+    splits = folder / "split_dict.pt"  # as the published file has it: NumPy 1, PyTorch 1
+    torch.save({"train": np.arange(6), "valid": np.arange(6, 9)}, splits, _use_new_zipfile_serialization=False)
+    splits.write_bytes(splits.read_bytes().replace(b"cnumpy._core.", b"cnumpy.core."))
+    assert b"cnumpy.core.multiarray" in splits.read_bytes()
+    assert joestar.load(convert(folder, tmp_path / "again", **QUIET)).val_idx.tolist() == [6, 7, 8]
+    torch.save({"train": np.arange(6), "valid": Path("code")}, splits)
+    with pytest.raises(DataError, match=r"split_dict.pt: expected a dict with 'train' and 'valid' ids"):
+        convert(folder, tmp_path / "other", **QUIET)
 
 
 # --- memory, kills, full disks ---
@@ -216,7 +226,7 @@ def stopped_and_resumed(folder, source, arguments, random, most):
     while not run_and_kill(lambda: convert(source, folder, **arguments), after):
         kills += 1
         assert not folder.exists(), "nothing half-written is ever there"
-        after = int(random.integers(1, most))
+        after = int(random.integers(1, most + 5 * kills))  # a piece may take more than `most` writes
         assert kills < 200
     return kills
 
@@ -319,7 +329,7 @@ def test_two_conversions_at_a_time(tmp_path):
 
     def progress(what, done, total):
         if what == "features" and not errors:
-            with pytest.raises(DataError, match="another conversion of the same data is writing here") as error:
+            with pytest.raises(DataError, match="another process is writing the same graph here") as error:
                 convert(source, tmp_path / "graph", **QUIET)
             errors.append(error)
 
@@ -397,7 +407,7 @@ def test_wrong_inputs(tmp_path, damage, arguments, message):
     damage(source)
     with pytest.raises((DataError, ConfigError), match=message):
         convert(source, tmp_path / "graph", **QUIET | arguments)
-    assert not (tmp_path / "graph").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["source"], "what cannot be gone on with is gone"
 
 
 def test_ids_that_are_no_positions(tmp_path):
@@ -418,3 +428,55 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "3 edges given; 1 self-loops kept; reverses added; duplicates dropped: 3 edges." in said
     assert "columns of edges that are not converted: weight" in said
+
+
+def test_archives_say_what_they_hold(tmp_path, capsys):
+    edges = np.array([[0, 1, 2], [1, 0, 2]])
+    archive = {"edge_index": edges, "x": np.eye(3), "y": np.array([0, 1, 0]), "train_idx": [2, 0], "year": np.ones(3)}
+    np.savez(tmp_path / "mine.npz", symmetric=1, **archive)
+    graph = joestar.load(convert(tmp_path / "mine.npz", tmp_path / "graph"))
+    assert_structure(graph, edges, 3, EdgeRules(False, True, True))
+    assert graph.train_idx.tolist() == [2, 0] and torch.equal(graph.ndata["x"], torch.eye(3))
+    said = capsys.readouterr().err
+    assert "directed as given" in said and "keys that are not converted: year" in said
+    np.savez(tmp_path / "sparse.npz", edge_index=edges, x_indptr=np.zeros(4))
+    with pytest.raises(DataError, match=r"its features are sparse: joestar.data.save\(joestar.load"):
+        convert(tmp_path / "sparse.npz", tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["keys-000.staged", "indices.npy", "ndata.x.npy"])
+def test_a_file_that_became_shorter_is_not_gone_on_with(tmp_path, monkeypatch, name):
+    """What lies beyond its end would be zeros: edges and features that nobody has written."""
+    small_pieces(monkeypatch, 50, 20)
+    monkeypatch.setattr("joestar.data.stream_nodes.MOST", 100)
+    source, seen = whole_folder(tmp_path / "source"), []
+
+    def progress(what, done, total):
+        seen.append(what)
+        if seen.count(what) == 3 and what == phase:
+            raise RuntimeError("stop")
+
+    phase = {"keys-000.staged": "dealing edges", "indices.npy": "sorting edges", "ndata.x.npy": "features"}[name]
+    with pytest.raises(RuntimeError, match="stop"):
+        convert(source, tmp_path / "graph", progress=progress, **QUIET)
+    (next(tmp_path.glob("graph.partial-*")) / name).write_bytes(b"")
+    with pytest.raises(DataError, match=rf"{name}.*is shorter than it was.*Run it again"):
+        convert(source, tmp_path / "graph", **QUIET)
+    assert joestar.load(convert(source, tmp_path / "graph", **QUIET), verify=True).num_edges == 700
+
+
+def test_a_complete_folder_only_wants_its_name(tmp_path, monkeypatch):
+    source = whole_folder(tmp_path / "source")
+    settle = FolderWriter.settle
+
+    def stopped(self):
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr(FolderWriter, "settle", stopped)
+    with pytest.raises(RuntimeError, match="stop"):
+        convert(source, tmp_path / "graph", **QUIET)
+    monkeypatch.setattr(FolderWriter, "settle", settle)
+    monkeypatch.setattr(sys.modules["joestar.data.convert"], "_Work", None)
+    graph = joestar.load(convert(source, tmp_path / "graph", **QUIET), verify=True)
+    assert_structure(graph, np.load(source / "edges.npy"), 90, EdgeRules(False, False, False))
+    assert {path.suffix for path in (tmp_path / "graph").iterdir()} == {".npy", ".json"}

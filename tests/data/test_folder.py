@@ -10,6 +10,7 @@ import torch
 import joestar.data
 from joestar.cli.info import describe
 from joestar.data import checksums, degrees
+from joestar.data.folder_writer import FolderWriter
 from joestar.errors import DataError
 from joestar.graph_api import Graph
 
@@ -180,6 +181,19 @@ def test_a_folder_that_is_being_written_is_refused(tmp_path):
         joestar.load(partial)
     with pytest.raises(DataError, match=r"names with '\.partial-' are those of half-written folders"):
         joestar.data.save(make_graph(), partial)
+
+
+def test_what_came_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    complete = FolderWriter.complete
+
+    def slowly(self, **facts):
+        complete(self, **facts)
+        (tmp_path / "graph").mkdir()
+
+    monkeypatch.setattr(FolderWriter, "complete", slowly)
+    with pytest.raises(DataError, match="exists already"):
+        joestar.data.save(make_graph(), tmp_path / "graph")
+    assert not list((tmp_path / "graph").iterdir()) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_facts_of_degrees(monkeypatch):
