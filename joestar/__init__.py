@@ -53,7 +53,7 @@ _PLACES = {
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
     "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "metrics", "nn", "ops",
-    "partitioning", "profile", "runtime", "sampling", "step",
+    "partitioning", "profile", "runtime", "sampling", "stages", "step",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

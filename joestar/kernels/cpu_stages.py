@@ -28,7 +28,7 @@ def large_batch(
     parts = _native.large_batch(
         indptr, indices, seeds, fanouts, replace, key.contiguous(), sites, weight, table(), want_eids
     )
-    return _written(parts, seeds, want_eids)
+    return written(parts, seeds, want_eids)
 
 
 def union_hops(
@@ -57,10 +57,11 @@ def union_hops(
         edges = int(offsets[-1][-1])
         require(edges == local[-1].numel() == eids[-1].numel(), f"{edges} edges", f"{local[-1].numel()} indices")
     parts = _native.union_hops(indptr, indices, srcs, num_dst, offsets, local, eids)
-    return _written(parts, seeds, want_eids)
+    return written(parts, seeds, want_eids)
 
 
-def _written(parts, given: Tensor, want_eids: bool) -> Parts:
+def written(parts, given: Tensor, want_eids: bool) -> Parts:
+    """What the native ``parts`` hold, and the local ids of ``given``; afterwards they are empty."""
     seeds = torch.empty(given.numel(), dtype=torch.int32, device="cpu")
     ids = torch.empty(parts.num_nodes, dtype=given.dtype, device="cpu")
     indptr = torch.empty(parts.num_rows + 1, dtype=torch.int64, device="cpu")
