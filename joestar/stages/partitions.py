@@ -139,6 +139,8 @@ class PreparedPartitions:
         assignment, parts = stage.partitioning.assignment, stage.partitioning.parts
         self._train = _by_part(train.to(graph.indices.dtype), assignment[train.to(torch.int64)], parts)
         self.train_of_part = self._train[0].diff()
+        self._pinned = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        self._pinned[hubs.to(torch.int64)] = True
 
     def groups(self, seed: int, epoch: int) -> list[Tensor]:
         """The parts of every macro-batch of an epoch, each ascending; groups without training nodes are left out."""
@@ -176,9 +178,9 @@ class PreparedPartitions:
     def _halo(self, ids: Tensor, indptr: Tensor, chosen: Tensor) -> Tensor:
         """Nodes without rows that are neither members nor hubs."""
         halo = torch.zeros(ids.shape[0], dtype=torch.bool)
-        leaves = ids[indptr.shape[0] - 1 :]
-        outside = chosen[self.stage.partitioning.assignment[leaves.to(torch.int64)].to(torch.int64)] == 0
-        halo[indptr.shape[0] - 1 :] = outside & ~torch.isin(leaves, self.hubs)
+        leaves = ids[indptr.shape[0] - 1 :].to(torch.int64)
+        outside = chosen[self.stage.partitioning.assignment[leaves].to(torch.int64)] == 0
+        halo[indptr.shape[0] - 1 :] = outside & ~self._pinned[leaves]
         return halo
 
     def _seeds(self, group: Tensor, key: tuple[int, int, int]) -> Tensor:
