@@ -44,11 +44,7 @@ def partition(
     seed: Annotated[int, option("Of where the nodes' stream begins.", metavar="N")] = 0,
     compare: Annotated[
         str | None,
-        option(
-            "Show these beside it, by commas; or none.",
-            metavar="NAMES",
-            show_default="random, and METIS if it is there",
-        ),
+        option("Show these beside it, by commas; or none.", metavar="NAMES", show_default="random, METIS if there"),
     ] = None,
     root: Annotated[
         Path | None,
