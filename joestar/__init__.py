@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from joestar.runtime.checkpoint import Checkpoints
     from joestar.runtime.inference import infer as inference
     from joestar.sampling import LayerDependentSampler, NeighborSampler
+    from joestar.stages import LargeBatch
     from joestar.step import Step
 
 __all__ = [
     "Block",
     "Checkpoints",
     "Graph",
+    "LargeBatch",
     "LayerDependentSampler",
     "NeighborSampler",
     "Partitioning",
@@ -40,6 +42,7 @@ _PLACES = {
     "Block": ("joestar.graph_api", "Block"),
     "Checkpoints": ("joestar.runtime.checkpoint", "Checkpoints"),
     "Graph": ("joestar.graph_api", "Graph"),
+    "LargeBatch": ("joestar.stages", "LargeBatch"),
     "LayerDependentSampler": ("joestar.sampling", "LayerDependentSampler"),
     "NeighborSampler": ("joestar.sampling", "NeighborSampler"),
     "Partitioning": ("joestar.partitioning", "Partitioning"),
@@ -53,7 +56,7 @@ _PLACES = {
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
     "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "metrics", "nn", "ops",
-    "partitioning", "profile", "runtime", "sampling", "stages", "step",
+    "partitioning", "profile", "runtime", "sampling", "stages", "step", "store",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

@@ -15,7 +15,9 @@ from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
+from joestar.runtime.staging import Staging
 from joestar.runtime.update import Average, LossScale, Update
+from joestar.stages import LargeBatch
 from joestar.step import Step
 
 BACKENDS = ("inductor", "eager")
@@ -47,6 +49,9 @@ def compile(
     accumulate: int = 1,
     loss_scale: bool | float | Mapping | None = None,
     ema: float | None = None,
+    memory: int | str | None = None,
+    first_stage: LargeBatch | None = None,
+    batch_size: int = 1000,
 ) -> Step:
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
 
@@ -83,6 +88,10 @@ def compile(
         loss_scale: dynamic loss scaling on the device, as ``torch.amp.GradScaler``: ``True``, the first scale, or a
             dict with ``initial``, ``growth``, ``backoff``, ``interval``. ``None``: with ``autocast=torch.float16``.
         ema: decay of a moving average of the weights: ``step.ema``, ``evaluate(ema=True)``, ``fit(ema=True)``.
+        memory: bytes of the model's device that may be used, or a text such as ``"24GiB"``, for a graph on the CPU that
+            may be larger: what fits is kept there, the rest comes in macro-batches (``joestar.runtime.planning``).
+        first_stage: how macro-batches are made; ``None``: ``joestar.LargeBatch`` of the size that the plan finds.
+        batch_size: seeds per step that ``memory`` is planned for.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.
@@ -109,6 +118,12 @@ def compile(
         slack = SLACK if fixed.slack is None else fixed.slack
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
+    staged = None
+    if memory is not None or first_stage is not None:
+        check_model(model)
+        check_sampler(sampler)
+        staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune)
+        sampler = staged.sampler
     _check_parts(model, sampler)
     check_loss(loss_fn)
     check_optimizer(optimizer)
@@ -143,7 +158,8 @@ def compile(
         raise ConfigError(f"ema must be a decay between 0 and 1, such as 0.999; got {ema!r}.")
     update = None
     if optimizer is not None:
-        settle_for_loss(sampler.graph, loss_fn)
+        if staged is None:
+            settle_for_loss(sampler.graph, loss_fn)
         check_labels(sampler.graph.ndata.get("y"), sampler.graph.num_nodes)
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
         update = Update(wrapped, accumulate, scale, None if ema is None else Average(model, ema))
@@ -151,7 +167,8 @@ def compile(
         raise ConfigError("accumulate, loss_scale and ema need loss_fn and optimizer; in your own loop do it there.")
     elif clip_grad_norm is not None or clip_grad_value is not None:
         raise ConfigError("gradient clipping needs loss_fn and optimizer; in your own loop clip before opt.step().")
-    return Step(model, sampler, loss_fn, update, options, run, graphed, tune)
+    given = model, sampler, loss_fn, update, options, run, graphed, tune
+    return Step(*given) if staged is None else staged.step(*given)
 
 
 def _loss_scale(given) -> LossScale | None:

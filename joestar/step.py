@@ -43,16 +43,18 @@ class Step:
         self.model = model
         self.sampler = sampler
         self.graph: Graph = sampler.graph
+        self.plan = None
+        whole = self._whole()
         self.counters = Counters()
         self._options = options
         self._run = run
         self._cuda_graph = cuda_graph
-        self._guard = ChangeGuard(model, sampler, self.graph, loss_fn)
+        self._guard = self._watch(loss_fn)
         self._executors: dict[str, Executor] = {}
         self._resumed: list[dict] = []
         self._resumed_programs: dict[str, dict] = {}
-        self._loss = None if loss_fn is None else prepare_loss(loss_fn, self.graph.ndata["y"], tuple(self.graph.ndata))
-        self.scorer = Scorer(self.graph, loss_fn, self._loss)
+        self._loss = None if loss_fn is None else prepare_loss(loss_fn, whole.ndata["y"], tuple(whole.ndata))
+        self.scorer = Scorer(whole, loss_fn, self._loss)
         self.history: History | None = None
         self.logged: dict[str, Tensor] = {}
         self._seed = int(getattr(sampler, "seed", 0))
@@ -61,11 +63,19 @@ class Step:
             self._runner = StepRunner(self._executor("train"), update, self._seed, cuda_graph)
         self._tune = tune
         self._tuning: TuningRecord | None = None
-        self._seeds = CheckedSeeds(self.graph)
+        self._seeds = CheckedSeeds(whole)
         self._epochs = 0
         self._calls = 0
         self._inference: Inference | None = None
         self._begun: list[weakref.ref[Epoch]] = []
+
+    def _whole(self) -> Graph:
+        """The graph whose nodes the user's ids are."""
+        return self.graph
+
+    def _watch(self, loss_fn: Callable | None) -> ChangeGuard:
+        """What may not change from now on."""
+        return ChangeGuard(self.model, self.sampler, self.graph, loss_fn)
 
     def __repr__(self) -> str:
         kinds = ", ".join(kind for kind, executor in self._executors.items() if executor.program.captured)
@@ -131,9 +141,12 @@ class Step:
             number, given = under_way["number"], given | {k: under_way[k] for k in ("position", "pending")}
         else:
             number = -1
-        epoch = Epoch(runner, seeds, batch, number, shuffle, self._prepare, **given)
+        epoch = self._new_epoch(runner, seeds, batch, number, shuffle, **given)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
         return epoch
+
+    def _new_epoch(self, *given, **further) -> Epoch:
+        return Epoch(*given, self._prepare, **further)
 
     def _prepare(self, epoch: Epoch) -> None:
         """Before an epoch's first step: its number, the last checks, captured program, measured choices."""
@@ -201,16 +214,23 @@ class Step:
 
         Outputs follow the modules' ``training`` flags; each call draws fresh samples.
         """
-        seeds = check_seeds(seeds, self.graph)
+        seeds = self._checked(seeds)
         self._check()
         self._calls += 1
         if self._runner is not None:
             return self._one_step(self._runner, seeds)
         executor = self._executor("logits" if any(m.training for m in self.model.modules()) else "predict")
         executor.program.follow_modes()
-        outputs = logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
+        outputs = self._outputs(executor, seeds)
         self.counters.steps += executor.program.kind == "logits"
         return outputs
+
+    def _checked(self, seeds) -> Tensor:
+        """Seeds of a call, where steps want them."""
+        return check_seeds(seeds, self.graph)
+
+    def _outputs(self, executor: Executor, seeds: Tensor):
+        return logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
 
     def _one_step(self, runner: StepRunner, seeds: Tensor) -> Tensor:
         self._ready(seeds, seeds.numel())
@@ -366,7 +386,7 @@ class Step:
         """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
         with averaged(self._update, ema):
             outputs = self.predict(idx, batch_size, full)
-        return self.scorer(outputs, self._seeds(idx).long(), metrics)
+        return self.scorer(outputs, self._seeds(idx).long().to(self._whole().device), metrics)
 
     # --- explanation ---
 

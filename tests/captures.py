@@ -89,7 +89,7 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     """
     graph, tensors = program.graph, []
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
-             graph.indptr, graph.indices, graph._formats)  # fmt: skip
+             graph.indptr, graph.indices, graph.ids, graph._formats)  # fmt: skip
     setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
     try:
         return tensors, (program.kind, setting, graph.num_nodes, *(_form(part, tensors, graph) for part in parts))
@@ -166,6 +166,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
+    ids = inputs.constants((("ids", graph.ids),), "graph")
     data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
     for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):
         if place is not None:
@@ -178,6 +179,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
             return {name: values[place] for name, place in places.items()}
 
         twin = Graph(**of(structure), ndata=of(data[0]), edata=of(data[1]))
+        twin.ids = of(ids).get("ids")
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)
         context = SamplingContext(values[key_at], list(values[1:seeds_at]))
@@ -189,7 +191,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         if loss is None:
             return tuple(tensors)
         rows = {k: torch.index_select(twin.ndata[k], 0, values[seeds_at]) for k in ("y", *loss.inputs) if k != "seeds"}
-        rows |= {"seeds": values[seeds_at].long()} if "seeds" in loss.inputs else {}
+        rows |= {"seeds": twin.ids_of(values[seeds_at]).long()} if "seeds" in loss.inputs else {}
         value, logged = loss_and_values(loss.call(outputs, rows.pop("y"), **rows), loss.name)
         program.logged = tuple(logged)
         return (value, *logged.values(), *tensors)

@@ -8,7 +8,19 @@ import pytest
 import joestar
 
 PACKAGE = Path(joestar.__file__).parent
-PARTS = ("runtime", "kernels", "ops", "lowering", "graph_api", "sampling", "fusion", "profile", "data", "api.py")
+PARTS = (
+    "runtime",
+    "kernels",
+    "ops",
+    "store",
+    "lowering",
+    "graph_api",
+    "sampling",
+    "fusion",
+    "profile",
+    "data",
+    "api.py",
+)
 """Left out are layers (``nn``), which take both defaults as those of torch.nn do, and what measures (``bench``)."""
 FLOATS = {"zeros", "ones", "empty", "full", "rand", "randn", "normal", "linspace", "logspace", "eye", "empty_strided"}
 """Factories whose dtype is the default one, unless it is given."""

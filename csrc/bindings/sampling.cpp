@@ -16,17 +16,18 @@ std::int64_t bind_sample_offsets(const Tensor& indptr, const Tensor& nodes, std:
 
 void bind_sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tensor& nodes, std::int64_t count,
                            bool sliced, std::int64_t k, bool replace, const Tensor& key, std::int64_t site,
-                           const Tensor& offsets, const Tensor& out) {
+                           const Tensor& offsets, const Tensor& out, const Tensor& ids) {
   with_id(nodes, [&]<class Id>(Tag<Id>) {
-    sample_neighbors(sample_rows<Id>(indptr, nodes, count, sliced), indices.span<const Id>(), Fanout{k, replace},
+    sample_neighbors(sample_rows<Id>(indptr, nodes, count, sliced, ids), indices.span<const Id>(), Fanout{k, replace},
                      sample_key(key, site), offsets.span<const std::int64_t>(), out.span<Id>());
   });
 }
 
 void bind_sample_edges(const Tensor& indptr, const Tensor& nodes, std::int64_t count, std::int64_t k, bool replace,
-                       const Tensor& key, std::int64_t site, const Tensor& offsets, const Tensor& out) {
+                       const Tensor& key, std::int64_t site, const Tensor& offsets, const Tensor& out,
+                       const Tensor& ids) {
   with_id(nodes, [&]<class Id>(Tag<Id>) {
-    sample_edges(sample_rows<Id>(indptr, nodes, count, false), Fanout{k, replace}, sample_key(key, site),
+    sample_edges(sample_rows<Id>(indptr, nodes, count, false, ids), Fanout{k, replace}, sample_key(key, site),
                  offsets.span<const std::int64_t>(), out.span<std::int64_t>());
   });
 }

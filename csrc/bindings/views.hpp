@@ -2,6 +2,7 @@
 // From tensors to the views that the kernels take.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "joestar/sampling.hpp"
 #include "tensor.hpp"
@@ -25,10 +26,23 @@ Csc<Id> csc_of(const Tensor& indptr, const Tensor& indices) {
   return {indptr.span<const std::int64_t>(), indices.span<const Id>()};
 }
 
+// What nodes hash as; none: themselves.
+inline NodeKeys node_keys(const Tensor& ids) {
+  if (!ids.present()) return {};
+  return with_id(ids, [&]<class Id>(Tag<Id>) -> NodeKeys {
+    if constexpr (std::is_same_v<Id, std::int32_t>) {
+      return {.narrow = ids.as<const Id>()};
+    } else {
+      return {.wide = ids.as<const Id>()};
+    }
+  });
+}
+
 template <class Id>
-SampleRows<Id> sample_rows(const Tensor& indptr, const Tensor& nodes, std::int64_t count, bool sliced) {
+SampleRows<Id> sample_rows(const Tensor& indptr, const Tensor& nodes, std::int64_t count, bool sliced,
+                           const Tensor& ids = {}) {
   return {indptr.span<const std::int64_t>(), nodes.span<const Id>(), std::clamp<std::int64_t>(count, 0, nodes.numel),
-          sliced};
+          sliced, node_keys(ids)};
 }
 
 inline SampleKey sample_key(const Tensor& key, std::int64_t site) {

@@ -16,11 +16,11 @@ RaceTable race_table(const Tensor& table) {
 
 template <class Id>
 WeightedRows<Id> weighted_rows(const Tensor& indptr, const Tensor& weight, const Tensor& nodes, std::int64_t count,
-                               bool sliced, std::int64_t k, bool replace) {
+                               bool sliced, std::int64_t k, bool replace, const Tensor& ids = {}) {
   if (weight.numel < *(indptr.as<const std::int64_t>() + indptr.numel - 1)) {
     throw std::invalid_argument("weight: expected one number per edge, got " + std::to_string(weight.numel));
   }
-  return {sample_rows<Id>(indptr, nodes, count, sliced), weight.span<const float>(), Fanout{k, replace}};
+  return {sample_rows<Id>(indptr, nodes, count, sliced, ids), weight.span<const float>(), Fanout{k, replace}};
 }
 
 std::int64_t bind_weighted_offsets(const Tensor& indptr, const Tensor& weight, const Tensor& nodes, std::int64_t count,
@@ -34,19 +34,20 @@ std::int64_t bind_weighted_offsets(const Tensor& indptr, const Tensor& weight, c
 
 void bind_weighted_sample(const Tensor& indptr, const Tensor& weight, const Tensor& nodes, std::int64_t count,
                           bool sliced, std::int64_t k, bool replace, const Tensor& key, std::int64_t site,
-                          const Tensor& table, const Tensor& offsets, const Tensor& out) {
+                          const Tensor& table, const Tensor& offsets, const Tensor& out, const Tensor& ids) {
   with_id(nodes, [&]<class Id>(Tag<Id>) {
-    weighted_sample(weighted_rows<Id>(indptr, weight, nodes, count, sliced, k, replace), race_table(table),
+    weighted_sample(weighted_rows<Id>(indptr, weight, nodes, count, sliced, k, replace, ids), race_table(table),
                     sample_key(key, site), offsets.span<const std::int64_t>(), out.span<std::int64_t>());
   });
 }
 
 std::int64_t bind_collective_sample(const Tensor& indices, std::int64_t edges, const Tensor& weight,
                                     std::int64_t num_nodes, const Tensor& key, std::int64_t site, const Tensor& table,
-                                    const Tensor& nodes) {
+                                    const Tensor& nodes, const Tensor& ids) {
   return with_id(nodes, [&]<class Id>(Tag<Id>) {
     const auto used = static_cast<std::size_t>(std::clamp<std::int64_t>(edges, 0, indices.numel));
-    const CollectiveTask<Id> task{indices.span<const Id>().first(used), weight.as<const float>(), num_nodes};
+    const CollectiveTask<Id> task{indices.span<const Id>().first(used), weight.as<const float>(), num_nodes,
+                                  node_keys(ids)};
     return collective_sample(task, race_table(table), sample_key(key, site), nodes.span<Id>());
   });
 }

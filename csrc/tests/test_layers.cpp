@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <tuple>
 
 #include "check.hpp"
 #include "joestar/collective.hpp"
@@ -16,15 +17,16 @@ const RaceTable kTable{std::span<const std::int64_t>(kEntries)};
 const SampleKey kKey{3, 1, 4, 1};
 
 template <IdType Id>
-std::vector<Id> naive(const std::vector<Id>& sources, const std::vector<float>& weight, std::int64_t k) {
-  std::set<std::pair<std::int64_t, Id>> racers;
+std::vector<Id> naive(const std::vector<Id>& sources, const std::vector<float>& weight, std::int64_t k,
+                      NodeKeys keys = {}) {
+  std::set<std::tuple<std::int64_t, std::int64_t, Id>> racers;
   for (const Id node : sources) {
-    const HashState row = row_state(key_state(kKey), node);
+    const HashState row = row_state(key_state(kKey), keys(node));
     const float w = weight.empty() ? 1.0f : weight[static_cast<std::size_t>(node)];
-    if (has_weight(w)) racers.emplace(race_key(kTable, draw(row.a, row.b, 0), w), node);
+    if (has_weight(w)) racers.emplace(race_key(kTable, draw(row.a, row.b, 0), w), keys(node), node);
   }
   std::vector<Id> nodes;
-  for (const auto& [key, node] : racers) {
+  for (const auto& [key, hashed, node] : racers) {
     if (static_cast<std::int64_t>(nodes.size()) < k) nodes.push_back(node);
   }
   std::sort(nodes.begin(), nodes.end());
@@ -32,7 +34,7 @@ std::vector<Id> naive(const std::vector<Id>& sources, const std::vector<float>& 
 }
 
 template <IdType Id>
-void winners_follow_the_definition(std::int64_t edges, std::int64_t num_nodes) {
+void winners_follow_the_definition(std::int64_t edges, std::int64_t num_nodes, NodeKeys keys = {}) {
   std::mt19937 random(7);
   std::vector<Id> sources(static_cast<std::size_t>(edges));
   for (Id& source : sources) source = static_cast<Id>(random() % static_cast<unsigned>(num_nodes));
@@ -42,11 +44,11 @@ void winners_follow_the_definition(std::int64_t edges, std::int64_t num_nodes) {
       std::int64_t count = -1;
       const auto nodes = test::for_thread_counts([&] {
         std::vector<Id> out(static_cast<std::size_t>(k), Id{-1});
-        const CollectiveTask<Id> task{sources, weighted ? weight.data() : nullptr, num_nodes};
+        const CollectiveTask<Id> task{sources, weighted ? weight.data() : nullptr, num_nodes, keys};
         count = collective_sample(task, kTable, kKey, std::span(out));
         return out;
       });
-      auto expected = naive(sources, weight, k);
+      auto expected = naive(sources, weight, k, keys);
       CHECK(count == static_cast<std::int64_t>(expected.size()));
       expected.resize(static_cast<std::size_t>(k), expected.empty() ? Id{0} : expected[0]);
       CHECK(nodes == expected);
@@ -120,6 +122,9 @@ int main() {
   set_num_threads(4);
   winners_follow_the_definition<std::int32_t>(500, 90);
   winners_follow_the_definition<std::int64_t>(200'000, 30'000);
+  std::vector<std::int32_t> ids(90);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = 1'000'000 - static_cast<std::int32_t>(3 * i);
+  winners_follow_the_definition<std::int32_t>(500, 90, NodeKeys{.narrow = ids.data()});
   rows_keep_the_edges_of_a_set<std::int32_t>(200, 5);
   rows_keep_the_edges_of_a_set<std::int64_t>(3000, 30);
   bounds_of_keys_hold();

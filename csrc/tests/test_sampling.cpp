@@ -21,8 +21,8 @@ struct Sampled {
 
 template <IdType Id>
 Sampled<Id> sample(const test::Graph<Id>& graph, const std::vector<Id>& nodes, std::int64_t rows, Fanout fanout,
-                   const SampleKey& key, std::int64_t bound = -1) {
-  const SampleRows<Id> task{graph.indptr, nodes, rows, false};
+                   const SampleKey& key, std::int64_t bound = -1, NodeKeys keys = {}) {
+  const SampleRows<Id> task{graph.indptr, nodes, rows, false, keys};
   Sampled<Id> out{std::vector<std::int64_t>(nodes.size() + 1), {}, 0};
   out.count = sample_offsets(task, fanout, bound, out.offsets);
   out.ids.resize(static_cast<std::size_t>(bound < 0 ? out.count : bound));
@@ -32,10 +32,11 @@ Sampled<Id> sample(const test::Graph<Id>& graph, const std::vector<Id>& nodes, s
 
 // The definition, one row at a time.
 template <IdType Id>
-std::vector<Id> expected_row(const test::Graph<Id>& graph, Id node, Fanout fanout, const SampleKey& key) {
+std::vector<Id> expected_row(const test::Graph<Id>& graph, Id node, Fanout fanout, const SampleKey& key,
+                             NodeKeys keys = {}) {
   const auto start = graph.indptr[static_cast<std::size_t>(node)];
   const auto degree = graph.indptr[static_cast<std::size_t>(node) + 1] - start;
-  const HashState state = row_state(key_state(key), node);
+  const HashState state = row_state(key_state(key), keys(node));
   std::vector<std::uint32_t> picks;
   for (std::int64_t j = 0; j < fanout.picks(degree); ++j) {
     const auto word = draw(state.a, state.b, static_cast<std::uint32_t>(j));
@@ -66,6 +67,31 @@ void matches_the_definition() {
       for (std::size_t i = 0; i < nodes.size(); ++i) {
         const std::vector<Id> row(got.ids.begin() + got.offsets[i], got.ids.begin() + got.offsets[i + 1]);
         CHECK(row == expected_row(graph, nodes[i], fanout, kKey));
+      }
+    }
+  }
+}
+
+// Rows hash as what their nodes are known by, in a table of either width, and read their own columns.
+void rows_hash_as_other_ids() {
+  const auto graph = test::random_graph<std::int32_t>(200, 200, 20, 5);
+  std::vector<std::int32_t> nodes(90), narrow(200);
+  std::vector<std::int64_t> wide(200);
+  for (int i = 0; i < 90; ++i) nodes[static_cast<std::size_t>(i)] = i * 61 % 200;
+  for (int i = 0; i < 200; ++i) {
+    narrow[static_cast<std::size_t>(i)] = 1000 - 3 * i;
+    wide[static_cast<std::size_t>(i)] = (std::int64_t{1} << 40) + 7 * i;
+  }
+  for (const NodeKeys keys : {NodeKeys{.narrow = narrow.data()}, NodeKeys{.wide = wide.data()}}) {
+    for (std::int64_t k : {5, 65}) {
+      for (bool replace : {false, true}) {
+        const Fanout fanout{k, replace};
+        const auto got = sample(graph, nodes, 90, fanout, kKey, -1, keys);
+        CHECK(got != sample(graph, nodes, 90, fanout, kKey) || (k == 65 && !replace));
+        for (std::size_t i = 0; i < nodes.size(); ++i) {
+          const std::vector<std::int32_t> row(got.ids.begin() + got.offsets[i], got.ids.begin() + got.offsets[i + 1]);
+          CHECK(row == expected_row(graph, nodes[i], fanout, kKey, keys));
+        }
       }
     }
   }
@@ -144,6 +170,7 @@ int main() {
   CHECK(mix32(0) == 0);
   matches_the_definition<std::int32_t>();
   matches_the_definition<std::int64_t>();
+  rows_hash_as_other_ids();
   bounds_cut_and_pad();
   picks_are_uniform();
   fused_equals_sample_then_spmm<float>();

@@ -61,13 +61,13 @@ std::vector<std::int64_t> naive_with_replacement(const float* weight, std::int64
 }
 
 template <IdType Id>
-void picks_follow_the_definition(bool equal_weights) {
+void picks_follow_the_definition(bool equal_weights, NodeKeys keys = {}) {
   const auto graph = test::random_graph<Id>(150, 150, 12, 5);
   auto weight = test::random_values<float>(graph.csc().edges(), 7);  // half of them negative
   if (equal_weights) std::fill(weight.begin(), weight.end(), 1.0f);
   std::vector<Id> nodes;
   for (int i = 0; i < 130; ++i) nodes.push_back(static_cast<Id>(i * 37 % 150));
-  const SampleRows<Id> rows{graph.indptr, nodes, 120, false};
+  const SampleRows<Id> rows{graph.indptr, nodes, 120, false, keys};
   for (std::int64_t k : {-1, 0, 1, 5, 24, 25, 300}) {
     for (bool replace : {false, true}) {
       const WeightedRows<Id> task{rows, weight, Fanout{k, replace}};
@@ -80,7 +80,7 @@ void picks_follow_the_definition(bool equal_weights) {
       });
       std::vector<std::int64_t> expected;
       for (std::int64_t i = 0; i < rows.count; ++i) {
-        const HashState row = row_state(key_state(kKey), nodes[static_cast<std::size_t>(i)]);
+        const HashState row = row_state(key_state(kKey), keys(nodes[static_cast<std::size_t>(i)]));
         const float* first = weight.data() + rows.start(i);
         const auto picks = replace && k >= 0 ? naive_with_replacement(first, rows.degree(i), k, row)
                                              : naive(first, rows.degree(i), k, row);
@@ -106,5 +106,8 @@ int main() {
   keys_are_logarithms();
   picks_follow_the_definition<std::int32_t>(false);
   picks_follow_the_definition<std::int64_t>(true);
+  std::vector<std::int64_t> ids(150);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = (std::int64_t{1} << 40) - static_cast<std::int64_t>(7 * i);
+  picks_follow_the_definition<std::int32_t>(false, NodeKeys{.wide = ids.data()});
   return report("weighted");
 }

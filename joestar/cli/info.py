@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,15 @@ KEPT = Path(__file__).parent / "facts.json"
 """Facts of the bundled graphs, so that showing them needs no PyTorch; ``tests/cli/test_info.py`` compares."""
 
 
-def facts_of(dataset: str, root: str | os.PathLike | None, split: str) -> dict[str, Any]:
+LOOK_AT = 1 << 24
+"""Labels that are counted of a converted folder, at most."""
+
+
+def facts_of(dataset: str, root: str | os.PathLike | None, split: str, verify: bool = False) -> dict[str, Any]:
     """Loads a dataset and describes it; what comes with Joestar is described already.
+
+    Args:
+        verify: compare the checksums of a converted folder.
 
     Raises:
         DataError: as ``joestar.load``.
@@ -30,32 +38,50 @@ def facts_of(dataset: str, root: str | os.PathLike | None, split: str) -> dict[s
         if dataset in kept:
             return kept[dataset]
     from joestar.data import load
+    from joestar.data.folder_meta import is_converted, read_meta
 
-    return describe(load(dataset, root=root, split=split))
+    graph, folder = load(dataset, root=root, split=split, verify=verify), Path(dataset).expanduser()
+    if not is_converted(folder):
+        return describe(graph)
+    meta = read_meta(folder)
+    kept = ("written_by", "version", "directed", "source")
+    return describe(graph, meta) | {"folder": {key: meta.get(key) for key in kept} | {"verified": verify}}
 
 
-def describe(graph: Graph) -> dict[str, Any]:
-    """Sizes, degrees, features, classes, splits and bytes of a graph; plain numbers and text."""
-    degrees = graph.in_degrees()
-    self_loops = int((graph.indices == graph.coo()[1]).sum())
+def describe(graph: Graph, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Sizes, degrees, features, classes, splits and bytes of a graph; plain numbers and text.
+
+    Args:
+        known: what need not be counted, of ``meta.json``.
+    """
+    known = known or {}
     return {
         "name": graph.name,
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "id_dtype": str(graph.indices.dtype).removeprefix("torch."),
-        "in_degree": {
-            "min": int(degrees.min()),
-            "median": int(degrees.median()),
-            "mean": graph.num_edges / graph.num_nodes,
-            "max": int(degrees.max()),
-            "isolated": int((degrees == 0).sum()),
-        },
-        "self_loops": self_loops,
+        "in_degree": known.get("in_degree") or _in_degrees(graph),
+        "self_loops": known["self_loops"] if "self_loops" in known else _self_loops(graph),
         "features": _features(graph),
         "labels": _labels(graph),
         "splits": {part: _size(getattr(graph, f"{part}_idx")) for part in ("train", "val", "test")},
         "bytes": _bytes(graph),
     }
+
+
+def _in_degrees(graph: Graph) -> dict[str, Any]:
+    degrees = graph.in_degrees()
+    return {
+        "min": int(degrees.min()),
+        "median": int(degrees.median()),
+        "mean": graph.num_edges / graph.num_nodes,
+        "max": int(degrees.max()),
+        "isolated": int((degrees == 0).sum()),
+    }
+
+
+def _self_loops(graph: Graph) -> int:
+    return int((graph.indices == graph.coo()[1]).sum())
 
 
 def print_table(facts: dict[str, Any], console: Console) -> None:
@@ -77,7 +103,22 @@ def print_table(facts: dict[str, Any], console: Console) -> None:
     total = sum(facts["bytes"].values())
     parts = ", ".join(f"{part} {human_bytes(size)}" for part, size in facts["bytes"].items())
     table.add_row("memory", f"{human_bytes(total)} ({parts})")
+    if "folder" in facts:
+        table.add_row("folder", _folder_text(facts["folder"]))
     console.print(table)
+
+
+def _folder_text(folder: dict[str, Any]) -> str:
+    """Where a converted graph is from."""
+    source = folder["source"] or {}
+    text = f"format {folder['version']}, by {folder['written_by'] or 'an older Joestar'}"
+    if "generated" in source:
+        text += f"; generated: {', '.join(f'{key} {value}' for key, value in source['generated'].items())}"
+    if "converted" in source:
+        text += f"; converted from {source['converted']}"
+    if folder["directed"] is not None:
+        text += "; directed" if folder["directed"] else "; every edge both ways"
+    return text + ("; checksums agree" if folder["verified"] else "")
 
 
 def _features(graph: Graph) -> dict[str, Any] | None:
@@ -93,6 +134,9 @@ def _labels(graph: Graph) -> dict[str, Any] | None:
         return None
     if graph.multilabel:
         return {"classes": graph.num_classes, "multilabel": True, "unlabelled": 0, "largest_share": None}
+    if len(y) > LOOK_AT:
+        classes = None if y.dtype.is_floating_point else graph.num_classes
+        return {"classes": classes, "multilabel": False, "unlabelled": None, "largest_share": None}
     if y.dtype.is_floating_point:
         return {"classes": None, "multilabel": False, "unlabelled": int(y.isnan().sum()), "largest_share": None}
     counts = y[y >= 0].bincount()
@@ -112,6 +156,8 @@ def _classes_text(labels: dict[str, Any] | None) -> str:
     unlabelled = f"; {labels['unlabelled']:,} nodes unlabelled" if labels["unlabelled"] else ""
     if labels["classes"] is None:
         return f"targets for regression{unlabelled}"
+    if labels["largest_share"] is None:
+        return f"{labels['classes']}"
     return f"{labels['classes']}, the largest has {labels['largest_share']:.1%} of the labels{unlabelled}"
 
 

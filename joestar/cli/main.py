@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from joestar import __version__
-from joestar.cli import bench_commands, partition
+from joestar.cli import bench_commands, data_commands, partition
 from joestar.cli.config import PROFILED, TrainConfig
 from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
@@ -181,18 +181,22 @@ def info(
     ] = "cora",
     root: Root = None,
     split: Annotated[str, option("The official one, a random 60/20/20, or auto.", metavar=SPLITS)] = "auto",
+    verify: Annotated[bool, option("Of a converted folder: read all of it, compare checksums.", "--verify")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show nodes, edges, degrees, features, classes, splits and memory of a dataset.
 
+    Of a converted folder only its description and small files are read.
+
     Examples:
         joestar info                             # the bundled Cora graph
+        joestar info graphs/papers               # a converted folder, at once
         joestar info my-graph.npz --json
         joestar info ogbn-arxiv --root ~/data    # where the ogb package downloads
     """
     from joestar.cli.info import facts_of, print_table
 
-    facts = facts_of(dataset, root, split)
+    facts = facts_of(dataset, root, split, verify)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:
@@ -219,6 +223,8 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+app.command("generate", cls=Command)(data_commands.generate)
+app.command("convert", cls=Command)(data_commands.convert)
 partition.add_to(app)
 app.add_typer(bench_commands.app, name="bench")
 

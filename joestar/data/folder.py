@@ -1,25 +1,35 @@
-"""The converted form of a graph: a folder of ``.npy`` files and ``meta.json``, memory-mapped on loading."""
+"""The converted form of a graph: a folder of ``.npy`` files and ``meta.json``, memory-mapped on loading.
+
+``joestar.data.save``, ``joestar generate`` and ``joestar convert`` write the same folder. ``indptr.npy`` and
+``indices.npy`` are the structure; ``ndata.x.npy``, ``edata.w.npy`` and so on the data; ``train_idx.npy`` and so on
+the splits; ``mapping*.npy`` the raw ids. bfloat16 is stored as int16 of the same bits. ``meta.json`` has the version of
+the format, shapes, dtypes, sizes and checksums (``joestar.data.checksums``) of the files, what the graph is called,
+whether it is directed, where it is from, and its degrees.
+"""
 
 import itertools
-import json
 import os
-import shutil
-import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from joestar.data.checksums import checksum
+from joestar.data.degrees import degree_facts
+from joestar.data.folder_meta import AGAIN, ATTRIBUTES, is_converted, read_meta
+from joestar.data.folder_writer import FolderWriter, check_key, full
 from joestar.data.splits import PARTS
 from joestar.errors import DataError, GraphError
 from joestar.graph_api import Graph, NodeMapping
 from joestar.graph_api.arrays import from_array
 
-VERSION = 1
-META = "meta.json"
+__all__ = ["is_converted", "read_folder", "save", "verify_folder"]
+
 MAP_FROM = 1 << 20
 """Files of at least this many bytes are mapped; smaller ones are read."""
-ATTRIBUTES = ("name", "num_classes", "multilabel", "class_names")
+LOOK_AT = 16 << 20
+"""Edges up to which the structure is looked through on opening, which takes a moment."""
 MAPPING = ("mapping", "mapping_text", "mapping_offsets")
 """Raw ids of the nodes: integers; or the bytes of all texts in UTF-8, and where each begins."""
 
@@ -27,8 +37,8 @@ MAPPING = ("mapping", "mapping_text", "mapping_offsets")
 def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) -> Path:
     """Writes a graph with its data and splits; ``joestar.load(folder)`` maps it back without reading it.
 
-    Everything is written into a temporary folder beside ``folder`` and renamed at the end: other processes see the
-    complete folder or none.
+    Everything is written into a folder ``NAME.partial-...`` beside ``folder`` and renamed at the end: other processes
+    see the complete folder or none.
 
     Args:
         overwrite: replace an existing converted folder.
@@ -40,60 +50,82 @@ def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) ->
         DataError: ``folder`` exists, or cannot be written.
     """
     target = Path(folder).expanduser()
-    if target.exists() and not (overwrite and (target / META).is_file()):
-        hint = "it is no converted graph, so it is left alone" if overwrite else "pass overwrite=True to replace it"
-        raise DataError(f"{target} exists already; {hint}, or choose another folder.")
-    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    tensors = _tensors(graph)
+    for key in tensors:
+        check_key(key)
+    writer = None
     try:
-        temporary.mkdir(parents=True)
-        arrays = {key: _write(temporary, key, tensor) for key, tensor in _tensors(graph).items()}
-        meta = {
-            "format": "joestar-graph",
-            "version": VERSION,
-            **{name: getattr(graph, name) for name in ATTRIBUTES},
-            "arrays": arrays,
-        }
-        (temporary / META).write_text(json.dumps(meta, indent=1) + "\n")
-        _move(temporary, target)
+        writer = FolderWriter(target, overwrite=overwrite)
+        for key, tensor in tensors.items():
+            _write(writer, key, tensor)
+        indptr, indices = (writer.folder / f"{key}.npy" for key in ("indptr", "indices"))
+        degrees = degree_facts(np.load(indptr, mmap_mode="r"), np.load(indices, mmap_mode="r"))
+        writer.finish(**{name: getattr(graph, name) for name in ATTRIBUTES}, **degrees, directed=None, source=None)
     except OSError as error:
-        raise DataError(f"{target}: cannot write the graph ({error}). Is there space, and permission?") from error
+        raise full(target, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if writer is not None:
+            writer.discard()
     return target
 
 
-def is_converted(folder: Path) -> bool:
-    """True if ``folder`` was written by ``save``."""
-    return (folder / META).is_file()
+def verify_folder(folder: Path) -> dict[str, Any]:
+    """Reads every file and compares it with its checksum; ``meta.json``.
+
+    Raises:
+        DataError: a file is not what was written, or the folder is so old that it has no checksums.
+    """
+    meta = read_meta(folder)
+    for key, entry in meta["arrays"].items():
+        path = folder / f"{key}.npy"
+        if "sha256" not in entry:
+            raise DataError(f"{folder}: it was written without checksums (version {meta['version']}). {AGAIN}")
+        if checksum(path) != entry["sha256"]:
+            raise DataError(f"{path}: its checksum is not that of meta.json: the file was changed or damaged. {AGAIN}")
+    return meta
 
 
-def read_folder(folder: Path) -> Graph:
-    """Maps a folder written by ``save``.
+def read_folder(folder: Path, *, verify: bool = False) -> Graph:
+    """Maps a folder; nothing large is read.
 
     Large tensors are read-only maps of the files: move or clone them before writing to them in place.
 
+    Args:
+        verify: compare checksums, and look through the structure, whatever its size.
+
     Raises:
-        DataError: the folder is of another version, or its files do not agree with ``meta.json``.
+        DataError: the folder is half-written, foreign or of a newer version, or its files do not agree with
+            ``meta.json``.
     """
-    meta = _read_meta(folder)
+    meta = verify_folder(folder) if verify else read_meta(folder)
     tensors = {key: _read(folder, key, entry) for key, entry in meta["arrays"].items()}
-    missing = [key for key in ("indptr", "indices") if key not in tensors]
-    if missing:
-        raise DataError(f"{folder / META}: the array {missing[0]!r} is missing. Write the folder again.")
+    _check_ends(folder, tensors["indptr"], tensors["indices"])
     data = {
         kind: {key.removeprefix(f"{kind}."): tensor for key, tensor in tensors.items() if key.startswith(f"{kind}.")}
         for kind in ("ndata", "edata")
     }
+    look = verify or tensors["indices"].numel() <= LOOK_AT
     try:
-        graph = Graph.from_csc(tensors["indptr"], tensors["indices"], **data)
+        graph = Graph.from_csc(tensors["indptr"], tensors["indices"], **data, validate=look)
     except GraphError as error:
-        raise DataError(f"{folder}: {error} Write the folder again.") from error
+        raise DataError(f"{folder}: {error} {AGAIN}") from error
     for attribute in ATTRIBUTES:
         setattr(graph, attribute, meta.get(attribute))
     graph.mapping = _mapping(tensors)
     for part in PARTS:
         setattr(graph, f"{part}_idx", tensors.get(f"{part}_idx"))
     return graph
+
+
+def _check_ends(folder: Path, indptr: torch.Tensor, indices: torch.Tensor) -> None:
+    """The cheapest look at a structure: whether its two files belong together."""
+    if indptr.dim() == indices.dim() == 1 and indptr.numel() > 1:
+        ends = int(indptr[0]), int(indptr[-1])
+        if ends != (0, indices.numel()):
+            raise DataError(
+                f"{folder}: indptr must go from 0 to the number of edges, {indices.numel()}; it goes from {ends[0]} to "
+                f"{ends[1]}. {AGAIN}"
+            )
 
 
 def _tensors(graph: Graph) -> dict[str, torch.Tensor]:
@@ -133,14 +165,12 @@ def _mapping(tensors: dict[str, torch.Tensor]) -> NodeMapping | None:
     return NodeMapping(np.array(texts, dtype=object))
 
 
-def _write(folder: Path, key: str, tensor: torch.Tensor) -> dict:
+def _write(writer: FolderWriter, key: str, tensor: torch.Tensor) -> None:
     """Writes one array; NumPy has no bfloat16, so its bits are stored as int16."""
-    if not key.replace("_", "").replace(".", "").replace("-", "").isalnum():
-        raise DataError(f"the name {key!r} cannot be a file name; use letters, digits, '_', '-' and '.'.")
     stored = tensor.detach().cpu()
-    stored = stored.view(torch.int16) if stored.dtype == torch.bfloat16 else stored
-    np.save(folder / f"{key}.npy", stored.contiguous().numpy(), allow_pickle=False)
-    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    is_bf16 = stored.dtype == torch.bfloat16
+    stored = stored.view(torch.int16) if is_bf16 else stored
+    writer.write(key, stored.contiguous().numpy(), "bfloat16" if is_bf16 else None)
 
 
 def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
@@ -153,34 +183,7 @@ def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
     if entry["dtype"] == "bfloat16":
         tensor = tensor.view(torch.bfloat16)
     came = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-    if came != entry:
-        raise DataError(f"{path}: meta.json says {entry}, but the file holds {came}. Write the folder again.")
+    said = {name: entry[name] for name in came}
+    if came != said:
+        raise DataError(f"{path}: meta.json says {said}, but the file holds {came}. {AGAIN}")
     return tensor
-
-
-def _read_meta(folder: Path) -> dict:
-    path = folder / META
-    try:
-        meta = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: expected JSON, but it cannot be read ({error}). Write the folder again.") from error
-    if not isinstance(meta, dict) or meta.get("format") != "joestar-graph" or meta.get("version") != VERSION:
-        raise DataError(f"{path}: expected a Joestar graph of version {VERSION}. Write the folder again with this one.")
-    absent = {"name", "num_classes", "multilabel", "arrays"} - meta.keys()
-    if absent:
-        raise DataError(f"{path}: the key {sorted(absent)[0]!r} is missing. Write the folder again.")
-    return meta
-
-
-def _move(temporary: Path, target: Path) -> None:
-    if not target.exists():
-        temporary.rename(target)
-        return
-    old = temporary.with_suffix(".old")
-    target.rename(old)
-    try:
-        temporary.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

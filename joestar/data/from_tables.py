@@ -96,7 +96,7 @@ def from_tables(
     asked = [value for value in (source, target, weight, *_listed(edge_attr)) if isinstance(value, str)]
     table = open_table(edges, "edges", header=header, delimiter=delimiter, asked=asked)
     notes = [note for note in (table.note(),) if note]
-    ends = _ends(table, source, target)
+    ends = edge_columns(table, source, target)
     weight = _optional(table, weight, WEIGHTS, ends)
     attributes = _rest(table, edge_attr, [*ends, weight])
     read = table.read(dict.fromkeys(ends, "id") | {name: "number" for name in (*attributes, weight) if name})
@@ -272,7 +272,7 @@ def _chosen(table, name, usual: tuple[str, ...], place: int) -> str:
     return next((column for column in table.names if column.lower() in usual), table.names[place])
 
 
-def _ends(table, source, target) -> list[str]:
+def edge_columns(table, source, target) -> list[str]:
     if len(table.names) < 2:
         raise DataError(
             f"{table.where}: a table of edges needs two columns, source and target; got {', '.join(table.names)}. "

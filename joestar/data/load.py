@@ -48,6 +48,7 @@ def load(
     drop_self_loops: bool | None = None,
     task: str | None = None,
     verbose: bool = True,
+    verify: bool = False,
     **table,
 ) -> Graph:
     """Loads a graph: a file, a folder, a public dataset by name, or another library's graph.
@@ -69,6 +70,7 @@ def load(
         drop_duplicates, drop_self_loops: leave those out. ``None``: as above. What is done is printed with counts.
         task: ``"classes"`` or ``"regression"`` where labels are whole numbers and could be either.
         verbose: print what was done to the graph, to standard error.
+        verify: of a converted folder: read all of it and compare checksums. Sizes are compared always.
         **table: further arguments for tables, see ``joestar.data.from_tables``: ``nodes=``, ``features=``, ...
 
     Returns:
@@ -90,7 +92,7 @@ def load(
     path = Path(name).expanduser()
     if path.is_file() and is_table(path):
         return _of_tables(path, options, table)
-    if path.is_dir() and _edges_in(path) is not None:
+    if path.is_dir() and not is_converted(path) and _edges_in(path) is not None:
         return _of_folder(path, options, table)
     _no_further(table, name)
     if name.startswith(PREFIXES):
@@ -100,7 +102,7 @@ def load(
         return to_graph(read_npz(BUNDLED[name], options), options)
     for candidate, called in ((path, path.name), *((other, name) for other in _candidates(name, root))):
         if candidate.exists() and _readable(candidate):
-            return _read(candidate, called, options)
+            return _read(candidate, called, options, verify)
     raise DataError(_not_found(name, path, root))
 
 
@@ -156,12 +158,12 @@ def _readable(path: Path) -> bool:
     return path.is_file() or is_converted(path) or ogb.is_ogb(path)
 
 
-def _read(path: Path, name: str, options: Options) -> Graph:
+def _read(path: Path, name: str, options: Options, verify: bool) -> Graph:
     if path.is_file():
         _check_archive(path)
         return to_graph(read_npz(path, options), options)
     if is_converted(path):
-        return apply_rules(_resplit(read_folder(path), options, path), options, str(path))
+        return apply_rules(_resplit(read_folder(path, verify=verify), options, path), options, str(path))
     return to_graph(ogb.read_ogb(path, _official_name(name), options), options)
 
 

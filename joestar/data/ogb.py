@@ -63,7 +63,7 @@ def read_ogb(folder: Path, name: str, options: Options) -> Parts:
     num_nodes, edges, x, y = read(raw)
     structure = make_structure(edges[0], edges[1], num_nodes, options.rules(EdgeRules()), str(raw))
     labels = from_array(y, num_nodes, str(folder), options.task or "classes")
-    return Parts(str(folder), name, structure, x, labels, _read_split(folder, name))
+    return Parts(str(folder), name, structure, x, labels, read_split(folder, name))
 
 
 def _read_csv(raw: Path):
@@ -112,7 +112,8 @@ def read_table(path: Path, dtype) -> np.ndarray:
     return table
 
 
-def _read_split(folder: Path, name: str) -> dict[str, np.ndarray]:
+def read_split(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """The official split of a dataset folder; empty if there is none."""
     split = folder / "split"
     schemes = sorted(path.name for path in split.iterdir() if path.is_dir()) if split.is_dir() else []
     if not schemes:

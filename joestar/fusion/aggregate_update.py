@@ -118,7 +118,7 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
             matrix = graph.call_function(_JOESTAR.aggregate_cat.default, (indptr, indices, x, None, 1.0, reduce))
             detail = f"{reduce} and own rows of {x.name}"
         else:
-            both = graph.call_function(_JOESTAR.sample_aggregate_cat.default, source.args)
+            both = graph.call_function(_JOESTAR.sample_aggregate_cat.default, source.args, source.kwargs)
             both.meta = {**source.meta, "val": (wide, source.meta["val"][1])}
             matrix = graph.call_function(operator.getitem, (both, 0))
             detail = f"{argument(source, 'reduce')} and own rows of {argument(source, 'x').name}"

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.backward_format import site_name
-from joestar.fusion.emit import emit, tensor
+from joestar.fusion.emit import emit, hashed, tensor
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import cat_width
 from joestar.lowering.functional import is_in_place, root
@@ -118,7 +118,7 @@ def _without_ones(graph: fx.Graph, matrix: fx.Node, weight: fx.Node) -> tuple[fx
     both, parts = matrix.args[0], weight.args[0][:-1]
     width = cat_width(argument(both, "x").meta["val"].shape[1], False)
     with graph.inserting_before(both):
-        narrow = emit(graph, both, both.target, *both.args[: position(both, "ones")], False)
+        narrow = emit(graph, both, both.target, *both.args[: position(both, "ones")], False, **hashed(both))
     both.replace_all_uses_with(narrow)
     graph.erase_node(both)
     with graph.inserting_before(matrix):

@@ -14,18 +14,21 @@ _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 
 
 def emit(graph: fx.Graph, like: fx.Node, target, *args, **kwargs) -> fx.Node:
-    """A call at the insertion point: its value is found by running the op on shapes, its source line is ``like``'s.
-
-    ``kwargs`` hold no nodes.
-    """
+    """A call at the insertion point: its value is found by running the op on shapes, its source line is ``like``'s."""
     node = graph.call_function(target, args, kwargs)
     node.meta = {key: value for key, value in like.meta.items() if key != "val"}
-    values = fx.map_arg(args, lambda arg: arg.meta["val"])
+    values, named = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
     modes = [value.fake_mode for value in _tensors((*values, like.meta["val"])) if isinstance(value, FakeTensor)]
     with modes[0] if modes else contextlib.nullcontext(), torch.no_grad():
-        value = target(*values, **kwargs)
+        value = target(*values, **named)
     fakes.made(node, value)
     return node
+
+
+def hashed(draw: fx.Node) -> dict[str, fx.Node]:
+    """What a draw is told of ids that nodes hash as, for another op in its place: ``node_ids``, or nothing."""
+    node_ids = argument(draw, "node_ids")
+    return {} if node_ids is None else {"node_ids": node_ids}
 
 
 def _tensors(values):

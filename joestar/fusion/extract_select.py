@@ -15,6 +15,7 @@ import operator
 import torch
 from torch import fx
 
+from joestar.fusion.emit import hashed
 from joestar.fusion.record import Reject
 
 PATTERN = "extract-select"
@@ -31,7 +32,8 @@ def run(gm: fx.GraphModule, context) -> int:
         if not context.admits(PATTERN, node, match):
             continue
         indptr, indices, dsts, count, _ = match.args
-        _, _, _, k, replace, key, site, size = node.args
+        _, _, _, k, replace, key, site, size = node.args[:8]
+        node.kwargs = hashed(node)
         node.target = _JOESTAR.sample_cols.default
         node.args = (indptr, indices, dsts, count, k, replace, key, site, size)
         context.fired(PATTERN, node, f"fanout {k}")

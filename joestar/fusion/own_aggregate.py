@@ -124,7 +124,8 @@ def _rewrite(graph: fx.Graph, add: fx.Node, rows: fx.Node, term: fx.Node, factor
             )  # fmt: skip
         else:
             *sample, x, reduce = source.args
-            both = emit(graph, source, _JOESTAR.sample_aggregate_own.default, *sample, x, one, reduce)
+            own_too = _JOESTAR.sample_aggregate_own.default
+            both = emit(graph, source, own_too, *sample, x, one, reduce, **source.kwargs)
             new = emit(graph, add, operator.getitem, both, 0)
             for user in [user for user in source.users if user is not rows]:
                 user.update_arg(0, both)

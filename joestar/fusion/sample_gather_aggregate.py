@@ -20,7 +20,7 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.emit import name
+from joestar.fusion.emit import hashed, name
 from joestar.fusion.gathers import compact_behind, destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument, position
@@ -90,7 +90,9 @@ def _rewrite(gm: fx.GraphModule, gather, sample, aggregations, slices, context) 
     draw = sample.args[: position(sample, "num_edges")]
     for spmm in aggregations:
         with gm.graph.inserting_before(spmm):
-            fused = gm.graph.call_function(_JOESTAR.sample_aggregate.default, (*draw, table, spmm.args[4]))
+            fused = gm.graph.call_function(
+                _JOESTAR.sample_aggregate.default, (*draw, table, spmm.args[4]), hashed(sample)
+            )
             fused.meta = {**spmm.meta, "val": (spmm.meta["val"], sample.meta["val"][2])}
             y = gm.graph.call_function(operator.getitem, (fused, 0))
             y.meta = dict(spmm.meta)

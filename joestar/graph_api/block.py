@@ -17,7 +17,7 @@ class Block(Computation):
     Attributes:
         indptr: int64 ``[num_dst + 1]``, in-edges of each destination (CSC).
         indices: local source of each edge, ``[num_edges]``.
-        srcs, dsts: global node ids, ``[num_src]`` and ``[num_dst]``.
+        srcs, dsts: nodes of the graph, ``[num_src]`` and ``[num_dst]``.
         graph: the graph that was sampled.
         edata, srcdata, dstdata: the graph's tensors for the block's edges, sources and destinations, gathered when
             first read; tensors of one's own can be added.
@@ -44,6 +44,19 @@ class Block(Computation):
         if not isinstance(self._eids, Tensor):
             self._eids = self._eids()
         return self._eids
+
+    @property
+    def src_ids(self) -> Tensor:
+        """What random draws know the sources by, ``[num_src]``: ``graph.ids`` of ``srcs``, or ``srcs``.
+
+        On a part of a larger graph these are ids of the larger one; look up in them what is kept per node of that.
+        """
+        return self.graph.ids_of(self.srcs)
+
+    @property
+    def dst_ids(self) -> Tensor:
+        """``src_ids`` of the destinations, ``[num_dst]``."""
+        return self.graph.ids_of(self.dsts)
 
     @property
     def edata(self) -> Gathered:
@@ -122,7 +135,7 @@ class Block(Computation):
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees in the whole graph of the ``"src"`` or ``"dst"`` nodes, int64."""
         ids = self.srcs if side == "src" else self.dsts
-        return self.graph.in_degrees_of(ids)
+        return self.graph.whole_degrees_of(ids)
 
     def __repr__(self) -> str:
         return f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"

@@ -163,23 +163,31 @@ class Columns(Computation):
         size, site = context.next_size("sample"), context.next_site()
         if context.sizes is None and not made:  # eager: the fused op at once, without the slice in between
             indptr, indices, _ = ops.sample_cols(
-                graph.indptr, graph.indices, self.dsts, self.dst_count, k, replace, context.key, site, size
-            )
+                graph.indptr, graph.indices, self.dsts, self.dst_count, k, replace, context.key, site, size,
+                **self._hashed(),
+            )  # fmt: skip
             context.record(int(graph.in_degrees_of(self.dsts).sum()))
         else:
             if made:
                 sliced, sources = self.indptr, self.indices
             else:
                 sliced, sources, _ = ops.slice_cols(graph.indptr, graph.indices, self.dsts, self.dst_count, slice_size)
-            indptr, indices, _ = ops.rowwise_sample(sliced, sources, self.dsts, k, replace, context.key, site, size)
+            indptr, indices, _ = ops.rowwise_sample(
+                sliced, sources, self.dsts, k, replace, context.key, site, size, **self._hashed()
+            )
         context.record(indices.shape[0])
         size = indices.shape[0] if context.sizes is None else size
         return self._compacted(indptr, indices, self._sampled_eids(k, replace, context.key, site, size))
 
     def _sampled_eids(self, k: int, replace: bool, key: Tensor, site: int, size):
         """A function that draws a sample of the graph's columns again, as positions in the graph."""
-        graph, dsts, count = self.graph, self.dsts, self.dst_count
-        return lambda: torch.ops.joestar.sample_eids(graph.indptr, dsts, count, k, replace, key, site, size)
+        indptr, dsts, count = self.graph.indptr, self.dsts, self.dst_count
+        hashed = {} if k < 0 else self._hashed()
+        return lambda: torch.ops.joestar.sample_eids(indptr, dsts, count, k, replace, key, site, size, **hashed)
+
+    def _hashed(self) -> dict[str, Tensor]:
+        """What draws are told of a graph whose nodes go by other ids than their positions."""
+        return {} if self.graph.ids is None else {"node_ids": self.graph.ids}
 
     def _uniform_of_part(self, k: int, replace: bool) -> Block:
         """Picks positions within the slice: its edges are not those that ``sample_eids`` could find again."""
@@ -187,7 +195,7 @@ class Columns(Computation):
         size, site = context.next_size("sample"), context.next_site()
         positions = torch.arange(self.num_edges, device=self.indptr.device)
         indptr, picked, count = torch.ops.joestar.rowwise_sample(
-            self.indptr, positions, self.dsts.to(torch.int64), k, replace, context.key, site, size
+            self.indptr, positions, self.dsts.to(torch.int64), k, replace, context.key, site, size, **self._hashed()
         )
         context.record(picked.shape[0])
         picked = torch.ops.joestar.mask_rows(picked, count, 0, 0)  # padding holds a node's id, not a position
@@ -204,8 +212,9 @@ class Columns(Computation):
         context = graph.context
         size, site = context.next_size("sample"), context.next_site()
         sub, picked, _ = torch.ops.joestar.weighted_sample(
-            indptr, weight, self.dsts, self.dst_count, not direct, k, replace, context.key, site, size
-        )
+            indptr, weight, self.dsts, self.dst_count, not direct, k, replace, context.key, site, size,
+            **self._hashed(),
+        )  # fmt: skip
         context.record(picked.shape[0])
         return self._compacted(sub, look_up(indices, picked), lambda: picked if direct else look_up(self.eids, picked))
 
@@ -229,7 +238,7 @@ class Columns(Computation):
         weight = None if node_probs is None else node_weight(graph, node_probs)
         indptr, indices, site = self.indptr, self.indices, context.next_site()
         nodes, count = torch.ops.joestar.collective_sample(
-            indptr, indices, weight, graph.num_nodes, k, context.key, site
+            indptr, indices, weight, graph.num_nodes, k, context.key, site, **self._hashed()
         )
         return self._from_sources(nodes, count).compact()
 

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from joestar.errors import GraphError
 from joestar.graph_api.arrays import shortened, to_tensor
+from joestar.graph_api.row_source import RowSource
 
 
 class Frame(dict):
@@ -18,13 +19,17 @@ class Frame(dict):
 
     def __init__(self, name: str, what: str, num_rows: int, data=None):
         super().__init__()
+        self.sources: dict[str, RowSource] = {}
         self.name = name
         self.what = what
         self.num_rows = num_rows
         for key, value in dict(data or {}).items():
             self[key] = value
 
-    def __setitem__(self, key: str, value: Tensor) -> None:
+    def __setitem__(self, key: str, value: Tensor | RowSource) -> None:
+        source = value if isinstance(value, RowSource) else None
+        if source is not None:
+            value = source.table
         if not isinstance(value, Tensor):
             name = f"{self.name}[{key!r}]"
             value = shortened(to_tensor(value, name), key, name)
@@ -34,6 +39,14 @@ class Frame(dict):
                 f"got shape {list(value.shape)}."
             )
         super().__setitem__(key, value)
+        self.sources.pop(key, None)
+        if source is not None and not source.in_place:
+            self.sources[key] = source
+
+    def refresh(self) -> None:
+        """Renews what sources have copied of tables that were written since."""
+        for source in self.sources.values():
+            source.refresh()
 
     def update(self, *args, **kwargs) -> None:
         """As ``dict.update``, every value checked."""
@@ -52,4 +65,4 @@ class Frame(dict):
 
     def __reduce__(self):
         """Pickles as a call: unpickled item by item, a dict subclass would be filled before it knows its rows."""
-        return Frame, (self.name, self.what, self.num_rows, dict(self))
+        return Frame, (self.name, self.what, self.num_rows, {**self, **self.sources})

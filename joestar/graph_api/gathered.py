@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
+from joestar.graph_api.row_source import source_of
 
 
 class Gathered:
@@ -33,7 +34,8 @@ class Gathered:
         if key not in self.table:
             known = ", ".join(sorted({*self.table, *self.values})) or "nothing"
             raise GraphError(f"{self.name}[{key!r}]: neither graph nor block has such a tensor; there is: {known}.")
-        value = look_up(self.table[key], self.ids())
+        source = source_of(self.table, key)
+        value = look_up(self.table[key], self.ids()) if source is None else source.rows(self.ids())
         self.values[key] = value
         return value
 

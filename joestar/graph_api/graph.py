@@ -12,7 +12,8 @@ from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
-from joestar.graph_api.validate import check_csc, check_edge_index, check_nodes
+from joestar.graph_api.row_source import source_of
+from joestar.graph_api.validate import check_csc, check_edge_index, check_node_ids, check_nodes
 
 
 class Graph(Computation):
@@ -23,10 +24,14 @@ class Graph(Computation):
         indices: int32 or int64 ``[num_edges]``: the source of every edge.
         ndata: named node tensors ``[num_nodes, ...]``; ``"x"`` features and ``"y"`` labels by convention.
         edata: named edge tensors ``[num_edges, ...]`` in CSC order.
+        ids: what random draws and dropout masks know every node by, ``[num_nodes]`` in the dtype of ``indices``, or
+            ``None``: by its position. A part of a larger graph whose ``ids`` are the nodes' ids there draws what the
+            larger graph draws. Positions (rows of ``ndata``, seeds, ``block.srcs``) are the part's own.
         train_idx, val_idx, test_idx: node ids of the splits, or ``None``; assigned arrays, lists and masks become ids.
         name, num_classes, multilabel: what a dataset knows of itself.
         class_names: text of every class id, or ``None``.
         mapping: a ``NodeMapping`` to the ids that the nodes had in the user's files, or ``None``.
+        whole_degrees: where this is a part of a larger graph, in-degrees there, int64 ``[num_nodes]``; else ``None``.
 
     NumPy arrays and lists are taken wherever tensors go. Build one with ``from_csc``, ``from_edge_index``,
     ``from_scipy``, ``from_networkx``, ``from_pyg`` or ``joestar.data.from_tables``, which validate; the constructor
@@ -46,8 +51,10 @@ class Graph(Computation):
         self.multilabel = False
         self.class_names = None
         self.mapping = None
+        self.whole_degrees = None
         self._context = context
         self._formats = {}
+        self._ids = None
 
     # --- construction ---
 
@@ -159,6 +166,21 @@ class Graph(Computation):
 
         return to_dgl(self)
 
+    # --- ids ---
+
+    @property
+    def ids(self) -> Tensor | None:
+        """What random draws and dropout masks know every node by; ``None``: by its position."""
+        return self._ids
+
+    @ids.setter
+    def ids(self, ids: Tensor | None) -> None:
+        self._ids = None if ids is None else check_node_ids(ids, self)
+
+    def ids_of(self, nodes: Tensor) -> Tensor:
+        """``ids`` of the nodes ``[n]``; the nodes themselves where the graph has none."""
+        return nodes if self._ids is None else torch.index_select(self._ids, 0, nodes)
+
     # --- property queries (thesis table 5.2) ---
 
     @property
@@ -197,6 +219,11 @@ class Graph(Computation):
         return self.nodes
 
     @property
+    def src_ids(self) -> Tensor:
+        """What random draws know the sources by: ``ids``, or every node."""
+        return self.nodes if self._ids is None else self._ids
+
+    @property
     def eids(self) -> Tensor:
         """Positions of the edges: every one, int64 ``[num_edges]``."""
         return torch.arange(self.num_edges, device=self.device)
@@ -220,9 +247,15 @@ class Graph(Computation):
         """In-degrees of the given nodes, int64 ``[len(nodes)]``."""
         return torch.index_select(self.indptr, 0, nodes + 1) - torch.index_select(self.indptr, 0, nodes)
 
+    def whole_degrees_of(self, nodes: Tensor) -> Tensor:
+        """In-degrees of the given nodes in the whole graph, of which this may be a part, int64 ``[len(nodes)]``."""
+        if self.whole_degrees is None:
+            return self.in_degrees_of(nodes)
+        return torch.index_select(self.whole_degrees, 0, nodes)
+
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees of every node (either side of a square graph)."""
-        return self.in_degrees()
+        return self.in_degrees() if self.whole_degrees is None else self.whole_degrees
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:
         """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached."""
@@ -327,6 +360,7 @@ class Graph(Computation):
         """A view of the graph that samples under the given key and sizes."""
         view = self._describe(Graph(self.indptr, self.indices, self.ndata, self.edata, context))
         view._formats = self._formats
+        view.whole_degrees = self.whole_degrees
         return view
 
     @property
@@ -345,9 +379,11 @@ class Graph(Computation):
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
         graph = self._describe(Graph.from_csc(self.indptr.to(device), self.indices.to(device), validate=False))
+        graph.ids = None if self.ids is None else self.ids.to(device)
         for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
             for name, value in source.items():
-                frame[name] = value.to(device)
+                far = source_of(source, name)
+                frame[name] = (value if far is None else far).to(device)
         for name in SPLITS:
             split = getattr(self, name)
             setattr(graph, name, None if split is None else split.to(device))
@@ -358,6 +394,8 @@ class Graph(Computation):
         graph._train_idx, graph._val_idx, graph._test_idx = self._train_idx, self._val_idx, self._test_idx
         graph.name, graph.num_classes, graph.multilabel = self.name, self.num_classes, self.multilabel
         graph.class_names, graph.mapping = self.class_names, self.mapping
+        if self._ids is not None and self._ids.device == graph.device:
+            graph._ids = self._ids
         return graph
 
     def __repr__(self) -> str:

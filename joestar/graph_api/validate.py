@@ -57,6 +57,21 @@ def check_ids(ids: Tensor, num_nodes: int, name: str, error: type[Exception] = G
         raise error(f"{name}[{where}] = {int(ids[tuple(at)])} is not a node: ids must be in [0, {num_nodes}).")
 
 
+def check_node_ids(ids, graph) -> Tensor:
+    """``graph.ids`` as a contiguous tensor; raises ``GraphError`` unless it has an id of the right dtype per node.
+
+    What the ids are is not looked at: they may change between steps.
+    """
+    wanted = f"graph.ids needs {graph.indices.dtype} [{graph.num_nodes}] on {graph.device}, like graph.indices"
+    if not isinstance(ids, Tensor):
+        raise GraphError(f"{wanted}; got {type(ids).__name__}.")
+    if ids.shape != (graph.num_nodes,) or ids.dtype != graph.indices.dtype or ids.device != graph.device:
+        raise GraphError(f"{wanted}; got {ids.dtype} {list(ids.shape)} on {ids.device}.")
+    if not ids.is_contiguous():
+        raise GraphError(f"{wanted}, contiguous; call .contiguous() first.")
+    return ids
+
+
 def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
     """Node ids ``[n]`` in the graph's id dtype; raises unless they are nodes of the graph, on its device.
 

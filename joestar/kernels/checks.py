@@ -36,6 +36,15 @@ def check_ids(ids: Tensor, name: str) -> Tensor:
     return _on_cpu(ids, name)
 
 
+def check_node_ids(node_ids: Tensor | None, num_nodes: int | None) -> Tensor | None:
+    """What nodes hash as, contiguous, if it is given: ids for each of ``num_nodes`` (``None``: however many)."""
+    if node_ids is None:
+        return None
+    expected, came = f"node_ids for each of {num_nodes} nodes", f"{node_ids.numel()}"
+    require(num_nodes is None or node_ids.numel() == num_nodes, expected, came)
+    return check_ids(node_ids, "node_ids")
+
+
 def check_values(values: Tensor, name: str) -> Tensor:
     """``values`` contiguous; float32, float64, bfloat16 or float16."""
     if values.dtype not in VALUE_DTYPES:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_offsets, check_values, require
+from joestar.kernels.checks import check_ids, check_node_ids, check_offsets, check_values, require
 from joestar.kernels.cpu_dropout import gated_dropout
 from joestar.kernels.cpu_spmm import REDUCE, spmm, spmm_grad_x
 from joestar.kernels.dropout import positive_bits
@@ -15,38 +15,39 @@ from joestar.kernels.layout import cat_width
 
 def sample_aggregate(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``spmm`` over ``sample_cols`` straight from the full table ``x`` ``[N, ...]``: (y ``[n_dst, ...]``, edge count).
 
     The same bits as the two calls; the sample is never stored.
     """
     y = x.new_empty((dsts.numel(), *x.shape[1:]))
-    return y, _into(y, 0, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    return y, _into(y, 0, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
 
 
-def _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce) -> Tensor:
+def _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids) -> Tensor:
     """Fills ``y``, whose rows are joined ones of ``stride`` columns if that is not 0; the edge count."""
     indptr, indices, dsts = check_offsets(indptr), check_ids(indices, "indices"), check_ids(dsts, "dsts")
     require(indices.dtype == dsts.dtype, "node ids of one dtype", f"{indices.dtype} and {dsts.dtype}")
     x, count, width = check_values(x, "features"), int(dst_count), math.prod(x.shape[1:])
-    key, how = key.contiguous(), REDUCE[reduce]
-    total = _native.sample_aggregate(indptr, indices, dsts, count, k, replace, key, site, x, width, how, y, stride)
+    key, how, hashed = key.contiguous(), REDUCE[reduce], check_node_ids(node_ids, indptr.numel() - 1)
+    draws = k, replace, key, site
+    total = _native.sample_aggregate(indptr, indices, dsts, count, *draws, x, width, how, y, stride, hashed)
     return torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 
 def sample_aggregate_self(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``sample_aggregate`` and the destinations' own rows ``x[dsts]``: (y, own, edge count)."""
-    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
     return y, torch.index_select(x, 0, dsts), count
 
 
 def sample_aggregate_cat(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str, ones: bool = True,
+    x: Tensor, reduce: str, ones: bool = True, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``[aggregated rows, own rows, 1, 0, ...]`` side by side: (``[num_dst, cat_width(D)]``, edge count).
 
@@ -54,7 +55,7 @@ def sample_aggregate_cat(
     """
     width, stride = x.shape[1], cat_width(x.shape[1])
     y = x.new_empty((dsts.numel(), stride))
-    count = _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    count = _into(y, stride, indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
     if not ones:
         y = y[:, : cat_width(width, False)].contiguous()
         y[:, 2 * width :] = 0
@@ -142,8 +143,8 @@ def aggregate_rows_kept_grad(
 
 def sample_aggregate_own(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, own: Tensor, reduce: str,
+    x: Tensor, own: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``sample_aggregate`` plus ``own * x[dsts]``: (y, edge count)."""
-    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
     return y.addcmul_(torch.index_select(x, 0, dsts), own.to(y.dtype)), count

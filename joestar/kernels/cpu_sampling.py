@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_offsets, require
+from joestar.kernels.checks import check_ids, check_node_ids, check_offsets, require
 
 
 def _count(count: Tensor) -> int:
@@ -24,14 +24,15 @@ def _sample_indptr(
 
 def _sample(
     indptr: Tensor, indices: Tensor, nodes: Tensor, count: int, sliced: bool, k: int, replace: bool,
-    key: Tensor | None, site: int, num_edges: int,
+    key: Tensor | None, site: int, num_edges: int, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     indptr, indices, nodes = check_offsets(indptr), check_ids(indices, "indices"), check_ids(nodes, "nodes")
     require(indices.dtype == nodes.dtype, "node ids of one dtype", f"{indices.dtype} and {nodes.dtype}")
     sub_indptr, total = _sample_indptr(indptr, nodes, count, sliced, k, replace, num_edges)
     out = torch.empty(total if num_edges < 0 else num_edges, dtype=nodes.dtype, device="cpu")
     key = None if key is None else key.contiguous()
-    _native.sample_neighbors(indptr, indices, nodes, count, sliced, k, replace, key, site, sub_indptr, out)
+    hashed = check_node_ids(node_ids, None if sliced else indptr.numel() - 1)
+    _native.sample_neighbors(indptr, indices, nodes, count, sliced, k, replace, key, site, sub_indptr, out, hashed)
     return sub_indptr, out, torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 
@@ -43,29 +44,32 @@ def slice_cols(
 
 
 def rowwise_sample(
-    indptr: Tensor, indices: Tensor, row_ids: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    indptr: Tensor, indices: Tensor, row_ids: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int,
+    node_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row of a sliced matrix; row ``i`` hashes as node ``row_ids[i]``."""
     require(indptr.numel() == row_ids.numel() + 1, "one row id per row", f"{row_ids.numel()} ids")
-    return _sample(indptr, indices, row_ids, row_ids.numel(), True, k, replace, key, site, num_edges)
+    return _sample(indptr, indices, row_ids, row_ids.numel(), True, k, replace, key, site, num_edges, node_ids)
 
 
 def sample_cols(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    num_edges: int,
+    num_edges: int, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` in-neighbours of every destination (thesis table 5.3): offsets, global ids, count."""
-    return _sample(indptr, indices, dsts, _count(dst_count), False, k, replace, key, site, num_edges)
+    return _sample(indptr, indices, dsts, _count(dst_count), False, k, replace, key, site, num_edges, node_ids)
 
 
 def sample_eids(
-    indptr: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int
-) -> Tensor:
+    indptr: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int,
+    node_ids: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """CSC positions of the edges that ``sample_cols`` picks, recomputed: int64 ``[num_edges]``, 0 in the padding."""
     indptr, dsts, count = check_offsets(indptr), check_ids(dsts, "dsts"), _count(dst_count)
     sub_indptr, total = _sample_indptr(indptr, dsts, count, False, k, replace, num_edges)
     out = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64, device="cpu")
-    _native.sample_edges(indptr, dsts, count, k, replace, key.contiguous(), site, sub_indptr, out)
+    hashed = check_node_ids(node_ids, indptr.numel() - 1)
+    _native.sample_edges(indptr, dsts, count, k, replace, key.contiguous(), site, sub_indptr, out, hashed)
     return out
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_offsets, check_weights, require
+from joestar.kernels.checks import check_ids, check_node_ids, check_offsets, check_weights, require
 from joestar.kernels.race import table
 
 
 def weighted_sample(
     indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
-    key: Tensor, site: int, num_edges: int,
+    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row by weight: offsets, edge positions int64 ``[num_edges]`` (padding 0), count.
 
@@ -27,13 +27,15 @@ def weighted_sample(
     sub_indptr = torch.empty(row_ids.numel() + 1, dtype=torch.int64, device="cpu")
     total = _native.weighted_offsets(*rows, num_edges, sub_indptr)
     eids = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64, device="cpu")
-    _native.weighted_sample(*rows, key.contiguous(), site, table(), sub_indptr, eids)
+    hashed = check_node_ids(node_ids, None if sliced else indptr.numel() - 1)
+    _native.weighted_sample(*rows, key.contiguous(), site, table(), sub_indptr, eids, hashed)
     return sub_indptr, eids, torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 
 def collective_sample(
-    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int
-) -> tuple[Tensor, Tensor]:
+    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int,
+    node_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` distinct sources of a slice, together: (node ids ``[k]``, ascending, their number).
 
     ``weight`` is float32 ``[num_nodes]`` or ``None``; padding repeats the first node (0 if there is none).
@@ -43,8 +45,10 @@ def collective_sample(
         weight = check_weights(weight)
         require(weight.numel() == num_nodes, f"one weight per node, {num_nodes}", f"{weight.numel()}")
     nodes = torch.empty(k, dtype=sub_indices.dtype, device="cpu")
-    edges, key = int(sub_indptr[-1]), key.contiguous()
-    count = _native.collective_sample(sub_indices, edges, weight, num_nodes, key, site, table(), nodes)
+    edges, key, hashed = int(sub_indptr[-1]), key.contiguous(), check_node_ids(node_ids, num_nodes)
+    if hashed is not None:
+        require(hashed.dtype == nodes.dtype, f"node_ids of {nodes.dtype}", f"{hashed.dtype}")
+    count = _native.collective_sample(sub_indices, edges, weight, num_nodes, key, site, table(), nodes, hashed)
     return nodes, torch.scalar_tensor(count, dtype=torch.int64, device="cpu")
 
 

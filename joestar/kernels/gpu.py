@@ -22,6 +22,7 @@ from joestar.kernels.gpu_dropout import dropout_bits, edge_dropout_bits
 from joestar.kernels.gpu_edge_map import edge_map
 from joestar.kernels.gpu_edge_map_grad import edge_map_grad
 from joestar.kernels.gpu_edges import edge_softmax, edge_softmax_grad, sddmm
+from joestar.kernels.gpu_fill import fill_rows, gather_stored
 from joestar.kernels.gpu_fused import (
     sample_aggregate,
     sample_aggregate_cat,
@@ -41,6 +42,7 @@ from joestar.kernels.gpu_grad import (
 from joestar.kernels.gpu_heads import block_diagonal
 from joestar.kernels.gpu_join import join_columns_all, split_columns, split_columns_all
 from joestar.kernels.gpu_multi import multi_aggregate, multi_aggregate_grad
+from joestar.kernels.gpu_place import place_structure
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
@@ -82,16 +84,19 @@ __all__ = [
     "edge_map_grad",
     "edge_softmax",
     "edge_softmax_grad",
+    "fill_rows",
     "finish_step",
     "gather_attend",
     "gather_attend_grad",
     "gather_linear",
     "gather_linear_weight_grad",
+    "gather_stored",
     "join_columns_all",
     "multi_aggregate",
     "multi_aggregate_grad",
     "out_degrees",
     "overflow",
+    "place_structure",
     "release_claims",
     "rowwise_sample",
     "sample_aggregate",

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_hash import UNROLLED, key_state, pick_tile, picks, row_state
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_key, check_offsets, op, power_of_two
+from joestar.kernels.gpu_hash import UNROLLED, hashed, key_state, pick_tile, picks, row_state
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_key, check_node_ids, check_offsets, op, power_of_two
 from joestar.kernels.gpu_sampling import picked_degree, row_extent, sample_cols
 from joestar.kernels.gpu_spmm import aggregate, copy_rows
 from joestar.kernels.gpu_tiles import (
@@ -80,7 +80,7 @@ def _reduce_picks(
 
 @triton.jit(do_not_specialize=["n", "site", "row_programs", "parts"])
 def _sample_aggregate(
-    indptr, indices, dsts, count, key, site, x, y, own, factor, total, n, row_programs, parts,
+    indptr, indices, dsts, count, key, site, node_ids, x, y, own, factor, total, n, row_programs, parts,
     K: tl.constexpr, WIDE: tl.constexpr, REPLACE: tl.constexpr, REDUCE: tl.constexpr,
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, ACC: tl.constexpr, COUNTED: tl.constexpr,
     TAIL: tl.constexpr, ONES: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -100,7 +100,7 @@ def _sample_aggregate(
             i = program // parts * ROWS + tl.arange(0, ROWS)[:, None]
         start, degree, node = row_extent(indptr, dsts, count, i, n, False)
         a, b = key_state(key, site)
-        a, b = row_state(a, b, node)
+        a, b = row_state(a, b, hashed(node_ids, node))
         picked = picked_degree(degree, K, REPLACE)
         bases = ()
         if WIDE == 0:
@@ -143,7 +143,9 @@ def _tile(width: int, k: int) -> int:
     return block
 
 
-def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones) -> Tensor:
+def _fused(
+    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones, node_ids
+) -> Tensor:
     """Fills ``y`` (and ``own``) through one kernel; returns the edge count."""
     n, width = dsts.numel(), row_size(x)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -155,7 +157,7 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
     def launch(config: tune.Config) -> None:
         row_programs = cdiv(n, config["ROWS"]) * (parts or 1)
         _sample_aggregate[(row_programs + counters,)](
-            indptr, indices, dsts, dst_count, key, site, x, y, own, factor, total, n, row_programs, parts,
+            indptr, indices, dsts, dst_count, key, site, node_ids, x, y, own, factor, total, n, row_programs, parts,
             K=k, WIDE=wide, REPLACE=replace, REDUCE=REDUCE[reduce],
             WIDTH=width, STRIDE=stride, ACC=accumulator(x), COUNTED=_COUNTED,
             TAIL=max(0, stride - 2 * width) if own is not None else 0, ONES=ones, PART=_PART // block, BLOCK=block,
@@ -174,7 +176,7 @@ def _fused(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y
 
 
 def _two_steps(
-    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones
+    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones, node_ids
 ) -> Tensor:
     """The same for other fanouts: all edges straight from the graph, else by way of a sample."""
     n, width = dsts.numel(), row_size(x)
@@ -183,7 +185,7 @@ def _two_steps(
         _count_edges[(cdiv(n, _COUNTED),)](indptr, dsts, dst_count, total, n, k, REPLACE=False, COUNTED=_COUNTED)
         aggregate(indptr, indices, x, None, reduce, y, stride, dsts, dst_count)
     else:
-        sub, picked, total = sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, n * k)
+        sub, picked, total = sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, n * k, node_ids)
         aggregate(sub, picked, x, None, reduce, y, stride)
     if own is not None:
         copy_rows(x, dsts, own, width, stride)
@@ -196,46 +198,49 @@ def _two_steps(
 
 
 def _run(
-    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor=None, ones=False
+    indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids, y, own, stride, factor=None,
+    ones=False,
 ) -> Tensor:  # fmt: skip
     check_offsets(indptr)
     check_ids(indices, dsts)
     check_values(features=x)
     check_key(key)
+    check_node_ids(node_ids, indptr.numel() - 1)
     if not dsts.numel():
         return torch.zeros((), dtype=torch.int64, device=x.device)
     fits = 0 < k <= _LARGEST and row_size(x) > 0
-    args = (indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones)
+    args = (indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, stride, factor, ones, node_ids)
     return _fused(*args) if fits else _two_steps(*args)
 
 
 @op
 def sample_aggregate(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``spmm`` over ``sample_cols`` straight from the full table ``x`` ``[N, ...]``: (y ``[n_dst, ...]``, edge count).
 
     ``reduce`` is "sum", "mean", "max" or "min"; float32 accumulation for 16-bit features. Rows past the count are 0.
     """
     y = x.new_empty((dsts.numel(), *x.shape[1:]))
-    return y, _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, None, row_size(x))
+    return y, _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids, y, None, row_size(x))
 
 
 @op
 def sample_aggregate_self(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``sample_aggregate`` and the destinations' own rows ``x[dsts]``: (y, own, edge count)."""
     y, own = x.new_empty((dsts.numel(), *x.shape[1:])), x.new_empty((dsts.numel(), *x.shape[1:]))
-    return y, own, _run(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, row_size(x))
+    draws = (k, replace, key, site)
+    return y, own, _run(indptr, indices, dsts, dst_count, *draws, x, reduce, node_ids, y, own, row_size(x))
 
 
 @op
 def sample_aggregate_cat(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str, ones: bool = True,
+    x: Tensor, reduce: str, ones: bool = True, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``[aggregated rows, own rows, 1, 0, ...]``, for one GEMM: (``[num_dst, cat_width(D, ones)]``, edge count).
 
@@ -245,18 +250,17 @@ def sample_aggregate_cat(
     both = x.new_empty((dsts.numel(), cat_width(width, ones)))
     y, own = both[:, :width], both[:, width:]
     return both, _run(
-        indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, own, both.shape[1], ones=ones
+        indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids, y, own, both.shape[1], ones=ones
     )
 
 
 @op
 def sample_aggregate_own(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, own: Tensor, reduce: str,
+    x: Tensor, own: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``sample_aggregate`` plus ``own * x[dsts]``, ``own`` one entry: (y, edge count)."""
     check_values(own=own)
     y = x.new_empty((dsts.numel(), *x.shape[1:]))
-    return y, _run(
-        indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, y, None, row_size(x), own.contiguous()
-    )
+    draws, factor = (k, replace, key, site), own.contiguous()
+    return y, _run(indptr, indices, dsts, dst_count, *draws, x, reduce, node_ids, y, None, row_size(x), factor)

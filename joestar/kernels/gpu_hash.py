@@ -43,6 +43,14 @@ def key_state(key, site):
 
 
 @triton.jit
+def hashed(node_ids, node):
+    """What nodes hash as, int64: themselves without a table of ids."""
+    if node_ids is not None:
+        node = tl.load(node_ids + node).to(tl.int64)
+    return node
+
+
+@triton.jit
 def row_state(a, b, node):
     """State of every node; ``node`` is int64."""
     a, b = absorb(a, b, node.to(tl.uint32))

@@ -84,6 +84,14 @@ def check_ids(*ids: Tensor) -> None:
     require(right, "node ids of one dtype, int32 or int64", ", ".join(str(i.dtype) for i in ids))
 
 
+def check_node_ids(node_ids: Tensor | None, num_nodes: int | None) -> None:
+    """Raises ``ValueError`` unless what nodes hash as is ids for each of ``num_nodes`` (``None``: however many)."""
+    if node_ids is not None:
+        check_ids(node_ids)
+        fits = num_nodes is None or node_ids.numel() == num_nodes
+        require(fits, f"node_ids for each of {num_nodes} nodes", node_ids.numel())
+
+
 def check_key(key: Tensor) -> None:
     """Raises ``ValueError`` unless ``key`` is int64 ``[3]``."""
     right = key.dtype == torch.int64 and key.numel() == 3

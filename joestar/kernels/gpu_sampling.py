@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_hash import UNROLLED, key_state, pick_tile, picks, row_state
+from joestar.kernels.gpu_hash import UNROLLED, hashed, key_state, pick_tile, picks, row_state
 from joestar.kernels.gpu_launch import (
     block_sums,
     cdiv,
     check_ids,
     check_key,
+    check_node_ids,
     check_offsets,
     fill_tail,
     find_row,
@@ -58,7 +59,7 @@ def _row_sums(indptr, rows, count, sums, n, k, SLICED: tl.constexpr, REPLACE: tl
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _offsets_and_picks(
-    indptr, indices, rows, count, key, site, sums, blocks, sub_indptr, out, total_out, n, num_edges,
+    indptr, indices, rows, count, key, site, node_ids, sums, blocks, sub_indptr, out, total_out, n, num_edges,
     K: tl.constexpr, REPLACE: tl.constexpr, SLICED: tl.constexpr, WIDE: tl.constexpr,
     ADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def _offsets_and_picks(
             tl.store(total_out, total)
     if K > 0:
         a, b = key_state(key, site)
-        a, b = row_state(a, b, node)
+        a, b = row_state(a, b, hashed(node_ids, node))
         if WIDE == 0:
             slots = picks(a, b, degree, K, REPLACE)
             values = ()
@@ -120,9 +121,10 @@ def _slice_edges(
     tl.store(out + e, tl.where(valid, position, 0) if indices is None else position, e < num_edges)
 
 
-def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges, id_dtype):
+def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges, id_dtype, node_ids=None):
     """(sub_indptr, ids or positions, count); ``indices`` of ``None`` gives positions."""
     check_offsets(indptr)
+    check_node_ids(node_ids, None if sliced else indptr.numel() - 1)
     if k >= 0:
         check_key(key)
     n, device = rows.numel(), rows.device
@@ -144,7 +146,7 @@ def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges,
     total = torch.empty((), dtype=torch.int64, device=device)
     out = torch.empty(num_edges, dtype=id_dtype, device=device)
     _offsets_and_picks[(blocks,)](
-        indptr, indices, rows, count, key, site, sums, blocks, sub_indptr, out, total, n, num_edges,
+        indptr, indices, rows, count, key, site, node_ids, sums, blocks, sub_indptr, out, total, n, num_edges,
         K=max(k, -1), REPLACE=replace, SLICED=sliced, WIDE=wide, ADDED=added, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     if k < 0 and num_edges:
@@ -157,11 +159,11 @@ def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges,
 @op
 def sample_cols(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    num_edges: int,
+    num_edges: int, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` in-neighbours of every destination (thesis table 5.3): offsets, global ids, count."""
     check_ids(indices, dsts)
-    return _run(indptr, indices, dsts, dst_count, False, k, replace, key, site, num_edges, dsts.dtype)
+    return _run(indptr, indices, dsts, dst_count, False, k, replace, key, site, num_edges, dsts.dtype, node_ids)
 
 
 @op
@@ -175,17 +177,19 @@ def slice_cols(
 
 @op
 def rowwise_sample(
-    indptr: Tensor, indices: Tensor, row_ids: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    indptr: Tensor, indices: Tensor, row_ids: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int,
+    node_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row of a sliced matrix; row ``i`` hashes as node ``row_ids[i]``."""
     check_ids(indices, row_ids)
     require(indptr.numel() == row_ids.numel() + 1, "one row id per row", f"{row_ids.numel()} ids")
-    return _run(indptr, indices, row_ids, None, True, k, replace, key, site, num_edges, row_ids.dtype)
+    return _run(indptr, indices, row_ids, None, True, k, replace, key, site, num_edges, row_ids.dtype, node_ids)
 
 
 @op
 def sample_eids(
-    indptr: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int
-) -> Tensor:
+    indptr: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int,
+    node_ids: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """CSC positions of the edges that ``sample_cols`` picks, recomputed: int64 ``[num_edges]``, 0 in the padding."""
-    return _run(indptr, None, dsts, dst_count, False, k, replace, key, site, num_edges, torch.int64)[1]
+    return _run(indptr, None, dsts, dst_count, False, k, replace, key, site, num_edges, torch.int64, node_ids)[1]

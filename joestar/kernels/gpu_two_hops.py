@@ -10,8 +10,8 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_fused import sample_aggregate
-from joestar.kernels.gpu_hash import UNROLLED, key_state, pick_tile, picks, row_state
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_key, check_offsets, op, power_of_two
+from joestar.kernels.gpu_hash import UNROLLED, hashed, key_state, pick_tile, picks, row_state
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_key, check_node_ids, check_offsets, op, power_of_two
 from joestar.kernels.gpu_sampling import picked_degree, row_extent, sample_cols
 from joestar.kernels.gpu_spmm import aggregate
 from joestar.kernels.gpu_tiles import (
@@ -33,7 +33,7 @@ _LARGEST = 64
 
 @triton.jit(do_not_specialize=["n", "site"])
 def _two_hops(
-    indptr, indices, dsts, count, key, site, x, y, n,
+    indptr, indices, dsts, count, key, site, node_ids, x, y, n,
     K: tl.constexpr, WIDE: tl.constexpr, INNER: tl.constexpr, REPLACE: tl.constexpr, REDUCE: tl.constexpr,
     WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def _two_hops(
     inside = column < WIDTH
     start, degree, node = row_extent(indptr, dsts, count, i, n, False)
     a, b = key_state(key, site)
-    a, b = row_state(a, b, node)
+    a, b = row_state(a, b, hashed(node_ids, node))
     picked = picked_degree(degree, K, REPLACE)
     slot = tl.arange(0, WIDE)[None, :]
     sources = tl.load(indices + start + pick_tile(a, b, degree, K, WIDE, REPLACE), slot < picked, 0)
@@ -55,7 +55,7 @@ def _two_hops(
         u = tl.sum(tl.where(slot == j, sources, 0), 1, keep_dims=True).to(tl.int64)
         u_start = tl.load(indptr + u, j < picked, 0)
         u_degree = tl.load(indptr + u + 1, j < picked, 0) - u_start
-        u_a, u_b = row_state(inner_a, inner_b, u)
+        u_a, u_b = row_state(inner_a, inner_b, hashed(node_ids, u))
         slots = picks(u_a, u_b, u_degree, INNER, REPLACE)
         u_picked = picked_degree(u_degree, INNER, REPLACE)
         values = ()
@@ -74,7 +74,7 @@ def _two_hops(
 @op
 def sample_aggregate_two_hops(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, inner: int, replace: bool, key: Tensor,
-    site: int, x: Tensor, reduce: str,
+    site: int, x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """``reduce`` over ``k`` in-neighbours of the same over ``inner`` of theirs, of rows of ``x`` ``[N, ...]``.
 
@@ -85,21 +85,22 @@ def sample_aggregate_two_hops(
     check_ids(indices, dsts)
     check_values(features=x)
     check_key(key)
+    check_node_ids(node_ids, indptr.numel() - 1)
     n, width = dsts.numel(), row_size(x)
     y = x.new_empty((n, *x.shape[1:]))
     if not y.numel():
         return y
     if not 0 < k <= _LARGEST or not 0 < inner <= UNROLLED:
         bound = n * k if k >= 0 else -1
-        sub, picked, count = sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, bound)
-        rows, _ = sample_aggregate(indptr, indices, picked, count, inner, replace, key, site + 1, x, reduce)
+        sub, picked, count = sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, bound, node_ids)
+        rows, _ = sample_aggregate(indptr, indices, picked, count, inner, replace, key, site + 1, x, reduce, node_ids)
         aggregate(sub, None, rows, None, reduce, y)
         return y
     block = column_block(width)
 
     def launch(config: tune.Config) -> None:
         _two_hops[(cdiv(n, config["ROWS"]), cdiv(width, block))](
-            indptr, indices, dsts, dst_count, key, site, x, y, n,
+            indptr, indices, dsts, dst_count, key, site, node_ids, x, y, n,
             K=k, WIDE=power_of_two(k), INNER=inner, REPLACE=replace, REDUCE=REDUCE[reduce],
             WIDTH=width, ACC=accumulator(x), BLOCK=block, **config,
         )  # fmt: skip

@@ -10,11 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_compact import claim, claimed, claims, clear_claims, clearing_programs
-from joestar.kernels.gpu_hash import absorb, draw, key_state, row_state
+from joestar.kernels.gpu_hash import absorb, draw, hashed, key_state, row_state
 from joestar.kernels.gpu_launch import (
     cdiv,
     check_ids,
     check_key,
+    check_node_ids,
     check_offsets,
     check_weights,
     fill_tail,
@@ -34,6 +35,8 @@ _NONE = tl.constexpr(2**30)
 """Larger than any position."""
 _NODE = tl.constexpr(31)
 """Bits for the id of a node."""
+_LOW = tl.constexpr(2**31 - 1)
+"""Those bits."""
 
 
 @triton.jit
@@ -47,14 +50,14 @@ def _contenders(table, weight, start, degree, a, b, position):
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _pick_best(
-    indptr, weight, rows, count, key, site, table, picks, counts, n,
+    indptr, weight, rows, count, key, site, node_ids, table, picks, counts, n,
     K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Positions of the ``K`` best edges of every row, ascending, ``[n, K]``, and how many there are."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
     a, b = key_state(key, site)
-    a, b = row_state(a, b, node)
+    a, b = row_state(a, b, hashed(node_ids, node))
     column = tl.arange(0, WIDE)[None, :]
     best = tl.full([ROWS, WIDE], NEVER, tl.int64)
     longest = tl.max(degree, 0)
@@ -72,14 +75,14 @@ def _pick_best(
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _pick_repeatedly(
-    indptr, weight, rows, count, key, site, table, picks, counts, n,
+    indptr, weight, rows, count, key, site, node_ids, table, picks, counts, n,
     K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Winners of ``K`` races among the edges of every row, in order; rows without a weight above 0 have none."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     start, degree, node = row_extent(indptr, rows, count, i, n, SLICED)
     a, b = key_state(key, site)
-    a, b = row_state(a, b, node)
+    a, b = row_state(a, b, hashed(node_ids, node))
     column = tl.arange(0, WIDE)[None, :]
     longest = tl.max(degree, 0)
     found = tl.zeros([ROWS], tl.int64)
@@ -148,7 +151,7 @@ def _write_picks(
 @op
 def weighted_sample(
     indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
-    key: Tensor, site: int, num_edges: int,
+    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row by weight: (sub_indptr, positions of the edges int64 ``[num_edges]``, count).
 
@@ -159,6 +162,7 @@ def weighted_sample(
     check_ids(row_ids)
     check_weights(weight)
     check_key(key)
+    check_node_ids(node_ids, None if sliced else indptr.numel() - 1)
     if sliced:
         require(indptr.numel() == row_ids.numel() + 1, "one row id per row", f"{row_ids.numel()} ids")
     n, device = row_ids.numel(), indptr.device
@@ -176,7 +180,7 @@ def weighted_sample(
         _count_positive[grid](*rows, table, counts, n, **settings)
     else:
         pick = _pick_repeatedly if replace else _pick_best
-        pick[grid](*rows, key, site, table, picks, counts, n, K=k, **settings)
+        pick[grid](*rows, key, site, node_ids, table, picks, counts, n, K=k, **settings)
     ends = torch.cumsum(counts, 0)
     if num_edges < 0:
         num_edges = int(ends[-1])
@@ -189,20 +193,24 @@ def weighted_sample(
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _node_keys(
-    end, sub_indices, weight, table, key, site, claims_table, calls, out, size, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
+    end, sub_indices, weight, table, key, site, node_ids, claims_table, calls, out, size,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Contenders of a collective sample: the first edge of every source."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = (e < size) & (e < tl.load(end))
     node = tl.load(sub_indices + e, valid, 0).to(tl.int64)
     valid = valid & (claimed(claims_table, calls, node, valid, BITS) == e)
     a, b = key_state(key, site)
-    a, b = row_state(a, b, node)
+    name = hashed(node_ids, node)
+    a, b = row_state(a, b, name)
     value = tl.full([BLOCK], 1, tl.float32)
     if weight is not None:
         value = tl.load(weight + node, valid, 0)
     race, may_win = race_key(table, draw(a, b, 0), value)
-    tl.store(out + e, tl.where(valid & may_win, (race << _NODE) + node, NEVER), e < size)
+    if node_ids is not None:
+        name = name & _LOW
+    tl.store(out + e, tl.where(valid & may_win, (race << _NODE) + name, NEVER), e < size)
 
 
 @triton.jit(do_not_specialize=["num_nodes"])
@@ -212,8 +220,9 @@ def _clear_claims(table, calls, num_nodes, PERIOD: tl.constexpr, BLOCK: tl.const
 
 @op
 def collective_sample(
-    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int
-) -> tuple[Tensor, Tensor]:
+    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int,
+    node_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` distinct sources of a slice, together: (node ids ``[k]`` in ascending order, their number).
 
     ``weight`` is float32 ``[num_nodes]``, ``None`` if all are as likely. Padding repeats the first node, or is 0.
@@ -222,6 +231,7 @@ def collective_sample(
     check_offsets(sub_indptr)
     check_ids(sub_indices)
     check_key(key)
+    check_node_ids(node_ids, num_nodes)
     require(num_nodes <= 2**31, "at most 2**31 nodes", num_nodes)
     if weight is not None:
         check_weights(weight)
@@ -235,12 +245,15 @@ def collective_sample(
     contenders = torch.empty(size, dtype=torch.int64, device=device)
     claim[grid](sub_indices, end, end, sub_indices, taken, calls, 0, size, BITS=bits, PERIOD=period, BLOCK=256)
     race = race_table(device)
-    _node_keys[grid](end, sub_indices, weight, race, key, site, taken, calls, contenders, size, BITS=bits, BLOCK=256)
+    _node_keys[grid](
+        end, sub_indices, weight, race, key, site, node_ids, taken, calls, contenders, size, BITS=bits, BLOCK=256
+    )
     _clear_claims[(clearing_programs(num_nodes),)](taken, calls, num_nodes, PERIOD=period, BLOCK=1024)
-    best = torch.topk(contenders, min(k, size), largest=False, sorted=False).values
+    best, edges = torch.topk(contenders, min(k, size), largest=False, sorted=False)
     won = best < NEVER.value
+    winners = best & (2**31 - 1) if node_ids is None else sub_indices[edges].to(torch.int64)
     nodes = torch.full((k,), 2**31, dtype=torch.int64, device=device)
-    nodes[: best.numel()] = torch.where(won, best & (2**31 - 1), 2**31)
+    nodes[: best.numel()] = torch.where(won, winners, 2**31)
     nodes = torch.sort(nodes).values
     nodes = torch.where(nodes < 2**31, nodes, torch.where(nodes[:1] < 2**31, nodes[:1], 0))
     return nodes.to(sub_indices.dtype), won.sum()

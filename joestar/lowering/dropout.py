@@ -45,8 +45,16 @@ def _is_evaluated(node: fx.Node) -> bool:
     return False
 
 
-def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> int:
+def has_dropout(gm: fx.GraphModule) -> bool:
+    """Whether ``lower_dropout`` will key a mask."""
+    return any(node.target in _DROPOUTS and node.args[2] and node.args[1] != 0 for node in gm.graph.nodes)
+
+
+def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None, node_ids: fx.Node | None = None) -> int:
     """Rewrites every dropout; returns how many.
+
+    Args:
+        key: the input that holds (seed, epoch, step); node_ids: the one with what nodes are known by, if not positions.
 
     Raises:
         PaddingError: for other random operations, or a dropout whose rows are neither nodes nor edges.
@@ -60,7 +68,7 @@ def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> 
         if not train or p == 0:
             node.replace_all_uses_with(x)
         else:
-            node.replace_all_uses_with(_keyed(gm, node, x, p, table, key, sites))
+            node.replace_all_uses_with(_keyed(gm, node, x, p, table, key, sites, node_ids))
             sites += 1
         gm.graph.erase_node(node)
     gm.graph.lint()
@@ -68,7 +76,9 @@ def lower_dropout(gm: fx.GraphModule, table: SizeTable, key: fx.Node | None) -> 
     return sites
 
 
-def _keyed(gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.Node, site: int) -> fx.Node:
+def _keyed(
+    gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.Node, site: int, node_ids: fx.Node | None
+) -> fx.Node:
     ops = torch.ops.joestar
     value = x.meta["val"]
     columnwise = node.target is torch.ops.aten.feature_dropout.default
@@ -84,10 +94,12 @@ def _keyed(gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.No
         if p == 1:
             new = gm.graph.call_function(torch.ops.aten.zeros_like.default, (x,))
         elif rows in table.ids:
-            new = gm.graph.call_function(ops.keyed_dropout.default, (x, table.ids[rows], key, site, p, *flags))
+            ids = _known_by(gm, table.ids[rows], node_ids)
+            new = gm.graph.call_function(ops.keyed_dropout.default, (x, ids, key, site, p, *flags))
         elif rows in table.edges:
             indptr, dsts = table.edges[rows]
-            new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, dsts, key, site, p, *flags[1:]))
+            ids = _known_by(gm, dsts, node_ids)
+            new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, ids, key, site, p, *flags[1:]))
         elif rows is None:
             count, options = torch.ops.aten.arange.default, {"device": value.device}
             ids = gm.graph.call_function(count, (value.shape[0],), options)
@@ -100,6 +112,16 @@ def _keyed(gm, node: fx.Node, x: fx.Node, p: float, table: SizeTable, key: fx.No
             )
     new.meta = dict(node.meta)
     return new
+
+
+def _known_by(gm: fx.GraphModule, nodes: fx.Node, node_ids: fx.Node | None) -> fx.Node:
+    """What nodes are known by: themselves, or their rows of ``node_ids``."""
+    if node_ids is None:
+        return nodes
+    select = torch.ops.aten.index_select.default
+    ids = gm.graph.call_function(select, (node_ids, 0, nodes))
+    ids.meta = {"val": fakes.run(gm.graph, select, node_ids.meta["val"], 0, nodes.meta["val"])}
+    return ids
 
 
 def _has_padding(value) -> bool:

@@ -11,6 +11,7 @@ class NodeEmbedding(nn.Module):
 
     Where the graph has features, too, ``model(blocks, x)`` puts the table's rows behind them. Only nodes seen in
     training have vectors that mean something: it is a transductive model. Gradients are dense, of the whole table.
+    On a part of a larger graph, whose nodes go by ``graph.ids``, the table is that of the larger one.
 
     Args:
         num_nodes: rows of the table, ``graph.num_nodes``.
@@ -44,5 +45,5 @@ class NodeEmbedding(nn.Module):
     def forward(self, blocks: list[Computation] | Computation, x: Tensor | None = None) -> Tensor:
         """``[blocks[-1].num_dst, C]`` of the wrapped model."""
         first = blocks if isinstance(blocks, Computation) else blocks[0]
-        rows = self.table(first.srcs)
+        rows = self.table(first.src_ids)
         return self.model(blocks, rows if x is None else cat([x, rows], 1))

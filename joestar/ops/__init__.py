@@ -6,6 +6,7 @@ from joestar.ops import (  # noqa: F401
     edge_autocast,
     gather_attend,
     gather_linear,
+    gather_rows,
     head_linear,
     library,
     multi_aggregate,

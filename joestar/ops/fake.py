@@ -31,28 +31,28 @@ def _(indptr, indices, dsts, dst_count, num_edges):
 
 
 @register_fake("joestar::rowwise_sample")
-def _(indptr, indices, row_ids, k, replace, key, site, num_edges):
+def _(indptr, indices, row_ids, k, replace, key, site, num_edges, node_ids=None):
     return _sampled(indices, row_ids, num_edges)
 
 
 @register_fake("joestar::sample_cols")
-def _(indptr, indices, dsts, dst_count, k, replace, key, site, num_edges):
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, num_edges, node_ids=None):
     return _sampled(indices, dsts, num_edges)
 
 
 @register_fake("joestar::sample_eids")
-def _(indptr, dsts, dst_count, k, replace, key, site, num_edges):
+def _(indptr, dsts, dst_count, k, replace, key, site, num_edges, node_ids=None):
     return dsts.new_empty((_bound(num_edges),), dtype=torch.int64)
 
 
 @register_fake("joestar::weighted_sample")
-def _(indptr, weight, row_ids, row_count, sliced, k, replace, key, site, num_edges):
+def _(indptr, weight, row_ids, row_count, sliced, k, replace, key, site, num_edges, node_ids=None):
     sub_indptr = indptr.new_empty((row_ids.shape[0] + 1,))
     return sub_indptr, indptr.new_empty((_bound(num_edges),)), _count(indptr)
 
 
 @register_fake("joestar::collective_sample")
-def _(sub_indptr, sub_indices, weight, num_nodes, k, key, site):
+def _(sub_indptr, sub_indices, weight, num_nodes, k, key, site, node_ids=None):
     return sub_indices.new_empty((k,)), _count(sub_indices)
 
 
@@ -161,13 +161,13 @@ def _(indptr, num_edges, like):
 
 
 @register_fake("joestar::sample_aggregate_self")
-def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids=None):
     rows = (dsts.shape[0], *x.shape[1:])
     return x.new_empty(rows), x.new_empty(rows), _count(indices)
 
 
 @register_fake("joestar::sample_aggregate_cat")
-def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, ones=True):
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, ones=True, node_ids=None):
     return x.new_empty((dsts.shape[0], cat_width(x.shape[1], ones))), _count(indices)
 
 
@@ -217,7 +217,7 @@ def _(indptr, indices, grad, weight, own, kept, scale, reduce, biased=False):
 
 
 @register_fake("joestar::sample_aggregate_own")
-def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, reduce):
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, reduce, node_ids=None):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
 
 
@@ -309,7 +309,7 @@ def _(indptr, indices, num_src):
 
 
 @register_fake("joestar::sample_aggregate")
-def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce):
+def _(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids=None):
     return x.new_empty((dsts.shape[0], *x.shape[1:])), _count(indices)
 
 

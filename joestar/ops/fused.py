@@ -24,11 +24,11 @@ class Structure(Protocol):
     indices: Tensor
 
 
-def _two_hops(indptr, indices, dsts, dst_count, k, inner, replace, key, site, x, reduce):
+def _two_hops(indptr, indices, dsts, dst_count, k, inner, replace, key, site, x, reduce, node_ids=None):
     """The two hops as two ops; the picks of the first are stored."""
     bound = dsts.numel() * k if k >= 0 else -1
-    sub, picked, count = ops.sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, bound)
-    rows, _ = ops.sample_aggregate(indptr, indices, picked, count, inner, replace, key, site + 1, x, reduce)
+    sub, picked, count = ops.sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, bound, node_ids)
+    rows, _ = ops.sample_aggregate(indptr, indices, picked, count, inner, replace, key, site + 1, x, reduce, node_ids)
     return ops.spmm(sub, _identity(picked), rows, None, reduce)
 
 
@@ -38,7 +38,7 @@ def _identity(edges: Tensor) -> Tensor:
 
 LIBRARY.define(
     "sample_aggregate_two_hops(Tensor indptr, Tensor indices, Tensor dsts, Tensor dst_count, int k, int inner,"
-    " bool replace, Tensor key, int site, Tensor x, str reduce) -> Tensor",
+    " bool replace, Tensor key, int site, Tensor x, str reduce, Tensor? node_ids=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.impl("sample_aggregate_two_hops", _two_hops, "CPU")
@@ -48,15 +48,16 @@ LIBRARY.impl(
 
 
 @register_fake("joestar::sample_aggregate_two_hops")
-def _(indptr, indices, dsts, dst_count, k, inner, replace, key, site, x, reduce):
+def _(indptr, indices, dsts, dst_count, k, inner, replace, key, site, x, reduce, node_ids=None):
     return x.new_empty((dsts.shape[0], *x.shape[1:]))
 
 
 def _sample(structure: tuple, dsts: Tensor, count: Tensor, hop: int, draws: tuple) -> tuple[Tensor, Tensor, Tensor]:
     """(offsets, global ids, count) of a hop."""
     fanouts, replace, key, site = draws
-    k = fanouts[hop]
-    return ops.sample_cols(*structure, dsts, count, k, replace, key, site + hop, dsts.numel() * k if k >= 0 else -1)
+    indptr, indices, node_ids = structure
+    bound = dsts.numel() * fanouts[hop] if fanouts[hop] >= 0 else -1
+    return ops.sample_cols(indptr, indices, dsts, count, fanouts[hop], replace, key, site + hop, bound, node_ids)
 
 
 def _samples(structure: tuple, dsts: Tensor, draws: tuple) -> list[tuple[Tensor, Tensor]]:
@@ -104,7 +105,7 @@ class _SampleAggregate(torch.autograd.Function):
         else:
             count = torch.full((), seeds.numel(), dtype=torch.int64, device=seeds.device)
             op = ops.sample_aggregate if len(fanouts) == 1 else ops.sample_aggregate_two_hops
-            y = op(*structure, seeds, count, *fanouts, replace, key, site, x, reduce)
+            y = op(*structure[:2], seeds, count, *fanouts, replace, key, site, x, reduce, structure[2])
             y = y if len(fanouts) == 2 else y[0]
         kept = [tensor for hop in hops for tensor in hop]
         # A key that is written to in place between forward and backward must not change the replay.
@@ -139,7 +140,8 @@ def sample_aggregate(
     and ``site + 1``; nothing is deduplicated. See FuseSampleAgg, section 3.
 
     Args:
-        graph: has ``indptr`` int64 ``[N + 1]`` and ``indices`` ``[E]``, e.g. a ``joestar.Graph``.
+        graph: has ``indptr`` int64 ``[N + 1]`` and ``indices`` ``[E]``, e.g. a ``joestar.Graph``; its
+            ``ids``, if any, are what nodes hash as.
         x: features ``[N, ...]`` in float32, float64, bfloat16 or float16 (accumulated in float32); may need gradients,
             which are dense ``[N, ...]``.
         seeds: node ids ``[n]``. fanouts: one or two fanouts, seeds first; -1 takes all neighbours.
@@ -166,5 +168,5 @@ def sample_aggregate(
     if not isinstance(key, Tensor):
         key = torch.tensor(list(key), dtype=torch.int64, device=x.device)
     draws = (fanouts, replace, key, site)
-    structure = (graph.indptr, graph.indices)
+    structure = (graph.indptr, graph.indices, getattr(graph, "ids", None))
     return _SampleAggregate.apply(x, seeds.to(graph.indices.dtype), structure, draws, reduce, replay)

@@ -15,16 +15,18 @@ _CSC = "Tensor indptr, Tensor indices"
 _DSTS = "Tensor dsts, Tensor dst_count"
 _SCORES = "Tensor s_src, Tensor s_dst, Tensor x"
 _DRAWS = "int k, bool replace, Tensor key, int site"
+# What nodes hash as, one entry per node of the graph in the dtype of its ids; without, every node hashes as itself.
+_HASHED = "Tensor? node_ids=None"
 
 SCHEMAS = {
     "slice_cols": f"({_CSC}, {_DSTS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
-    "rowwise_sample": f"({_CSC}, Tensor row_ids, {_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
-    "sample_cols": f"({_CSC}, {_DSTS}, {_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
-    "sample_eids": f"(Tensor indptr, {_DSTS}, {_DRAWS}, SymInt num_edges) -> Tensor",
+    "rowwise_sample": f"({_CSC}, Tensor row_ids, {_DRAWS}, SymInt num_edges, {_HASHED}) -> (Tensor, Tensor, Tensor)",
+    "sample_cols": f"({_CSC}, {_DSTS}, {_DRAWS}, SymInt num_edges, {_HASHED}) -> (Tensor, Tensor, Tensor)",
+    "sample_eids": f"(Tensor indptr, {_DSTS}, {_DRAWS}, SymInt num_edges, {_HASHED}) -> Tensor",
     "weighted_sample": "(Tensor indptr, Tensor weight, Tensor row_ids, Tensor row_count, bool sliced, "
-    f"{_DRAWS}, SymInt num_edges) -> (Tensor, Tensor, Tensor)",
+    f"{_DRAWS}, SymInt num_edges, {_HASHED}) -> (Tensor, Tensor, Tensor)",
     "collective_sample": "(Tensor sub_indptr, Tensor sub_indices, Tensor? weight, int num_nodes, int k, Tensor key,"
-    " int site) -> (Tensor, Tensor)",
+    f" int site, {_HASHED}) -> (Tensor, Tensor)",
     "slice_rows": "(Tensor sub_indptr, Tensor sub_indices, Tensor row_ids, Tensor srcs, Tensor src_count,"
     " SymInt num_edges) -> (Tensor, Tensor, Tensor)",
     "compact": f"({_DSTS}, Tensor sub_indptr, Tensor sub_indices, int num_nodes, SymInt num_src)"
@@ -47,8 +49,10 @@ SCHEMAS = {
     "edge_map": f"({_CSC}, Tensor[] leaves, str program, str reduce) -> Tensor",
     "edge_map_grad": f"({_CSC}, Tensor[] leaves, str program, str reduce, Tensor grad, bool[] wanted) -> Tensor[]",
     "edge_dst": "(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor",
-    "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor, Tensor)",
-    "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce, bool ones=True) -> (Tensor, Tensor)",
+    "sample_aggregate_self": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce, {_HASHED})"
+    " -> (Tensor, Tensor, Tensor)",
+    "sample_aggregate_cat": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce, bool ones=True, {_HASHED})"
+    " -> (Tensor, Tensor)",
     "aggregate_cat": f"({_CSC}, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
     "aggregate_cat_grad": f"({_CSC}, Tensor grad, Tensor x, Tensor? bits, float scale, str reduce) -> Tensor",
     "aggregate_cat_kept": f"({_CSC}, Tensor x, Tensor bits, float scale, str reduce, Tensor? bias=None)"
@@ -63,7 +67,8 @@ SCHEMAS = {
     " Tensor? bias=None) -> (Tensor, Tensor)",
     "aggregate_rows_kept_grad": f"({_CSC}, Tensor grad, Tensor? weight, Tensor? own, Tensor kept, float scale,"
     " str reduce, bool biased=False) -> (Tensor, Tensor)",
-    "sample_aggregate_own": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, Tensor own, str reduce) -> (Tensor, Tensor)",
+    "sample_aggregate_own": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, Tensor own, str reduce, {_HASHED})"
+    " -> (Tensor, Tensor)",
     "join_columns": "(Tensor[] parts, int width) -> Tensor",
     "split_columns": "(Tensor joined, int[] widths) -> Tensor[]",
     "join_columns_all": "(Tensor[] parts, int[] counts, int[] widths) -> Tensor[]",
@@ -81,7 +86,7 @@ SCHEMAS = {
     "block_self_loops": f"({_CSC}, Tensor sources, {_DSTS}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
     "sampled_self_loops": f"({_CSC}, {_DSTS}) -> (Tensor, Tensor)",
     "out_degrees": f"({_CSC}, SymInt num_src) -> Tensor",
-    "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce) -> (Tensor, Tensor)",
+    "sample_aggregate": f"({_CSC}, {_DSTS}, {_DRAWS}, Tensor x, str reduce, {_HASHED}) -> (Tensor, Tensor)",
     "overflow": "(Tensor[] counts, int[] bounds, Tensor flag) -> (Tensor, Tensor)",
     "take_batch": "(Tensor order, Tensor run, Tensor key, int size) -> (Tensor, Tensor)",
     "finish_step": "(Tensor(a!) key, Tensor(b!) flag, Tensor(c!) losses, Tensor run, Tensor loss, Tensor ok) -> ()",

@@ -81,19 +81,32 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         try:
             if self._run is None:
                 self._begin()
+            self._ahead()
             loss = self._runner.take(self._run)
         except StopIteration as error:  # of the user's code: the loop would take it for the end of the epoch
             raise RuntimeError("sampler, model, loss or optimizer raised StopIteration within a step.") from error
         self.logged = self._runner.logged(self._run)
-        return (loss, self._run.seeds(self._run.position - 1).clone()) if self.with_seeds else loss
+        return (loss, self._taken(self._run.position - 1)) if self.with_seeds else loss
+
+    def _taken(self, position: int) -> Tensor:
+        """The seeds of a step."""
+        return self._run.seeds(position).clone()
+
+    def _ahead(self) -> None:
+        """Before every step."""
+
+    def _order(self) -> Tensor:
+        """The seeds in the order in which steps take them."""
+        order = shuffled(self.seeds, self._runner.seed, self.number) if self.shuffle else self.seeds
+        return order[: self.steps * self.batch_size]
 
     def _begin(self) -> None:
         self._prepare(self)
-        order = shuffled(self.seeds, self._runner.seed, self.number) if self.shuffle else self.seeds
-        order = order[: self.steps * self.batch_size]
-        run = self._runner.begin(order, self.batch_size, self.number)
-        run.position, run.pending = self._position, self._pending
-        self._run = run
+        self._run = self._started(self._order())
+        self._run.position, self._run.pending = self._position, self._pending
+
+    def _started(self, order: Tensor) -> Run:
+        return self._runner.begin(order, self.batch_size, self.number)
 
     def close(self) -> None:
         """No more steps; what was trained stays."""

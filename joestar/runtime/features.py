@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 from joestar.errors import GraphError, LabelError
 from joestar.graph_api.arrays import say, settle
+from joestar.graph_api.row_source import RowSource
 
 
-def call_model(model: nn.Module, blocks: list, features: Tensor | None) -> Tensor:
-    """``model(blocks, x)`` with the rows of the first block's sources; ``model(blocks)`` without features."""
+def call_model(model: nn.Module, blocks: list, features: Tensor | None, source: RowSource | None = None) -> Tensor:
+    """``model(blocks, x)`` with the rows of the first block's sources; ``model(blocks)`` without features.
+
+    ``source``: what gathers them, where that is not plain indexing (``source_of(graph.ndata, "x")``).
+    """
     if features is None:
         return model(blocks)
+    if source is not None:
+        return model(blocks, source.rows(blocks[0].srcs))
     return model(blocks, torch.index_select(features, 0, blocks[0].srcs))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from joestar.errors import ChangedAfterCompileError
+from joestar.graph_api.frame import Frame
 from joestar.runtime.watch import Same, TensorFacts, Watched, same
 
 _PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device)
@@ -41,6 +42,8 @@ class ChangeGuard:
     def _graph_facts(self) -> dict[str, TensorFacts]:
         graph = self.graph
         facts = {"graph.indptr": TensorFacts.of(graph.indptr), "graph.indices": TensorFacts.of(graph.indices)}
+        if graph.ids is not None:
+            facts["graph.ids"] = TensorFacts.of(graph.ids)
         for frame in ("ndata", "edata"):
             for name, value in getattr(graph, frame).items():
                 facts[f"graph.{frame}[{name!r}]"] = TensorFacts.of(value)
@@ -51,6 +54,8 @@ class ChangeGuard:
         if self.sampler.graph is not self.graph:
             raise ChangedAfterCompileError(f"sampler.graph is another graph than the one compiled. {_AGAIN}")
         _compare(self._graph, self._graph_facts())
+        if isinstance(self.graph.ndata, Frame):
+            self.graph.ndata.refresh()
         if not self._watched.untouched():
             now = Watched(self._roots)
             _compare(self._watched.facts, now.facts)

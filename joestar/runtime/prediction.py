@@ -54,14 +54,27 @@ def population(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: 
 
 def predict(executor: Executor, seeds: Tensor, batch: int, seed: int):
     """What the model returns for every seed in order, without gradients; samples under epoch -1."""
-    results, batch = [], min(batch, executor.program.graph.num_nodes)
+    batch = min(batch, executor.program.graph.num_nodes)
     if executor.execution == "padded":
         executor.prepare(seeds, batch, seed, -1)  # bounds from batches of all of them
+    results = Rows(seeds.numel(), executor.device)
     for step, start in enumerate(range(0, seeds.numel(), batch)):
-        part = seeds[start : start + batch]
-        outputs = [rows.detach() for rows in logits(executor, part, batch, seed, -1, step, whole=False)]
-        if not results:
-            results = [rows.new_empty((seeds.numel(), *rows.shape[1:])) for rows in outputs]
-        for result, rows in zip(results, outputs, strict=True):
-            result[start : start + part.numel()] = rows
-    return executor.program.assembled(results)
+        results.put(start, logits(executor, seeds[start : start + batch], batch, seed, -1, step, whole=False))
+    return executor.program.assembled(results.tensors)
+
+
+class Rows:
+    """Outputs of batches, put together on ``device``: as many rows as there are seeds."""
+
+    def __init__(self, number: int, device: torch.device):
+        self.number, self.device = number, device
+        self.tensors: list[Tensor] = []
+
+    def put(self, start: int, outputs: list[Tensor]) -> None:
+        """The rows from ``start`` on."""
+        if not self.tensors:
+            self.tensors = [
+                torch.empty((self.number, *rows.shape[1:]), dtype=rows.dtype, device=self.device) for rows in outputs
+            ]
+        for result, rows in zip(self.tensors, outputs, strict=True):
+            result[start : start + rows.shape[0]] = rows.detach()

@@ -13,9 +13,10 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
+from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes, fakes
 from joestar.lowering.capture import Captured, capture
-from joestar.lowering.dropout import lower_dropout
+from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
@@ -147,6 +148,7 @@ class Program:
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
         graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
         features, targets, data = graph.ndata.get("x"), graph.ndata.get("y"), dict(graph.ndata)
+        source = source_of(graph.ndata, "x")
         name, model_name = type(sampler).__name__, f"{type(model).__name__}.forward"
         call, inputs, loss_name = (None, (), "") if loss is None else (loss.call, loss.inputs, loss.name)
         seen = {}
@@ -160,12 +162,12 @@ class Program:
             context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
             blocks = sampler.sample(graph.with_context(context), seeds)
             check_blocks(blocks, name)
-            outputs, tensors = call_model(model, blocks, features), []
+            outputs, tensors = call_model(model, blocks, features, source), []
             structure = flatten(outputs, tensors, model_name)
             if call is None:
                 note(structure, ())
                 return tuple(tensors)
-            further = {k: seeds.long() if k == "seeds" else torch.index_select(data[k], 0, seeds) for k in inputs}
+            further = {k: graph.ids_of(seeds).long() if k == "seeds" else _rows(data[k], seeds) for k in inputs}
             value = call(outputs, torch.index_select(targets, 0, seeds), **further)
             value, logged = loss_and_values(value, loss_name)
             note(structure, tuple(logged))
@@ -206,7 +208,8 @@ class Program:
             _check_rows(tensors, structure, seeds.numel(), self.loss is None, self._origin)
             if self.loss is not None:
                 data = self.graph.ndata
-                further = {k: seeds.long() if k == "seeds" else data[k][seeds] for k in self.loss.inputs}
+                ids = self.graph.ids_of(seeds).long()
+                further = {k: ids if k == "seeds" else data[k][seeds] for k in self.loss.inputs}
                 given = outputs, torch.index_select(data["y"], 0, seeds)
                 loss_and_values(self.loss.call(*given, **further), self.loss.name)
         except JoestarError:
@@ -235,7 +238,8 @@ class Program:
         lower_batch_norm(gm)
         key = _key_input(captured)
         table = size_table(gm, captured.roles)
-        lower_dropout(gm, table, key)
+        ids = _node_ids_input(captured, self.graph.ids) if has_dropout(gm) else None
+        lower_dropout(gm, table, key, ids)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
@@ -394,6 +398,28 @@ def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) 
         "blocks, in order (input side first)? What else a loss needs may be returned in training mode only "
         "(if self.training: ...)."
     )
+
+
+def _rows(table: Tensor, nodes: Tensor) -> Tensor:
+    return torch.index_select(table, 0, nodes)
+
+
+def _node_ids_input(captured: Captured, ids: Tensor | None) -> fx.Node | None:
+    """The placeholder of ``graph.ids``; added if the sampler draws nothing."""
+    if ids is None:
+        return None
+    placeholders = captured.gm.graph.find_nodes(op="placeholder")
+    for node, role in zip(placeholders, captured.roles, strict=True):
+        if role[0] == "const" and role[1] is ids:
+            return node
+    name, taken = "graph_ids", {node.target for node in placeholders}
+    while name in taken:
+        name += "_"
+    with captured.gm.graph.inserting_before(placeholders[0]):
+        node = captured.gm.graph.placeholder(name)
+    node.meta["val"] = fakes.run(captured.gm.graph, torch.empty, ids.shape[0], dtype=ids.dtype, device=ids.device)
+    captured.roles.insert(0, ("const", ids))
+    return node
 
 
 def _key_input(captured: Captured) -> fx.Node:

@@ -112,7 +112,7 @@ class StepRunner:
 
     def _is_padded(self, run: Run) -> bool:
         if self.executor.execution == "padded" and self.executor.program.run is None:  # another run had it traced anew
-            self.executor.prepare(run.order, run.batch, self.seed, run.epoch)
+            self.executor.prepare(run.known, run.batch, self.seed, run.epoch)
         return self.executor.execution == "padded" and run.batch <= self.executor.program.batch
 
     def _launch(self) -> tuple[bool, list[int]]:

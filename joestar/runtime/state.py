@@ -20,6 +20,7 @@ class Run:
         array: where the losses of its steps are, from ``offset`` on; values: ``[L, ...]``, what is logged with them.
         position: steps that have happened.
         pending: gradients of a group of batches that another run came between (``runtime.update``).
+        filled: which part of ``order`` is known, where it is filled in as the run goes on.
     """
 
     order: Tensor
@@ -30,6 +31,12 @@ class Run:
     values: Tensor
     position: int = 0
     pending: list[Tensor] | None = None
+    filled: slice | None = None
+
+    @property
+    def known(self) -> Tensor:
+        """The part of ``order`` that is filled in."""
+        return self.order if self.filled is None else self.order[self.filled]
 
     @property
     def steps(self) -> int:

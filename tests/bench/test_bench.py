@@ -19,6 +19,7 @@ from joestar.bench.step import Setting, logical_bytes
 from joestar.cli.bench import _step_tables, _user_tables
 from joestar.cli.console import columns
 from joestar.cli.main import app
+from joestar.data.planted import MIXED
 from joestar.errors import ConfigError
 from joestar.runtime.inference import Inference
 
@@ -35,10 +36,11 @@ def test_planted_graph():
     assert _near(graph, shape) == pytest.approx(shape.community / shape.nodes, abs=0.02), "ids say nothing"
     src, dst, _ = graph.coo()
     alike = (graph.ndata["y"][src.long()] == graph.ndata["y"][dst.long()]).double().mean().item()
-    assert alike == pytest.approx(shape.inside + (1 - shape.inside) / shape.classes, abs=0.1), "labels move along"
+    kept = (1 - MIXED) ** 2 * (shape.inside + (1 - shape.inside) / shape.classes)
+    assert alike == pytest.approx(kept + (1 - (1 - MIXED) ** 2) / shape.classes, abs=0.1), "labels move along"
     centres = torch.stack([graph.ndata["x"][graph.ndata["y"] == label].mean(0) for label in range(shape.classes)])
     nearest = torch.cdist(graph.ndata["x"], centres).argmin(1)
-    assert (nearest == graph.ndata["y"]).double().mean() > 0.7, "features move along"
+    assert 0.25 < (nearest == graph.ndata["y"]).double().mean() < 0.45, "features move along, and are not enough"
 
 
 def test_planted_ids_have_communities_in_a_row():
@@ -106,8 +108,8 @@ def test_baseline_learns(model):
     torch.manual_seed(0)
     net = BlockModel(model, 16, 32, 2, graph.num_classes, heads=4, dropout=0.0)
     step = EagerStep(graph, [5, 5], net, torch.optim.Adam(net.parameters(), 1e-2))
-    losses = [float(step(part)) for _ in range(12) for part in graph.train_idx.split(100)]
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    losses = [float(step(part)) for _ in range(30) for part in graph.train_idx.split(100)]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
 def test_logical_bytes_of_one_layer():

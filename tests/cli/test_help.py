@@ -15,7 +15,7 @@ from joestar.cli.main import app
 
 COMMANDS = [
     (), ("train",), ("evaluate",), ("predict",), ("profile",), ("info",), ("doctor",), ("partition",), ("bench",),
-    ("bench", "step"), ("bench", "user"), ("bench", "inference"), ("bench", "kernels"),
+    ("bench", "step"), ("bench", "user"), ("bench", "inference"), ("bench", "kernels"), ("generate",), ("convert",),
 ]  # fmt: skip
 WIDTHS = (80, 120)
 
@@ -56,7 +56,7 @@ def test_types_and_defaults_are_in_one_style():
     text = "\n".join(shown(120, *command, "--help") for command in COMMANDS)
     takes = {line.split()[1] for line in text.splitlines() if re.match(r"  --[a-z-]+ \S+( |$)", line)}
     allowed = re.compile(
-        r"N|X|TEXT|FILE|FOLDER|DATASET|NAMES?|REGEX|N,N,\.\.\.|[a-z0-9]+(\|[a-z0-9]+)+|[A-Z][a-z]+\b.*"
+        r"N|X|TEXT|FILE|FOLDER|DATASET|NAMES?|SIZE|REGEX|N,N,\.\.\.|[a-z0-9]+(\|[a-z0-9]+)+|[A-Z][a-z]+\b.*"
     )
     assert all(allowed.fullmatch(word) for word in takes if not word.startswith("--")), takes
     train = " ".join(shown(80, "train", "--help").split())

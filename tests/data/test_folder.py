@@ -1,3 +1,4 @@
+import hashlib
 import json
 import resource
 import signal
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 import joestar.data
+from joestar.cli.info import describe
+from joestar.data import checksums, degrees
 from joestar.errors import DataError
 from joestar.graph_api import Graph
 
@@ -108,14 +111,106 @@ def damage_array(name, array):
     return lambda folder: np.save(folder / f"{name}.npy", array)
 
 
+def truncate(name, by=3):
+    def damage(folder):
+        path = folder / f"{name}.npy"
+        path.write_bytes(path.read_bytes()[:-by])
+
+    return damage
+
+
+def lengthen(name):
+    return lambda folder: (folder / f"{name}.npy").open("ab").write(b"more")
+
+
+def drop_checked(damage):
+    """Damage to a folder whose sizes nobody noted, as version 1 did not."""
+
+    def both(folder):
+        damage(folder)
+        as_version_1(folder)
+
+    return both
+
+
+def as_version_1(folder):
+    meta = json.loads((folder / "meta.json").read_text())
+    arrays = {key: {name: entry[name] for name in ("shape", "dtype")} for key, entry in meta["arrays"].items()}
+    kept = {key: meta[key] for key in ("format", "name", "num_classes", "multilabel", "class_names")}
+    (folder / "meta.json").write_text(json.dumps(kept | {"version": 1, "arrays": arrays}))
+
+
+def test_folders_of_version_1_are_read(tmp_path):
+    graph = make_graph()
+    folder = joestar.data.save(graph, tmp_path / "graph")
+    as_version_1(folder)
+    assert torch.equal(joestar.load(folder).ndata["x"], graph.ndata["x"])
+    with pytest.raises(DataError, match="written without checksums"):
+        joestar.load(folder, verify=True)
+
+
+def test_every_flipped_bit_is_found_when_asked(tmp_path):
+    folder = joestar.data.save(make_graph(), tmp_path / "graph")
+    joestar.load(folder, verify=True)
+    meta = json.loads((folder / "meta.json").read_text())
+    assert set(meta["arrays"]) == {path.stem for path in folder.glob("*.npy")}
+    for key in meta["arrays"]:
+        path = folder / f"{key}.npy"
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(DataError, match=rf"{key}.npy: its checksum is not that of meta.json"):
+            joestar.load(folder, verify=True)
+        path.write_bytes(content)
+
+
+def test_checksums_do_not_depend_on_how_they_are_made(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 40)
+    blocks = [path.read_bytes()[i : i + 1000] for i in range(0, 10240, 1000)]
+    monkeypatch.setattr(checksums, "BLOCK", 1000)
+    monkeypatch.setattr(checksums, "PIECE", 300)
+    expected = hashlib.sha256(b"".join(hashlib.sha256(block).digest() for block in blocks)).hexdigest()
+    assert checksums.checksum(path) == expected
+
+
+def test_a_folder_that_is_being_written_is_refused(tmp_path):
+    folder = joestar.data.save(make_graph(), tmp_path / "graph")
+    partial = folder.rename(tmp_path / "graph.partial-1234")
+    with pytest.raises(DataError, match=r"graph.partial-1234: this graph is half-written"):
+        joestar.load(partial)
+    with pytest.raises(DataError, match=r"names with '\.partial-' are those of half-written folders"):
+        joestar.data.save(make_graph(), partial)
+
+
+def test_facts_of_degrees(monkeypatch):
+    random = np.random.default_rng(0)
+    monkeypatch.setattr(degrees, "PIECE", 7)
+    for nodes, edges in ((1, 0), (5, 3), (40, 200), (300, 100)):
+        graph = Graph.from_edge_index(torch.from_numpy(random.integers(0, nodes, (2, edges))), nodes)
+        facts = degrees.degree_facts(graph.indptr.numpy(), graph.indices.numpy())
+        expected = describe(graph)
+        assert facts == {key: expected[key] for key in facts}
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: (folder / "meta.json").write_text("{"), "expected JSON, but it cannot be read"),
-        (damage_meta(version=99), "expected a Joestar graph of version 1"),
+        (damage_meta(version=99), r"version 99 of the format, by joestar .* Update Joestar"),
+        (damage_meta(version=0), "expected a version of the format from 1 to 2; got 0"),
+        (damage_meta(format="other"), "this is another program's"),
+        (damage_meta(arrays=[]), "expected the arrays by name; got list"),
+        (damage_meta(arrays={"indptr": 3, "indices": {}}), "expected shape and dtype of the array 'indptr'; got 3"),
+        (truncate("ndata.x"), r"ndata.x.npy: the file is truncated: meta.json says 170 bytes, but there are 167"),
+        (lengthen("ndata.x"), r"ndata.x.npy: the file is too long"),
+        (lambda folder: (folder / "journal.json").write_text("{}"), "this graph is half-written"),
+        (drop_checked(damage_array("indptr", np.arange(8))), "indptr must go from 0 to the number of edges, 4"),
         (damage_meta(arrays={}), "the array 'indptr' is missing"),
         (lambda folder: (folder / "indices.npy").unlink(), "expected the array 'indices', but it cannot be read"),
-        (damage_array("ndata.y", np.zeros(3)), r"meta.json says .*'shape': \[7\].* but the file holds .*\[3\]"),
+        (
+            drop_checked(damage_array("ndata.y", np.zeros(3))),
+            r"meta.json says .*'shape': \[7\].* but the file holds .*\[3\]",
+        ),
         (damage_array("indices", np.full(4, 9, dtype=np.int32)), r"is not a node.* Write the folder again"),
     ],
 )

@@ -14,13 +14,16 @@ import joestar.data
 import joestar.errors
 import joestar.metrics
 import joestar.nn
+import joestar.store
 from joestar.profile.ledger import Report
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.fit import EpochRecord, History, StepRecord
 from tests.docs.pages import DOCS
 
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$")
-PARTS = {"joestar": joestar, "joestar.nn": joestar.nn, "joestar.data": joestar.data, "joestar.metrics": joestar.metrics}
+PARTS = {"joestar": joestar} | {
+    f"joestar.{part}": getattr(joestar, part) for part in ("nn", "data", "metrics", "store")
+}
 
 
 def reference() -> str:

@@ -21,6 +21,8 @@ PER_PACK = 5
 PER_SHARD = 100
 AUTOCAST = 0.08
 """Share of the packs that run under autocast."""
+KNOWN = 0.15
+"""Share of the packs whose nodes are known by other numbers than their positions."""
 PER_PASS = 2
 """Programs of a shard that are steered to a pass."""
 
@@ -116,6 +118,8 @@ def setting(pack: int) -> Setting:
         f'classes={classes}, form="{rng.choice(FORMS)}", ids=torch.{rng.choice(("int32", "int32", "int64"))}{floats})\n'
     )
     definition, expression, edata = sampler(rng, hops, uniform=steered)
+    if rng.random() < KNOWN:
+        graph = graph.replace(")\n", ", known=True)\n")
     separate = f"\n\n{definition}\n\n" if definition else ""
     head = f"{IMPORTS}\n{graph}{separate}sampler = {expression}\n"
     return Setting(head, nodes, features, classes, tuple(edata), autocast)

@@ -17,6 +17,7 @@ def random_graph(
     form: str = "plain",
     ids: torch.dtype = torch.int32,
     floats: torch.dtype = torch.float64,
+    known: bool = False,
 ) -> Graph:
     """A graph with data under these names, all drawn from ``seed``.
 
@@ -25,7 +26,8 @@ def random_graph(
     [0, 5).
 
     Args:
-        form: what is done to the edges, a name in ``FORMS``; ids: dtype of ``indices``; floats: of ``x``, ``t``, ``f``.
+        form: what is done to the edges, a name in ``FORMS``; ids: dtype of ``indices``; floats: of ``x``, ``t``, ``f``;
+            known: nodes are known by other numbers than their positions (``graph.ids``).
     """
     generator = torch.Generator().manual_seed(seed)
     plain = Graph.from_edge_index(_edges(nodes, edges, generator), nodes)
@@ -35,6 +37,8 @@ def random_graph(
     def draw(*shape):
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
+    if known:
+        graph.ids = (torch.randperm(nodes, generator=torch.Generator().manual_seed(seed)) * 37 + 5).to(ids)
     labels = torch.randint(0, classes, (nodes,), generator=generator)
     labels[::2] = torch.where(labels[::2] == IGNORED, 0, labels[::2])
     graph.ndata.update(

@@ -30,7 +30,8 @@ class Masks:
     def __init__(self, key: Tensor, blocks: list[Block], seeds: Tensor, counts: list[int] = ()):
         self.key, self.site = key, 0
         self.sets: dict[int, list[tuple[Tensor, ...]]] = {}
-        for nodes in (seeds, *(block.srcs for block in blocks), *map(torch.arange, counts)):
+        known = [blocks[-1].graph.ids_of(seeds), *(block.src_ids for block in blocks)]
+        for nodes in (*known, *map(torch.arange, counts)):
             self._add(len(nodes), nodes.to(torch.int64))
         for block in blocks:
             self._add_edges(block)
@@ -45,7 +46,7 @@ class Masks:
                          mock.patch.object(Block, "add_self_loops", add_self_loops)]  # fmt: skip
 
     def _add_edges(self, block: Block) -> None:
-        self._add(block.num_edges, block.indptr, block.dsts.to(torch.int64))
+        self._add(block.num_edges, block.indptr, block.dst_ids.to(torch.int64))
 
     def _add(self, count: int, *identity: Tensor) -> None:
         known = self.sets.setdefault(count, [])

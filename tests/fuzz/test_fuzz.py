@@ -92,7 +92,7 @@ PIECES = (
     'form="hubs"', 'form="by degree"', 'form="hubs by degree"', 'form="hollow"', "[-1, -1]", "[-1, -1, -1]",
     "floats=torch.float32", ".graph\n", "edge_softmax(v", "[:1]", "(1, 1)", "torch.full((1, 1), 0.7)",
     ".exp()", "torch.exp2", "torch.expm1", ".sinh()", ".cosh()", "fn.e_sub_v", "fn.e_div_v", "300 * ",
-    "eps=0.1).eval()", "affine=False).eval()", "momentum=None", "track_running_stats=False",
+    "known=True", "eps=0.1).eval()", "affine=False).eval()", "momentum=None", "track_running_stats=False",
     "F.cross_entropy(z[:, 3:], y)", "+ 0.4 * F.cross_entropy(", "nn.Linear(1, ", ", 1, bias",
 )  # fmt: skip
 

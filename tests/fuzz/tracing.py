@@ -109,6 +109,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
     graph, sampler = subjects[0].graph, subjects[0].sampler
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
+    ids = inputs.constants((("ids", graph.ids),), "graph")
     data = [inputs.constants(frame.items(), "graph_data") for frame in (graph.ndata, graph.edata)]
     drawn = inputs.constants(vars(sampler).items(), "sampler")
     state = [
@@ -121,6 +122,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
             return {name: values[place] for name, place in places.items()}
 
         twin = Graph(**of(structure), ndata=of(data[0]), edata=of(data[1]))
+        twin.ids = of(ids).get("ids")
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)
         _at(subjects[0].sampler_file)

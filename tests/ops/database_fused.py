@@ -18,6 +18,7 @@ from .samples import (
     ints,
     large_columns,
     large_x,
+    other_ids,
     values,
 )
 
@@ -117,8 +118,8 @@ def _kept_of_rows_read(own: bool):
 
 def _sample_aggregate_own(dtype, ids):
     for sample in _sample_aggregate(dtype, ids):
-        *args, reduce = sample.args
-        yield Sample(sample.case, (*args, torch.tensor([-0.5], dtype=dtype), reduce))
+        (*args, reduce), own = sample.args[:10], torch.tensor([-0.5], dtype=dtype)
+        yield Sample(sample.case, (*args, own, reduce, *sample.args[10:]))
 
 
 def _sample_aggregate(dtype, ids):
@@ -130,12 +131,14 @@ def _sample_aggregate(dtype, ids):
                 nodes = torch.tensor(dsts, dtype=ids)
                 args = (indptr, indices, nodes, torch.tensor(count), *DRAWS, values((4, width), dtype, 1), reduce)
                 yield Sample(case, args)
+                yield Sample(f"{case}, other ids", (*args, other_ids(4, ids)))
 
 
 def _sample_aggregate_cat(dtype, ids):
     for sample in _sample_aggregate(dtype, ids):
-        yield sample
-        yield Sample(f"{sample.case}, without ones", (*sample.args, False))
+        args, named = sample.args[:10], sample.args[10:]
+        for ones in (True, False):
+            yield Sample(f"{sample.case}, ones {ones}", (*args, ones, *named))
 
 
 def _dropout_bits(_, ids):

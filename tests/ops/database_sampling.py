@@ -25,6 +25,7 @@ from .samples import (
     ints,
     large_columns,
     large_x,
+    other_ids,
     values,
 )
 from .structures import queries
@@ -93,6 +94,8 @@ def _sample_cols(_, ids):
             demand = int(reference.sample_cols(*args, -1)[2])
             for bound in _bounds(demand):
                 yield Sample(f"{q.name}, k={draws[0]} replace={draws[1]} bound={bound}", (*args, bound), True)
+            named = (*args, demand + 1, other_ids(q.graph.num_dst, ids))
+            yield Sample(f"{q.name}, k={draws[0]} replace={draws[1]}, other ids", named, True)
 
 
 def _sample_eids(_, ids):
@@ -112,8 +115,11 @@ def _rowwise_sample(_, ids):
         indptr, indices, _ = reference.slice_cols(q.graph.indptr, q.graph.indices, q.dsts, q.count, -1)
         for draws in _draws():
             args = (indptr, indices, q.dsts, *draws)
-            for bound in _bounds(int(reference.rowwise_sample(*args, -1)[2])):
+            demand = int(reference.rowwise_sample(*args, -1)[2])
+            for bound in _bounds(demand):
                 yield Sample(f"{q.name}, k={draws[0]} replace={draws[1]} bound={bound}", (*args, bound), True)
+            named = (*args, demand + 1, other_ids(q.graph.num_dst, ids))
+            yield Sample(f"{q.name}, k={draws[0]} replace={draws[1]}, other ids", named, True)
 
 
 def _compact(_, ids):
@@ -137,6 +143,8 @@ def _sample_aggregate(dtype, ids):
                     args = (q.graph.indptr, q.graph.indices, q.dsts, q.count, *draws, x, reduce)
                     case = f"{q.name}, {list(shape)} k={draws[0]} replace={draws[1]} {reduce}"
                     yield Sample(case, args, reduce in ("max", "min"))
+                    named = (*args, other_ids(q.graph.num_dst, ids))
+                    yield Sample(f"{case}, other ids", named, reduce in ("max", "min"))
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -174,6 +182,8 @@ OPS = {
             ((*TINY, torch.tensor([0], dtype=torch.int32), ONE[1], *DRAWS, -1), "node ids of one dtype"),
             ((*TINY, torch.tensor([0.0]), ONE[1], *DRAWS, -1), "int32 or int64"),
             ((*TINY, *ONE, 5, False, torch.tensor([1, 2]), 0, -1), "key: expected an int64 tensor of 3"),
+            ((*TINY, *ONE, *DRAWS, -1, torch.tensor([1, 2])), "node_ids for each of 1 nodes, got 2"),
+            ((*TINY, *ONE, *DRAWS, -1, torch.tensor([0.5])), "int32 or int64"),
         ),
     ),
     "sample_eids": Op(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.ops import reference
 
-from .samples import BIG_KEY, EDGES, KEY, NUM_DST, NUM_SRC, ONE, TINY, WIDE, Op, Sample, W, large_columns
+from .samples import BIG_KEY, EDGES, KEY, NUM_DST, NUM_SRC, ONE, TINY, WIDE, Op, Sample, W, large_columns, other_ids
 from .structures import Query, queries
 
 PICKS = ((1, False), (2, True), (5, False), (64, False), (65, True), (-1, False), (-1, True))
@@ -43,8 +43,11 @@ def _weighted_sample(_, ids):
                 weight = some_weights(int(indptr[-1]), position)
                 draws = (k, replace, BIG_KEY if position % 2 else KEY, position)
                 args = (indptr, weight, q.dsts, q.count, sliced, *draws)
-                for bound in _bounds(int(reference.weighted_sample(*args, -1)[2])):
+                demand = int(reference.weighted_sample(*args, -1)[2])
+                for bound in _bounds(demand):
                     yield Sample(f"{name}, sliced={sliced} k={k} replace={replace} bound={bound}", (*args, bound), True)
+                named = (*args, demand + 1, other_ids(q.graph.num_dst, ids))
+                yield Sample(f"{name}, sliced={sliced} k={k} replace={replace}, other ids", named, True)
 
 
 def _collective_sample(_, ids):
@@ -54,6 +57,7 @@ def _collective_sample(_, ids):
             for k in (1, 3, 12, 100):
                 args = (sub, indices, weight, nodes, k, BIG_KEY if k == 3 else KEY, k)
                 yield Sample(f"{name}, weight {position}, k={k}", args, True)
+                yield Sample(f"{name}, weight {position}, k={k}, other ids", (*args, other_ids(nodes, ids)), True)
         padded = torch.cat([indices, indices.new_zeros(5)])
         yield Sample(f"{name}, padded edges", (sub, padded, None, nodes, 4, KEY, 0), True)
 
@@ -98,6 +102,7 @@ OPS = {
             ((*TINY, torch.ones(2), 1, 3, KEY, 0), "one weight per node, 1, got 2"),
             ((*TINY, _ONES.half(), 1, 3, KEY, 0), "weights float32"),
             ((TINY[0], _ONES, None, 1, 3, KEY, 0), "int32 or int64"),
+            ((*TINY, None, 1, 3, KEY, 0, torch.tensor([1, 2])), "node_ids for each of 1 nodes, got 2"),
         ),
     ),
     "slice_rows": Op(

@@ -51,6 +51,11 @@ class Op:
         return torch.promote_types(dtype, torch.float32) if position in self.wide else dtype
 
 
+def other_ids(number: int, ids: torch.dtype) -> Tensor:
+    """What ``number`` nodes hash as, if not as themselves: past 2**32 where the dtype allows."""
+    return (torch.arange(number) * 7919 % 10_007).flip(0).to(ids) + (2**33 if ids is torch.int64 else 0)
+
+
 def values(shape: tuple, dtype: torch.dtype | None, seed: int, valid: int | None = None) -> Tensor:
     """Normal values ``shape``, the same for every dtype up to rounding; NaN in the rows from ``valid`` on."""
     generator = torch.Generator().manual_seed(seed)

@@ -17,6 +17,7 @@ struct CollectiveTask {
   std::span<const Id> sources;  // of the true edges
   const float* weight;          // per node; none: all alike
   std::int64_t num_nodes;
+  NodeKeys keys = {};
 };
 
 namespace detail {
@@ -24,9 +25,9 @@ namespace detail {
 template <IdType Id>
 struct Racer {
   std::int64_t key;
-  Id node;
+  Id node, hashed;  // the node, and what it hashes as, which settles ties
   friend bool operator<(const Racer& x, const Racer& y) {
-    return x.key < y.key || (x.key == y.key && x.node < y.node);
+    return x.key < y.key || (x.key == y.key && x.hashed < y.hashed);
   }
 };
 
@@ -60,7 +61,7 @@ class Pool {
   void enter(const CollectiveTask<Id>& task, RaceTable table, HashState key, const Id* nodes, int count,
              RacerBatch& batch) {
     for (int lane = 0; lane < kRacersTogether; ++lane) {
-      const std::int64_t node = nodes[std::min(lane, count - 1)];
+      const std::int64_t node = task.keys(nodes[std::min(lane, count - 1)]);
       batch.low[lane] = low_word(node);
       batch.high[lane] = high_word(node);
     }
@@ -70,7 +71,8 @@ class Pool {
       const float weight = task.weight == nullptr ? 1.0f : task.weight[nodes[lane]];
       if (race_key_at_least(batch.word[lane], weight) > bound) continue;
       const std::int64_t made = race_key(table, batch.word[lane], weight);
-      if (made <= bound && made != kNever) racers_.push_back({made, nodes[lane]});
+      if (made > bound || made == kNever) continue;
+      racers_.push_back({made, nodes[lane], static_cast<Id>(task.keys(nodes[lane]))});
     }
     if (racers_.size() >= most_) shrink();
   }

@@ -53,6 +53,17 @@ JOESTAR_INLINE HashState row_state(HashState key, std::int64_t node) {
   return key;
 }
 
+// What nodes hash as: themselves, or their entries in a table of ids of either width.
+struct NodeKeys {
+  const std::int32_t* narrow = nullptr;
+  const std::int64_t* wide = nullptr;
+
+  JOESTAR_INLINE std::int64_t operator()(std::int64_t node) const {
+    if (narrow != nullptr) return narrow[node];
+    return wide != nullptr ? wide[node] : node;
+  }
+};
+
 // The j-th random word of a row.
 JOESTAR_INLINE std::uint32_t draw(std::uint32_t a, std::uint32_t b, std::uint32_t j) {
   return mix32(mix32(a ^ (j * 0x9E3779B9U)) + b);

@@ -21,7 +21,7 @@ struct Fanout {
   }
 };
 
-// Rows to sample: row i is column nodes[i] of the graph, or column i (sliced before) hashed as nodes[i].
+// Rows to sample: row i is column nodes[i] of the graph, or column i (sliced before); it hashes as keys(nodes[i]).
 // Rows from `count` on are padding and have degree 0.
 template <IdType Id>
 struct SampleRows {
@@ -29,7 +29,9 @@ struct SampleRows {
   std::span<const Id> nodes;
   std::int64_t count;
   bool sliced;
+  NodeKeys keys = {};
 
+  JOESTAR_INLINE std::int64_t key(std::int64_t i) const { return keys(nodes[static_cast<std::size_t>(i)]); }
   JOESTAR_INLINE std::int64_t column(std::int64_t i) const {
     return sliced ? i : static_cast<std::int64_t>(nodes[static_cast<std::size_t>(i)]);
   }
@@ -144,7 +146,7 @@ template <IdType Id>
 void load_batch(const SampleRows<Id>& rows, std::int64_t first, int lanes, RowBatch& batch) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const std::int64_t i = first + std::min(lane, lanes - 1);
-    const std::int64_t node = rows.nodes[static_cast<std::size_t>(i)];
+    const std::int64_t node = rows.key(i);
     batch.node_low[lane] = low_word(node);
     batch.node_high[lane] = high_word(node);
     batch.start[lane] = rows.start(i);
@@ -219,7 +221,7 @@ void sample_singly(const SampleRows<Id>& rows, Fanout fanout, HashState key, con
     if (fanout.takes_all(degree)) {
       for (std::int64_t j = 0; j < slots; ++j) target[j] = value(start + j);
     } else {
-      draw_row(row_state(key, rows.nodes[i]), degree, fanout, slots, picked,
+      draw_row(row_state(key, rows.key(i)), degree, fanout, slots, picked,
                [&](std::int64_t j, std::uint32_t pick) { target[j] = value(start + pick); });
     }
   }

@@ -154,7 +154,7 @@ void race_row(const WeightedRows<Id>& task, RaceTable table, HashState key, std:
               RaceScratch& scratch, Emit&& emit) {
   const std::int64_t degree = task.rows.degree(i), k = task.fanout.k;
   const float* weight = task.weights(i);
-  const HashState state = row_state(key, task.rows.nodes[static_cast<std::size_t>(i)]);
+  const HashState state = row_state(key, task.rows.key(i));
   scratch.reserve(degree);
   if (task.fanout.replace && k >= 0) return race_with_replacement(task, table, state, i, slots, scratch, emit);
   if (k < 0 || count_weights(weight, degree, k + 1) <= k) {

@@ -114,8 +114,12 @@ def _bounded_search(position: int):
     return rule
 
 
+OWN = ("gather_rows",)
+"""Joestar's ops that read at an index of the user's."""
+
 RULES = {
     **dict.fromkeys(("index_select", "gather"), _lookup(2)),
+    "gather_rows": _lookup(3),
     "take_along_dim": _lookup(1),
     **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
     "index": _index,

@@ -14,32 +14,32 @@ from joestar.ops.reference.sampling import sample_cols
 
 def sample_aggregate(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``spmm`` over ``sample_cols`` straight from the full table ``x`` ``[N, D]``: (y ``[num_dst, D]``, edge count)."""
-    sub, picked, count = sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, -1)
+    sub, picked, count = sample_cols(indptr, indices, dsts, dst_count, k, replace, key, site, -1, node_ids)
     return spmm(sub, picked, x, None, reduce), count
 
 
 def sample_aggregate_self(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str,
+    x: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``sample_aggregate`` and the destinations' own rows ``x[dsts]``: (y, own, edge count)."""
-    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
     return y, x[dsts.to(torch.int64)], count
 
 
 def sample_aggregate_cat(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, reduce: str, ones: bool = True,
+    x: Tensor, reduce: str, ones: bool = True, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``[aggregated rows, own rows, 1, 0, ...]`` side by side, for one GEMM: (``[num_dst, cat_width(D)]``, edge count).
 
     The column of ones multiplies the bias, which is a column of the joined weights; ``x`` ``[N, D]``. Without ``ones``
     it is left out: ``[num_dst, cat_width(D, False)]``.
     """
-    y, own, count = sample_aggregate_self(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    y, own, count = sample_aggregate_self(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
     return _joined(y, own, ones), count
 
 
@@ -158,10 +158,10 @@ def aggregate_rows_kept_grad(
 
 def sample_aggregate_own(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    x: Tensor, own: Tensor, reduce: str,
+    x: Tensor, own: Tensor, reduce: str, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``sample_aggregate`` plus ``own * x[dsts]``, ``own`` one entry, ``[1]``: (y, edge count)."""
-    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce)
+    y, count = sample_aggregate(indptr, indices, dsts, dst_count, k, replace, key, site, x, reduce, node_ids)
     return (y + own * x[dsts.long()]).to(x.dtype), count
 
 

@@ -25,6 +25,11 @@ def _picked_degrees(degrees: Tensor, k: int, replace: bool) -> Tensor:
     return torch.where(degrees > 0, k, 0) if replace else degrees.clamp(max=k)
 
 
+def hashed(nodes: Tensor, node_ids: Tensor | None) -> Tensor:
+    """What nodes hash as: themselves, or their entries in ``node_ids`` ``[num_nodes]``."""
+    return nodes if node_ids is None else node_ids[nodes.to(torch.int64)]
+
+
 def _picks(degrees: Tensor, nodes: Tensor, k: int, replace: bool, key: Tensor, site: int) -> Tensor:
     """Positions within each row, ``[n, k]``; only the first ``_picked_degrees`` of a row are meaningful."""
     a, b = row_state(key_state(key, site), nodes)
@@ -69,18 +74,24 @@ def _take(indices: Tensor, positions: Tensor, pad: Tensor) -> Tensor:
 
 def sample_cols(
     indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int,
-    num_edges: int,
+    num_edges: int, node_ids: Tensor | None = None,
 ) -> OffsetsIndicesCount:  # fmt: skip
-    """Up to ``k`` in-neighbours of every destination: ``A[:, dsts].rowwise_sample(k)`` (thesis table 5.3)."""
-    sub, positions, count = _sample_positions(indptr, dsts, dsts, dst_count, k, replace, key, site, num_edges)
+    """Up to ``k`` in-neighbours of every destination: ``A[:, dsts].rowwise_sample(k)`` (thesis table 5.3).
+
+    A node hashes as its entry in ``node_ids`` ``[num_nodes]``, without as itself.
+    """
+    nodes = hashed(dsts, node_ids)
+    sub, positions, count = _sample_positions(indptr, dsts, nodes, dst_count, k, replace, key, site, num_edges)
     return sub, _take(indices, positions, dsts), count
 
 
 def sample_eids(
-    indptr: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int
-) -> Tensor:
+    indptr: Tensor, dsts: Tensor, dst_count: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int,
+    node_ids: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """CSC positions of the edges that ``sample_cols`` picks, recomputed: int64 ``[num_edges]``, 0 in the padding."""
-    return _sample_positions(indptr, dsts, dsts, dst_count, k, replace, key, site, num_edges)[1].clamp(min=0)
+    nodes = hashed(dsts, node_ids)
+    return _sample_positions(indptr, dsts, nodes, dst_count, k, replace, key, site, num_edges)[1].clamp(min=0)
 
 
 def slice_cols(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor, num_edges: int) -> OffsetsIndicesCount:
@@ -90,12 +101,14 @@ def slice_cols(indptr: Tensor, indices: Tensor, dsts: Tensor, dst_count: Tensor,
 
 
 def rowwise_sample(
-    indptr: Tensor, indices: Tensor, row_ids: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int
-) -> OffsetsIndicesCount:
+    indptr: Tensor, indices: Tensor, row_ids: Tensor, k: int, replace: bool, key: Tensor, site: int, num_edges: int,
+    node_ids: Tensor | None = None,
+) -> OffsetsIndicesCount:  # fmt: skip
     """Up to ``k`` edges of every row of a sliced matrix; row ``i`` hashes as node ``row_ids[i]``."""
     rows = torch.arange(row_ids.numel(), device=row_ids.device)
     everything = torch.tensor(row_ids.numel(), device=row_ids.device)
-    sub, positions, count = _sample_positions(indptr, rows, row_ids, everything, k, replace, key, site, num_edges)
+    nodes = hashed(row_ids, node_ids)
+    sub, positions, count = _sample_positions(indptr, rows, nodes, everything, k, replace, key, site, num_edges)
     return sub, _take(indices, positions, row_ids), count
 
 

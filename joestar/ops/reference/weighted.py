@@ -5,6 +5,7 @@ from torch import Tensor
 
 from joestar.ops.hashing import absorb, draw, key_state, row_state
 from joestar.ops.race import NEVER, race_key
+from joestar.ops.reference.sampling import hashed
 from joestar.ops.reference.structure import edge_dst, offsets
 
 
@@ -38,7 +39,7 @@ def _first_of_rows(key: Tensor, row: Tensor, num_rows: int) -> Tensor:
 
 def weighted_sample(
     indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
-    key: Tensor, site: int, num_edges: int,
+    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row by weight: (sub_indptr, positions of the edges int64 ``[num_edges]``, count).
 
@@ -56,7 +57,7 @@ def weighted_sample(
     row = edge_dst(start, int(total), start)
     rank = torch.arange(row.numel(), device=device) - start[row]
     position = indptr[rows][row] + rank
-    a, b = (lane[row] for lane in row_state(key_state(key, site), row_ids))
+    a, b = (lane[row] for lane in row_state(key_state(key, site), hashed(row_ids, node_ids)))
     weight = weight[position]
     if replace and k >= 0:
         draws = [race_key(draw(*absorb(a, b, j), rank), weight) for j in range(k)]
@@ -73,18 +74,22 @@ def weighted_sample(
 
 
 def collective_sample(
-    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int
-) -> tuple[Tensor, Tensor]:
+    sub_indptr: Tensor, sub_indices: Tensor, weight: Tensor | None, num_nodes: int, k: int, key: Tensor, site: int,
+    node_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` distinct sources of a slice, together: (node ids ``[k]`` in ascending order, their number).
 
     Candidates are the sources of valid edges; ``weight`` is float32 ``[num_nodes]``, ``None`` if all are as likely.
-    Padding repeats the first node (0 if there is none). gSampler's ``collective_sample``, thesis table 5.3.
+    Padding repeats the first node (0 if there is none). gSampler's ``collective_sample``, thesis table 5.3. Nodes race,
+    and settle ties, as what they hash as: their entries in ``node_ids`` ``[num_nodes]``, without themselves.
     """
     candidates = torch.unique(sub_indices[: int(sub_indptr[-1])].to(torch.int64))
-    a, b = row_state(key_state(key, site), candidates)
+    if node_ids is not None:
+        candidates = candidates[torch.argsort(node_ids[candidates])]
+    a, b = row_state(key_state(key, site), hashed(candidates, node_ids))
     keys = race_key(draw(a, b, 0), None if weight is None else weight[candidates])
     everyone = torch.zeros_like(candidates)
-    chosen = candidates[_winners(keys, everyone, everyone[:1], k)]
+    chosen = candidates[_winners(keys, everyone, everyone[:1], k)].sort().values
     nodes = (chosen[:1] if chosen.numel() else chosen.new_zeros(1)).expand(k).clone()
     nodes[: chosen.numel()] = chosen
     return nodes.to(sub_indices.dtype), torch.full((), chosen.numel(), dtype=torch.int64, device=key.device)

@@ -117,8 +117,11 @@ def structure(ids: torch.dtype) -> None:
         gpu.rowwise_sample(INDPTR, indices, dsts, *draws, EDGES)
         gpu.sample_eids(INDPTR, dsts, COUNT, *draws, EDGES)
         gpu.weighted_sample(INDPTR, weight, dsts, COUNT, True, *draws, EDGES)
+        gpu.sample_cols(INDPTR, indices, dsts, COUNT, *draws, EDGES, dsts)
+        gpu.weighted_sample(INDPTR, weight, dsts, COUNT, False, *draws, EDGES, dsts)
     gpu.compact(dsts, COUNT, INDPTR, indices, NODES, EDGES)
     gpu.collective_sample(INDPTR, indices, weight[:NODES], NODES, 512, KEY, 0)
+    gpu.collective_sample(INDPTR, indices, weight[:NODES], NODES, 512, KEY, 0, indices[:NODES])
     gpu.slice_cols(INDPTR, indices, dsts, COUNT, EDGES)
     gpu.slice_rows(INDPTR, indices, dsts, dsts, COUNT, EDGES)
     gpu.add_self_loops(INDPTR, indices, COUNT)
@@ -141,6 +144,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
                 gpu.sample_aggregate_self(*args)
                 gpu.sample_aggregate_cat(*args)
                 gpu.sample_aggregate_cat(*args, False)
+                gpu.sample_aggregate_cat(*args, False, dsts)
             gpu.sample_aggregate_two_hops(INDPTR, indices, dsts, COUNT, 10, 5, False, KEY, 0, x, reduce)
             gpu.spmm(INDPTR, indices, x, None, reduce)
             gpu.spmm_csr(INDPTR, indices, grad, None, NODES, reduce)
@@ -269,6 +273,18 @@ def steps() -> None:
         shuffle_keys(INDPTR, a, b)
 
 
+def feeding() -> None:
+    """Rows and structure on their way into an arena."""
+    ids, slots = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(NODES, dtype=torch.int32)
+    for dtype, width in ((torch.float32, 128), (torch.bfloat16, 37), (torch.float16, 768)):
+        x = torch.zeros(NODES, width, dtype=dtype)
+        gpu.fill_rows(x, ids, ids.long(), x)
+        gpu.fill_rows(x, ids, ids, x.float())
+        for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
+            gpu.gather_stored(x, cache, slot_of, ids)
+    gpu.place_structure(INDPTR, ids, slots, INDPTR, ids)
+
+
 def functions() -> dict[str, JITFunction]:
     """Every ``@triton.jit`` function of ``joestar.kernels``, by module and name."""
     found = {}
@@ -334,6 +350,7 @@ def main() -> None:
             messages(torch.float32, 100)
             dense_products(torch.float32)
         wide_rows(torch.float32, WIDEST)
+        feeding()
         steps()
     covered: set[JITFunction] = set()
     for function in launched:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernel_checks import check_close, check_equal
+from ops.samples import other_ids
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
@@ -54,6 +55,21 @@ def test_against_the_reference(dtype, reduce):
             check_equal(count, demand, case)
             check_equal(gpu.sample_aggregate(*args, x, reduce)[0], y, case)
             check_equal(gpu.sample_aggregate_cat(*args, x, reduce)[0], _cat(*args, x, reduce, y), case)
+
+
+def test_other_ids():
+    """Rows hash as what their nodes are known by, and read their own columns and features all the same."""
+    for k, dtype in ((3, torch.int32), (2, torch.int64), (20, torch.int64), (-1, torch.int32)):
+        args, x, ids = _arguments(7, k, False, dtype), _features(11, 5), other_ids(11, dtype)
+        expected, demand = reference.sample_aggregate(*args, x.double(), "sum", ids)
+        y, own, count = gpu.sample_aggregate_self(*args, x, "sum", ids)
+        check_close(y, expected, torch.float32, f"k={k}")
+        check_equal(own, x[args[2].long()], f"k={k}")
+        check_equal(count, demand, f"k={k}")
+        check_equal(gpu.sample_aggregate(*args, x, "sum", ids)[0], y, f"k={k}")
+        check_equal(gpu.sample_aggregate_cat(*args, x, "sum", True, ids)[0][:, :5], y, f"k={k}")
+        factor = torch.tensor([0.5])
+        check_close(gpu.sample_aggregate_own(*args, x, factor, "sum", ids)[0], expected + 0.5 * own, torch.float32, k)
 
 
 def _cat(*args) -> torch.Tensor:
@@ -111,10 +127,11 @@ HOPS = {(3, 2, False): "mean", (2, 3, True): "sum", (1, 16, False): "max", (2, -
 def test_two_hops(k, inner, replace, reduce):
     indptr, indices, dsts, count, _, _, key, site = _arguments(7, k, replace)
     x = _features(11, 18)
-    y = gpu.sample_aggregate_two_hops(indptr, indices, dsts, count, k, inner, replace, key, site, x, reduce)
-    sub, picked, total = reference.sample_cols(indptr, indices, dsts, count, k, replace, key, site, -1)
-    rows, _ = reference.sample_aggregate(
-        indptr, indices, picked, total, inner, replace, key, site + 1, x.double(), reduce
-    )
-    expected = reference.spmm(sub, torch.arange(picked.numel()), rows, None, reduce)
-    check_close(y, expected, torch.float32, f"{k}, {inner} {reduce}")
+    for ids in (None, other_ids(11, indices.dtype)):
+        y = gpu.sample_aggregate_two_hops(indptr, indices, dsts, count, k, inner, replace, key, site, x, reduce, ids)
+        sub, picked, total = reference.sample_cols(indptr, indices, dsts, count, k, replace, key, site, -1, ids)
+        rows, _ = reference.sample_aggregate(
+            indptr, indices, picked, total, inner, replace, key, site + 1, x.double(), reduce, ids
+        )
+        expected = reference.spmm(sub, torch.arange(picked.numel()), rows, None, reduce)
+        check_close(y, expected, torch.float32, f"{k}, {inner} {reduce}")

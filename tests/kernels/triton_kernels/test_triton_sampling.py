@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import check_close, check_equal
+from ops.samples import other_ids
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
@@ -43,6 +44,13 @@ def _destinations(draw, graph) -> tuple:
     return torch.tensor(dsts, dtype=graph[1].dtype), torch.tensor(draw(st.integers(0, len(dsts) + 3)))
 
 
+def _other_ids(draw, graph) -> torch.Tensor | None:
+    """What nodes hash as, if not as themselves."""
+    if draw(st.booleans()):
+        return None
+    return other_ids(graph[2], graph[1].dtype)
+
+
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_a_hop(data):
@@ -52,10 +60,11 @@ def test_a_hop(data):
     draws = (data.draw(st.sampled_from([-1, 1, 2, 3, 5])), data.draw(st.booleans()), KEY, data.draw(st.integers(0, 9)))
     demand = int(reference.sample_cols(*graph[:2], dsts, count, *draws, -1)[2])
     bound = data.draw(st.integers(-1, demand + 5))
-    sub, picked, _ = agree("sample_cols", *graph[:2], dsts, count, *draws, bound)
-    eids = (graph[0], dsts, count, *draws, bound)
+    ids = _other_ids(data.draw, graph)
+    sub, picked, _ = agree("sample_cols", *graph[:2], dsts, count, *draws, bound, ids)
+    eids = (graph[0], dsts, count, *draws, bound, ids)
     check_equal(gpu.sample_eids(*eids), reference.sample_eids(*eids), "sample_eids")
-    agree("rowwise_sample", sub, picked, dsts, 2, False, KEY, 1, data.draw(st.integers(-1, demand)))
+    agree("rowwise_sample", sub, picked, dsts, 2, False, KEY, 1, data.draw(st.integers(-1, demand)), ids)
     agree("compact", dsts, count, sub, picked, graph[2], data.draw(st.integers(-1, dsts.numel() + demand + 3)))
 
 
@@ -74,11 +83,13 @@ def test_weighted_and_collective_samples(data):
     k, replace = data.draw(st.sampled_from([-1, 1, 3, 8])), data.draw(st.booleans())
     demand = int(reference.weighted_sample(graph[0], weight, dsts, count, False, k, replace, KEY, 2, -1)[2])
     bound = data.draw(st.integers(-1, demand + 5))
-    sub, eids, _ = agree("weighted_sample", graph[0], weight, dsts, count, False, k, replace, KEY, 2, bound)
+    ids = _other_ids(data.draw, graph)
+    sub, eids, _ = agree("weighted_sample", graph[0], weight, dsts, count, False, k, replace, KEY, 2, bound, ids)
     picked = graph[1][eids] if graph[1].numel() else eids.to(graph[1].dtype)
-    agree("weighted_sample", sub, _weights(picked.numel()), dsts, count, True, 2, False, KEY, 3, -1)
+    agree("weighted_sample", sub, _weights(picked.numel()), dsts, count, True, 2, False, KEY, 3, -1, ids)
     node_weight = data.draw(st.sampled_from([None, torch.rand(graph[2], generator=torch.Generator().manual_seed(1))]))
-    nodes, number = agree("collective_sample", sub, picked, node_weight, graph[2], data.draw(st.integers(0, 9)), KEY, 4)
+    most = data.draw(st.integers(0, 9))
+    nodes, number = agree("collective_sample", sub, picked, node_weight, graph[2], most, KEY, 4, ids)
     agree("slice_rows", sub, picked, dsts, nodes, number, data.draw(st.integers(-1, demand + 2)))
 
 

@@ -1,0 +1,78 @@
+#include "bindings.hpp"
+#include "joestar/place.hpp"
+#include "joestar/rows.hpp"
+#include "joestar/slots.hpp"
+
+namespace joestar::bindings {
+namespace {
+
+RowTable table_of(const Tensor& tensor, std::int64_t rows, std::int64_t bytes) {
+  return {static_cast<char*>(tensor.data), rows, bytes};
+}
+
+// Tables hold `*_rows` rows of `bytes` bytes.
+void bind_gather_rows(const Tensor& table, std::int64_t table_rows, const Tensor& ids, const Tensor& out,
+                      std::int64_t bytes) {
+  with_id(ids, [&]<class Id>(Tag<Id>) {
+    gather_rows(table_of(table, table_rows, bytes), ids.span<const Id>(), table_of(out, ids.numel, bytes));
+  });
+}
+
+void bind_fill_rows(const Tensor& table, std::int64_t table_rows, const Tensor& ids, const Tensor& slots,
+                    const Tensor& out, std::int64_t out_rows, std::int64_t bytes) {
+  with_id(ids, [&]<class Id>(Tag<Id>) {
+    with_id(slots, [&]<class Slot>(Tag<Slot>) {
+      fill_rows(table_of(table, table_rows, bytes), ids.span<const Id>(), slots.span<const Slot>(),
+                table_of(out, out_rows, bytes));
+    });
+  });
+}
+
+void bind_gather_cached(const Tensor& table, const Tensor& cache, std::int64_t cache_rows, const Tensor& slot_of,
+                        const Tensor& ids, const Tensor& out, std::int64_t bytes) {
+  with_id(ids, [&]<class Id>(Tag<Id>) {
+    gather_cached(table_of(table, slot_of.numel, bytes), table_of(cache, cache_rows, bytes),
+                  slot_of.span<const std::int32_t>(), ids.span<const Id>(), table_of(out, ids.numel, bytes));
+  });
+}
+
+void bind_place_structure(const Tensor& indptr, const Tensor& indices, const Tensor& slots, const Tensor& out_indptr,
+                          const Tensor& out_indices) {
+  with_id(indices, [&]<class Local>(Tag<Local>) {
+    with_id(slots, [&]<class Slot>(Tag<Slot>) {
+      with_id(out_indices, [&]<class Id>(Tag<Id>) {
+        place_structure(csc_of<Local>(indptr, indices), slots.span<const Slot>(), out_indptr.span<std::int64_t>(),
+                        out_indices.span<Id>());
+      });
+    });
+  });
+}
+
+void bind_add_row_values(const Tensor& indptr, const Tensor& indices, const Tensor& value, const Tensor& out) {
+  with_id(indices, [&]<class Id>(Tag<Id>) {
+    add_row_values(csc_of<Id>(indptr, indices), value.span<const std::int64_t>(), out.span<std::int64_t>());
+  });
+}
+
+std::int64_t bind_assign_slots(const Tensor& ids, const Tensor& slot_of, std::int32_t first, const Tensor& slots,
+                               const Tensor& cold) {
+  std::int64_t count = 0;
+  with_id(ids, [&]<class Id>(Tag<Id>) {
+    count = assign_slots(ids.span<const Id>(), slot_of.span<const std::int32_t>(), first, slots.span<std::int32_t>(),
+                         cold.span<Id>());
+  });
+  return count;
+}
+
+}  // namespace
+
+void bind_store(py::module_& m) {
+  m.def("gather_rows", &bind_gather_rows, ReleaseGil());
+  m.def("fill_rows", &bind_fill_rows, ReleaseGil());
+  m.def("gather_cached", &bind_gather_cached, ReleaseGil());
+  m.def("place_structure", &bind_place_structure, ReleaseGil());
+  m.def("assign_slots", &bind_assign_slots, ReleaseGil());
+  m.def("add_row_values", &bind_add_row_values, ReleaseGil());
+}
+
+}  // namespace joestar::bindings

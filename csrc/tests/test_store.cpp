@@ -1,0 +1,151 @@
+#include <numeric>
+#include <stdexcept>
+
+#include "check.hpp"
+#include "joestar/place.hpp"
+#include "joestar/rows.hpp"
+
+using namespace joestar;
+
+namespace {
+
+template <class T>
+RowTable table_of(std::vector<T>& values, std::int64_t width) {
+  return {reinterpret_cast<char*>(values.data()), static_cast<std::int64_t>(values.size()) / width,
+          width * static_cast<std::int64_t>(sizeof(T))};
+}
+
+std::vector<std::int32_t> random_ids(std::int64_t count, std::int64_t below, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+  for (auto& id : ids) id = static_cast<std::int32_t>(random() % static_cast<unsigned>(below));
+  return ids;
+}
+
+std::vector<std::int64_t> shuffled(std::int64_t count, unsigned seed) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  return order;
+}
+
+template <class F>
+bool throws(F&& f) {
+  try {
+    f();
+  } catch (const std::exception&) {
+    return true;
+  }
+  return false;
+}
+
+void rows_move() {
+  for (std::int64_t width : {1, 5, 128, 3000}) {
+    auto table = test::random_values<float>(300 * width, 1);
+    const auto ids = random_ids(700, 300, 2);
+    const auto slots = shuffled(800, 3);
+    const auto gathered = test::for_thread_counts([&] {
+      std::vector<float> out(static_cast<std::size_t>(700 * width), 9.0f);
+      gather_rows<std::int32_t>(table_of(table, width), ids, table_of(out, width));
+      return out;
+    });
+    const auto filled = test::for_thread_counts([&] {
+      std::vector<float> out(static_cast<std::size_t>(800 * width), 9.0f);
+      fill_rows<std::int32_t, std::int64_t>(table_of(table, width), ids, std::span(slots).first(700),
+                                            table_of(out, width));
+      return out;
+    });
+    bool right = true;
+    for (std::size_t i = 0; i < 700; ++i) {
+      for (std::size_t c = 0; c < static_cast<std::size_t>(width); ++c) {
+        const float value = table[static_cast<std::size_t>(ids[i]) * static_cast<std::size_t>(width) + c];
+        right = right && gathered[i * static_cast<std::size_t>(width) + c] == value &&
+                filled[static_cast<std::size_t>(slots[i]) * static_cast<std::size_t>(width) + c] == value;
+      }
+    }
+    CHECK(right);
+  }
+}
+
+void cached_rows_come_from_the_cache() {
+  auto table = test::random_values<float>(200 * 7, 1), cache = test::random_values<float>(20 * 7, 2);
+  std::vector<std::int32_t> slot_of(200, -1);
+  for (std::size_t slot = 0; slot < 20; ++slot) slot_of[slot * 9] = static_cast<std::int32_t>(slot);
+  const auto ids = random_ids(900, 200, 3);
+  std::vector<float> out(900 * 7);
+  gather_cached<std::int32_t>(table_of(table, 7), table_of(cache, 7), slot_of, ids, table_of(out, 7));
+  bool right = true;
+  for (std::size_t i = 0; i < 900; ++i) {
+    const auto id = static_cast<std::size_t>(ids[i]);
+    const float* row = slot_of[id] < 0 ? &table[id * 7] : &cache[static_cast<std::size_t>(slot_of[id]) * 7];
+    for (std::size_t c = 0; c < 7; ++c) right = right && out[i * 7 + c] == row[c];
+  }
+  CHECK(right);
+}
+
+void rows_that_are_not_there() {
+  std::vector<float> table(12), out(12);
+  const std::vector<std::int32_t> ids{0, 4}, fine{0, 1}, negative{0, -1};
+  CHECK(throws([&] { gather_rows<std::int32_t>(table_of(table, 3), ids, table_of(out, 3)); }));
+  CHECK(throws([&] { gather_rows<std::int32_t>(table_of(table, 3), negative, table_of(out, 3)); }));
+  CHECK(throws([&] { fill_rows<std::int32_t, std::int32_t>(table_of(table, 3), fine, ids, table_of(out, 3)); }));
+}
+
+void structure_among_slots() {
+  auto graph = test::random_graph<std::int32_t>(3000, 4000, 6, 4);
+  const auto order = shuffled(5000, 5);
+  const auto slots = std::span(order).first(4000);
+  const auto [indptr, indices] = test::for_thread_counts([&] {
+    std::vector<std::int64_t> offsets(5001, 7);
+    std::vector<std::int32_t> sources(graph.indices.size() + 3, 7);
+    place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), slots, offsets, sources);
+    return std::pair(offsets, sources);
+  });
+  bool right = indptr[0] == 0 && indptr[5000] == graph.indptr.back();
+  for (std::size_t i = 0; i < 3000; ++i) {
+    const auto slot = static_cast<std::size_t>(slots[i]);
+    const auto begin = graph.indptr[i], degree = graph.indptr[i + 1] - begin;
+    right = right && indptr[slot + 1] - indptr[slot] == degree;
+    for (std::int64_t j = 0; right && j < degree; ++j) {
+      const auto source = graph.indices[static_cast<std::size_t>(begin + j)];
+      right = indices[static_cast<std::size_t>(indptr[slot] + j)] == slots[static_cast<std::size_t>(source)];
+    }
+  }
+  CHECK(right);
+  for (std::size_t e = graph.indices.size(); e < indices.size(); ++e) CHECK(indices[e] == 0);
+  std::vector<std::int64_t> twice(4000, 1), offsets(5001);
+  std::vector<std::int32_t> sources(graph.indices.size());
+  CHECK(throws([&] {
+    place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), twice, offsets, sources);
+  }));
+}
+
+void values_of_rows_are_added_at_sources() {
+  auto graph = test::random_graph<std::int32_t>(2000, 300, 6, 6);
+  std::vector<std::int64_t> value(2000);
+  for (std::size_t i = 0; i < 2000; ++i) value[i] = static_cast<std::int64_t>(i % 3) << 40;
+  std::vector<std::int64_t> expected(300, 1);
+  for (std::size_t i = 0; i < 2000; ++i) {
+    for (auto e = graph.indptr[i]; e < graph.indptr[i + 1]; ++e) {
+      expected[static_cast<std::size_t>(graph.indices[static_cast<std::size_t>(e)])] += value[i];
+    }
+  }
+  const auto got = test::for_thread_counts([&] {
+    std::vector<std::int64_t> out(300, 1);
+    add_row_values<std::int32_t>(graph.csc(), value, out);
+    return out;
+  });
+  CHECK(got == expected);
+}
+
+}  // namespace
+
+int main() {
+  set_num_threads(4);
+  rows_move();
+  cached_rows_come_from_the_cache();
+  rows_that_are_not_there();
+  structure_among_slots();
+  values_of_rows_are_added_at_sources();
+  return report("store");
+}

@@ -1,0 +1,203 @@
+"""What ``joestar convert`` reads: which files of a source are edges, features, labels and splits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from joestar.data import ogb
+from joestar.data.from_tables import edge_columns
+from joestar.data.rows import MemoryRows, Rows, npy_rows, npz_keys, npz_rows
+from joestar.data.splits import PARTS
+from joestar.data.stream_nodes import TextRows
+from joestar.data.structure import EdgeRules
+from joestar.data.table import PARQUET, TEXT, is_table
+from joestar.data.text_blocks import layout_of
+from joestar.errors import DataError
+
+CITATIONS = Path("processed/paper___cites___paper/edge_index.npy")
+PAPERS = Path("processed/paper")
+"""Where MAG240M has the citations, and features and labels of its papers."""
+AS_GIVEN = EdgeRules(False, False, False)
+
+
+@dataclass
+class Inputs:
+    """The files of a source.
+
+    Attributes:
+        name: of the graph. edges: its file; ``key``: which array of it, of an archive.
+        num_nodes: ``None``: as many as there are features or labels, else the largest id and one.
+        x, y: features ``[N, F]`` and labels ``[N]`` or ``[N, T]``. splits: arrays of ids.
+        usual: what the format has done with edges. task: of the labels, if the format says so.
+        files: all that is read, to see whether something changed.
+    """
+
+    name: str
+    edges: Path
+    key: str | None = None
+    num_nodes: int | None = None
+    x: Rows | None = None
+    y: Rows | None = None
+    splits: dict[str, np.ndarray] = field(default_factory=dict)
+    usual: EdgeRules = AS_GIVEN
+    task: str | None = None
+    files: list[Path] = field(default_factory=list)
+
+
+def find_inputs(source: Path, features: Path | None, labels: Path | None, limit: int) -> Inputs:
+    """Looks at a source: a folder of OGB, of MAG240M or with ``edges.*``; or a file of edges.
+
+    Raises:
+        DataError: nothing that is known is there, or a file is damaged.
+    """
+    if not source.exists():
+        raise DataError(f"{source}: there is no such file or folder. {_KNOWN}")
+    found = _of_folder(source, limit) if source.is_dir() else _of_file(source)
+    if features is not None:
+        found.x = npy_rows(features)
+        found.files.append(features)
+    if labels is not None:
+        found.y = npy_rows(labels)
+        found.files.append(labels)
+    return found
+
+
+_KNOWN = (
+    "joestar convert reads folders of OGB (raw/), of MAG240M (processed/), folders with edges.npy, edges.csv or "
+    "edges.parquet, and such files; 'ogb:ogbn-products' is downloaded by the ogb package."
+)
+
+
+def _of_folder(folder: Path, limit: int) -> Inputs:
+    if (folder / CITATIONS).is_file():
+        return _of_mag(folder)
+    if ogb.is_ogb(folder):
+        return _of_ogb(folder, limit)
+    ends = (".npy", *TEXT, *(f"{end}.gz" for end in TEXT), *PARQUET)
+    edges = next((folder / f"edges{end}" for end in ends if (folder / f"edges{end}").is_file()), None)
+    if edges is None:
+        raise DataError(f"{folder}: none of its files is known. {_KNOWN}")
+    made = Inputs(folder.name, edges, files=[edges])
+    for what, name in (("x", "features.npy"), ("y", "labels.npy")):
+        if (folder / name).is_file():
+            setattr(made, what, npy_rows(folder / name))
+            made.files.append(folder / name)
+    for part in PARTS:
+        path = folder / f"{part}_idx.npy"
+        if path.is_file():
+            made.splits[part] = _ids(npy_rows(path))
+            made.files.append(path)
+    return made
+
+
+def _of_file(path: Path) -> Inputs:
+    made = Inputs(path.name.partition(".")[0], path, files=[path])
+    if path.suffix == ".npz":
+        keys = npz_keys(path)
+        made.key, made.usual = "edge_index", EdgeRules()
+        for what, names in (("x", ("x", "node_feat")), ("y", ("y", "node_label"))):
+            key = next((name for name in names if name in keys), None)
+            if key is not None:
+                setattr(made, what, npz_rows(path, key))
+        made.splits = {part: _ids(npz_rows(path, f"{part}_idx")) for part in PARTS if f"{part}_idx" in keys}
+        if "num_nodes_list" in keys:
+            made.num_nodes = int(npz_rows(path, "num_nodes_list").read(0, 1).reshape(-1)[0])
+    elif path.suffix != ".npy" and not is_table(path):
+        raise DataError(f"{path}: expected .npy, .npz, {', '.join((*TEXT, *PARQUET))}, or .gz behind text. {_KNOWN}")
+    return made
+
+
+def _of_ogb(folder: Path, limit: int) -> Inputs:
+    raw, name = folder / "raw", next(
+        (known for known in ogb.SCHEMES if folder.name in ogb.folder_names(known)), folder.name
+    )  # fmt: skip
+    if (raw / "num-node-dict.csv.gz").exists() or (raw / "relations").is_dir():
+        raise DataError(f"{folder}: this graph has several types of nodes; Joestar reads graphs with one type only.")
+    made = Inputs(name, raw, usual=EdgeRules(), task="classes", splits=ogb.read_split(folder, name))
+    if (raw / "data.npz").exists():
+        data, labels = raw / "data.npz", raw / "node-label.npz"
+        made.edges, made.key, made.files = data, "edge_index", [data, labels]
+        made.x, made.y = npz_rows(data, "node_feat"), npz_rows(labels, "node_label")
+        made.num_nodes = _single(npz_rows(data, "num_nodes_list").read(0, 2), raw)
+        return made
+    made.edges = raw / "edge.csv.gz"
+    if not made.edges.exists():
+        raise DataError(f"{made.edges} is missing. Is the download complete?")
+    made.num_nodes = _single(ogb.read_table(raw / "num-node-list.csv.gz", np.int64), raw)
+    features = raw / "node-feat.csv.gz"
+    if not features.exists():
+        raise DataError(
+            f"{raw}: node-feat.csv.gz is missing. Graphs whose features come from edges, as ogbn-proteins, are read by "
+            "joestar.load and written by joestar.data.save."
+        )
+    made.x = TextRows(features, made.num_nodes, limit)
+    made.y = MemoryRows(ogb.read_table(raw / "node-label.csv.gz", np.float64), str(raw / "node-label.csv.gz"))
+    made.files = [made.edges, features, raw / "node-label.csv.gz"]
+    return made
+
+
+def _of_mag(folder: Path) -> Inputs:
+    """The graph of citations among MAG240M's papers."""
+    edges, x, y = folder / CITATIONS, folder / PAPERS / "node_feat.npy", folder / PAPERS / "node_label.npy"
+    for path in (x, y):
+        if not path.is_file():
+            raise DataError(f"{path} is missing. Is the download complete?")
+    splits, files = {}, [edges, x, y]
+    if (folder / "split_dict.pt").is_file():
+        files.append(folder / "split_dict.pt")
+        splits = _mag_splits(folder / "split_dict.pt")
+    return Inputs("mag240m-c", edges, None, None, npy_rows(x), npy_rows(y), splits, EdgeRules(), "classes", files)
+
+
+def _mag_splits(path: Path) -> dict[str, np.ndarray]:
+    """``train`` and ``valid``; of the test nodes the labels are not public."""
+    dtypes = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
+    allowed = [np.ndarray, np.dtype, *dtypes, _of_numpy("_reconstruct"), _of_numpy("scalar")]
+    try:
+        with torch.serialization.safe_globals([thing for thing in allowed if thing is not None]):
+            found = torch.load(path, weights_only=True)
+        return {part: np.asarray(found[name]).reshape(-1) for part, name in (("train", "train"), ("val", "valid"))}
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise DataError(f"{path}: expected a dict with 'train' and 'valid' ids ({first}).") from error
+
+
+def _of_numpy(name: str):
+    from numpy._core import multiarray
+
+    return getattr(multiarray, name, None)
+
+
+def _ids(rows: Rows) -> np.ndarray:
+    if len(rows.shape) != 1 or rows.dtype.kind not in "iu":
+        raise DataError(f"{rows.where}: a split must be integer node ids [n]; got {rows.dtype} {list(rows.shape)}.")
+    return rows.read(0, rows.shape[0])
+
+
+def _single(counts: np.ndarray, raw: Path) -> int:
+    if counts.size != 1:
+        raise DataError(f"{raw}: expected one graph; the dataset holds {counts.size}. Joestar trains on one graph.")
+    return int(counts.reshape(-1)[0])
+
+
+class _Columns:
+    """Names of columns with the file that has them, as ``edge_columns`` takes them."""
+
+    def __init__(self, names: list[str], where: str):
+        self.names, self.where = names, where
+
+
+def chooser(path: Path, source, target) -> Callable[[list[str]], list[str]]:
+    """From the names of columns to those of sources and destinations."""
+    return lambda names: edge_columns(_Columns(names, str(path)), source, target)
+
+
+def left_out(inputs: Inputs, header: bool | None, delimiter: str | None, source, target) -> list[str]:
+    """Columns of a text file of edges that are not converted."""
+    if not is_table(inputs.edges) or inputs.edges.suffix in PARQUET:
+        return []
+    names = layout_of(inputs.edges, header, delimiter).names
+    return [name for name in names if name not in chooser(inputs.edges, source, target)(names)]

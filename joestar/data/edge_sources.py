@@ -1,0 +1,248 @@
+"""Lists of edges on disk, read from the first edge to the last: arrays, text files, Parquet."""
+
+import json
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from joestar.data import csv_reader
+from joestar.data.folder_writer import write_all
+from joestar.data.journal import Journal
+from joestar.data.progress import Progress
+from joestar.data.rows import ColumnRows, FileRows, PackedRows, Rows
+from joestar.data.text_blocks import blocks, columns_of, layout_of
+from joestar.errors import DataError
+
+TEXT_BLOCK = 1 << 24
+"""Bytes of text that are parsed at a time, at most."""
+PER_BYTE = 8
+"""Bytes of memory that a byte of text takes while it is parsed."""
+
+
+class Edges(Protocol):
+    """Edges in the order of a file.
+
+    Attributes:
+        count: how many there are. where: how messages call the file.
+    """
+
+    count: int
+    where: str
+
+    def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, destinations), integers, of the edges from position ``first``."""
+
+    def place(self, row: int) -> str:
+        """How messages call an edge."""
+
+
+class PairEdges:
+    """Edges in an array ``[E, 2]``, a row each."""
+
+    def __init__(self, rows: Rows):
+        self.rows, self.count, self.where = rows, rows.shape[0], rows.where
+
+    def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, destinations) of the edges from position ``first``."""
+        pairs = self.rows.read(first, count)
+        return pairs[:, 0], pairs[:, 1]
+
+    def place(self, row: int) -> str:
+        """How messages call an edge."""
+        return f"row {row}"
+
+
+class SideEdges:
+    """Edges in an array ``[2, E]``: sources, then destinations."""
+
+    def __init__(self, sources: Rows, destinations: Rows, where: str):
+        self.sides, self.count, self.where = (sources, destinations), sources.shape[0], where
+
+    def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, destinations) of the edges from position ``first``."""
+        return tuple(side.read(first, count) for side in self.sides)
+
+    def place(self, row: int) -> str:
+        """How messages call an edge."""
+        return f"column {row}"
+
+
+class ParquetEdges:
+    """Edges in two columns of a Parquet file, read by pyarrow.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is none.
+    """
+
+    def __init__(self, path: Path, choose):
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise DataError(
+                f"{path}: reading Parquet needs pyarrow, which is not installed: pip install pyarrow, or save the "
+                "edges as .npy."
+            ) from None
+        try:
+            self.file = parquet.ParquetFile(path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{path}: expected a Parquet file, but it cannot be read ({error}).") from None
+        self.where, self.count = str(path), self.file.metadata.num_rows
+        self.columns = choose(list(self.file.schema_arrow.names))
+        self.batches, self.at, self.rest = None, 0, None
+
+    def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, destinations) of the edges from position ``first``."""
+        if self.batches is None or first != self.at:
+            self._start(first, count)
+        found, missing = [], min(count, self.count - first)
+        while missing > 0:
+            piece = self.rest if self.rest is not None and self.rest.num_rows else next(self.batches)
+            found.append(piece.slice(0, missing))
+            self.rest = piece.slice(missing) if piece.num_rows > missing else None
+            missing -= found[-1].num_rows
+        self.at = first + min(count, self.count - first)
+        return tuple(self._side(found, name, first) for name in self.columns)
+
+    def _start(self, first: int, count: int) -> None:
+        """Begins at the row group that has an edge."""
+        group, before = 0, 0
+        groups = self.file.metadata.num_row_groups
+        while group < groups and before + self.file.metadata.row_group(group).num_rows <= first:
+            before += self.file.metadata.row_group(group).num_rows
+            group += 1
+        self.batches = self.file.iter_batches(max(count, 1), list(range(group, groups)), columns=self.columns)
+        self.rest, skip = None, first - before
+        while skip:
+            piece = next(self.batches)
+            self.rest = piece.slice(skip) if piece.num_rows > skip else None
+            skip -= min(skip, piece.num_rows)
+
+    def _side(self, pieces: list, name: str, first: int) -> np.ndarray:
+        arrays = []
+        for piece in pieces:
+            column = piece.column(piece.schema.get_field_index(name))
+            if column.null_count:
+                row = first + int(np.flatnonzero(np.asarray(column.is_null()))[0])
+                raise DataError(f"{self.where}, column {name!r}: row {row} has no id. Remove such rows.")
+            arrays.append(column.to_numpy(zero_copy_only=False))
+            first += piece.num_rows
+        made = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+        _check_integers(made.dtype, f"{self.where}, column {name!r}")
+        return made
+
+    def place(self, row: int) -> str:
+        """How messages call an edge."""
+        return f"row {row}"
+
+
+def array_edges(rows: Rows, journal: Journal, folder: Path, limit: int, progress: Progress) -> Edges:
+    """Edges in an array ``[2, E]`` or ``[E, 2]``; a packed one is unpacked into ``folder`` first.
+
+    Raises:
+        DataError: another shape, or no integers.
+    """
+    _check_integers(rows.dtype, rows.where)
+    if len(rows.shape) != 2 or 2 not in rows.shape:
+        raise DataError(f"{rows.where}: edges must be integers [2, E] or [E, 2]; got {rows.dtype} {list(rows.shape)}.")
+    if isinstance(rows, PackedRows):
+        rows = _unpacked(rows, journal, folder, limit, progress)
+    if rows.shape[0] != 2:
+        return PairEdges(rows)
+    if isinstance(rows, ColumnRows):  # [2, E] in Fortran's order: pairs
+        return PairEdges(rows.columns)
+    count = rows.shape[1]
+    if isinstance(rows, FileRows):
+        sides = [
+            FileRows(rows.path, rows.offset + side * rows.row_bytes, rows.dtype, (count,), rows.where)
+            for side in (0, 1)
+        ]
+        return SideEdges(*sides, rows.where)
+    raise DataError(f"{rows.where}: edges of {type(rows).__name__} cannot be read.")
+
+
+def text_edges(
+    path: Path, header: bool | None, delimiter: str | None, choose, journal: Journal, folder: Path, limit: int,
+    progress: Progress,
+) -> PairEdges:  # fmt: skip
+    """Edges of a CSV or TSV file, parsed once into a file of pairs in ``folder``; ids are whole numbers.
+
+    Raises:
+        DataError: naming the line and field that is no whole number.
+    """
+    layout = layout_of(path, header, delimiter)
+    names = choose(layout.names)
+    wanted = [layout.names.index(name) for name in names]
+    state = journal.state("parse", {"start": None, "line": 0, "rows": 0})
+    staged = folder / "edges.staged"
+    if state["start"] is None:
+        state["start"], state["line"] = _after_header(path, layout)
+    size = path.stat().st_size
+    with open(staged, "r+b" if staged.exists() and state["rows"] else "wb", buffering=0) as file:
+        file.truncate(state["rows"] * 16)
+        file.seek(0, os.SEEK_END)
+        if not state.get("ended"):
+            for block in blocks(path, min(TEXT_BLOCK, max(limit // PER_BYTE, 1 << 12)), state["start"], state["line"]):
+                sides = columns_of(block, path, len(layout.names), wanted, layout.delimiter, np.int64)
+                write_all(file, np.stack(sides, axis=1))
+                state |= {"start": block.end, "line": block.lines, "rows": state["rows"] + len(sides[0])}
+                journal.save()
+                progress("parsing", block.end, 0 if path.suffix == ".gz" else size)
+            state["ended"] = True
+            journal.save()
+    return _Staged(
+        FileRows(staged, 0, np.dtype(np.int64), (state["rows"], 2), str(path)), layout.skipped + layout.header
+    )
+
+
+class _Staged(PairEdges):
+    """Pairs of a text file whose table begins after so many lines."""
+
+    def __init__(self, rows: Rows, before: int):
+        super().__init__(rows)
+        self.before = before
+
+    def place(self, row: int) -> str:
+        return f"row {row} of the table (about line {row + 1 + self.before})"
+
+
+def _after_header(path: Path, layout: csv_reader.Layout) -> tuple[int, int]:
+    """(position, lines) behind comments and header."""
+    lines = layout.skipped + layout.header
+    start = 0
+    for block in blocks(path, 1 << 16):
+        for line in block.content.splitlines(keepends=True):
+            if not lines:
+                return start, layout.skipped + layout.header
+            start, lines = start + len(line), lines - 1
+    return start, layout.skipped + layout.header
+
+
+def _unpacked(rows: PackedRows, journal: Journal, folder: Path, limit: int, progress: Progress) -> FileRows:
+    staged, total = folder / "edges.staged", rows.shape[0] * rows.shape[1]
+    state = journal.state("unpack", {"rows": 0})
+    flat = PackedRows(rows.path, rows.member, rows.dtype, (total,), rows.header, rows.where)
+    step = max(1, min(1 << 23, limit // (2 * rows.dtype.itemsize)))
+    with open(staged, "r+b" if staged.exists() and state["rows"] else "wb", buffering=0) as file:
+        file.truncate(state["rows"] * rows.dtype.itemsize)
+        file.seek(0, os.SEEK_END)
+        while state["rows"] < total:
+            values = flat.read(state["rows"], min(step, total - state["rows"]))
+            write_all(file, values)
+            state["rows"] += len(values)
+            journal.save()
+            progress("unpacking edges", state["rows"], total)
+    return FileRows(staged, 0, rows.dtype, rows.shape, rows.where)
+
+
+def _check_integers(dtype: np.dtype, where: str) -> None:
+    if dtype.kind not in "iu":
+        raise DataError(f"{where}: ids of nodes must be integers; got {dtype}.")
+
+
+def fingerprint(path: Path) -> str:
+    """What tells that a file was changed: path, size and time."""
+    found = path.stat()
+    return json.dumps([str(path.absolute()), found.st_size, found.st_mtime_ns])

@@ -1,0 +1,146 @@
+"""Tables of numbers in text files, parsed in blocks of whole lines, by pyarrow where it is installed."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from joestar.data import csv_reader
+from joestar.errors import DataError
+
+
+@dataclass
+class Block:
+    """Whole lines of a file: their bytes, where they begin, how many lines and rows lie before them."""
+
+    content: bytes
+    start: int
+    line: int
+
+    @property
+    def end(self) -> int:
+        """Where the next block begins."""
+        return self.start + len(self.content)
+
+    @property
+    def lines(self) -> int:
+        """Lines up to the end of the block."""
+        return self.line + self.content.count(b"\n")
+
+
+def layout_of(path: Path, header: bool | None, delimiter: str | None) -> csv_reader.Layout:
+    """How a text file is laid out.
+
+    Raises:
+        DataError: it is no text, empty, or cut short.
+    """
+    try:
+        return csv_reader.look(path, header, delimiter, [])
+    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: expected a table, but it cannot be read ({error}). Is it complete?") from None
+
+
+def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Block]:
+    """Blocks of about ``size`` bytes of a file, ``.gz`` unpacked, from a position of its text.
+
+    Raises:
+        DataError: the file cannot be read, or is cut short.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            file.seek(start)
+            rest = b""
+            while piece := file.read(size):
+                piece = rest + piece
+                cut = piece.rfind(b"\n") + 1
+                content, rest = piece[:cut], piece[cut:]
+                if content:
+                    block = Block(content, start, line)
+                    yield block
+                    start, line = block.end, block.lines
+            if rest:
+                yield Block(rest, start, line)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: expected a table, but it cannot be read ({error}). Is it complete?") from None
+
+
+def columns_of(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:
+    """The wanted columns of a block, each of ``dtype``, int64 or float32.
+
+    Raises:
+        DataError: naming the first line and field that is no such number.
+    """
+    found = _by_arrow(block, width, wanted, delimiter, dtype)
+    if found is None:
+        found = _by_numpy(block, width, wanted, delimiter, dtype)
+    if found is None:
+        found = _line_by_line(block, path, width, wanted, delimiter, dtype)
+    return found
+
+
+def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray] | None:
+    try:
+        import pyarrow
+        from pyarrow import csv
+    except ImportError:
+        return None
+    if delimiter == " ":
+        return None
+    names = [str(place) for place in range(width)]
+    kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
+    try:
+        table = csv.read_csv(
+            pyarrow.BufferReader(block.content),
+            csv.ReadOptions(column_names=names, use_threads=False, block_size=max(len(block.content), 1)),
+            csv.ParseOptions(delimiter=delimiter),
+            csv.ConvertOptions(
+                column_types={names[place]: kind for place in wanted}, include_columns=[names[p] for p in wanted],
+                null_values=[""],
+            ),
+        )  # fmt: skip
+    except pyarrow.ArrowException:
+        return None
+    if any(column.null_count for column in table.columns):
+        return None
+    return [column.to_numpy() for column in table.columns]
+
+
+def _by_numpy(block: Block, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray] | None:
+    if not block.content.strip():
+        return [np.empty(0, dtype) for _ in wanted]
+    try:
+        table = np.loadtxt(
+            io.BytesIO(block.content), dtype, delimiter=None if delimiter == " " else delimiter, ndmin=2, comments=None
+        )
+    except ValueError:
+        return None
+    return [table[:, place] for place in wanted] if table.shape[1] == width else None
+
+
+def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:
+    number = int if np.issubdtype(dtype, np.integer) else float
+    what = "whole numbers" if number is int else "numbers"
+    kept: list[list] = [[] for _ in wanted]
+    for row, line in enumerate(block.content.splitlines()):
+        text = line.decode("utf-8", "replace").strip()
+        if not text:
+            continue
+        at = f"{path}: line {block.line + row + 1}"
+        fields = text.split() if delimiter == " " else text.split(delimiter)
+        if len(fields) != width:
+            raise DataError(f"{at} has {len(fields)} fields, expected {width} (separated by {delimiter!r}).")
+        for values, place in zip(kept, wanted, strict=True):
+            field = fields[place].strip().strip('"')
+            try:
+                value = number(field)
+                values.append(value if number is float else int(np.int64(value)))
+            except (ValueError, OverflowError):
+                raise DataError(
+                    f"{at}, field {place + 1}: expected {what}; got {field!r}. Ids that are text are numbered by "
+                    "joestar.data.from_tables."
+                ) from None
+    return [np.array(values, dtype=dtype) for values in kept]

@@ -1,0 +1,40 @@
+"""Node data that compiled programs must not read in place: what ``graph.ndata`` keeps beside the tensor."""
+
+import torch
+from torch import Tensor
+
+
+class RowSource:
+    """A table of node rows, and how a program gathers from it (``joestar.store.FeatureStore``).
+
+    ``graph.ndata["x"] = source`` puts ``source.table`` there and remembers the source: gathering goes through
+    ``rows``, so that nothing is fused that would read far memory in any order.
+
+    Attributes:
+        table: all rows, ``[N, ...]``, as a tensor of the device that gathers.
+        cache: hot rows on the device ``[H, ...]``, or ``None``; slot_of: int32 ``[N]``, row of the cache or -1.
+        in_place: whether the table is memory of the device, and needs none of this.
+    """
+
+    table: Tensor
+    cache: Tensor | None = None
+    slot_of: Tensor | None = None
+    in_place = False
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """``table[ids]``, ``[n, ...]``; rows of 0 if the table is empty: ids are then padding only."""
+        if self.table.shape[0] == 0:
+            return self.table.new_zeros((ids.shape[0], *self.table.shape[1:]))
+        return torch.ops.joestar.gather_rows(self.table, self.cache, self.slot_of, ids)
+
+    def refresh(self) -> None:
+        """Renews copies of rows, if the table was written since they were made."""
+
+    def to(self, device) -> "RowSource":
+        """The same rows for programs of another device."""
+        raise NotImplementedError
+
+
+def source_of(table, key: str) -> RowSource | None:
+    """The source that ``table[key]`` was assigned from, if it was one."""
+    return getattr(table, "sources", {}).get(key)

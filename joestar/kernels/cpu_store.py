@@ -1,0 +1,133 @@
+"""Rows and structure on their way into an arena, on the CPU: ids are checked, rows of any dtype are moved as bytes."""
+
+import torch
+from torch import Tensor
+
+from joestar import _native
+from joestar.kernels.checks import check_ids, check_offsets, require
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_CONVERTED_BYTES = 2**22
+"""Bytes of rows that are converted at a time: they stay in a cache."""
+
+
+def _table(table: Tensor, name: str) -> Tensor:
+    right = table.is_cpu and table.dim() > 0 and table.is_contiguous()
+    require(right, f"{name} [rows, ...], contiguous, on the CPU", f"{list(table.shape)} on {table.device}")
+    return table
+
+
+def _row_bytes(table: Tensor) -> int:
+    return table[:1].numel() * table.element_size() if table.shape[0] else 0
+
+
+def _same_rows(a: Tensor, b: Tensor, name: str) -> None:
+    require(a.shape[1:] == b.shape[1:], f"{name} with rows {list(a.shape[1:])}", f"{list(b.shape)}")
+
+
+def gather_into(table: Tensor, ids: Tensor, out: Tensor | None = None) -> Tensor:
+    """``table[ids]``, into ``out`` if given: ordinary or mapped memory into a staging buffer, with all threads.
+
+    Args:
+        table: ``[N, ...]`` of any dtype, contiguous. ids: int32 or int64 ``[n]``. out: ``[n, ...]`` of its dtype.
+
+    Raises:
+        IndexError: for an id that is no row.
+    """
+    table, ids = _table(table, "table"), check_ids(ids, "ids")
+    if out is None:
+        out = table.new_empty((ids.numel(), *table.shape[1:]))
+    right = out.dtype == table.dtype and out.shape[:1] == ids.shape
+    require(right, f"out {table.dtype} [{ids.numel()}, ...]", f"{out.dtype} {list(out.shape)}")
+    _same_rows(table, _table(out, "out"), "out")
+    _native.gather_rows(table, table.shape[0], ids, out, _row_bytes(table))
+    return out
+
+
+def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs: int | None = None) -> None:
+    """``out[slots[i]] = source[ids[i]]``; as ``gpu_fill.fill_rows``, ``programs`` aside.
+
+    Raises:
+        IndexError: for an id or a slot that is no row.
+    """
+    source, out = _table(source, "source"), _table(out, "out")
+    ids, slots = check_ids(ids, "ids"), check_ids(slots, "slots")
+    require(ids.shape == slots.shape, f"a slot for each of {ids.numel()} ids", f"{slots.numel()}")
+    _same_rows(source, out, "out")
+    if source.dtype == out.dtype:
+        return _native.fill_rows(source, source.shape[0], ids, slots, out, out.shape[0], _row_bytes(out))
+    floats = {source.dtype, out.dtype} <= set(_FLOATS)
+    require(floats, f"rows of {source.dtype}", f"{out.dtype}")
+    step = max(1, _CONVERTED_BYTES // max(1, _row_bytes(out)))
+    for first in range(0, ids.numel(), step):
+        rows = gather_into(source, ids[first : first + step]).to(out.dtype)
+        places = torch.arange(rows.shape[0], device=rows.device)
+        _native.fill_rows(rows, rows.shape[0], places, slots[first : first + step], out, out.shape[0], _row_bytes(out))
+    return None
+
+
+def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, ids: Tensor) -> Tensor:
+    """``table[ids]``, rows with a slot from ``cache``; as ``gpu_fill.gather_stored``.
+
+    Raises:
+        IndexError: for an id or a slot that is no row.
+    """
+    require((cache is None) == (slot_of is None), "cache and slots together", "one of them")
+    if cache is None:
+        return gather_into(table, ids)
+    table, cache, ids = _table(table, "table"), _table(cache, "cache"), check_ids(ids, "ids")
+    _same_rows(table, cache, "cache")
+    require(cache.dtype == table.dtype, f"a cache of {table.dtype}", f"{cache.dtype}")
+    right = slot_of.dtype == torch.int32 and slot_of.shape == table.shape[:1] and slot_of.is_cpu
+    require(right, f"slots int32 [{table.shape[0]}]", f"{slot_of.dtype} {list(slot_of.shape)}")
+    out = table.new_empty((ids.numel(), *table.shape[1:]))
+    _native.gather_cached(table, cache, cache.shape[0], slot_of.contiguous(), ids, out, _row_bytes(table))
+    return out
+
+
+def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor) -> None:
+    """Writes a local structure as that of an arena; as ``gpu_place.place_structure``.
+
+    Raises:
+        IndexError: for a slot or a local source that is not there. ValueError: if two rows have the same slot.
+    """
+    indptr, out_indptr = check_offsets(indptr), _written(check_offsets(out_indptr), out_indptr)
+    indices, slots = check_ids(indices, "indices"), check_ids(slots, "slots")
+    out_indices = _written(check_ids(out_indices, "out_indices"), out_indices)
+    require(slots.numel() >= indptr.numel() - 1, f"a slot for each of {indptr.numel() - 1} rows", f"{slots.numel()}")
+    require(out_indices.numel() >= indices.numel(), f"room for {indices.numel()} edges", f"{out_indices.numel()}")
+    _native.place_structure(indptr, indices, slots, out_indptr, out_indices)
+
+
+def _written(checked: Tensor, out: Tensor) -> Tensor:
+    require(checked is out, "a contiguous tensor to write to", f"strides {out.stride()}")
+    return out
+
+
+def add_row_values(indptr: Tensor, indices: Tensor, value: Tensor, out: Tensor) -> None:
+    """``out[source] += value[row]`` for every edge: int64 ``value`` ``[rows]`` and ``out`` ``[num_src]``."""
+    indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    right = value.dtype == out.dtype == torch.int64 and value.shape == (indptr.numel() - 1,)
+    require(right, f"int64 values [{indptr.numel() - 1}]", f"{value.dtype} {list(value.shape)}")
+    _native.add_row_values(indptr, indices, value.contiguous(), _written(check_ids(out, "out"), out))
+
+
+def assign_slots(ids: Tensor, slot_of: Tensor, first: int, slots: Tensor, cold: Tensor) -> int:
+    """Slots of nodes: ``slot_of`` them where that is not negative, the others ``first``, ``first + 1``, ... in order.
+
+    Args:
+        ids: int32 or int64 ``[n]``. slot_of: int32 ``[N]``. slots: int32 ``[n]``, written. cold: ``[n]`` in the dtype
+            of ``ids``, written: the nodes that got a new slot come first.
+
+    Returns:
+        How many those are.
+
+    Raises:
+        IndexError: for an id that is no node.
+    """
+    ids = check_ids(ids, "ids")
+    right = slot_of.dtype == slots.dtype == torch.int32 and slot_of.is_cpu and slot_of.is_contiguous()
+    require(right, "slots int32, on the CPU", f"{slot_of.dtype} and {slots.dtype}")
+    right = cold.dtype == ids.dtype and cold.shape == slots.shape == ids.shape
+    require(right, f"cold {ids.dtype} and slots of {ids.numel()} nodes", f"{cold.dtype} {list(cold.shape)}")
+    return _native.assign_slots(ids, slot_of, first, slots, cold)

@@ -1,0 +1,224 @@
+"""``joestar.compile(memory=...)``: what goes where is planned, and the arena filled, before a step is made of them."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from joestar.errors import ConfigError
+from joestar.graph_api import Graph
+from joestar.profile.numbers import human_bytes
+from joestar.profile.sizes import measure, step_key
+from joestar.runtime.seeds import shuffled, spread_nodes
+from joestar.stages import LargeBatch
+from joestar.stages.arena import Arena, Source
+from joestar.stages.plan import COUNTED, PARTS, Costs, Look, Plan, Speeds, choose
+from joestar.store import bandwidth, pin
+from joestar.store.hot import blend, count_needed, inclusion_probabilities
+
+NARROW = 16
+"""Bytes: node tensors whose rows are no longer are kept on the device, as small as their values allow."""
+STEP_SECONDS = {"cuda": 1.5e-4, "cpu": 2e-3}
+"""Of a step that moves next to nothing."""
+PASSES = 3.0
+"""How often a step moves the bytes of the rows that its edges read, with all that follows."""
+LIBRARIES = {"cuda": 192 << 20, "cpu": 0}
+"""Bytes that workspaces of libraries and kernels' tables take."""
+PLANNING = -2
+"""Epoch of the keys under which macro-batches are sampled for the plan."""
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_bytes(value: int | str, name: str = "memory") -> int:
+    """``"24GiB"``, ``"512 MB"`` (both in powers of 1,024) or a number of bytes.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
+        if found:
+            return int(float(found[1]) * _UNITS[found[2]])
+    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise ConfigError(f"{name} must be a number of bytes such as 24 * 2**30, or a text such as '24GiB'; got {value!r}.")
+
+
+class Planner:
+    """Plans the memory of one device for a model and a sampler.
+
+    Args:
+        model: its parameters are on the device. sampler: of a graph on the CPU. budget: bytes of the device.
+        seeds: ids that epochs go over; batch: seeds of a step. autocast: dtype, or ``None``.
+        first_stage: fixes the size of macro-batches; ``None``: the plan chooses.
+    """
+
+    def __init__(self, model, sampler, budget: int, seeds: Tensor | None = None, batch: int = 1000,
+                 autocast: torch.dtype | None = None, first_stage: LargeBatch | None = None,
+                 speeds: Speeds | None = None):  # fmt: skip
+        self.model, self.sampler, self.budget = model, sampler, budget
+        self.graph: Graph = sampler.graph
+        self.device = next((p.device for p in model.parameters()), self.graph.device)
+        self.seed = int(getattr(sampler, "seed", 0))
+        self.first_stage, self.autocast = first_stage, autocast
+        self.speeds = speeds or self._measured()
+        given = self.graph.train_idx if seeds is None else seeds
+        if given is None or not given.numel():
+            given = spread_nodes(self.graph.num_nodes, self.graph, self.seed, 0)
+        self.seeds = shuffled(given.to(self.graph.indices.dtype), self.seed, 0)
+        self.batch = min(batch, self.seeds.numel())
+        key = step_key(self.seed, 0, 0, self.graph.device)
+        self.sizes = measure(sampler, self.graph, self.seeds[: self.batch], key)
+
+    def _measured(self) -> Speeds:
+        x = self.graph.ndata.get("x")
+        row = 512 if x is None else max(16, x[:1].numel() * x.element_size())
+        found = bandwidth.speeds(self.device, row)
+        return Speeds(found.zero_copy * 1e9, found.device * 1e9, STEP_SECONDS[self.device.type])
+
+    # --- what things take ---
+
+    def row_dtype(self, name: str, value: Tensor) -> torch.dtype:
+        """Dtype of a node tensor in the arena: features in that of the model."""
+        if name != "x" or value.dtype == self.autocast:
+            return value.dtype
+        found = {p.dtype for p in self.model.parameters() if p.dtype.is_floating_point}
+        return found.pop() if len(found) == 1 else value.dtype
+
+    def workspace(self) -> int:
+        """Bytes that a step takes besides the arena: values and gradients of its hops, parameters, libraries."""
+        width = max((max(p.shape) if p.dim() > 1 else 1 for p in self.model.parameters()), default=1)
+        width = max(width, max((v[:1].numel() for v in self.graph.ndata.values()), default=1) // 2)
+        sizes, labels = self.sizes
+        nodes = [size for size, label in zip(sizes, labels, strict=True) if label == "compact"]
+        inner = sum([self.batch, *nodes[:-1]])  # the outermost nodes' rows are read where they are
+        edges = sum(size for size, label in zip(sizes, labels, strict=True) if label != "compact")
+        parameters = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        values = 4 * width * inner * 5 + 16 * edges + 4 * parameters
+        return int(values * 1.2) + LIBRARIES.get(self.device.type, 0)
+
+    def resident(self) -> dict[str, int]:
+        """Bytes by what they hold, if everything is on the device."""
+        graph, index = self.graph, self.graph.indices.element_size()
+        rows = {n: v.shape[0] * v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in graph.ndata.items()}
+        edges = sum(v.numel() * v.element_size() for v in graph.edata.values())
+        return {
+            "structure": graph.num_edges * index + 8 * graph.num_nodes,
+            "node data": sum(rows.values()), "edge data": edges, "step": self.workspace(),
+        }  # fmt: skip
+
+    def costs(self) -> Costs:
+        """What slots, edges and tables of an arena take."""
+        graph, index = self.graph, self.graph.indices.element_size()
+        slot, bus, tables = 0.0, 0.0, 0
+        for name, value in graph.ndata.items():
+            count = value[:1].numel()
+            slot += count * _size(self.row_dtype(name, value))
+            if self._narrow(value):
+                tables += value.shape[0] * _size(compact_dtype(value)) * count
+            else:
+                bus += count * value.element_size()
+        edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
+        fixed = {"tables": tables, "step": self.workspace()}
+        return Costs(fixed, slot + index + 8, edge, bus)
+
+    def _narrow(self, value: Tensor) -> bool:
+        return value[:1].numel() * value.element_size() <= NARROW
+
+    # --- choosing ---
+
+    def plan(self) -> Plan:
+        """The plan.
+
+        Raises:
+            ConfigError: nothing fits; with what it would take.
+        """
+        whole = self.resident()
+        if sum(whole.values()) <= self.budget and self.first_stage is None:
+            return Plan(self.budget, True, parts=whole)
+        total, stage = self.seeds.numel(), LargeBatch(1)
+        wanted = sorted({max(1, -(-total // parts) // self.batch) * self.batch for parts in PARTS})
+        if self.first_stage is not None:
+            wanted = [max(1, self.first_stage.num_seeds // self.batch) * self.batch]
+        wanted = sorted({min(number, total) for number in wanted})
+
+        def sample(seeds: Tensor, index: int):
+            return stage.sample(self.graph, self.sampler, seeds, (self.seed, PLANNING, index))
+
+        costs = self.costs()
+        wanted = self._possible(wanted, costs)
+        score = self._hotness(sample, wanted[0])
+        look = Look(lambda number: sample(self.seeds[-number:], number), score, self.device)
+        compute = -(-total // self.batch) * self._step_seconds()
+        found = choose(look, wanted, costs, self.budget, total, compute, self.speeds)
+        if found is None:
+            raise self._too_small(look.shape(wanted[0]), costs)
+        found.hot_ids = look.hottest(found.hot)
+        return found
+
+    def _possible(self, wanted: list[int], costs: Costs) -> list[int]:
+        """Sizes whose rows might fit if a tenth of them were cold: larger ones are not worth sampling."""
+        edges = sum(size for size, label in zip(*self.sizes, strict=True) if label == "sample")
+        room = self.budget - sum(costs.fixed.values())
+        fitting = [number for number in wanted if number / self.batch * edges * 0.02 * costs.slot <= room]
+        return fitting or wanted[:1]
+
+    def _hotness(self, sample, number: int) -> Tensor:
+        """Score of every node: how many macro-batches needed it, then how probably one does."""
+        number = min(self.seeds.numel(), max(number, self.seeds.numel() // 32 // self.batch * self.batch))
+        parts = [self.seeds[i * number : (i + 1) * number] for i in range(max(1, self.seeds.numel() // number))]
+        counted = (sample(parts[i % len(parts)], 1000 + i).ids for i in range(COUNTED))
+        counts = count_needed(counted, self.graph.num_nodes)
+        fanouts = getattr(self.sampler, "fanouts", None)
+        if fanouts is None:
+            return counts
+        prior = inclusion_probabilities(
+            self.graph.indptr, self.graph.indices, fanouts, self.seeds, number, getattr(self.sampler, "replace", False)
+        )
+        return blend(counts, prior)
+
+    def _step_seconds(self) -> float:
+        row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
+        edges = sum(size for size, label in zip(*self.sizes, strict=True) if label == "sample")
+        return self.speeds.step + PASSES * edges * row / self.speeds.memory
+
+    def _too_small(self, shape, costs: Costs) -> ConfigError:
+        least = sum(costs.fixed.values()) + 2 * shape.nodes * (costs.slot + 16) + shape.edges * costs.edge
+        parts = ", ".join(f"{name} {human_bytes(value)}" for name, value in costs.fixed.items())
+        return ConfigError(
+            f"memory={human_bytes(self.budget)} is too small: macro-batches of {shape.seeds:,} seeds have about "
+            f"{shape.nodes:,.0f} nodes and {shape.edges:,.0f} edges, twice that takes {human_bytes(least)} with what "
+            f"is needed in any case ({parts}). Give about {human_bytes(1.1 * least)}, or take smaller batches, fanouts "
+            "or features (x in bfloat16 or float16 with autocast)."
+        )
+
+    # --- filling ---
+
+    def arena(self, plan: Plan) -> Arena:
+        """The arena of a plan, its hot nodes loaded; features are locked in host memory."""
+        sources = {}
+        for name, value in self.graph.ndata.items():
+            dtype = self.row_dtype(name, value)
+            if self._narrow(value):
+                sources[name] = Source(value.to(compact_dtype(value)).to(self.device), dtype)
+            elif self.device.type == "cpu":
+                sources[name] = Source(value, dtype, host=True)
+            else:
+                sources[name] = Source(pin(value, self.device).view, dtype, host=True)
+        hot = plan.hot_ids.to(self.graph.indices.dtype)
+        return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources)
+
+
+def compact_dtype(value: Tensor) -> torch.dtype:
+    """The smallest integer dtype that holds these integers; other dtypes as they are."""
+    if value.dtype != torch.int64 or not value.numel():
+        return value.dtype
+    low, high = (int(v) for v in torch.aminmax(value))
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return dtype
+    return value.dtype
+
+
+def _size(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()

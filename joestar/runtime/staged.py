@@ -1,0 +1,186 @@
+"""``StagedStep``: a step over a graph in host memory, whose mini-batches are drawn from macro-batches on the device."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor
+
+from joestar.errors import ConfigError
+from joestar.graph_api import Graph
+from joestar.runtime.epochs import Epoch
+from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.prediction import PREDICTED, Rows, logits
+from joestar.runtime.seeds import check_batch_size, check_seeds
+from joestar.runtime.state import Run
+from joestar.stages import LargeBatch
+from joestar.stages.arena import Arena
+from joestar.stages.feed import Feed, Traffic
+from joestar.step import Step
+
+PREDICTIONS = -1
+"""Epoch of the keys under which macro-batches of predictions are drawn; single steps count down from there."""
+
+
+class StagedStep(Step):
+    """A compiled step whose graph is larger than the device's memory; made by ``joestar.compile(memory=...)``.
+
+    Works as a ``Step`` does; seeds and predictions are on the CPU, where the graph is. Mini-batches are sampled by the
+    compiled step from macro-batches that the first stage samples on the CPU and loads ahead (thesis 5.2.1).
+    """
+
+    def __init__(self, model, sampler, arena: Arena, first_stage: LargeBatch, *given):
+        self.arena, self.first_stage = arena, first_stage
+        self.whole: Graph = sampler.graph
+        self._users_sampler = sampler
+        self.traffic = Traffic()
+        super().__init__(model, over(sampler, arena.graph), *given)
+
+    def _whole(self) -> Graph:
+        return self.whole
+
+    def _watch(self, loss_fn) -> ChangeGuard:
+        return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
+
+    def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
+        sample = functools.partial(self.first_stage.sample, self.whole, self._users_sampler)
+        steps = max(1, self.first_stage.num_seeds // batch)
+        return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self.traffic)
+
+    # --- training ---
+
+    def _new_epoch(self, *given, **further) -> Epoch:
+        return StagedEpoch(self, *given, self._prepare, **further)
+
+    def _ready(self, seeds: Tensor, batch: int) -> None:
+        """Programs are traced when the first macro-batch is there (``begin``)."""
+        self._check()
+        self._runner.executor.program.follow_modes()
+
+    def begin(self, feed: Feed, order: Tensor, batch: int, epoch: int, position: int) -> Run:
+        """A run over ``order``, of which the macro-batch of step ``position`` is shown."""
+        runner = self._runner
+        program = runner.executor.program
+        first, slots = self._shown(feed, program, batch, epoch, position)
+        local = torch.zeros(order.numel(), dtype=slots.dtype, device=slots.device)
+        known = slice(first * batch, first * batch + slots.numel())
+        local[known] = slots
+        self._check_labels(program, order, slots)
+        run = runner.begin(local, batch, epoch, slots)
+        run.filled = known
+        return run
+
+    def _shown(self, feed: Feed, program, batch: int, epoch: int, position: int) -> tuple[int, Tensor]:
+        """The macro-batch of a step, and the program traced on it; with degrees, if that reads them."""
+        first, slots = feed.ensure(position)
+        if program.captured is None:
+            key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
+            program.trace(slots[:batch], key)
+            reads = any(role[-1] is self.arena.graph.whole_degrees for role in program.lowered_roles)
+            others = any(e.program is not program and e.program.captured for e in self._executors.values())
+            if reads and not self.arena.with_degrees:
+                self.arena.fill_degrees()
+                first, slots = feed.again(position)
+            self.arena.with_degrees = reads or (others and self.arena.with_degrees)
+        return first, slots
+
+    def _check_labels(self, program, order: Tensor, slots: Tensor) -> None:
+        """Labels of all seeds before the first step, where they are read as they are; else of a macro-batch's."""
+        for loss in program._losses:
+            if loss.target is None:
+                dataclasses.replace(loss, labels=self.whole.ndata["y"]).check(order)
+            else:
+                loss.check(slots)
+
+    def _one_step(self, runner, seeds: Tensor) -> Tensor:
+        self._ready(seeds, seeds.numel())
+        number = -1 - self._calls
+        with contextlib.closing(self._feed(seeds, seeds.numel(), number)) as feed:
+            run = self.begin(feed, seeds, seeds.numel(), number, 0)
+            loss = runner.take(run)
+            self.logged = runner.logged(run)
+        return loss
+
+    # --- inference ---
+
+    def _checked(self, seeds) -> Tensor:
+        return check_seeds(seeds, self.whole)
+
+    def _outputs(self, executor, seeds: Tensor):
+        number = -1 - self._calls
+        with contextlib.closing(self._feed(seeds, seeds.numel(), number)) as feed:
+            _, slots = self._shown(feed, executor.program, seeds.numel(), number, 0)
+            return logits(executor, slots, executor.program.batch, self._seed, 0, self._calls)
+
+    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
+        """As ``Step.predict``; ``idx`` and what is returned are on the CPU.
+
+        Raises:
+            ConfigError: for ``full``, which needs the graph on the device.
+        """
+        seeds = self._seeds(idx)
+        batch = PREDICTED if batch_size is None else check_batch_size(batch_size)
+        self._check()
+        if full:
+            raise ConfigError(
+                "full=True reads every neighbour of every node, layer by layer, from the model's device: it is not "
+                "there for a graph that is larger. Use joestar.inference(model.cpu(), graph), or fanouts of your own."
+            )
+        batch = min(batch, seeds.numel())
+        executor = self._executor("predict")
+        results = Rows(seeds.numel(), self.whole.device)
+        with contextlib.closing(self._feed(seeds, batch, PREDICTIONS)) as feed:
+            slots, first = None, 0
+            for step in range(feed.total):
+                if step == 0:
+                    first, slots = self._shown(feed, executor.program, batch, PREDICTIONS, 0)
+                elif (shown := feed.ensure(step)) is not None:
+                    first, slots = shown
+                if first == step and executor.execution == "padded":
+                    executor.prepare(slots, batch, self._seed, PREDICTIONS)
+                part = slots[(step - first) * batch : (step - first + 1) * batch]
+                results.put(step * batch, logits(executor, part, batch, self._seed, PREDICTIONS, step, whole=False))
+        return executor.program.assembled(results.tensors)
+
+
+class StagedEpoch(Epoch):
+    """An epoch over macro-batches."""
+
+    def __init__(self, step: StagedStep, *given, **further):
+        super().__init__(*given, **further)
+        self._step = step
+        self._seeds_in_order: Tensor | None = None
+        self._feed: Feed | None = None
+
+    def _started(self, order: Tensor) -> Run:
+        self._seeds_in_order = order
+        self._feed = self._step._feed(order, self.batch_size, self.number)
+        return self._step.begin(self._feed, order, self.batch_size, self.number, self._position)
+
+    def _ahead(self) -> None:
+        run = self._run
+        shown = self._feed.ensure(run.position)
+        if shown is None:
+            return
+        first, slots = shown
+        run.filled = slice(first * run.batch, first * run.batch + slots.numel())
+        run.order[run.filled] = slots
+        self._runner.state.let_go()
+        self._runner.executor.program.refresh()
+
+    def _taken(self, position: int) -> Tensor:
+        return self._seeds_in_order[position * self.batch_size : (position + 1) * self.batch_size].clone()
+
+    def close(self) -> None:
+        super().close()
+        if self._feed is not None:
+            self._feed.close()
+
+
+def over(sampler, graph: Graph):
+    """The sampler as it is, over another graph."""
+    other = copy.copy(sampler)
+    other.graph = graph
+    return other

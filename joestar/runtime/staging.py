@@ -1,0 +1,114 @@
+"""``compile(memory=...)``: a graph on the CPU for a model on another device, resident there if it fits, else staged."""
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from joestar.errors import ConfigError, GraphError
+from joestar.graph_api import Graph
+from joestar.graph_api.arrays import settle_classes
+from joestar.runtime.features import settle_for_loss
+from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.planning import Planner, parse_bytes
+from joestar.runtime.seeds import CheckedSeeds, check_seeds
+from joestar.runtime.staged import StagedStep, over
+from joestar.stages import LargeBatch
+from joestar.step import Step
+
+
+class Staging:
+    """Plans, and makes the step.
+
+    Attributes:
+        plan: what goes where. sampler: the user's, over the graph that programs are compiled on.
+    """
+
+    def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool):
+        if first_stage is not None and not isinstance(first_stage, LargeBatch):
+            raise ConfigError(f"first_stage must be a joestar.LargeBatch; got {type(first_stage).__name__}.")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size must be a positive integer; got {batch_size!r}.")
+        graph: Graph = sampler.graph
+        if graph.device.type != "cpu":
+            raise GraphError(
+                f"memory= and first_stage= are for a graph on the CPU, whose parts are brought to the model's device; "
+                f"the graph is on {graph.device}. Keep it there without memory=, or move it with graph.to('cpu')."
+            )
+        if tune:
+            raise ConfigError(
+                "tune=True does not go with memory= and first_stage= yet: tune on a graph that fits, and give "
+                "choices=path of step.save_choices."
+            )
+        settle_classes(graph)
+        if loss_fn is not None:
+            settle_for_loss(graph, loss_fn)
+        self.users_sampler = sampler
+        budget = _free(model) if memory is None else parse_bytes(memory)
+        planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage)
+        self.plan = planner.plan()
+        if self.plan.fits:
+            self.arena, self.first_stage = None, None
+            self.sampler = over(sampler, graph.to(planner.device))
+        else:
+            self.arena = planner.arena(self.plan)
+            self.first_stage = LargeBatch(self.plan.num_seeds)
+            self.sampler = over(sampler, self.arena.graph)
+
+    def step(self, model, sampler, *given) -> Step:
+        """The step, over the sampler of this."""
+        if self.plan.fits:
+            step = MovedStep(model, sampler, self.users_sampler, *given)
+        else:
+            step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
+        step.plan = self.plan
+        return step
+
+
+def _free(model) -> int:
+    """Bytes that are free on the model's device, less a tenth."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.9)
+    from joestar.runtime.inference import free_memory
+
+    return int(free_memory(device) * 0.9)
+
+
+class MovedStep(Step):
+    """A step over a copy of the graph on the model's device; ids and predictions are on the CPU, as the graph is."""
+
+    def __init__(self, model, sampler, users_sampler, *given):
+        self._users_sampler, self.whole = users_sampler, users_sampler.graph
+        super().__init__(model, sampler, *given)
+        self._seeds = _Moved(self._seeds, sampler.graph.device)
+
+    def _whole(self) -> Graph:
+        return self.whole
+
+    def _watch(self, loss_fn) -> ChangeGuard:
+        return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
+
+    def _checked(self, seeds) -> Tensor:
+        return check_seeds(seeds, self.whole).to(self.graph.device)
+
+    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
+        """As ``Step.predict``; ``idx`` and what is returned are on the CPU."""
+        return _pytree.tree_map_only(Tensor, lambda t: t.to(self.whole.device), super().predict(idx, batch_size, full))
+
+
+class _Moved:
+    """Checked seeds on another device: the same tensor for the same one."""
+
+    def __init__(self, seeds: CheckedSeeds, device: torch.device):
+        self.seeds, self.device = seeds, device
+        self._last: tuple | None = None
+
+    def __call__(self, idx) -> Tensor:
+        if isinstance(idx, Tensor) and idx.device == self.device:
+            idx = idx.cpu()
+        checked = self.seeds(idx)
+        if self._last is None or self._last[0]() is not checked:
+            self._last = weakref.ref(checked), checked.to(self.device)
+        return self._last[1]

@@ -1,0 +1,199 @@
+"""A feed: the macro-batches of one order of seeds, made ahead of their use and shown in an arena in turn."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from joestar.errors import GraphError
+from joestar.stages.arena import HALVES, Arena, Gate, Loaded, Prepared
+from joestar.stages.macro import MacroBatch
+from joestar.stages.pipeline import Pipeline
+
+Sample = Callable[[Tensor, tuple[int, int, int]], MacroBatch]
+"""``sample(seeds, key)``: a first stage; a pure function."""
+
+
+@dataclass
+class Piece:
+    """Steps that find their seeds and neighbours in one macro-batch: ``[first, last)`` of the order."""
+
+    first: int
+    last: int
+    prepared: Prepared | None
+    loaded: Loaded | None = None
+
+
+@dataclass
+class Traffic:
+    """What feeding has cost so far.
+
+    Attributes:
+        macro_batches, nodes, cold, edges, bytes: sums over macro-batches; ``cold`` nodes were not among the hot ones.
+        cut: macro-batches that had no room and were cut in two. again: that were made again, because something else
+            used the arena between two steps.
+        seconds: per stage, waiting left out, and how long steps waited (``"consumer"``).
+    """
+
+    macro_batches: int = 0
+    nodes: int = 0
+    cold: int = 0
+    edges: int = 0
+    bytes: int = 0
+    cut: int = 0
+    again: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, loaded: Loaded) -> None:
+        """Counts a macro-batch that was shown."""
+        self.macro_batches += 1
+        self.nodes += loaded.nodes
+        self.cold += loaded.cold
+        self.edges += loaded.edges
+        self.bytes += loaded.bytes
+
+    def add_seconds(self, seconds: dict[str, float]) -> None:
+        """Adds the clocks of a pipeline that has ended."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+
+
+class Feed:
+    """Shows, for every step over an order of seeds, the macro-batch that holds them.
+
+    Macro-batch ``i`` holds the seeds of steps ``[i * steps, (i + 1) * steps)``. While steps run on one, the next is
+    being loaded, and the one after it sampled. One that has no room in the arena is cut into halves, down to single
+    steps.
+
+    Args:
+        sample: the first stage. order: seeds ``[n]`` of the whole graph, on the CPU. batch: seeds of a step; steps: of
+        a macro-batch. key: (seed, epoch). traffic: where costs are counted.
+    """
+
+    def __init__(
+        self, arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int],
+        traffic: Traffic,
+    ):  # fmt: skip
+        self.arena, self.traffic = arena, traffic
+        self.steps = steps
+        self.total = -(-order.numel() // batch)
+        self._make = functools.partial(_pieces, arena, sample, order, batch, steps, key, traffic)
+        self._gate: Gate | None = None
+        self._pipeline: Pipeline | None = None
+        self._rest: list[Piece] = []
+        self._shown: Piece | None = None
+
+    def ensure(self, step: int) -> tuple[int, Tensor] | None:
+        """Shows the macro-batch of a step, unless it is: (the macro-batch's first step, slots of its seeds).
+
+        Raises:
+            StageError: if a stage failed; whatever it raised is its cause.
+        """
+        arena = self.arena
+        if arena.holder is self and self._shown is not None and self._shown.first <= step < self._shown.last:
+            return None
+        if arena.holder is not self:
+            if self._shown is not None:
+                self.traffic.again += 1
+            self._begin(step)
+        while True:
+            piece = self._next()
+            if piece.first <= step < piece.last:
+                break
+            if piece.first > step:  # steps went back
+                self._begin(step)
+            else:
+                self._leave()
+        arena.show(piece.loaded)
+        self._leave()
+        self._shown = piece
+        self.traffic.add(piece.loaded)
+        slots, piece.loaded = piece.loaded.seeds, None
+        return piece.first, slots
+
+    def _begin(self, step: int) -> None:
+        """Takes the arena over, at the macro-batch of a step."""
+        previous, self.arena.holder = self.arena.holder, self
+        if previous is not None and previous is not self:
+            previous.close()
+        self.close()
+        self.arena.close_epoch()
+        first, count = step // self.steps, -(-self.total // self.steps)
+        self._gate, self._shown = Gate(), None
+        load = functools.partial(_load, self.arena, self._gate)
+        make = functools.partial(self._make, [0])
+        self._pipeline = Pipeline(make, count, load, start=first)
+
+    def _next(self) -> Piece:
+        if not self._rest:
+            self._rest = next(self._pipeline)
+        piece = self._rest.pop(0)
+        if piece.loaded is None:  # a later part of one that was cut: its turn was not given away
+            piece.loaded = self.arena.load(piece.prepared)
+            piece.prepared = None
+        return piece
+
+    def again(self, step: int) -> tuple[int, Tensor]:
+        """Loads the macro-batch of a step once more, as ``ensure``."""
+        self._shown = None
+        self._begin(step)
+        return self.ensure(step)
+
+    def _leave(self) -> None:
+        """Lets the next macro-batch be loaded, unless parts of this one are still to come."""
+        if not self._rest:
+            self._gate.leave()
+
+    def close(self) -> None:
+        """Ends the threads; what was loaded ahead is dropped."""
+        gate, self._gate = self._gate, None
+        pipeline, self._pipeline = self._pipeline, None
+        self._rest = []
+        if gate is not None:
+            gate.close()
+        if pipeline is not None:
+            pipeline.close()
+            self.traffic.add_seconds(pipeline.seconds())
+
+    def __del__(self):
+        gate = getattr(self, "_gate", None)
+        if gate is not None:
+            gate.close()
+
+
+def _pieces(
+    arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int], traffic: Traffic,
+    turn: list[int], index: int,
+) -> list[Piece]:  # fmt: skip
+    """The macro-batch of this index, in as many pieces as it takes to fit; ``turn`` counts them: halves take turns."""
+    total = -(-order.numel() // batch)
+    found, waiting = [], [(index * steps, min(total, (index + 1) * steps))]
+    while waiting:
+        first, last = waiting.pop()
+        macro = sample(order[first * batch : last * batch], (*key, index))
+        prepared = arena.prepare(macro, turn[0] % HALVES)
+        if prepared is not None:
+            turn[0] += 1
+            found.append(Piece(first, last, prepared))
+            continue
+        if last - first == 1:
+            raise GraphError(
+                f"the macro-batch of a single step of {batch} seeds has {macro.num_nodes:,} nodes and "
+                f"{macro.num_edges:,} edges: the arena has room for {arena.cold:,} nodes besides the hot ones, and "
+                f"{arena.edges:,} edges. Give more memory=, or take smaller batches or fanouts."
+            )
+        traffic.cut += 1
+        middle = (first + last) // 2
+        waiting += [(middle, last), (first, middle)]
+    return found
+
+
+def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
+    """Brings the first piece into the half whose turn it is, as soon as that is free."""
+    gate.enter()
+    with torch.inference_mode(False):
+        pieces[0].loaded = arena.load(pieces[0].prepared)
+    pieces[0].prepared = None
+    return pieces

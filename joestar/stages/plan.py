@@ -1,0 +1,232 @@
+"""What fits where: from the graph, the sampler and a budget to hot nodes, macro-batches and what they will cost.
+
+A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The device holds H hot rows, two halves of
+cold ones and the step's own memory. Larger macro-batches share more rows among their seeds, fewer hot nodes then fit:
+the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus, the steps and the first stage work at
+the same time, so the slowest of them decides).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from joestar.profile.numbers import human_bytes
+from joestar.stages.macro import MacroBatch
+
+SLACK = 1.03
+"""Room beyond the sizes of the macro-batches that were looked at."""
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+"""Macro-batches per epoch that are considered."""
+COUNTED = 8
+"""Macro-batches from which is counted which nodes are needed often."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Bytes per second over the bus, of the device's own memory; seconds that a step takes at least."""
+
+    bus: float = 47e9
+    memory: float = 3e12
+    step: float = 1.5e-4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A macro-batch's size: ``nodes`` in all, ``edges``, and the ``seconds`` that sampling it took."""
+
+    seeds: int
+    nodes: float
+    edges: float
+    seconds: float
+
+
+@dataclass
+class Plan:
+    """Where everything goes.
+
+    Attributes:
+        budget: bytes of the device that may be used.
+        fits: whether graph and features fit whole; then there is no first stage.
+        num_seeds: of a macro-batch; macro_batches: in an epoch.
+        hot: nodes that stay on the device; cold: slots of each half; edges: room for edges.
+        share: of a macro-batch's nodes that are expected to be hot.
+        parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
+        bus: bytes over the bus in an epoch.
+    """
+
+    budget: int
+    fits: bool
+    num_seeds: int = 0
+    macro_batches: int = 0
+    hot: int = 0
+    cold: int = 0
+    edges: int = 0
+    share: float = 0.0
+    bus: float = 0.0
+    parts: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    hot_ids: Tensor | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the device in all."""
+        return sum(self.parts.values())
+
+    @property
+    def epoch_seconds(self) -> float:
+        """What an epoch is expected to take: the slowest of those who work at the same time, and the first wait."""
+        return max(self.seconds.values(), default=0.0) + self.seconds.get("first stage", 0.0) / max(
+            1, self.macro_batches
+        )
+
+    def __str__(self) -> str:
+        if self.fits:
+            return f"everything fits into {human_bytes(self.budget)}: {_table(self.parts)}"
+        slowest = max(self.seconds, key=self.seconds.get)
+        times = ", ".join(f"{name} {value:.3g}" for name, value in self.seconds.items())
+        return (
+            f"{self.macro_batches} macro-batches of {self.num_seeds:,} seeds; {self.hot:,} hot nodes "
+            f"({self.share:.0%} of the rows needed), twice {self.cold:,} slots for others\n"
+            f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
+            f"an epoch: {human_bytes(self.bus)} over the bus; about {self.epoch_seconds:.3g} s ({times} s; {slowest} "
+            "decides)"
+        )
+
+
+def _table(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes of the device: ``fixed`` whatever is chosen, per ``slot``, per ``edge``; ``loading`` per node and
+    ``loading_edge`` per edge of a macro-batch that is being loaded.
+
+    ``bus`` are bytes per cold node, ``structure`` per node and edge of a macro-batch, that cross the bus.
+    """
+
+    fixed: dict[str, int]
+    slot: float
+    edge: float
+    bus: float
+    loading: float = 24.0
+    loading_edge: float = 4.0
+
+
+class Look:
+    """Macro-batches that were sampled to see how large they are, and which of their nodes are hot.
+
+    Args:
+        sample: a macro-batch of so many seeds. score: what hot nodes are chosen by ``[N]``, larger is hotter.
+        device: where ids are sorted.
+    """
+
+    def __init__(self, sample: Callable[[int], MacroBatch], score: Tensor, device: torch.device):
+        self.sample = sample
+        order = torch.argsort(score.to(device), descending=True, stable=True)
+        self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
+        self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
+        self.known: dict[int, Shape] = {}
+        self._ranks: dict[int, Tensor] = {}
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the whole graph."""
+        return self._rank.numel()
+
+    def hottest(self, count: int) -> Tensor:
+        """The first ``count`` nodes by score, ascending ids ``[count]`` on the CPU."""
+        return torch.nonzero(self._rank < count).flatten().cpu()
+
+    def at(self, number: int) -> None:
+        """Samples a macro-batch of ``number`` seeds."""
+        start = time.perf_counter()
+        macro = self.sample(number)
+        seconds = time.perf_counter() - start
+        self.known[number] = Shape(number, macro.num_nodes, macro.num_edges, seconds)
+        self._ranks[number] = torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values
+
+    def shape(self, number: int) -> Shape:
+        """As sampled, or between those that were: by a power law, a little low as numbers of nodes level off."""
+        return _between([self.known[n] for n in sorted(self.known)], number)
+
+    def share(self, number: int, hot: int) -> float:
+        """Of the nodes of such a macro-batch, if the first ``hot`` by score are kept."""
+        nearest = min(self.known, key=lambda known: abs(math.log(known / number)))
+        ranks = self._ranks[nearest]
+        return int(torch.searchsorted(ranks, hot)) / max(1, ranks.numel())
+
+
+def _between(known: list[Shape], number: int) -> Shape:
+    above = next((k for k in known if k.seeds >= number), known[-1])
+    below = next((k for k in reversed(known) if k.seeds <= number), known[0])
+    if above.seeds == below.seeds:
+        return above
+    at = math.log(number / below.seeds) / math.log(above.seeds / below.seeds)
+    return Shape(number, *(_power(getattr(below, f), getattr(above, f), at) for f in ("nodes", "edges", "seconds")))
+
+
+def _power(low: float, high: float, at: float) -> float:
+    return math.exp((1 - at) * math.log(max(low, 1e-9)) + at * math.log(max(high, 1e-9)))
+
+
+def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int, compute: float,
+           speeds: Speeds) -> Plan | None:  # fmt: skip
+    """The plan with the shortest expected epoch among these sizes of macro-batches; ``None`` if none fits.
+
+    The size that is chosen has been sampled.
+
+    Args:
+        total: seeds of an epoch; compute: seconds of its steps.
+    """
+    for number in {wanted[0], wanted[-1], wanted[len(wanted) // 2]} - look.known.keys():
+        look.at(number)
+    while True:
+        plans = [_of_size(look, number, costs, budget, total, compute, speeds) for number in wanted]
+        found = min((plan for plan in plans if plan is not None), key=lambda plan: plan.epoch_seconds, default=None)
+        if found is None or found.num_seeds in look.known:
+            return found
+        look.at(found.num_seeds)
+
+
+def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, compute: float,
+             speeds: Speeds) -> Plan | None:  # fmt: skip
+    shape, num_nodes = look.shape(number), look.num_nodes
+
+    def parts(hot: int) -> dict[str, int]:
+        cold = _room(shape.nodes * (1 - look.share(number, hot)), num_nodes - hot)
+        slots = hot + 2 * cold
+        return {
+            "hot nodes": int(hot * costs.slot),
+            "macro-batches": int(2 * cold * costs.slot + 16 * slots + _room(shape.edges) * costs.edge),
+            "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
+            **costs.fixed,
+        }
+
+    fitting = [hot for hot in _steps(num_nodes) if sum(parts(hot).values()) <= budget]
+    if not fitting:
+        return None
+    low = fitting[-1]
+    share = look.share(number, low)
+    cold, count = shape.nodes * (1 - share), -(-total // number)
+    moved = count * (cold * costs.bus + 4 * (shape.nodes + shape.edges))
+    seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
+    return Plan(
+        budget, False, number, count, low, _room(cold, num_nodes - low), _room(shape.edges), share, moved,
+        parts(low), seconds,
+    )  # fmt: skip
+
+
+def _steps(num_nodes: int) -> list[int]:
+    """Numbers of hot nodes to try: 0, and 200 up to all of them, evenly and by factors (more of them may take less
+    memory, where most macro-batches need them)."""
+    even = (num_nodes * step // 100 for step in range(101))
+    return sorted({0, *even, *(int(num_nodes * 0.5 ** (step / 4)) for step in range(100))})
+
+
+def _room(size: float, most: float = math.inf) -> int:
+    return max(1, math.ceil(min(size * SLACK + 64, most)))

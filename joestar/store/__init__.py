@@ -1,0 +1,38 @@
+"""Where features and structure live when the GPU cannot hold them, and how they get to it."""
+
+from joestar.store.bandwidth import Speeds, speeds
+from joestar.store.features import FeatureStore, slot_table
+from joestar.store.fill import fill_rows, host_gather
+from joestar.store.hot import (
+    HitShares,
+    blend,
+    choose_hot,
+    count_needed,
+    hit_shares,
+    inclusion_probabilities,
+    sampled_needs,
+)
+from joestar.store.pinned import Pinned, pin, pinned_empty
+from joestar.store.place import place_structure
+from joestar.store.structure import with_pinned_structure
+
+__all__ = [
+    "FeatureStore",
+    "HitShares",
+    "Pinned",
+    "Speeds",
+    "blend",
+    "choose_hot",
+    "count_needed",
+    "fill_rows",
+    "hit_shares",
+    "host_gather",
+    "inclusion_probabilities",
+    "pin",
+    "pinned_empty",
+    "place_structure",
+    "sampled_needs",
+    "slot_table",
+    "speeds",
+    "with_pinned_structure",
+]

@@ -1,0 +1,177 @@
+"""How fast rows and bytes move on this machine, measured once and remembered, for the planner.
+
+The file ``bandwidth.json`` lies beside the launch settings (``tune.json``); ``JOESTAR_CACHE`` says where.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from joestar.kernels import native_kernels
+from joestar.kernels.digest import source_digest
+from joestar.store.fill import fill_rows, host_gather
+from joestar.store.pinned import pinned_empty, resolved
+
+SOURCE_BYTES = 2**29
+"""Host memory that rows are gathered from; a quarter of them, about as dense as a macro-batch takes them."""
+_DENSITY = 4
+_REPEATS = 3
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Billions of bytes per second; on a CPU, where nothing crosses a bus, copies and gathers within its memory.
+
+    Attributes:
+        row_bytes: size of the rows that were gathered.
+        host_to_device, device_to_host: copies of page-locked memory.
+        zero_copy: rows by ascending ids, read in place by the GPU, into slots.
+        device: a copy on the device, bytes read and written.
+        host_gather: rows by ascending ids into page-locked memory, by the CPU's threads.
+    """
+
+    row_bytes: int
+    host_to_device: float
+    device_to_host: float
+    zero_copy: float
+    device: float
+    host_gather: float
+
+
+def speeds(device: torch.device | str | None = None, row_bytes: int = 512, again: bool = False) -> Speeds:
+    """What moves how fast on this machine; measured on first use (under a second on a GPU), then read from the file.
+
+    Args:
+        device: a GPU or the CPU; by default the current GPU if there is one. row_bytes: of a row, for the gathers;
+            rounded up to a multiple of 16.
+        again: measure even if the file knows.
+    """
+    device, row_bytes = resolved(device), -(-max(row_bytes, 1) // 16) * 16
+    path, name = file(), _name(device, row_bytes)
+    known = _read(path)
+    if not again and name in known:
+        return known[name]
+    found = measure(device, row_bytes)
+    _store(path, {**known, name: found})
+    return found
+
+
+def measure(device: torch.device, row_bytes: int) -> Speeds:
+    """The speeds, measured now."""
+    rows = max(_DENSITY, SOURCE_BYTES // row_bytes)
+    source = pinned_empty((rows, row_bytes), torch.uint8, device)
+    source.host.fill_(1)
+    ids = _spread(rows)
+    count = ids.numel()
+    moved = count * row_bytes
+    staging = pinned_empty((count, row_bytes), torch.uint8, device)
+    near = torch.empty((count, row_bytes), dtype=torch.uint8, device=device)
+    away = torch.empty_like(near)
+    there, slots = ids.to(device), torch.arange(count, device=device)
+    timed = _device_seconds if device.type == "cuda" else _seconds
+
+    def host_side() -> None:
+        host_gather(source.host, ids, staging.host)
+
+    def rate(size: int, work: Callable[[], object], clock=timed) -> float:
+        return size / clock(work) / 1e9
+
+    gathered = rate(moved, host_side, _seconds) if native_kernels() is not None else 0.0
+    return Speeds(
+        row_bytes=row_bytes,
+        host_to_device=rate(moved, lambda: near.copy_(staging.host, non_blocking=True)),
+        device_to_host=rate(moved, lambda: staging.host.copy_(near, non_blocking=True)),
+        zero_copy=rate(moved, lambda: fill_rows(source.view, there, slots, near)),
+        device=rate(2 * moved, lambda: away.copy_(near)),
+        host_gather=gathered,
+    )
+
+
+def _spread(rows: int) -> Tensor:
+    """A quarter of the rows, at uneven distances, ascending."""
+    random = torch.Generator("cpu").manual_seed(0)
+    first = torch.arange(0, rows - rows % _DENSITY, _DENSITY, device="cpu")
+    return first + torch.randint(0, _DENSITY, first.shape, generator=random, device="cpu")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return max(statistics.median(times), 1e-9)
+
+
+def _device_seconds(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return max(statistics.median(times), 1e-9)
+
+
+def file() -> Path:
+    """Where measured speeds are kept."""
+    folder = os.environ.get("JOESTAR_CACHE")
+    if folder is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
+    return Path(folder) / "bandwidth.json"
+
+
+def _name(device: torch.device, row_bytes: int) -> str:
+    """What the speeds depend on: device, threads, code."""
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    threads = 0
+    if native_kernels() is not None:
+        from joestar.kernels.machine import num_threads
+
+        threads = num_threads()
+    return f"{what}, {threads} threads of {os.cpu_count()}, rows of {row_bytes}, {source_digest('store')}"
+
+
+def _read(path: Path) -> dict[str, Speeds]:
+    """What the file holds; nothing if it is missing, damaged or of another format."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != _FORMAT:
+            return {}
+        known = {name: Speeds(**values) for name, values in content["speeds"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: found for name, found in known.items() if _sound(found)}
+
+
+def _sound(found: Speeds) -> bool:
+    return all(isinstance(getattr(found, f.name), (int, float)) for f in fields(Speeds))
+
+
+def _store(path: Path, known: dict[str, Speeds]) -> None:
+    """Written beside and renamed; where that fails, the speeds are measured again by the next process."""
+    content = {"format": _FORMAT, "speeds": {name: asdict(found) for name, found in list(known.items())[-32:]}}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix="bandwidth-", suffix=".json")
+        try:
+            with os.fdopen(descriptor, "w") as out:
+                json.dump(content, out, indent=1)
+            os.replace(beside, path)
+        except OSError:
+            os.unlink(beside)
+            raise

@@ -1,0 +1,196 @@
+"""Features from a store: the same losses, parameters and predictions as from a tensor, whatever the tier."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import joestar
+from joestar import fn
+from joestar.errors import ConfigError, DataError, GraphError
+from joestar.graph_api import Graph
+from joestar.graph_api.row_source import source_of
+from joestar.nn import GraphSAGE
+from joestar.ops.gather_rows import reference
+from joestar.sampling import NeighborSampler
+from joestar.store import FeatureStore, choose_hot, pin, with_pinned_structure
+
+pytest.importorskip("joestar._native")
+ops = torch.ops.joestar
+
+
+def some_graph(nodes: int = 120) -> Graph:
+    random = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, nodes, (2, 900), generator=random)
+    x, y = torch.randn(nodes, 6, generator=random), torch.randint(0, 3, (nodes,), generator=random)
+    return Graph.from_edge_index(edges, nodes, {"x": x, "y": y})
+
+
+class OwnInput(nn.Module):
+    """Reads features by name besides those handed to it, and drops some of these."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+
+    def forward(self, blocks, x):
+        block, x = blocks[0], F.dropout(x, 0.3, self.training)
+        return self.layer(torch.cat([block.pull(fn.copy_u(x), "mean"), block.dstdata["x"]], 1))
+
+
+def trained(graph: Graph, model: nn.Module, **options):
+    """(losses, state, predictions, the program's text) of two short epochs."""
+    model = copy.deepcopy(model)
+    step = joestar.compile(
+        model, NeighborSampler(graph, [3, 2][: 2 if isinstance(model, GraphSAGE) else 1]), loss_fn=F.cross_entropy,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01), backend="eager", **options,
+    )  # fmt: skip
+    seeds = torch.arange(64)
+    losses = [float(loss) for _ in range(2) for loss in step.epoch(seeds, batch_size=16)]
+    text = step.report().programs[0].graph_after
+    return losses, model.state_dict(), step.predict(torch.arange(40)), text
+
+
+def test_rows_written_in_place_reach_the_cache():
+    graph = some_graph()
+    x = graph.ndata["x"].clone()
+    graph.ndata["x"] = FeatureStore(x, "cpu", hot=torch.arange(0, 120, 2))
+
+    class First(nn.Module):
+        def forward(self, blocks, x):
+            return x[: blocks[0].num_dst]
+
+    step = joestar.compile(First(), NeighborSampler(graph, [2]), backend="eager")
+    seeds = torch.arange(30)
+    assert torch.equal(step(seeds), x[:30])
+    x.mul_(2)
+    assert torch.equal(step(seeds), x[:30])
+    graph.ndata["x"][4] = 7
+    assert torch.equal(step(seeds), x[:30]) and (x[4] == 7).all()
+    with torch.inference_mode():
+        stored = FeatureStore(torch.ones(9, 2), "cpu", hot=torch.tensor([1]))
+        stored.refresh()
+    assert torch.equal(stored.rows(torch.tensor([1, 2])), torch.ones(2, 2))
+
+
+@functools.cache
+def sage() -> tuple:
+    """A model, and what training it on plain tensors gives."""
+    torch.manual_seed(0)
+    model = GraphSAGE(6, 8, 2, 3)
+    return model, trained(some_graph(), model)
+
+
+@pytest.mark.parametrize("tier", ["cached", "pinned", "resident"])
+def test_training_and_prediction_are_those_of_a_tensor(tier):
+    (model, expected), stored = sage(), some_graph()
+    hot = choose_hot(stored.in_degrees(), 30) if tier == "cached" else None
+    stored.ndata["x"] = FeatureStore(stored.ndata["x"], "cpu", tier, hot)
+    got = trained(stored, model)
+    for ours, theirs in zip(got[:3], expected[:3], strict=True):  # sums of other kernels: rounded otherwise
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert ("gather_rows" in got[3]) == (tier != "resident")
+    fused = "sample_aggregate"
+    assert fused in expected[3], "the comparison is with a program that reads in place"
+    assert (fused in got[3]) == (tier == "resident")
+
+
+def test_rows_read_by_name_come_from_the_store():
+    plain, stored, model = some_graph(), some_graph(), OwnInput()
+    stored.ndata["x"] = FeatureStore(plain.ndata["x"], "cpu", hot=torch.tensor([5, 3]))
+    expected, got = trained(plain, model), trained(stored, model)
+    for ours, theirs in zip(got[:3], expected[:3], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert got[3].count("gather_rows.default(") == 2
+
+
+def test_a_graph_whose_edges_stay_on_the_host():
+    graph = some_graph()
+    graph.edata["w"] = torch.rand(graph.num_edges)
+    graph.train_idx, graph.name = torch.arange(9), "small"
+    graph.ndata["x"] = FeatureStore(graph.ndata["x"], "cpu")
+    moved = with_pinned_structure(graph, "cpu")
+    assert moved.indices is graph.indices or moved.indices.data_ptr() == graph.indices.data_ptr()
+    assert torch.equal(moved.indptr, graph.indptr) and torch.equal(moved.edata["w"], graph.edata["w"])
+    assert source_of(moved.ndata, "x") is source_of(graph.ndata, "x") and torch.equal(
+        moved.ndata["y"], graph.ndata["y"]
+    )
+    assert torch.equal(moved.train_idx, graph.train_idx) and moved.name == "small"
+    sampled = [NeighborSampler(g, [3]).sample(g.keyed(1), torch.arange(20))[0] for g in (graph, moved)]
+    assert torch.equal(sampled[0].srcs, sampled[1].srcs)
+
+
+def test_what_ndata_keeps():
+    graph = some_graph()
+    x = graph.ndata["x"]
+    store = FeatureStore(x, "cpu")
+    graph.ndata["x"] = store
+    assert source_of(graph.ndata, "x") is store and graph.ndata["x"] is store.table
+    assert source_of(graph.keyed(1).ndata, "x") is store
+    graph.ndata["x"] = x
+    assert source_of(graph.ndata, "x") is None
+    graph.ndata["x"] = FeatureStore(x, "cpu", "resident")
+    assert source_of(graph.ndata, "x") is None
+    graph.ndata["x"] = FeatureStore(x, "cpu", hot=torch.tensor([4, 2]))
+    assert source_of(copy.deepcopy(graph).ndata, "x") is source_of(graph.ndata, "x")
+    again = pickle.loads(pickle.dumps(graph)).ndata
+    assert torch.equal(again["x"], x) and torch.equal(source_of(again, "x").hot, torch.tensor([4, 2]))
+    with pytest.raises(GraphError, match="one row per entry"):
+        graph.ndata["x"] = FeatureStore(x[:5], "cpu")
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+def test_the_op_is_its_reference(ids, shape):
+    random = torch.Generator().manual_seed(0)
+    table, cache = torch.randn(50, *shape, generator=random), torch.randn(7, *shape, generator=random)
+    slot_of = torch.full((50,), -1, dtype=torch.int32)
+    slot_of[torch.randperm(50, generator=random)[:7]] = torch.arange(7, dtype=torch.int32)
+    index = torch.randint(0, 50, (200,), generator=random).to(ids)
+    for args in ((table, cache, slot_of, index), (table, None, None, index), (table, cache, slot_of, index[:0])):
+        got = ops.gather_rows(*args)
+        assert torch.equal(got, reference(*args))
+        torch.library.opcheck(ops.gather_rows.default, args, test_utils=("test_schema", "test_faketensor"))
+    with pytest.raises(IndexError, match="row 50 of a table of 50 rows"):
+        ops.gather_rows(table, cache, slot_of, index[:1] * 0 + 50)
+    with pytest.raises(RuntimeError, match="not trained"):
+        ops.gather_rows(table.requires_grad_(), None, None, index)
+
+
+@pytest.mark.parametrize("tier", ["cached", "pinned", "resident", "host"])
+def test_rows_into_slots_and_to_the_host(tier):
+    x = torch.randn(40, 6)
+    hot = torch.tensor([7, 2, 30]) if tier == "cached" else None
+    store = FeatureStore(pin(x, "cpu"), "cpu", tier, hot, torch.bfloat16)
+    out, ids = torch.zeros(9, 6), torch.tensor([2, 7, 39])
+    store.fill(ids, torch.tensor([8, 0, 3]), out)
+    assert torch.equal(out[[8, 0, 3]], x[ids].bfloat16().float()) and not out[[1, 2, 4, 5, 6, 7]].any()
+    assert torch.equal(store.gather(ids), x[ids].bfloat16())
+    assert torch.equal(store.rows(ids), x[ids].bfloat16())
+    assert (store.row_bytes, tuple(store.shape), store.dtype) == (12, (40, 6), torch.bfloat16)
+    if tier == "cached":
+        assert store.device_bytes == 3 * 12 + 40 * 4
+        assert torch.equal(store.cache, x[[7, 2, 30]].bfloat16())
+
+
+def test_a_store_without_rows():
+    store = FeatureStore(torch.empty(0, 3), "cpu", hot=torch.empty(0, dtype=torch.int64))
+    assert torch.equal(store.rows(torch.zeros(2, dtype=torch.int32)), torch.zeros(2, 3))
+
+
+def test_impossible_stores():
+    x = torch.randn(4, 2)
+    for arguments, error, message in (
+        ({"tier": "disk"}, ConfigError, "no tier 'disk'; expected one of resident, cached"),
+        ({"tier": "cached"}, ConfigError, "needs hot="),
+        ({"tier": "pinned", "hot": torch.tensor([1])}, ConfigError, "keeps no hot rows"),
+        ({"hot": torch.tensor([1, 1])}, DataError, "different ids"),
+        ({"hot": torch.tensor([4])}, DataError, r"in \[0, 4\)"),
+        ({"dtype": torch.float64}, DataError, "float32"),
+    ):
+        with pytest.raises(error, match=message):
+            FeatureStore(x, "cpu", **arguments)
