@@ -4,6 +4,7 @@
 
 #include "bindings.hpp"
 #include "joestar/large_batch.hpp"
+#include "joestar/part_batch.hpp"
 #include "joestar/union_hops.hpp"
 
 namespace joestar::bindings {
@@ -78,6 +79,27 @@ std::unique_ptr<AnyParts> bind_union_hops(const Tensor& indptr, const Tensor& in
   });
 }
 
+std::unique_ptr<AnyParts> bind_part_batch(const Tensor& indptr, const Tensor& indices, const Tensor& part_of,
+                                          const Tensor& chosen, const Tensor& hubs, const Tensor& seeds,
+                                          std::int64_t halo_fanout, std::int64_t halo_site, const Tensor& key,
+                                          const std::vector<std::int64_t>& fanouts,
+                                          const std::vector<std::int64_t>& sites) {
+  if (fanouts.size() > 255 || sites.size() != fanouts.size()) {
+    throw std::invalid_argument("fanouts: expected at most 255 of them, and a site for each");
+  }
+  return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyParts> {
+    std::vector<PartHop> hops;
+    for (std::size_t h = 0; h < fanouts.size(); ++h) {
+      hops.push_back({Fanout{fanouts[h], false}, key_state(sample_key(key, sites[h]))});
+    }
+    const PartNodes nodes = part_nodes<Id>(part_of.span<const std::int32_t>(), chosen.span<const std::int32_t>(),
+                                           hubs.span<const Id>());
+    const PartTask<Id> task{csc_of<Id>(indptr, indices), nodes, halo_fanout, key_state(sample_key(key, halo_site)),
+                            hops};
+    return std::make_unique<Parts<Id>>(part_batch<Id>(task, seeds.span<const Id>()));
+  });
+}
+
 }  // namespace
 
 void bind_stages(py::module_& m) {
@@ -86,6 +108,7 @@ void bind_stages(py::module_& m) {
       .def_property_readonly("num_nodes", &AnyParts::num_nodes)
       .def_property_readonly("num_edges", &AnyParts::num_edges)
       .def("write", &AnyParts::write, ReleaseGil());
+  m.def("part_batch", &bind_part_batch, ReleaseGil());
   m.def("large_batch", &bind_large_batch, ReleaseGil());
   m.def("advise_huge", [](const Tensor& bytes_of, std::int64_t itemsize) {
     advise_huge(bytes_of.data, static_cast<std::size_t>(bytes_of.numel * itemsize));

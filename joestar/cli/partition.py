@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from joestar.partitioning import Partitioning
 
 METHODS = "gap|random|metis"
+METIS_EDGES = 50_000_000
+"""Edges up to which METIS is shown unasked: it needs many times the memory of the graph."""
 HEADERS = ("method", "edges cut", "largest", "label skew", "surplus", "halo", "largest", "seconds")
 
 
@@ -41,7 +43,8 @@ def partition(
     balance: Annotated[float, option("Price of uneven labels, 1: as Fennel's.", min=0.0, metavar="X")] = 1.0,
     seed: Annotated[int, option("Of where the nodes' stream begins.", metavar="N")] = 0,
     compare: Annotated[
-        str | None, option("Show these beside it, by commas; or none.", metavar="NAMES", show_default="all there are")
+        str | None,
+        option("Show these beside it, by commas; or none.", metavar="NAMES", show_default="random, METIS if there"),
     ] = None,
     root: Annotated[
         Path | None,
@@ -54,7 +57,7 @@ def partition(
     The report shows the share of edges between parts; the largest part, in means; how far the training labels of a part
     are from those of all (0: alike, 1: disjoint), and the share of training nodes above even shares of their label; and
     the halo, nodes of other parts with an edge into a part: the mean and the largest. METIS is shown if pymetis is
-    installed.
+    installed and the graph has at most 50 million edges, or if asked for.
 
     Examples:
         joestar partition cora --parts 16
@@ -64,8 +67,9 @@ def partition(
     from joestar.data import load
 
     check_writable(output, "--out")
-    others = _others(compare, method)
+    _check_names(compare)
     graph = load(dataset, root=root, verbose=not as_json)
+    others = _others(compare, method, graph.num_edges)
     settings = {"passes": passes, "cap": cap, "balance": balance, "seed": seed}
     made, row = _measured(graph, parts, method, settings)
     rows = [row, *(_measured(graph, parts, other, settings)[1] for other in others)]
@@ -92,15 +96,19 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["method"], f"{row['cut_share']:.1%}", f"{row['balance']:.2f}x", *labels, *halo, f"{row['seconds']:.1f}"
 
 
-def _others(compare: str | None, method: str) -> list[str]:
-    """Methods to show beside ``method``."""
-    if compare is None:
-        usable = METHODS.split("|") if importlib.util.find_spec("pymetis") else ["gap", "random"]
-        return [name for name in usable if name != method]
-    wanted = [] if compare == "none" else compare.split(",")
-    for name in wanted:
+def _check_names(compare: str | None) -> None:
+    for name in [] if compare in (None, "none") else compare.split(","):
         if name not in METHODS.split("|"):
             raise ConfigError(f"--compare: expected some of {', '.join(METHODS.split('|'))}, or none; got {name!r}.")
+
+
+def _others(compare: str | None, method: str, edges: int) -> list[str]:
+    """Methods to show beside ``method``."""
+    if compare is None:
+        with_metis = edges <= METIS_EDGES and importlib.util.find_spec("pymetis") is not None
+        wanted = ["gap", "random", *(["metis"] if with_metis else [])]
+    else:
+        wanted = [] if compare == "none" else compare.split(",")
     return [name for name in wanted if name != method]
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, require
+from joestar.kernels.cpu_stages import written
 
 BLOCK = 8192
 """Nodes whose neighbours all threads count together; no matter for the result."""
@@ -54,6 +55,30 @@ def part_facts(indptr: Tensor, indices: Tensor, assignment: Tensor, parts: int) 
     cut, halo = (torch.zeros(parts, dtype=torch.int64) for _ in range(2))
     _native.part_facts(indptr, indices, assignment.contiguous(), cut, halo)
     return cut, halo
+
+
+def part_batch(
+    indptr: Tensor, indices: Tensor, assignment: Tensor, chosen: Tensor, hubs: Tensor, seeds: Tensor,
+    halo_fanout: int, halo_site: int, key: Tensor, fanouts: list[int], sites: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The macro-batch of the chosen parts: (local ids of the seeds, ids, indptr, indices) of a ``MacroBatch``.
+
+    Args:
+        assignment: int32 ``[N]``; chosen: int32 ``[parts]``, 1 for the parts whose nodes are members, else 0.
+        hubs, seeds: ids in the dtype of ``indices``, which the caller has checked; seeds are members or hubs.
+        halo_fanout: most in-edges of a member that come from neither members nor hubs; -1: all.
+        fanouts: of ahead-of-time sampling, from the seeds outwards; empty: every row is kept whole.
+        sites: call site of every hop's draws, with key int64 ``[3]``.
+    """
+    indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
+    hubs, seeds = check_ids(hubs, "hubs"), check_ids(seeds, "seeds")
+    require(indices.dtype == hubs.dtype == seeds.dtype, f"ids of {indices.dtype}", f"{hubs.dtype} and {seeds.dtype}")
+    _check_column(assignment, indptr.numel() - 1, "assignment")
+    _check_column(chosen, chosen.numel(), "chosen")
+    parts = _native.part_batch(
+        indptr, indices, assignment, chosen, hubs, seeds, halo_fanout, halo_site, key.contiguous(), fanouts, sites
+    )
+    return written(parts, seeds, False)[:4]
 
 
 def _check_column(values: Tensor, nodes: int, name: str) -> None:

@@ -35,7 +35,7 @@ def large_batch(
     parts = _native.large_batch(
         indptr, indices, seeds, fanouts, replace, key.contiguous(), sites, weight, table(), want_eids
     )
-    return _written(parts, seeds, want_eids, empty or fresh)
+    return written(parts, seeds, want_eids, empty)
 
 
 def union_hops(
@@ -55,7 +55,7 @@ def union_hops(
     indptr, indices, seeds = check_offsets(indptr), check_ids(indices, "indices"), check_ids(seeds, "seeds")
     require(indices.dtype == seeds.dtype, "node ids of one dtype", f"{indices.dtype} and {seeds.dtype}")
     parts = _native.union_hops(indptr, indices, seeds, [_checked_hop(*hop, indices.dtype) for hop in hops])
-    return _written(parts, seeds, want_eids, empty or fresh)
+    return written(parts, seeds, want_eids, empty)
 
 
 def _checked_hop(indptr: Tensor, local: Tensor, srcs: Tensor, eids: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -78,7 +78,9 @@ def fresh(n: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
-def _written(parts, given: Tensor, want_eids: bool, empty: Empty) -> Parts:
+def written(parts, given: Tensor, want_eids: bool, empty: Empty | None = None) -> Parts:
+    """What the native ``parts`` hold, and the local ids of ``given``; afterwards they are empty."""
+    empty = empty or fresh
     seeds = torch.empty(given.numel(), dtype=torch.int32, device="cpu")
     ids, indptr = empty(parts.num_nodes, given.dtype), empty(parts.num_rows + 1, torch.int64)
     indices = empty(parts.num_edges, torch.int32)

@@ -19,8 +19,8 @@ WEAKEST = 0.05
 """Least share of the last pass's cost."""
 CHUNK = 1 << 20
 """Nodes between two reports of progress."""
-MOST_COUNTERS = 1 << 28
-"""Most counters per part and label: 4 GiB."""
+MOST_COUNTERS = 1 << 27
+"""Most counters per part and label: some 3 GB."""
 
 Progress = Callable[[int, float], None]
 

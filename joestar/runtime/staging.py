@@ -53,7 +53,8 @@ class Staging:
             self.sampler = over(sampler, graph.to(planner.device))
         else:
             self.arena = planner.arena(self.plan)
-            self.first_stage = LargeBatch(self.plan.num_seeds)
+            empty = _page_locked if planner.device.type == "cuda" else None
+            self.first_stage = LargeBatch(self.plan.num_seeds, empty=empty)
             self.sampler = over(sampler, self.arena.graph)
 
     def step(self, model, sampler, *given) -> Step:
@@ -64,6 +65,10 @@ class Staging:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
         step.plan = self.plan
         return step
+
+
+def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(number, dtype=dtype, pin_memory=True)
 
 
 def _free(model) -> int:

@@ -221,7 +221,8 @@ class Arena:
         return torch.empty_like(like, dtype=dtype, pin_memory=self._stream is not None)
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        return tensor if self._stream is None else self._staged(tensor).copy_(tensor)
+        ready = self._stream is None or tensor.is_pinned()
+        return tensor if ready else self._staged(tensor).copy_(tensor)
 
     @torch.no_grad()
     def load(self, made: Prepared) -> Loaded:

@@ -1,6 +1,5 @@
 """The partition-based first stage (thesis 5.2.2, Joestar-II): random groups of parts, with halo and hub nodes."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +10,33 @@ from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.validate import check_ids
+from joestar.kernels.cpu_partition import part_batch
 from joestar.ops.hashing import key_state, row_state
 from joestar.partitioning import Partitioning
 from joestar.stages.hubs import hub_nodes
 from joestar.stages.macro import MacroBatch
-from joestar.stages.part_rows import Rows, Sizes, ahead_of_time, chosen_rows, local_batch
 
-GROUP_SITE, SEED_SITE = (1 << 25) + 0, (1 << 25) + 1
-"""Call sites of the random orders: apart from those of samplers and dropout."""
+GROUP_SITE, SEED_SITE, HALO_SITE, AHEAD_SITE = range(1 << 25, (1 << 25) + 4)
+"""Call sites, apart from those of samplers and dropout; ahead-of-time sampling takes one per hop, the last ones."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much there is of a macro-batch.
+
+    Attributes:
+        nodes, halo, rows, edges: all local nodes; halo nodes among them; nodes with in-edges; edges.
+    """
+
+    nodes: int
+    halo: int
+    rows: int
+    edges: int
+
+    def nbytes(self, row: int = 0, history: int = 0) -> int:
+        """Bytes to transfer: structure (with global ids of 8 bytes), ``row`` for the features of every node, and
+        ``history`` for the historical embeddings of every halo node."""
+        return 8 * (self.rows + 1) + 4 * self.edges + (8 + row) * self.nodes + history * self.halo
 
 
 @dataclass(frozen=True)
@@ -29,16 +47,14 @@ class PartitionBatch(MacroBatch):
         halo: bool ``[n]``: neither in the parts nor a hub, but an in-neighbour of the parts. It has no in-edges here;
             its hidden states come from a history.
         parts: int64 ``[b]``, ascending: the parts.
-        whole: its sizes before ahead-of-time sampling, and ``kept`` after it.
     """
 
     halo: Tensor | None = None
     parts: Tensor | None = None
-    whole: Sizes | None = None
 
     @property
-    def kept(self) -> Sizes:
-        """Its sizes as it is."""
+    def sizes(self) -> Sizes:
+        """How much there is of it."""
         return Sizes(self.num_nodes, int(self.halo.sum()), self.num_rows, self.num_edges)
 
 
@@ -46,8 +62,8 @@ class Partitions:
     """Macro-batches that are random groups of ``group`` parts: in each epoch every part is in one of them.
 
     A macro-batch has the nodes of its parts with all their in-edges, so also the halo: in-neighbours in other parts,
-    which have no in-edges here. Hubs are in every macro-batch; a hub of another part keeps the in-edges whose source is
-    there anyway. Its seeds are the training nodes of the parts in random order.
+    which have no in-edges here. Hubs are in every macro-batch; a hub of another part keeps the in-edges from hubs and
+    from nodes of the parts. Its seeds are the training nodes of the parts in random order.
 
     Everything random depends on (seed, epoch, index) alone.
 
@@ -121,11 +137,10 @@ class PreparedPartitions:
     def __init__(self, stage: Partitions, graph: Graph, train: Tensor, hubs: Tensor):
         self.stage, self.graph, self.hubs = stage, graph, hubs
         assignment, parts = stage.partitioning.assignment, stage.partitioning.parts
-        self._members = _by_part(torch.arange(graph.num_nodes, dtype=graph.indices.dtype), assignment, parts)
         self._train = _by_part(train.to(graph.indices.dtype), assignment[train.to(torch.int64)], parts)
         self.train_of_part = self._train[0].diff()
-        self._local = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
-        self._lock = threading.Lock()
+        self._pinned = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        self._pinned[hubs.to(torch.int64)] = True
 
     def groups(self, seed: int, epoch: int) -> list[Tensor]:
         """The parts of every macro-batch of an epoch, each ascending; groups without training nodes are left out."""
@@ -139,35 +154,37 @@ class PreparedPartitions:
         return [self._seeds(group, (seed, epoch, i)) for i, group in enumerate(self.groups(seed, epoch))]
 
     @torch.no_grad()
-    def sample(self, key: tuple[int, int, int]) -> PartitionBatch:
-        """Macro-batch ``index`` of the epoch: a pure function of ``key`` = (seed, epoch, index)."""
+    def sample(self, key: tuple[int, int, int], ahead: bool = True) -> PartitionBatch:
+        """Macro-batch ``index`` of the epoch: a pure function of ``key`` = (seed, epoch, index).
+
+        Args:
+            ahead: ``False`` leaves ahead-of-time sampling out, to compare sizes.
+        """
         groups = self.groups(*key[:2])
         if not 0 <= key[2] < len(groups):
             raise SamplerError(f"macro-batch {key[2]} of epoch {key[1]}: expected one of 0 to {len(groups) - 1}.")
-        group = groups[key[2]]
-        members = _pick(self._members, group).sort().values
-        seeds = self._seeds(group, key)
-        rows = self._rows(members, key)
-        whole = rows.sizes()
-        at = torch.searchsorted(rows.nodes[: rows.num_rows], seeds)
-        if self.stage.fanouts is not None:
-            rows, at = ahead_of_time(rows, at, self.stage.fanouts, key)
-        return _batch(rows, at, group, whole)
+        group, assignment = groups[key[2]], self.stage.partitioning.assignment
+        chosen = torch.zeros(self.stage.partitioning.parts, dtype=torch.int32)
+        chosen[group] = 1
+        fanouts = self.stage.fanouts if ahead and self.stage.fanouts else []
+        halo_fanout = -1 if self.stage.halo_fanout is None else self.stage.halo_fanout
+        seeds, ids, indptr, indices = part_batch(
+            self.graph.indptr, self.graph.indices, assignment, chosen, self.hubs, self._seeds(group, key),
+            halo_fanout, HALO_SITE, torch.tensor(key, dtype=torch.int64), fanouts,
+            [AHEAD_SITE + hop for hop in range(len(fanouts))],
+        )  # fmt: skip
+        return PartitionBatch(seeds, ids, indptr, indices, halo=self._halo(ids, indptr, chosen), parts=group)
 
-    def _rows(self, members: Tensor, key: tuple[int, int, int]) -> Rows:
-        with self._lock:
-            try:
-                return chosen_rows(self.graph, members, self.hubs, self.stage.halo_fanout, key, self._local)
-            except BaseException:
-                self._local.fill_(-1)  # scratch that the next call takes as clean
-                raise
+    def _halo(self, ids: Tensor, indptr: Tensor, chosen: Tensor) -> Tensor:
+        """Nodes without rows that are neither members nor hubs."""
+        halo = torch.zeros(ids.shape[0], dtype=torch.bool)
+        leaves = ids[indptr.shape[0] - 1 :].to(torch.int64)
+        outside = chosen[self.stage.partitioning.assignment[leaves].to(torch.int64)] == 0
+        halo[indptr.shape[0] - 1 :] = outside & ~self._pinned[leaves]
+        return halo
 
     def _seeds(self, group: Tensor, key: tuple[int, int, int]) -> Tensor:
         return _shuffled(_pick(self._train, group), key, SEED_SITE)
-
-
-def _batch(rows: Rows, seeds: Tensor, group: Tensor, whole: Sizes) -> PartitionBatch:
-    return PartitionBatch(*local_batch(rows, seeds), halo=rows.halo, parts=group, whole=whole)
 
 
 def _shuffled(ids: Tensor, key: tuple[int, int, int], site: int) -> Tensor:

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 import joestar
 from joestar.cli.main import app
+from joestar.cli.partition import _others
 
 
 def invoke(*arguments, width=80):
@@ -34,6 +35,14 @@ def test_json(tmp_path):
     chance, gap = facts["methods"]
     assert (facts["parts"], facts["file"], chance["method"], gap["method"]) == (8, None, "random", "gap")
     assert gap["cut"] < chance["cut"] and gap["halo_mean"] < chance["halo_mean"]
+
+
+def test_metis_is_shown_unasked_where_it_is_cheap(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert _others(None, "gap", 10**6) == ["random", "metis"]
+    assert _others(None, "gap", 10**9) == ["random"]
+    assert _others("metis,gap", "gap", 10**9) == ["metis"]
+    assert _others("none", "gap", 5) == []
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import torch
 from partitioning.planted import planted
 
 import joestar
+from joestar import _native
 from joestar.errors import ConfigError, DataError, SamplerError
 from joestar.graph_api import Graph
 from joestar.sampling import NeighborSampler
 from joestar.stages import Partitions, check_macro_batch
 from joestar.stages.hubs import hub_nodes, influence, row_pieces
+from stages.part_reference import ahead_of_time, chosen_rows, local_batch
 
 PARTS, GROUP = 12, 5
 
@@ -41,11 +43,11 @@ def in_edges(graph, node):
 
 
 def expected_edges(graph, assignment, group, hubs=()):
-    """By rows ascending: all in-edges of the parts' nodes; of hubs those from nodes that are there."""
+    """By rows ascending: all in-edges of the parts' nodes; of hubs those from rows."""
     members = {v for v in range(graph.num_nodes) if int(assignment[v]) in group}
-    there = members | set(hubs) | {u for v in members for u in in_edges(graph, v)}
-    rows = sorted(members | set(hubs))
-    return rows, [(u, v) for v in rows for u in in_edges(graph, v) if v in members or u in there]
+    inside = members | set(hubs)
+    rows = sorted(inside)
+    return rows, [(u, v) for v in rows for u in in_edges(graph, v) if v in members or u in inside]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -66,7 +68,6 @@ def test_has_all_in_edges_of_its_parts_and_marks_the_halo(graph, parts, hubs, dt
         seeds = macro.ids[macro.seeds.long()].tolist()
         assert set(seeds) == train and len(seeds) == len(train) and seeds != sorted(seeds)
         assert macro.parts.tolist() == group.tolist()
-        assert macro.whole == macro.kept
         assert torch.equal(stage.seeds(1, 2)[index].long(), macro.ids[macro.seeds.long()].long())
 
 
@@ -131,6 +132,44 @@ def test_halo_edges_are_sampled_down(graph, parts, most):
     assert (less.num_nodes == less.num_rows) == (most == 0)
 
 
+SETTINGS = [
+    {}, {"hubs": 9}, {"halo_fanout": 0}, {"halo_fanout": 2, "hubs": 9}, {"ahead": 2, "hubs": 9, "halo_fanout": 1},
+    {"ahead": [3, 2, 2]}, {"ahead": [2, -1], "hubs": 9}, {"ahead": [-1, 2, 1]}, {"ahead": [1, 70, 2], "halo_fanout": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_kernel_gives_what_the_reference_gives(graph, parts, settings):
+    few = Graph.from_csc(graph.indptr, graph.indices)
+    few.train_idx = graph.train_idx[:30]
+    stage = stage_of(few, parts, **settings)
+    for index, group in enumerate(stage.groups(3, 1)):
+        key = (3, 1, index)
+        members = torch.nonzero(torch.isin(parts.assignment, group.int())).flatten().int()
+        rows = chosen_rows(few, members, stage.hubs, stage.stage.halo_fanout, key, torch.full((600,), -1).int())
+        seeds = torch.searchsorted(rows.nodes[: rows.num_rows], stage.seeds(3, 1)[index])
+        whole = stage.sample(key, ahead=False)
+        assert torch.equal(whole.ids, rows.nodes) and torch.equal(whole.indices, rows.indices.int())
+        if stage.stage.fanouts is not None:
+            rows, seeds = ahead_of_time(rows, seeds, stage.stage.fanouts, key)
+        macro = check_macro_batch(stage.sample(key), few)
+        for name, expected in zip(("seeds", "ids", "indptr", "indices"), local_batch(rows, seeds), strict=True):
+            assert torch.equal(getattr(macro, name), expected), name
+        assert torch.equal(macro.halo, rows.halo)
+
+
+def test_any_number_of_threads_gives_the_same(graph, parts):
+    stage = stage_of(graph, parts, hubs=9, halo_fanout=2, ahead=[3, -1])
+    before, found = _native.num_threads(), []
+    try:
+        for threads in (1, 5):
+            _native.set_num_threads(threads)
+            found.append(stage.sample((0, 0, 0)))
+    finally:
+        _native.set_num_threads(before)
+    assert all(torch.equal(getattr(found[0], name), getattr(found[1], name)) for name in ("ids", "indptr", "indices"))
+
+
 def reached(graph, macro, hops):
     """(nodes within ``hops`` of the seeds, those within ``hops - 1`` that have rows) by global ids."""
     rows = set(macro.ids[: macro.num_rows].tolist())
@@ -156,8 +195,7 @@ def test_ahead_of_time_keeps_what_the_hops_reach(graph, parts, hops):
     assert torch.equal(less.ids[less.seeds.long()], full.ids[full.seeds.long()])
     halo = set(full.ids[full.halo].tolist())
     assert set(less.ids[less.halo].tolist()) == seen & halo
-    assert less.whole == full.kept
-    assert less.kept.nbytes(512) < full.kept.nbytes(512)
+    assert less.sizes.nbytes(512) < full.sizes.nbytes(512)
 
 
 def test_ahead_of_time_with_fanouts_keeps_what_is_picked(graph, parts):
@@ -170,14 +208,14 @@ def test_ahead_of_time_with_fanouts_keeps_what_is_picked(graph, parts):
         assert min(low, degrees[node]) <= degree <= min(high, degrees[node])
     everything = set(edges_of(full))
     assert set(edges_of(less)) < everything
-    assert less.kept.edges < 0.7 * full.kept.edges
+    assert less.sizes.edges < 0.7 * full.sizes.edges
 
 
 def test_bytes_are_those_of_the_tensors(graph, parts):
     macro = stage_of(graph, parts).sample((0, 0, 0))
     structure = macro.indptr.nbytes + macro.indices.nbytes + 8 * macro.num_nodes
-    assert macro.kept.nbytes() == structure
-    assert macro.kept.nbytes(100, 7) == structure + 100 * macro.num_nodes + 7 * int(macro.halo.sum())
+    assert macro.sizes.nbytes() == structure
+    assert macro.sizes.nbytes(100, 7) == structure + 100 * macro.num_nodes + 7 * int(macro.halo.sum())
 
 
 def plain_influence(graph, train, steps):

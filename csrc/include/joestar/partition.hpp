@@ -28,18 +28,22 @@ constexpr std::int64_t kPartitionAhead = 24;
 
 // Nodes per part, in all and by label, with the emptiest part of every label at hand: the heaps of algorithm 2. The
 // cost grows with the count, so the order within a label is that of counts; a tournament tree keeps it, which is
-// updated along one path.
+// updated along one path. A full part leaves the tree of a label when it wins there, and comes back when it has room.
 class LabelBalance {
  public:
   // `label(v)` of node v, in [0, labels); parts_of[v] is its part or kUnplaced.
   template <class Label>
-  LabelBalance(std::int32_t parts, std::int64_t labels, std::span<const std::int32_t> parts_of, Label&& label)
+  LabelBalance(std::int32_t parts, std::int64_t labels, std::int64_t cap, std::span<const std::int32_t> parts_of,
+               Label&& label)
       : parts_(parts),
+        cap_(cap),
         leaves_(static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint32_t>(parts)))),
         per_node_(static_cast<std::size_t>(labels)),
         sizes_(static_cast<std::size_t>(parts), 0),
         counts_(static_cast<std::size_t>(labels * parts), 0),
         costs_(counts_.size(), 0.0),
+        hidden_(counts_.size(), 0),
+        hidden_in_(static_cast<std::size_t>(parts)),
         winners_(static_cast<std::size_t>(labels * leaves_)) {
     std::vector<std::int64_t> nodes(static_cast<std::size_t>(labels), 0);
     for (std::size_t v = 0; v < parts_of.size(); ++v) {
@@ -67,12 +71,20 @@ class LabelBalance {
     sizes_[static_cast<std::size_t>(part)] += by;
     counts_[at(label, part)] += by;
     settle(label, part);
-    for (std::int64_t slot = (leaves_ + part) / 2; slot >= 1; slot /= 2) replay(label, slot);
+    replay_path(label, part);
+    if (size(part) < cap_) show(part);
   }
 
-  // The part with room that has the fewest nodes of the label; of several the first. -1 if all are full. Only where
-  // the emptiest parts are full does this look beyond the root.
-  std::int32_t emptiest(std::int64_t label, std::int64_t cap) const { return search(label, 1, cap); }
+  // The part with room that has the fewest nodes of the label; of several the first. -1 if all are full.
+  std::int32_t emptiest(std::int64_t label) {
+    for (;;) {
+      const std::int32_t best = winner(label, 1);
+      if (best < 0 || size(best) < cap_) return best;
+      hidden_[at(label, best)] = 1;
+      hidden_in_[static_cast<std::size_t>(best)].push_back(label);
+      replay_path(label, best);
+    }
+  }
 
  private:
   std::size_t at(std::int64_t label, std::int32_t part) const {
@@ -84,8 +96,8 @@ class LabelBalance {
   }
   std::int32_t winner(std::int64_t label, std::int64_t slot) const {
     if (slot < leaves_) return winners_[static_cast<std::size_t>(label * leaves_ + slot)];
-    const std::int64_t part = slot - leaves_;
-    return part < parts_ ? static_cast<std::int32_t>(part) : -1;
+    const auto part = static_cast<std::int32_t>(slot - leaves_);
+    return part < parts_ && hidden_[at(label, part)] == 0 ? part : -1;
   }
   // The better of two parts, a < b, either of which may be missing (-1).
   std::int32_t better(std::int64_t label, std::int32_t a, std::int32_t b) const {
@@ -96,24 +108,25 @@ class LabelBalance {
     winners_[static_cast<std::size_t>(label * leaves_ + slot)] =
         better(label, winner(label, 2 * slot), winner(label, 2 * slot + 1));
   }
-  std::int32_t search(std::int64_t label, std::int64_t slot, std::int64_t cap) const {
-    const std::int32_t best = winner(label, slot);
-    if (best < 0 || size(best) < cap) return best;
-    if (slot >= leaves_) return -1;
-    const std::int64_t left = 2 * slot, right = left + 1;
-    const bool left_first = winner(label, left) == best;
-    const std::int32_t found = search(label, left_first ? left : right, cap);
-    const std::int32_t hope = winner(label, left_first ? right : left);
-    if (found >= 0 && (hope < 0 || better(label, std::min(found, hope), std::max(found, hope)) == found)) return found;
-    const std::int32_t other = search(label, left_first ? right : left, cap);
-    return better(label, std::min(found, other), std::max(found, other));
+  void replay_path(std::int64_t label, std::int32_t part) {
+    for (std::int64_t slot = (leaves_ + part) / 2; slot >= 1; slot /= 2) replay(label, slot);
+  }
+  // Puts a part back into the trees that it has left.
+  void show(std::int32_t part) {
+    for (const std::int64_t label : hidden_in_[static_cast<std::size_t>(part)]) {
+      hidden_[at(label, part)] = 0;
+      replay_path(label, part);
+    }
+    hidden_in_[static_cast<std::size_t>(part)].clear();
   }
 
-  std::int64_t parts_, leaves_;
+  std::int64_t parts_, cap_, leaves_;
   std::vector<double> per_node_;
   std::vector<std::int64_t> sizes_;
   std::vector<std::int32_t> counts_;
   std::vector<double> costs_;
+  std::vector<std::uint8_t> hidden_;                  // by label and part
+  std::vector<std::vector<std::int64_t>> hidden_in_;  // labels, by part
   std::vector<std::int32_t> winners_;
 };
 
@@ -163,7 +176,8 @@ class GapStream {
         labels_(labels),
         options_(options),
         parts_(parts_of),
-        balance_(options.parts, options.labels + std::int64_t{1}, parts_of, [&](std::int64_t v) { return label(v); }) {
+        balance_(options.parts, options.labels + std::int64_t{1}, options.cap, parts_of,
+                 [&](std::int64_t v) { return label(v); }) {
     if (options.parts < 1 || options.cap < 1 || (graph.rows() - 1) / options.parts >= options.cap) {
       throw std::invalid_argument("partition: expected parts >= 1 and parts * cap >= nodes");
     }
@@ -245,7 +259,7 @@ class GapStream {
           counted ? static_cast<std::int32_t>(sight->what) : parts_[static_cast<std::size_t>(-1 - sight->what)];
       if (part != detail::kUnplaced) counter_.add(part, sight->count);
     }
-    std::int32_t best = balance_.emptiest(of, options_.cap);
+    std::int32_t best = balance_.emptiest(of);
     const bool stays = before != detail::kUnplaced && balance_.size(before) < options_.cap &&
                        balance_.cost(of, before) == balance_.cost(of, best);
     if (stays) best = before;

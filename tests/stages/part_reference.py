@@ -1,4 +1,4 @@
-"""Rows of a partition-based macro-batch: which edges they keep, and which of them mini-batches can reach."""
+"""The partition-based first stage in torch: what the C++ kernel must give, bit for bit."""
 
 from dataclasses import dataclass
 
@@ -6,28 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.graph_api import Graph
-
-HALO_SITE, AHEAD_SITE = (1 << 25) + 2, (1 << 25) + 3
-"""Call sites; ahead-of-time sampling takes one for every hop, from ``AHEAD_SITE`` on."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much there is of a macro-batch.
-
-    Attributes:
-        nodes, halo, rows, edges: all local nodes; halo nodes among them; nodes with in-edges; edges.
-    """
-
-    nodes: int
-    halo: int
-    rows: int
-    edges: int
-
-    def nbytes(self, row: int = 0, history: int = 0) -> int:
-        """Bytes to transfer: structure (with global ids of 8 bytes), ``row`` for the features of every node, and
-        ``history`` for the historical embeddings of every halo node."""
-        return 8 * (self.rows + 1) + 4 * self.edges + (8 + row) * self.nodes + history * self.halo
+from joestar.stages.partitions import AHEAD_SITE, HALO_SITE
 
 
 @dataclass(frozen=True)
@@ -50,14 +29,11 @@ class Rows:
     def num_rows(self) -> int:
         return self.indptr.shape[0] - 1
 
-    def sizes(self) -> Sizes:
-        return Sizes(self.nodes.shape[0], int(self.halo.sum()), self.num_rows, self.indices.shape[0])
-
 
 def chosen_rows(
     graph: Graph, members: Tensor, hubs: Tensor, halo_fanout: int | None, key: tuple[int, int, int], local: Tensor
 ) -> Rows:
-    """All in-edges of ``members``, and of other ``hubs`` those from nodes that are there anyway.
+    """All in-edges of ``members``, and of other ``hubs`` those from members and hubs.
 
     Args:
         members, hubs: ids, ascending.
@@ -75,7 +51,6 @@ def chosen_rows(
         keep = ~outside | _some(keep & outside, of_row, rows, halo_fanout, key)
     halo = torch.unique(sources[keep & outside])
     number(local, halo, rows.shape[0])
-    keep |= ~own[of_row] & (local[sources] >= 0)
     sub = _offsets(of_row[keep], rows.shape[0])
     indices = local[sources[keep]].to(torch.int64)
     nodes = torch.cat([rows, halo.to(rows.dtype)])

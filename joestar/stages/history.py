@@ -1,0 +1,262 @@
+"""Historical embeddings on the host: the latest hidden states of nodes, and how old they are (thesis 5.2.2)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joestar.errors import CheckpointError, ConfigError
+from joestar.graph_api import Graph
+from joestar.stages.hubs import row_pieces
+
+NEVER = -1
+"""Stamp of a row that was never pushed."""
+DTYPES = (torch.float32, torch.bfloat16)
+EDGES_AT_ONCE = 1 << 25
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of one layer, for a macro-batch.
+
+    Attributes:
+        values: ``[m, width]`` in the table's dtype; 0 in rows that are not to be used.
+        usable: bool ``[m]``: pushed before, and not older than the bound.
+        age: int32 ``[m]``: macro-batches since the push; -1 where there was none.
+    """
+
+    values: Tensor
+    usable: Tensor
+    age: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return self.values.nbytes + self.usable.nbytes + self.age.nbytes
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """What was pulled from one layer since the last ``reset_counts``, and how old it was.
+
+    Attributes:
+        rows: of the table; pushed: those that have a value.
+        pulled: rows asked for; missing: of these, never pushed, or without a row; too_old: of these, over the bound.
+        mean_age, max_age: macro-batches, of the usable ones; ``None`` if there was none.
+    """
+
+    rows: int
+    pushed: int
+    pulled: int
+    missing: int
+    too_old: int
+    mean_age: float | None
+    max_age: int | None
+
+
+class HistoryStore:
+    """Tables of hidden states in host memory, one per hidden layer, with an age per row.
+
+    Time counts macro-batches: ``now`` of a pull or push is the number of the macro-batch in the run, which never falls.
+    Not for use from several threads at once.
+
+    Attributes:
+        num_rows: rows of every table.
+        tables, stamps: per layer ``[num_rows, width]``, and int32 ``[num_rows]``: the macro-batch of the last push, -1
+            before the first.
+
+    Args:
+        num_nodes: of the graph.
+        widths: numbers per row of every hidden layer, the first behind the input first.
+        nodes: ids of the nodes that get a row (see ``boundary_nodes``); ``None``: all.
+        dtype: of the tables: float32 or bfloat16.
+        max_age: rows pushed more macro-batches ago than this are not used; ``None``: no bound.
+        empty: makes tensors of a shape and dtype, ``torch.empty`` or one that pins memory.
+
+    Raises:
+        ConfigError: impossible widths, dtype, bound or node ids.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        widths: Sequence[int],
+        nodes: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_age: int | None = None,
+        empty: Callable[..., Tensor] = torch.empty,
+    ):
+        if dtype not in DTYPES:
+            raise ConfigError(f"history: expected float32 or bfloat16, got {dtype}.")
+        if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, int) or max_age < 0):
+            raise ConfigError(f"history: max_age must be a number of macro-batches, at least 0; got {max_age!r}.")
+        if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
+            raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
+        self.num_nodes, self.max_age = num_nodes, max_age
+        self._row_of = None if nodes is None else _row_table(nodes, num_nodes)
+        self.num_rows = num_nodes if nodes is None else nodes.shape[0]
+        rows = max(1, self.num_rows)  # one that nothing points to, so that rows can be looked up in an empty table
+        self.tables = [empty((rows, width), dtype=dtype).zero_() for width in widths]
+        self.stamps = [torch.full((rows,), NEVER, dtype=torch.int32) for _ in widths]
+        self._place = torch.empty(rows, dtype=torch.int32)
+        self.reset_counts()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        own = [*self.tables, *self.stamps, self._place]
+        return sum(tensor.nbytes for tensor in own) + (0 if self._row_of is None else self._row_of.nbytes)
+
+    def pull(self, layer: int, ids: Tensor, now: int) -> Slice:
+        """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``."""
+        self._check_time(now)
+        rows, known = self._rows(layer, ids)
+        stamp = torch.where(known, self.stamps[layer][rows], NEVER)
+        pushed = stamp != NEVER
+        age = torch.where(pushed, now - stamp, -1).to(torch.int32)
+        usable = pushed if self.max_age is None else pushed & (age <= self.max_age)
+        values = self.tables[layer][rows]
+        values[~usable] = 0
+        self._note(layer, pushed, usable, age)
+        return Slice(values, usable, age)
+
+    def push(self, layer: int, ids: Tensor, values: Tensor, now: int, written: Tensor | None = None) -> int:
+        """Stores the rows of ``ids`` ``[m]``, each once; nodes without a row are passed over.
+
+        Args:
+            values: ``[m, width]`` of any floating-point dtype; no gradient is kept.
+            written: bool ``[m]``: which of them to store; ``None``: all.
+
+        Returns:
+            How many rows were stored.
+
+        Raises:
+            ConfigError: another shape or width than the table's, ids that are no nodes, or one that stands twice.
+        """
+        self._check_time(now)
+        table = self.tables[layer]
+        if values.shape != (ids.shape[0], table.shape[1]) or not values.dtype.is_floating_point:
+            raise ConfigError(
+                f"history of layer {layer}: expected values [{ids.shape[0]}, {table.shape[1]}] of a floating-point "
+                f"dtype, got {values.dtype} {list(values.shape)}."
+            )
+        if written is not None and (written.dtype != torch.bool or written.shape != ids.shape):
+            raise ConfigError(f"history: expected written bool [{ids.shape[0]}], got {list(written.shape)}.")
+        rows, stored = self._rows(layer, ids)
+        stored = stored if written is None else stored & written
+        rows = rows[stored]
+        self._check_once(rows, ids[stored])
+        table[rows] = values.detach()[stored].to(table.dtype)
+        self.stamps[layer][rows] = now
+        self._latest = max(self._latest, now)
+        return rows.shape[0]
+
+    def staleness(self, layer: int) -> Staleness:
+        """What was pulled since ``reset_counts``, and how old it was."""
+        pulled, missing, too_old, total, oldest = self._counts[layer]
+        usable = pulled - missing - too_old
+        return Staleness(
+            self.num_rows,
+            int((self.stamps[layer] != NEVER).sum()),
+            pulled,
+            missing,
+            too_old,
+            total / usable if usable else None,
+            oldest if usable else None,
+        )
+
+    def reset_counts(self) -> None:
+        """Forgets what was pulled so far."""
+        self._counts = [(0, 0, 0, 0, 0) for _ in self.tables]
+        self._latest = int(max(stamp.max() for stamp in self.stamps))
+
+    def clear(self) -> None:
+        """Forgets every row, as after new weights were loaded."""
+        for stamp in self.stamps:
+            stamp.fill_(NEVER)
+        self.reset_counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tables and stamps, not copied."""
+        return {"tables": list(self.tables), "stamps": list(self.stamps), "num_nodes": self.num_nodes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_dict`` gave.
+
+        Raises:
+            CheckpointError: of another number of layers, rows or widths, or another dtype; nothing was changed then.
+        """
+        ours, theirs = self._forms(self.tables + self.stamps), None
+        if isinstance(state, dict) and {"tables", "stamps", "num_nodes"} <= state.keys():
+            theirs = self._forms([*state["tables"], *state["stamps"]])
+        if ours != theirs or state["num_nodes"] != self.num_nodes:
+            raise CheckpointError(
+                f"history: expected tables and stamps {ours} of {self.num_nodes:,} nodes, got {theirs}. It belongs to "
+                "another model, graph or partitioning; begin with an empty history."
+            )
+        for own, given in zip(self.tables + self.stamps, [*state["tables"], *state["stamps"]], strict=True):
+            own.copy_(given)
+        self.reset_counts()
+
+    @staticmethod
+    def _forms(tensors: list[Tensor]) -> list[str]:
+        return [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
+
+    def _rows(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(rows int64 ``[m]``, 0 where there is none; bool ``[m]``: whether there is one)."""
+        if not 0 <= layer < len(self.tables):
+            raise ConfigError(f"history: expected a layer from 0 to {len(self.tables) - 1}, got {layer}.")
+        ids = ids.to(torch.int64)
+        if ids.dim() != 1 or (ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_nodes)):
+            raise ConfigError(f"history: expected node ids [m] below {self.num_nodes:,}; got others.")
+        if self._row_of is None:
+            return ids, torch.ones(ids.shape[0], dtype=torch.bool)
+        rows = self._row_of[ids]
+        return rows.clamp(min=0).to(torch.int64), rows >= 0
+
+    def _check_once(self, rows: Tensor, ids: Tensor) -> None:
+        order = torch.arange(rows.shape[0], dtype=torch.int32)
+        self._place[rows] = order
+        twice = torch.nonzero(self._place[rows] != order).flatten()
+        if twice.numel():
+            raise ConfigError(f"history: node {int(ids[twice[0]])} stands twice in one push; which value counts?")
+
+    def _check_time(self, now: int) -> None:
+        if not self._latest <= now < 2**31:
+            raise ConfigError(f"history: macro-batch {now} comes after {self._latest}; numbers never fall.")
+
+    def _note(self, layer: int, pushed: Tensor, usable: Tensor, age: Tensor) -> None:
+        ages = age[usable]
+        pulled, missing, too_old, total, oldest = self._counts[layer]
+        self._counts[layer] = (
+            pulled + age.shape[0],
+            missing + int((~pushed).sum()),
+            too_old + int((pushed & ~usable).sum()),
+            total + int(ages.sum()),
+            max(oldest, int(ages.max()) if ages.numel() else 0),
+        )
+
+
+def boundary_nodes(graph: Graph, assignment: Tensor) -> Tensor:
+    """Nodes with an edge into another part, ascending, in the graph's id dtype: all that can be in a halo."""
+    marked = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    for first, last in row_pieces(graph.indptr, EDGES_AT_ONCE):
+        degrees = graph.indptr[first : last + 1].diff()
+        sources = graph.indices[int(graph.indptr[first]) : int(graph.indptr[last])].to(torch.int64)
+        marked[sources[assignment[sources] != assignment[first:last].repeat_interleave(degrees)]] = True
+    return torch.nonzero(marked).flatten().to(graph.indices.dtype)
+
+
+def _row_table(nodes: Tensor, num_nodes: int) -> Tensor:
+    """int32 ``[num_nodes]``: the row of every node, -1 without one."""
+    nodes = nodes.to(torch.int64)
+    if nodes.dim() != 1 or (nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < num_nodes)):
+        raise ConfigError(f"history: expected ids of nodes [n] below {num_nodes:,}; got others.")
+    table = torch.full((num_nodes,), -1, dtype=torch.int32)
+    table[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32)
+    if int((table >= 0).sum()) != nodes.shape[0]:
+        raise ConfigError("history: a node stands twice among those that get a row.")
+    return table
