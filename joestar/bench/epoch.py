@@ -148,8 +148,9 @@ def _row(mode: str, model: str, graph: Graph, setting: Setting, budget: int, dev
 def _cap(device: torch.device, budget: int | None) -> None:
     """PyTorch takes no more of a GPU's memory than this from now on."""
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(1.0 if budget is None else min(1.0, budget / total), device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        total = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(1.0 if budget is None else min(1.0, budget / total), index)
 
 
 def _wait(device: torch.device) -> None:
