@@ -15,8 +15,8 @@ from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
-from joestar.runtime.staging import Staging
 from joestar.runtime.update import Average, LossScale, Update
+from joestar.staged.staging import Staging
 from joestar.stages import LargeBatch
 from joestar.step import Step
 
@@ -89,7 +89,7 @@ def compile(
             dict with ``initial``, ``growth``, ``backoff``, ``interval``. ``None``: with ``autocast=torch.float16``.
         ema: decay of a moving average of the weights: ``step.ema``, ``evaluate(ema=True)``, ``fit(ema=True)``.
         memory: bytes of the model's device that may be used, or a text such as ``"24GiB"``, for a graph on the CPU that
-            may be larger: what fits is kept there, the rest comes in macro-batches (``joestar.runtime.planning``).
+            may be larger: what fits is kept there, the rest comes in macro-batches (``joestar.staged.planning``).
         first_stage: how macro-batches are made; ``None``: ``joestar.LargeBatch`` of the size that the plan finds.
         batch_size: seeds per step that ``memory`` is planned for.
 

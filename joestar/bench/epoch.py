@@ -26,8 +26,8 @@ from joestar.bench.measure import PeakMemory
 from joestar.bench.step import Setting, check_device, graph_of, machine, network, orders
 from joestar.errors import ConfigError, JoestarError
 from joestar.graph_api import Block, Graph, SamplingContext
-from joestar.runtime.planning import Planner, parse_bytes
 from joestar.runtime.seeds import shuffled
+from joestar.staged.planning import Planner, parse_bytes
 from joestar.stages import Pipeline
 from joestar.store import FeatureStore, host_gather, pin, pinned_empty
 from joestar.store.hot import choose_hot, count_needed

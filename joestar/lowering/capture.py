@@ -134,6 +134,17 @@ def _capture(
 
     compiled = torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)
     try:
+        return _read(seen, compiled, seeds, key, carriers, hints, labels, origin, sampling, known)
+    finally:
+        seen.clear()  # Dynamo keeps the backend for good: features would never be freed
+
+
+def _read(
+    seen: dict, compiled: Callable, seeds: Tensor, key: Tensor, carriers: list[Tensor], hints: list[int],
+    labels: list[str], origin: str, sampling: Callable | None, known: Mapping[int, Input],
+) -> Captured:  # fmt: skip
+    """Traces, and reads what the backend has ``seen``."""
+    try:
         try:
             with torch._dynamo.config.patch(_RNN), cumulative_averages():
                 compiled(seeds, key, carriers)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import joestar
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, StageError
-from joestar.runtime.planning import Planner, parse_bytes
-from joestar.runtime.staged import StagedStep
+from joestar.staged.planning import Planner, parse_bytes
+from joestar.staged.step import StagedStep
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan
 

@@ -11,9 +11,9 @@ from joestar.graph_api import Graph
 from joestar.graph_api.arrays import settle_classes
 from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
-from joestar.runtime.planning import Planner, parse_bytes
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
-from joestar.runtime.staged import StagedStep, over
+from joestar.staged.planning import Planner, parse_bytes
+from joestar.staged.step import StagedStep, over
 from joestar.stages import LargeBatch
 from joestar.step import Step
 
