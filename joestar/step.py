@@ -44,7 +44,7 @@ class Step:
         self.sampler = sampler
         self.graph: Graph = sampler.graph
         self.plan = None
-        whole = self._whole()
+        whole = self.whole
         self.counters = Counters()
         self._options = options
         self._run = run
@@ -69,8 +69,9 @@ class Step:
         self._inference: Inference | None = None
         self._begun: list[weakref.ref[Epoch]] = []
 
-    def _whole(self) -> Graph:
-        """The graph whose nodes the user's ids are."""
+    @property
+    def whole(self) -> Graph:
+        """The graph whose nodes the user's ids are; ``graph`` is the one that programs work on."""
         return self.graph
 
     def _watch(self, loss_fn: Callable | None) -> ChangeGuard:
@@ -386,7 +387,7 @@ class Step:
         """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
         with averaged(self._update, ema):
             outputs = self.predict(idx, batch_size, full)
-        return self.scorer(outputs, self._seeds(idx).long().to(self._whole().device), metrics)
+        return self.scorer(outputs, self._seeds(idx).long().to(self.whole.device), metrics)
 
     # --- explanation ---
 

@@ -89,6 +89,13 @@ class TrainConfig:
     execution: str = setting(
         "padded", "Execution", "One program of padded sizes, or true sizes step by step.", choices=("padded", "exact")
     )
+    memory: str | None = setting(
+        None,
+        "Execution",
+        "Memory of the device that may be used, such as 24GiB: the graph stays in host memory and comes in parts.",
+        shown="everything is on the device",
+        metavar="SIZE",
+    )
     deterministic: bool = setting(False, "Execution", "Fix the order of every sum: repeated runs have the same bits.")
     checkpoints: str | None = setting(
         None, "Output", "Folder for checkpoints, written after every epoch.", metavar="FOLDER"
@@ -132,7 +139,7 @@ class TrainConfig:
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
 RUN_ONLY = (
     "epochs", "patience", "metric", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every",
-    "keep", "resume",
+    "keep", "resume", "memory",
 )  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)

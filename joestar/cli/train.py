@@ -77,7 +77,8 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     check_writable(config.report, "--report")
     check_writable(config.save, "--save")
     device = build.build_device(config)
-    graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
+    graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
+    graph = graph.to(device) if config.memory is None else graph
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
     config = build.build_backend(config, device, console)
@@ -93,7 +94,11 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         backend=config.backend,
         execution=config.execution,
         deterministic=config.deterministic,
+        memory=config.memory,
+        batch_size=config.batch_size,
     )
+    if step.plan is not None:
+        say(console, str(step.plan))
     checkpoints = None if config.checkpoints is None else build.build_checkpoints(config, console)
     mode = build.best_mode(config, graph)
     best = Best(model, config.save is not None, mode)
@@ -144,7 +149,7 @@ def _write(config: TrainConfig, content: dict[str, Any], step, console: Console)
     if config.report:
         write_json(config.report, content)
     if config.save:
-        saved.write(config.save, step.model, config, step.sampler.graph, content["results"])
+        saved.write(config.save, step.model, config, step.whole, content["results"])
     for path in filter(None, (config.report, config.save)):
         say_path(console, f"Wrote {path}")
     if config.save and "test" in content["results"]:

@@ -85,12 +85,14 @@ class MovedStep(Step):
     """A step over a copy of the graph on the model's device; ids and predictions are on the CPU, as the graph is."""
 
     def __init__(self, model, sampler, users_sampler, *given):
-        self._users_sampler, self.whole = users_sampler, users_sampler.graph
+        self._users_sampler = users_sampler
         super().__init__(model, sampler, *given)
         self._seeds = _Moved(self._seeds, sampler.graph.device)
 
-    def _whole(self) -> Graph:
-        return self.whole
+    @property
+    def whole(self) -> Graph:
+        """The user's graph, in host memory."""
+        return self._users_sampler.graph
 
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)

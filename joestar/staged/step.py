@@ -33,13 +33,14 @@ class StagedStep(Step):
 
     def __init__(self, model, sampler, arena: Arena, first_stage: LargeBatch, *given):
         self.arena, self.first_stage = arena, first_stage
-        self.whole: Graph = sampler.graph
         self._users_sampler = sampler
         self.traffic = Traffic()
         super().__init__(model, over(sampler, arena.graph), *given)
 
-    def _whole(self) -> Graph:
-        return self.whole
+    @property
+    def whole(self) -> Graph:
+        """The user's graph, in host memory."""
+        return self._users_sampler.graph
 
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
