@@ -124,6 +124,7 @@ def _row(mode: str, model: str, graph: Graph, setting: Setting, budget: int, dev
     net = network(model, graph, setting).to(device)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=device.type == "cuda" and mode == "cpu")
     memory, start = PeakMemory(device), time.perf_counter()
+    memory.forget()
     _cap(device, budget if mode in ("pinned", "cached", "large-batch") else None)
     try:
         epochs = _MODES[mode](graph, net, optimizer, setting, budget, device)

@@ -79,7 +79,7 @@ class Counted:
 
     def power(self, values: Tensor, exponent: float) -> Tensor:
         """``values ** exponent``; of halves by roots and products, which all processors round alike."""
-        if exponent * 2 != int(exponent * 2) or not 0 < exponent <= 8:
+        if exponent * 2 != int(exponent * 2) or not 0 < exponent <= 16:
             return values.pow_(exponent)
         made = values.sqrt() if exponent % 1 else torch.ones_like(values)
         for _ in range(int(exponent)):
