@@ -109,6 +109,30 @@ class TuningRecord:
 
 
 @dataclass
+class Expected:
+    """A figure as it was planned, and as it was measured."""
+
+    what: str
+    planned: float
+    measured: float
+
+
+@dataclass
+class FeedingRecord:
+    """How a graph in host memory reached the device.
+
+    Attributes:
+        plan: in sentences. rows: means per macro-batch; seconds: of all epochs so far, by who worked (``steps waited``:
+        for a macro-batch); counts: macro-batches, those that were cut in two for lack of room, and those made again.
+    """
+
+    plan: str
+    rows: list[Expected]
+    seconds: dict[str, float]
+    counts: dict[str, int]
+
+
+@dataclass
 class KernelRecord:
     """Time of one kernel per step: name, phase (``sampling``, ``forward``, ``backward``, ``optimizer``), calls.
 
@@ -281,7 +305,8 @@ class Report:
     """What ``step.report()`` returns; ``print`` it for tables, or take JSON or one HTML page.
 
     Attributes:
-        graph: its name and sizes; tuning, profile: ``None`` unless the step was tuned or profiled.
+        graph: its name and sizes; tuning, profile: ``None`` unless the step was tuned or profiled. feeding: ``None``
+        unless the graph is in host memory.
         settings: what it takes to repeat the run, name -> value as text; command: that does so, if there is one;
         date: when the report was made, with the zone.
     """
@@ -298,6 +323,7 @@ class Report:
     graph: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     command: str = ""
+    feeding: FeedingRecord | None = None
     date: str = field(default_factory=lambda: datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
 
     @property

@@ -9,7 +9,7 @@ from rich.table import Table
 from joestar.profile import numbers
 from joestar.profile.clocks import clocks, once
 from joestar.profile.findings import caveat, findings
-from joestar.profile.ledger import ProfileRecord, ProgramRecord, Report, TuningRecord
+from joestar.profile.ledger import FeedingRecord, ProfileRecord, ProgramRecord, Report, TuningRecord
 from joestar.profile.places import merged, place, short_line
 
 SHOWN = 12
@@ -59,6 +59,8 @@ def render(report: Report) -> str:
     if report.profile is not None:
         parts.extend(_profile(report.profile))
     parts.extend(_clocks(report))
+    if report.feeding is not None:
+        parts.extend(_feeding(report.feeding))
     if report.tuning is not None:
         parts.extend(_tuning(report.tuning))
     for program in report.programs:
@@ -139,6 +141,18 @@ def _clocks(report: Report) -> list:
     for what, seconds in once(report):
         table.add_row(escape(f"once: {what}"), f"{seconds:.2f}", "")
     return ["", table]
+
+
+def _feeding(feeding: FeedingRecord) -> list:
+    counts = ", ".join(f"{name} {count:,}" for name, count in feeding.counts.items())
+    seconds = ", ".join(f"{name} {value:.2f} s" for name, value in feeding.seconds.items())
+    lines = [escape("\nFeeding"), *(_wrapped(line) for line in feeding.plan.splitlines())]
+    if not feeding.rows:
+        return lines
+    table = _table("per macro-batch", "planned", "measured")
+    for row in feeding.rows:
+        table.add_row(row.what, numbers.digits(row.planned), numbers.digits(row.measured))
+    return [*lines, table, _wrapped(f"{counts}; {seconds}")]
 
 
 def _tuning(tuning: TuningRecord) -> list:

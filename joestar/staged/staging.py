@@ -9,6 +9,7 @@ from torch.utils import _pytree
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import settle_classes
+from joestar.profile.ledger import FeedingRecord, Report
 from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
@@ -96,6 +97,12 @@ class MovedStep(Step):
 
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
+
+    def report(self) -> Report:
+        """As ``Step.report``, with the plan."""
+        found = super().report()
+        found.feeding = FeedingRecord(str(self.plan), [], {}, {})
+        return found
 
     def _checked(self, seeds) -> Tensor:
         return check_seeds(seeds, self.whole).to(self.graph.device)

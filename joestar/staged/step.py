@@ -10,6 +10,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.profile.ledger import Expected, FeedingRecord, Report
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.prediction import PREDICTED, Rows, logits
@@ -49,6 +50,24 @@ class StagedStep(Step):
         sample = functools.partial(self.first_stage.sample, self.whole, self._users_sampler)
         steps = max(1, self.first_stage.num_seeds // batch)
         return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self.traffic)
+
+    def report(self) -> Report:
+        """As ``Step.report``, with what was planned of macro-batches beside what came of them."""
+        found, plan, seen = super().report(), self.plan, self.traffic
+        number = max(1, seen.macro_batches)
+        share = 1 - seen.cold / max(1, seen.nodes)
+        cold = plan.nodes * (1 - plan.share)
+        rows = [
+            Expected("nodes", plan.nodes, seen.nodes / number),
+            Expected("of these hot, %", 100 * plan.share, 100 * share),
+            Expected("others", cold, seen.cold / number),
+            Expected("edges", plan.mean_edges, seen.edges / number),
+            Expected("MB over the bus", plan.bus / max(1, plan.macro_batches) / 1e6, seen.bytes / number / 1e6),
+        ]
+        counts = {"macro-batches": seen.macro_batches, "cut": seen.cut, "made again": seen.again}
+        found.graph = repr(self.whole)
+        found.feeding = FeedingRecord(str(plan), rows, dict(seen.seconds), counts)
+        return found
 
     # --- training ---
 

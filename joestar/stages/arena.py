@@ -8,6 +8,7 @@ of the next macro-batch is built in a second buffer and copied where it is, in t
 
 import contextlib
 import threading
+import time
 from dataclasses import dataclass
 
 import torch
@@ -89,12 +90,17 @@ class Loaded:
 
 
 class Gate:
-    """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits."""
+    """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits.
+
+    Attributes:
+        waited: seconds that loading has waited here.
+    """
 
     def __init__(self):
         self._changed = threading.Condition()
         self._free = 1
         self._closed = False
+        self.waited = 0.0
 
     def enter(self) -> None:
         """Waits until a half is free.
@@ -102,9 +108,11 @@ class Gate:
         Raises:
             StageError: if the gate is closed.
         """
+        start = time.perf_counter()
         with self._changed:
             while not self._free and not self._closed:
                 self._changed.wait()
+            self.waited += time.perf_counter() - start
             if self._closed:
                 raise StageError("the arena's gate was closed.")
             self._free -= 1

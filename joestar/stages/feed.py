@@ -34,7 +34,7 @@ class Traffic:
         macro_batches, nodes, cold, edges, bytes: sums over macro-batches; ``cold`` nodes were not among the hot ones.
         cut: macro-batches that had no room and were cut in two. again: that were made again, because something else
             used the arena between two steps.
-        seconds: per stage, waiting left out, and how long steps waited (``"consumer"``).
+        seconds: of the first stage and of loading, waiting left out, and how long steps waited.
     """
 
     macro_batches: int = 0
@@ -54,9 +54,9 @@ class Traffic:
         self.edges += loaded.edges
         self.bytes += loaded.bytes
 
-    def add_seconds(self, seconds: dict[str, float]) -> None:
+    def add_seconds(self, first_stage: float, load: float, waited: float) -> None:
         """Adds the clocks of a pipeline that has ended."""
-        for name, value in seconds.items():
+        for name, value in (("first stage", first_stage), ("load", load), ("steps waited", waited)):
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 
 
@@ -156,7 +156,8 @@ class Feed:
             gate.close()
         if pipeline is not None:
             pipeline.close()
-            self.traffic.add_seconds(pipeline.seconds())
+            first_stage, load, waited = pipeline.seconds().values()
+            self.traffic.add_seconds(first_stage, load - gate.waited, waited)
 
     def __del__(self):
         gate = getattr(self, "_gate", None)

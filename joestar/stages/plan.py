@@ -36,10 +36,11 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Shape:
-    """A macro-batch's size: ``nodes`` in all, ``edges``, and the ``seconds`` that sampling it took."""
+    """A macro-batch's size: ``nodes`` in all, of which ``rows`` may have edges, and the ``seconds`` of sampling it."""
 
     seeds: int
     nodes: float
+    rows: float
     edges: float
     seconds: float
 
@@ -56,6 +57,7 @@ class Plan:
         share: of a macro-batch's nodes that are expected to be hot.
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
         bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``. batch: seeds per step planned for.
+        nodes, mean_edges: of a macro-batch.
     """
 
     budget: int
@@ -71,6 +73,8 @@ class Plan:
     seconds: dict[str, float] = field(default_factory=dict)
     hot_ids: Tensor | None = None
     batch: int = 1000
+    nodes: float = 0.0
+    mean_edges: float = 0.0
 
     @property
     def memory(self) -> int:
@@ -107,7 +111,7 @@ class Costs:
     """Bytes of the device: ``fixed`` whatever is chosen, per ``slot``, per ``edge``; ``loading`` per node and
     ``loading_edge`` per edge of a macro-batch that is being loaded.
 
-    ``bus`` are bytes per cold node, ``structure`` per node and edge of a macro-batch, that cross the bus.
+    ``bus`` are bytes of a cold node's rows, which cross the bus.
     """
 
     fixed: dict[str, int]
@@ -148,7 +152,7 @@ class Look:
         start = time.perf_counter()
         macro = self.sample(number)
         seconds = time.perf_counter() - start
-        self.known[number] = Shape(number, macro.num_nodes, macro.num_edges, seconds)
+        self.known[number] = Shape(number, macro.num_nodes, macro.num_rows, macro.num_edges, seconds)
         self._ranks[number] = torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values
 
     def shape(self, number: int) -> Shape:
@@ -168,7 +172,9 @@ def _between(known: list[Shape], number: int) -> Shape:
     if above.seeds == below.seeds:
         return above
     at = math.log(number / below.seeds) / math.log(above.seeds / below.seeds)
-    return Shape(number, *(_power(getattr(below, f), getattr(above, f), at) for f in ("nodes", "edges", "seconds")))
+    return Shape(
+        number, *(_power(getattr(below, f), getattr(above, f), at) for f in ("nodes", "rows", "edges", "seconds"))
+    )
 
 
 def _power(low: float, high: float, at: float) -> float:
@@ -226,11 +232,12 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     low = fitting[-1]
     share = look.share(number, low)
     cold, count = shape.nodes * (1 - share), -(-total // number)
-    moved = count * (cold * costs.bus + 4 * (shape.nodes + shape.edges))
+    structure = 4 * (number + shape.nodes + cold + shape.edges) + 8 * shape.rows
+    moved = count * (cold * costs.bus + structure)
     seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
     return Plan(
         budget, False, number, count, low, _room(cold, num_nodes - low), _room(shape.edges), share, moved,
-        parts(low), seconds,
+        parts(low), seconds, nodes=shape.nodes, mean_edges=shape.edges,
     )  # fmt: skip
 
 

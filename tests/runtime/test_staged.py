@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import joestar
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, StageError
+from joestar.profile.ledger import Report
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep
 from joestar.stages import LargeBatch
@@ -215,7 +216,7 @@ def test_what_fits_is_resident(graph):
     assert step.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx)
 
 
-def test_a_plan_fills_the_budget_and_training_works():
+def test_a_plan_fills_the_budget_and_training_works(tmp_path):
     made = planted("tiny")
     torch.manual_seed(0)
     net = joestar.nn.GraphSAGE(16, 8, 2, 5)
@@ -227,6 +228,12 @@ def test_a_plan_fills_the_budget_and_training_works():
     assert "hot nodes" in str(step.plan)
     assert len(list(step.epoch(made.train_idx, 20))) == 25
     assert step.traffic.cut == 0
+    report = step.report()
+    assert "per macro-batch" in str(report)
+    for row in report.feeding.rows:
+        assert row.measured == pytest.approx(row.planned, rel=0.15), row
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == report
 
 
 @pytest.mark.parametrize(
