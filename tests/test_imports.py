@@ -74,6 +74,7 @@ ALLOWED = {
         "errors",
         "metrics",
         "bench",
+        "staged",
         "api",
         "step",
         "runtime",

@@ -136,8 +136,8 @@ def epoch(
     device: Device = "cpu",
     budget: Annotated[str, option("Memory of the device that may be used.", metavar="SIZE")] = "24GiB",
     modes: Annotated[
-        str, option("resident, pinned, cached, large-batch, cpu.", metavar="A,B,...")
-    ] = "resident,pinned,cached,large-batch,cpu",
+        str, option("resident, pinned, cached, large-batch, cpu.", metavar="NAMES", show_default="all")
+    ] = "all",
     models: Models = "sage",
     precision: Precision = "fp32",
     fanouts: Fanouts = "15,10,5",
@@ -151,8 +151,8 @@ def epoch(
     """Time whole epochs of a graph that may be larger than the device, fed in every way, under one memory budget.
 
     Examples:
-        joestar bench epoch --budget 60MiB                                       # on the CPU
-        joestar bench epoch --device cuda --shape papers100M --budget 24GiB      # on a GPU
+        joestar bench epoch --budget 60MiB                     # on the CPU
+        joestar bench epoch --device cuda --shape papers100M   # on a GPU
     """
     from joestar.bench.step import IDS, Setting
     from joestar.cli.bench import bench_epoch, numbers, words
@@ -161,7 +161,9 @@ def epoch(
         shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
         baselines=(), ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs,
     )  # fmt: skip
-    bench_epoch(setting, budget, words(modes), json_file, out())
+    from joestar.bench.epoch import MODES
+
+    bench_epoch(setting, budget, MODES if modes == "all" else words(modes), json_file, out())
 
 
 @app.command("kernels", cls=Command)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from joestar import __version__
-from joestar.cli import bench_commands, data_commands, partition
+from joestar.cli import bench_commands, data_commands, partition, plan
 from joestar.cli.config import PROFILED, TrainConfig
 from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
@@ -226,6 +226,7 @@ def doctor(as_json: AsJson = False) -> None:
 app.command("generate", cls=Command)(data_commands.generate)
 app.command("convert", cls=Command)(data_commands.convert)
 partition.add_to(app)
+plan.add_to(app)
 app.add_typer(bench_commands.app, name="bench")
 
 if __name__ == "__main__":

@@ -98,7 +98,8 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         batch_size=config.batch_size,
     )
     if step.plan is not None:
-        say(console, str(step.plan))
+        for line in str(step.plan).splitlines():
+            say(console, line)
     checkpoints = None if config.checkpoints is None else build.build_checkpoints(config, console)
     mode = build.best_mode(config, graph)
     best = Best(model, config.save is not None, mode)

@@ -12,7 +12,7 @@ from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
-from joestar.stages.plan import COUNTED, PARTS, Costs, Look, Plan, Speeds, choose, least
+from joestar.stages.plan import COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
 
@@ -148,13 +148,20 @@ class Planner:
         costs = self.costs()
         wanted = self._possible(wanted, costs)
         score = self._hotness(sample, wanted[0])
-        look = Look(lambda number: sample(self.seeds[-number:], number), score, self.device)
+        look = Look(lambda number, index: sample(self._some(number, index), index), score, self.device)
+        for index in range(SMALL):
+            look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
         compute = -(-total // self.batch) * self._step_seconds()
         found = choose(look, wanted, costs, self.budget, total, compute, self.speeds)
         if found is None:
             raise self._too_small(look.shape(wanted[0]), least(look, wanted[0], costs))
         found.hot_ids, found.batch = look.hottest(found.hot), self.batch
         return found
+
+    def _some(self, number: int, index: int) -> Tensor:
+        """So many seeds, others for every index as far as there are any."""
+        first = index * number % max(1, self.seeds.numel() - number + 1)
+        return self.seeds[first : first + number]
 
     def _possible(self, wanted: list[int], costs: Costs) -> list[int]:
         """Sizes whose rows might fit if a tenth of them were cold: larger ones are not worth sampling."""

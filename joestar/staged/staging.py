@@ -46,7 +46,7 @@ class Staging:
         if loss_fn is not None:
             settle_for_loss(graph, loss_fn)
         self.users_sampler = sampler
-        budget = _free(model) if memory is None else parse_bytes(memory)
+        budget = free_memory_of(model) if memory is None else parse_bytes(memory)
         planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage)
         self.plan = planner.plan()
         if self.plan.fits:
@@ -72,7 +72,7 @@ def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(number, dtype=dtype, pin_memory=True)
 
 
-def _free(model) -> int:
+def free_memory_of(model) -> int:
     """Bytes that are free on the model's device, less a tenth."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if device.type == "cuda":

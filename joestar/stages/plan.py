@@ -7,6 +7,7 @@ the same time, so the slowest of them decides).
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from joestar.profile.numbers import human_bytes
+from joestar.profile.numbers import human_bytes, seconds
 from joestar.stages.macro import MacroBatch
 
-SLACK = 1.03
-"""Room beyond the sizes of the macro-batches that were looked at."""
+SLACK, SIGMAS = 1.02, 4.0
+"""Room beyond the sizes of the macro-batches that were looked at: a factor, and standard deviations."""
+FEW, SMALL, LARGE = 20_000, 8, 3
+"""Macro-batches that are looked at: ``SMALL`` of up to ``FEW`` seeds, else ``LARGE``."""
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 """Macro-batches per epoch that are considered."""
 COUNTED = 8
@@ -92,18 +95,18 @@ class Plan:
         if self.fits:
             return f"everything fits into {human_bytes(self.budget)}: {_table(self.parts)}"
         slowest = max(self.seconds, key=self.seconds.get)
-        times = ", ".join(f"{name} {value:.3g}" for name, value in self.seconds.items())
+        times = ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
         return (
             f"{self.macro_batches} macro-batches of {self.num_seeds:,} seeds; {self.hot:,} hot nodes "
             f"({self.share:.0%} of the rows needed), twice {self.cold:,} slots for others\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
-            f"an epoch: {human_bytes(self.bus)} over the bus; about {self.epoch_seconds:.3g} s ({times} s; {slowest} "
-            "decides)"
+            f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
+            f"{slowest} decide{'' if slowest == 'steps' else 's'})"
         )
 
 
 def _table(parts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items())
+    return ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items() if value)
 
 
 @dataclass(frozen=True)
@@ -126,17 +129,19 @@ class Look:
     """Macro-batches that were sampled to see how large they are, and which of their nodes are hot.
 
     Args:
-        sample: a macro-batch of so many seeds. score: what hot nodes are chosen by ``[N]``, larger is hotter.
+        sample: a macro-batch of so many seeds, of a number. score: what hot nodes are chosen by ``[N]``, larger is hotter.
         device: where ids are sorted.
     """
 
-    def __init__(self, sample: Callable[[int], MacroBatch], score: Tensor, device: torch.device):
+    def __init__(self, sample: Callable[[int, int], MacroBatch], score: Tensor, device: torch.device):
         self.sample = sample
         order = torch.argsort(score.to(device), descending=True, stable=True)
         self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
         self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
         self.known: dict[int, Shape] = {}
-        self._ranks: dict[int, Tensor] = {}
+        self._ranks: dict[int, list[Tensor]] = {}
+        self._edges_vary: dict[int, float] = {}
+        self._anywhere: list[tuple[Tensor, int]] = []
 
     @property
     def num_nodes(self) -> int:
@@ -148,12 +153,22 @@ class Look:
         return torch.nonzero(self._rank < count).flatten().cpu()
 
     def at(self, number: int) -> None:
-        """Samples a macro-batch of ``number`` seeds."""
-        start = time.perf_counter()
-        macro = self.sample(number)
-        seconds = time.perf_counter() - start
-        self.known[number] = Shape(number, macro.num_nodes, macro.num_rows, macro.num_edges, seconds)
-        self._ranks[number] = torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values
+        """Samples macro-batches of ``number`` seeds: ``SMALL`` of them if they are small and vary, else ``LARGE``."""
+        found, ranks, clocks = [], [], []
+        for index in range(SMALL if number <= FEW else LARGE):
+            start = time.perf_counter()
+            macro = self.sample(number, index)
+            clocks.append(time.perf_counter() - start)
+            found.append((macro.num_nodes, macro.num_rows, macro.num_edges))
+            ranks.append(torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values)
+        means = [statistics.fmean(column) for column in zip(*found, strict=True)]
+        self.known[number] = Shape(number, *means, min(clocks))
+        self._ranks[number] = ranks
+        self._edges_vary[number] = _variation([edges for _, _, edges in found])
+
+    def anywhere(self, macro: MacroBatch) -> None:
+        """Makes room for macro-batches like this one, too: a step over nodes from anywhere, as in predictions."""
+        self._anywhere.append((torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values, macro.num_edges))
 
     def shape(self, number: int) -> Shape:
         """As sampled, or between those that were: by a power law, a little low as numbers of nodes level off."""
@@ -161,9 +176,31 @@ class Look:
 
     def share(self, number: int, hot: int) -> float:
         """Of the nodes of such a macro-batch, if the first ``hot`` by score are kept."""
-        nearest = min(self.known, key=lambda known: abs(math.log(known / number)))
-        ranks = self._ranks[nearest]
-        return int(torch.searchsorted(ranks, hot)) / max(1, ranks.numel())
+        ranks = self._ranks[self._nearest(number)]
+        kept = sum(int(torch.searchsorted(one, hot)) for one in ranks)
+        return kept / max(1, sum(one.numel() for one in ranks))
+
+    def room(self, number: int, hot: int) -> tuple[int, int]:
+        """(slots, edges) that a macro-batch hardly ever exceeds: ``SIGMAS`` deviations beyond the mean, and a bit."""
+        shape, near = self.shape(number), self._nearest(number)
+        cold = [one.numel() - int(torch.searchsorted(one, hot)) for one in self._ranks[near]]
+        mean = shape.nodes * (1 - self.share(number, hot))
+        slots, edges = mean * (1 + SIGMAS * _variation(cold)), shape.edges * (1 + SIGMAS * self._edges_vary[near])
+        if self._anywhere:
+            cold = [one.numel() - int(torch.searchsorted(one, hot)) for one, _ in self._anywhere]
+            slots = max(slots, statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
+            given = [number for _, number in self._anywhere]
+            edges = max(edges, statistics.fmean(given) * (1 + SIGMAS * _variation(given)))
+        return _room(slots, self.num_nodes - hot), _room(edges)
+
+    def _nearest(self, number: int) -> int:
+        return min(self.known, key=lambda known: abs(math.log(known / number)))
+
+
+def _variation(values: list[int]) -> float:
+    """Standard deviation over mean."""
+    mean = statistics.fmean(values)
+    return statistics.stdev(values) / mean if len(values) > 1 and mean else 0.0
 
 
 def _between(known: list[Shape], number: int) -> Shape:
@@ -202,12 +239,11 @@ def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int,
 
 def parts_of(look: Look, number: int, costs: Costs, hot: int) -> dict[str, int]:
     """Bytes of the device, with so many hot nodes and seeds per macro-batch."""
-    shape, share = look.shape(number), look.share(number, hot)
-    cold = _room(shape.nodes * (1 - share), look.num_nodes - hot)
+    shape, (cold, edges) = look.shape(number), look.room(number, hot)
     slots = hot + 2 * cold
     return {
         "hot nodes": int(hot * costs.slot),
-        "macro-batches": int(2 * cold * costs.slot + 16 * slots + _room(shape.edges) * costs.edge),
+        "macro-batches": int(2 * cold * costs.slot + 16 * slots + edges * costs.edge),
         "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
         **costs.fixed,
     }
@@ -222,11 +258,7 @@ def least(look: Look, number: int, costs: Costs) -> dict[str, int]:
 def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, compute: float,
              speeds: Speeds) -> Plan | None:  # fmt: skip
     shape, num_nodes = look.shape(number), look.num_nodes
-
-    def parts(hot: int) -> dict[str, int]:
-        return parts_of(look, number, costs, hot)
-
-    fitting = [hot for hot in _steps(num_nodes) if sum(parts(hot).values()) <= budget]
+    fitting = [hot for hot in _steps(num_nodes) if sum(parts_of(look, number, costs, hot).values()) <= budget]
     if not fitting:
         return None
     low = fitting[-1]
@@ -236,8 +268,8 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     moved = count * (cold * costs.bus + structure)
     seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
     return Plan(
-        budget, False, number, count, low, _room(cold, num_nodes - low), _room(shape.edges), share, moved,
-        parts(low), seconds, nodes=shape.nodes, mean_edges=shape.edges,
+        budget, False, number, count, low, *look.room(number, low), share, moved, parts_of(look, number, costs, low),
+        seconds, nodes=shape.nodes, mean_edges=shape.edges,
     )  # fmt: skip
 
 

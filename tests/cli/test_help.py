@@ -14,8 +14,9 @@ from joestar.cli.console import balanced
 from joestar.cli.main import app
 
 COMMANDS = [
-    (), ("train",), ("evaluate",), ("predict",), ("profile",), ("info",), ("doctor",), ("partition",), ("bench",),
-    ("bench", "step"), ("bench", "user"), ("bench", "inference"), ("bench", "kernels"), ("generate",), ("convert",),
+    (), ("train",), ("evaluate",), ("predict",), ("profile",), ("info",), ("doctor",), ("partition",), ("plan",),
+    ("bench",), ("bench", "step"), ("bench", "user"), ("bench", "inference"), ("bench", "epoch"), ("bench", "kernels"),
+    ("generate",), ("convert",),
 ]  # fmt: skip
 WIDTHS = (80, 120)
 

@@ -1,0 +1,55 @@
+"""``joestar plan``: what goes where under a memory budget, without training."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from joestar.cli.config import FIELDS, RUN_ONLY, TrainConfig
+from joestar.cli.console import out, plain_errors
+from joestar.cli.flags import takes_settings
+from joestar.cli.help import Command, option
+
+PLANNED = tuple(name for name in FIELDS if name not in RUN_ONLY or name == "memory")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    app.command("plan", cls=Command)(plain_errors(takes_settings(plan, PLANNED)))
+
+
+def plan(
+    config: TrainConfig,
+    json_file: Annotated[
+        str | None, option("Write the plan as JSON.", "--json", metavar="FILE", rich_help_panel="Output")
+    ] = None,
+) -> None:
+    """Show how a graph would be trained under a memory budget: what stays on the device, what comes in parts, how long.
+
+    A few macro-batches are sampled for it; nothing is allocated on the device or trained.
+
+    Examples:
+        joestar plan cora --memory 40MiB
+        joestar plan graphs/papers --memory 24GiB --fanouts 15,10,5 --hidden 128
+    """
+    import joestar
+    from joestar.cli import build
+    from joestar.cli.console import say
+    from joestar.cli.files import check_writable, write_json
+    from joestar.staged import Planner, parse_bytes
+    from joestar.staged.staging import free_memory_of
+
+    check_writable(json_file, "--json")
+    device, console = build.build_device(config), out()
+    graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
+    build.check_graph(graph)
+    say(console, f"{graph}, for {device}")
+    model = build.build_model(config, graph).to(device)
+    budget = free_memory_of(model) if config.memory is None else parse_bytes(config.memory, "--memory")
+    sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
+    found = Planner(model, sampler, budget, batch=config.batch_size).plan()
+    for line in str(found).splitlines():
+        say(console, line)
+    if json_file is not None:
+        found.hot_ids = None
+        write_json(json_file, {**dataclasses.asdict(found), "memory": found.memory})

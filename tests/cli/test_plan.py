@@ -1,0 +1,43 @@
+"""``joestar plan``, and training under a budget."""
+
+import json
+
+from typer.testing import CliRunner
+
+from joestar.cli.main import app
+from joestar.errors import ConfigError
+
+SMALL = ["--fanouts", "5,5", "--batch-size", "20", "--hidden", "16"]
+
+
+def ran(*arguments):
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def test_a_plan_is_shown_and_written(tmp_path):
+    shown = ran("plan", "cora", "--memory", "15MiB", *SMALL, "--json", str(tmp_path / "plan.json"))
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert f"{found['macro_batches']} macro-batches of {found['num_seeds']} seeds" in shown
+    assert found["memory"] <= found["budget"] == 15 << 20
+    assert "over the bus" in shown
+
+
+def test_what_fits_is_said():
+    assert "everything fits into 1.0 GiB" in ran("plan", "--memory", "1GiB", *SMALL)
+
+
+def test_training_under_a_budget(tmp_path):
+    saved = tmp_path / "model.joestar"
+    shown = ran(
+        "train", "cora", "--memory", "15MiB", *SMALL, "--epochs", "2", "--backend", "eager", "--save", str(saved)
+    )
+    assert "hot nodes" in shown
+    assert saved.exists()
+
+
+def test_an_impossible_budget_is_refused(monkeypatch):
+    done = CliRunner().invoke(app, ["plan", "--memory", "1MiB", *SMALL])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, ConfigError) or "too small" in done.output
