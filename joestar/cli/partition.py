@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 
 from joestar.cli.console import columns, err, out, plain_errors, say_path
-from joestar.cli.files import check_writable
 from joestar.cli.help import Command, option
 from joestar.errors import ConfigError
 
@@ -64,6 +63,7 @@ def partition(
         joestar partition my-graph --parts 1024 --passes 3 --out my-parts.npz
         joestar partition my-graph.npz --compare none --json
     """
+    from joestar.cli.files import check_writable
     from joestar.data import load
 
     check_writable(output, "--out")

@@ -52,7 +52,7 @@ def part_facts(indptr: Tensor, indices: Tensor, assignment: Tensor, parts: int) 
     """Of every part, int64 ``[parts]``: in-edges from other parts, and the different nodes that they come from."""
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
     _check_assignment(assignment, indptr.numel() - 1, 0, parts)
-    cut, halo = (torch.zeros(parts, dtype=torch.int64) for _ in range(2))
+    cut, halo = (torch.zeros(parts, dtype=torch.int64, device="cpu") for _ in range(2))
     _native.part_facts(indptr, indices, assignment.contiguous(), cut, halo)
     return cut, halo
 

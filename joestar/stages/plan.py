@@ -129,7 +129,7 @@ class Look:
     """Macro-batches that were sampled to see how large they are, and which of their nodes are hot.
 
     Args:
-        sample: a macro-batch of so many seeds, of a number. score: what hot nodes are chosen by ``[N]``, larger: hotter.
+        sample: a macro-batch of so many seeds, of an index. score: hot nodes are those with the largest, ``[N]``.
         device: where ids are sorted.
     """
 

@@ -27,6 +27,7 @@ class Step:
 
     def __init__(self, model, sampler, **options):
         self.model, self.sampler, self.options = model, sampler, options
+        self.plan, self.whole = None, sampler.graph
 
     def fit(self, train_idx, val_idx, epochs, batch_size, patience, scheduler, on_epoch, metric, **saving):
         self.fitted = (len(train_idx), len(val_idx), epochs, batch_size, patience)

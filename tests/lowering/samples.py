@@ -259,6 +259,7 @@ EXPLAINED = {
     "take_along_dim": "traced for one size only, which capture refuses",
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
+    "gather_rows": "an op of Joestar's; tests/store/test_features.py",
 }  # fmt: skip
 """Names of rules without samples."""
 
