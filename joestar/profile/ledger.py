@@ -305,8 +305,8 @@ class Report:
     """What ``step.report()`` returns; ``print`` it for tables, or take JSON or one HTML page.
 
     Attributes:
-        graph: its name and sizes; tuning, profile: ``None`` unless the step was tuned or profiled. feeding: ``None``
-        unless the graph is in host memory.
+        graph: its name and sizes; tuning, profile, feeding: ``None`` unless the step was tuned, profiled, or the graph
+        is in host memory.
         settings: what it takes to repeat the run, name -> value as text; command: that does so, if there is one;
         date: when the report was made, with the zone.
     """
