@@ -123,7 +123,7 @@ class FeedingRecord:
 
     Attributes:
         plan: in sentences. rows: means per macro-batch; seconds: of all epochs so far, by who worked (``steps waited``:
-        for a macro-batch); counts: macro-batches, those that were cut in two for lack of room, and those made again.
+            for a macro-batch); counts: macro-batches, those that were cut in two for lack of room, those made again.
     """
 
     plan: str
@@ -306,7 +306,7 @@ class Report:
 
     Attributes:
         graph: its name and sizes; tuning, profile, feeding: ``None`` unless the step was tuned, profiled, or the graph
-        is in host memory.
+            is in host memory.
         settings: what it takes to repeat the run, name -> value as text; command: that does so, if there is one;
         date: when the report was made, with the zone.
     """

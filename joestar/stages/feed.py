@@ -69,7 +69,7 @@ class Feed:
 
     Args:
         sample: the first stage. order: seeds ``[n]`` of the whole graph, on the CPU. batch: seeds of a step; steps: of
-        a macro-batch. key: (seed, epoch). traffic: where costs are counted.
+            a macro-batch. key: (seed, epoch). traffic: where costs are counted.
     """
 
     def __init__(
