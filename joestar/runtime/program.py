@@ -136,12 +136,15 @@ class Program:
         with self.modes.set():
             if self._mixes_dtypes():  # what fails then is not seen by a trace
                 self._raise_own_error(seeds, key)
+            captured, failed = None, None
             try:
                 with torch.set_grad_enabled(self.kind != "predict"):
                     captured = self.phases.timed("capture", lambda: self._capture(seeds, labels))
-            except CaptureError:
+            except CaptureError as error:
+                failed = error
+            if failed is not None:  # out here, so that the tracer's pages do not come before an error of their own
                 self._raise_own_error(seeds, key)
-                raise
+                raise failed
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import joestar
+from joestar.bench.planted import planted
 from joestar.errors import (
     ChangedAfterCompileError,
     ConfigError,
@@ -204,3 +205,16 @@ def test_targets_that_a_sample_decides_are_left_to_the_loss():
         return F.cross_entropy(logits, y) + F.cross_entropy(logits[:, :2], logits[:, :2].detach().argmax(1))
 
     train(make_step(loss=pseudo), IDX, epochs=1)
+
+
+def test_an_error_of_the_models_own_comes_without_the_tracers_pages():
+    graph = planted("tiny")
+    model = joestar.nn.GraphSAGE(16, 4, 3, 5)
+    step = joestar.compile(
+        model, joestar.NeighborSampler(graph, [2, 2]), F.cross_entropy, torch.optim.Adam(model.parameters()),
+        backend="eager",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="expected 3 blocks") as caught:
+        next(iter(step.epoch(graph.train_idx, 50)))
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
