@@ -76,6 +76,7 @@ class StagedStep(Step):
     def _shown(self, feed: Feed, program, batch: int, epoch: int, position: int) -> tuple[int, Tensor]:
         """The macro-batch of a step, and the program traced on it; with degrees, if that reads them."""
         first, slots = feed.ensure(position)
+        program.refresh()
         if program.captured is None:
             key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
             program.trace(slots[:batch], key)
@@ -93,6 +94,14 @@ class StagedStep(Step):
             if loss.target is None:
                 dataclasses.replace(loss, labels=self.whole.ndata["y"]).check(order)
             else:
+                loss.check(slots)
+
+    def swapped(self, slots: Tensor) -> None:
+        """Another macro-batch, with these seeds, is shown: what depends on it is computed and checked again."""
+        program = self._runner.executor.program
+        program.refresh()
+        for loss in program._losses:
+            if loss.target is not None:
                 loss.check(slots)
 
     def _one_step(self, runner, seeds: Tensor) -> Tensor:
@@ -142,6 +151,7 @@ class StagedStep(Step):
                     first, slots = self._shown(feed, executor.program, batch, PREDICTIONS, 0)
                 elif (shown := feed.ensure(step)) is not None:
                     first, slots = shown
+                    executor.program.refresh()
                 if first == step and executor.execution == "padded":
                     executor.prepare(slots, batch, self._seed, PREDICTIONS)
                 part = slots[(step - first) * batch : (step - first + 1) * batch]
@@ -168,11 +178,15 @@ class StagedEpoch(Epoch):
         shown = self._feed.ensure(run.position)
         if shown is None:
             return
-        first, slots = shown
-        run.filled = slice(first * run.batch, first * run.batch + slots.numel())
-        run.order[run.filled] = slots
-        self._runner.state.let_go()
-        self._runner.executor.program.refresh()
+        try:
+            first, slots = shown
+            self._runner.state.let_go()
+            run.filled = slice(first * run.batch, first * run.batch + slots.numel())
+            run.order[run.filled] = slots
+            self._step.swapped(slots)
+        except BaseException:  # an interrupt: the run does not know its seeds' slots
+            self._feed.forget()
+            raise
 
     def _taken(self, position: int) -> Tensor:
         return self._seeds_in_order[position * self.batch_size : (position + 1) * self.batch_size].clone()
