@@ -198,7 +198,7 @@ class Planner:
         """The arena of a plan, its hot nodes loaded; features are locked in host memory."""
         sources = {}
         for name, value in self.graph.ndata.items():
-            dtype = self.row_dtype(name, value)
+            dtype, value = self.row_dtype(name, value), value.contiguous()
             if self._narrow(value):
                 sources[name] = Source(value.to(compact_dtype(value)).to(self.device), dtype)
             elif self.device.type == "cpu":

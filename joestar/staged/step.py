@@ -15,6 +15,9 @@ from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.prediction import PREDICTED, Rows, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
+from joestar.runtime.step_graph import StreamOrder
+from joestar.staged.tables import refuse_tables, refuse_tables_of
+from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
 from joestar.stages.feed import Feed, Traffic
@@ -35,6 +38,8 @@ class StagedStep(Step):
         self.arena, self.first_stage = arena, first_stage
         self._users_sampler = sampler
         self.traffic = Traffic()
+        self._written = Written(sampler.graph)
+        self._streams = StreamOrder(arena.device)
         super().__init__(model, over(sampler, arena.graph), *given)
 
     @property
@@ -44,6 +49,14 @@ class StagedStep(Step):
 
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
+
+    def _check(self) -> None:
+        self._written.check()
+        super()._check()
+
+    def refuse_tables_of_the_sampler(self) -> None:
+        """Raises ``SamplerError`` for tensors of the sampler's own with a row per node or edge."""
+        refuse_tables_of(self._users_sampler)
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
         sample = functools.partial(self.first_stage.sample, self.whole, self._users_sampler)
@@ -73,13 +86,24 @@ class StagedStep(Step):
         run.filled = known
         return run
 
+    def ensured(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
+        """``feed.ensure``, behind what was launched on another stream."""
+        if self.arena.device.type == "cuda":
+            self._streams.follow()
+        return feed.ensure(position)
+
     def _shown(self, feed: Feed, program, batch: int, epoch: int, position: int) -> tuple[int, Tensor]:
         """The macro-batch of a step, and the program traced on it; with degrees, if that reads them."""
-        first, slots = feed.ensure(position)
+        first, slots = self.ensured(feed, position)
         program.refresh()
         if program.captured is None:
             key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
             program.trace(slots[:batch], key)
+            try:
+                refuse_tables(program, self.whole)
+            except BaseException:
+                program.captured = None
+                raise
             reads = any(role.tensor is self.arena.graph.whole_degrees for role in program.lowered_roles)
             others = any(e.program is not program and e.program.captured for e in self._executors.values())
             if reads and not self.arena.with_degrees:
@@ -98,6 +122,7 @@ class StagedStep(Step):
 
     def swapped(self, slots: Tensor) -> None:
         """Another macro-batch, with these seeds, is shown: what depends on it is computed and checked again."""
+        self._written.check()
         program = self._runner.executor.program
         program.refresh()
         for loss in program._losses:
@@ -149,7 +174,7 @@ class StagedStep(Step):
             for step in range(feed.total):
                 if step == 0:
                     first, slots = self._shown(feed, executor.program, batch, PREDICTIONS, 0)
-                elif (shown := feed.ensure(step)) is not None:
+                elif (shown := self.ensured(feed, step)) is not None:
                     first, slots = shown
                     executor.program.refresh()
                 if first == step and executor.execution == "padded":
@@ -175,7 +200,7 @@ class StagedEpoch(Epoch):
 
     def _ahead(self) -> None:
         run = self._run
-        shown = self._feed.ensure(run.position)
+        shown = self._step.ensured(self._feed, run.position)
         if shown is None:
             return
         try:
