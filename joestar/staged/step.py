@@ -12,6 +12,7 @@ from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.locks import TRACING
 from joestar.runtime.prediction import PREDICTED, Rows, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
@@ -59,7 +60,7 @@ class StagedStep(Step):
         refuse_tables_of(self._users_sampler)
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
-        sample = functools.partial(self.first_stage.sample, self.whole, self._users_sampler)
+        sample = functools.partial(_sample, self.first_stage, self.whole, self._users_sampler)
         steps = max(1, self.first_stage.num_seeds // batch)
         return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self.traffic)
 
@@ -220,6 +221,12 @@ class StagedEpoch(Epoch):
         super().close()
         if self._feed is not None:
             self._feed.close()
+
+
+def _sample(first_stage: LargeBatch, whole: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]):
+    """A macro-batch; not while a program is traced: ``torch.compiler.is_compiling()`` is true in all threads then."""
+    with TRACING:
+        return first_stage.sample(whole, sampler, seeds, key)
 
 
 def over(sampler, graph: Graph):

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.errors import JoestarError
+from joestar.runtime.locks import TRACING
+from joestar.runtime.program import Program
 from joestar.staged.planning import Planner
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan
@@ -243,3 +245,29 @@ def test_float64_and_strided_features(graph):
 def test_first_stages_of_ones_own_are_used(graph):
     step = compiled(graph, True, first_stage=Whole(64))
     assert isinstance(step.first_stage, Whole)
+
+
+def test_samplers_do_not_run_while_a_program_is_traced(graph, monkeypatch):
+    """``torch.compiler.is_compiling()`` would be true in their thread, too, and their Python take other ways."""
+    tracing, second, trace = [False], threading.Event(), Program.trace
+
+    def told(self, seeds, key):
+        with TRACING:
+            tracing[0] = True
+            second.wait(0.2)
+            trace(self, seeds, key)
+            tracing[0] = False
+
+    class Told(Whole):
+        def sample(self, graph, sampler, seeds, key):
+            said.append(tracing[0])
+            if len(said) > 1:
+                second.set()
+            return super().sample(graph, sampler, seeds, key)
+
+    said = []
+    monkeypatch.setattr(Program, "trace", told)
+    step = compiled(graph, True)
+    step.first_stage = Told(48)
+    list(step.epoch(graph.train_idx, BATCH))
+    assert said == [False] * 4
