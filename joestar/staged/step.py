@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -138,6 +139,17 @@ class StagedStep(Step):
             loss = runner.take(run)
             self.logged = runner.logged(run)
         return loss
+
+    # --- state ---
+
+    def state_dict(self) -> dict:
+        """As ``Step.state_dict``, with the size of macro-batches: what is drawn depends on it."""
+        return super().state_dict() | {"macro_batch": self.first_stage.num_seeds}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """As ``Step.load_state_dict``; macro-batches are as large as they were, whatever was planned here."""
+        super().load_state_dict(state)
+        self.first_stage.num_seeds = state.get("macro_batch", self.first_stage.num_seeds)
 
     # --- inference ---
 

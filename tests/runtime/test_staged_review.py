@@ -1,5 +1,6 @@
 """Steps over macro-batches where they could go wrong without a word."""
 
+import copy
 import gc
 import threading
 
@@ -271,3 +272,18 @@ def test_samplers_do_not_run_while_a_program_is_traced(graph, monkeypatch):
     step.first_stage = Told(48)
     list(step.epoch(graph.train_idx, BATCH))
     assert said == [False] * 4
+
+
+def test_macro_batches_are_as_large_as_before_after_a_resume(graph, planned):
+    """A plan depends on measured speeds and free memory: it may be another one next time."""
+    one = compiled(graph, True)
+    one.first_stage = LargeBatch(48)
+    epoch = one.epoch(graph.train_idx, BATCH)
+    for _ in range(2):
+        next(epoch)
+    state = copy.deepcopy(one.state_dict())
+    planned(seeds=96)
+    other = compiled(graph, True)
+    other.first_stage = LargeBatch(96)
+    other.load_state_dict(state)
+    assert [x.item() for x in other.epoch(graph.train_idx, BATCH)] == [x.item() for x in epoch]
