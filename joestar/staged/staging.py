@@ -12,6 +12,7 @@ from joestar.graph_api import Graph
 from joestar.graph_api.arrays import settle_classes
 from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep, over
@@ -60,6 +61,7 @@ class Staging:
             self.arena, self.first_stage = None, None
             self.sampler = over(sampler, graph.to(planner.device))
         else:
+            check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             empty = _page_locked if planner.device.type == "cuda" else None
             self.first_stage = LargeBatch(1) if first_stage is None else copy.copy(first_stage)

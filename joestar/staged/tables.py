@@ -1,15 +1,19 @@
 """Tensors of the user's own with a row per node or edge: in an arena, whose ids are slots, other rows would be read."""
 
+import warnings
+
 import torch
 from torch import Tensor, fx
 
-from joestar.errors import ConfigError, SamplerError
+from joestar.errors import ConfigError, JoestarWarning, SamplerError
 from joestar.graph_api import Graph
 from joestar.lowering.inputs import Input, Kind
 
 _ATEN = torch.ops.aten
 _GATHERS = {_ATEN.index_select.default: 2, _ATEN.embedding.default: 1, _ATEN.index.Tensor: 1, _ATEN.gather.default: 2}
 """Operations that look rows up in their first argument -> where the ids are."""
+_DEGREES = {_ATEN.slice.Tensor, _ATEN.diff.default}
+"""What makes in-degrees of offsets."""
 _SAME_IDS = {_ATEN._to_copy.default, _ATEN.to.dtype, _ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default}
 _ADVICE = "put it into graph.ndata or graph.edata before compile, and use it by its name there"
 
@@ -32,6 +36,7 @@ def refuse_tables(program, whole: Graph) -> None:
         ConfigError: for a tensor with a row per node or edge of the whole graph, unless rows of it are looked up by
             ``graph.ids`` only.
     """
+    _warn_of_degrees(program)
     placeholders = program.lowered.find_nodes(op="placeholder")
     ids = next((n for n, r in zip(placeholders, program.lowered_roles, strict=True) if r.name == "graph.ids"), None)
     for node, role in zip(placeholders, program.lowered_roles, strict=True):
@@ -42,6 +47,18 @@ def refuse_tables(program, whole: Graph) -> None:
             f"those are places on the device, not rows of a tensor of your own: {_ADVICE}, or learn it with "
             "joestar.nn.NodeEmbedding."
         )
+
+
+def _warn_of_degrees(program) -> None:
+    for node, role in zip(program.lowered.find_nodes(op="placeholder"), program.lowered_roles, strict=True):
+        if role.name == "graph.indptr" and any(user.target in _DEGREES for user in node.users):
+            warnings.warn(
+                "the sampler or the model reads graph.in_degrees(): with memory= and first_stage= these are degrees in "
+                "the macro-batch, not in the whole graph. For the latter take block.graph_degrees(side), or put them "
+                "into graph.ndata before compile.",
+                JoestarWarning,
+                stacklevel=2,
+            )
 
 
 def _read_by_position(node: fx.Node, role: Input, whole: Graph, ids: fx.Node | None) -> bool:

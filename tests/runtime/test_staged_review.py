@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import joestar
-from joestar.errors import JoestarError
+from joestar.errors import ChangedAfterCompileError, JoestarError, JoestarWarning
 from joestar.runtime.locks import TRACING
 from joestar.runtime.program import Program
 from joestar.staged.planning import Planner
@@ -88,19 +88,19 @@ def test_what_is_computed_of_all_features_at_once_follows_the_macro_batches(grap
         assert torch.equal(ours(part), plain(part))
 
 
-def test_backward_after_another_load_is_right_or_refused(graph):
-    ours, plain = both(graph, loss=None)
+@pytest.mark.parametrize("kind", [joestar.nn.GraphSAGE, joestar.nn.GAT])
+def test_backward_after_another_load_is_right_or_refused(graph, kind):
+    ours, plain = both(graph, net=lambda: kind(8, 6, 2, 4), loss=None)
     seeds = graph.train_idx[:20]
-    outputs = [step(seeds) for step in (ours, plain)]
+    outputs = [step(seeds).square().sum() for step in (ours, plain)]
     ours(graph.train_idx[20:40])
-    outputs[1].square().sum().backward()
+    outputs[1].backward()
     try:
-        outputs[0].square().sum().backward()
-    except RuntimeError as error:
-        assert "inplace" in str(error)
-    else:
-        for a, b in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad)
+        outputs[0].backward()
+    except RuntimeError:  # "modified by an inplace operation"
+        return
+    for a, b in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
 
 
 def test_a_step_dropped_in_the_middle_of_an_epoch_is_freed(graph):
@@ -121,14 +121,8 @@ def test_written_features_are_noticed(graph):
     step = compiled(graph, True)
     list(step.epoch(graph.train_idx, BATCH))
     graph.ndata["x"].mul_(2)
-    plain = compiled(graph, False)
-    plain.load_state_dict(step.state_dict())
-    try:
-        found = step.predict(graph.train_idx, 20)
-    except JoestarError as error:
-        assert "ndata['x']" in str(error)
-    else:
-        assert torch.equal(found, plain.predict(graph.train_idx, 20))
+    with pytest.raises(ChangedAfterCompileError, match=r"'x'.*was written to after compile"):
+        step.predict(graph.train_idx, 20)
 
 
 class Gate(torch.nn.Module):
@@ -178,13 +172,12 @@ def test_tables_of_the_samplers_own(graph):
     assert _refused_or_equal(graph, sampler=lambda: joestar.NeighborSampler(graph, [3, 3], probs=table))
     assert _refused_or_equal(graph, sampler=lambda: Tabled(graph, table))
     nodes = torch.rand(graph.num_nodes)
-    assert _refused_or_equal(
-        graph, sampler=lambda: joestar.LayerDependentSampler(graph, [40, 40], node_probs=nodes)
-    )
+    assert _refused_or_equal(graph, sampler=lambda: joestar.LayerDependentSampler(graph, [40, 40], node_probs=nodes))
 
 
 def test_embeddings_of_nodes(graph):
     del graph.ndata["x"]
+
     def net():
         return joestar.nn.NodeEmbedding(NODES, 8, joestar.nn.GraphSAGE(8, 6, 2, 4))
 
@@ -218,7 +211,7 @@ def test_labels_that_a_loss_computes_are_checked(graph):
             list(compiled(graph, staged, loss=shifted).epoch(graph.train_idx, BATCH, shuffle=False))
 
 
-def test_an_interrupt_between_a_swap_and_its_step(graph, monkeypatch):
+def test_an_interrupt_between_a_swap_and_its_step(graph):
     ours, plain = both(graph)
     epochs = [step.epoch(graph.train_idx, BATCH) for step in (ours, plain)]
     for _ in range(3):
@@ -287,3 +280,19 @@ def test_macro_batches_are_as_large_as_before_after_a_resume(graph, planned):
     other.first_stage = LargeBatch(96)
     other.load_state_dict(state)
     assert [x.item() for x in other.epoch(graph.train_idx, BATCH)] == [x.item() for x in epoch]
+
+
+class ByDegree(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = joestar.nn.GraphSAGE(8, 6, 2, 4)
+
+    def forward(self, blocks, x):
+        degrees = blocks[0].graph.in_degrees()[blocks[0].srcs]
+        return self.net(blocks, x * torch.rsqrt(1.0 + degrees)[:, None])
+
+
+def test_degrees_in_the_macro_batch_are_pointed_out(graph):
+    step = compiled(graph, True, net=ByDegree)
+    with pytest.warns(JoestarWarning, match="degrees in the macro-batch"):
+        next(step.epoch(graph.train_idx, BATCH))
