@@ -296,3 +296,8 @@ def test_degrees_in_the_macro_batch_are_pointed_out(graph):
     step = compiled(graph, True, net=ByDegree)
     with pytest.warns(JoestarWarning, match="degrees in the macro-batch"):
         next(step.epoch(graph.train_idx, BATCH))
+
+
+def test_degrees_of_the_whole_graph_go_with_a_part_to_another_device(graph):
+    graph.whole_degrees = torch.full((NODES,), 9)
+    assert graph.to("meta").whole_degrees.device.type == "meta"
