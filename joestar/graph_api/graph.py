@@ -380,6 +380,7 @@ class Graph(Computation):
             return self
         graph = self._describe(Graph.from_csc(self.indptr.to(device), self.indices.to(device), validate=False))
         graph.ids = None if self.ids is None else self.ids.to(device)
+        graph.whole_degrees = None if self.whole_degrees is None else self.whole_degrees.to(device)
         for frame, source in ((graph.ndata, self.ndata), (graph.edata, self.edata)):
             for name, value in source.items():
                 far = source_of(source, name)

@@ -1,5 +1,6 @@
 """``joestar.compile(memory=...)``: what goes where is planned, and the arena filled, before a step is made of them."""
 
+import copy
 import re
 
 import torch
@@ -136,7 +137,8 @@ class Planner:
         whole = self.resident()
         if sum(whole.values()) <= self.budget and self.first_stage is None:
             return Plan(self.budget, True, parts=whole)
-        total, stage = self.seeds.numel(), LargeBatch(1)
+        total, stage = self.seeds.numel(), LargeBatch(1) if self.first_stage is None else copy.copy(self.first_stage)
+        stage.eids = stage.empty = None
         wanted = sorted({max(1, -(-total // parts) // self.batch) * self.batch for parts in PARTS})
         if self.first_stage is not None:
             wanted = [max(1, self.first_stage.num_seeds // self.batch) * self.batch]
@@ -205,7 +207,7 @@ class Planner:
         """The arena of a plan, its hot nodes loaded; features are locked in host memory."""
         sources = {}
         for name, value in self.graph.ndata.items():
-            dtype = self.row_dtype(name, value)
+            dtype, value = self.row_dtype(name, value), value.contiguous()
             if self._narrow(value):
                 sources[name] = Source(value.to(compact_dtype(value)).to(self.device), dtype)
             elif self.device.type == "cpu":

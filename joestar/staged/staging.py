@@ -1,5 +1,6 @@
 """``compile(memory=...)``: a graph on the CPU for a model on another device, resident there if it fits, else staged."""
 
+import copy
 import weakref
 
 import torch
@@ -12,9 +13,11 @@ from joestar.graph_api.arrays import settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
 from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep, over
+from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.step import Step
 
@@ -37,6 +40,12 @@ class Staging:
                 f"memory= and first_stage= are for a graph on the CPU, whose parts are brought to the model's device; "
                 f"the graph is on {graph.device}. Keep it there without memory=, or move it with graph.to('cpu')."
             )
+        for name in ("ids", "whole_degrees"):
+            if getattr(graph, name) is not None:
+                raise GraphError(
+                    f"memory= and first_stage= are for whole graphs: graph.{name} says that this is a part of a larger "
+                    f"one. Give that one, or set graph.{name} = None."
+                )
         if tune:
             raise ConfigError(
                 "tune=True does not go with memory= and first_stage= yet: tune on a graph that fits, and give "
@@ -53,9 +62,12 @@ class Staging:
             self.arena, self.first_stage = None, None
             self.sampler = over(sampler, graph.to(planner.device))
         else:
+            check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             empty = _page_locked if planner.device.type == "cuda" else None
-            self.first_stage = LargeBatch(self.plan.num_seeds, empty=empty)
+            self.first_stage = LargeBatch(1) if first_stage is None else copy.copy(first_stage)
+            self.first_stage.num_seeds, self.first_stage.empty = self.plan.num_seeds, empty
+            self.first_stage.eids = None
             self.sampler = over(sampler, self.arena.graph)
 
     def step(self, model, sampler, *given) -> Step:
@@ -64,6 +76,7 @@ class Staging:
             step = MovedStep(model, sampler, self.users_sampler, *given)
         else:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
+            step.refuse_tables_of_the_sampler()
         step.plan = self.plan
         return step
 
@@ -88,6 +101,7 @@ class MovedStep(Step):
     def __init__(self, model, sampler, users_sampler, *given):
         self._users_sampler = users_sampler
         super().__init__(model, sampler, *given)
+        self._written = Written(self.whole)
         self._seeds = _Moved(self._seeds, sampler.graph.device)
 
     @property
@@ -103,6 +117,11 @@ class MovedStep(Step):
         found = super().report()
         found.feeding = FeedingRecord(str(self.plan), [], {}, {})
         return found
+
+    def _check(self) -> None:
+        if self.graph is not self.whole:
+            self._written.check()
+        super()._check()
 
     def _checked(self, seeds) -> Tensor:
         return check_seeds(seeds, self.whole).to(self.graph.device)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,9 +14,13 @@ from joestar.graph_api import Graph
 from joestar.profile.ledger import Expected, FeedingRecord, Report
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.locks import TRACING
 from joestar.runtime.prediction import PREDICTED, Rows, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
+from joestar.runtime.step_graph import StreamOrder
+from joestar.staged.tables import refuse_tables, refuse_tables_of
+from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
 from joestar.stages.feed import Feed, Traffic
@@ -36,6 +41,8 @@ class StagedStep(Step):
         self.arena, self.first_stage = arena, first_stage
         self._users_sampler = sampler
         self.traffic = Traffic()
+        self._written = Written(sampler.graph)
+        self._streams = StreamOrder(arena.device)
         super().__init__(model, over(sampler, arena.graph), *given)
 
     @property
@@ -46,8 +53,16 @@ class StagedStep(Step):
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
 
+    def _check(self) -> None:
+        self._written.check()
+        super()._check()
+
+    def refuse_tables_of_the_sampler(self) -> None:
+        """Raises ``SamplerError`` for tensors of the sampler's own with a row per node or edge."""
+        refuse_tables_of(self._users_sampler)
+
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
-        sample = functools.partial(self.first_stage.sample, self.whole, self._users_sampler)
+        sample = functools.partial(_sample, self.first_stage, self.whole, self._users_sampler)
         steps = max(1, self.first_stage.num_seeds // batch)
         return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self.traffic)
 
@@ -92,12 +107,24 @@ class StagedStep(Step):
         run.filled = known
         return run
 
+    def ensured(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
+        """``feed.ensure``, behind what was launched on another stream."""
+        if self.arena.device.type == "cuda":
+            self._streams.follow()
+        return feed.ensure(position)
+
     def _shown(self, feed: Feed, program, batch: int, epoch: int, position: int) -> tuple[int, Tensor]:
         """The macro-batch of a step, and the program traced on it; with degrees, if that reads them."""
-        first, slots = feed.ensure(position)
+        first, slots = self.ensured(feed, position)
+        program.refresh()
         if program.captured is None:
             key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
             program.trace(slots[:batch], key)
+            try:
+                refuse_tables(program, self.whole)
+            except BaseException:
+                program.captured = None
+                raise
             reads = any(role.tensor is self.arena.graph.whole_degrees for role in program.lowered_roles)
             others = any(e.program is not program and e.program.captured for e in self._executors.values())
             if reads and not self.arena.with_degrees:
@@ -114,6 +141,15 @@ class StagedStep(Step):
             else:
                 loss.check(slots)
 
+    def swapped(self, slots: Tensor) -> None:
+        """Another macro-batch, with these seeds, is shown: what depends on it is computed and checked again."""
+        self._written.check()
+        program = self._runner.executor.program
+        program.refresh()
+        for loss in program._losses:
+            if loss.target is not None:
+                loss.check(slots)
+
     def _one_step(self, runner, seeds: Tensor) -> Tensor:
         self._ready(seeds, seeds.numel())
         number = -1 - self._calls
@@ -122,6 +158,17 @@ class StagedStep(Step):
             loss = runner.take(run)
             self.logged = runner.logged(run)
         return loss
+
+    # --- state ---
+
+    def state_dict(self) -> dict:
+        """As ``Step.state_dict``, with the size of macro-batches: what is drawn depends on it."""
+        return super().state_dict() | {"macro_batch": self.first_stage.num_seeds}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """As ``Step.load_state_dict``; macro-batches are as large as they were, whatever was planned here."""
+        super().load_state_dict(state)
+        self.first_stage.num_seeds = state.get("macro_batch", self.first_stage.num_seeds)
 
     # --- inference ---
 
@@ -159,8 +206,9 @@ class StagedStep(Step):
             for step in range(feed.total):
                 if step == 0:
                     first, slots = self._shown(feed, executor.program, batch, PREDICTIONS, 0)
-                elif (shown := feed.ensure(step)) is not None:
+                elif (shown := self.ensured(feed, step)) is not None:
                     first, slots = shown
+                    executor.program.refresh()
                 if first == step and executor.execution == "padded":
                     executor.prepare(slots, batch, self._seed, PREDICTIONS)
                 part = slots[(step - first) * batch : (step - first + 1) * batch]
@@ -184,14 +232,18 @@ class StagedEpoch(Epoch):
 
     def _ahead(self) -> None:
         run = self._run
-        shown = self._feed.ensure(run.position)
+        shown = self._step.ensured(self._feed, run.position)
         if shown is None:
             return
-        first, slots = shown
-        run.filled = slice(first * run.batch, first * run.batch + slots.numel())
-        run.order[run.filled] = slots
-        self._runner.state.let_go()
-        self._runner.executor.program.refresh()
+        try:
+            first, slots = shown
+            self._runner.state.let_go()
+            run.filled = slice(first * run.batch, first * run.batch + slots.numel())
+            run.order[run.filled] = slots
+            self._step.swapped(slots)
+        except BaseException:  # an interrupt: the run does not know its seeds' slots
+            self._feed.forget()
+            raise
 
     def _taken(self, position: int) -> Tensor:
         return self._seeds_in_order[position * self.batch_size : (position + 1) * self.batch_size].clone()
@@ -200,6 +252,12 @@ class StagedEpoch(Epoch):
         super().close()
         if self._feed is not None:
             self._feed.close()
+
+
+def _sample(first_stage: LargeBatch, whole: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]):
+    """A macro-batch; not while a program is traced: ``torch.compiler.is_compiling()`` is true in all threads then."""
+    with TRACING:
+        return first_stage.sample(whole, sampler, seeds, key)
 
 
 def over(sampler, graph: Graph):

@@ -9,6 +9,7 @@ of the next macro-batch is built in a second buffer and copied where it is, in t
 import contextlib
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -117,6 +118,17 @@ class Gate:
                 raise StageError("the arena's gate was closed.")
             self._free -= 1
 
+    def pass_through(self, arena: "Arena", made: Prepared) -> Loaded:
+        """``arena.load``, unless the gate was closed: a thread that is late must not write what is in use by then.
+
+        Raises:
+            StageError: if the gate is closed.
+        """
+        with arena.loading:
+            if self._closed:
+                raise StageError("the arena's gate was closed.")
+            return arena.load(made)
+
     def leave(self) -> None:
         """A half is free again."""
         with self._changed:
@@ -142,7 +154,7 @@ class Arena:
         graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are the nodes that slots hold.
         slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
-        holder: the feed whose macro-batches the arena holds.
+        holder: the feed whose macro-batches the arena holds; loading: held while one is loaded.
     """
 
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, cold: int, edges: int,
@@ -170,9 +182,14 @@ class Arena:
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None
         self._in_use: torch.cuda.Event | None = None
         self.with_degrees = True
-        self.holder: object | None = None
+        self.holder: weakref.ref | None = None
+        self.loading = threading.Lock()
         self._buffers: dict[str, Tensor | None] = {}
         self._fill_hot(hot)
+
+    def held_by(self, feed) -> bool:
+        """Whether the arena holds macro-batches of this feed."""
+        return self.holder is not None and self.holder() is feed
 
     @property
     def num_slots(self) -> int:
@@ -311,6 +328,10 @@ class Arena:
         graph.indices.copy_(self._next[1])
         for name, value in loaded.edata.items():
             graph.edata[name][: value.shape[0]].copy_(value)
-        for tensor in (graph.ids, graph.whole_degrees, *graph.ndata.values()):
-            torch.autograd.graph.increment_version(tensor)  # written by kernels of ours
+        self.touched()
         self.close_epoch()
+
+    def touched(self) -> None:
+        """Tells autograd that rows were, or are about to be, written by kernels of ours."""
+        for tensor in (self.graph.ids, self.graph.whole_degrees, *self.graph.ndata.values()):
+            torch.autograd.graph.increment_version(tensor)

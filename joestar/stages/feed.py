@@ -1,6 +1,7 @@
 """A feed: the macro-batches of one order of seeds, made ahead of their use and shown in an arena in turn."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -91,10 +92,17 @@ class Feed:
         Raises:
             StageError: if a stage failed; whatever it raised is its cause.
         """
+        try:
+            return self._ensured(step)
+        except BaseException:  # interrupted anywhere: what is shown, and whose turn it is, is not known any more
+            self._abandon()
+            raise
+
+    def _ensured(self, step: int) -> tuple[int, Tensor] | None:
         arena = self.arena
-        if arena.holder is self and self._shown is not None and self._shown.first <= step < self._shown.last:
+        if arena.held_by(self) and self._shown is not None and self._shown.first <= step < self._shown.last:
             return None
-        if arena.holder is not self:
+        if not arena.held_by(self):
             if self._shown is not None:
                 self.traffic.again += 1
             self._begin(step)
@@ -115,26 +123,38 @@ class Feed:
 
     def _begin(self, step: int) -> None:
         """Takes the arena over, at the macro-batch of a step."""
-        previous, self.arena.holder = self.arena.holder, self
+        previous = None if self.arena.holder is None else self.arena.holder()
+        self.arena.holder = weakref.ref(self)  # the threads know the arena: they would keep a dropped feed, and run on
         if previous is not None and previous is not self:
             previous.close()
         self.close()
+        self.arena.touched()
         self.arena.close_epoch()
         first, count = step // self.steps, -(-self.total // self.steps)
         self._gate, self._shown = Gate(), None
         load = functools.partial(_load, self.arena, self._gate)
         make = functools.partial(self._make, [0])
         make.__name__, load.__name__ = "first stage", "load"
-        self._pipeline = Pipeline(make, count, load, start=first)
+        self._pipeline = Pipeline(make, count, load, start=first, wake=self._gate.close)
 
     def _next(self) -> Piece:
         if not self._rest:
             self._rest = next(self._pipeline)
         piece = self._rest.pop(0)
         if piece.loaded is None:  # a later part of one that was cut: its turn was not given away
-            piece.loaded = self.arena.load(piece.prepared)
+            piece.loaded = self._gate.pass_through(self.arena, piece.prepared)
             piece.prepared = None
         return piece
+
+    def _abandon(self) -> None:
+        """Begins anew with the next step."""
+        if self.arena.held_by(self):
+            self.arena.holder = None
+        self.close()
+
+    def forget(self) -> None:
+        """What is shown did not reach whoever asked for it: the next step loads it again."""
+        self._abandon()
 
     def again(self, step: int) -> tuple[int, Tensor]:
         """Loads the macro-batch of a step once more, as ``ensure``."""
@@ -196,6 +216,6 @@ def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
     """Brings the first piece into the half whose turn it is, as soon as that is free."""
     gate.enter()
     with torch.inference_mode(False):
-        pieces[0].loaded = arena.load(pieces[0].prepared)
+        pieces[0].loaded = gate.pass_through(arena, pieces[0].prepared)
     pieces[0].prepared = None
     return pieces

@@ -40,12 +40,14 @@ class Pipeline(Iterator):
         stages: each turns an item into another.
         depth: items that may wait before the next stage, at least 1.
         start: number of the first item.
+        wake: called when everything ends, from any thread: wakes a stage that waits for something of its own.
 
     Attributes:
         position: number of the next item.
     """
 
-    def __init__(self, make: Callable, count: int, *stages: Callable, depth: int = 1, start: int = 0):
+    def __init__(self, make: Callable, count: int, *stages: Callable, depth: int = 1, start: int = 0,
+                 wake: Callable[[], None] | None = None):  # fmt: skip
         for name, value, least in (("count", count, 0), ("depth", depth, 1), ("start", start, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"Pipeline: {name} must be an integer of at least {least}; got {value!r}.")
@@ -56,7 +58,7 @@ class Pipeline(Iterator):
                 raise ConfigError(f"Pipeline: stages are functions of one argument; got {type(stage).__name__}.")
         self.count = count
         self.position = start
-        self._state = _State((make, *stages), depth)
+        self._state = _State((make, *stages), depth, wake)
         weakref.finalize(self, _State.end, self._state).atexit = False
         self._state.begin(range(start, count))
 
@@ -122,8 +124,9 @@ class _Failure:
 class _State:
     """What the threads share. They hold no reference to the ``Pipeline``, so that dropping it ends them."""
 
-    def __init__(self, functions: tuple[Callable, ...], depth: int):
+    def __init__(self, functions: tuple[Callable, ...], depth: int, wake: Callable[[], None] | None = None):
         self.functions = functions
+        self.wake = wake
         self.names = _names(functions)
         self.depth = depth
         self.queues: list[deque] = [deque() for _ in functions]
@@ -202,6 +205,8 @@ class _State:
             dropped = [item for items in self.queues for item in items]
             for items in self.queues:
                 items.clear()
+        if self.wake is not None:
+            self.wake()
         _RUNNING.discard(self)
         del dropped  # outside of the lock: items may have finalizers
 
