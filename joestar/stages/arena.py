@@ -131,7 +131,8 @@ class Arena:
         sources: node tensors by name, as ``Source``s.
 
     Attributes:
-        graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are the nodes that slots hold.
+        graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are those that the nodes in slots
+            have in the whole graph (``whole.ids``, else their positions).
         slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds.
@@ -164,6 +165,8 @@ class Arena:
         self.with_degrees = True
         self.holder: object | None = None
         self._buffers: dict[str, Tensor | None] = {}
+        self._hot_ids = hot
+        self._known = None if whole.ids is None else whole.ids.to(self.device)
         self._fill_hot(hot)
 
     @property
@@ -180,7 +183,7 @@ class Arena:
     def fill_degrees(self) -> None:
         """From now on degrees are kept up, those of hot nodes at once."""
         self.with_degrees = True
-        self.graph.whole_degrees[: self.hot] = self._degrees(self.graph.ids[: self.hot].cpu()).to(self.device)
+        self.graph.whole_degrees[: self.hot] = self._degrees(self._hot_ids.cpu()).to(self.device)
 
     def _degrees(self, ids: Tensor) -> Tensor:
         ids, offsets = ids.long(), self.whole.indptr
@@ -196,7 +199,7 @@ class Arena:
                 fill_rows(source.rows, ids, slots, rows)
             else:
                 rows[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
-        self.graph.ids[first : first + count] = ids
+        self.graph.ids[first : first + count] = ids if self._known is None else self._known.index_select(0, ids)
 
     # --- loading, beside the steps ---
 
