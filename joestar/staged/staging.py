@@ -52,6 +52,7 @@ class Staging:
             self.arena, self.first_stage = None, None
             self.sampler = over(sampler, graph.to(planner.device))
         else:
+            _check_held(sampler, graph)
             self.arena = planner.arena(self.plan)
             empty = _page_locked if planner.device.type == "cuda" else None
             self.first_stage = LargeBatch(self.plan.num_seeds, empty=empty)
@@ -65,6 +66,23 @@ class Staging:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
         step.plan = self.plan
         return step
+
+
+def _check_held(sampler, graph: Graph) -> None:
+    """A sampler's own tensors stay as they are, while nodes and edges of macro-batches have numbers of their own.
+
+    Raises:
+        ConfigError: for ids and masks, and tensors with a row per node or edge.
+    """
+    for name, value in vars(sampler).items():
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        if not value.is_floating_point() or value.shape[0] in (graph.num_nodes, graph.num_edges):
+            raise ConfigError(
+                f"memory= and first_stage=: {type(sampler).__name__}.{name} is a tensor {list(value.shape)} that seems "
+                "to be about nodes or edges of the whole graph; in macro-batches they have other numbers. Put it into "
+                'graph.ndata or graph.edata, and read it from there by name (probs="w", columns.srcdata["mask"]).'
+            )
 
 
 def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
