@@ -90,7 +90,7 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     """
     graph, tensors = program.graph, []
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
-             graph.indptr, graph.indices, graph.ids, graph._formats)  # fmt: skip
+             graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph._formats)  # fmt: skip
     setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
     try:
         return tensors, (program.kind, setting, graph.num_nodes, *(_form(part, tensors, graph) for part in parts))
@@ -167,7 +167,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
-    ids = inputs.constants((("ids", graph.ids),), "graph")
+    ids = inputs.constants((("ids", graph.ids), ("whole_degrees", graph.whole_degrees)), "graph")
     data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
     for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):
         if place is not None:
@@ -180,7 +180,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
             return {name: values[place] for name, place in places.items()}
 
         twin = Graph(**of(structure), ndata=of(data[0]), edata=of(data[1]))
-        twin.ids = of(ids).get("ids")
+        twin.ids, twin.whole_degrees = (of(ids).get(name) for name in ("ids", "whole_degrees"))
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)
         context = SamplingContext(values[key_at], list(values[1:seeds_at]))

@@ -243,6 +243,10 @@ class Graph(Computation):
         """Device of the structure."""
         return self.indptr.device
 
+    def in_degrees(self) -> Tensor:
+        """Edges entering every node, int64 ``[num_nodes]``: in the whole graph, where this is a part of one."""
+        return super().in_degrees() if self.whole_degrees is None else self.whole_degrees
+
     def in_degrees_of(self, nodes: Tensor) -> Tensor:
         """In-degrees of the given nodes, int64 ``[len(nodes)]``."""
         return torch.index_select(self.indptr, 0, nodes + 1) - torch.index_select(self.indptr, 0, nodes)
@@ -255,7 +259,7 @@ class Graph(Computation):
 
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees of every node (either side of a square graph)."""
-        return self.in_degrees() if self.whole_degrees is None else self.whole_degrees
+        return self.in_degrees()
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:
         """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached."""

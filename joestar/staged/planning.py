@@ -111,7 +111,7 @@ class Planner:
     def costs(self) -> Costs:
         """What slots, edges and tables of an arena take."""
         graph, index = self.graph, self.graph.indices.element_size()
-        slot, bus, tables = 0.0, 0.0, 0
+        slot, bus, tables = 0.0, 0.0, 0 if graph.ids is None else graph.ids.nbytes
         for name, value in graph.ndata.items():
             count = value[:1].numel()
             slot += count * _size(self.row_dtype(name, value))

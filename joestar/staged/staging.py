@@ -17,6 +17,7 @@ from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep, over
+from joestar.staged.tables import refuse_tables_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.step import Step
@@ -40,12 +41,6 @@ class Staging:
                 f"memory= and first_stage= are for a graph on the CPU, whose parts are brought to the model's device; "
                 f"the graph is on {graph.device}. Keep it there without memory=, or move it with graph.to('cpu')."
             )
-        for name in ("ids", "whole_degrees"):
-            if getattr(graph, name) is not None:
-                raise GraphError(
-                    f"memory= and first_stage= are for whole graphs: graph.{name} says that this is a part of a larger "
-                    f"one. Give that one, or set graph.{name} = None."
-                )
         if tune:
             raise ConfigError(
                 "tune=True does not go with memory= and first_stage= yet: tune on a graph that fits, and give "
@@ -62,6 +57,7 @@ class Staging:
             self.arena, self.first_stage = None, None
             self.sampler = over(sampler, graph.to(planner.device))
         else:
+            refuse_tables_of(sampler)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             empty = _page_locked if planner.device.type == "cuda" else None
@@ -76,7 +72,6 @@ class Staging:
             step = MovedStep(model, sampler, self.users_sampler, *given)
         else:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
-            step.refuse_tables_of_the_sampler()
         step.plan = self.plan
         return step
 

@@ -19,7 +19,7 @@ from joestar.runtime.prediction import PREDICTED, Rows, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
-from joestar.staged.tables import refuse_tables, refuse_tables_of
+from joestar.staged.tables import refuse_tables
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -56,10 +56,6 @@ class StagedStep(Step):
     def _check(self) -> None:
         self._written.check()
         super()._check()
-
-    def refuse_tables_of_the_sampler(self) -> None:
-        """Raises ``SamplerError`` for tensors of the sampler's own with a row per node or edge."""
-        refuse_tables_of(self._users_sampler)
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
         sample = functools.partial(_sample, self.first_stage, self.whole, self._users_sampler)

@@ -1,31 +1,31 @@
 """Tensors of the user's own with a row per node or edge: in an arena, whose ids are slots, other rows would be read."""
 
-import warnings
-
 import torch
 from torch import Tensor, fx
 
-from joestar.errors import ConfigError, JoestarWarning, SamplerError
+from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
 from joestar.lowering.inputs import Input, Kind
 
 _ATEN = torch.ops.aten
 _GATHERS = {_ATEN.index_select.default: 2, _ATEN.embedding.default: 1, _ATEN.index.Tensor: 1, _ATEN.gather.default: 2}
 """Operations that look rows up in their first argument -> where the ids are."""
-_DEGREES = {_ATEN.slice.Tensor, _ATEN.diff.default}
-"""What makes in-degrees of offsets."""
 _SAME_IDS = {_ATEN._to_copy.default, _ATEN.to.dtype, _ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default}
 _ADVICE = "put it into graph.ndata or graph.edata before compile, and use it by its name there"
 
 
 def refuse_tables_of(sampler) -> None:
-    """Raises ``SamplerError`` for a tensor of the sampler with as many rows as its graph has nodes or edges."""
+    """Raises ``SamplerError`` for tensors of the sampler that seem to be about nodes or edges of the whole graph: of
+    integers or booleans (ids, masks), or with as many rows as it has nodes or edges."""
     graph: Graph = sampler.graph
     for name, value in vars(sampler).items():
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] in (graph.num_nodes, graph.num_edges):
+        if not isinstance(value, Tensor) or not value.dim():
+            continue
+        if not value.is_floating_point() or value.shape[0] in (graph.num_nodes, graph.num_edges):
             raise SamplerError(
-                f"{type(sampler).__name__}.{name} is a tensor {list(value.shape)}: one row per node or edge of a graph "
-                f"that is in host memory. For memory= and first_stage=, {_ADVICE}."
+                f"{type(sampler).__name__}.{name} is a tensor {list(value.shape)} that seems to be about nodes or "
+                f"edges of a graph in host memory: in macro-batches they have other numbers. For memory= and "
+                f"first_stage=, {_ADVICE}."
             )
 
 
@@ -36,7 +36,6 @@ def refuse_tables(program, whole: Graph) -> None:
         ConfigError: for a tensor with a row per node or edge of the whole graph, unless rows of it are looked up by
             ``graph.ids`` only.
     """
-    _warn_of_degrees(program)
     placeholders = program.lowered.find_nodes(op="placeholder")
     ids = next((n for n, r in zip(placeholders, program.lowered_roles, strict=True) if r.name == "graph.ids"), None)
     for node, role in zip(placeholders, program.lowered_roles, strict=True):
@@ -47,18 +46,6 @@ def refuse_tables(program, whole: Graph) -> None:
             f"those are places on the device, not rows of a tensor of your own: {_ADVICE}, or learn it with "
             "joestar.nn.NodeEmbedding."
         )
-
-
-def _warn_of_degrees(program) -> None:
-    for node, role in zip(program.lowered.find_nodes(op="placeholder"), program.lowered_roles, strict=True):
-        if role.name == "graph.indptr" and any(user.target in _DEGREES for user in node.users):
-            warnings.warn(
-                "the sampler or the model reads graph.in_degrees(): with memory= and first_stage= these are degrees in "
-                "the macro-batch, not in the whole graph. For the latter take block.graph_degrees(side), or put them "
-                "into graph.ndata before compile.",
-                JoestarWarning,
-                stacklevel=2,
-            )
 
 
 def _read_by_position(node: fx.Node, role: Input, whole: Graph, ids: fx.Node | None) -> bool:

@@ -151,7 +151,8 @@ class Arena:
         sources: node tensors by name, as ``Source``s.
 
     Attributes:
-        graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are the nodes that slots hold.
+        graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are those that the nodes in slots
+            have in the whole graph (``whole.ids``, else their positions).
         slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds; loading: held while one is loaded.
@@ -185,6 +186,8 @@ class Arena:
         self.holder: weakref.ref | None = None
         self.loading = threading.Lock()
         self._buffers: dict[str, Tensor | None] = {}
+        self._hot_ids = hot
+        self._known = None if whole.ids is None else whole.ids.to(self.device)
         self._fill_hot(hot)
 
     def held_by(self, feed) -> bool:
@@ -205,11 +208,12 @@ class Arena:
     def fill_degrees(self) -> None:
         """From now on degrees are kept up, those of hot nodes at once."""
         self.with_degrees = True
-        self.graph.whole_degrees[: self.hot] = self._degrees(self.graph.ids[: self.hot].cpu()).to(self.device)
+        self.graph.whole_degrees[: self.hot] = self._degrees(self._hot_ids.cpu()).to(self.device)
 
     def _degrees(self, ids: Tensor) -> Tensor:
         ids, offsets = ids.long(), self.whole.indptr
-        return offsets[ids + 1] - offsets[ids]
+        known = self.whole.whole_degrees
+        return offsets[ids + 1] - offsets[ids] if known is None else known[ids]
 
     def _fill(self, ids: Tensor, first: int) -> None:
         """Rows and ids of nodes into the slots from ``first`` on."""
@@ -221,7 +225,7 @@ class Arena:
                 fill_rows(source.rows, ids, slots, rows)
             else:
                 rows[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
-        self.graph.ids[first : first + count] = ids
+        self.graph.ids[first : first + count] = ids if self._known is None else self._known.index_select(0, ids)
 
     # --- loading, beside the steps ---
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.bench.planted import planted
-from joestar.errors import ConfigError, GraphError, StageError
+from joestar.errors import ConfigError, GraphError, SamplerError, StageError
 from joestar.profile.ledger import Report
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep
@@ -257,6 +257,42 @@ def test_unusable_arguments(graph, given, text):
     net, adam = parts(graph)
     with pytest.raises(ConfigError, match=text.replace("(", r"\(")):
         joestar.compile(net, joestar.NeighborSampler(graph, [3, 3]), F.cross_entropy, adam, **given)
+
+
+class _Holding:
+    """A sampler with a tensor of its own."""
+
+    def __init__(self, graph, held):
+        self.graph, self.held = graph, held
+
+    def sample(self, graph, seeds):
+        return [graph[:, seeds].individual_sample(2)]
+
+
+@pytest.mark.parametrize(
+    "held", [torch.arange(0, NODES, 2), torch.rand(NODES), torch.rand(EDGES), torch.ones(NODES, dtype=torch.bool)]
+)
+def test_a_samplers_own_nodes_and_edges_are_refused(graph, planned, held):
+    """Their numbers are those of the whole graph: read in an arena, they are silently those of others."""
+    with pytest.raises(SamplerError, match=r"_Holding\.held is a tensor \[\d+\].*graph\.ndata or graph\.edata"):
+        compiled(graph, True, sampler=_Holding(graph, held))
+    compiled(graph, True, sampler=_Holding(graph, torch.rand(3)))
+
+
+def test_weights_given_as_a_tensor_are_refused(graph, planned):
+    with pytest.raises(SamplerError, match=r"NeighborSampler\.probs is a tensor"):
+        compiled(graph, True, sampler=joestar.NeighborSampler(graph, [3, 3], probs=torch.rand(EDGES)))
+
+
+def test_nodes_are_known_by_the_graphs_own_ids(graph, planned):
+    """Draws and dropout are keyed by ``graph.ids``, not by positions."""
+    graph.ids = torch.randperm(NODES, dtype=torch.int32) * 7 + 3
+    try:
+        ours, plain = (compiled(graph, staged) for staged in (True, False))
+        assert run(ours, graph, 1) == run(plain, graph, 1)
+        same(ours, plain)
+    finally:
+        graph.ids = None
 
 
 def test_bytes_of_texts():

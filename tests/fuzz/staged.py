@@ -1,0 +1,387 @@
+"""Random programs as steps over macro-batches, beside the same steps over the whole graph: what a number stands for.
+
+The first stage keeps every neighbour, so that mini-batches are those of the whole graph. Plans are drawn, and so is
+what happens between two steps.
+"""
+
+import copy
+import itertools
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import torch
+from captures import cheaper, quick
+from torch import Tensor
+
+import joestar
+from joestar.errors import JoestarError, StageError
+from joestar.graph_api import Graph
+from joestar.lowering.capture import Captured
+from joestar.profile import sizes
+from joestar.profile.sizes import step_key
+from joestar.runtime.program import Program
+from joestar.runtime.seeds import shuffled
+from joestar.staged.planning import Planner
+from joestar.staged.step import over
+from joestar.stages import LargeBatch
+from joestar.stages.plan import Plan, Speeds
+
+from . import plain
+from .generate import PER_PACK, setting, write
+from .runs import autocast_of
+from .steps import OPTIMIZERS
+from .subjects import Subject, build, forget
+from .tracing import again
+
+WHOLE = (".graph\n", "self.rows", "self.bias", 'probs=graph.edata["w"]')
+"""What reads the whole graph, or holds tensors of it: there is no such program over macro-batches."""
+TOLERANCE = {"exact": 0.0, "padded": 1e-9}
+"""Padded steps are wide in different ways where a batch overflowed: their sums have another order."""
+
+
+APART = 4
+"""Every so many cases the two steps are captured each by itself."""
+
+
+class Everything(LargeBatch):
+    """A first stage that keeps every neighbour within so many hops."""
+
+    def __init__(self, num_seeds: int, hops: int):
+        super().__init__(num_seeds)
+        self.hops = hops
+
+    def sample(self, graph, sampler, seeds, key):
+        return super().sample(graph, joestar.NeighborSampler(graph, [-1] * self.hops), seeds, key)
+
+
+class Drawn:
+    """Everything but the program, of one case: order of seeds, plan, optimizer, events; ``repr`` says it."""
+
+    def __init__(self, number: int, graph: Graph, classified: bool):
+        rng = self.rng = random.Random(f"staged {number}")
+        nodes = graph.num_nodes
+        self.batch, self.execution = rng.randint(2, 6), rng.choice(("exact", "padded"))
+        self.order = [rng.randrange(nodes) for _ in range(self.batch * rng.randint(2, 6) + rng.choice((0, 0, 1, 2)))]
+        self.steps = rng.randint(1, 4)
+        self.hot = sorted(rng.sample(range(nodes), rng.choice((0, 0, nodes // 4, nodes // 2, nodes))))
+        self.roomy(graph)
+        self.kind = rng.choice(list(OPTIMIZERS))
+        self.settings = {**rng.choice(OPTIMIZERS[self.kind]), **({} if self.kind == "SGD" else {"eps": 1e-4})}
+        self.accumulate = rng.choice((1, 1, 1, 2))
+        self.shuffle, self.tight = rng.random() < 0.7, rng.random() < 0.3
+        events = ["predict", "step", "inner", "break", "resume"] + ["evaluate"] * classified
+        self.events = {at: rng.choice(events) for at in range(9) if rng.random() < 0.25}
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if name != "rng")
+
+    def crowd(self, graph: Graph, hops: int) -> None:
+        """Room that is enough for every step by itself, for most macro-batches, or anything in between."""
+        ids, rng = torch.tensor(self.order, dtype=graph.indices.dtype), self.rng
+        orders = [shuffled(ids, 0, epoch) if self.shuffle else ids for epoch in range(2)]
+        stage, whole = Everything(1, hops), joestar.NeighborSampler(graph, [-1])
+        for name, size in (("cold", self._cold), ("edges", lambda macro: macro.num_edges)):
+            most = max(size(stage.sample(graph, whole, order, (0, 0, 0))) for order in orders)
+            parts = (part for order in orders for part in order.split(self.batch))
+            least = max(size(stage.sample(graph, whole, part, (0, 0, 0))) for part in parts)
+            setattr(self, name, max(1, rng.choice((least, rng.randint(least, most), getattr(self, name)))))
+
+    def _cold(self, macro) -> int:
+        return macro.num_nodes - len(set(macro.ids.tolist()) & set(self.hot))
+
+    def roomy(self, graph: Graph) -> None:
+        """Room for all there is."""
+        self.cold, self.edges = graph.num_nodes, max(1, graph.num_edges)
+
+    def plan(self, dtype: torch.dtype) -> Plan:
+        """As drawn."""
+        count, hot = self.steps * self.batch, torch.tensor(self.hot, dtype=dtype)
+        return Plan(1 << 30, False, count, 4, len(hot), self.cold, self.edges, hot_ids=hot, batch=self.batch)
+
+
+@dataclass
+class Tally:
+    """What became of some cases.
+
+    Attributes:
+        cases: compared; cut: with macro-batches that were cut; crowded: with steps that had no room at all; again:
+            with macro-batches that were made again; plain: steps compared with a plain loop; refused: title -> message.
+    """
+
+    cases: int = 0
+    cut: int = 0
+    crowded: int = 0
+    again: int = 0
+    overflows: int = 0
+    plain: int = 0
+    finite: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def own_graph(subject: Subject) -> Subject:
+    """The program over a graph of its own, whose labels are those that its loss takes."""
+    graph = subject.graph
+    mine = Graph.from_csc(graph.indptr, graph.indices)
+    mine.ids = graph.ids
+    mine.ndata.update(dict(graph.ndata.items()), y=graph.ndata[subject.written.target])
+    mine.edata.update(dict(graph.edata.items()))
+    return replace(subject, graph=mine, sampler=over(subject.sampler, mine), model=copy.deepcopy(subject.model))
+
+
+def hops_of(written) -> int:
+    """How far a program's sampler reaches at most."""
+    blocks = len(setting(written.number // PER_PACK).edata)
+    return blocks * (2 if "second =" in written.head or "near =" in written.head else 1)
+
+
+def as_a_part(graph: Graph) -> None:
+    """Says of a whole graph what an arena says: the ids of its nodes, and their degrees. Nothing is another for it."""
+    graph.whole_degrees = graph.in_degrees()
+    if graph.ids is None:
+        graph.ids = torch.arange(graph.num_nodes, dtype=graph.indices.dtype)
+
+
+class Twins:
+    """Captures of programs over the whole graph, taken over by those over an arena: to capture is most of the work.
+
+    The whole graph has to have ``ids`` and ``whole_degrees``, as an arena has.
+    """
+
+    def __init__(self):
+        self.made: dict = {}
+
+    def capture(self, program: Program, seeds: Tensor, labels: list[str]) -> Captured:
+        """A capture, or that of a twin."""
+        key = program.kind, program.model.training, len(labels)
+        named = _tensors(program)
+        if key not in self.made:
+            made = quick(program, seeds, labels)
+            names = {id(tensor): name for name, tensor in named.items()}
+            held = [names.get(id(role.tensor)) if role.held else "" for role in made.roles]
+            if None not in held:
+                self.made[key] = again(made), held, (program.structure, program.logged)
+            return made
+        made, held, (program.structure, program.logged) = self.made[key]
+        twin = again(made)
+        _resize(twin, program.graph.num_nodes)
+        program._check_outputs(twin.gm, "Model")
+        roles = [role.holding(named[name]) if name else role for role, name in zip(made.roles, held, strict=True)]
+        return Captured(twin.gm, roles, twin.labels)
+
+
+def _resize(captured: Captured, nodes: int) -> None:
+    """Tells operations, which make tables of all nodes, how many there are."""
+    for node in captured.gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for place, argument in enumerate(schema.arguments if schema else ()):
+            if argument.name == "num_nodes":
+                node.args = (*node.args[:place], nodes, *node.args[place + 1 :])
+
+
+def sharing(twins: Twins):
+    """What takes the place of ``Program._capture``."""
+    return lambda program, seeds, labels: twins.capture(program, seeds, labels)
+
+
+def _tensors(program: Program) -> dict[str, Tensor]:
+    graph, model = program.graph, program.model
+    parts = (("node", graph.ndata.items()), ("edge", graph.edata.items()), ("", model.named_parameters()),
+             ("", model.named_buffers()), ("sampler", vars(program.sampler).items()))  # fmt: skip
+    found = {f"{kind} {name}": value for kind, named in parts for name, value in named if isinstance(value, Tensor)}
+    return found | {f"graph {name}": getattr(graph, name) for name in ("indptr", "indices", "ids", "whole_degrees")}
+
+
+class Trained:
+    """A step, and what is seen of it while events happen."""
+
+    def __init__(self, subject: Subject, drawn: Drawn, staged: bool):
+        self.subject, self.drawn, self.staged = subject, drawn, staged
+        self.seen: list[Tensor] = []
+        self.first: list[tuple[Tensor, Tensor]] = []
+        self.step = self.compiled(self.subject.model)
+        self.overflows = 0
+
+    def compiled(self, model):
+        """A new step of a model."""
+        subject, drawn = self.subject, self.drawn
+        self.optimizer = getattr(torch.optim, drawn.kind)(model.parameters(), **drawn.settings)
+        number, hops = drawn.steps * drawn.batch, hops_of(subject.written)
+        stage = {"memory": 1 << 30, "first_stage": LargeBatch(number), "batch_size": drawn.batch} if self.staged else {}
+        step = joestar.compile(
+            model, subject.sampler, subject.loss, self.optimizer, backend="eager", execution=drawn.execution,
+            autocast=autocast_of(subject.written), accumulate=drawn.accumulate,
+            **({"slack": 0.0, "warm_up": 1} if drawn.tight else {"warm_up": 3}), **stage,
+        )  # fmt: skip
+        if self.staged:
+            step.first_stage = Everything(number, hops)
+        return step
+
+    def run(self) -> None:
+        """Two epochs, with what happens in between."""
+        ids = torch.tensor(self.drawn.order, dtype=self.subject.graph.indices.dtype)
+        at = itertools.count()
+        for number in range(2):
+            epoch = self._epoch(ids)
+            while (taken := next(epoch, None)) is not None:
+                loss, seeds = taken
+                self.seen += [loss, seeds]
+                if number == 0:
+                    self.first.append((loss, seeds))
+                epoch = self._event(self.drawn.events.get(next(at)), ids, epoch)
+        self.overflows += self.step.counters.overflows
+
+    def _epoch(self, ids: Tensor):
+        return self.step.epoch(ids, self.drawn.batch, self.drawn.shuffle, with_seeds=True)
+
+    def _event(self, event: str | None, ids: Tensor, epoch):
+        """What happens between two steps; the epoch to go on with."""
+        step, some = self.step, ids[: self.drawn.batch]
+        if event == "predict":
+            self.seen.append(step.predict(ids.flip(0), self.drawn.batch + 1))
+        elif event == "evaluate":
+            self.seen.append(torch.tensor(list(step.evaluate(some).values())))
+        elif event == "step" and self.drawn.accumulate == 1:
+            self.seen.append(step(some.flip(0)))
+        elif event == "inner" and self.drawn.accumulate == 1:
+            self.seen += [loss for loss, _ in self._epoch(some)]
+        elif event == "break":
+            epoch.close()
+        elif event == "resume":
+            state = copy.deepcopy(step.state_dict())
+            epoch.close()
+            self.overflows += step.counters.overflows
+            self.step = self.compiled(copy.deepcopy(self.subject.model))
+            self.step.load_state_dict(state)
+            self.subject.model = self.step.model
+            return self._epoch(ids)
+        return epoch
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and moments as they are."""
+        found = dict(self.step.model.state_dict())
+        for name, parameter in self.step.model.named_parameters():
+            state = self.optimizer.state.get(parameter, {})
+            found |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
+        return found
+
+
+def written_of(case: int):
+    """The program of a case: the first from a random one on that reads nothing of the whole graph."""
+    number = random.Random(f"staged program {case}").randrange(3000)
+    return next(w for w in map(write, itertools.count(number)) if not any(piece in w.source for piece in WHOLE))
+
+
+def check(case: int, tally: Tally) -> list[str]:
+    """Runs a case; what differs, in words."""
+    written = written_of(case)
+    subjects = build([written])
+    try:
+        classified = written.target == "y" and "z[:" not in written.body
+        drawn = Drawn(case, subjects[0].graph, classified)
+        drawn.crowd(subjects[0].graph, hops_of(written))
+        twins = case % APART != 0
+        found = _checked(subjects[0], drawn, tally, sharing(Twins()) if twins else quick)
+        if found and twins:  # unless it is a twin's fault
+            found = _checked(subjects[0], drawn, tally, quick)
+    finally:
+        forget([written])
+        torch._dynamo.reset()
+    return [f"case {case}, {drawn}\n{words}" for words in found]
+
+
+def _checked(subject: Subject, drawn: Drawn, tally: Tally, capture) -> list[str]:
+    with ExitStack() as stack:
+        stack.enter_context(cheaper(capture))
+        stack.enter_context(mock.patch.object(Planner, "_measured", return_value=Speeds()))
+        stack.enter_context(mock.patch.object(Planner, "plan", lambda self: drawn.plan(self.graph.indices.dtype)))
+        if drawn.tight:
+            stack.enter_context(mock.patch.object(sizes, "ROUND", 1))
+        whole, error = _ran(subject, drawn, False, capture is not quick)
+        if error is not None:
+            tally.refused[subject.written.title] = str(error)
+            _, other = _ran(subject, drawn, True, False)
+            same = isinstance(other, type(error)) or isinstance(getattr(other, "__cause__", None), type(error))
+            return [] if same or no_room(other) else [f"whole graph: {error!r}\nmacro-batches: {other!r}"]
+        parts, error = _ran(subject, drawn, True, False)
+        if no_room(error):
+            tally.crowded += 1
+            drawn.roomy(subject.graph)
+            parts, error = _ran(subject, drawn, True, False)
+        if error is not None:
+            return [f"macro-batches alone raise {error!r}"]
+    _count(tally, parts, whole)
+    return [*differences(parts, whole), *plain_differences(subject, drawn, parts, tally)]
+
+
+def _count(tally: Tally, parts: Trained, whole: Trained) -> None:
+    traffic = parts.step.traffic
+    tally.cases += 1
+    tally.cut += traffic.cut > 0
+    tally.again += traffic.again > 0
+    tally.overflows += parts.overflows + whole.overflows > 0
+    tally.finite += all(bool(value.isfinite().all()) for value in parts.seen)
+
+
+def no_room(error: Exception | None) -> bool:
+    """Whether a step had no room, which the plan, not the program, is to blame for."""
+    return isinstance(error, StageError) and "of a single step" in str(error)
+
+
+def _ran(subject: Subject, drawn: Drawn, staged: bool, alike: bool) -> tuple[Trained | None, Exception | None]:
+    trained = None
+    try:
+        mine = own_graph(subject)
+        if alike and not staged:
+            as_a_part(mine.graph)
+        trained = Trained(mine, drawn, staged)
+        trained.run()
+    except (JoestarError, RuntimeError, ValueError) as error:
+        return trained, error
+    return trained, None
+
+
+def differences(parts: Trained, whole: Trained) -> list[str]:
+    """Of all that was seen, and of the state in the end."""
+    exact = parts.drawn.execution == "exact" or not (parts.overflows or whole.overflows)
+    tolerance = TOLERANCE["exact" if exact else "padded"]
+    if not exact and parts.subject.written.autocast:
+        return []  # 16 bits: another order of sums is another result
+    found = [] if len(parts.seen) == len(whole.seen) else [f"{len(parts.seen)} results for {len(whole.seen)}"]
+    pairs = [(f"result {n}", *both) for n, both in enumerate(zip(parts.seen, whole.seen, strict=False))]
+    other = whole.state()
+    pairs += [(name, value, other[name]) for name, value in parts.state().items()]
+    return found + [off for name, a, b in pairs if (off := _off(name, a, b, tolerance))]
+
+
+def _off(name: str, a: Tensor, b: Tensor, tolerance: float) -> str:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"{name}: {a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
+    a, b = a.double(), b.double()
+    scale = max(1.0, float(b.nan_to_num().abs().max())) if b.numel() else 1.0
+    if torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True):
+        return ""
+    return f"{name}: off by {float((a - b).abs().max()):.3g} at a scale of {scale:.3g}"
+
+
+def plain_differences(subject: Subject, drawn: Drawn, parts: Trained, tally: Tally) -> list[str]:
+    """Losses of the first epoch's steps beside a plain PyTorch loop, up to the first event."""
+    if subject.written.autocast or drawn.accumulate > 1:
+        return []
+    mine = own_graph(subject)
+    mine.written = replace(mine.written, target="y")
+    optimizer = getattr(torch.optim, drawn.kind)(mine.model.parameters(), **drawn.settings, fused=False)
+    until, found = min(drawn.events, default=len(parts.first)) + 1, []
+    for number, (loss, seeds) in enumerate(parts.first[:until]):
+        optimizer.zero_grad()
+        try:
+            wanted = plain.forward(mine, seeds, step_key(0, 0, number, "cpu"))
+        except (plain.AmbiguousError, RuntimeError, ValueError):  # a batch norm of one row
+            break
+        wanted.backward()
+        optimizer.step()
+        tally.plain += 1
+        off = _off(f"loss of step {number} beside a plain loop", loss, wanted.detach().to(loss.dtype), 1e-5)
+        found += [off] if off else []
+    return found

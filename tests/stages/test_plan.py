@@ -1,0 +1,132 @@
+"""The plan: random sizes, hotness and budgets, on macro-batches that nobody sampled."""
+
+import dataclasses
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from joestar.stages.plan import PARTS, Costs, Look, Speeds, choose, least, parts_of
+
+
+class World:
+    """Macro-batches of so many seeds: ``n(M) = N (1 - exp(-M f / N))`` nodes, popular ones first; ``repr`` says it."""
+
+    def __init__(self, number: int):
+        rng = random.Random(f"plan {number}")
+        self.nodes, self.fanout = rng.randint(50, 4000), rng.choice((1.5, 8.0, 60.0))
+        self.skew, self.density = rng.choice((0.0, 0.5, 1.5, 3.0)), rng.uniform(0.2, 12)
+        self.total = rng.randint(10, self.nodes)
+        self.batch = rng.randint(1, max(1, self.total // 4))
+        fixed = {"tables": rng.choice((0, 10_000)), "step": rng.randint(0, 200_000)}
+        self.costs = Costs(
+            fixed, rng.choice((20.0, 132.0, 1000.0)), rng.choice((4.0, 8.0, 40.0)), rng.choice((0.0, 512.0))
+        )
+        self.speeds = Speeds(10.0 ** rng.uniform(5, 9), 1e12, 1e-4)
+        self.compute = 10.0 ** rng.uniform(-3, 1)
+        torch.manual_seed(number)
+        self.popularity = torch.arange(1, self.nodes + 1, dtype=torch.float64) ** -self.skew
+        self.score = self.popularity[torch.randperm(self.nodes)]
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not torch.is_tensor(value))
+
+    def sample(self, number: int, index: int = 0):
+        """What a first stage might have given."""
+        torch.manual_seed(1000 * number + index)
+        count = max(1, int(self.nodes * (1 - 2.718281828 ** (-number * self.fanout / self.nodes))))
+        ids = torch.multinomial(self.score, count).sort().values
+        return SimpleNamespace(ids=ids, num_nodes=count, num_rows=count, num_edges=int(count * self.density))
+
+    def look(self) -> Look:
+        """At nothing yet."""
+        return Look(self.sample, self.score, torch.device("cpu"))
+
+    @property
+    def wanted(self) -> list[int]:
+        """Sizes of macro-batches, as the planner tries them."""
+        sizes = {max(1, -(-self.total // parts) // self.batch) * self.batch for parts in PARTS}
+        return sorted({min(size, self.total) for size in sizes})
+
+    def choose(self, budget: int, look: Look | None = None):
+        """The plan."""
+        return choose(look or self.look(), self.wanted, self.costs, budget, self.total, self.compute, self.speeds)
+
+    def budgets(self) -> list[int]:
+        """From too small to more than enough."""
+        look = self.look()
+        look.at(self.wanted[0])
+        enough = sum(least(look, self.wanted[0], self.costs).values())
+        return [int(enough * share) for share in (0.5, 0.99, 1.0, 1.3, 2, 6)]
+
+
+WORLDS = [World(number) for number in range(12)]
+worlds = pytest.mark.parametrize("world", WORLDS, ids=range(len(WORLDS)))
+
+
+@worlds
+def test_a_plan_keeps_to_its_budget(world):
+    for budget in world.budgets():
+        look = world.look()
+        plan = world.choose(budget, look)
+        if plan is None:
+            continue
+        assert plan.memory == sum(plan.parts.values()) <= budget, world
+        assert plan.parts == parts_of(look, plan.num_seeds, world.costs, plan.hot), world
+        assert 0 <= plan.hot <= world.nodes and plan.cold >= 1 and plan.edges >= 1, world
+        assert plan.num_seeds * (plan.macro_batches - 1) < world.total <= plan.num_seeds * plan.macro_batches, world
+        assert plan.num_seeds in look.known, world
+        room = world.sample(plan.num_seeds)
+        ranks = look._rank[room.ids]
+        assert int((ranks >= plan.hot).sum()) <= plan.cold and room.num_edges <= plan.edges, world
+
+
+@worlds
+def test_it_refuses_what_does_not_fit_and_nothing_else(world):
+    for budget in world.budgets():
+        look = world.look()
+        plan = world.choose(budget, look)
+        fits = [sum(least(look, number, world.costs).values()) <= budget for number in world.wanted]
+        assert (plan is not None) == any(fits), (budget, world)
+
+
+@worlds
+def test_more_memory_is_not_slower(world):
+    """For sizes that were all looked at, and without the time that sampling them took."""
+    look = world.look()
+    for number in world.wanted:
+        look.at(number)
+    still = {n: dataclasses.replace(shape, seconds=0.0) for n, shape in look.known.items()}
+    look.known.update(still)
+    epochs = [plan.epoch_seconds for budget in world.budgets() if (plan := world.choose(budget, look)) is not None]
+    assert len(epochs) >= 4
+    assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(epochs)), (epochs, world)
+
+
+@worlds
+def test_sizes_between_samples_are_between_theirs(world):
+    look = world.look()
+    for number in (world.wanted[0], world.wanted[-1], world.wanted[len(world.wanted) // 2]):
+        look.at(number)
+    known = sorted(look.known.values(), key=lambda shape: shape.seeds)
+    for below, above in itertools.pairwise(known):
+        for number in range(below.seeds, above.seeds + 1, max(1, (above.seeds - below.seeds) // 9)):
+            shape = look.shape(number)
+            for name in ("nodes", "edges"):
+                low, high = sorted((getattr(below, name), getattr(above, name)))
+                assert low * (1 - 1e-9) <= getattr(shape, name) <= high * (1 + 1e-9), (name, number, world)
+    for number in world.wanted:
+        shares = [look.share(number, hot) for hot in range(0, world.nodes + 1, max(1, world.nodes // 20))]
+        assert shares[0] == 0 and shares == sorted(shares) and look.share(number, world.nodes) == 1, world
+
+
+def test_the_hottest_nodes_are_those_of_the_largest_scores():
+    world = WORLDS[0]
+    look = world.look()
+    for count in (0, 1, 7, world.nodes):
+        hottest = look.hottest(count)
+        others = torch.ones(world.nodes, dtype=torch.bool).index_fill_(0, hottest, False)
+        assert hottest.numel() == count and hottest.tolist() == sorted(hottest.tolist())
+        assert not count or not others.any() or world.score[hottest].min() >= world.score[others].max()
