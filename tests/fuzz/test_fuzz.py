@@ -58,7 +58,7 @@ def test_executions_agree(shard):
     )
     run = PER_SHARD - len(report.refused)
     assert report.moving > 0.9 * run, "most programs have no gradients to compare"
-    assert report.plain > 0.95 * run, "few programs were compared with a plain loop"
+    assert report.plain > 0.9 * run, "few programs were compared with a plain loop"
     assert report.impossible <= PER_SHARD // 10
     assert report.trained >= 20 and report.overflows >= 10
 
