@@ -323,8 +323,8 @@ class Report:
     graph: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     command: str = ""
-    feeding: FeedingRecord | None = None
     date: str = field(default_factory=lambda: datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+    feeding: FeedingRecord | None = None
 
     @property
     def compile_seconds(self) -> float:

@@ -63,7 +63,9 @@ class World:
 
 
 WORLDS = [World(number) for number in range(12)]
-worlds = pytest.mark.parametrize("world", WORLDS, ids=range(len(WORLDS)))
+QUICK = 3
+cases = [pytest.param(w, id=str(i), marks=() if i < QUICK else pytest.mark.fuzz) for i, w in enumerate(WORLDS)]
+worlds = pytest.mark.parametrize("world", cases)
 
 
 @worlds
