@@ -155,5 +155,6 @@ def test_training_is_that_of_resident_features(tier):
         step = joestar.compile(
             net, NeighborSampler(graph, [5, 5]), loss_fn=F.cross_entropy, optimizer=torch.optim.Adam(net.parameters())
         )
-        losses.append([float(loss) for _ in range(2) for loss in step.epoch(torch.arange(2000), batch_size=256)])
+        idx = torch.arange(2000, device="cuda")
+        losses.append([float(loss) for _ in range(2) for loss in step.epoch(idx, batch_size=256)])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
