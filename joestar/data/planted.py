@@ -63,9 +63,10 @@ SHAPES = {
 }
 """The last four have the sizes of ogbn-products, ogbn-papers100M (1,615,685,872 citations, both ways) and of the
 citations among MAG240M's papers (1,297,748,926, both ways). "papers" has papers100M's numbers of nodes one and two hops
-around a batch, for steps whose last hop is never made distinct; "papers100M" was fitted to how many distinct nodes and
-edges 500 to 100,000 seeds need, and to what share of them the nodes of the highest out-degree are, which decides what
-crosses a bus: within 11 %, and 4 % of the nodes one and two hops around a batch."""
+around a batch, for steps whose last hop is never made distinct; "papers100M" was fitted, in a copy of a
+fiftieth of the size, to how many distinct nodes and edges macro-batches of 1/48 to 1/12 of an epoch need (within 12 %),
+to the share of them that the nodes of the highest out-degree are (one point), which decides what crosses a bus, and to
+the nodes one and two hops around a seed (4 %)."""
 ALIASES = {"mag240m": "mag240m-c"}
 
 

@@ -82,7 +82,7 @@ def _store(name: str, config: Config) -> None:
         with _locked(path.with_suffix(".lock")):
             best = _read()
             best[_code()] = {**best.pop(_code(), {}), name: config}  # the last written comes last
-            _write(path, {"format": _FORMAT, "best": dict(list(best.items())[-_KEPT:])})
+            write_beside(path, {"format": _FORMAT, "best": dict(list(best.items())[-_KEPT:])})
 
 
 @contextlib.contextmanager
@@ -93,8 +93,13 @@ def _locked(path: Path) -> Iterator[None]:
         yield  # closing the file unlocks it
 
 
-def _write(path: Path, content: dict) -> None:
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix="tune-", suffix=".json")
+def write_beside(path: Path, content: dict) -> None:
+    """JSON, written beside and renamed: readers find all or nothing.
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind then.
+    """
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".json")
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(content, file, indent=1)

@@ -194,11 +194,6 @@ class Arena:
         """Whether the arena holds macro-batches of this feed."""
         return self.holder is not None and self.holder() is feed
 
-    @property
-    def num_slots(self) -> int:
-        """``H + 2 C``."""
-        return self.hot + HALVES * self.cold
-
     def _fill_hot(self, hot: Tensor) -> None:
         if self.hot:
             self.slot_of[hot.long()] = torch.arange(self.hot, dtype=torch.int32)

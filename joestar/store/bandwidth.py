@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from joestar.kernels import native_kernels
 from joestar.kernels.digest import source_digest
+from joestar.kernels.tune import write_beside
 from joestar.store.fill import fill_rows, host_gather
 from joestar.store.pinned import pinned_empty, resolved
 
@@ -167,11 +167,4 @@ def _store(path: Path, known: dict[str, Speeds]) -> None:
     content = {"format": _FORMAT, "speeds": {name: asdict(found) for name, found in list(known.items())[-32:]}}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix="bandwidth-", suffix=".json")
-        try:
-            with os.fdopen(descriptor, "w") as out:
-                json.dump(content, out, indent=1)
-            os.replace(beside, path)
-        except OSError:
-            os.unlink(beside)
-            raise
+        write_beside(path, content)

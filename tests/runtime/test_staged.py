@@ -15,17 +15,7 @@ from joestar.profile.ledger import Report
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep
 from joestar.stages import LargeBatch
-from joestar.stages.plan import Plan
-
-NODES, EDGES, BATCH = 300, 900, 16
-
-
-class Whole(LargeBatch):
-    """A first stage that keeps every neighbour, so that mini-batches are those of the whole graph."""
-
-    def sample(self, graph, sampler, seeds, key):
-        hops = len(sampler.fanouts)
-        return super().sample(graph, joestar.NeighborSampler(graph, [-1] * hops), seeds, key)
+from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +31,7 @@ def graph():
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Sets the plan of the next steps: seeds per macro-batch, hot nodes, cold slots, room for edges."""
-
-    def fix(seeds=48, hot=40, cold=NODES, edges=EDGES):
-        found = Plan(1 << 30, False, seeds, 4, hot, cold, edges, hot_ids=torch.arange(0, 5 * hot, 5), batch=BATCH)
-        monkeypatch.setattr(Planner, "plan", lambda self: found)
-
-    fix()
-    return fix
+    return plans(monkeypatch)
 
 
 def parts(graph, model="sage"):

@@ -12,18 +12,8 @@ import joestar
 from joestar.errors import ChangedAfterCompileError, JoestarError
 from joestar.runtime.locks import TRACING
 from joestar.runtime.program import Program
-from joestar.staged.planning import Planner
 from joestar.stages import LargeBatch
-from joestar.stages.plan import Plan
-
-NODES, EDGES, BATCH = 300, 900, 16
-
-
-class Whole(LargeBatch):
-    """A first stage that keeps every neighbour, so that mini-batches are those of the whole graph."""
-
-    def sample(self, graph, sampler, seeds, key):
-        return super().sample(graph, joestar.NeighborSampler(graph, [-1, -1]), seeds, key)
+from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
 
 
 @pytest.fixture
@@ -38,14 +28,7 @@ def graph():
 
 @pytest.fixture(autouse=True)
 def planned(monkeypatch):
-    """Sets the plan of the next steps: seeds per macro-batch, hot nodes, cold slots, room for edges."""
-
-    def fix(seeds=48, hot=40, cold=NODES, edges=EDGES):
-        found = Plan(1 << 30, False, seeds, 4, hot, cold, edges, hot_ids=torch.arange(0, 5 * hot, 5), batch=BATCH)
-        monkeypatch.setattr(Planner, "plan", lambda self: found)
-
-    fix()
-    return fix
+    return plans(monkeypatch)
 
 
 class Scaled(torch.nn.Module):

@@ -1,0 +1,28 @@
+"""Plans and first stages of the tests of steps over macro-batches."""
+
+import torch
+
+import joestar
+from joestar.staged.planning import Planner
+from joestar.stages import LargeBatch
+from joestar.stages.plan import Plan
+
+NODES, EDGES, BATCH = 300, 900, 16
+
+
+class Whole(LargeBatch):
+    """A first stage that keeps every neighbour, so that mini-batches are those of the whole graph."""
+
+    def sample(self, graph, sampler, seeds, key):
+        return super().sample(graph, joestar.NeighborSampler(graph, [-1, -1]), seeds, key)
+
+
+def plans(monkeypatch):
+    """A function that sets the plan of the next steps: seeds per macro-batch, hot nodes, cold slots, room for edges."""
+
+    def fix(seeds=48, hot=40, cold=NODES, edges=EDGES):
+        found = Plan(1 << 30, False, seeds, 4, hot, cold, edges, hot_ids=torch.arange(0, 5 * hot, 5), batch=BATCH)
+        monkeypatch.setattr(Planner, "plan", lambda self: found)
+
+    fix()
+    return fix
