@@ -122,7 +122,7 @@ def compile(
     if memory is not None or first_stage is not None:
         check_model(model)
         check_sampler(sampler)
-        staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune)
+        staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune, deterministic)
         sampler = staged.sampler
     _check_parts(model, sampler)
     check_loss(loss_fn)

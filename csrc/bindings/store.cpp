@@ -54,14 +54,19 @@ void bind_add_row_values(const Tensor& indptr, const Tensor& indices, const Tens
   });
 }
 
-std::int64_t bind_assign_slots(const Tensor& ids, const Tensor& slot_of, std::int32_t first, const Tensor& slots,
-                               const Tensor& cold) {
-  std::int64_t count = 0;
+// (cold nodes, nodes to load, where to go on), or (.., .., -1) where the pool has no room.
+std::tuple<std::int64_t, std::int64_t, std::int64_t> bind_take_slots(
+    const Tensor& ids, const Tensor& slot_of, std::int32_t first, const Tensor& owner, const Tensor& since,
+    const Tensor& keep, const Tensor& used, bool reuse, std::int64_t hand, std::int32_t turn, const Tensor& slots,
+    const Tensor& fresh, const Tensor& fresh_slots) {
+  SlotCounts counts;
   with_id(ids, [&]<class Id>(Tag<Id>) {
-    count = assign_slots(ids.span<const Id>(), slot_of.span<const std::int32_t>(), first, slots.span<std::int32_t>(),
-                         cold.span<Id>());
+    const SlotPool<Id> pool{slot_of.span<std::int32_t>(), first, owner.span<Id>(), since.span<std::int32_t>(),
+                            keep.span<const std::uint8_t>(), used.span<std::uint8_t>(), reuse};
+    counts = take_slots<Id>(ids.span<const Id>(), pool, hand, turn, slots.span<std::int32_t>(), fresh.span<Id>(),
+                            fresh_slots.span<std::int32_t>());
   });
-  return count;
+  return {counts.cold, counts.fresh, counts.fits ? counts.hand : -1};
 }
 
 }  // namespace
@@ -71,7 +76,7 @@ void bind_store(py::module_& m) {
   m.def("fill_rows", &bind_fill_rows, ReleaseGil());
   m.def("gather_cached", &bind_gather_cached, ReleaseGil());
   m.def("place_structure", &bind_place_structure, ReleaseGil());
-  m.def("assign_slots", &bind_assign_slots, ReleaseGil());
+  m.def("take_slots", &bind_take_slots, ReleaseGil());
   m.def("add_row_values", &bind_add_row_values, ReleaseGil());
 }
 

@@ -112,22 +112,40 @@ def add_row_values(indptr: Tensor, indices: Tensor, value: Tensor, out: Tensor) 
     _native.add_row_values(indptr, indices, value.contiguous(), _written(check_ids(out, "out"), out))
 
 
-def assign_slots(ids: Tensor, slot_of: Tensor, first: int, slots: Tensor, cold: Tensor) -> int:
-    """Slots of nodes: ``slot_of`` them where that is not negative, the others ``first``, ``first + 1``, ... in order.
+def take_slots(
+    ids: Tensor, slot_of: Tensor, first: int, owner: Tensor, since: Tensor, keep: Tensor, used: Tensor, reuse: bool,
+    hand: int, turn: int, slots: Tensor, fresh: Tensor, fresh_slots: Tensor,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Slots for the nodes of a macro-batch: those that they have, else free ones of a pool of ``P`` behind ``first``.
 
     Args:
-        ids: int32 or int64 ``[n]``. slot_of: int32 ``[N]``. slots: int32 ``[n]``, written. cold: ``[n]`` in the dtype
-            of ``ids``, written: the nodes that got a new slot come first.
+        ids: int32 or int64 ``[n]``, each once. slot_of: int32 ``[N]``, -1 for none, updated.
+        owner: node in every slot of the pool or -1, ``[P]`` in the dtype of ``ids``; since: int32 ``[P]``, the turn in
+            which it came; both updated. keep: uint8 ``[P]``, slots that are not free; used: uint8 ``[P]``, written:
+            those that these nodes have.
+        reuse: whether nodes keep slots for later macro-batches; else all but the first ``first`` slots are given anew,
+            in ascending order from the pool's beginning. hand: where to look for free slots.
+        slots: int32 ``[n]``, written. fresh, fresh_slots: ``[n]``, written: nodes that got a slot now come first.
 
     Returns:
-        How many those are.
+        (nodes without a slot below ``first``, how many of them got a slot now, where to look next time); the last is
+        -1 if there were too few free slots: then nothing has changed but ``used``, ``slots``.
 
     Raises:
         IndexError: for an id that is no node.
     """
     ids = check_ids(ids, "ids")
-    right = slot_of.dtype == slots.dtype == torch.int32 and slot_of.is_cpu and slot_of.is_contiguous()
-    require(right, "slots int32, on the CPU", f"{slot_of.dtype} and {slots.dtype}")
-    right = cold.dtype == ids.dtype and cold.shape == slots.shape == ids.shape
-    require(right, f"cold {ids.dtype} and slots of {ids.numel()} nodes", f"{cold.dtype} {list(cold.shape)}")
-    return _native.assign_slots(ids, slot_of, first, slots, cold)
+    for name, tensor in (("slot_of", slot_of), ("since", since), ("slots", slots), ("fresh_slots", fresh_slots)):
+        right = tensor.dtype == torch.int32 and tensor.is_cpu and tensor.is_contiguous()
+        require(right, f"{name} int32, on the CPU", f"{tensor.dtype} on {tensor.device}")
+    right = fresh.dtype == owner.dtype == ids.dtype and owner.is_contiguous() and fresh.is_contiguous()
+    require(right, f"fresh and owner {ids.dtype}", f"{fresh.dtype} and {owner.dtype}")
+    right = fresh.shape == slots.shape == fresh_slots.shape == ids.shape
+    require(right, f"room for {ids.numel()} nodes", f"{list(fresh.shape)} and {list(slots.shape)}")
+    right = keep.dtype == used.dtype == torch.uint8 and keep.shape == used.shape == owner.shape == since.shape
+    require(right, f"marks uint8 [{owner.numel()}]", f"{keep.dtype} {list(keep.shape)}, {list(used.shape)}")
+    require(keep.is_contiguous() and used.is_contiguous(), "contiguous marks", f"strides {keep.stride()}")
+    require(0 <= hand <= owner.numel(), f"a hand in [0, {owner.numel()}]", f"{hand}")
+    return _native.take_slots(
+        ids, slot_of, first, owner, since, keep, used, reuse, hand, turn, slots, fresh, fresh_slots
+    )

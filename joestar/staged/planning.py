@@ -11,9 +11,10 @@ from joestar.graph_api import Graph
 from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
+from joestar.sampling import NeighborSampler
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
-from joestar.stages.plan import COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
+from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
 
@@ -52,16 +53,17 @@ class Planner:
         model: its parameters are on the device. sampler: of a graph on the CPU. budget: bytes of the device.
         seeds: ids that epochs go over; batch: seeds of a step. autocast: dtype, or ``None``.
         first_stage: fixes the size of macro-batches; ``None``: the plan chooses.
+        reuse: whether rows of earlier macro-batches are found again (``stages.slots``).
     """
 
     def __init__(self, model, sampler, budget: int, seeds: Tensor | None = None, batch: int = 1000,
                  autocast: torch.dtype | None = None, first_stage: LargeBatch | None = None,
-                 speeds: Speeds | None = None):  # fmt: skip
+                 speeds: Speeds | None = None, reuse: bool = True):  # fmt: skip
         self.model, self.sampler, self.budget = model, sampler, budget
         self.graph: Graph = sampler.graph
         self.device = next((p.device for p in model.parameters()), self.graph.device)
         self.seed = int(getattr(sampler, "seed", 0))
-        self.first_stage, self.autocast = first_stage, autocast
+        self.first_stage, self.autocast, self.reuse = first_stage, autocast, reuse
         self.speeds = speeds or self._measured()
         given = self.graph.train_idx if seeds is None else seeds
         if given is None or not given.numel():
@@ -139,7 +141,7 @@ class Planner:
             return Plan(self.budget, True, parts=whole)
         total, stage = self.seeds.numel(), LargeBatch(1) if self.first_stage is None else copy.copy(self.first_stage)
         stage.eids = stage.empty = None
-        wanted = sorted({max(1, -(-total // parts) // self.batch) * self.batch for parts in PARTS})
+        wanted = sorted({-(-total // (parts * self.batch)) * self.batch for parts in PARTS})
         if self.first_stage is not None:
             wanted = [max(1, self.first_stage.num_seeds // self.batch) * self.batch]
         wanted = sorted({min(number, total) for number in wanted})
@@ -150,7 +152,7 @@ class Planner:
         costs = self.costs()
         wanted = self._possible(wanted, costs)
         score = self._hotness(sample, wanted[0])
-        look = Look(lambda number, index: sample(self._some(number, index), index), score, self.device)
+        look = Look(lambda number, index: sample(self._some(number, index), index), score, self.device, self.reuse)
         for index in range(SMALL):
             look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
         compute = -(-total // self.batch) * self._step_seconds()
@@ -173,13 +175,18 @@ class Planner:
         return fitting or wanted[:1]
 
     def _hotness(self, sample, number: int) -> Tensor:
-        """Score of every node: how many macro-batches needed it, then how probably one does."""
-        number = min(self.seeds.numel(), max(number, self.seeds.numel() // 32 // self.batch * self.batch))
-        parts = [self.seeds[i * number : (i + 1) * number] for i in range(max(1, self.seeds.numel() // number))]
-        counted = (sample(parts[i % len(parts)], 1000 + i).ids for i in range(COUNTED))
-        counts = count_needed(counted, self.graph.num_nodes)
+        """Score of every node: how many macro-batches of an epoch needed it; of a sampler that has no fast way, how many
+        of some, then how probably one does."""
+        every = -(-self.seeds.numel() // COUNTED)
+        number = min(self.seeds.numel(), max(number, -(-every // self.batch) * self.batch))
+        parts = list(self.seeds.split(number))
+        if type(self.sampler) is not NeighborSampler:
+            parts = parts[:FEW_COUNTED]
+        while len(parts) < FEW_COUNTED:
+            parts *= 2
+        counts = count_needed((sample(part, 1000 + i).ids for i, part in enumerate(parts)), self.graph.num_nodes)
         fanouts = getattr(self.sampler, "fanouts", None)
-        if fanouts is None:
+        if fanouts is None or sum(part.numel() for part in parts) >= self.seeds.numel():
             return counts
         prior = inclusion_probabilities(
             self.graph.indptr, self.graph.indices, fanouts, self.seeds, number, getattr(self.sampler, "replace", False)
@@ -215,7 +222,7 @@ class Planner:
             else:
                 sources[name] = Source(pin(value, self.device).view, dtype, host=True)
         hot = plan.hot_ids.to(self.graph.indices.dtype)
-        return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources)
+        return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse)
 
 
 def compact_dtype(value: Tensor) -> torch.dtype:

@@ -30,7 +30,8 @@ class Staging:
         plan: what goes where. sampler: the user's, over the graph that programs are compiled on.
     """
 
-    def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool):
+    def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool,
+                 deterministic: bool = False):  # fmt: skip
         if first_stage is not None and not isinstance(first_stage, LargeBatch):
             raise ConfigError(f"first_stage must be a joestar.LargeBatch; got {type(first_stage).__name__}.")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -51,7 +52,7 @@ class Staging:
             settle_for_loss(graph, loss_fn)
         self.users_sampler = sampler
         budget = free_memory_of(model) if memory is None else parse_bytes(memory)
-        planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage)
+        planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic)
         self.plan = planner.plan()
         if self.plan.fits:
             self.arena, self.first_stage = None, None

@@ -67,15 +67,16 @@ class StagedStep(Step):
         found, plan, seen = super().report(), self.plan, self.traffic
         number = max(1, seen.macro_batches)
         share = 1 - seen.cold / max(1, seen.nodes)
-        cold = plan.nodes * (1 - plan.share)
         rows = [
             Expected("nodes", plan.nodes, seen.nodes / number),
             Expected("of these hot, %", 100 * plan.share, 100 * share),
-            Expected("others", cold, seen.cold / number),
+            Expected("to be loaded", plan.nodes * plan.fresh, seen.fresh / number),
             Expected("edges", plan.mean_edges, seen.edges / number),
             Expected("MB over the bus", plan.bus / max(1, plan.macro_batches) / 1e6, seen.bytes / number / 1e6),
         ]
-        counts = {"macro-batches": seen.macro_batches, "cut": seen.cut, "made again": seen.again}
+        counts = {
+            "macro-batches": seen.macro_batches, "cut": seen.cut, "loaded alone": seen.alone, "made again": seen.again,
+        }  # fmt: skip
         found.graph = repr(self.whole)
         found.feeding = FeedingRecord(str(plan), rows, dict(seen.seconds), counts)
         return found

@@ -1,9 +1,10 @@
-"""The arena: an ordinary ``Graph`` on the device whose nodes are slots that macro-batches take in turns.
+"""The arena: an ordinary ``Graph`` on the device whose nodes are slots that macro-batches' nodes take.
 
-Slots ``[0, H)`` belong to hot nodes for good, ``[H, H + C)`` and ``[H + C, H + 2 C)`` to macro-batches in turns: the
-rows of the next one are loaded into one half while steps run on the other. A macro-batch's local ids on the device
-*are* slots, so that compiled programs read features in place, as of any graph. All addresses are fixed. The structure
-of the next macro-batch is built in a second buffer and copied where it is, in the stream of the steps.
+Slots ``[0, H)`` belong to hot nodes for good, the others to the nodes of the macro-batch that steps run on, of the
+next one, whose missing rows are loaded meanwhile, and of earlier ones as long as nobody needs the place
+(``stages/slots.py``). A macro-batch's local ids on the device *are* slots, so that compiled programs read features in
+place, as of any graph. All addresses are fixed. The structure of the next macro-batch is built in a second buffer and
+copied where it is, in the stream of the steps.
 """
 
 import contextlib
@@ -17,11 +18,10 @@ from torch import Tensor
 
 from joestar.errors import StageError
 from joestar.graph_api import Graph
-from joestar.kernels.cpu_store import assign_slots
 from joestar.stages.macro import MacroBatch
+from joestar.stages.slots import Slots, Taken
 from joestar.store import fill_rows, place_structure
 
-HALVES = 2
 ROOM = 1.03
 """Of buffers, beyond the first macro-batch's sizes."""
 
@@ -51,14 +51,13 @@ class Prepared:
     """A macro-batch on its way to an arena, on the CPU, for a GPU in page-locked memory.
 
     Attributes:
-        first: slot of its first cold node. slots: int32 ``[n]``, slot of every local node. cold: ids ``[c]`` of those
-            that are not hot. degrees: theirs in the whole graph, or ``None``.
+        taken: slots of its nodes. alone: whether it must be loaded when no step reads the one before it any more.
+        degrees: of the nodes to be loaded, in the whole graph, or ``None``.
         indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order.
     """
 
-    first: int
-    slots: Tensor
-    cold: Tensor
+    taken: Taken
+    alone: bool
     indptr: Tensor
     indices: Tensor
     seeds: Tensor
@@ -68,7 +67,8 @@ class Prepared:
     @property
     def nbytes(self) -> int:
         """Bytes of all its tensors."""
-        tensors = self.slots, self.cold, self.indptr, self.indices, self.seeds, self.degrees, *self.edata.values()
+        taken = self.taken.slots, self.taken.fresh, self.taken.fresh_slots
+        tensors = *taken, self.indptr, self.indices, self.seeds, self.degrees, *self.edata.values()
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
@@ -77,13 +77,15 @@ class Loaded:
     """A macro-batch on the device, not yet what the arena's graph shows.
 
     Attributes:
-        seeds: slots of its seeds ``[m]``, in their order; nodes, cold, edges: how many; bytes: that came over the bus.
+        seeds: slots of its seeds ``[m]``, in their order; nodes, cold, fresh, edges: how many (``Taken``); bytes: that
+            came over the bus.
         ready: when the device has all of it (CUDA).
     """
 
     seeds: Tensor
     nodes: int
     cold: int
+    fresh: int
     edges: int
     bytes: int
     edata: dict[str, Tensor]
@@ -91,7 +93,8 @@ class Loaded:
 
 
 class Gate:
-    """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits.
+    """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits, and whoever is
+    late finds it closed.
 
     Attributes:
         waited: seconds that loading has waited here.
@@ -118,6 +121,17 @@ class Gate:
                 raise StageError("the arena's gate was closed.")
             self._free -= 1
 
+    def prepare(self, arena: "Arena", macro: MacroBatch) -> Prepared | None:
+        """``arena.prepare``, unless the gate was closed: a thread that is late must not take slots.
+
+        Raises:
+            StageError: if the gate is closed.
+        """
+        with arena.preparing:
+            if self._closed:
+                raise StageError("the arena's gate was closed.")
+            return arena.prepare(macro)
+
     def pass_through(self, arena: "Arena", made: Prepared) -> Loaded:
         """``arena.load``, unless the gate was closed: a thread that is late must not write what is in use by then.
 
@@ -143,27 +157,29 @@ class Gate:
 
 
 class Arena:
-    """Slots on a device for hot nodes and two macro-batches.
+    """Slots on a device for hot nodes and macro-batches.
 
     Args:
         whole: the user's graph, in host memory. device: of the arena.
-        hot: ids of the nodes that stay, ascending, ``[H]``. cold: slots of each half, ``C``. edges: room for edges.
+        hot: ids of the nodes that stay, ascending, ``[H]``. pool: slots for other nodes, best enough for two
+            macro-batches. edges: room for edges.
         sources: node tensors by name, as ``Source``s.
+        reuse: whether rows stay until others need their slots (``Slots``).
 
     Attributes:
-        graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are those that the nodes in slots
+        graph: what programs are compiled on, ``H + pool`` nodes; its ``ids`` are those that the nodes in slots
             have in the whole graph (``whole.ids``, else their positions).
-        slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
+        slots: who has which slot.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
-        holder: the feed whose macro-batches the arena holds; loading: held while one is loaded.
+        holder: the feed whose macro-batches the arena holds; preparing, loading: held while one is.
     """
 
-    def __init__(self, whole: Graph, device: torch.device, hot: Tensor, cold: int, edges: int,
-                 sources: dict[str, Source]):  # fmt: skip
+    def __init__(self, whole: Graph, device: torch.device, hot: Tensor, pool: int, edges: int,
+                 sources: dict[str, Source], reuse: bool = True):  # fmt: skip
         self.whole, self.device = whole, torch.device(device)
-        self.hot, self.cold, self.edges = hot.numel(), cold, edges
+        self.hot, self.pool, self.edges = hot.numel(), pool, edges
         self.sources = sources
-        slots = self.hot + HALVES * cold
+        slots = self.hot + pool
         dtype = whole.indices.dtype
         with torch.inference_mode(False), torch.device(self.device):
             structure = torch.zeros(slots + 1, dtype=torch.int64), torch.zeros(edges, dtype=dtype)
@@ -176,7 +192,7 @@ class Arena:
             self.graph = Graph(*structure, ndata, edata)
             self.graph.ids = torch.zeros(slots, dtype=dtype)
             self.graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
-        self.slot_of = torch.full((whole.num_nodes,), -1, dtype=torch.int32, device="cpu")
+        self.slots = Slots(hot.cpu(), pool, whole.num_nodes, reuse)
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
         self.graph.multilabel, self.graph.class_names = whole.multilabel, whole.class_names
         on_gpu = self.device.type == "cuda"
@@ -184,8 +200,9 @@ class Arena:
         self._in_use: torch.cuda.Event | None = None
         self.with_degrees = True
         self.holder: weakref.ref | None = None
-        self.loading = threading.Lock()
+        self.preparing, self.loading = threading.Lock(), threading.Lock()
         self._buffers: dict[str, Tensor | None] = {}
+        self._forget = False
         self._hot_ids = hot
         self._known = None if whole.ids is None else whole.ids.to(self.device)
         self._fill_hot(hot)
@@ -196,13 +213,15 @@ class Arena:
 
     def _fill_hot(self, hot: Tensor) -> None:
         if self.hot:
-            self.slot_of[hot.long()] = torch.arange(self.hot, dtype=torch.int32)
-            self._fill(hot.to(self.device), 0)
+            self._fill(hot.to(self.device), torch.arange(self.hot, dtype=torch.int32, device=self.device))
         self.fill_degrees()
 
     def fill_degrees(self) -> None:
-        """From now on degrees are kept up, those of hot nodes at once."""
-        self.with_degrees = True
+        """From now on degrees are kept up, those of hot nodes at once; others are loaded anew.
+
+        For a feed that begins anew now: what it has prepared is without degrees.
+        """
+        self.with_degrees, self._forget = True, True
         self.graph.whole_degrees[: self.hot] = self._degrees(self._hot_ids.cpu()).to(self.device)
 
     def _degrees(self, ids: Tensor) -> Tensor:
@@ -210,66 +229,78 @@ class Arena:
         known = self.whole.whole_degrees
         return offsets[ids + 1] - offsets[ids] if known is None else known[ids]
 
-    def _fill(self, ids: Tensor, first: int) -> None:
-        """Rows and ids of nodes into the slots from ``first`` on."""
-        count = ids.numel()
-        slots = torch.arange(first, first + count, dtype=torch.int32, device=self.device)
+    def begin(self) -> None:
+        """A feed begins: nobody reads a macro-batch any more but steps that are launched, or prepares one."""
+        with self.preparing, self.loading:
+            self.slots.begin()
+            if self._forget:
+                self.slots.clear()
+            self._forget = False
+        self.touched()
+        self.close_epoch()
+
+    def _fill(self, ids: Tensor, slots: Tensor) -> None:
+        """Rows and ids of nodes into slots."""
+        places = slots.long()
         for name, source in self.sources.items():
             rows = self.graph.ndata[name]
             if source.host:
                 fill_rows(source.rows, ids, slots, rows)
             else:
-                rows[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
-        self.graph.ids[first : first + count] = ids if self._known is None else self._known.index_select(0, ids)
+                rows.index_copy_(0, places, source.rows.index_select(0, ids).to(source.dtype))
+        known = ids if self._known is None else self._known.index_select(0, ids)
+        self.graph.ids.index_copy_(0, places, known.to(self.graph.ids.dtype))
 
     # --- loading, beside the steps ---
 
     @torch.no_grad()
-    def prepare(self, macro: MacroBatch, half: int) -> Prepared | None:
-        """Slots in a half for a macro-batch's nodes; ``None`` if it has no room. Uses the CPU alone, from any
-        thread."""
+    def prepare(self, macro: MacroBatch) -> Prepared | None:
+        """Slots for a macro-batch's nodes, beside those of the one before it if there are enough; ``None`` if it has no
+        room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``)."""
         if macro.num_edges > self.edges:
             return None
-        slots, cold = self._staged(macro.ids, torch.int32), self._staged(macro.ids)
-        first = self.hot + half * self.cold
-        count = assign_slots(macro.ids, self.slot_of, first, slots, cold)
-        if count > self.cold:
+        taken, alone = self.slots.take(macro.ids, self._new), False
+        if taken is None:
+            taken, alone = self.slots.take(macro.ids, self._new, alone=True), True
+        if taken is None:
             return None
-        cold = cold[:count]
-        degrees = self._copied(self._degrees(cold)) if self.with_degrees else None
+        degrees = self._copied(self._degrees(taken.fresh)) if self.with_degrees else None
         edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
         structure = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
-        return Prepared(first, slots, cold, *structure, degrees, edata)
+        return Prepared(taken, alone, *structure, degrees, edata)
 
-    def _staged(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty_like(like, dtype=dtype, pin_memory=self._stream is not None)
+    def _new(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device="cpu", pin_memory=self._stream is not None)
 
     def _copied(self, tensor: Tensor) -> Tensor:
         ready = self._stream is None or tensor.is_pinned()
-        return tensor if ready else self._staged(tensor).copy_(tensor)
+        return tensor if ready else self._new(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
 
     @torch.no_grad()
     def load(self, made: Prepared) -> Loaded:
-        """Brings a macro-batch into its half, which no step to come may read.
+        """Brings a macro-batch into its slots, which no step to come may read unless it is ``alone``.
 
         On a GPU on a stream of its own, from any thread; nothing waits for the device.
         """
         with self._beside():
-            first, count = made.first, made.cold.numel()
-            slots = self._brought("slots", made.slots)
-            self._fill(self._brought("cold", made.cold), first)
+            taken, count = made.taken, made.taken.fresh.numel()
+            slots = self._brought("slots", taken.slots)
+            places = self._brought("places", taken.fresh_slots)
+            self._fill(self._brought("fresh", taken.fresh), places)
             if made.degrees is not None:
-                self.graph.whole_degrees[first : first + count].copy_(made.degrees, non_blocking=True)
+                degrees = made.degrees.to(self.device, non_blocking=True)
+                self.graph.whole_degrees.index_copy_(0, places.long(), degrees)
             indptr = self._brought("indptr", made.indptr)
             place_structure(indptr, self._brought("indices", made.indices), slots, *self._next)
             edata = self._edge_data(made.edata, indptr, slots)
             seeds = torch.index_select(slots, 0, made.seeds.to(self.device, non_blocking=True))
             moved = count * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
             seeds = seeds.to(self.graph.indices.dtype)
-            loaded = Loaded(seeds, slots.numel(), count, made.indices.numel(), moved, edata)
+            loaded = Loaded(seeds, slots.numel(), taken.cold, count, made.indices.numel(), moved, edata)
             if self._stream is not None:
                 loaded.ready = torch.cuda.Event()
                 loaded.ready.record(self._stream)
+        self.slots.loaded(taken)
         return loaded
 
     def _brought(self, name: str, tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.stages.arena import HALVES, Arena, Gate, Loaded, Prepared
+from joestar.stages.arena import Arena, Gate, Loaded, Prepared
 from joestar.stages.macro import MacroBatch
 from joestar.stages.pipeline import Pipeline
 
@@ -32,18 +32,22 @@ class Traffic:
     """What feeding has cost so far.
 
     Attributes:
-        macro_batches, nodes, cold, edges, bytes: sums over macro-batches; ``cold`` nodes were not among the hot ones.
-        cut: macro-batches that had no room and were cut in two. again: that were made again, because something else
-            used the arena between two steps.
+        macro_batches, nodes, cold, fresh, edges, bytes: sums over macro-batches; ``cold`` nodes were not among the hot
+            ones, ``fresh`` ones were not left by an earlier macro-batch either.
+        cut: macro-batches that had no room and were cut in two. alone: that had none beside the one before them, and
+            were loaded when that was not used any more. again: that were made again, because something else used the
+            arena between two steps.
         seconds: of the first stage and of loading, waiting left out, and how long steps waited.
     """
 
     macro_batches: int = 0
     nodes: int = 0
     cold: int = 0
+    fresh: int = 0
     edges: int = 0
     bytes: int = 0
     cut: int = 0
+    alone: int = 0
     again: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -52,6 +56,7 @@ class Traffic:
         self.macro_batches += 1
         self.nodes += loaded.nodes
         self.cold += loaded.cold
+        self.fresh += loaded.fresh
         self.edges += loaded.edges
         self.bytes += loaded.bytes
 
@@ -119,6 +124,8 @@ class Feed:
         self._shown = piece
         self.traffic.add(piece.loaded)
         slots, piece.loaded = piece.loaded.seeds, None
+        if piece.last >= self.total:  # the last one: nothing is made any more
+            self.close()
         return piece.first, slots
 
     def _begin(self, step: int) -> None:
@@ -128,12 +135,11 @@ class Feed:
         if previous is not None and previous is not self:
             previous.close()
         self.close()
-        self.arena.touched()
-        self.arena.close_epoch()
+        self.arena.begin()
         first, count = step // self.steps, -(-self.total // self.steps)
         self._gate, self._shown = Gate(), None
         load = functools.partial(_load, self.arena, self._gate)
-        make = functools.partial(self._make, [0])
+        make = functools.partial(self._make, self._gate)
         make.__name__, load.__name__ = "first stage", "load"
         self._pipeline = Pipeline(make, count, load, start=first, wake=self._gate.close)
 
@@ -141,7 +147,10 @@ class Feed:
         if not self._rest:
             self._rest = next(self._pipeline)
         piece = self._rest.pop(0)
-        if piece.loaded is None:  # a later part of one that was cut: its turn was not given away
+        if piece.loaded is None:  # a later part of one that was cut, or alone: its turn was not given away
+            if piece.prepared.alone:
+                self.traffic.alone += 1
+                self.arena.close_epoch()
             piece.loaded = self._gate.pass_through(self.arena, piece.prepared)
             piece.prepared = None
         return piece
@@ -187,23 +196,22 @@ class Feed:
 
 def _pieces(
     arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int], traffic: Traffic,
-    turn: list[int], index: int,
+    gate: Gate, index: int,
 ) -> list[Piece]:  # fmt: skip
-    """The macro-batch of this index, in as many pieces as it takes to fit; ``turn`` counts them: halves take turns."""
+    """The macro-batch of this index, in as many pieces as it takes to fit."""
     total = -(-order.numel() // batch)
     found, waiting = [], [(index * steps, min(total, (index + 1) * steps))]
     while waiting:
         first, last = waiting.pop()
         macro = sample(order[first * batch : last * batch], (*key, index))
-        prepared = arena.prepare(macro, turn[0] % HALVES)
+        prepared = gate.prepare(arena, macro)
         if prepared is not None:
-            turn[0] += 1
             found.append(Piece(first, last, prepared))
             continue
         if last - first == 1:
             raise GraphError(
                 f"the macro-batch of a single step of {batch} seeds has {macro.num_nodes:,} nodes and "
-                f"{macro.num_edges:,} edges: the arena has room for {arena.cold:,} nodes besides the hot ones, and "
+                f"{macro.num_edges:,} edges: the arena has room for {arena.pool:,} nodes besides the hot ones, and "
                 f"{arena.edges:,} edges. Give more memory=, or take smaller batches or fanouts."
             )
         traffic.cut += 1
@@ -213,8 +221,10 @@ def _pieces(
 
 
 def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
-    """Brings the first piece into the half whose turn it is, as soon as that is free."""
+    """Loads the first piece as soon as the one before it is shown, if that can be done beside its steps."""
     gate.enter()
+    if pieces[0].prepared.alone:
+        return pieces
     with torch.inference_mode(False):
         pieces[0].loaded = gate.pass_through(arena, pieces[0].prepared)
     pieces[0].prepared = None

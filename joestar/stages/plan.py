@@ -1,11 +1,12 @@
 """What fits where: from the graph, the sampler and a budget to hot nodes, macro-batches and what they will cost.
 
-A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The device holds H hot rows, two halves of
-cold ones and the step's own memory. Larger macro-batches share more rows among their seeds, fewer hot nodes then fit:
-the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus, the steps and the first stage work at
-the same time, so the slowest of them decides).
+A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The device holds H hot rows, the others of two
+macro-batches in a row (nodes of both once), and the step's own memory. Larger macro-batches share more rows among their
+seeds, fewer hot nodes then fit: the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus, the
+steps and the first stage work at the same time, so the slowest of them decides).
 """
 
+import itertools
 import math
 import statistics
 import time
@@ -24,8 +25,10 @@ FEW, SMALL, LARGE = 20_000, 8, 3
 """Macro-batches that are looked at: ``SMALL`` of up to ``FEW`` seeds, else ``LARGE``."""
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 """Macro-batches per epoch that are considered."""
-COUNTED = 8
-"""Macro-batches from which is counted which nodes are needed often."""
+COUNTED = 32
+"""Macro-batches, an epoch of them, from which is counted which nodes are needed often."""
+FEW_COUNTED = 8
+"""The same for samplers whose first stage has no fast way."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class Plan:
         budget: bytes of the device that may be used.
         fits: whether graph and features fit whole; then there is no first stage.
         num_seeds: of a macro-batch; macro_batches: in an epoch.
-        hot: nodes that stay on the device; cold: slots of each half; edges: room for edges.
-        share: of a macro-batch's nodes that are expected to be hot.
+        hot: nodes that stay on the device; cold: slots for others; edges: room for edges.
+        share: of a macro-batch's nodes that are expected to be hot; fresh: that have to be loaded, neither hot nor of
+            the macro-batch before.
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
         bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``. batch: seeds per step planned for.
         nodes, mean_edges: of a macro-batch.
@@ -71,6 +75,7 @@ class Plan:
     cold: int = 0
     edges: int = 0
     share: float = 0.0
+    fresh: float = 1.0
     bus: float = 0.0
     parts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -98,7 +103,7 @@ class Plan:
         times = ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
         return (
             f"{self.macro_batches} macro-batches of {self.num_seeds:,} seeds; {self.hot:,} hot nodes "
-            f"({self.share:.0%} of the rows needed), twice {self.cold:,} slots for others\n"
+            f"({self.share:.0%} of the rows needed), {self.cold:,} slots for others ({self.fresh:.0%} have to be loaded)\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
             f"{slowest} decide{'' if slowest == 'steps' else 's'})"
@@ -130,16 +135,19 @@ class Look:
 
     Args:
         sample: a macro-batch of so many seeds, of an index. score: hot nodes are those with the largest, ``[N]``.
-        device: where ids are sorted.
+        device: where ids are sorted. reuse: whether rows of the macro-batch before are found again.
     """
 
-    def __init__(self, sample: Callable[[int, int], MacroBatch], score: Tensor, device: torch.device):
-        self.sample = sample
+    def __init__(
+        self, sample: Callable[[int, int], MacroBatch], score: Tensor, device: torch.device, reuse: bool = True
+    ):
+        self.sample, self.reuse = sample, reuse
         order = torch.argsort(score.to(device), descending=True, stable=True)
         self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
         self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
         self.known: dict[int, Shape] = {}
         self._ranks: dict[int, list[Tensor]] = {}
+        self._shared: dict[int, list[Tensor]] = {}
         self._edges_vary: dict[int, float] = {}
         self._anywhere: list[tuple[Tensor, int]] = []
 
@@ -164,6 +172,7 @@ class Look:
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
         self.known[number] = Shape(number, *means, min(clocks))
         self._ranks[number] = ranks
+        self._shared[number] = [_common(a, b) if self.reuse else a[:0] for a, b in itertools.pairwise(ranks)]
         self._edges_vary[number] = _variation([edges for _, _, edges in found])
 
     def anywhere(self, macro: MacroBatch) -> None:
@@ -180,21 +189,42 @@ class Look:
         kept = sum(int(torch.searchsorted(one, hot)) for one in ranks)
         return kept / max(1, sum(one.numel() for one in ranks))
 
+    def shared(self, number: int, hot: int) -> float:
+        """Nodes of such a macro-batch that are not hot, but of the macro-batch before, over all its nodes."""
+        near = self._nearest(number)
+        pairs = zip(self._shared[near], self._ranks[near][1:], strict=True)
+        found = [_beyond(common, hot) / max(1, after.numel()) for common, after in pairs]
+        return statistics.fmean(found) if found else 0.0
+
     def room(self, number: int, hot: int) -> tuple[int, int]:
-        """(slots, edges) that a macro-batch hardly ever exceeds: ``SIGMAS`` deviations beyond the mean, and a bit."""
+        """(slots for nodes of two macro-batches in a row that are not hot, edges of one), hardly ever exceeded:
+        ``SIGMAS`` deviations beyond the mean, and a bit."""
         shape, near = self.shape(number), self._nearest(number)
-        cold = [one.numel() - int(torch.searchsorted(one, hot)) for one in self._ranks[near]]
-        mean = shape.nodes * (1 - self.share(number, hot))
+        cold = [_beyond(one, hot) for one in self._ranks[near]]
+        mean = shape.nodes * (2 * (1 - self.share(number, hot)) - self.shared(number, hot))
         slots, edges = mean * (1 + SIGMAS * _variation(cold)), shape.edges * (1 + SIGMAS * self._edges_vary[near])
         if self._anywhere:
-            cold = [one.numel() - int(torch.searchsorted(one, hot)) for one, _ in self._anywhere]
-            slots = max(slots, statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
+            cold = [_beyond(one, hot) for one, _ in self._anywhere]
+            slots = max(slots, 2 * statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
             given = [number for _, number in self._anywhere]
             edges = max(edges, statistics.fmean(given) * (1 + SIGMAS * _variation(given)))
         return _room(slots, self.num_nodes - hot), _room(edges)
 
     def _nearest(self, number: int) -> int:
         return min(self.known, key=lambda known: abs(math.log(known / number)))
+
+
+def _beyond(ranks: Tensor, hot: int) -> int:
+    """How many of these ascending ranks are not hot."""
+    return ranks.numel() - int(torch.searchsorted(ranks, hot))
+
+
+def _common(a: Tensor, b: Tensor) -> Tensor:
+    """Numbers in both; each has every number once, ascending."""
+    if not a.numel():
+        return a
+    at = torch.searchsorted(a, b).clamp_(max=a.numel() - 1)
+    return b[a[at] == b]
 
 
 def _variation(values: list[int]) -> float:
@@ -240,10 +270,9 @@ def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int,
 def parts_of(look: Look, number: int, costs: Costs, hot: int) -> dict[str, int]:
     """Bytes of the device, with so many hot nodes and seeds per macro-batch."""
     shape, (cold, edges) = look.shape(number), look.room(number, hot)
-    slots = hot + 2 * cold
     return {
         "hot nodes": int(hot * costs.slot),
-        "macro-batches": int(2 * cold * costs.slot + 16 * slots + edges * costs.edge),
+        "macro-batches": int(cold * costs.slot + 16 * (hot + cold) + edges * costs.edge),
         "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
         **costs.fixed,
     }
@@ -263,12 +292,12 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
         return None
     low = fitting[-1]
     share = look.share(number, low)
-    cold, count = shape.nodes * (1 - share), -(-total // number)
-    structure = 4 * (number + shape.nodes + cold + shape.edges) + 8 * shape.rows
-    moved = count * (cold * costs.bus + structure)
+    fresh, count = max(0.0, 1 - share - look.shared(number, low)), -(-total // number)
+    structure = 4 * (number + shape.nodes * (1 + 2 * fresh) + shape.edges) + 8 * shape.rows
+    moved = count * (shape.nodes * fresh * costs.bus + structure)
     seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
     return Plan(
-        budget, False, number, count, low, *look.room(number, low), share, moved, parts_of(look, number, costs, low),
+        budget, False, number, count, low, *look.room(number, low), share, fresh, moved, parts_of(look, number, costs, low),
         seconds, nodes=shape.nodes, mean_edges=shape.edges,
     )  # fmt: skip
 

@@ -106,7 +106,7 @@ class Tally:
     """What became of some cases.
 
     Attributes:
-        cases: compared; cut: with macro-batches that were cut; crowded: with steps that had no room at all; again:
+        cases: compared; cut: with macro-batches that were cut or loaded alone; crowded: with steps that had no room at all; again:
             with macro-batches that were made again; plain: steps compared with a plain loop; refused: title -> message.
     """
 
@@ -318,7 +318,7 @@ def _checked(subject: Subject, drawn: Drawn, tally: Tally, capture) -> list[str]
 def _count(tally: Tally, parts: Trained, whole: Trained) -> None:
     traffic = parts.step.traffic
     tally.cases += 1
-    tally.cut += traffic.cut > 0
+    tally.cut += traffic.cut + traffic.alone > 0
     tally.again += traffic.again > 0
     tally.overflows += parts.overflows + whole.overflows > 0
     tally.finite += all(bool(value.isfinite().all()) for value in parts.seen)

@@ -83,8 +83,11 @@ def test_training_and_predictions_are_those_of_the_whole_graph(graph, planned, m
     assert torch.equal(ours.predict(graph.train_idx, 20), plain.predict(graph.train_idx, 20))
     assert ours.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx, BATCH)
     assert (ours.traffic.cut > 0) == (cold < NODES)
+    assert (ours.traffic.alone > 0) == (cold < NODES)
+    assert ours.traffic.fresh < ours.traffic.cold  # rows of earlier macro-batches were found again
     assert ours.traffic.macro_batches >= 8
     assert not ours.traffic.again
+    assert set(ours.traffic.seconds) == {"first stage", "load", "steps waited"}
 
 
 def test_what_happens_between_two_steps_changes_nothing(graph, planned):
