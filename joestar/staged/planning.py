@@ -175,8 +175,8 @@ class Planner:
         return fitting or wanted[:1]
 
     def _hotness(self, sample, number: int) -> Tensor:
-        """Score of every node: how many macro-batches of an epoch needed it; of a sampler that has no fast way, how many
-        of some, then how probably one does."""
+        """Score of every node: how many macro-batches of an epoch needed it; of a sampler that has no fast way, how
+        many of some, then how probably one does."""
         every = -(-self.seeds.numel() // COUNTED)
         number = min(self.seeds.numel(), max(number, -(-every // self.batch) * self.batch))
         parts = list(self.seeds.split(number))

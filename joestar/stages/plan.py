@@ -1,9 +1,9 @@
 """What fits where: from the graph, the sampler and a budget to hot nodes, macro-batches and what they will cost.
 
-A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The device holds H hot rows, the others of two
-macro-batches in a row (nodes of both once), and the step's own memory. Larger macro-batches share more rows among their
-seeds, fewer hot nodes then fit: the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus, the
-steps and the first stage work at the same time, so the slowest of them decides).
+A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The device holds H hot rows, the others of
+two macro-batches in a row (nodes of both once), and the step's own memory. Larger macro-batches share more rows among
+their seeds, fewer hot nodes then fit: the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus,
+the steps and the first stage work at the same time, so the slowest of them decides).
 """
 
 import itertools
@@ -21,6 +21,8 @@ from joestar.stages.macro import MacroBatch
 
 SLACK, SIGMAS = 1.02, 4.0
 """Room beyond the sizes of the macro-batches that were looked at: a factor, and standard deviations."""
+BESIDE = 1.2
+"""How much longer the first stage takes beside steps and loads than alone."""
 FEW, SMALL, LARGE = 20_000, 8, 3
 """Macro-batches that are looked at: ``SMALL`` of up to ``FEW`` seeds, else ``LARGE``."""
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -103,7 +105,8 @@ class Plan:
         times = ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
         return (
             f"{self.macro_batches} macro-batches of {self.num_seeds:,} seeds; {self.hot:,} hot nodes "
-            f"({self.share:.0%} of the rows needed), {self.cold:,} slots for others ({self.fresh:.0%} have to be loaded)\n"
+            f"({self.share:.0%} of the rows needed), {self.cold:,} slots for others ({self.fresh:.0%} "
+            "have to be loaded)\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
             f"{slowest} decide{'' if slowest == 'steps' else 's'})"
@@ -170,7 +173,7 @@ class Look:
             found.append((macro.num_nodes, macro.num_rows, macro.num_edges))
             ranks.append(torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values)
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
-        self.known[number] = Shape(number, *means, min(clocks))
+        self.known[number] = Shape(number, *means, BESIDE * statistics.median(clocks))
         self._ranks[number] = ranks
         self._shared[number] = [_common(a, b) if self.reuse else a[:0] for a, b in itertools.pairwise(ranks)]
         self._edges_vary[number] = _variation([edges for _, _, edges in found])
@@ -297,8 +300,8 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     moved = count * (shape.nodes * fresh * costs.bus + structure)
     seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
     return Plan(
-        budget, False, number, count, low, *look.room(number, low), share, fresh, moved, parts_of(look, number, costs, low),
-        seconds, nodes=shape.nodes, mean_edges=shape.edges,
+        budget, False, number, count, low, *look.room(number, low), share, fresh, moved,
+        parts_of(look, number, costs, low), seconds, nodes=shape.nodes, mean_edges=shape.edges,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from joestar.kernels.cpu_stages import fresh
 from joestar.kernels.cpu_store import take_slots
 
 Empty = Callable[[int, torch.dtype], Tensor]
@@ -40,7 +41,7 @@ class Slots:
     def __init__(self, hot: Tensor, pool: int, num_nodes: int, reuse: bool = True):
         self.hot, self.pool, self.reuse = hot.numel(), pool, reuse
         with torch.inference_mode(False), torch.device("cpu"):
-            self.slot_of = torch.full((num_nodes,), -1, dtype=torch.int32)
+            self.slot_of = fresh(num_nodes, torch.int32).fill_(-1)
             self.slot_of[hot.long()] = torch.arange(self.hot, dtype=torch.int32)
             self._owner = torch.full((pool,), -1, dtype=hot.dtype)
             self._since = torch.zeros(pool, dtype=torch.int32)

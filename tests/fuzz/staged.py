@@ -106,8 +106,9 @@ class Tally:
     """What became of some cases.
 
     Attributes:
-        cases: compared; cut: with macro-batches that were cut or loaded alone; crowded: with steps that had no room at all; again:
-            with macro-batches that were made again; plain: steps compared with a plain loop; refused: title -> message.
+        cases: compared; cut: with macro-batches that were cut or loaded alone; crowded: with steps that had no room at
+            all; again: with macro-batches that were made again; plain: steps compared with a plain loop;
+        refused: title -> message.
     """
 
     cases: int = 0

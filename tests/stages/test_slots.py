@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joestar.kernels import machine
 from joestar.kernels.cpu_store import take_slots
 from joestar.stages.slots import Slots
 
@@ -95,7 +96,15 @@ def test_what_was_not_loaded_is_not_found():
     assert slots.take(torch.tensor([1, 2, 3]), new, alone=True).fresh.tolist() == [1, 2, 3]
 
 
-def test_large_macro_batches_over_several_blocks_of_work():
+@pytest.fixture
+def three_threads():
+    before = machine.num_threads()
+    machine.set_num_threads(3)
+    yield
+    machine.set_num_threads(before)
+
+
+def test_large_macro_batches_over_several_blocks_of_work(three_threads):
     nodes, pool = 500_000, 400_000
     slots, device = Slots(torch.arange(0, 100_000, 2), pool, nodes), torch.full((450_000,), -1)
     device[:50_000] = torch.arange(0, 100_000, 2)

@@ -43,11 +43,11 @@ namespace detail {
 template <IdType Id>
 bool free_slots(const SlotPool<Id>& pool, std::int64_t hand, std::int64_t count, std::int32_t* out) {
   struct Range {
-    std::int64_t first, last, before;
+    std::int64_t first, last, before, free;
   };
   std::vector<Range> ranges;
   for (const auto& [from, to] : {std::pair{hand, pool.size()}, std::pair{std::int64_t{0}, hand}}) {
-    for (std::int64_t at = from; at < to; at += kPoolGrain) ranges.push_back({at, std::min(to, at + kPoolGrain), 0});
+    for (std::int64_t at = from; at < to; at += kPoolGrain) ranges.push_back({at, std::min(to, at + kPoolGrain), 0, 0});
   }
   const std::uint8_t *keep = pool.keep.data(), *used = pool.used.data();
   const auto blocks = static_cast<std::int64_t>(ranges.size());
@@ -55,16 +55,17 @@ bool free_slots(const SlotPool<Id>& pool, std::int64_t hand, std::int64_t count,
     Range& range = ranges[static_cast<std::size_t>(block)];
     std::int64_t free = 0;
     for (std::int64_t s = range.first; s < range.last; ++s) free += (keep[s] | used[s]) == 0;
-    range.before = free;
+    range.free = free;
   });
   std::int64_t total = 0;
-  for (Range& range : ranges) total += std::exchange(range.before, total);
+  for (Range& range : ranges) range.before = std::exchange(total, total + range.free);
   if (total < count) return false;
   parallel_blocks(blocks, [&](std::int64_t block) {
     const Range& range = ranges[static_cast<std::size_t>(block)];
-    std::int64_t at = range.before;
-    for (std::int64_t s = range.first; s < range.last && at < count; ++s) {
-      if ((keep[s] | used[s]) == 0) out[at++] = static_cast<std::int32_t>(s);
+    const std::int64_t end = std::min(count, range.before + range.free);  // what follows is the next block's
+    for (std::int64_t s = range.first, at = range.before; at < end; ++s) {  // without a branch on what is random
+      out[at] = static_cast<std::int32_t>(s);
+      at += (keep[s] | used[s]) == 0;
     }
   });
   return true;
@@ -118,6 +119,10 @@ SlotCounts take_slots(std::span<const Id> ids, const SlotPool<Id>& pool, std::in
       if (slot >= 0) continue;
       const Id id = ids[static_cast<std::size_t>(i)];
       const std::int32_t place = free[at];
+      if (pool.reuse && at + kSlotAhead < counts.fresh) {  // owners are in any order
+        const Id leaving = pool.owner[static_cast<std::size_t>(free[at + kSlotAhead])];
+        if (leaving >= 0) __builtin_prefetch(&pool.slot_of[static_cast<std::size_t>(leaving)], 1, 3);
+      }
       const auto place_at = static_cast<std::size_t>(place);
       fresh[static_cast<std::size_t>(at)] = id;
       fresh_slots[static_cast<std::size_t>(at++)] = slot = pool.first + place;
