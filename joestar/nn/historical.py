@@ -16,7 +16,8 @@ def historical(h: Tensor, block: Computation) -> Tensor:
     In training over partitions (``joestar.compile(first_stage=joestar.Partitions(...))``) rows of *halo* nodes, whose
     neighbours are in other parts, are replaced by the ones that were computed when those parts were trained on; no
     gradient flows through them. Rows of the parts' own nodes are kept for later. Where a halo node has no row yet, or
-    one that is too old, its row is 0, and the aggregation that follows leaves it out. Everywhere else this returns ``h`` itself.
+    one that is too old, its row is 0, and the aggregation that follows leaves it out. Everywhere else this returns
+    ``h`` itself.
 
     What follows - normalisation, activation, dropout - is applied to stored rows as to others.
     """

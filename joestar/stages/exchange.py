@@ -130,17 +130,19 @@ class Exchange:
         """Whether there is room for a macro-batch's rows."""
         if not isinstance(macro, PartitionBatch):
             return True
-        return len(macro.halo_ids) <= self.device.pulls and int(macro.inner.sum()) <= self.device.pushes
+        return int(macro.halo.sum()) <= self.device.pulls and int(self._kept(macro).sum()) <= self.device.pushes
+
+    def _kept(self, macro: PartitionBatch) -> Tensor:
+        """Nodes whose rows are worth keeping: bool ``[n]``."""
+        return macro.inner & self.store.has_row(macro.ids)
 
     def prepare(self, macro, slots: Tensor, half: int) -> Rows:
         """What a macro-batch reads and keeps, from the slots of its local nodes; from any thread."""
         none = slots.new_empty(0)
         if not isinstance(macro, PartitionBatch):
             return Rows(half, macro.ids[:0], none, macro.ids[:0], none)
-        inner = macro.inner & self.store.has_row(macro.ids)
-        return Rows(
-            half, macro.halo_ids, slots[macro.halo], macro.ids[inner], slots[inner], macro.number, macro.sees,
-        )  # fmt: skip
+        kept = self._kept(macro)
+        return Rows(half, macro.halo_ids, slots[macro.halo], macro.ids[kept], slots[kept], macro.number, macro.sees)
 
     def load(self, rows: Rows) -> int:
         """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes."""

@@ -211,12 +211,19 @@ def _pieces(
             raise GraphError(
                 f"the macro-batch of a single step of {batch} seeds has {macro.num_nodes:,} nodes and "
                 f"{macro.num_edges:,} edges: the arena has room for {arena.cold:,} nodes besides the hot ones, and "
-                f"{arena.edges:,} edges. Give more memory=, or take smaller batches or fanouts."
+                f"{arena.edges:,} edges{_history_room(arena)}. Give more memory=, or take smaller batches or fanouts."
             )
         traffic.cut += 1
         middle = (first + last) // 2
         waiting += [(middle, last), (first, middle)]
     return found
+
+
+def _history_room(arena: Arena) -> str:
+    if arena.exchange is None:
+        return ""
+    tables = arena.exchange.device
+    return f", and for hidden rows of {tables.pulls:,} halo and {tables.pushes:,} other nodes"
 
 
 def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
