@@ -66,9 +66,9 @@ def replayed(graph, parts, model, taken, **options):
     return losses, plain
 
 
-def run(step, graph, epochs, losses, taken):
+def run(step, graph, epochs, losses, taken, batch=BATCH):
     for _ in range(epochs):
-        epoch = step.epoch(graph.train_idx, BATCH, with_seeds=True)
+        epoch = step.epoch(graph.train_idx, batch, with_seeds=True)
         taken.append([])
         for loss, seeds in epoch:
             losses.append(loss.item())
@@ -119,10 +119,10 @@ def dropping():
     return model_of("GraphSAGE", 3, dropout=0.4)
 
 
-def undisturbed(graph, parts, epochs=3, **options):
+def undisturbed(graph, parts, epochs=3, batch=BATCH, **options):
     step = compiled(graph, stage_of(parts, **options), dropping(), fanouts=(3, 3, 3))
     losses, taken = [], []
-    run(step, graph, epochs, losses, taken)
+    run(step, graph, epochs, losses, taken, batch)
     return losses, step
 
 
@@ -202,7 +202,7 @@ def test_an_error_in_the_loop_leaves_the_epoch_and_the_tables_whole(graph, parts
 
 def test_a_macro_batch_that_has_no_room_is_cut(graph, parts, monkeypatch):
     """Of what is within three hops of its seeds, half a macro-batch needs less."""
-    losses, whole = undisturbed(graph, parts, ahead=3)
+    losses, whole = undisturbed(graph, parts, 2, 2, ahead=3)
     plan = PartitionPlanner.plan
 
     def tight(self):
@@ -211,7 +211,7 @@ def test_a_macro_batch_that_has_no_room_is_cut(graph, parts, monkeypatch):
         return found
 
     monkeypatch.setattr(PartitionPlanner, "plan", tight)
-    ours, step = undisturbed(graph, parts, ahead=3)
+    ours, step = undisturbed(graph, parts, 2, 2, ahead=3)
     assert ours == losses and step.traffic.cut > 0 and not whole.traffic.cut
     same(step, whole)
 
