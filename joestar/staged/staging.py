@@ -37,8 +37,7 @@ class Staging:
     def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool):
         if first_stage is not None and not isinstance(first_stage, (LargeBatch, Partitions)):
             raise ConfigError(
-                "first_stage must be a joestar.LargeBatch, or joestar.Partitions(parts, group); got "
-                f"{type(first_stage).__name__}."
+                f"first_stage must be a joestar.LargeBatch or joestar.Partitions; got {type(first_stage).__name__}."
             )
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a positive integer; got {batch_size!r}.")

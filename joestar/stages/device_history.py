@@ -85,7 +85,7 @@ class DeviceHistory:
             ok: 0-d bool.
         """
         for layer, (rows, values) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
-            rows = torch.where(ok, rows, 0).to(torch.int64)
+            rows = (rows * ok).to(torch.int64)  # what did not happen goes to row 0
             self.pushed[layer].index_copy_(0, rows, values.detach().to(self.pushed[layer].dtype))
             self.written[layer].index_fill_(0, rows, True)
 
