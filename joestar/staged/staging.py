@@ -86,10 +86,8 @@ class Staging:
         sampler, graph = self.users_sampler, planner.graph
         refuse_tables_of(sampler)
         check_modules(model, graph)
-        self.parts = first_stage.prepare(graph, planner.seeds.unique())
-        widths = hidden_widths(model, sampler, planner.seeds, planner.autocast)
-        over_parts = PartitionPlanner(planner, self.parts, widths)
-        found = over_parts.plan()
+        over_parts = partition_planner(planner, first_stage)
+        found, self.parts = over_parts.plan(), over_parts.stage
         self.plan, self.arena = found.plan, planner.arena(found.plan)
         self.exchange = over_parts.exchange(found, self.arena.graph.num_nodes)
         number = max(1, self.plan.num_seeds // self.plan.batch) * self.plan.batch
@@ -107,6 +105,17 @@ class Staging:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
         step.plan = self.plan
         return step
+
+
+def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPlanner:
+    """What plans training over partitions: the graph's nodes are sorted by part, and the model is looked at.
+
+    Raises:
+        ConfigError, DataError: as ``Partitions.prepare`` and ``hidden_widths``.
+    """
+    stage = first_stage.prepare(planner.graph, planner.seeds.unique())
+    widths = hidden_widths(planner.model, planner.sampler, planner.seeds, planner.autocast)
+    return PartitionPlanner(planner, stage, widths)
 
 
 def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
