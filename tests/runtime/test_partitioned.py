@@ -362,3 +362,12 @@ def test_what_a_stage_raises_ends_the_epoch_with_it(graph, parts, monkeypatch):
         with pytest.raises(StageError, match="out of milk"):
             list(itertools.chain(epoch, step.epoch(graph.train_idx, BATCH)))
     assert len(list(step.epoch(graph.train_idx, BATCH)))
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor(graph, parts, expected):
+    step = compiled(graph, stage_of(parts), dropping(), fanouts=(3, 3, 3), backend="inductor")
+    losses, taken = [], []
+    run(step, graph, 3, losses, taken)
+    assert losses == pytest.approx(expected[0], rel=1e-6)
+    assert step.counters.padded_steps > 0
