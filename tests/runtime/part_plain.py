@@ -42,7 +42,8 @@ class Plain:
         row, when = self.history[layer].get(node, (None, None))
         return row is not None and (self.max_age is None or self.number - when <= self.max_age)
 
-    def step(self, seeds):
+    def step(self, seeds, first=True, size=1, last=True):
+        """A step: the first or last of a group of ``size`` batches whose gradients are averaged."""
         rows = [list(seeds)]  # a seed that stands twice is two rows in all layers, of which edges know the first
         for _ in range(self.layers + 1):
             more = dict.fromkeys(u for v in rows[-1] if self.inner(v) for u in self.sources[v])
@@ -54,9 +55,11 @@ class Plain:
             if layer < self.layers:
                 h = self.model._between(self.model.norms[layer], self.exchange(layer, rows[layer + 1], h))
         loss = self.loss(h, self.graph.ndata["y"][seeds])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        if first:
+            self.optimizer.zero_grad()
+        (loss / size).backward()
+        if last:
+            self.optimizer.step()
         return loss.item()
 
     def block(self, layer, srcs, dsts):

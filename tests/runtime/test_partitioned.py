@@ -50,19 +50,21 @@ def stage_of(parts, **options):
     return joestar.Partitions(parts, GROUP, **options)
 
 
-def replayed(graph, parts, model, taken, **options):
+def replayed(graph, parts, model, taken, accumulate=1, **options):
     """Losses of plain PyTorch for the steps ``taken``: per epoch the seeds of every step."""
     plain = Plain(graph, parts.assignment, model, torch.optim.SGD(model.parameters(), 0.2), F.cross_entropy, **options)
     stage, losses = stage_of(parts).prepare(graph, graph.train_idx.unique()), []
     for epoch, steps in enumerate(taken):
         groups, current = stage.groups(3, epoch), None
-        for seeds in steps:
+        for position, seeds in enumerate(steps):
             at = next(i for i, g in enumerate(groups) if plain.part[seeds[0]] in g.tolist())
             assert {plain.part[v] for v in seeds} <= set(groups[at].tolist()), "no step crosses two macro-batches"
             if at != current:
                 plain.macro_batch(groups[at].tolist(), current is None)
                 current = at
-            losses.append(plain.step(seeds))
+            inside = position % accumulate
+            size = min(accumulate, len(steps) - position + inside)
+            losses.append(plain.step(seeds, inside == 0, size, inside == size - 1))
     return losses, plain
 
 
@@ -81,6 +83,7 @@ CASES = {
     "gcn-exact": ({"kind": "GCN"}, {}, {"execution": "exact"}),
     "gin-bfloat16-norm": ({"kind": "GIN", "norm": "layer_norm"}, {"dtype": torch.bfloat16}, {}),
     "sage-aged": ({"kind": "GraphSAGE"}, {"max_age": 3}, {}),
+    "sage-accumulate": ({"kind": "GraphSAGE"}, {}, {"accumulate": 3}),
     "sage-overflows": ({"kind": "GraphSAGE"}, {}, {"slack": 0, "warm_up": 1, "patience": 1}),
 }
 
@@ -93,7 +96,7 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
     assert isinstance(step, PartitionedStep)
     losses, taken = [], []
     run(step, graph, 4, losses, taken)
-    expected, plain = replayed(graph, parts, theirs, taken, **stage)
+    expected, plain = replayed(graph, parts, theirs, taken, options.get("accumulate", 1), **stage)
     assert losses == pytest.approx(expected, rel=1e-6)
     for name, value in ours.state_dict().items():
         assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
