@@ -274,6 +274,20 @@ def test_drop_last_and_length(graph, parts):
     assert len(step.epoch(graph.train_idx, 5)) >= 10
 
 
+def test_fit_with_a_schedule_per_step(graph, parts):
+    """Epochs have different numbers of steps; a scheduler gets as many as there can be."""
+    step = compiled(graph, stage_of(parts))
+    most = step._most_steps(graph.train_idx.numel(), BATCH, False)
+    with pytest.raises(ConfigError, match=f"total_steps={2 * most}"):
+        step.fit(graph.train_idx, epochs=2, batch_size=BATCH, scheduler=one_cycle(step, 2 * most - 1))
+    history = step.fit(graph.train_idx, epochs=2, batch_size=BATCH, scheduler=one_cycle(step, 2 * most))
+    assert len(history.records) == 2 and step.counters.steps <= 2 * most
+
+
+def one_cycle(step, total):
+    return torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=total, cycle_momentum=False)
+
+
 class TwoLayers(torch.nn.Module):
     """A model of the user's own; ``calls`` are the blocks for which it calls ``historical``."""
 
