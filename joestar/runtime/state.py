@@ -21,6 +21,7 @@ class Run:
         position: steps that have happened.
         pending: gradients of a group of batches that another run came between (``runtime.update``).
         filled: which part of ``order`` is known, where it is filled in as the run goes on.
+        end: position in ``order`` of the first seed that is not to be taken, where that is not its end.
     """
 
     order: Tensor
@@ -32,6 +33,7 @@ class Run:
     position: int = 0
     pending: list[Tensor] | None = None
     filled: slice | None = None
+    end: int | None = None
 
     @property
     def known(self) -> Tensor:
@@ -45,7 +47,8 @@ class Run:
 
     def seeds(self, position: int) -> Tensor:
         """The seeds of a step."""
-        return self.order[position * self.batch : (position + 1) * self.batch]
+        last = (position + 1) * self.batch
+        return self.order[position * self.batch : last if self.end is None else min(last, self.end)]
 
     def loss(self, position: int) -> Tensor:
         """The loss of a step, a 0-d tensor of its own."""
@@ -61,7 +64,8 @@ class StepState:
 
     Attributes:
         key: int64 ``[3]`` = (seed, epoch, step); flag: 0-d bool, the sticky overflow flag.
-        run: int64 ``[3]`` = (number of seeds, seeds per step, where the losses begin); order: the seeds come first.
+        run: int64 ``[3]`` = (number of seeds, seeds per step, where the losses begin); order: the seeds come first;
+            steps: 0-d int64, of the whole run.
         losses: float32, or float64 for losses of that dtype; NaN until their step has happened. logged: ``[L, ...]``,
             of what losses return beside.
         version: changes with every tensor that is replaced: a captured graph is then out of date.
@@ -70,8 +74,8 @@ class StepState:
     def __init__(self, seed: int, device: torch.device):
         self.device = device
         self.seed = seed
-        words = torch.zeros(6, dtype=torch.int64, device=device)
-        self._words, self.key, self.run = words, words[:3], words[3:]
+        words = torch.zeros(7, dtype=torch.int64, device=device)
+        self._words, self.key, self.run, self.steps = words, words[:3], words[3:6], words[6]
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.losses = torch.zeros(0, dtype=torch.float32, device=device)
@@ -80,7 +84,7 @@ class StepState:
         self._used = 0
         self._held: Run | None = None
         pinned = device.type == "cuda"
-        self._staged = torch.zeros(6, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self._staged = torch.zeros(7, dtype=torch.int64, device="cpu", pin_memory=pinned)
 
     def begin(self, order: Tensor, batch: int, epoch: int, dtype: torch.dtype, logged: int = 0) -> Run:
         """A run over these seeds, with room for its losses of this dtype, and so many values logged with each."""
@@ -124,7 +128,7 @@ class StepState:
 
 
 def _words(seed: int, run: Run) -> Tensor:
-    number = run.order.numel()
+    number = run.order.numel() if run.end is None else run.end
     return torch.tensor(
-        [seed, run.epoch, run.position, number, run.batch, run.offset], dtype=torch.int64, device="cpu"
+        [seed, run.epoch, run.position, number, run.batch, run.offset, run.steps], dtype=torch.int64, device="cpu"
     )  # fmt: skip

@@ -11,9 +11,9 @@ from joestar.graph_api import Graph
 from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
-from joestar.sampling import NeighborSampler
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
+from joestar.stages.large_batch import has_fast_way
 from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
@@ -180,7 +180,7 @@ class Planner:
         every = -(-self.seeds.numel() // COUNTED)
         number = min(self.seeds.numel(), max(number, -(-every // self.batch) * self.batch))
         parts = list(self.seeds.split(number))
-        if type(self.sampler) is not NeighborSampler:
+        if not has_fast_way(self.graph, self.sampler):
             parts = parts[:FEW_COUNTED]
         while len(parts) < FEW_COUNTED:
             parts *= 2

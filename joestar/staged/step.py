@@ -30,6 +30,10 @@ PREDICTIONS = -1
 """Epoch of the keys under which macro-batches of predictions are drawn; single steps count down from there."""
 
 
+SOONER = 4
+"""How many times smaller the first macro-batch of an epoch of several is."""
+
+
 class StagedStep(Step):
     """A compiled step whose graph is larger than the device's memory; made by ``joestar.compile(memory=...)``.
 
@@ -59,8 +63,9 @@ class StagedStep(Step):
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
         sample = functools.partial(_sample, self.first_stage, self.whole, self._users_sampler)
-        steps = max(1, self.first_stage.num_seeds // batch)
-        return Feed(self.arena, sample, order, batch, steps, (self._seed, epoch), self.traffic)
+        steps, total = max(1, self.first_stage.num_seeds // batch), -(-order.numel() // batch)
+        key = (self._seed, epoch)
+        return Feed(self.arena, sample, order, batch, steps, key, self.traffic, borders(steps, total))
 
     def report(self) -> Report:
         """As ``Step.report``, with what was planned of macro-batches beside what came of them."""
@@ -255,6 +260,15 @@ def _sample(first_stage: LargeBatch, whole: Graph, sampler, seeds: Tensor, key: 
     """A macro-batch; not while a program is traced: ``torch.compiler.is_compiling()`` is true in all threads then."""
     with TRACING:
         return first_stage.sample(whole, sampler, seeds, key)
+
+
+def borders(steps: int, total: int) -> list[int]:
+    """The first step of every macro-batch of ``steps``, then ``total``.
+
+    Of the first one there is a quarter alone: the sooner steps begin, the less they wait for.
+    """
+    first = -(-steps // SOONER) if total > steps else steps
+    return [0, *range(first, total, steps), total]
 
 
 def over(sampler, graph: Graph):

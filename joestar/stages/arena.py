@@ -18,6 +18,7 @@ from torch import Tensor
 
 from joestar.errors import StageError
 from joestar.graph_api import Graph
+from joestar.stages.exchange import Exchange, Rows
 from joestar.stages.macro import MacroBatch
 from joestar.stages.slots import Slots, Taken
 from joestar.store import fill_rows, place_structure
@@ -53,7 +54,7 @@ class Prepared:
     Attributes:
         taken: slots of its nodes. alone: whether it must be loaded when no step reads the one before it any more.
         degrees: of the nodes to be loaded, in the whole graph, or ``None``.
-        indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order.
+        indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order. history: its hidden rows.
     """
 
     taken: Taken
@@ -63,6 +64,7 @@ class Prepared:
     seeds: Tensor
     degrees: Tensor | None
     edata: dict[str, Tensor]
+    history: Rows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -90,6 +92,7 @@ class Loaded:
     bytes: int
     edata: dict[str, Tensor]
     ready: torch.cuda.Event | None = None
+    history: Rows | None = None
 
 
 class Gate:
@@ -172,6 +175,7 @@ class Arena:
         slots: who has which slot.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds; preparing, loading: held while one is.
+        exchange: of historical embeddings, which come and go with macro-batches; ``None`` without.
     """
 
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, pool: int, edges: int,
@@ -201,6 +205,7 @@ class Arena:
         self.with_degrees = True
         self.holder: weakref.ref | None = None
         self.preparing, self.loading = threading.Lock(), threading.Lock()
+        self.exchange: Exchange | None = None
         self._buffers: dict[str, Tensor | None] = {}
         self._forget = False
         self._hot_ids = hot
@@ -257,7 +262,7 @@ class Arena:
     def prepare(self, macro: MacroBatch) -> Prepared | None:
         """Slots for a macro-batch's nodes, beside those of the one before it if there are enough; ``None`` if it has no
         room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``)."""
-        if macro.num_edges > self.edges:
+        if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
         taken, alone = self.slots.take(macro.ids, self._new), False
         if taken is None:
@@ -267,7 +272,8 @@ class Arena:
         degrees = self._copied(self._degrees(taken.fresh)) if self.with_degrees else None
         edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
         structure = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
-        return Prepared(taken, alone, *structure, degrees, edata)
+        history = None if self.exchange is None else self.exchange.prepare(macro, taken.slots, taken.turn % 2)
+        return Prepared(taken, alone, *structure, degrees, edata, history)
 
     def _new(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=self._stream is not None)
@@ -296,7 +302,10 @@ class Arena:
             seeds = torch.index_select(slots, 0, made.seeds.to(self.device, non_blocking=True))
             moved = count * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
             seeds = seeds.to(self.graph.indices.dtype)
-            loaded = Loaded(seeds, slots.numel(), taken.cold, count, made.indices.numel(), moved, edata)
+            if made.history is not None:
+                moved += self.exchange.load(made.history)
+            sizes = slots.numel(), taken.cold, count, made.indices.numel()
+            loaded = Loaded(seeds, *sizes, moved, edata, history=made.history)
             if self._stream is not None:
                 loaded.ready = torch.cuda.Event()
                 loaded.ready.record(self._stream)
@@ -358,6 +367,8 @@ class Arena:
         graph.indices.copy_(self._next[1])
         for name, value in loaded.edata.items():
             graph.edata[name][: value.shape[0]].copy_(value)
+        if loaded.history is not None:
+            self.exchange.show(loaded.history, loaded.nodes)
         self.touched()
         self.close_epoch()
 

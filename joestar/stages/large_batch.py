@@ -109,12 +109,17 @@ class LargeBatch:
         return f"LargeBatch({self.num_seeds})"
 
 
+def has_fast_way(graph: Graph, sampler) -> bool:
+    """Whether macro-batches of a sampler are made in C++ from end to end."""
+    plain = type(sampler) is NeighborSampler and "sample" not in vars(sampler)
+    return plain and getattr(graph, "ids", None) is None and len(sampler.fanouts) <= 255
+
+
 def straight_to_the_union(
     graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], want_eids: bool, empty=None
 ) -> MacroBatch | None:
     """What ``union`` makes of the blocks of a ``NeighborSampler``, without making them; ``None`` of other samplers."""
-    plain = type(sampler) is NeighborSampler and "sample" not in vars(sampler)
-    if not plain or getattr(graph, "ids", None) is not None or len(sampler.fanouts) > 255:
+    if not has_fast_way(graph, sampler):
         return None
     context = FirstStageContext(key)
     weight = None

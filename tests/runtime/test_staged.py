@@ -13,7 +13,7 @@ from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, SamplerError, StageError
 from joestar.profile.ledger import Report
 from joestar.staged.planning import Planner, parse_bytes
-from joestar.staged.step import StagedStep
+from joestar.staged.step import StagedStep, borders
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
 
@@ -156,12 +156,18 @@ def test_a_loop_of_ones_own(graph, planned):
         assert torch.equal(a.grad, b.grad)
 
 
+def test_every_step_is_of_one_macro_batch():
+    assert borders(8, 30) == [0, 2, 10, 18, 26, 30]
+    assert borders(3, 10) == [0, 1, 4, 7, 10]
+    assert borders(1, 3) == [0, 1, 2, 3]
+    assert borders(12, 12) == borders(40, 12) == [0, 12]
+
+
 def test_what_a_first_stage_raises_ends_the_epoch_with_it(graph, planned):
     step = compiled(graph, True)
     step.first_stage = _Failing(48)
     epoch = step.epoch(graph.train_idx, BATCH)
-    for _ in range(3):
-        next(epoch)
+    next(epoch)  # the first macro-batch, a quarter of one
     with pytest.raises(StageError, match="out of milk") as caught:
         next(epoch)
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -177,7 +183,6 @@ class _Failing(Whole):
 
 
 def test_no_thread_is_left_behind(graph, planned):
-    before = threading.active_count()
     step = compiled(graph, True)
     for _ in step.epoch(graph.train_idx, BATCH):
         break
@@ -185,7 +190,7 @@ def test_no_thread_is_left_behind(graph, planned):
     step.evaluate(graph.train_idx)
     del _
     gc.collect()
-    assert threading.active_count() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("joestar")]
 
 
 def test_a_step_that_has_no_room_says_so(graph, planned):
@@ -235,7 +240,7 @@ def test_a_plan_fills_the_budget_and_training_works(tmp_path):
         ({"memory": "a lot"}, "memory must be a number of bytes"),
         ({"memory": 1000}, "memory=1000 B is too small: macro-batches of"),
         ({"memory": "1GiB", "tune": True}, "tune=True does not go with memory="),
-        ({"first_stage": 48}, "first_stage must be a joestar.LargeBatch; got int"),
+        ({"first_stage": 48}, "first_stage must be a joestar.LargeBatch or joestar.Partitions; got int"),
         ({"memory": "1GiB", "batch_size": 0}, "batch_size must be a positive integer"),
     ],
 )
