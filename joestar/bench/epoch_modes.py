@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench.match import WINDOW, Change, MatchedEpoch, RowBuffer, Windows
+from joestar.bench.match import WINDOW, Change, MatchedEpoch, RowBuffer, Windows, window_bytes
 from joestar.bench.step import Setting
 from joestar.errors import ConfigError
 from joestar.graph_api import Block, Graph, SamplingContext
@@ -199,7 +199,7 @@ def match(job: Job, reorder: bool = False) -> Fed:
 def cached_match(job: Job) -> Fed:
     """Match-Reorder for what is not hot."""
     near = _Near(job, COUNTED)
-    row, tables = job.row_bytes, _tables(near.graph, True)
+    row, tables = job.row_bytes, _tables(near, True)
     hot = near.hottest(near.free(tables + _room(near.largest) * row))
     room = _room(max(near.missing(hot)))  # less, as hot rows need none
     return _matched(near, near.hottest(near.free(tables + room * row)), True)
@@ -210,19 +210,19 @@ def _room(largest: int) -> int:
     return int(2 * largest * SLACK) + 64
 
 
-def _tables(graph: Graph, reorder: bool) -> int:
-    """Bytes per node: slots, which are hot, and marks of batches."""
-    return (9 if reorder else 5) * graph.num_nodes
+def _tables(near: _Near, reorder: bool) -> int:
+    """Bytes for slots, which nodes are hot, marks of batches, and batches that are known ahead."""
+    return (9 if reorder else 5) * near.graph.num_nodes + window_bytes(near.largest)
 
 
 def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
     job, graph = near.job, near.graph
     room = min(graph.num_nodes - hot.numel(), _room(max(near.missing(hot))))
-    held = near.held + _tables(graph, reorder) + (hot.numel() + room) * job.row_bytes
+    held = near.held + _tables(near, reorder) + (hot.numel() + room) * job.row_bytes
     if near.free(held - near.held) < 0:
         raise ConfigError("the structure and the rows of two batches do not fit into the budget.")
     graph.ndata["x"] = buffer = RowBuffer(near.rows, hot, room)
-    windows = Windows(lambda number: near.check[number], len(near.check), buffer, reorder)
+    windows = Windows(lambda number: near.check[number], len(near.check), buffer, reorder, graph.indices.dtype)
     changes: list[Change] = [change for window in range(windows.count) for change in windows(window)]
     later = changes[1:] or changes
     missing = sum(change.missing for change in later) / len(later)

@@ -31,6 +31,11 @@ WINDOW = 16
 """Mini-batches that are sampled, and put in order, at a time; at most 30."""
 
 
+def window_bytes(largest: int) -> int:
+    """Bytes of the device that windows ahead take, if no batch needs more rows: ids of three, and match degrees."""
+    return largest * (3 * WINDOW * 12 + (WINDOW + 1) * 12)
+
+
 class RowBuffer(RowSource):
     """Rows in page-locked host memory, some of which are on the device: hot ones for good, others in ``room`` slots.
 
@@ -120,9 +125,9 @@ class Slots:
     While a batch's rows are loaded, steps run on the one before: its slots are not touched, all others are free.
     """
 
-    def __init__(self, first: int, room: int, device: torch.device):
+    def __init__(self, first: int, room: int, device: torch.device, dtype: torch.dtype = torch.int32):
         self.first, self.room = first, room
-        self.ids = torch.empty(0, dtype=torch.int64, device=device)
+        self.ids = torch.empty(0, dtype=dtype, device=device)
         self.slots = torch.empty(0, dtype=torch.int32, device=device)
         self._gone = self.ids
 
@@ -156,15 +161,17 @@ class Windows:
     """What changes from batch to batch, a window of batches at a time: ``windows(i)`` for i = 0, 1, ... in turn.
 
     Args:
-        needs: ids ``[n]``, each once, of the rows that a batch needs, by its number. batches: how many there are.
-        buffer: where rows go. reorder: in the order of match degrees, else as they come.
+        needs: ids ``[n]``, each once, of the rows that a batch needs, by its number, of this dtype. batches:
+            how many there are. buffer: where rows go. reorder: in the order of match degrees, else as they come.
     """
 
-    def __init__(self, needs: Callable[[int], Tensor], batches: int, buffer: RowBuffer, reorder: bool):
+    def __init__(
+        self, needs: Callable[[int], Tensor], batches: int, buffer: RowBuffer, reorder: bool, dtype=torch.int32
+    ):  # fmt: skip
         self.needs, self.batches, self.reorder = needs, batches, reorder
         device = buffer.slot_of.device
         self.is_hot = buffer.slot_of >= 0 if buffer.hot else None
-        self.slots = Slots(buffer.hot, buffer.room, device)
+        self.slots = Slots(buffer.hot, buffer.room, device, dtype)
         self.marks = torch.zeros(buffer.slot_of.numel() if reorder else 0, dtype=torch.int32, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._stream is not None:
@@ -191,7 +198,7 @@ class Windows:
             return changes
 
     def _cold(self, position: int) -> Tensor:
-        ids = torch.sort(self.needs(position)).values.long()
+        ids = torch.sort(self.needs(position)).values
         return ids if self.is_hot is None else ids[~self.is_hot[ids]]
 
 
@@ -230,7 +237,7 @@ class MatchedEpoch(Epoch):
         key = self._runner.seed, self.number
         needs = functools.partial(needed_rows, self._step.sampler, self._step.graph, order, self.batch_size, key)
         self.buffer.clear()
-        windows = Windows(needs, self.steps, self.buffer, self.reorder)
+        windows = Windows(needs, self.steps, self.buffer, self.reorder, self._step.graph.indices.dtype)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._pipeline = Pipeline(windows, windows.count)

@@ -23,8 +23,8 @@ from joestar.data.planted import SHAPES
 from joestar.errors import ConfigError
 from joestar.runtime.seeds import shuffled
 
-SETTING = Setting("tiny", models=("sage",), fanouts=(4, 3), hidden=8, batch_size=10, epochs=1, baselines=())
-BUDGET = "310KiB"
+SETTING = Setting("mini", models=("sage",), fanouts=(4, 3), hidden=8, batch_size=200, epochs=1, baselines=())
+BUDGET = "15MiB"
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,13 @@ def test_every_mode_is_measured_and_kept_at_once(measured):
 
 def test_bytes_over_the_bus(measured):
     """Rows of the second epoch's batches, counted from scratch."""
-    rows, graph = {row["mode"]: row for row in measured[0]["rows"]}, planted("tiny")
-    row_bytes, sampler = 16 * 4, joestar.NeighborSampler(graph, list(SETTING.fanouts))
+    rows, graph = {row["mode"]: row for row in measured[0]["rows"]}, planted("mini")
+    row_bytes, sampler = 64 * 4, joestar.NeighborSampler(graph, list(SETTING.fanouts))
     order, before, needed, missing = shuffled(graph.train_idx, 0, 1), {0}, 0, 0
     for index in range(50):
-        ids = set(sampler.sample(graph.keyed(0, 1, index), order[index * 10 : index * 10 + 10])[0].srcs.tolist()) - {0}
+        ids = set(sampler.sample(graph.keyed(0, 1, index), order[index * 200 : index * 200 + 200])[0].srcs.tolist()) - {
+            0
+        }
         needed, missing, before = needed + len(ids), missing + len(ids - before), ids
     assert rows["resident"]["bus"] is None
     assert rows["match"]["bus"] == missing * row_bytes
@@ -80,7 +82,7 @@ def test_bytes_over_the_bus(measured):
 def test_too_small_a_budget_is_a_note(eager):
     lines = []
     modes = ("match", "cached", "cached-match")
-    found = epoch.run(SETTING, "215KiB", modes, lines.append)
+    found = epoch.run(SETTING, "5MiB", modes, lines.append)
     assert all("budget" in row["note"] and not row["seconds"] for row in found["rows"])
     assert all(row["note"] in line for row, line in zip(found["rows"], lines[1:], strict=True))
 
@@ -144,12 +146,12 @@ def _printed(result: dict) -> list[str]:
 
 def test_the_command(eager, tmp_path):
     file = tmp_path / "epoch.json"
-    arguments = ["bench", "epoch", "--shape", "tiny", "--modes", "match,cached", "--budget", BUDGET, "--epochs", "1"]
-    arguments += ["--fanouts", "4,3", "--hidden", "8", "--batch-size", "100", "--no-busy", "--json", str(file)]
+    arguments = ["bench", "epoch", "--shape", "mini", "--modes", "match,cached", "--budget", BUDGET, "--epochs", "1"]
+    arguments += ["--fanouts", "4,3", "--hidden", "8", "--batch-size", "1000", "--no-busy", "--json", str(file)]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0, found.output
     assert [row["mode"] for row in json.loads(file.read_text())["rows"]] == ["match", "cached"]
-    assert "tiny, on cpu, fp32, batch 100, fanouts 4,3, hidden 8" in found.output
+    assert "mini, on cpu, fp32, batch 1000, fanouts 4,3, hidden 8" in found.output
 
 
 def test_names_in_help_texts_are_those_there_are():

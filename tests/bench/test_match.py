@@ -26,7 +26,7 @@ BATCH, FANOUTS = 16, [4, 3]
 
 def _some(number: int, seed: int, of: int = 300) -> torch.Tensor:
     random = torch.Generator().manual_seed(seed)
-    return torch.randperm(of, generator=random)[:number].sort().values
+    return torch.randperm(of, generator=random)[:number].sort().values.int()
 
 
 def test_degrees_are_shares_of_the_smaller_batch():
@@ -133,7 +133,7 @@ def test_nothing_is_read_from_the_host_when_there_is_room(graph):
     buffer.table = poisoned
     near.ndata["x"] = buffer
     buffer.load = lambda ids, slots: (
-        buffer.cache.index_copy_(0, slots.long(), true[ids]), buffer.slot_of.index_copy_(0, ids, slots)
+        buffer.cache.index_copy_(0, slots.long(), true[ids.long()]), buffer.slot_of.index_copy_(0, ids.long(), slots)
     )  # fmt: skip
     losses = list(MatchedEpoch(_step(near), graph.train_idx, BATCH, buffer, True))
     assert torch.isfinite(torch.stack(losses)).all()
@@ -158,7 +158,7 @@ def test_rows_are_counted(graph, hot):
     assert needs[5] == set(sampler.sample(near.keyed(3, 0, 5), order[80:96])[0].srcs.tolist())
     counted = {}
     for reorder in (False, True):
-        windows = Windows(lambda i: torch.tensor(list(needs[i])), number, buffer, reorder)
+        windows = Windows(lambda i: torch.tensor(list(needs[i])).int(), number, buffer, reorder)
         seen, before = Matched(), set()
         for change in (change for window in range(windows.count) for change in windows(window)):
             cold = {node for node in needs[change.position] if node >= hot}
