@@ -84,6 +84,7 @@ class Stage:
         from joestar.bench.epoch import on_host
         from joestar.bench.planted import planted
         from joestar.data.planted import shape_of
+        from joestar.stages.union import FirstStageContext
         from joestar.store import choose_hot, slot_table
         from joestar.store.hot import inclusion_probabilities
 
@@ -95,7 +96,8 @@ class Stage:
         hot = choose_hot(score, int(options.hot * graph.num_nodes))
         self.hot, self.slot_of = hot.numel(), slot_table(hot, graph.num_nodes)
         self.x = torch.zeros(graph.num_nodes, options.row_bytes, dtype=torch.uint8)
-        self.key = torch.zeros(3, dtype=torch.int64)
+        context = FirstStageContext((0, 0, 0))
+        self.key, self.sites = context.key, [context.next_site() for _ in options.fanouts]
 
     def phases(self, part: int) -> list[Callable]:
         """For the first of ``part`` macro-batches of an epoch."""
@@ -108,8 +110,8 @@ class Stage:
         from joestar import _native
         from joestar.kernels.race import table
 
-        self.room.turn, fanouts = 0, self.options.fanouts
-        given = self.graph.indptr, self.graph.indices, seeds, fanouts, False, self.key, list(range(len(fanouts)))
+        self.room.turn = 0
+        given = self.graph.indptr, self.graph.indices, seeds, self.options.fanouts, False, self.key, self.sites
         return seeds, _native.large_batch(*given, None, table(), False)
 
     def write(self, made):
