@@ -115,7 +115,7 @@ class _Near:
     """The structure on the device, page-locked features, and what sampled batches need of them.
 
     Attributes:
-        needs: ids of the rows that each of some mini-batches needs; check: of others.
+        needs: ids of the rows that each of some mini-batches needs; check: of others, if there are so many.
         held: bytes of the device that every step needs beside its workspace: structure, labels, gathered rows.
     """
 
@@ -127,8 +127,10 @@ class _Near:
         self.job, self.graph = job, near
         self.rows: Pinned = pin(graph.ndata["x"], device)
         sampler, order = job.sampler(near), shuffled(near.train_idx, 1, 0).to(near.indices.dtype)
-        self.needs = _needs(sampler, near, order, job.setting.batch_size, range(count))
-        self.check = _needs(sampler, near, order, job.setting.batch_size, range(count, count + CHECKED))
+        whole = max(1, order.numel() // job.setting.batch_size)
+        self.needs = _needs(sampler, near, order, job.setting.batch_size, range(min(count, whole)))
+        first = max(0, min(count, whole - CHECKED))
+        self.check = _needs(sampler, near, order, job.setting.batch_size, range(first, min(whole, first + CHECKED)))
         self.largest = max(ids.numel() for ids in (*self.needs, *self.check))
         structure = near.indptr.nbytes + near.indices.nbytes + near.ndata["y"].nbytes
         self.held = structure + int(self.largest * SLACK * job.row_bytes)
@@ -162,9 +164,7 @@ class _Near:
 
 
 def _needs(sampler, graph: Graph, order: Tensor, batch: int, numbers: range) -> list[Tensor]:
-    """Ids of the rows that mini-batches need, by number, as many of them as there are (one at least)."""
-    whole = max(1, order.numel() // batch)
-    numbers = [number % whole for number in numbers if number < whole] or [0]
+    """Ids of the rows that mini-batches need, by number."""
     return [sampler.sample(graph.keyed(1, 0, i), order[i * batch : (i + 1) * batch])[0].srcs for i in numbers]
 
 
