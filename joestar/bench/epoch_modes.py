@@ -234,7 +234,7 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
 
     return Fed(
         epoch, job.seconds(missing, True), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
-        lambda: 1 - latest[0].seen.missing / max(1, latest[0].seen.needed),
+        lambda: latest[0].seen.share,
     )  # fmt: skip
 
 

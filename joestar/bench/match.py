@@ -211,6 +211,11 @@ class Matched:
     missing: int = 0
     order: list[int] = field(default_factory=list)
 
+    @property
+    def share(self) -> float | None:
+        """Of the rows needed, those that the batch before had left; ``None`` if all are hot."""
+        return 1 - self.missing / self.needed if self.needed else None
+
 
 class MatchedEpoch(Epoch):
     """An epoch whose batches are taken in the order of ``Windows``, each when its rows are there.

@@ -168,6 +168,7 @@ def test_rows_are_counted(graph, hot):
             seen.order.append(change.position)
         assert sorted(seen.order) == list(range(number))
         counted[reorder] = seen.missing
+        assert seen.share is None, "nothing was counted as needed"
     assert counted[True] < counted[False], "the order is chosen for overlap"
 
 
