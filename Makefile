@@ -26,8 +26,8 @@ WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.vers
 WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage callgrind \
-	wheel wheel-test clean distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage \
+	bench-large-batch callgrind wheel wheel-test clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -70,8 +70,13 @@ sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 bench-cpp: build/bench/.built
 	build/bench/csrc/bench/bench_kernels $(BENCH)
 
-# The large-batch first stage; BENCH='--nodes 111000000 --seeds 101000 --threads 16' is papers100M's shape (16 GB).
-bench-first-stage: build/bench/.built
+# What a macro-batch costs the CPU, phase by phase, with our threads and, after `make build/parlay/.built`, ParlayLib's;
+# BENCH='--scale 0.05 --threads 1,2' chooses. At full size (the default) it takes 16 GB and minutes to make the graph.
+bench-first-stage: $(VENV)/.installed
+	$(BIN)/python benchmarks/first_stage.py $(BENCH)
+
+# Its kernels alone, without Python; BENCH='--nodes 111000000 --seeds 101000 --threads 16' is papers100M's size (16 GB).
+bench-large-batch: build/bench/.built
 	build/bench/csrc/bench/bench_large_batch $(BENCH)
 
 # Instructions per sampled edge in graphs of two sizes; needs valgrind.
@@ -150,6 +155,13 @@ build/ctest/.built: $(VENV)/.tools $(CSRC)
 build/bench/.built: $(VENV)/.tools $(CSRC)
 	cmake -S . -B build/bench -DJOESTAR_BUILD_BENCH=ON -DJOESTAR_BUILD_PYTHON=OFF
 	cmake --build build/bench --parallel $(WORKERS)
+	touch $@
+
+# The extension on ParlayLib's threads: an installed one, or downloaded.
+build/parlay/.built: $(VENV)/.tools $(CSRC)
+	cmake -S . -B build/parlay -DJOESTAR_FETCH_PARLAY=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir)
+	cmake --build build/parlay --parallel $(WORKERS) --target _native
 	touch $@
 
 build/sanitize-%/.built: $(VENV)/.tools $(CSRC)

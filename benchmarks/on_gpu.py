@@ -209,6 +209,11 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
         command += ["--models", models, "--json", str(out / f"{name}.json")]
         return Stage(name, seconds, command, last_lines(8 + models.count(",")))
 
+    def epochs(name: str, shape: str, precision: str, *more: str) -> Stage:
+        command = [*cli, "epoch", "--shape", options.shape or shape, "--precision", precision, "--epochs", "2", *more]
+        command += ["--device", device, "--batch-size", str(options.batch_size), "--json", str(out / f"{name}.json")]
+        return Stage(name, 560, command, last_lines(30))
+
     def check(name: str, seconds: int, shape: str) -> Stage:
         file = out / f"{name}.json"
         command = [*python, "benchmarks/gpu_checks.py", name, "--shape", shape, *size, "--json", str(file)]
@@ -226,6 +231,7 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
     fuse += ["--csv", str(out / "fuse_sample_agg.csv")]
     if not on_gpu:
         fuse += ["--batch", "64", "--steps", "2", "--warm-up", "1", "--repeats", "1"]
+    wide, quarter = ["--fanouts=30,30,30", "--hidden", "256"], "1" if options.shape else "0.25"
     both = f"eager,compile{',loader' if options.loader else ''}"
     small = ["--dataset", "cora", "--fanouts=-1,-1", "--hidden", "16"]
     kernel_list = ["--kernels"] if on_gpu else []
@@ -244,6 +250,10 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
         Stage("fuse_sample_agg", 180, fuse, last_lines(20)),
         check("losses", 240, "tiny" if options.shape == "tiny" else "small"),
         check("memory", 120, products),
+        epochs("epochs-papers-1", "papers100M", "tf32", "--modes", "large-batch,resident,pinned,cached"),
+        epochs("epochs-papers-2", "papers100M", "tf32", "--modes", "match,match-reorder,cached-match,cpu"),
+        epochs("epochs-papers-30", "papers100M", "tf32", "--modes", "resident,large-batch", *wide),
+        epochs("epochs-mag", "mag240m-c", "fp16", "--scale", quarter, "--fanouts=25,15", "--hidden", "1024"),
     ]  # fmt: skip
 
 

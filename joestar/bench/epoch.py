@@ -4,37 +4,37 @@
 |---|---|---|---|
 | ``resident`` | device | device | in the step |
 | ``pinned`` | device | page-locked host memory, read in place | in the step |
-| ``cached`` | device | the same, hot rows on the device as far as the budget goes | in the step |
+| ``match`` | device | the same, rows of the batch before stay (``bench/match.py``) | ahead, and in the step |
+| ``match-reorder`` | device | the same, batches in an order in which they share rows | ahead, and in the step |
+| ``cached`` | device | as ``pinned``, hot rows on the device as far as the budget goes | in the step |
+| ``cached-match`` | device | as ``match-reorder``, the same hot rows | ahead, and in the step |
 | ``large-batch`` | host | host, hot rows on the device | first stage on the CPU, then in the step |
 | ``cpu`` | host | host; gathered and copied | on the CPU, ahead, in a pipeline; the model runs eagerly |
 
-``resident`` is what everything costs that is not feeding; only the others keep to the budget.
+``resident`` is what everything costs that is not feeding; only the others but ``cpu`` keep to the budget.
 """
 
 import gc
 import resource
+import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-import joestar
+from joestar.bench import epoch_modes
+from joestar.bench.busy import busy_share
+from joestar.bench.epoch_modes import Fed, Job
 from joestar.bench.measure import PeakMemory
-from joestar.bench.step import Setting, check_device, graph_of, machine, network, orders
+from joestar.bench.step import PRECISIONS, Setting, check_device, graph_of, machine, network, orders
 from joestar.errors import ConfigError, JoestarError
-from joestar.graph_api import Block, Graph, SamplingContext
-from joestar.runtime.seeds import shuffled
-from joestar.staged.planning import Planner, parse_bytes
-from joestar.stages import Pipeline
-from joestar.store import FeatureStore, host_gather, pin, pinned_empty
-from joestar.store.hot import choose_hot, count_needed
+from joestar.graph_api import Graph
+from joestar.staged.planning import parse_bytes
+from joestar.store import speeds
 
-MODES = ("resident", "pinned", "cached", "large-batch", "cpu")
-COUNTED = 64
-"""Mini-batches from which is counted which rows the cache of ``cached`` holds."""
+MODES = tuple(epoch_modes.MODES)
 
 
 @dataclass
@@ -44,55 +44,86 @@ class Row:
     Attributes:
         seconds: of every epoch, wall clock; the first compiles and captures. setup: before it.
         bus: bytes over the bus in an epoch, where they are known. memory: peak in bytes; cpu: seconds of all threads
-            in the last epoch. predicted_seconds, predicted_memory: of the plan, before the run.
+            in the last epoch. predicted_seconds, predicted_memory: before the first epoch.
+        match: share of the rows, beside hot ones, that the batch before had left on the device.
+        busy: share of the time in which kernels run, from an epoch of its own; ``None`` on a CPU.
         loss: mean of the last epoch. note: why there is nothing.
     """
 
     mode: str
     model: str
-    seconds: list[float]
+    seconds: list[float] = field(default_factory=list)
     setup: float = 0.0
     bus: float | None = None
     memory: int = 0
     cpu: float = 0.0
     predicted_seconds: float | None = None
     predicted_memory: int | None = None
+    match: float | None = None
+    busy: float | None = None
     loss: float = float("nan")
     note: str = ""
+    ids: str = ""
+
+    @property
+    def median(self) -> float:
+        """Seconds of an epoch, the first left out."""
+        return statistics.median(self.seconds[1:] or self.seconds)
 
 
-def run(setting: Setting, budget: str, modes: tuple[str, ...] = MODES, say: Callable = lambda text: None) -> dict:
+def run(
+    setting: Setting, budget: str, modes: tuple[str, ...] = MODES, say: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict], None] = lambda result: None, busy: bool = True,
+) -> dict:  # fmt: skip
     """Measures every mode for every model of the setting; a dictionary that is JSON.
 
+    Args:
+        say: called with a line for every row. keep: called with what there is so far after every row.
+        busy: whether to measure how busy a GPU is, in a further epoch.
+
     Raises:
-        ConfigError: for unknown modes, or a GPU that is not there.
+        ConfigError: for unknown modes or another precision, or a GPU that is not there.
     """
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown:
-        raise ConfigError(f"unknown mode {unknown[0]!r}: choose from {', '.join(MODES)}.")
+    for name, value, allowed in (
+        *(("mode", mode, MODES) for mode in modes), ("precision", setting.precision, (*PRECISIONS, "fp16"))
+    ):  # fmt: skip
+        if value not in allowed:
+            raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
     device, limit = check_device(setting.device), parse_bytes(budget, "--budget")
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
-    rows = []
+    result = {"machine": machine(device), "setting": {**asdict(setting), "budget": limit}, "rows": []}
     for ids in orders(setting):
         graph = on_host(graph_of(ids, device, setting))
         say(f"{graph!r}")
+        speeds(device, max(16, graph.ndata["x"][:1].nbytes))  # measured here, not in the memory of a mode
         for model in setting.models:
             for mode in modes:
-                rows.append(_row(mode, model, graph, setting, limit, device))
-                say(line(rows[-1]))
-    found = {**asdict(setting), "budget": limit}
-    return {"machine": machine(device), "setting": found, "rows": [asdict(row) for row in rows]}
+                row = _row(mode, model, graph, setting, limit, device, busy)
+                row.ids = ids
+                result["rows"].append(asdict(row))
+                say(line(row))
+                keep(result)
+        del graph
+    return result
 
 
 def line(row: Row) -> str:
     """A row as text."""
     if row.note:
-        return f"{row.mode:12} {row.note}"
+        return f"{row.mode:14}{row.note}"
     bus = "" if row.bus is None else f", {row.bus / 1e9:.1f} GB over the bus"
+    matched = "" if row.match is None else f", {row.match:.0%} matched"
+    busy = "" if row.busy is None else f", GPU busy {row.busy:.0%}"
+    seconds = _beside(row.median, row.predicted_seconds, ".3f")
+    memory = _beside(row.memory, row.predicted_memory, ".2f", 2**30)
     return (
-        f"{row.mode:12}{min(row.seconds[1:] or row.seconds):8.3f} s/epoch{bus}, peak {row.memory / 2**30:.2f} GiB, "
-        f"CPU {row.cpu:.1f} s"
+        f"{row.mode:14}{row.median:8.3f} s/epoch{seconds}{bus}{matched}{busy}, peak {row.memory / 2**30:.2f} GiB"
+        f"{memory}, CPU {row.cpu:.1f} s, set-up {row.setup:.1f} s, first {row.seconds[0]:.1f} s"
     )
+
+
+def _beside(found: float, expected: float | None, form: str, unit: float = 1) -> str:
+    return "" if not expected else f" (plan {expected / unit:{form}}, x {found / expected:.2f})"
 
 
 def on_host(graph: Graph) -> Graph:
@@ -116,7 +147,9 @@ def _moved(tensor: Tensor) -> Tensor:
     return host
 
 
-def _row(mode: str, model: str, graph: Graph, setting: Setting, budget: int, device: torch.device) -> Row:
+def _row(
+    mode: str, model: str, graph: Graph, setting: Setting, budget: int, device: torch.device, busy: bool
+) -> Row:  # fmt: skip
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -125,25 +158,45 @@ def _row(mode: str, model: str, graph: Graph, setting: Setting, budget: int, dev
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=device.type == "cuda" and mode == "cpu")
     memory, start = PeakMemory(device), time.perf_counter()
     memory.forget()
-    _cap(device, budget if mode in ("pinned", "cached", "large-batch") else None)
+    _cap(device, budget if mode in epoch_modes.KEEP else None)
     try:
-        epochs = _MODES[mode](graph, net, optimizer, setting, budget, device)
-        row = next(epochs)
-        row.mode, row.model, row.setup = mode, model, time.perf_counter() - start
+        job = Job(graph, net, optimizer, setting, budget, device)
+        fed = epoch_modes.MODES[mode](job)
+        row = Row(mode, model, predicted_seconds=fed.seconds, predicted_memory=fed.memory)
+        row.setup = time.perf_counter() - start
         for _ in range(1 + setting.epochs):
-            _wait(device)
-            start, used = time.perf_counter(), _cpu_seconds()
-            row.loss = float(next(epochs))
-            _wait(device)
-            row.seconds.append(time.perf_counter() - start)
-            row.cpu = _cpu_seconds() - used
-        next(epochs, None)
+            _measure(fed, row, job)
+        row.bus, row.match, row.memory = fed.bus(), fed.match(), memory.bytes()
+        if busy:
+            row.busy = _busy(fed, row, job)
     except (JoestarError, torch.OutOfMemoryError) as error:
-        return Row(mode, model, [], note=str(error).splitlines()[0])
+        return Row(mode, model, note=str(error).splitlines()[0])
     finally:
         _cap(device, None)
-    row.memory = memory.bytes()
     return row
+
+
+def _measure(fed: Fed, row: Row, job: Job) -> None:
+    """An epoch by the wall clock."""
+    _wait(job.device)
+    start, used = time.perf_counter(), _cpu_seconds()
+    total = torch.zeros((), device=job.device)
+    losses = fed.epoch()
+    for loss in losses:
+        total += loss.detach()
+    row.loss = float(total) / job.steps
+    _wait(job.device)
+    row.seconds.append(time.perf_counter() - start)
+    row.cpu = _cpu_seconds() - used
+    losses.close()
+
+
+def _busy(fed: Fed, row: Row, job: Job) -> float | None:
+    losses = fed.epoch()
+    try:
+        return busy_share(losses, job.device, row.median / job.steps)
+    finally:
+        losses.close()
 
 
 def _cap(device: torch.device, budget: int | None) -> None:
@@ -162,138 +215,3 @@ def _wait(device: torch.device) -> None:
 def _cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-# --- modes: generators of a row without figures, then the mean loss of every epoch ---
-
-
-def _steps(step, seeds: Tensor, setting: Setting) -> Iterator:
-    number = -(-seeds.numel() // setting.batch_size)
-    for _ in range(1 + setting.epochs):
-        total = torch.zeros(())
-        for loss in step.epoch(seeds, setting.batch_size):
-            total = total.to(loss.device) + loss.detach()
-        yield total / number
-
-
-def _resident(graph: Graph, net, optimizer, setting: Setting, budget: int, device: torch.device) -> Iterator:
-    graph = graph.to(device)
-    step = _compiled(graph, net, optimizer, setting)
-    yield Row("", "", [])
-    yield from _steps(step, graph.train_idx, setting)
-
-
-def _from_store(graph: Graph, net, optimizer, setting: Setting, budget: int, device: torch.device, hot: bool):
-    near = Graph.from_csc(graph.indptr.to(device), graph.indices.to(device), validate=False)
-    near.ndata["y"], near.train_idx, near.num_classes = graph.ndata["y"].to(device), graph.train_idx, graph.num_classes
-    near.train_idx = graph.train_idx.to(device)
-    rows, count = pin(graph.ndata["x"], device), COUNTED if hot else 4
-    sampler = joestar.NeighborSampler(near, list(setting.fanouts))
-    order = shuffled(near.train_idx, 1, 0).to(near.indices.dtype)
-    batches = _needs(sampler, near, order, setting.batch_size, count)
-    needed = sum(ids.numel() for ids in batches) / len(batches)
-    keep = None
-    if hot:
-        score = count_needed(batches, near.num_nodes, torch.zeros(near.num_nodes, dtype=torch.int32, device=device))
-        score = score.float() + torch.bincount(near.indices, minlength=near.num_nodes).clamp(max=2**20) / 2**21
-        held = near.indptr.nbytes + near.indices.nbytes + near.ndata["y"].nbytes + 4 * near.num_nodes
-        room = budget - held - Planner(net, joestar.NeighborSampler(graph, list(setting.fanouts)), budget).workspace()
-        keep = choose_hot(score, max(0, int(room // (graph.ndata["x"][:1].numel() * 4 + 8))))
-        if not keep.numel():
-            raise ConfigError("the structure alone fills the budget: no room for a cache.")
-        is_hot = torch.zeros(near.num_nodes, dtype=torch.bool, device=device)
-        is_hot[keep] = True
-        needed *= 1 - float(torch.cat([is_hot[ids.long()] for ids in batches]).float().mean())
-        del score, is_hot
-    del batches
-    near.ndata["x"] = FeatureStore(rows, device, hot=keep)
-    step = _compiled(near, net, optimizer, setting)
-    number = -(-near.train_idx.numel() // setting.batch_size)
-    yield Row("", "", [], bus=needed * number * near.ndata["x"][:1].numel() * 4)
-    yield from _steps(step, near.train_idx, setting)
-
-
-def _needs(sampler, graph: Graph, order: Tensor, batch: int, count: int) -> list[Tensor]:
-    number = min(count, max(1, order.numel() // batch))
-    return [sampler.sample(graph.keyed(1, 0, i), order[i * batch : (i + 1) * batch])[0].srcs for i in range(number)]
-
-
-def _pinned(*given) -> Iterator:
-    yield from _from_store(*given, hot=False)
-
-
-def _cached(*given) -> Iterator:
-    yield from _from_store(*given, hot=True)
-
-
-def _large_batch(graph: Graph, net, optimizer, setting: Setting, budget: int, device: torch.device) -> Iterator:
-    step = _compiled(graph, net, optimizer, setting, memory=budget, batch_size=setting.batch_size)
-    if step.plan.fits:
-        yield Row("", "", [], bus=0, predicted_memory=step.plan.memory)
-        yield from _steps(step, graph.train_idx, setting)
-        return
-    row = Row("", "", [], predicted_seconds=step.plan.epoch_seconds, predicted_memory=step.plan.memory)
-    yield row
-    for loss in _steps(step, graph.train_idx, setting):
-        yield loss
-        row.bus = step.traffic.bytes / len(row.seconds or [0])
-
-
-def _cpu(graph: Graph, net, optimizer, setting: Setting, budget: int, device: torch.device) -> Iterator:
-    sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
-    number = -(-graph.train_idx.numel() // setting.batch_size)
-    moved = [0.0]
-
-    def sampled(epoch: int) -> Callable:
-        order = shuffled(graph.train_idx, 0, epoch).to(graph.indices.dtype)
-
-        def sample(index: int):
-            key = torch.tensor([0, epoch, index], dtype=torch.int64)
-            seeds = order[index * setting.batch_size : (index + 1) * setting.batch_size]
-            return sampler.sample(graph.with_context(SamplingContext(key)), seeds)
-
-        return sample
-
-    def gathered(blocks: list) -> tuple:
-        ids = blocks[0].srcs
-        shape = (ids.numel(), *graph.ndata["x"].shape[1:])
-        rows = pinned_empty(shape, graph.ndata["x"].dtype, "cpu").host if device.type == "cpu" else None
-        if rows is None:
-            rows = torch.empty(shape, dtype=graph.ndata["x"].dtype, pin_memory=True)
-        host_gather(graph.ndata["x"], ids, rows)
-        moved[0] += rows.nbytes + sum(t.nbytes for b in blocks for t in (b.indptr, b.indices))
-        return blocks, rows, graph.ndata["y"][blocks[-1].dsts.long()]
-
-    yield (row := Row("", "", []))
-    for epoch in range(1 + setting.epochs):
-        total, moved[0] = torch.zeros((), device=device), 0.0
-        with Pipeline(sampled(epoch), number, gathered, depth=2) as pipeline:
-            for blocks, rows, labels in pipeline:
-                near = [_block_to(block, device) for block in blocks]
-                loss = F.cross_entropy(net(near, rows.to(device, non_blocking=True)), labels.to(device))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                total += loss.detach()
-        row.bus = moved[0]
-        yield total / number
-
-
-def _block_to(block: Block, device: torch.device) -> Block:
-    parts = (block.indptr, block.indices, block.srcs, block.dsts)
-    return Block(*(part.to(device, non_blocking=True) for part in parts), None)
-
-
-def _compiled(graph: Graph, net, optimizer, setting: Setting, **further):
-    sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
-    autocast = torch.bfloat16 if setting.precision == "bf16" else None
-    return joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=autocast, **further)
-
-
-_MODES = {
-    "resident": _resident,
-    "pinned": _pinned,
-    "cached": _cached,
-    "large-batch": _large_batch,
-    "cpu": _cpu,
-}

@@ -33,8 +33,9 @@ CHUNK = 1 << 26
 
 
 def planted(
-    shape: str | Shape, device: str | torch.device = "cpu", dtype=torch.float32, seed: int = 0, shuffled: bool = True
-) -> Graph:
+    shape: str | Shape, device: str | torch.device = "cpu", dtype=torch.float32, seed: int = 0, shuffled: bool = True,
+    scale: float = 1.0,
+) -> Graph:  # fmt: skip
     """The graph of a shape, or of the name of one, with ``ndata["x"]``, ``ndata["y"]`` and ``train_idx``.
 
     Its numbers come in order from ``torch.Generator``s, as those of the benchmarks always did: it is another graph than
@@ -42,11 +43,12 @@ def planted(
 
     Args:
         dtype: of the features. shuffled: whether ids are in random order; else communities are consecutive.
+        scale: as many nodes times.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or a scale that leaves too few nodes.
     """
-    name, shape = shape_of(shape)
+    name, shape = shape_of(shape, scale)
     draws = Sequence(seed, device)
     place, id_at = _shuffle(shape.nodes, seed, device) if shuffled else (None, None)
     indptr = torch.zeros(shape.nodes + 1, dtype=torch.int64, device=device)

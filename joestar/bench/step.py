@@ -32,12 +32,13 @@ class Setting:
     """What is measured.
 
     Attributes:
-        precision: ``fp32``, ``tf32`` (fp32 whose products may use TF32) or ``bf16`` (features and autocast).
+        precision: ``fp32``, ``tf32`` (fp32 whose products may use TF32) or ``bf16`` (features and autocast); whole
+            epochs also ``fp16``.
         steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``),
         ``loader`` (PyG's NeighborLoader; left out, with the reason, where pyg-lib is missing).
         workers: processes of the loader; ``None``: a core each but for two, at most 12.
         ids: of the planted graph: ``shuffled``, ``planted`` (communities are consecutive) or both.
-        dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``.
+        dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``, ``scale`` times as many nodes.
         epochs: whole epochs timed by the wall clock; 0 for none.
     """
 
@@ -59,6 +60,7 @@ class Setting:
     ids: tuple[str, ...] = ("shuffled",)
     dataset: str | None = None
     epochs: int = 3
+    scale: float = 1.0
 
 
 @dataclass
@@ -178,9 +180,9 @@ def graph_of(ids: str, device: str | torch.device, setting: Setting) -> Graph:
     Raises:
         ConfigError: the dataset has no training nodes.
     """
-    dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setting.precision, torch.float32)
     if setting.dataset is None:
-        return planted(setting.shape, device, dtype, shuffled=ids == "shuffled")
+        return planted(setting.shape, device, dtype, shuffled=ids == "shuffled", scale=setting.scale)
     graph = joestar.load(setting.dataset).to(device)
     if graph.train_idx is None:
         raise ConfigError(f"--dataset {setting.dataset}: it has no training nodes.")

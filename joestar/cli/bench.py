@@ -1,5 +1,8 @@
 """``joestar bench``: tables of measured steps."""
 
+import statistics
+from collections.abc import Callable
+
 import torch
 from rich.console import Console
 
@@ -66,14 +69,22 @@ def bench_inference(setting: Setting, memory_budget: int | None, report: str | N
         write_json(report, result)
 
 
-def bench_epoch(setting: Setting, budget: str, modes: tuple[str, ...], report: str | None, console: Console) -> None:
-    """Measures, prints the table, and writes the JSON if a file is given."""
+def bench_epoch(
+    setting: Setting, budget: str, modes: tuple[str, ...], report: str | None, console: Console, busy: bool = True
+) -> None:
+    """Measures, prints every row as soon as it is there and the table at the end; the JSON grows with the rows."""
     check_writable(report, "--json")
-    result = epoch.run(setting, budget, modes, lambda text: console.print(text, highlight=False, soft_wrap=True))
-    _epoch_table(result, console)
+
+    def keep(result: dict) -> None:
+        if report is not None:
+            write_json(report, result)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    result = epoch.run(setting, budget, modes, say, keep, busy)
+    _epoch_tables(result, console)
     console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
-    if report is not None:
-        write_json(report, result)
 
 
 def bench_kernels(device: str, shape: str, only: str, report: str | None, console: Console) -> None:
@@ -190,22 +201,45 @@ def _inference_table(result: dict, console: Console) -> None:
     )  # fmt: skip
 
 
-def _epoch_table(result: dict, console: Console) -> None:
-    lines, missing = [], []
-    for row in result["rows"]:
-        if row["note"]:
-            missing.append(f"{row['model']} {row['mode']}: {row['note']}")
-            continue
-        later = sorted(row["seconds"][1:]) or row["seconds"]
-        expected, memory = row["predicted_seconds"], row["predicted_memory"]
-        lines.append((
-            row["model"], row["mode"], f"{later[len(later) // 2]:.3f}", f"{expected:.3f}" if expected else "-",
-            f"{row['bus'] / 1e9:.1f}" if row["bus"] is not None else "-", human_bytes(row["memory"]),
-            human_bytes(memory) if memory else "-", f"{row['cpu']:.1f}", f"{row['seconds'][0]:.1f}",
+def _epoch_tables(result: dict, console: Console) -> None:
+    """Two tables, each within 80 columns: time, and memory with what came before; rows without figures below."""
+    setting, rows = result["setting"], result["rows"]
+    several = [name for name in ("model", "ids") if len({row[name] for row in rows}) > 1]
+    missing = [f"{row['model']} {row['mode']}: {row['note']}" for row in rows if row["note"]]
+    times, memory = [], []
+    for row in (row for row in rows if not row["note"]):
+        names = (*(row[name] if name in several else "" for name in ("model", "ids")), row["mode"])
+        took = statistics.median(row["seconds"][1:] or row["seconds"])
+        times.append((
+            *names, f"{took:.3f}", *_planned(took, row["predicted_seconds"], "{:.3f}".format),
+            "-" if row["bus"] is None else f"{row['bus'] / 1e9:.1f}", _percent(row["match"]), _percent(row["busy"]),
+            f"{row['cpu']:.1f}",
         ))  # fmt: skip
-    headers = ("model", "mode", "s/epoch", "plan", "bus GB", "peak", "plan", "CPU s", "first s")
-    title = f"Epochs under {human_bytes(result['setting']['budget'])} (resident and cpu do not keep to it)"
-    _show(console, title, [*columns(headers, lines, 2), *missing])
+        memory.append((
+            *names, human_bytes(row["memory"]), *_planned(row["memory"], row["predicted_memory"], human_bytes),
+            f"{row['setup']:.1f}", f"{row['seconds'][0]:.1f}",
+        ))  # fmt: skip
+    console.print(f"\n{_what(setting)}, on {_about(setting)}", highlight=False)
+    first = ("model", "ids", "mode")
+    headers = (*first, "s/epoch", "plan", "x plan", "bus GB", "match", "busy", "CPU s")
+    title = f"Epochs under {human_bytes(setting['budget'])} (resident and cpu do not keep to it)"
+    _show(console, title, columns(headers, times, 3))
+    headers = (*first, "peak", "plan", "x plan", "set-up s", "first s")
+    _show(console, "Memory of the device, and time before", [*columns(headers, memory, 3), *missing])
+
+
+def _what(setting: dict) -> str:
+    scale = "" if setting["scale"] == 1 else f" x {setting['scale']:g}"
+    return setting["dataset"] or f"{setting['shape']}{scale}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _planned(found: float, expected: float | None, form: Callable[[float], str]) -> tuple[str, str]:
+    """(what was expected, how many times that was found)."""
+    return (form(expected), f"{found / expected:.2f}") if expected else ("-", "-")
 
 
 def _user_tables(result: dict, console: Console) -> None:

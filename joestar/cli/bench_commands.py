@@ -9,8 +9,11 @@ from joestar.cli.help import Command, Group, option
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed, against expert-eager PyTorch in the same run.")
 
-SHAPES = "tiny|small|products|papers"
-Shape = Annotated[str, option("Planted graph.", metavar=SHAPES)]
+SHAPES = ("tiny", "mini", "small", "products", "papers", "papers100M", "mag240m-c")
+"""Names of ``joestar.data.planted.SHAPES``, which takes seconds to import."""
+Shape = Annotated[str, option(f"Planted graph: {', '.join(SHAPES)}.", metavar="NAME")]
+MODES = ("resident", "pinned", "match", "match-reorder", "cached", "cached-match", "large-batch", "cpu")
+"""Names of ``joestar.bench.epoch.MODES``."""
 Device = Annotated[str, option("Where to measure.", metavar="cpu|cuda")]
 Models = Annotated[str, option("Of sage, gcn, gin, gat; by commas.", metavar="NAMES")]
 Precision = Annotated[str, option("Of parameters and products.", metavar="fp32|tf32|bf16")]
@@ -135,42 +138,45 @@ def epoch(
     shape: Shape = "small",
     device: Device = "cpu",
     budget: Annotated[str, option("Memory of the device that may be used.", metavar="SIZE")] = "24GiB",
-    modes: Annotated[
-        str, option("resident, pinned, cached, large-batch, cpu.", metavar="NAMES", show_default="all")
-    ] = "all",
+    modes: Annotated[str, option(f"Of {', '.join(MODES)}; by commas.", metavar="NAMES", show_default="all")] = "all",
     models: Models = "sage",
-    precision: Precision = "fp32",
+    precision: Annotated[
+        str, option("Of products; bf16, fp16: of features, too.", metavar="fp32|tf32|bf16|fp16")
+    ] = "fp32",
     fanouts: Fanouts = "15,10,5",
     hidden: Hidden = 128,
     batch_size: Batch = 1000,
     epochs: Annotated[int, option("Whole epochs, after a first one.", min=1)] = 3,
     ids: Ids = "shuffled",
     dataset: Dataset = None,
+    scale: Annotated[float, option("Times as many nodes and training nodes.", metavar="X")] = 1.0,
+    busy: Annotated[bool, option("Look how busy the GPU is, in a further epoch.", "--busy/--no-busy")] = True,
     json_file: Json = None,
 ) -> None:
     """Time whole epochs of a graph that may be larger than the device, fed in every way, under one memory budget.
 
+    Rows are printed, and written to the file of --json, as soon as they are there.
+
     Examples:
         joestar bench epoch --budget 60MiB                     # on the CPU
         joestar bench epoch --device cuda --shape papers100M   # on a GPU
+        joestar bench epoch --shape mag240m-c --scale 0.0001 --precision fp16
     """
     from joestar.bench.step import IDS, Setting
     from joestar.cli.bench import bench_epoch, numbers, words
 
     setting = Setting(
         shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
-        baselines=(), ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs,
+        baselines=(), ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs, scale=scale,
     )  # fmt: skip
-    from joestar.bench.epoch import MODES
-
-    bench_epoch(setting, budget, MODES if modes == "all" else words(modes), json_file, out())
+    bench_epoch(setting, budget, MODES if modes == "all" else words(modes), json_file, out(), busy)
 
 
 @app.command("kernels", cls=Command)
 @plain_errors
 def kernels(
     device: Device = "cpu",
-    shape: Annotated[str, option("Planted graph on a GPU.", metavar=SHAPES)] = "products",
+    shape: Annotated[str, option(f"On a GPU, planted graph: {', '.join(SHAPES)}.", metavar="NAME")] = "products",
     only: Annotated[str | None, option("Kernels whose names match (GPU).", metavar="REGEX")] = None,
     json_file: Annotated[str | None, option("Write the rows to this file.", "--json", metavar="FILE")] = None,
 ) -> None:

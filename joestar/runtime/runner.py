@@ -107,6 +107,12 @@ class StepRunner:
         self.counters.steps += 1
         return run.loss(position)
 
+    def seek(self, run: Run, position: int) -> None:
+        """Makes another step of the run the next one: its seeds, its key, its place among the losses."""
+        run.position = position
+        self.state.hold(run)
+        self.state.key[2] = position
+
     def logged(self, run: Run) -> dict[str, Tensor]:
         """What the loss returned beside in the run's latest step: name -> 0-d tensor of its own."""
         names = self.executor.program.logged

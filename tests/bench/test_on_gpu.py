@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from joestar.cli import bench_commands
 
 _SPEC = importlib.util.spec_from_file_location("on_gpu", Path(__file__).parents[2] / "benchmarks" / "on_gpu.py")
 on_gpu = sys.modules["on_gpu"] = importlib.util.module_from_spec(_SPEC)
@@ -96,10 +99,13 @@ def test_losses_must_agree(tmp_path):
 def test_every_stage_has_a_name_of_its_own_and_runs_a_file_that_exists(tmp_path):
     options = on_gpu.argparse.Namespace(device="cuda", shape=None, batch_size=1000, steps=200, workers=6, loader=True,
                                         pytest_options="--rootdir {root}")  # fmt: skip
-    stages = on_gpu.stages(options, tmp_path, tmp_path / "copy")
-    assert len({stage.name for stage in stages}) == len(stages) == 14
+    stages, bench = on_gpu.stages(options, tmp_path, tmp_path / "copy"), typer.main.get_command(bench_commands.app)
+    assert len({stage.name for stage in stages}) == len(stages) == 18
     for stage in stages:
         scripts = [word for word in stage.command if word.startswith("benchmarks/")]
         assert all((on_gpu.ROOT / script).exists() for script in scripts)
+        if "bench" in stage.command:
+            name, *flags = stage.command[stage.command.index("bench") + 1 :]
+            bench.commands[name].make_context(name, flags)  # a flag that there is not would be an error
     (tests,) = [stage for stage in stages if stage.name == "tests"]
     assert f"{tmp_path / 'copy'}" in tests.command and tests.folder == tmp_path / "copy"

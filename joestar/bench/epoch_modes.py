@@ -1,0 +1,326 @@
+"""What ``joestar bench epoch`` compares: ways of feeding a device, as epochs of steps and what is expected of them.
+
+All but ``cpu`` run the same compiled step with the same sampler.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import joestar
+from joestar.bench.match import WINDOW, Change, MatchedEpoch, RowBuffer, Windows, window_bytes
+from joestar.bench.step import Setting
+from joestar.errors import ConfigError
+from joestar.graph_api import Block, Graph, SamplingContext
+from joestar.runtime.seeds import shuffled
+from joestar.staged.planning import Planner
+from joestar.stages import Pipeline
+from joestar.store import FeatureStore, Pinned, host_gather, pin
+from joestar.store.hot import choose_hot, count_needed
+from joestar.store.pinned import host_empty
+
+COUNTED, CHECKED = 64, 2 * WINDOW
+"""Mini-batches from which is counted which rows a cache holds; others, from which is counted what is then missing."""
+SLACK = 1.05
+"""Room in a row buffer beyond twice the largest batch that was looked at."""
+
+
+@dataclass
+class Job:
+    """What a mode is given: a graph in host memory, a model on the device, and bytes of the device."""
+
+    graph: Graph
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+    setting: Setting
+    budget: int
+    device: torch.device
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-self.graph.train_idx.numel() // self.setting.batch_size)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Dtype of products, if it is not that of the parameters."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.setting.precision)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a node's features, as they are stored."""
+        x = self.graph.ndata["x"]
+        return x[:1].numel() * x.element_size()
+
+    def sampler(self, graph: Graph):
+        """The sampler of all modes."""
+        return joestar.NeighborSampler(graph, list(self.setting.fanouts))
+
+    def compiled(self, graph: Graph, **further):
+        """The compiled step of all modes."""
+        return joestar.compile(
+            self.net, self.sampler(graph), F.cross_entropy, self.optimizer, autocast=self.autocast, **further
+        )
+
+    @functools.cached_property
+    def planner(self) -> Planner:
+        """What plans ``large-batch``; here for its estimates."""
+        sampler, batch = self.sampler(self.graph), self.setting.batch_size
+        return Planner(self.net, sampler, self.budget, batch=batch, autocast=self.autocast)
+
+    def memory(self, held: float) -> int | None:
+        """Expected peak with ``held`` bytes beside the step's own; ``None`` on a CPU, where all is one memory."""
+        return int(held + self.planner.workspace()) if self.device.type == "cuda" else None
+
+    def seconds(self, missing: float, beside: bool) -> float:
+        """Expected time of an epoch whose steps wait for so many rows each, or for which they are brought beside."""
+        compute, bus = self.planner._step_seconds(), missing * self.row_bytes / self.planner.speeds.bus
+        return self.steps * (max(compute, bus) if beside else compute + bus)
+
+
+@dataclass
+class Fed:
+    """A mode, ready to run.
+
+    Attributes:
+        epoch: the losses of a new epoch's steps; an iterator with ``close``.
+        seconds, memory: expected of an epoch, before the first one; ``None`` where nothing is expected.
+        bus: bytes over the bus in the latest epoch; match: share of its rows that the batch before left there.
+    """
+
+    epoch: Callable[[], Iterator[Tensor]]
+    seconds: float | None = None
+    memory: int | None = None
+    bus: Callable[[], float | None] = lambda: None
+    match: Callable[[], float | None] = lambda: None
+
+
+def resident(job: Job) -> Fed:
+    """Structure and features on the device."""
+    planner = job.planner  # of the graph on the CPU
+    graph = job.graph.to(job.device)
+    step = job.compiled(graph)
+    memory = sum(planner.resident().values()) if job.device.type == "cuda" else None
+    return Fed(lambda: step.epoch(graph.train_idx, job.setting.batch_size), job.seconds(0, False), memory)
+
+
+# --- structure on the device, features on the host ---
+
+
+class _Near:
+    """The structure on the device, page-locked features, and what sampled batches need of them.
+
+    Attributes:
+        needs: ids of the rows that each of some mini-batches needs; check: of others, if there are so many.
+        held: bytes of the device that every step needs beside its workspace: structure, labels, gathered rows.
+    """
+
+    def __init__(self, job: Job, count: int):
+        graph, device = job.graph, job.device
+        near = Graph.from_csc(graph.indptr.to(device), graph.indices.to(device), validate=False)
+        near.ndata["y"], near.num_classes = graph.ndata["y"].to(device), graph.num_classes
+        near.train_idx = graph.train_idx.to(device)
+        self.job, self.graph = job, near
+        self.rows: Pinned = pin(graph.ndata["x"], device)
+        sampler, order = job.sampler(near), shuffled(near.train_idx, 1, 0).to(near.indices.dtype)
+        whole = max(1, order.numel() // job.setting.batch_size)
+        self.needs = _needs(sampler, near, order, job.setting.batch_size, range(min(count, whole)))
+        first = max(0, min(count, whole - CHECKED))
+        self.check = _needs(sampler, near, order, job.setting.batch_size, range(first, min(whole, first + CHECKED)))
+        self.largest = max(ids.numel() for ids in (*self.needs, *self.check))
+        structure = near.indptr.nbytes + near.indices.nbytes + near.ndata["y"].nbytes
+        self.held = structure + int(self.largest * SLACK * job.row_bytes)
+
+    def hottest(self, room: float) -> Tensor:
+        """As many of the rows needed most as so many bytes hold, ascending ids; node 0, which padding is, among them.
+
+        Raises:
+            ConfigError: there is no room.
+        """
+        near, count = self.graph, int(room // self.job.row_bytes)
+        if count < 1:
+            raise ConfigError("the structure alone fills the budget: no room for a cache.")
+        score = torch.zeros(near.num_nodes, dtype=torch.int32, device=self.job.device)
+        score = count_needed(self.needs, near.num_nodes, score).float()
+        score += torch.bincount(near.indices, minlength=near.num_nodes).clamp_(max=2**20) / 2**21
+        score[0] = torch.inf
+        return choose_hot(score, count)
+
+    def missing(self, hot: Tensor | None) -> list[int]:
+        """Rows that each of the batches looked at needs beside hot ones."""
+        if hot is None:
+            return [ids.numel() for ids in self.check]
+        is_hot = torch.zeros(self.graph.num_nodes, dtype=torch.bool, device=self.job.device)
+        is_hot[hot] = True
+        return [int((~is_hot[ids.long()]).sum()) for ids in self.check]
+
+    def free(self, beside: float) -> float:
+        """Bytes of the budget that are free."""
+        return self.job.budget - self.held - beside - self.job.planner.workspace()
+
+
+def _needs(sampler, graph: Graph, order: Tensor, batch: int, numbers: range) -> list[Tensor]:
+    """Ids of the rows that mini-batches need, by number."""
+    return [sampler.sample(graph.keyed(1, 0, i), order[i * batch : (i + 1) * batch])[0].srcs for i in numbers]
+
+
+def pinned(job: Job) -> Fed:
+    """Features in page-locked host memory, read in place."""
+    return _stored(_Near(job, 1), None)
+
+
+def cached(job: Job) -> Fed:
+    """The same, rows that are needed most on the device as far as the budget goes."""
+    near = _Near(job, COUNTED)
+    return _stored(near, near.hottest(near.free(4 * near.graph.num_nodes)))
+
+
+def _stored(near: _Near, hot: Tensor | None) -> Fed:
+    job, counts = near.job, near.missing(hot)
+    missing = sum(counts) / len(counts)
+    near.graph.ndata["x"] = FeatureStore(near.rows, job.device, hot=hot)
+    held = near.held + near.graph.ndata.sources["x"].device_bytes if hot is not None else near.held
+    step = job.compiled(near.graph)
+    return Fed(
+        lambda: step.epoch(near.graph.train_idx, job.setting.batch_size), job.seconds(missing, False),
+        job.memory(held), lambda: missing * job.steps * job.row_bytes,
+    )  # fmt: skip
+
+
+def match(job: Job, reorder: bool = False) -> Fed:
+    """Features in page-locked host memory; rows of the batch before stay."""
+    return _matched(_Near(job, 1), torch.zeros(1, dtype=torch.int64, device=job.device), reorder)
+
+
+def cached_match(job: Job) -> Fed:
+    """Match-Reorder for what is not hot."""
+    near = _Near(job, COUNTED)
+    row, tables = job.row_bytes, _tables(near, True)
+    hot = near.hottest(near.free(tables + _room(near.largest) * row))
+    room = _room(max(near.missing(hot)))  # less, as hot rows need none
+    return _matched(near, near.hottest(near.free(tables + room * row)), True)
+
+
+def _room(largest: int) -> int:
+    """Slots for two batches."""
+    return int(2 * largest * SLACK) + 64
+
+
+def _tables(near: _Near, reorder: bool) -> int:
+    """Bytes for slots, which nodes are hot, marks of batches, and batches that are known ahead."""
+    return (9 if reorder else 5) * near.graph.num_nodes + window_bytes(near.largest)
+
+
+def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
+    job, graph = near.job, near.graph
+    room = min(graph.num_nodes - hot.numel(), _room(max(near.missing(hot))))
+    held = near.held + _tables(near, reorder) + (hot.numel() + room) * job.row_bytes
+    if near.free(held - near.held) < 0:
+        raise ConfigError("the structure and the rows of two batches do not fit into the budget.")
+    graph.ndata["x"] = buffer = RowBuffer(near.rows, hot, room)
+    windows = Windows(lambda number: near.check[number], len(near.check), buffer, reorder, graph.indices.dtype)
+    changes: list[Change] = [change for window in range(windows.count) for change in windows(window)]
+    later = changes[1:] or changes
+    missing = sum(change.missing for change in later) / len(later)
+    step, latest = job.compiled(graph), []
+
+    def epoch() -> MatchedEpoch:
+        latest[:] = [MatchedEpoch(step, graph.train_idx, job.setting.batch_size, buffer, reorder)]
+        return latest[0]
+
+    return Fed(
+        epoch, job.seconds(missing, True), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
+        lambda: latest[0].seen.share,
+    )  # fmt: skip
+
+
+# --- everything on the host ---
+
+
+def large_batch(job: Job) -> Fed:
+    """Macro-batches sampled on the CPU, hot rows on the device: ``joestar.compile(memory=...)``."""
+    size = job.setting.batch_size
+    step = job.compiled(job.graph, memory=job.budget, batch_size=size)
+    if step.plan.fits:
+        return Fed(lambda: step.epoch(job.graph.train_idx, size), job.seconds(0, False), step.plan.memory, lambda: 0)
+    before = [0]
+
+    def epoch() -> Iterator[Tensor]:
+        before[0] = step.traffic.bytes
+        return step.epoch(job.graph.train_idx, size)
+
+    return Fed(epoch, step.plan.epoch_seconds, step.plan.memory, lambda: step.traffic.bytes - before[0])
+
+
+def cpu(job: Job) -> Fed:
+    """Mini-batches sampled and gathered on the CPU, ahead, and copied; the model runs eagerly."""
+    moved, number = [0.0], iter(range(1 << 30))
+    scaler = torch.amp.GradScaler(job.device.type, enabled=job.autocast == torch.float16)
+
+    def epoch() -> Iterator[Tensor]:
+        moved[0] = 0.0
+        with Pipeline(_sampled(job, next(number)), job.steps, _gathered(job, moved), depth=2) as pipeline:
+            for blocks, rows, labels in pipeline:
+                yield _trained(job, scaler, blocks, rows, labels)
+
+    return Fed(epoch, bus=lambda: moved[0])
+
+
+def _sampled(job: Job, epoch: int) -> Callable[[int], list[Block]]:
+    graph, batch, sampler = job.graph, job.setting.batch_size, job.sampler(job.graph)
+    order = shuffled(graph.train_idx, 0, epoch).to(graph.indices.dtype)
+
+    def sample(index: int) -> list[Block]:
+        key = torch.tensor([0, epoch, index], dtype=torch.int64)
+        return sampler.sample(graph.with_context(SamplingContext(key)), order[index * batch : (index + 1) * batch])
+
+    return sample
+
+
+def _gathered(job: Job, moved: list[float]) -> Callable[[list[Block]], tuple]:
+    x, y, on_gpu = job.graph.ndata["x"], job.graph.ndata["y"], job.device.type == "cuda"
+
+    def gather(blocks: list[Block]) -> tuple[list[Block], Tensor, Tensor]:
+        ids = blocks[0].srcs
+        shape = (ids.numel(), *x.shape[1:])
+        rows = torch.empty(shape, dtype=x.dtype, pin_memory=True) if on_gpu else host_empty(shape, x.dtype)
+        host_gather(x, ids, rows)
+        moved[0] += rows.nbytes + sum(t.nbytes for b in blocks for t in (b.indptr, b.indices))
+        return blocks, rows, y[blocks[-1].dsts.long()]
+
+    return gather
+
+
+def _trained(job: Job, scaler, blocks: list[Block], rows: Tensor, labels: Tensor) -> Tensor:
+    """A step of plain PyTorch."""
+    near, rows = [_block_to(block, job.device) for block in blocks], rows.to(job.device, non_blocking=True)
+    with torch.autocast(job.device.type, job.autocast, enabled=job.autocast is not None):
+        loss = F.cross_entropy(job.net(near, rows).float(), labels.to(job.device))
+    job.optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(job.optimizer)
+    scaler.update()
+    return loss.detach()
+
+
+def _block_to(block: Block, device: torch.device) -> Block:
+    parts = (block.indptr, block.indices, block.srcs, block.dsts)
+    return Block(*(part.to(device, non_blocking=True) for part in parts), None)
+
+
+MODES: dict[str, Callable[[Job], Fed]] = {
+    "resident": resident,
+    "pinned": pinned,
+    "match": match,
+    "match-reorder": functools.partial(match, reorder=True),
+    "cached": cached,
+    "cached-match": cached_match,
+    "large-batch": large_batch,
+    "cpu": cpu,
+}
+KEEP = tuple(name for name in MODES if name not in ("resident", "cpu"))
+"""Modes that keep to the budget."""

@@ -1,0 +1,161 @@
+"""``bench epoch``: every way of feeding trains the same batches; what is counted and expected; tables and files."""
+
+import dataclasses
+import functools
+import io
+import json
+import math
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import joestar
+from joestar.bench import epoch, epoch_modes
+from joestar.bench.busy import busy_share, united
+from joestar.bench.planted import planted
+from joestar.bench.step import Setting
+from joestar.cli import bench as cli
+from joestar.cli import bench_commands
+from joestar.cli.main import app
+from joestar.data.planted import SHAPES
+from joestar.errors import ConfigError
+from joestar.runtime.seeds import shuffled
+
+SETTING = Setting("mini", models=("sage",), fanouts=(4, 3), hidden=8, batch_size=200, epochs=1, baselines=())
+BUDGET = "15MiB"
+
+
+@pytest.fixture(scope="module")
+def eager():
+    """Without Inductor, which nothing here is about."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(epoch_modes.joestar, "compile", functools.partial(joestar.compile, backend="eager"))
+    yield patch
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def measured(eager):
+    """(the result of all modes, how many rows there were whenever it was to be kept, lines)."""
+    kept, lines = [], []
+    result = epoch.run(SETTING, BUDGET, say=lines.append, keep=lambda found: kept.append(len(found["rows"])))
+    return result, kept, lines
+
+
+def test_every_mode_is_measured_and_kept_at_once(measured):
+    result, kept, lines = measured
+    rows = {row["mode"]: row for row in result["rows"]}
+    assert tuple(rows) == epoch.MODES and not any(row["note"] for row in result["rows"])
+    assert kept == list(range(1, len(epoch.MODES) + 1))
+    assert [line.split()[0] for line in lines[1:]] == list(epoch.MODES)
+    for row in rows.values():
+        assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0 and row["busy"] is None, "no GPU here"
+        assert math.isfinite(row["loss"])
+        assert (row["predicted_seconds"] is None) == (row["mode"] == "cpu")
+    losses = [rows[mode]["loss"] for mode in epoch.MODES if mode not in ("large-batch", "cpu")]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=0.03), "the same batches, but for their order"
+    json.dumps(result)
+
+
+def test_bytes_over_the_bus(measured):
+    """Rows of the second epoch's batches, counted from scratch."""
+    rows, graph = {row["mode"]: row for row in measured[0]["rows"]}, planted("mini")
+    row_bytes, sampler = 64 * 4, joestar.NeighborSampler(graph, list(SETTING.fanouts))
+    order, before, needed, missing = shuffled(graph.train_idx, 0, 1), {0}, 0, 0
+    for index in range(50):
+        ids = set(sampler.sample(graph.keyed(0, 1, index), order[index * 200 : index * 200 + 200])[0].srcs.tolist()) - {
+            0
+        }
+        needed, missing, before = needed + len(ids), missing + len(ids - before), ids
+    assert rows["resident"]["bus"] is None
+    assert rows["match"]["bus"] == missing * row_bytes
+    assert rows["match"]["match"] == pytest.approx(1 - missing / needed)
+    assert rows["pinned"]["bus"] == pytest.approx(needed * row_bytes, rel=0.1), "from other batches"
+    assert rows["match-reorder"]["bus"] < rows["match"]["bus"] < rows["pinned"]["bus"]
+    assert 0 < rows["cached-match"]["bus"] < rows["match-reorder"]["bus"]
+    assert 0 < rows["cached"]["bus"] < rows["pinned"]["bus"]
+    assert rows["large-batch"]["bus"] > 0 and rows["cpu"]["bus"] > rows["pinned"]["bus"]
+
+
+def test_too_small_a_budget_is_a_note(eager):
+    lines = []
+    modes = ("match", "cached", "cached-match")
+    found = epoch.run(SETTING, "5MiB", modes, lines.append)
+    assert all("budget" in row["note"] and not row["seconds"] for row in found["rows"])
+    assert all(row["note"] in line for row, line in zip(found["rows"], lines[1:], strict=True))
+
+
+def test_unknown_words_are_refused():
+    with pytest.raises(ConfigError, match="unknown mode 'fast'"):
+        epoch.run(SETTING, BUDGET, ("fast",))
+    with pytest.raises(ConfigError, match="unknown precision 'fp8'"):
+        epoch.run(dataclasses.replace(SETTING, precision="fp8"), BUDGET)
+
+
+def test_a_share_of_a_shape_with_features_of_16_bits(eager):
+    setting = dataclasses.replace(
+        SETTING, shape="mag240m-c", scale=0.0001, precision="fp16", fanouts=(3, 2), batch_size=60
+    )
+    lines = []
+    found = epoch.run(setting, "1GiB", ("match-reorder", "cpu"), lines.append)
+    assert "12,175 nodes" in lines[0] and "x[12175, 768]" in lines[0]
+    assert not any(row["note"] for row in found["rows"]), found["rows"]
+    assert all(0 < row["loss"] < 10 for row in found["rows"])
+    assert found["rows"][0]["bus"] % (768 * 2) == 0
+
+
+# --- how busy ---
+
+
+def test_spans_are_united():
+    assert united([]) == 0
+    assert united([(5, 6), (0, 2), (1, 3), (1.5, 2), (3, 4)]) == 5
+
+
+def test_a_cpu_has_no_share():
+    losses = iter(range(3))
+    assert busy_share(losses, torch.device("cpu"), 1.0) is None and next(losses) == 0, "and no step is taken for it"
+
+
+# --- tables ---
+
+
+def test_tables_fit_80_columns():
+    row = epoch.Row(
+        "large-batch", "sage", [1234.567, 1234.567], 1234.5, 12345.6e9, 123 * 2**30, 12345.6, 1234.567, 123 * 2**30,
+        0.123, 0.999, 1.0,
+    )  # fmt: skip
+    modes = [dataclasses.replace(row, mode=mode) for mode in epoch.MODES]
+    setting = dataclasses.asdict(SETTING) | {"budget": 24 << 30}
+    text = _printed({"setting": setting, "rows": [dataclasses.asdict(row) for row in modes]})
+    assert max(map(len, text)) <= 80 and "…" not in "".join(text)
+    assert sum(line.count("1234.567") for line in text) == 2 * len(modes) and sum(line.count("1.00") for line in text)
+    short = [dataclasses.asdict(epoch.Row("resident", "gat", [2.0, 1.0, 3.0, 2.5], bus=None, ids="shuffled"))]
+    short.append(dataclasses.asdict(epoch.Row("cached", "sage", note="no room", ids="shuffled")))
+    text = "\n".join(_printed({"setting": setting, "rows": short}))
+    assert "2.500" in text and "sage cached: no room" in text and "plan" not in text, "the first epoch does not count"
+
+
+def _printed(result: dict) -> list[str]:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    cli._epoch_tables(result, console)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_command(eager, tmp_path):
+    file = tmp_path / "epoch.json"
+    arguments = ["bench", "epoch", "--shape", "mini", "--modes", "match,cached", "--budget", BUDGET, "--epochs", "1"]
+    arguments += ["--fanouts", "4,3", "--hidden", "8", "--batch-size", "1000", "--no-busy", "--json", str(file)]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert [row["mode"] for row in json.loads(file.read_text())["rows"]] == ["match", "cached"]
+    assert "mini, on cpu, fp32, batch 1000, fanouts 4,3, hidden 8" in found.output
+
+
+def test_names_in_help_texts_are_those_there_are():
+    assert tuple(SHAPES) == bench_commands.SHAPES
+    assert epoch.MODES == bench_commands.MODES
+    help_text = CliRunner().invoke(app, ["generate", "--help"]).output
+    assert all(name in help_text for name in SHAPES)
