@@ -10,7 +10,7 @@ PATIENT = (200_000, 10, 1_000)
 
 
 class FewerCollections(contextlib.ContextDecorator):
-    """Within, a growing heap is not searched for garbage over and over: a sixth of the time of a small step's first use.
+    """Within, a growing heap is not searched for garbage over and over: a sixth of a small step's start.
 
     One for the process: blocks may be nested and run in several threads, and the last to end restores the thresholds. A
     collector that is switched off, or that is set to something else within, is left alone.

@@ -1,4 +1,4 @@
-"""What makes a first step quick: a patient collector of garbage, and Inductor's needs found while the program is traced."""
+"""A quick first step: a patient collector of garbage, and Inductor's needs found while the program is traced."""
 
 import gc
 import os
