@@ -8,8 +8,10 @@ captured each time.
 TorchDynamo, which follows Python's byte code (``fuzz/tracing.py``; ``fuzz/test_reference.py`` compares the graphs).
 What such a trace cannot do, or specialises on, is captured in the real way.
 
+``cheapest_captures``: both.
+
 With ``JOESTAR_REAL_CAPTURES=1``, as in ``make test-all``, every capture is a real one. Tests of the capture itself, and
-of whole runs as a user starts them, use neither.
+of whole runs as a user starts them, use none of them.
 """
 
 import contextlib
@@ -59,14 +61,15 @@ def cheaper(how) -> Iterator[None]:
 # --- shared ---
 
 
-def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
-    """The capture of a twin, with this program's tensors; its own if there is none yet."""
+def shared(program: Program, seeds: Tensor, labels: list[str], own=real) -> Captured:
+    """The capture of a twin, with this program's tensors; its ``own`` if there is none yet."""
     try:
         tensors, key = described(program, seeds, labels)
     except UnknownError:
-        return real(program, seeds, labels)
+        return own(program, seeds, labels)
+    key = own, key
     if key not in _MADE:
-        made = real(program, seeds, labels)
+        made = own(program, seeds, labels)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         if all(not role.held or id(role.tensor) in places for role in made.roles):
             roles = [(role, places[id(role.tensor)] if role.held else None) for role in made.roles]
@@ -76,6 +79,11 @@ def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     again = _copy(made, [role if place is None else role.holding(tensors[place]) for role, place in roles])
     program._check_outputs(again.gm, "Model")
     return again
+
+
+def cheapest(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
+    """The capture of a twin; where there is none, a quick one."""
+    return shared(program, seeds, labels, own=quick)
 
 
 def _copy(made: Captured, roles: list[Input]) -> Captured:

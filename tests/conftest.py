@@ -30,10 +30,14 @@ def pytest_configure():
         guards.profile_guard_manager = lambda *args: 0.0
 
 
+QUICK = {"quick_captures", "cheapest_captures"}
+"""Fixtures under which programs are traced without TorchDynamo."""
+
+
 def pytest_collection_modifyitems(items):
     """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it."""
     for item in items:
-        if "quick_captures" in getattr(item, "fixturenames", ()) and not names_lines(item):
+        if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
 
 
@@ -64,4 +68,13 @@ def quick_captures(request):
     from captures import cheaper, quick, real
 
     with cheaper(real if names_lines(request.node) else quick):
+        yield
+
+
+@pytest.fixture
+def cheapest_captures(request):
+    """Both: no capture for a twin of what was captured, and else none that looks at byte code (``captures.py``)."""
+    from captures import cheaper, cheapest, real
+
+    with cheaper(real if names_lines(request.node) else cheapest):
         yield

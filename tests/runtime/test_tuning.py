@@ -20,7 +20,7 @@ from joestar.runtime.program import Program
 
 from .common import CLASSES, FEATURES, make_step, planted_graph, train
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX = torch.arange(100, 500)
 FAST = "update-first"
