@@ -97,6 +97,8 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
         UnknownError: for what cannot be told.
     """
     graph, tensors = program.graph, []
+    if _has_sources(graph):
+        raise UnknownError
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
              graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph._formats)  # fmt: skip
     setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
@@ -133,6 +135,11 @@ def _form(value, tensors: list[Tensor], graph):
     return type(value), _form(_attributes(value), tensors, graph)
 
 
+def _has_sources(graph) -> bool:
+    """Whether rows are gathered from elsewhere than the tensors that the graph shows."""
+    return any(getattr(frame, "sources", None) for frame in (graph.ndata, graph.edata))
+
+
 _OF_MODULES = set(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 
 
@@ -158,6 +165,8 @@ def _function(value: types.FunctionType, tensors: list[Tensor], graph) -> tuple:
 
 def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """A trace by ``make_fx`` alone; a capture where that cannot be."""
+    if _has_sources(program.graph):
+        return real(program, seeds, labels)
     try:
         made = traced(program, seeds, labels)
         verify_capture(made.gm, "Model")
