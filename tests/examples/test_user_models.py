@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 
 import joestar
 from joestar.bench.user_baselines import PygModel, TorchBlock
@@ -165,7 +166,8 @@ def test_a_script_hands_over_what_it_defines(name, monkeypatch):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in RUN else pytest.mark.slow) for n in MODELS])
 def test_a_script_runs(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
-    step = example(FOLDER, name).main(["--backend", "eager", "--epochs", "1"])
+    with cheaper(real):
+        step = example(FOLDER, name).main(["--backend", "eager", "--epochs", "1"])
     counters = step.report().counters
     assert counters.padded_steps > 0 and counters.fallbacks == 0
     assert "best validation" in capsys.readouterr().out
