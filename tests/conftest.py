@@ -20,8 +20,11 @@ if not torch.cuda.is_available():
 
 
 def pytest_configure():
-    """While tests are collected, the heap only grows. Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take:
-    a seventh of a small capture's time. It is imported here, as it imports Triton."""
+    """While tests are collected, the heap only grows.
+
+    Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take: a
+    seventh of a small capture's time. It is imported here, as it imports Triton.
+    """
     gc.set_threshold(50_000, 20, 100)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would hand that down
         signal.signal(signal.SIGINT, signal.default_int_handler)
