@@ -18,6 +18,8 @@ CSRC := CMakeLists.txt $(shell find csrc -name '*.?pp' -o -name CMakeLists.txt)
 export PATH := $(abspath $(BIN)):$(PATH)
 # Two test workers share the processors; kernels that need several threads ask for them.
 test-python test-all fuzz: export OMP_NUM_THREADS ?= 1
+# Test modules, whose asserts pytest rewrites, and the package are compiled once, not by every process.
+test-python test-all fuzz: export PYTHONDONTWRITEBYTECODE :=
 # Idle OpenMP threads that spin starve the others where cores are few or shared.
 train test-python test-all fuzz: export OMP_WAIT_POLICY ?= passive
 
@@ -41,7 +43,8 @@ test-python: $(VENV)/.installed
 # Also what `make test` traces in a quicker way (tests/captures.py), captured in the real one.
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "fuzz and not slow"
-	JOESTAR_REAL_CAPTURES=1 $(PYTEST) tests/fusion tests/lowering -m "quick and not slow and not gpu and not fuzz"
+	JOESTAR_REAL_CAPTURES=1 $(PYTEST) -m "quick and not slow and not gpu and not fuzz" \
+		tests/fusion tests/lowering tests/runtime tests/profiling tests/nn tests/cli tests/docs tests/examples
 
 test-all: export JOESTAR_REAL_CAPTURES := 1
 test-all: test-cpp $(VENV)/.installed

@@ -57,8 +57,8 @@ _PLACES = {
 }
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
-    "api", "bench", "cli", "data", "errors", "fusion", "graph_api", "kernels", "lowering", "metrics", "nn", "ops",
-    "partitioning", "profile", "runtime", "sampling", "staged", "stages", "step", "store",
+    "api", "bench", "cli", "data", "errors", "fusion", "garbage", "graph_api", "kernels", "lowering", "metrics", "nn",
+    "ops", "partitioning", "profile", "runtime", "sampling", "staged", "stages", "step", "store",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 
@@ -67,13 +67,20 @@ def __getattr__(name: str) -> Any:
     """A public name at its first use (PEP 562); from then on it is an ordinary attribute."""
     if name in _PLACES:
         module, there = _PLACES[name]
-        value = getattr(import_module(module), there)
+        value = getattr(_imported(module), there)
     elif name in _MODULES:
-        value = import_module(f"{__name__}.{name}")
+        value = _imported(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _imported(module: str) -> Any:
+    from joestar.garbage import fewer_collections
+
+    with fewer_collections:
+        return import_module(module)
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,10 @@ captured each time.
 TorchDynamo, which follows Python's byte code (``fuzz/tracing.py``; ``fuzz/test_reference.py`` compares the graphs).
 What such a trace cannot do, or specialises on, is captured in the real way.
 
+``cheapest_captures``: both.
+
 With ``JOESTAR_REAL_CAPTURES=1``, as in ``make test-all``, every capture is a real one. Tests of the capture itself, and
-of whole runs as a user starts them, use neither.
+of whole runs as a user starts them, use none of them.
 """
 
 import contextlib
@@ -59,14 +61,15 @@ def cheaper(how) -> Iterator[None]:
 # --- shared ---
 
 
-def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
-    """The capture of a twin, with this program's tensors; its own if there is none yet."""
+def shared(program: Program, seeds: Tensor, labels: list[str], own=real) -> Captured:
+    """The capture of a twin, with this program's tensors; its ``own`` if there is none yet."""
     try:
         tensors, key = described(program, seeds, labels)
     except UnknownError:
-        return real(program, seeds, labels)
+        return own(program, seeds, labels)
+    key = own, key
     if key not in _MADE:
-        made = real(program, seeds, labels)
+        made = own(program, seeds, labels)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         if all(not role.held or id(role.tensor) in places for role in made.roles):
             roles = [(role, places[id(role.tensor)] if role.held else None) for role in made.roles]
@@ -76,6 +79,11 @@ def shared(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     again = _copy(made, [role if place is None else role.holding(tensors[place]) for role, place in roles])
     program._check_outputs(again.gm, "Model")
     return again
+
+
+def cheapest(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
+    """The capture of a twin; where there is none, a quick one."""
+    return shared(program, seeds, labels, own=quick)
 
 
 def _copy(made: Captured, roles: list[Input]) -> Captured:
@@ -89,6 +97,8 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
         UnknownError: for what cannot be told.
     """
     graph, tensors = program.graph, []
+    if _has_sources(graph):
+        raise UnknownError
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
              graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph._formats)  # fmt: skip
     setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
@@ -125,6 +135,11 @@ def _form(value, tensors: list[Tensor], graph):
     return type(value), _form(_attributes(value), tensors, graph)
 
 
+def _has_sources(graph) -> bool:
+    """Whether rows are gathered from elsewhere than the tensors that the graph shows."""
+    return any(getattr(frame, "sources", None) for frame in (graph.ndata, graph.edata))
+
+
 _OF_MODULES = set(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 
 
@@ -150,6 +165,8 @@ def _function(value: types.FunctionType, tensors: list[Tensor], graph) -> tuple:
 
 def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """A trace by ``make_fx`` alone; a capture where that cannot be."""
+    if _has_sources(program.graph):
+        return real(program, seeds, labels)
     try:
         made = traced(program, seeds, labels)
         verify_capture(made.gm, "Model")

@@ -20,8 +20,12 @@ if not torch.cuda.is_available():
 
 
 def pytest_configure():
-    """Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take:
-    a seventh of a small capture's time. It is imported here, as it imports Triton."""
+    """While tests are collected, the heap only grows.
+
+    Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take: a
+    seventh of a small capture's time. It is imported here, as it imports Triton.
+    """
+    gc.set_threshold(50_000, 20, 100)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would hand that down
         signal.signal(signal.SIGINT, signal.default_int_handler)
     from torch._dynamo import guards
@@ -30,10 +34,14 @@ def pytest_configure():
         guards.profile_guard_manager = lambda *args: 0.0
 
 
+QUICK = {"quick_captures", "cheapest_captures"}
+"""Fixtures under which programs are traced without TorchDynamo."""
+
+
 def pytest_collection_modifyitems(items):
     """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it."""
     for item in items:
-        if "quick_captures" in getattr(item, "fixturenames", ()) and not names_lines(item):
+        if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
 
 
@@ -64,4 +72,13 @@ def quick_captures(request):
     from captures import cheaper, quick, real
 
     with cheaper(real if names_lines(request.node) else quick):
+        yield
+
+
+@pytest.fixture
+def cheapest_captures(request):
+    """Both: no capture for a twin of what was captured, and else none that looks at byte code (``captures.py``)."""
+    from captures import cheaper, cheapest, real
+
+    with cheaper(real if names_lines(request.node) else cheapest):
         yield

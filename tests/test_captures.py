@@ -3,12 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import UnknownError, cheaper, described, quick, shared
+from captures import UnknownError, cheaper, cheapest, described, quick, shared
 from torch import nn
 
 from joestar import fn
 from joestar.errors import CaptureError
 from joestar.runtime import program as program_module
+from joestar.store import FeatureStore
 from tests.runtime.common import FEATURES, make_step, planted_graph, train
 
 IDX = torch.arange(0, 130)
@@ -127,3 +128,14 @@ def test_every_capture_can_be_real(monkeypatch):
     for how in (shared, quick):
         with cheaper(how):
             assert program_module.Program._capture is capture
+
+
+def test_rows_that_come_from_a_store_are_captured_as_such(captured):
+    graph, stored = planted_graph(nodes=400), planted_graph(nodes=400)
+    stored.ndata["x"] = FeatureStore(stored.ndata["x"], "cpu", hot=torch.tensor([5, 3]))
+    with cheaper(cheapest):
+        make_step(graph=graph)(IDX[:9])
+        before, step = len(captured), make_step(graph=stored)
+        step(IDX[:9])
+    assert len(captured) == before + 1
+    assert "gather_rows" in step.report().programs[0].graph_before

@@ -9,6 +9,7 @@ PACKAGE = Path(joestar.__file__).parent
 
 ALLOWED = {
     "errors": set(),
+    "garbage": set(),
     "metrics": {"errors"},
     "kernels": {"errors", "_native"},
     "ops": {"errors", "kernels", "_native"},
@@ -33,7 +34,7 @@ ALLOWED = {
         "ops",
         "kernels",
     },
-    "runtime": {"errors", "metrics", "stages", "store", "profile", "fusion", "lowering", "graph_api", "ops"},
+    "runtime": {"errors", "garbage", "metrics", "stages", "store", "profile", "fusion", "lowering", "graph_api", "ops"},
     "step": {"errors", "metrics", "runtime", "stages", "store", "profile", "fusion", "lowering", "graph_api", "ops"},
     "staged": {"errors", "step", "runtime", "stages", "store", "profile", "lowering", "graph_api", "ops"},
     "api": {

@@ -29,6 +29,8 @@ SEEDS_HINT = 11
 
 _RNN = {"allow_rnn": True} if hasattr(torch._dynamo.config, "allow_rnn") else {}
 """``nn.LSTM`` and ``nn.GRU`` are traced as one op each."""
+_NO_COLLECTION = {"run_gc_after_compile": False} if hasattr(torch._dynamo.config, "run_gc_after_compile") else {}
+"""Dynamo would search the heap for garbage after every capture."""
 
 
 class _TracedError(Exception):
@@ -146,7 +148,7 @@ def _read(
     """Traces, and reads what the backend has ``seen``."""
     try:
         try:
-            with torch._dynamo.config.patch(_RNN), cumulative_averages():
+            with torch._dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages():
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

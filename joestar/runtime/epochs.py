@@ -1,5 +1,6 @@
 """Epochs: the order of the seeds, and an iterator over the losses that may be left, resumed, and run beside others."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError
+from joestar.garbage import fewer_collections
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import Run
@@ -79,14 +81,18 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         if not self.running:
             raise StopIteration
         try:
-            if self._run is None:
-                self._begin()
-            self._ahead()
-            loss = self._runner.take(self._run)
+            with fewer_collections if self._run is None else contextlib.nullcontext():
+                loss = self._take()
         except StopIteration as error:  # of the user's code: the loop would take it for the end of the epoch
             raise RuntimeError("sampler, model, loss or optimizer raised StopIteration within a step.") from error
         self.logged = self._runner.logged(self._run)
         return (loss, self._taken(self._run.position - 1)) if self.with_seeds else loss
+
+    def _take(self) -> Tensor:
+        if self._run is None:
+            self._begin()
+        self._ahead()
+        return self._runner.take(self._run)
 
     def _taken(self, position: int) -> Tensor:
         """The seeds of a step."""

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from joestar.fusion import overlap
 from joestar.ops.digest import source_digest
 from joestar.ops.library import decompositions
+from joestar.runtime import beforehand
 from joestar.runtime.locks import TRACING
 from joestar.runtime.recompute import RecomputeMasks
 
@@ -28,8 +29,10 @@ def compile_graph(
         example: the inputs, whose shapes, strides and dtypes will not change. disabled: names of passes to leave out.
         deterministic: nothing is chosen by timing, and libraries work on one stream only.
     """
+    beforehand.import_inductor()
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    beforehand.finish(device)
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
     with torch.compiler.config.patch(tag):

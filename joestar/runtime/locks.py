@@ -7,6 +7,8 @@ import contextlib
 import os
 import threading
 
+from joestar.garbage import fewer_collections
+
 
 class ProcessLock(contextlib.ContextDecorator):
     """A reentrant lock that is free again in a forked child: the thread that held it does not exist there."""
@@ -27,5 +29,18 @@ class ProcessLock(contextlib.ContextDecorator):
         self._lock.release()
 
 
-TRACING = ProcessLock()
+class TracingLock(ProcessLock):
+    """Nearly all that tracing and compiling make stays, so that there is little to collect."""
+
+    def __enter__(self) -> "TracingLock":
+        super().__enter__()
+        fewer_collections.__enter__()
+        return self
+
+    def __exit__(self, *args) -> None:
+        fewer_collections.__exit__()
+        super().__exit__(*args)
+
+
+TRACING = TracingLock()
 CAPTURING = ProcessLock()

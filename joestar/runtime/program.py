@@ -29,6 +29,7 @@ from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
+from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
@@ -133,6 +134,8 @@ class Program:
         """
         if self.captured is not None:
             return
+        if self.options.backend != "eager":
+            beforehand.begin(self.graph.device.type)
         with own_tables({}):  # a CUDA graph will have its own
             sizes, labels = measure(self.sampler, self.graph, seeds, key)
         self._traced_frozen = self.modes.frozen()

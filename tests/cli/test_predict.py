@@ -11,6 +11,8 @@ import joestar
 from joestar.cli import saved
 from joestar.cli.main import app
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 NUM_NODES = 40
 
 

@@ -16,6 +16,7 @@ print("scores", (z[source] * z[target]).sum(1).mean().item(), (z[pairs[0]] * z[p
 """
 
 
+@pytest.mark.usefixtures("cheapest_captures")
 def test_the_page_runs_and_links_are_told_from_random_pairs(tmp_path):
     def edit(block):
         return block._replace(code=block.code + SCORES) if "unique(return_inverse=True)" in block.code else block

@@ -18,6 +18,8 @@ ELSEWHERE = ("from-pyg", "from-dgl", "from-a-plain-loop", "tutorial", "faq")
 """Pages that run in other files of this folder, which look at what they print."""
 LONG = ("profiling", "training")
 """Pages whose snippets run in ``make fuzz``."""
+CAPTURED = ("README", "index", "write-your-own-model", "write-your-own-sampler")
+"""Pages whose programs go through the real capture in ``make test`` already; others do in ``make fuzz``."""
 LANGUAGES = {"python", "toml", "csv", "text", "json", *SHELLS}
 
 
@@ -27,15 +29,16 @@ def anchors(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.stem, marks=pytest.mark.fuzz if page.stem in LONG else ())
-        for page in PAGES
-        if page.stem not in ELSEWHERE
-    ],
-)
-def test_snippets_run(page, tmp_path):
+def as_test(page):
+    """A page as a parameter of tests, with the marks of when and how it runs."""
+    marks = [pytest.mark.fuzz] * (page.stem in LONG) + [pytest.mark.quick] * (page.stem not in CAPTURED)
+    return pytest.param(page, id=page.stem, marks=marks)
+
+
+@pytest.mark.parametrize("page", [as_test(page) for page in PAGES if page.stem not in ELSEWHERE])
+def test_snippets_run(page, tmp_path, request):
+    if page.stem not in CAPTURED:
+        request.getfixturevalue("cheapest_captures")
     run_page(page, tmp_path)
 
 

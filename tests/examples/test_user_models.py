@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 
 import joestar
 from joestar.bench.user_baselines import PygModel, TorchBlock
 from joestar.bench.user_models import FOLDER, MODELS, example
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 SEEDS = torch.arange(0, 150)  # an isolated node and a hub are among them
 
@@ -165,7 +166,8 @@ def test_a_script_hands_over_what_it_defines(name, monkeypatch):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in RUN else pytest.mark.slow) for n in MODELS])
 def test_a_script_runs(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
-    step = example(FOLDER, name).main(["--backend", "eager", "--epochs", "1"])
+    with cheaper(real):
+        step = example(FOLDER, name).main(["--backend", "eager", "--epochs", "1"])
     counters = step.report().counters
     assert counters.padded_steps > 0 and counters.fallbacks == 0
     assert "best validation" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from .code import Code, Hop, Rows
 from .graphs import FORMS, IGNORED
 from .layers import some_layer
 from .motifs import MOTIFS, Motif, motifs_of
-from .rows import some_rows
+from .rows import LAYER_NORM, filled, some_rows
 from .samplers import sampler
 
 PER_PACK = 5
@@ -168,8 +168,8 @@ def _forward(code: Code, shared: Setting, motif: Motif | None, columns: int) -> 
         h = code.rows(f"torch.cat([{h}, x[: blocks[-1].num_dst]], 1)", h.width + shared.features)
     h = some_rows(code, h, "blocks[-1].num_dst", 1)
     if code.chance(0.7):
-        h = code.rows(code.pick("{h}.tanh()", "{h} / (1 + {h}.abs())", "F.layer_norm({h}, ({w},))")
-                      .format(h=h, w=h.width), h.width)  # fmt: skip
+        form = code.pick("{h}.tanh()", "{h} / (1 + {h}.abs())", LAYER_NORM)
+        h = code.rows(filled(form, h), h.width)
     code.body.append(f"return {code.linear(h, columns)}")
 
 

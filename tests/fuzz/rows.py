@@ -2,12 +2,13 @@
 
 from .code import Code, Rows
 
+LAYER_NORM = "F.layer_norm({h}, ({w},){eps})"
 ACTIVATIONS = (
     "{h}.relu()", "F.relu({h})", "F.elu({h})", "F.leaky_relu({h}, 0.1)", "{h}.tanh()", "{h}.sigmoid()", "F.gelu({h})",
     "F.silu({h})", "F.softplus({h})", "({h} * 0.5) ** 2", "torch.exp(-{h}.abs())", "({h}.abs() + 0.1).log()",
     "torch.where({h} > 0.1, {h}, 0.1 * {h})", "({h} * 1).add_(0.3).relu_()", "F.relu({h} * 1, inplace=True)",
     "{h}.clamp(-0.7, 0.9)", "{h} * ({h}.pow(2).sum(1, keepdim=True) + 0.01).rsqrt()", "{h}.softmax(1)",
-    "F.normalize({h})", "F.layer_norm({h}, ({w},))", "{h} + {h}.tanh() * {h}.tanh()", "{h}.flip(1)",
+    "F.normalize({h})", LAYER_NORM, "{h} + {h}.tanh() * {h}.tanh()", "{h}.flip(1)",
     "torch.roll({h}, 1, 1)",
 )  # fmt: skip
 """Keep the shape; ``{h}`` are the rows, ``{w}`` their width."""
@@ -44,7 +45,18 @@ NORMS = (", affine=False", ", track_running_stats=False", ", momentum=0.5", ", a
 
 def activation(code: Code, h: Rows, n: str) -> Rows:
     """An elementwise or row-wise function."""
-    return code.rows(code.pick(*ACTIVATIONS).format(h=h, w=h.width), h.width)
+    return code.rows(filled(code.pick(*ACTIVATIONS), h), h.width)
+
+
+def filled(form: str, h: Rows) -> str:
+    """A form of ``ACTIVATIONS`` for rows; see ``one_column``."""
+    return form.format(h=h, w=h.width, eps=one_column(h))
+
+
+def one_column(h: Rows) -> str:
+    """Further arguments of a layer norm. Over one column it is 0, and what rounding leaves of x - mean(x) would be
+    multiplied by 300: no two ways to compute x agree then."""
+    return ", eps=1.0" if h.width == 1 else ""
 
 
 def relu(code: Code, h: Rows, n: str) -> Rows:
@@ -76,7 +88,7 @@ def skipped(code: Code, h: Rows, n: str) -> Rows:
 
 def layer_norm(code: Code, h: Rows, n: str) -> Rows:
     """Layer norm."""
-    return code.rows(f"{code.own(f'nn.LayerNorm({h.width})')}({h})", h.width)
+    return code.rows(f"{code.own(f'nn.LayerNorm({h.width}{one_column(h)})')}({h})", h.width)
 
 
 def module(code: Code, h: Rows, n: str) -> Rows:

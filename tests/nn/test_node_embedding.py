@@ -13,6 +13,8 @@ import joestar
 from joestar.errors import ConfigError, GraphError, JoestarWarning, LabelError
 from joestar.nn import GraphSAGE, NodeEmbedding
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 NODES, CLASSES = 40, 3
 
 

@@ -25,6 +25,8 @@ from joestar.runtime import tuning
 
 from .test_html import Page
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 STEPS, BATCH, HIDDEN = 3, 50, 8
 
 

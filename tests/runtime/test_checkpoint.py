@@ -14,7 +14,7 @@ from joestar.runtime import checkpoint
 from joestar.runtime.checkpoint import read_checkpoint, write_checkpoint
 from tests.runtime.common import make_step, planted_graph, tight_bounds, train
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX, VAL = torch.arange(0, 730), torch.arange(730, 900)
 GRAPH = planted_graph(dtype=torch.float64)

@@ -15,7 +15,7 @@ from joestar.runtime.seeds import SHUFFLE_SITE, shuffled
 from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, tight_bounds, train
 from tests.runtime.plain import PlainLoop
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX, VAL = torch.arange(0, 730), torch.arange(730, 900)
 PLAIN = {"model_options": {"dropout": 0.0, "norm": "batch_norm"}}

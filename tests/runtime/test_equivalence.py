@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import joestar
 from tests.runtime.common import CLASSES, make_step, planted_graph, states_agree, tight_bounds, train
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX = torch.arange(0, 730)  # the last batch is smaller
 

@@ -13,6 +13,8 @@ import joestar
 from joestar.errors import ConfigError
 from tests.runtime.common import make_step
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 IDX, VAL = torch.arange(0, 730), torch.arange(730, 900)
 LR = torch.optim.lr_scheduler
 

@@ -14,7 +14,7 @@ from joestar.lowering.rules.arguments import argument
 
 from .common import planted_graph
 
-pytestmark = pytest.mark.usefixtures("quick_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 NODES, SLOTS, CLASSES, FEATURES = 300, 420, 4, 12
 
 

@@ -13,7 +13,7 @@ from joestar.runtime import inference as inference_module
 
 from .inference_checks import CLASSES, NODES, WIDTH, Base, Messages, Residuals, check, nasty_graph, network
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 
 @pytest.fixture(scope="module")

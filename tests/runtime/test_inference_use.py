@@ -15,7 +15,7 @@ from joestar.runtime.inference import Inference
 
 from .inference_checks import CLASSES, NODES, WIDTH, Base, Messages, Residuals, in_one_piece, nasty_graph, network
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 
 @pytest.fixture(scope="module")

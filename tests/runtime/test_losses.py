@@ -12,7 +12,7 @@ from joestar.errors import CaptureError, ConfigError
 from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, tight_bounds
 from tests.runtime.plain import PlainLoop, plain_logits
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX, VAL = torch.arange(0, 730), torch.arange(800, 1000)
 

@@ -11,6 +11,8 @@ import joestar
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 from tests.runtime.plain import plain_epoch, plain_logits
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 IDX = torch.arange(0, 120)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -7,7 +7,7 @@ from joestar.errors import OptimizerError
 from joestar.ops import optimizer as kernels
 from joestar.runtime.optimizer import SkippableOptimizer
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 
 def captured(kind=torch.optim.Adam, **options):

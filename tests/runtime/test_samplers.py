@@ -9,7 +9,7 @@ import joestar
 from joestar.errors import ChangedAfterCompileError
 from tests.runtime.common import CLASSES, FEATURES, planted_graph, states_agree, tight_bounds, train
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX = torch.arange(0, 430)
 

@@ -17,6 +17,8 @@ from joestar.staged.step import StagedStep, borders
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 
 @pytest.fixture(scope="module")
 def graph():

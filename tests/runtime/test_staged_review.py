@@ -15,6 +15,8 @@ from joestar.runtime.program import Program
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 
 @pytest.fixture
 def graph():

@@ -14,7 +14,7 @@ from joestar.runtime.state import StepState
 
 from .common import CLASSES, FEATURES, make_step, planted_graph, train
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX = torch.arange(100, 900)
 

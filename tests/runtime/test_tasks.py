@@ -11,7 +11,7 @@ from joestar.errors import CheckpointError, ConfigError, LabelError
 from tests.runtime.common import NODES, make_step, planted_graph
 from tests.runtime.plain import plain_epoch
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX, VAL = torch.arange(0, 600), torch.arange(700, 1000)
 

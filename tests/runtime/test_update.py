@@ -12,7 +12,7 @@ from joestar.runtime.seeds import shuffled
 from tests.runtime.common import make_step, planted_graph, tight_bounds, train
 from tests.runtime.plain import plain_logits
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX, VAL = torch.arange(0, 730), torch.arange(730, 900)
 OPTIONS = {"model_options": {"dropout": 0.0}}
