@@ -19,7 +19,6 @@ from joestar.runtime.prediction import PREDICTED, Rows, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
-from joestar.staged.tables import refuse_tables
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -116,11 +115,6 @@ class StagedStep(Step):
         if program.captured is None:
             key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
             program.trace(slots[:batch], key)
-            try:
-                refuse_tables(program, self.whole)
-            except BaseException:
-                program.captured = None
-                raise
             reads = any(role.tensor is self.arena.graph.whole_degrees for role in program.lowered_roles)
             others = any(e.program is not program and e.program.captured for e in self._executors.values())
             if reads and not self.arena.with_degrees:

@@ -152,7 +152,7 @@ class Arena:
 
     Attributes:
         graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are those that the nodes in slots
-            have in the whole graph (``whole.ids``, else their positions).
+            have in the whole graph (``whole.ids``, else their positions), its ``positions`` those positions.
         slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds; loading: held while one is loaded.
@@ -175,6 +175,8 @@ class Arena:
             edata = {name: torch.zeros((edges, *v.shape[1:]), dtype=v.dtype) for name, v in whole.edata.items()}
             self.graph = Graph(*structure, ndata, edata)
             self.graph.ids = torch.zeros(slots, dtype=dtype)
+            positions = self.graph.ids if whole.ids is None else torch.zeros(slots, dtype=dtype)
+            self.graph.as_part_of(whole, positions)
             self.graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
         self.slot_of = torch.full((whole.num_nodes,), -1, dtype=torch.int32, device="cpu")
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
@@ -220,7 +222,9 @@ class Arena:
                 fill_rows(source.rows, ids, slots, rows)
             else:
                 rows[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
-        self.graph.ids[first : first + count] = ids if self._known is None else self._known.index_select(0, ids)
+        self.graph.positions[first : first + count] = ids
+        if self._known is not None:
+            self.graph.ids[first : first + count] = self._known.index_select(0, ids)
 
     # --- loading, beside the steps ---
 
@@ -332,5 +336,8 @@ class Arena:
 
     def touched(self) -> None:
         """Tells autograd that rows were, or are about to be, written by kernels of ours."""
-        for tensor in (self.graph.ids, self.graph.whole_degrees, *self.graph.ndata.values()):
+        graph = self.graph
+        for tensor in {
+            id(t): t for t in (graph.ids, graph.positions, graph.whole_degrees, *graph.ndata.values())
+        }.values():
             torch.autograd.graph.increment_version(tensor)

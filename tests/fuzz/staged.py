@@ -165,7 +165,7 @@ class Twins:
             return made
         made, held, (program.structure, program.logged) = self.made[key]
         twin = again(made)
-        _resize(twin, program.graph.num_nodes)
+        _resize(twin, program.graph.num_slots)
         program._check_outputs(twin.gm, "Model")
         roles = [role.holding(named[name]) if name else role for role, name in zip(made.roles, held, strict=True)]
         return Captured(twin.gm, roles, twin.labels)
