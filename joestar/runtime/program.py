@@ -158,7 +158,7 @@ class Program:
             if self.graph.positions is None or isinstance(error, JoestarError):
                 raise
             raise CaptureError(
-                f"{type(self.sampler).__name__}.sample works on the whole graph and fails on a macro-batch, whose nodes "
+                f"{type(self.sampler).__name__}.sample fails on a macro-batch, not on the whole graph: there nodes "
                 f"go by slots: {type(error).__name__}: {error}\n  Write instead: tables of nodes and edges in "
                 "graph.ndata and graph.edata, looked up there by node and edge."
             ) from error

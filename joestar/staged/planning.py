@@ -80,8 +80,8 @@ class Planner:
     # --- what things take ---
 
     def row_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """Dtype of a node tensor in the arena: features in that of the model."""
-        if name != "x" or value.dtype == self.autocast:
+        """Dtype of a node tensor in the arena: features in that of the model, but 16 bits stay so under autocast."""
+        if name != "x" or (self.autocast is not None and value.dtype in (torch.float16, torch.bfloat16)):
             return value.dtype
         found = {p.dtype for p in self.model.parameters() if p.dtype.is_floating_point}
         return found.pop() if len(found) == 1 else value.dtype

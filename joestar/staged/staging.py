@@ -16,6 +16,7 @@ from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
 from joestar.staged.planning import Planner, parse_bytes
+from joestar.staged.pure import check_pure
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
 from joestar.staged.written import Written
@@ -58,6 +59,7 @@ class Staging:
             self.sampler = over(sampler, graph.to(planner.device))
         else:
             refuse_tables_of(sampler)
+            check_pure(sampler)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             empty = _page_locked if planner.device.type == "cuda" else None

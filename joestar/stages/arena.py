@@ -153,7 +153,7 @@ class Arena:
     Attributes:
         graph: what programs are compiled on, ``H + 2 C`` nodes; its ``ids`` are those that the nodes in slots
             have in the whole graph (``whole.ids``, else their positions), its ``positions`` those positions.
-        slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
+        hot_ids: of the hot nodes, ``[H]``. slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds; loading: held while one is loaded.
     """
@@ -188,7 +188,7 @@ class Arena:
         self.holder: weakref.ref | None = None
         self.loading = threading.Lock()
         self._buffers: dict[str, Tensor | None] = {}
-        self._hot_ids = hot
+        self.hot_ids = hot
         self._known = None if whole.ids is None else whole.ids.to(self.device)
         self._fill_hot(hot)
 
@@ -205,7 +205,7 @@ class Arena:
     def fill_degrees(self) -> None:
         """From now on degrees are kept up, those of hot nodes at once."""
         self.with_degrees = True
-        self.graph.whole_degrees[: self.hot] = self._degrees(self._hot_ids.cpu()).to(self.device)
+        self.graph.whole_degrees[: self.hot] = self._degrees(self.hot_ids.cpu()).to(self.device)
 
     def _degrees(self, ids: Tensor) -> Tensor:
         ids, offsets = ids.long(), self.whole.indptr
