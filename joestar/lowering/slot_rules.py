@@ -69,6 +69,19 @@ def joined(node: fx.Node) -> list:
     return list(node.args[1:]) if node.target is _ATEN.where.self else list(node.args[0])
 
 
+def numbers(node: fx.Node) -> list[float]:
+    """Numbers among the arguments of an op that are values, not sizes, dimensions or places."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return []
+    found = []
+    for place, argument in enumerate(node.target._schema.arguments):
+        value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
+        if type(value) in (int, float) and kind in ("Tensor", "number", "Scalar", "float"):
+            found.append(value)
+    return found
+
+
 # --- by index ---
 
 

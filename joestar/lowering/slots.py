@@ -10,6 +10,7 @@ may read plain values only, so that nothing is passed on that was not thought of
 """
 
 import enum
+import math
 import operator
 
 import torch
@@ -41,6 +42,9 @@ _ROLES = {Kind.FEATURE: What.NODE_ROWS, Kind.LABEL: What.NODE_ROWS, Kind.NODE_DA
           Kind.EDGE_DATA: What.EDGE_ROWS, Kind.SEEDS: What.NODES}  # fmt: skip
 _STRUCTURE = {"graph.indptr": What.OFFSETS, "graph.indices": What.SOURCES}
 _BEFORE = "before compile"
+TELLING, LARGE = 256, 65536
+"""Sizes from the first one on are told from other numbers, if no multiple of 8 (arenas have an odd number of slots);
+from the second one on all of them."""
 _OF_PART = "a macro-batch has a part of the graph's {}, and they change from one to the next"
 
 
@@ -73,6 +77,8 @@ class _Settling:
     def __init__(self, gm: fx.GraphModule, roles: list[Input], graph, origin: str):
         self.gm, self.roles, self.graph, self.origin = gm, roles, graph, origin
         self.slots, self.nodes = graph.num_slots, graph.num_nodes
+        sizes = (self.slots, "slots", "num_nodes"), (graph.indices.shape[0], "edges", "num_edges")
+        self.sizes = [found for found in sizes if _tells(found[0]) and found[0] != getattr(graph, found[2])]
         self.what: dict[fx.Node, What | tuple[What, ...]] = {}
         self.converted: dict[fx.Node, fx.Node] = {}
         self.computed: set[fx.Node] = set()  # what depends on a converted value
@@ -109,6 +115,7 @@ class _Settling:
         sampling = _SAMPLING.get(node.target)
         if sampling is not None:
             return self._sampled(node, *sampling)
+        self._check_numbers(node)
         if self.plain(node.args, node.kwargs) or not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
             return What.PLAIN
         for rule in (self._message, self._index, self._write, self._moved, self._equal, self._rows):
@@ -285,6 +292,14 @@ class _Settling:
             self._refuse(node, f"uses a tensor with {self.slots} rows, as graph.ndata has on the device, by node",
                          "make it with graph.num_nodes rows")  # fmt: skip
 
+    def _check_numbers(self, node: fx.Node) -> None:
+        """A number that can only come from the size of graph data on the device (``graph.ndata["x"].shape[0]``)."""
+        for number in slot_rules.numbers(node):
+            for size, what, count in self.sizes:
+                if any(math.isclose(number, form, rel_tol=1e-12) for form in _forms(size)):
+                    self._refuse(node, f"computes with {number:g}: the {what} on the device number {size}, which says "
+                                 "nothing of the graph", f"use graph.{count}")  # fmt: skip
+
     def _refuse_structure(self, node: fx.Node) -> None:
         self._refuse(node, f"reads the structure of the whole graph: {_OF_PART.format('edges')}")
 
@@ -316,6 +331,18 @@ class _Settling:
             f"{self.origin}: with memory= and first_stage=, this cannot be had: it {what}.\n  at {node_line(node)}\n  "
             f"Write instead: {advice}."
         )
+
+
+def _tells(size: int) -> bool:
+    return size >= LARGE or (size >= TELLING and size % 8 != 0)
+
+
+def _forms(size: int) -> list[float]:
+    """Numbers that are made of a size and, most probably, of nothing else."""
+    found = [size, 1 / size]
+    found += [form for form in (math.sqrt(size), math.log(size), math.log2(size)) if not form.is_integer()]
+    found += [1 / math.sqrt(size)] + ([size - 1, size + 1] if size >= LARGE else [])
+    return found
 
 
 def _leaves(values) -> list:

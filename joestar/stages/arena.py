@@ -163,7 +163,7 @@ class Arena:
         self.whole, self.device = whole, torch.device(device)
         self.hot, self.cold, self.edges = hot.numel(), cold, edges
         self.sources = sources
-        slots = self.hot + HALVES * cold
+        slots = (self.hot + HALVES * cold) | 1  # no number that a program has for other reasons (``lowering.slots``)
         dtype = whole.indices.dtype
         with torch.inference_mode(False), torch.device(self.device):
             structure = torch.zeros(slots + 1, dtype=torch.int64), torch.zeros(edges, dtype=dtype)
