@@ -21,7 +21,7 @@ from . import staged
 from .subjects import build, forget
 
 PER_GROUP = 6
-GROUPS, QUICK = 14, 2
+GROUPS, QUICK = 14, 1
 """Groups of cases; those of ``make test``."""
 EDGES = 8, 2
 """Cases in which the edges of mini-batches are looked at; those of ``make test``."""
