@@ -82,6 +82,18 @@ def numbers(node: fx.Node) -> list[float]:
     return found
 
 
+FILLED = {_ATEN.zeros_like, _ATEN.ones_like, _ATEN.full_like, _ATEN.empty_like}
+"""As many rows as the argument, all alike."""
+_LIKE = FILLED | {_ATEN.new_zeros, _ATEN.new_ones, _ATEN.new_full, _ATEN.new_empty}
+
+
+def read_but_for_its_values(node: fx.Node) -> object:
+    """The argument of which an op takes dtype, device or sizes only, else ``None``."""
+    if packet(node) in _LIKE:
+        return node.args[0]
+    return node.args[1] if node.target in (_ATEN.type_as.default, _ATEN.to.other) else None
+
+
 # --- by index ---
 
 
@@ -133,7 +145,7 @@ def row_by_row(node: fx.Node, tables: set[fx.Node]) -> bool:
     rows = next(iter(tables)).meta["val"].shape[0]
     if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != rows or node.target._schema.is_mutable:
         return False
-    if kind in _CASTS or kind in _COPIES or kind in (_ATEN.zeros_like, _ATEN.ones_like, _ATEN.full_like):
+    if kind in _CASTS or kind in _COPIES or kind in FILLED:
         return True
     if kind in _ROW_RULES:
         return _ROW_RULES[kind](node, tables)

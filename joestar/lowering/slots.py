@@ -118,7 +118,7 @@ class _Settling:
         self._check_numbers(node)
         if self.plain(node.args, node.kwargs) or not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
             return What.PLAIN
-        for rule in (self._message, self._index, self._write, self._moved, self._equal, self._rows):
+        for rule in (self._like, self._message, self._index, self._write, self._moved, self._equal, self._rows):
             found = rule(node)
             if found is not None:
                 return found
@@ -142,6 +142,15 @@ class _Settling:
 
     def _is(self, argument, kinds: tuple[What, ...]) -> bool:
         return argument is None or self.what.get(argument, What.PLAIN) in kinds
+
+    def _like(self, node: fx.Node):
+        """A tensor like another one. (That it has a row per slot is found where it is used.)"""
+        like = slot_rules.read_but_for_its_values(node)
+        if like is None or not self.plain([arg for arg in (*node.args, *node.kwargs.values()) if arg is not like]):
+            return None
+        value = node.meta["val"]
+        rows = self.is_(like, What.NODE_ROWS, What.EDGE_ROWS) and value.dim() and packet(node) in slot_rules.FILLED
+        return self.what[like] if rows else What.PLAIN
 
     def _message(self, node: fx.Node):
         """Message passing: over sampled structure; over a slice, whose sources are nodes of the graph, too."""

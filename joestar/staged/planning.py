@@ -121,7 +121,8 @@ class Planner:
                 bus += count * value.element_size()
         edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
         fixed = {"tables": tables, "step": self.workspace()}
-        return Costs(fixed, slot + index + 8, edge, bus)
+        known = index if graph.ids is None else 2 * index
+        return Costs(fixed, slot + known + 8, edge, bus)
 
     def _narrow(self, value: Tensor) -> bool:
         return value[:1].numel() * value.element_size() <= NARROW

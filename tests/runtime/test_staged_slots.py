@@ -272,6 +272,13 @@ def by_share(graph, seeds):
     return columns.individual_sample(3, slice_probs=(columns.indices + 1) / graph.num_nodes)
 
 
+def by_something_like_ids(graph, seeds):
+    """Nothing of the ids but their number and dtype."""
+    columns = graph[:, seeds]
+    ones = torch.ones_like(columns.indices, dtype=torch.float32)
+    return columns.individual_sample(3, slice_probs=ones * graph.ndata["x"].new_full((), 2.0).type_as(graph.ndata["x"]))
+
+
 def by_group(graph, seeds):
     block = graph[:, seeds].individual_sample(4)
     return block.keep_edges(torch.index_select(graph.ndata["group"][block.srcs.long()] < 3, 0, block.indices))
@@ -301,7 +308,9 @@ def by_a_mask(graph, seeds):
     return block.keep_edges(torch.index_select(mask[block.srcs.long()], 0, block.indices))
 
 
-@pytest.mark.parametrize("hop", [by_group, pytest.param(by_degree, marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize(
+    "hop", [by_group, *(pytest.param(h, marks=pytest.mark.fuzz) for h in (by_degree, by_something_like_ids))]
+)
 def test_samplers_that_read_data_and_degrees(graph, hop):
     check_right(graph, sampler=Sampling(hop))
 
