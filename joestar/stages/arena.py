@@ -213,7 +213,11 @@ class Arena:
         return offsets[ids + 1] - offsets[ids] if known is None else known[ids]
 
     def _fill(self, ids: Tensor, first: int) -> None:
-        """Rows and ids of nodes into the slots from ``first`` on."""
+        """Rows and ids of nodes into the slots from ``first`` on.
+
+        Through ``.data``: a step that runs meanwhile reads other slots of the same tensors, and autograd would take
+        the count of writes for a change of what it has saved. ``touched`` counts, when the rows are shown.
+        """
         count = ids.numel()
         slots = torch.arange(first, first + count, dtype=torch.int32, device=self.device)
         for name, source in self.sources.items():
@@ -221,10 +225,10 @@ class Arena:
             if source.host:
                 fill_rows(source.rows, ids, slots, rows)
             else:
-                rows[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
-        self.graph.positions[first : first + count] = ids
+                rows.data[first : first + count] = source.rows.index_select(0, ids).to(source.dtype)
+        self.graph.positions.data[first : first + count] = ids
         if self._known is not None:
-            self.graph.ids[first : first + count] = self._known.index_select(0, ids)
+            self.graph.ids.data[first : first + count] = self._known.index_select(0, ids)
 
     # --- loading, beside the steps ---
 
@@ -263,7 +267,7 @@ class Arena:
             slots = self._brought("slots", made.slots)
             self._fill(self._brought("cold", made.cold), first)
             if made.degrees is not None:
-                self.graph.whole_degrees[first : first + count].copy_(made.degrees, non_blocking=True)
+                self.graph.whole_degrees.data[first : first + count].copy_(made.degrees, non_blocking=True)
             indptr = self._brought("indptr", made.indptr)
             place_structure(indptr, self._brought("indices", made.indices), slots, *self._next)
             edata = self._edge_data(made.edata, indptr, slots)

@@ -340,3 +340,19 @@ def test_what_a_sampler_computes_for_the_model(graph):
     check_right(
         graph, sampler=lambda g: ByIds(g, [3, 3], seed=5), more=lambda net, blocks, x: blocks[0].srcdata["parity"]
     )
+
+
+def test_loading_is_no_write_to_what_a_running_step_has_saved(graph):
+    """Between forward and backward the next macro-batch may be loaded: into other slots of the same tensors."""
+    step = step_of(graph, True)
+    arena = step.arena
+    tensors = [arena.graph.positions, arena.graph.ids, arena.graph.whole_degrees, *arena.graph.ndata.values()]
+    embedded = nn.Embedding(5, 8)(arena.graph.ndata["group"])
+    macro = step.first_stage.sample(graph, step.sampler, graph.train_idx[:48], (0, 0, 0))
+    before = [tensor._version for tensor in tensors], [tensor.clone() for tensor in tensors]
+    loaded = arena.load(arena.prepare(macro, 1))
+    assert [tensor._version for tensor in tensors] == before[0]
+    assert not all(map(torch.equal, tensors, before[1]))
+    embedded.sum().backward()
+    arena.show(loaded)
+    assert all(tensor._version > was for tensor, was in zip(tensors, before[0], strict=True))
