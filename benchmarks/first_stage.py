@@ -84,8 +84,9 @@ class Stage:
         from joestar.bench.epoch import on_host
         from joestar.bench.planted import planted
         from joestar.data.planted import shape_of
+        from joestar.stages.slots import Slots
         from joestar.stages.union import FirstStageContext
-        from joestar.store import choose_hot, slot_table
+        from joestar.store import choose_hot
         from joestar.store.hot import inclusion_probabilities
 
         _, shape = shape_of(options.shape, options.scale)
@@ -94,7 +95,7 @@ class Stage:
         number, few = self.seeds.numel() // max(options.parts), 16
         score = inclusion_probabilities(graph.indptr, graph.indices, options.fanouts, self.seeds, number, every=few)
         hot = choose_hot(score, int(options.hot * graph.num_nodes))
-        self.hot, self.slot_of = hot.numel(), slot_table(hot, graph.num_nodes)
+        self.book = Slots(hot.to(graph.indices.dtype), 2 * graph.num_nodes, graph.num_nodes)
         self.x = torch.zeros(graph.num_nodes, options.row_bytes, dtype=torch.uint8)
         context = FirstStageContext((0, 0, 0))
         self.key, self.sites = context.key, [context.next_site() for _ in options.fanouts]
@@ -122,14 +123,12 @@ class Stage:
         return written(parts, seeds, False, self.room)
 
     def slots(self, made):
-        """A slot for every node, and which nodes are not hot."""
-        import torch
-
-        from joestar.kernels.cpu_store import assign_slots
-
-        ids = made[1]
-        slots, cold = self.room(ids.numel(), torch.int32), self.room(ids.numel(), ids.dtype)
-        return *made, cold[: assign_slots(ids, self.slot_of, self.hot, slots, cold)]
+        """A slot for every node, and which rows have to be loaded, if none of an earlier macro-batch is there."""
+        self.book.begin()
+        self.book.clear()
+        taken = self.book.take(made[1], self.room)
+        self.book.loaded(taken)
+        return *made, taken.fresh
 
     def gather(self, made):
         """Rows of nodes that are not hot."""

@@ -100,10 +100,16 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     if _has_sources(graph):
         raise UnknownError
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
-             graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph._formats)  # fmt: skip
+             graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph.positions, graph._formats)  # fmt: skip
     setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
     try:
-        return tensors, (program.kind, setting, graph.num_nodes, *(_form(part, tensors, graph) for part in parts))
+        return tensors, (
+            program.kind,
+            setting,
+            graph.num_nodes,
+            graph.num_edges,
+            *(_form(part, tensors, graph) for part in parts),
+        )
     except RecursionError:  # an object that holds itself
         raise UnknownError from None
 
@@ -198,6 +204,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
 
         twin = Graph(**of(structure), ndata=of(data[0]), edata=of(data[1]))
         twin.ids, twin.whole_degrees = (of(ids).get(name) for name in ("ids", "whole_degrees"))
+        twin.positions, twin._whole_sizes = graph.positions, graph._whole_sizes
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)
         context = SamplingContext(values[key_at], list(values[1:seeds_at]))

@@ -34,6 +34,7 @@ class Columns(Computation):
     @classmethod
     def everything(cls, graph) -> "Columns":
         """``graph[:, :]``: every edge; nothing is copied."""
+        graph._check_whole("graph[srcs, :]")
         nodes = torch.arange(graph.num_nodes, dtype=graph.indices.dtype, device=graph.device)
         everything = graph.indptr, graph.indices, lambda: torch.arange(graph.num_edges, device=graph.device)
         return cls(graph, nodes, everything)
@@ -70,7 +71,7 @@ class Columns(Computation):
     @property
     def num_src(self) -> int:
         """Every node of the graph may be a source."""
-        return self.graph.num_nodes
+        return self.graph.num_slots
 
     @property
     def num_dst(self) -> int:
@@ -166,7 +167,7 @@ class Columns(Computation):
                 graph.indptr, graph.indices, self.dsts, self.dst_count, k, replace, context.key, site, size,
                 **self._hashed(),
             )  # fmt: skip
-            context.record(int(graph.in_degrees_of(self.dsts).sum()))
+            context.record(int(graph.edges_of(self.dsts).sum()))
         else:
             if made:
                 sliced, sources = self.indptr, self.indices
@@ -238,7 +239,7 @@ class Columns(Computation):
         weight = None if node_probs is None else node_weight(graph, node_probs)
         indptr, indices, site = self.indptr, self.indices, context.next_site()
         nodes, count = torch.ops.joestar.collective_sample(
-            indptr, indices, weight, graph.num_nodes, k, context.key, site, **self._hashed()
+            indptr, indices, weight, graph.num_slots, k, context.key, site, **self._hashed()
         )
         return self._from_sources(nodes, count).compact()
 
@@ -251,7 +252,7 @@ class Columns(Computation):
         context = self.graph.context
         size = context.next_size("compact")
         srcs, local, _ = torch.ops.joestar.compact(
-            self.dsts, self.dst_count, indptr, indices, self.graph.num_nodes, size
+            self.dsts, self.dst_count, indptr, indices, self.graph.num_slots, size
         )
         context.record(srcs.shape[0])
         block = Block(indptr, local, srcs, self.dsts, self.graph, eids)

@@ -32,6 +32,8 @@ class Graph(Computation):
         class_names: text of every class id, or ``None``.
         mapping: a ``NodeMapping`` to the ids that the nodes had in the user's files, or ``None``.
         whole_degrees: where this is a part of a larger graph, in-degrees there, int64 ``[num_nodes]``; else ``None``.
+        positions: where this is a part whose nodes have slots (``as_part_of``), the number of every slot's node in the
+            whole graph, ``[num_slots]``; else ``None``. Programs then see the whole graph's numbers.
 
     NumPy arrays and lists are taken wherever tensors go. Build one with ``from_csc``, ``from_edge_index``,
     ``from_scipy``, ``from_networkx``, ``from_pyg`` or ``joestar.data.from_tables``, which validate; the constructor
@@ -55,6 +57,8 @@ class Graph(Computation):
         self._context = context
         self._formats = {}
         self._ids = None
+        self.positions = None
+        self._whole_sizes = None
 
     # --- construction ---
 
@@ -181,27 +185,44 @@ class Graph(Computation):
         """``ids`` of the nodes ``[n]``; the nodes themselves where the graph has none."""
         return nodes if self._ids is None else torch.index_select(self._ids, 0, nodes)
 
+    def as_part_of(self, whole: "Graph", positions: Tensor) -> None:
+        """Makes this a part, in slots, of a larger graph.
+
+        Slots are what ``ndata``, ``seeds`` and ``block.srcs`` go by; ``num_nodes``, ``num_edges`` and degrees are the
+        whole graph's, and a compiled program that computes with nodes does so with their numbers there.
+
+        Args:
+            positions: of every slot's node in ``whole``, ``[num_slots]`` in the dtype of ``indices``; may change.
+        """
+        self.positions = check_node_ids(positions, self)
+        self._whole_sizes = whole.num_nodes, whole.num_edges
+
     # --- property queries (thesis table 5.2) ---
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
-        return self.indptr.shape[0] - 1
+        """Number of nodes; of the whole graph, where this is a part in slots."""
+        return self.num_slots if self._whole_sizes is None else self._whole_sizes[0]
 
     @property
     def num_edges(self) -> int:
-        """Number of edges."""
-        return self.indices.shape[0]
+        """Number of edges; of the whole graph, where this is a part in slots."""
+        return self.indices.shape[0] if self._whole_sizes is None else self._whole_sizes[1]
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of node data: the number of nodes, but in a part in slots."""
+        return self.indptr.shape[0] - 1
 
     @property
     def num_src(self) -> int:
         """Sources: every node (a graph can stand where a block is expected)."""
-        return self.num_nodes
+        return self.num_slots
 
     @property
     def num_dst(self) -> int:
         """Destinations: every node."""
-        return self.num_nodes
+        return self.num_slots
 
     @property
     def nodes(self) -> Tensor:
@@ -248,13 +269,17 @@ class Graph(Computation):
         return super().in_degrees() if self.whole_degrees is None else self.whole_degrees
 
     def in_degrees_of(self, nodes: Tensor) -> Tensor:
-        """In-degrees of the given nodes, int64 ``[len(nodes)]``."""
+        """In-degrees of the given nodes, int64 ``[len(nodes)]``; in the whole graph, where this is a part in slots."""
+        return self.edges_of(nodes) if self.positions is None else self.whole_degrees_of(nodes)
+
+    def edges_of(self, nodes: Tensor) -> Tensor:
+        """How many in-edges of the given nodes are here, int64 ``[len(nodes)]``."""
         return torch.index_select(self.indptr, 0, nodes + 1) - torch.index_select(self.indptr, 0, nodes)
 
     def whole_degrees_of(self, nodes: Tensor) -> Tensor:
         """In-degrees of the given nodes in the whole graph, of which this may be a part, int64 ``[len(nodes)]``."""
         if self.whole_degrees is None:
-            return self.in_degrees_of(nodes)
+            return self.edges_of(nodes)
         return torch.index_select(self.whole_degrees, 0, nodes)
 
     def graph_degrees(self, side: str) -> Tensor:
@@ -263,6 +288,7 @@ class Graph(Computation):
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:
         """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached."""
+        self._check_whole("graph.csr()")
         if "csr" not in self._formats:
             src, dst, _ = self.coo()
             order = torch.argsort(src, stable=True)
@@ -273,6 +299,7 @@ class Graph(Computation):
 
     def coo(self) -> tuple[Tensor, Tensor, Tensor]:
         """Edges sorted by destination: (sources, destinations, CSC positions); derived once, then cached."""
+        self._check_whole("graph.coo()")
         if "coo" not in self._formats:
             dst = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
             self._formats["coo"] = self.indices, dst, torch.arange(self.num_edges, device=self.device)
@@ -365,6 +392,7 @@ class Graph(Computation):
         view = self._describe(Graph(self.indptr, self.indices, self.ndata, self.edata, context))
         view._formats = self._formats
         view.whole_degrees = self.whole_degrees
+        view.positions, view._whole_sizes = self.positions, self._whole_sizes
         return view
 
     @property
@@ -393,6 +421,13 @@ class Graph(Computation):
             split = getattr(self, name)
             setattr(graph, name, None if split is None else split.to(device))
         return graph
+
+    def _check_whole(self, what: str) -> None:
+        if self.positions is not None:
+            raise GraphError(
+                f"{what} needs all edges of the graph. With memory= and first_stage= a macro-batch has a part of them: "
+                "compute what you need of them before compile, and put it into graph.ndata or graph.edata."
+            )
 
     def _describe(self, graph: "Graph") -> "Graph":
         """``graph`` with this one's splits, name and classes: it has the same nodes."""

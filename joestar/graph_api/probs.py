@@ -56,7 +56,8 @@ def edge_weight(columns, probs=None, edge_probs=None, slice_probs=None) -> tuple
 def _constant_edges(graph, probs: Tensor, name: str = "probs") -> Tensor:
     _check_tensor(probs, name, "a name in graph.edata, or a tensor with one weight per edge")
     others = ", or one per edge of the slice" if name == "probs" else ""
-    return _constant(probs, graph.num_edges, name, f"[{graph.num_edges}] for the graph{others}")
+    rows = graph.indices.shape[0]
+    return _constant(probs, rows, name, f"[{rows}] for the graph{others}", graph)
 
 
 def _slice_edges(columns, probs: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def node_weight(graph, probs: Tensor | str) -> Tensor:
     if isinstance(probs, str):
         probs = _named(probs, graph.ndata, "ndata")
     _check_tensor(probs, "node_probs", "a name in graph.ndata, or a tensor with one weight per node")
-    return _constant(probs, graph.num_nodes, "node_probs", f"[{graph.num_nodes}]")
+    return _constant(probs, graph.num_slots, "node_probs", f"[{graph.num_slots}]", graph)
 
 
 def _named(name: str, frame, frame_name: str, argument: str = "probs") -> Tensor:
@@ -110,9 +111,10 @@ def _of_slice(columns, probs: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling():
         return columns._structure is not None and statically_known_true(probs.shape[0] == columns.num_edges)
-    if probs.shape[0] == graph.num_edges and not _is_whole_graph(columns) and _edges(columns) == graph.num_edges:
+    here = graph.indices.shape[0]
+    if probs.shape[0] == here and not _is_whole_graph(columns) and _edges(columns) == here:
         raise SamplerError(
-            f"probs has {graph.num_edges} entries, as many as the graph has edges and as this slice of it has, in "
+            f"probs has {here} entries, as many as the graph has edges and as this slice of it has, in "
             "another order: which of them it weighs cannot be told. Write edge_probs=... for weights of the graph's "
             "edges, slice_probs=... for values computed on the slice."
         )
@@ -122,17 +124,22 @@ def _of_slice(columns, probs: Tensor) -> bool:
 def _edges(columns) -> int:
     """Edges of a slice, whether it has been made or not."""
     made = columns._structure is not None
-    return columns.num_edges if made else int(columns.graph.in_degrees_of(columns.dsts).sum())
+    return columns.num_edges if made else int(columns.graph.edges_of(columns.dsts).sum())
 
 
 def _is_whole_graph(columns) -> bool:
     """Whether the slice's edges are the graph's, in its order: weights of either are weights of the other."""
     graph, dsts = columns.graph, columns.dsts
-    everyone = dsts.shape[0] == graph.num_nodes and bool((dsts == torch.arange(len(dsts), device=dsts.device)).all())
+    everyone = dsts.shape[0] == graph.num_slots and bool((dsts == torch.arange(len(dsts), device=dsts.device)).all())
     return columns.whole and everyone
 
 
-def _constant(probs: Tensor, rows: int, name: str, wanted: str) -> Tensor:
+def _constant(probs: Tensor, rows: int, name: str, wanted: str, graph) -> Tensor:
+    if graph.positions is not None and probs.shape[0] in (graph.num_nodes, graph.num_edges) and probs.shape[0] != rows:
+        raise SamplerError(
+            f"{name} is a tensor [{probs.shape[0]}] for all of a graph larger than the device. With memory= and "
+            "first_stage=, put it into graph.ndata or graph.edata before compile, and give its name."
+        )
     if probs.shape[0] != rows or probs.dtype != torch.float32:
         raise SamplerError(
             f"{name} must be float32 {wanted}; got {probs.dtype} {list(probs.shape)}. Convert it once, with .float(), "

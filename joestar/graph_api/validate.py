@@ -62,10 +62,10 @@ def check_node_ids(ids, graph) -> Tensor:
 
     What the ids are is not looked at: they may change between steps.
     """
-    wanted = f"graph.ids needs {graph.indices.dtype} [{graph.num_nodes}] on {graph.device}, like graph.indices"
+    wanted = f"graph.ids needs {graph.indices.dtype} [{graph.num_slots}] on {graph.device}, like graph.indices"
     if not isinstance(ids, Tensor):
         raise GraphError(f"{wanted}; got {type(ids).__name__}.")
-    if ids.shape != (graph.num_nodes,) or ids.dtype != graph.indices.dtype or ids.device != graph.device:
+    if ids.shape != (graph.num_slots,) or ids.dtype != graph.indices.dtype or ids.device != graph.device:
         raise GraphError(f"{wanted}; got {ids.dtype} {list(ids.shape)} on {ids.device}.")
     if not ids.is_contiguous():
         raise GraphError(f"{wanted}, contiguous; call .contiguous() first.")
@@ -89,7 +89,7 @@ def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
     if nodes.device != graph.indptr.device:
         raise GraphError(f"{name} are on {nodes.device} and the graph on {graph.device}; move them to one device.")
     if not torch.compiler.is_compiling():
-        check_ids(nodes, graph.num_nodes, name)
+        check_ids(nodes, graph.num_slots, name)
     return nodes.to(graph.indices.dtype)
 
 

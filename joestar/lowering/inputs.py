@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 _OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA, Kind.HISTORY})
-_STRUCTURE = ("indptr", "indices", "ids", "whole_degrees")
+_STRUCTURE = ("indptr", "indices", "ids", "whole_degrees", "positions")
 _FIXED = frozenset({Kind.CONSTANT, Kind.HOISTED})
 
 
@@ -121,17 +121,20 @@ def key_node(gm: fx.GraphModule, roles: list[Input]) -> fx.Node:
 
 def ids_node(gm: fx.GraphModule, roles: list[Input], ids: Tensor | None) -> fx.Node | None:
     """The placeholder of ``graph.ids``, if there are some; added, with its role, if the sampler draws nothing."""
-    if ids is None:
-        return None
+    return None if ids is None else structure_node(gm, roles, ids, "graph.ids")
+
+
+def structure_node(gm: fx.GraphModule, roles: list[Input], tensor: Tensor, name: str) -> fx.Node:
+    """The placeholder of a tensor ``[n]`` of the graph's structure; added, with its role, if there is none."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     for node, role in zip(placeholders, roles, strict=True):
-        if role.tensor is ids:
+        if role.tensor is tensor:
             return node
-    name, taken = "graph_ids", {node.target for node in placeholders}
-    while name in taken:
-        name += "_"
-    fake = fakes.run(gm.graph, torch.empty, ids.shape[0], dtype=ids.dtype, device=ids.device)
-    return _added(gm, roles, Input(Kind.STRUCTURE, "graph.ids", ids), name, fake)
+    target, taken = name.replace(".", "_"), {node.target for node in placeholders}
+    while target in taken:
+        target += "_"
+    fake = fakes.run(gm.graph, torch.empty, tensor.shape[0], dtype=tensor.dtype, device=tensor.device)
+    return _added(gm, roles, Input(Kind.STRUCTURE, name, tensor), target, fake)
 
 
 def history_inputs(tables) -> dict[int, Input]:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
-from joestar.graph_api import SamplingContext, check_blocks
+from joestar.graph_api import Block, SamplingContext, check_blocks
 from joestar.graph_api.history import check_layers
 from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes
@@ -25,6 +25,7 @@ from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values,
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import same_size, size_table
+from joestar.lowering.slots import settle_slots
 from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
@@ -137,7 +138,7 @@ class Program:
         if self.options.backend != "eager":
             beforehand.begin(self.graph.device.type)
         with own_tables({}):  # a CUDA graph will have its own
-            sizes, labels = measure(self.sampler, self.graph, seeds, key)
+            sizes, labels = self._measured(seeds, key)
         self._traced_frozen = self.modes.frozen()
         with self.modes.set():
             if self._mixes_dtypes():  # what fails then is not seen by a trace
@@ -154,6 +155,19 @@ class Program:
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured
+
+    def _measured(self, seeds: Tensor, key: Tensor) -> tuple[list[int], list[str]]:
+        """``measure``; what a sampler raises on slots, and not on the whole graph, it raises because of them."""
+        try:
+            return measure(self.sampler, self.graph, seeds, key)
+        except (IndexError, RuntimeError, ValueError) as error:
+            if self.graph.positions is None or isinstance(error, JoestarError):
+                raise
+            raise CaptureError(
+                f"{type(self.sampler).__name__}.sample fails on a macro-batch, not on the whole graph: there nodes "
+                f"go by slots: {type(error).__name__}: {error}\n  Write instead: tables of nodes and edges in "
+                "graph.ndata and graph.edata, looked up there by node and edge."
+            ) from error
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
         graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
@@ -217,6 +231,8 @@ class Program:
         autocast, device, given = self.options.autocast, self.graph.device.type, ()
         try:
             blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
+            if self.graph.positions is not None:
+                blocks = [_of_first_node(block) for block in blocks]
             with torch.autocast(device, autocast, autocast is not None):
                 outputs, tensors = call_model(model, blocks, self.graph.ndata.get("x")), []
             structure = flatten(outputs, tensors, f"{type(self.model).__name__}.forward")
@@ -260,6 +276,8 @@ class Program:
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
         remove_in_place(gm)
+        if self.graph.positions is not None:
+            settle_slots(gm, captured.roles, self.graph, self._origin)
         lower_batch_norm(gm)
         key = key_node(gm, captured.roles)
         table = size_table(gm, captured.roles)
@@ -424,6 +442,13 @@ def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) 
         "blocks, in order (input side first)? What else a loss needs may be returned in training mode only "
         "(if self.training: ...)."
     )
+
+
+def _of_first_node(block: Block) -> Block:
+    """The block, all of whose nodes are node 0: of a part in slots, which are no rows of the user's own tables."""
+    block = copy.copy(block)
+    block.srcs, block.dsts = torch.zeros_like(block.srcs), torch.zeros_like(block.dsts)
+    return block
 
 
 def _rows(table: Tensor, nodes: Tensor) -> Tensor:

@@ -82,8 +82,8 @@ class Planner:
     # --- what things take ---
 
     def row_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """Dtype of a node tensor in the arena: features in that of the model."""
-        if name != "x" or value.dtype == self.autocast:
+        """Dtype of a node tensor in the arena: features in that of the model, but 16 bits stay so under autocast."""
+        if name != "x" or (self.autocast is not None and value.dtype in (torch.float16, torch.bfloat16)):
             return value.dtype
         found = {p.dtype for p in self.model.parameters() if p.dtype.is_floating_point}
         return found.pop() if len(found) == 1 else value.dtype
@@ -123,7 +123,8 @@ class Planner:
                 bus += count * value.element_size()
         edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
         fixed = {"tables": tables, "step": self.workspace()}
-        return Costs(fixed, slot + index + 8, edge, bus)
+        known = index if graph.ids is None else 2 * index
+        return Costs(fixed, slot + known + 8, edge, bus)
 
     def _narrow(self, value: Tensor) -> bool:
         return value[:1].numel() * value.element_size() <= NARROW

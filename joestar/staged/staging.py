@@ -19,6 +19,7 @@ from joestar.staged.hidden import hidden_widths
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner, parse_bytes
+from joestar.staged.pure import check_pure
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
 from joestar.staged.written import Written
@@ -75,6 +76,7 @@ class Staging:
             self.sampler = over(sampler, graph.to(planner.device))
         else:
             refuse_tables_of(sampler)
+            check_pure(sampler)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             empty = _page_locked if planner.device.type == "cuda" else None
@@ -91,7 +93,7 @@ class Staging:
         over_parts = partition_planner(planner, first_stage)
         found, self.parts = over_parts.plan(), over_parts.stage
         self.plan, self.arena = found.plan, planner.arena(found.plan)
-        self.exchange = over_parts.exchange(found, self.arena.graph.num_nodes)
+        self.exchange = over_parts.exchange(found, self.arena.graph.num_slots)
         number = max(1, self.plan.num_seeds // self.plan.batch) * self.plan.batch
         self.first_stage = LargeBatch(number, empty=_page_locked if planner.device.type == "cuda" else None)
         self.sampler = over(sampler, self.arena.graph)

@@ -19,7 +19,6 @@ from joestar.runtime.prediction import PREDICTED, Rows, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
-from joestar.staged.tables import refuse_tables
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -45,7 +44,7 @@ class StagedStep(Step):
         self.arena, self.first_stage = arena, first_stage
         self._users_sampler = sampler
         self.traffic = Traffic()
-        self._written = Written(sampler.graph)
+        self._written = Written(sampler.graph, arena.hot_ids)
         self._streams = StreamOrder(arena.device)
         super().__init__(model, over(sampler, arena.graph), *given)
 
@@ -122,11 +121,6 @@ class StagedStep(Step):
         if program.captured is None:
             key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
             program.trace(slots[:batch], key)
-            try:
-                refuse_tables(program, self.whole)
-            except BaseException:
-                program.captured = None
-                raise
             reads = any(role.tensor is self.arena.graph.whole_degrees for role in program.lowered_roles)
             others = any(e.program is not program and e.program.captured for e in self._executors.values())
             if reads and not self.arena.with_degrees:
@@ -145,7 +139,7 @@ class StagedStep(Step):
 
     def swapped(self, slots: Tensor) -> None:
         """Another macro-batch, with these seeds, is shown: what depends on it is computed and checked again."""
-        self._written.check()
+        self._written.check(contents=False)
         program = self._runner.executor.program
         program.refresh()
         for loss in program._losses:

@@ -171,8 +171,8 @@ class Arena:
 
     Attributes:
         graph: what programs are compiled on, ``H + pool`` nodes; its ``ids`` are those that the nodes in slots
-            have in the whole graph (``whole.ids``, else their positions).
-        slots: who has which slot.
+            have in the whole graph (``whole.ids``, else their positions), its ``positions`` those positions.
+        hot_ids: of the hot nodes, ``[H]``. slots: who has which slot.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds; preparing, loading: held while one is.
         exchange: of historical embeddings, which come and go with macro-batches; ``None`` without.
@@ -183,7 +183,7 @@ class Arena:
         self.whole, self.device = whole, torch.device(device)
         self.hot, self.pool, self.edges = hot.numel(), pool, edges
         self.sources = sources
-        slots = self.hot + pool
+        slots = (self.hot + pool) | 1  # no number that a program has for other reasons (``lowering.slots``)
         dtype = whole.indices.dtype
         with torch.inference_mode(False), torch.device(self.device):
             structure = torch.zeros(slots + 1, dtype=torch.int64), torch.zeros(edges, dtype=dtype)
@@ -195,6 +195,8 @@ class Arena:
             edata = {name: torch.zeros((edges, *v.shape[1:]), dtype=v.dtype) for name, v in whole.edata.items()}
             self.graph = Graph(*structure, ndata, edata)
             self.graph.ids = torch.zeros(slots, dtype=dtype)
+            positions = self.graph.ids if whole.ids is None else torch.zeros(slots, dtype=dtype)
+            self.graph.as_part_of(whole, positions)
             self.graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
         self.slots = Slots(hot.cpu(), pool, whole.num_nodes, reuse)
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
@@ -208,7 +210,7 @@ class Arena:
         self.exchange: Exchange | None = None
         self._buffers: dict[str, Tensor | None] = {}
         self._forget = False
-        self._hot_ids = hot
+        self.hot_ids = hot
         self._known = None if whole.ids is None else whole.ids.to(self.device)
         self._fill_hot(hot)
 
@@ -227,7 +229,7 @@ class Arena:
         For a feed that begins anew now: what it has prepared is without degrees.
         """
         self.with_degrees, self._forget = True, True
-        self.graph.whole_degrees[: self.hot] = self._degrees(self._hot_ids.cpu()).to(self.device)
+        self.graph.whole_degrees[: self.hot] = self._degrees(self.hot_ids.cpu()).to(self.device)
 
     def _degrees(self, ids: Tensor) -> Tensor:
         ids, offsets = ids.long(), self.whole.indptr
@@ -245,16 +247,21 @@ class Arena:
         self.close_epoch()
 
     def _fill(self, ids: Tensor, slots: Tensor) -> None:
-        """Rows and ids of nodes into slots."""
+        """Rows and ids of nodes into slots.
+
+        Through ``.data``: a step that runs meanwhile reads other slots of the same tensors, and autograd would take
+        the count of writes for a change of what it has saved. ``touched`` counts, when the rows are shown.
+        """
         places = slots.long()
         for name, source in self.sources.items():
             rows = self.graph.ndata[name]
             if source.host:
                 fill_rows(source.rows, ids, slots, rows)
             else:
-                rows.index_copy_(0, places, source.rows.index_select(0, ids).to(source.dtype))
-        known = ids if self._known is None else self._known.index_select(0, ids)
-        self.graph.ids.index_copy_(0, places, known.to(self.graph.ids.dtype))
+                rows.data.index_copy_(0, places, source.rows.index_select(0, ids).to(source.dtype))
+        self.graph.positions.data.index_copy_(0, places, ids)
+        if self._known is not None:
+            self.graph.ids.data.index_copy_(0, places, self._known.index_select(0, ids))
 
     # --- loading, beside the steps ---
 
@@ -295,7 +302,7 @@ class Arena:
             self._fill(self._brought("fresh", taken.fresh), places)
             if made.degrees is not None:
                 degrees = made.degrees.to(self.device, non_blocking=True)
-                self.graph.whole_degrees.index_copy_(0, places.long(), degrees)
+                self.graph.whole_degrees.data.index_copy_(0, places.long(), degrees)
             indptr = self._brought("indptr", made.indptr)
             place_structure(indptr, self._brought("indices", made.indices), slots, *self._next)
             edata = self._edge_data(made.edata, indptr, slots)
@@ -374,5 +381,8 @@ class Arena:
 
     def touched(self) -> None:
         """Tells autograd that rows were, or are about to be, written by kernels of ours."""
-        for tensor in (self.graph.ids, self.graph.whole_degrees, *self.graph.ndata.values()):
+        graph = self.graph
+        for tensor in {
+            id(t): t for t in (graph.ids, graph.positions, graph.whole_degrees, *graph.ndata.values())
+        }.values():
             torch.autograd.graph.increment_version(tensor)

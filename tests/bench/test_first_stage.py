@@ -28,7 +28,8 @@ def test_phases_make_the_macro_batch():
     expected = LargeBatch(125).sample(stage.graph, sampler, stage.graph.train_idx[:125], (0, 0, 0))
     for name, found in (("seeds", local), ("ids", ids), ("indptr", indptr), ("indices", indices)):
         assert torch.equal(getattr(expected, name), found), name
-    assert stage.hot == 200 and torch.equal(cold, ids[stage.slot_of[ids.long()] < 0])
+    is_hot = stage.book.slot_of[ids.long()] < stage.book.hot
+    assert stage.book.hot == 200 and torch.equal(cold, ids[~is_hot])
 
 
 def test_rows_of_the_table():

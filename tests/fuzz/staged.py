@@ -1,7 +1,8 @@
 """Random programs as steps over macro-batches, beside the same steps over the whole graph: what a number stands for.
 
-The first stage keeps every neighbour, so that mini-batches are those of the whole graph. Plans are drawn, and so is
-what happens between two steps.
+Where the first stage keeps every neighbour, mini-batches are those of the whole graph. Where it is the one that users
+have, they are those of plain PyTorch over the same macro-batches (``staged_plain.py``). Plans are drawn, and so is what
+happens between two steps; half of the models compute with the ids of nodes.
 """
 
 import copy
@@ -20,7 +21,6 @@ from joestar.errors import JoestarError, StageError
 from joestar.graph_api import Graph
 from joestar.lowering.capture import Captured
 from joestar.profile import sizes
-from joestar.profile.sizes import step_key
 from joestar.runtime.program import Program
 from joestar.runtime.seeds import shuffled
 from joestar.staged.planning import Planner
@@ -28,9 +28,11 @@ from joestar.staged.step import over
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan, Speeds
 
-from . import plain
 from .generate import PER_PACK, setting, write
+from .reading import reads_ids
 from .runs import autocast_of
+from .staged_plain import TOLERANCE as OF_PLAIN
+from .staged_plain import Noted, Taken, graph_of, replayed
 from .steps import OPTIMIZERS
 from .subjects import Subject, build, forget
 from .tracing import again
@@ -41,6 +43,8 @@ TOLERANCE = {"exact": 0.0, "padded": 1e-9}
 """Padded steps are wide in different ways where a batch overflowed: their sums have another order."""
 
 
+SAMPLED = 0.4
+"""Share of the cases whose first stage samples; their plans have room for all that it could have picked."""
 APART = 4
 """Every so many cases the two steps are captured each by itself."""
 
@@ -71,6 +75,7 @@ class Drawn:
         self.settings = {**rng.choice(OPTIMIZERS[self.kind]), **({} if self.kind == "SGD" else {"eps": 1e-4})}
         self.accumulate = rng.choice((1, 1, 1, 2))
         self.shuffle, self.tight = rng.random() < 0.7, rng.random() < 0.3
+        self.sampled = False
         events = ["predict", "step", "inner", "break", "resume"] + ["evaluate"] * classified
         self.events = {at: rng.choice(events) for at in range(9) if rng.random() < 0.25}
 
@@ -82,6 +87,7 @@ class Drawn:
         ids, rng = torch.tensor(self.order, dtype=graph.indices.dtype), self.rng
         orders = [shuffled(ids, 0, epoch) if self.shuffle else ids for epoch in range(2)]
         stage, whole = Everything(1, hops), joestar.NeighborSampler(graph, [-1])
+        self.sampled = rng.random() < SAMPLED
         for name, size in (("cold", self._cold), ("edges", lambda macro: macro.num_edges)):
             most = max(size(stage.sample(graph, whole, order, (0, 0, 0))) for order in orders)
             parts = (part for order in orders for part in order.split(self.batch))
@@ -107,8 +113,8 @@ class Tally:
 
     Attributes:
         cases: compared; cut: with macro-batches that were cut or loaded alone; crowded: with steps that had no room at
-            all; again: with macro-batches that were made again; plain: steps compared with a plain loop;
-        refused: title -> message.
+            all; again: with macro-batches that were made again; plain: steps compared with a plain loop; whole_runs:
+            runs compared with one to their end; sampled: with a first stage that samples; refused: title -> message.
     """
 
     cases: int = 0
@@ -117,6 +123,8 @@ class Tally:
     again: int = 0
     overflows: int = 0
     plain: int = 0
+    whole_runs: int = 0
+    sampled: int = 0
     finite: int = 0
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -166,7 +174,7 @@ class Twins:
             return made
         made, held, (program.structure, program.logged) = self.made[key]
         twin = again(made)
-        _resize(twin, program.graph.num_nodes)
+        _resize(twin, program.graph.num_slots)
         program._check_outputs(twin.gm, "Model")
         roles = [role.holding(named[name]) if name else role for role, name in zip(made.roles, held, strict=True)]
         return Captured(twin.gm, roles, twin.labels)
@@ -200,7 +208,8 @@ class Trained:
     def __init__(self, subject: Subject, drawn: Drawn, staged: bool):
         self.subject, self.drawn, self.staged = subject, drawn, staged
         self.seen: list[Tensor] = []
-        self.first: list[tuple[Tensor, Tensor]] = []
+        self.steps: list[tuple[Taken, int]] = []
+        self.noted: list[Noted] = []
         self.step = self.compiled(self.subject.model)
         self.overflows = 0
 
@@ -216,22 +225,25 @@ class Trained:
             **({"slack": 0.0, "warm_up": 1} if drawn.tight else {"warm_up": 3}), **stage,
         )  # fmt: skip
         if self.staged:
-            step.first_stage = Everything(number, hops)
+            step.first_stage = LargeBatch(number) if drawn.sampled else Everything(number, hops)
+            self.noted.append(Noted(step.first_stage))
         return step
 
     def run(self) -> None:
         """Two epochs, with what happens in between."""
         ids = torch.tensor(self.drawn.order, dtype=self.subject.graph.indices.dtype)
         at = itertools.count()
-        for number in range(2):
+        for _ in range(2):
             epoch = self._epoch(ids)
             while (taken := next(epoch, None)) is not None:
                 loss, seeds = taken
-                self.seen += [loss, seeds]
-                if number == 0:
-                    self.first.append((loss, seeds))
+                self._took(epoch.number, epoch.position - 1, loss, seeds, self.drawn.batch)
                 epoch = self._event(self.drawn.events.get(next(at)), ids, epoch)
         self.overflows += self.step.counters.overflows
+
+    def _took(self, epoch: int, position: int, loss: Tensor, seeds: Tensor, batch: int) -> None:
+        self.seen += [loss, seeds]
+        self.steps.append((Taken(loss, seeds, epoch, position), batch))
 
     def _epoch(self, ids: Tensor):
         return self.step.epoch(ids, self.drawn.batch, self.drawn.shuffle, with_seeds=True)
@@ -244,9 +256,11 @@ class Trained:
         elif event == "evaluate":
             self.seen.append(torch.tensor(list(step.evaluate(some).values())))
         elif event == "step" and self.drawn.accumulate == 1:
-            self.seen.append(step(some.flip(0)))
+            self._took(-2 - step._calls, 0, step(some.flip(0)), some.flip(0), len(some))
         elif event == "inner" and self.drawn.accumulate == 1:
-            self.seen += [loss for loss, _ in self._epoch(some)]
+            inner = self._epoch(some)
+            for loss, seeds in inner:
+                self._took(inner.number, inner.position - 1, loss, seeds, self.drawn.batch)
         elif event == "break":
             epoch.close()
         elif event == "resume":
@@ -261,17 +275,24 @@ class Trained:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, buffers and moments as they are."""
-        found = dict(self.step.model.state_dict())
-        for name, parameter in self.step.model.named_parameters():
-            state = self.optimizer.state.get(parameter, {})
-            found |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
-        return found
+        return states(self.step.model, self.optimizer)
+
+
+def states(model, optimizer) -> dict[str, Tensor]:
+    """Weights, buffers and moments."""
+    found = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        found |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
+    return found
 
 
 def written_of(case: int):
-    """The program of a case: the first from a random one on that reads nothing of the whole graph."""
+    """The program of a case: the first from a random one on that reads nothing of the whole graph; of every second
+    one, features know their ids."""
     number = random.Random(f"staged program {case}").randrange(3000)
-    return next(w for w in map(write, itertools.count(number)) if not any(piece in w.source for piece in WHOLE))
+    found = next(w for w in map(write, itertools.count(number)) if not any(piece in w.source for piece in WHOLE))
+    return reads_ids(found) if number % 2 else found
 
 
 def check(case: int, tally: Tally) -> list[str]:
@@ -299,6 +320,7 @@ def _checked(subject: Subject, drawn: Drawn, tally: Tally, capture) -> list[str]
         stack.enter_context(mock.patch.object(Planner, "plan", lambda self: drawn.plan(self.graph.indices.dtype)))
         if drawn.tight:
             stack.enter_context(mock.patch.object(sizes, "ROUND", 1))
+        start = copy.deepcopy(subject.model)
         whole, error = _ran(subject, drawn, False, capture is not quick)
         if error is not None:
             tally.refused[subject.written.title] = str(error)
@@ -313,7 +335,8 @@ def _checked(subject: Subject, drawn: Drawn, tally: Tally, capture) -> list[str]
         if error is not None:
             return [f"macro-batches alone raise {error!r}"]
     _count(tally, parts, whole)
-    return [*differences(parts, whole), *plain_differences(subject, drawn, parts, tally)]
+    found = [] if drawn.sampled else differences(parts, whole)
+    return [*found, *plain_differences(replace(subject, model=start), drawn, parts, tally)]
 
 
 def _count(tally: Tally, parts: Trained, whole: Trained) -> None:
@@ -367,22 +390,25 @@ def _off(name: str, a: Tensor, b: Tensor, tolerance: float) -> str:
 
 
 def plain_differences(subject: Subject, drawn: Drawn, parts: Trained, tally: Tally) -> list[str]:
-    """Losses of the first epoch's steps beside a plain PyTorch loop, up to the first event."""
+    """Losses of all steps, and the state in the end, beside a plain PyTorch loop over the same macro-batches."""
     if subject.written.autocast or drawn.accumulate > 1:
         return []
     mine = own_graph(subject)
     mine.written = replace(mine.written, target="y")
     optimizer = getattr(torch.optim, drawn.kind)(mine.model.parameters(), **drawn.settings, fused=False)
-    until, found = min(drawn.events, default=len(parts.first)) + 1, []
-    for number, (loss, seeds) in enumerate(parts.first[:until]):
-        optimizer.zero_grad()
-        try:
-            wanted = plain.forward(mine, seeds, step_key(0, 0, number, "cpu"))
-        except (plain.AmbiguousError, RuntimeError, ValueError):  # a batch norm of one row
-            break
-        wanted.backward()
-        optimizer.step()
-        tally.plain += 1
-        off = _off(f"loss of step {number} beside a plain loop", loss, wanted.detach().to(loss.dtype), 1e-5)
-        found += [off] if off else []
-    return found
+    graphs = [graph_of(mine.graph, _macro_of(parts, *step)) for step in parts.steps]
+    found, compared, all_of_them = replayed(mine, [step for step, _ in parts.steps], graphs, optimizer)
+    tally.plain += compared
+    if not all_of_them or found:
+        return found
+    tally.whole_runs += 1
+    tally.sampled += drawn.sampled
+    other = states(mine.model, optimizer)
+    pairs = ((name, value, other.get(name, torch.zeros_like(value))) for name, value in parts.state().items())
+    offs = (_off(f"{name} beside a plain loop", a, b.to(a.dtype), OF_PLAIN) for name, a, b in pairs)
+    return [off for off in offs if off]
+
+
+def _macro_of(parts: Trained, step: Taken, batch: int):
+    """The macro-batch of a step, whichever of the run's first stages has made it: they are pure functions."""
+    return Noted.joined(parts.noted).of(step, batch)

@@ -21,7 +21,7 @@ from . import staged
 from .subjects import build, forget
 
 PER_GROUP = 6
-GROUPS, QUICK = 14, 2
+GROUPS, QUICK = 14, 1
 """Groups of cases; those of ``make test``."""
 EDGES = 8, 2
 """Cases in which the edges of mini-batches are looked at; those of ``make test``."""
@@ -37,7 +37,7 @@ def test_macro_batches_of_everything_are_the_whole_graph(group):
         wrong += [f"{staged.written_of(case).source}\n" + "\n".join(found)] if found else []
     assert not wrong, f"{len(wrong)} cases differ:\n\n" + "\n\n".join(wrong[:2])
     assert tally.cases >= PER_GROUP - 2, tally.refused
-    assert tally.cut + tally.again and tally.plain, tally
+    assert tally.cut + tally.again and tally.plain and tally.whole_runs, tally
     assert tally.crowded <= PER_GROUP // 2 and tally.finite >= tally.cases // 2, tally
 
 
@@ -124,7 +124,16 @@ def test_a_wrong_first_stage_is_found(monkeypatch):
         return type(macro)(macro.seeds, macro.ids, ends, macro.indices[:kept], macro.eids[:kept])
 
     monkeypatch.setattr(LargeBatch, "sample", without_half)
+    monkeypatch.setattr(staged, "SAMPLED", 0.0)
     assert all(staged.check(case, staged.Tally()) for case in (1, 2))
+
+
+@pytest.mark.parametrize("sampled", [pytest.param(0.0, marks=pytest.mark.fuzz), 1.0])
+def test_slots_taken_for_ids_are_found(monkeypatch, sampled):
+    """Nor is the one with plain PyTorch, and with models that compute with ids."""
+    monkeypatch.setattr("joestar.runtime.program.settle_slots", lambda *given: 0)
+    monkeypatch.setattr(staged, "SAMPLED", sampled)
+    assert any(staged.check(case, staged.Tally()) for case in (5, 11, 14))  # read ids, and are compared to their end
 
 
 def test_programs_that_cannot_be_staged_are_left_out():

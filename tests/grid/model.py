@@ -153,7 +153,8 @@ def _gcn(conv, block, x: Tensor, masks: Masks) -> Tensor:
         by_dst = torch.bincount(dst, minlength=block.num_dst).to(x.dtype)
         rows = _added((z / by_src.sqrt()[:, None])[src], dst, block.num_dst)
         return rows / by_dst.sqrt()[:, None] + conv.bias
-    degree = block.graph.indptr.diff().to(x.dtype)
+    whole = block.graph.whole_degrees
+    degree = (block.graph.indptr.diff() if whole is None else whole).to(x.dtype)
     by_src, by_dst = degree[block.srcs.long()] + 1, degree[block.dsts.long()] + 1
     in_block = block.indptr.diff().clamp(min=1).to(x.dtype)
     z = z / by_src.sqrt()[:, None]

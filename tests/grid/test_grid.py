@@ -1,10 +1,12 @@
 """Every configuration trains as plain PyTorch does: losses, parameters, buffers and the optimizer's state."""
 
 import itertools
+import random
 
 import pytest
 
 from .cells import DIMENSIONS, Cell, cover
+from .macro import check_macro
 from .train import check, make_graph
 
 TWO_LAYERS = {
@@ -39,6 +41,25 @@ def test_the_cells_cover_every_pair():
 @pytest.mark.parametrize("cell", NAMED.values(), ids=NAMED)
 def test_named_cell(cell, graph):
     assert not check(cell, graph)
+
+
+MACRO = {name: cell for name, cell in NAMED.items() if cell.fanouts == (4, 3) and cell.model != "gin"}
+MACRO["three layers"] = NAMED["three layers"]
+EVERY = 5
+"""One of so many cells is trained over macro-batches, too."""
+
+
+@pytest.mark.parametrize("cell", MACRO.values(), ids=MACRO)
+def test_macro_batches(cell, graph, quick_captures):
+    assert not check_macro(cell, graph)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("part", range(10))
+def test_macro_batches_of_cells(part, graph, quick_captures):
+    cells = random.Random("macro").sample(TRIPLES, len(TRIPLES) // EVERY)
+    wrong = [f"{cell}: {what}" for cell in cells[part::10] for what in check_macro(cell, graph)]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.fuzz  # with the triples

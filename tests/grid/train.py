@@ -70,27 +70,36 @@ def train_compiled(cell: Cell, graph: joestar.Graph, net: nn.Module, eps: float 
     step = joestar.compile(net, sampler, F.cross_entropy, optimizer, **options)
     losses = [loss.detach().clone() for loss in step.epoch(SEEDS.to(graph.device), BATCH, shuffle=False)]
     assert step.counters.steps == 3
-    return _trained(torch.stack(losses), net, optimizer)
+    return kept_of(torch.stack(losses), net, optimizer)
 
 
-def train_plain(cell: Cell, graph: joestar.Graph, net: nn.Module, eps: float = EPS) -> Trained:
-    """Three steps of a loop in plain PyTorch over the same sampled blocks, in float64."""
+def train_plain(
+    cell: Cell, graph: joestar.Graph, net: nn.Module, eps: float = EPS, graphs: list[joestar.Graph] | None = None
+) -> Trained:
+    """Three steps of a loop in plain PyTorch over the same sampled blocks, in float64.
+
+    Args:
+        graphs: that each step samples from, in place of ``graph``.
+    """
     sampler = joestar.NeighborSampler(graph, list(cell.fanouts), seed=3)
     net = copy.deepcopy(net).to("cpu", torch.float64)
     optimizer = make_optimizer(cell, net.parameters(), eps)
     x, y, losses = graph.ndata["x"].double(), graph.ndata["y"], []
     for number, seeds in enumerate(SEEDS.split(BATCH)):
-        blocks = sampler.sample(graph.keyed(3, 0, number), seeds.to(graph.indices.dtype))
+        part = graph if graphs is None else graphs[number]
+        blocks = sampler.sample(part.keyed(3, 0, number), seeds.to(graph.indices.dtype))
         logits = plain_forward(net, blocks, x[blocks[0].srcs.long()], step_key(3, 0, number, "cpu"))
         loss = F.cross_entropy(logits, y[seeds])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return _trained(torch.stack(losses), net, optimizer)
+    return kept_of(torch.stack(losses), net, optimizer)
 
 
-def _trained(losses: Tensor, net: nn.Module, optimizer) -> Trained:
+def kept_of(losses: Tensor, net: nn.Module, optimizer) -> Trained:
+    """What a loop has left."""
+
     def kept(values: dict) -> dict[str, Tensor]:
         return {k: v.detach().clone().cpu().double() for k, v in values.items() if isinstance(v, Tensor)}
 
