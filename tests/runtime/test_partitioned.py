@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 
 import joestar
 from joestar.errors import CheckpointError, ConfigError, DataError, StageError
@@ -16,6 +17,7 @@ from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from tests.runtime.part_plain import Plain
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
 NODES, EDGES, BATCH, PARTS, GROUP = 90, 320, 7, 6, 2
 
 
@@ -77,6 +79,12 @@ def run(step, graph, epochs, losses, taken, batch=BATCH):
         for loss, seeds in epoch:
             losses.append(loss.item())
             taken[-1].append(seeds.tolist())
+
+
+@pytest.fixture
+def real_captures():
+    with cheaper(real):
+        yield
 
 
 CASES = {
@@ -314,7 +322,7 @@ def test_a_model_that_is_not_trained_over_partitions_has_the_same_graph(graph):
     for op in (historical, lambda h, block: h):
         model = model_of()
         sampler = joestar.NeighborSampler(graph, [3, 3, 3])
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, cheaper(real):
             patch.setattr("joestar.nn.models.historical", op)
             step = joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1),
                                    backend="eager", warm_up=2)  # fmt: skip
@@ -373,7 +381,7 @@ class TwoLayers(torch.nn.Module):
         return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
 
 
-def test_a_model_of_ones_own(graph, parts):
+def test_a_model_of_ones_own(graph, parts, real_captures):
     step = compiled(graph, stage_of(parts), TwoLayers([0]).double(), (-1, -1))
     losses, taken = [], []
     run(step, graph, 8, losses, taken)
