@@ -13,6 +13,7 @@ from captures import cheaper, real
 import joestar
 from joestar.errors import CheckpointError, ConfigError, DataError, StageError
 from joestar.nn import historical
+from joestar.profile.ledger import Report
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from tests.runtime.part_plain import Plain
@@ -381,11 +382,15 @@ class TwoLayers(torch.nn.Module):
         return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
 
 
-def test_a_model_of_ones_own(graph, parts, real_captures):
+def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
     step = compiled(graph, stage_of(parts), TwoLayers([0]).double(), (-1, -1))
     losses, taken = [], []
     run(step, graph, 8, losses, taken)
     assert sum(losses[-5:]) < sum(losses[:5])
+    report = step.report()
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == report
+    assert "Historical embeddings" in str(report) and "never pushed" in str(report)
 
 
 @pytest.mark.parametrize(
