@@ -92,6 +92,7 @@ CASES = {
     "sage": ({"kind": "GraphSAGE"}, {}, {}),
     "gat": ({"kind": "GAT", "heads": 2}, {}, {}),
     "gcn-exact": ({"kind": "GCN"}, {}, {"execution": "exact"}),
+    "gcn-graph-norm": ({"kind": "GCN", "gcn_norm": "graph"}, {}, {}),
     "gin-bfloat16-norm": ({"kind": "GIN", "norm": "layer_norm"}, {"dtype": torch.bfloat16}, {}),
     "sage-aged": ({"kind": "GraphSAGE"}, {"max_age": 3}, {}),
     "sage-accumulate": ({"kind": "GraphSAGE"}, {}, {"accumulate": 3}),
@@ -99,6 +100,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:GCNConv")
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case):
     model, stage, options = CASES[case]
@@ -145,6 +147,7 @@ class Drawn:
         self.group, self.batch = rng.randint(1, self.parts.parts - 1), rng.randint(3, 9)
         self.layers = rng.randint(2, 3)
         self.kind = rng.choice(["GraphSAGE", "GAT", "GCN", "GIN"])
+        self.norm = rng.choice((None, None, "batch_norm", "layer_norm"))
         self.hubs = torch.tensor(sorted(rng.sample(range(nodes), rng.choice((0, 0, 3)))), dtype=torch.int64)
         self.history = {"dtype": rng.choice((torch.float32, torch.bfloat16)), "max_age": rng.choice((None, None, 2))}
         self.stage = {"ahead": rng.choice((None, self.layers)), "hubs": self.hubs}
@@ -184,12 +187,14 @@ class Drawn:
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 24))])
 def test_any_training_is_that_of_plain_pytorch(number):
     drawn = Drawn(number)
-    ours, theirs = (model_of(drawn.kind, drawn.layers) for _ in range(2))
+    ours, theirs = (model_of(drawn.kind, drawn.layers, norm=drawn.norm) for _ in range(2))
     losses, taken, _ = drawn.trained(ours)
-    expected, _ = replayed(
-        drawn.graph, drawn.parts, theirs, taken, drawn.accumulate, group=drawn.group, hubs=drawn.hubs.tolist(),
-        **drawn.history,
-    )  # fmt: skip
+    history = {"hubs": drawn.hubs.tolist(), **drawn.history}
+    try:
+        expected, _ = replayed(drawn.graph, drawn.parts, theirs, taken, drawn.accumulate, drawn.group, **history)
+    except ValueError as error:  # plain PyTorch has no batch norm of one row
+        assert "Expected more than 1 value per channel" in str(error)
+        return
     assert losses == pytest.approx(expected, rel=1e-6), vars(drawn)
     for name, value in ours.state_dict().items():
         assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
@@ -402,10 +407,11 @@ def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
         (None, (2,), {}, {}, ConfigError, "makes a single block: GraphSAGE has no hidden layer"),
         (TwoLayers([0]), (2, 2), {"dtype": torch.float16}, {}, ConfigError, "expected float32 or bfloat16"),
         (TwoLayers([0]), (2, 2), {"max_age": -1}, {}, ConfigError, "max_age must be a number of macro-batches"),
+        (TwoLayers([0]), (2, 2), {"ahead": 1}, {}, ConfigError, "ahead= keeps 1 hops, and the sampler makes 2"),
         (TwoLayers([0]), (2, 2), {}, {"memory": 2000}, ConfigError, "memory=2.0 KiB is too small.*history"),
         (TwoLayers([0]), (2, 2), {}, {"tune": True}, ConfigError, "tune=True does not go with"),
     ],
-    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "memory", "tune"],
+    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "ahead", "memory", "tune"],
 )  # fmt: skip
 def test_what_cannot_be_is_said(graph, parts, model, fanouts, stage, options, error, said):
     model = model_of(layers=1) if model is None else model.double()
