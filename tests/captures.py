@@ -28,10 +28,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 
 from joestar.graph_api import Graph, SamplingContext, check_blocks
+from joestar.graph_api.history import HistoryTables
 from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
-from joestar.lowering.inputs import Input, known_inputs
+from joestar.lowering.inputs import Input, history_inputs, known_inputs
 from joestar.lowering.outputs import flatten, loss_and_values
 from joestar.lowering.verify import verify_capture
 from joestar.runtime.features import call_model
@@ -73,9 +74,9 @@ def shared(program: Program, seeds: Tensor, labels: list[str], own=real) -> Capt
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         if all(not role.held or id(role.tensor) in places for role in made.roles):
             roles = [(role, places[id(role.tensor)] if role.held else None) for role in made.roles]
-            _MADE[key] = _copy(made, made.roles), roles, (program.structure, program.logged)
+            _MADE[key] = _copy(made, made.roles), roles, (program.structure, program.logged, program.pushed)
         return made
-    made, roles, (program.structure, program.logged) = _MADE[key]
+    made, roles, (program.structure, program.logged, program.pushed) = _MADE[key]
     again = _copy(made, [role if place is None else role.holding(tensors[place]) for role, place in roles])
     program._check_outputs(again.gm, "Model")
     return again
@@ -186,8 +187,9 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """What ``Program._capture`` gives, for programs whose Python needs no looking at."""
     from fuzz.tracing import Inputs
 
-    inputs = Inputs(known_inputs(program.graph, program.model))
     graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
+    tables = getattr(sampler, "history_tables", None)
+    inputs = Inputs(known_inputs(graph, model) | history_inputs(tables))
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
     ids = inputs.constants((("ids", graph.ids), ("whole_degrees", graph.whole_degrees)), "graph")
@@ -197,6 +199,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
             inputs.names[place] = name  # as in ``Program._capture``
     drawn = inputs.constants(vars(sampler).items(), "sampler")
     state = inputs.constants([*model.named_parameters(), *model.named_buffers()], "model")
+    history = inputs.constants([(role.name, role.tensor) for role in history_inputs(tables).values()], "sampler")
 
     def forward(*values):  # the name under which stack traces begin
         def of(places: dict[str, int]) -> dict[str, Tensor]:
@@ -207,19 +210,24 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         twin.positions, twin._whole_sizes = graph.positions, graph._whole_sizes
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)
+        if tables is not None:
+            place, *others = of(history).values()
+            twin_sampler.history_tables = HistoryTables(place, others[::2], others[1::2])
         context = SamplingContext(values[key_at], list(values[1:seeds_at]))
         blocks = twin_sampler.sample(twin.with_context(context), values[seeds_at])
         check_blocks(blocks, type(sampler).__name__)
         with _reparametrize_module(model, of(state)):
             outputs, tensors = call_model(model, blocks, twin.ndata.get("x")), []
-        program.structure, program.logged = flatten(outputs, tensors), ()
+        program.structure, program.logged, program.pushed = flatten(outputs, tensors), (), ()
         if loss is None:
             return tuple(tensors)
         rows = {k: torch.index_select(twin.ndata[k], 0, values[seeds_at]) for k in ("y", *loss.inputs) if k != "seeds"}
         rows |= {"seeds": twin.ids_of(values[seeds_at]).long()} if "seeds" in loss.inputs else {}
         value, logged = loss_and_values(loss.call(outputs, rows.pop("y"), **rows), loss.name)
         program.logged = tuple(logged)
-        return (value, *logged.values(), *tensors)
+        program.pushed = tuple(layer for layer, *_ in context.pushed)
+        pushed = [tensor for _, *pair in context.pushed for tensor in pair]
+        return (value, *logged.values(), *pushed, *tensors)
 
     with inputs.mode, mock.patch("torch.compiler.is_compiling", return_value=True):
         gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)

@@ -124,6 +124,12 @@ def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPla
         )
     stage = first_stage.prepare(planner.graph, planner.seeds.unique())
     widths = hidden_widths(planner.model, planner.sampler, planner.seeds, planner.autocast)
+    hops, within = len(widths) + 1, first_stage.fanouts
+    if within is not None and len(within) < hops:
+        raise ConfigError(
+            f"Partitions: ahead= keeps {len(within)} hops, and the sampler makes {hops}: nodes behind them would have "
+            f"no neighbours. Give ahead={hops}, or {hops} fanouts."
+        )
     return PartitionPlanner(planner, stage, widths)
 
 

@@ -60,8 +60,7 @@ class DeviceHistory:
             rows = slice(reads, reads + len(given.values))
             self.tables.pulled[layer][rows].copy_(given.values, non_blocking=True)
             self.tables.usable[layer][rows].copy_(given.usable, non_blocking=True)
-        for flags in self.written:
-            flags[keeps : keeps + push_slots.numel()].zero_()
+        self.forget(half, push_slots.numel())
 
     def _number(self, slots: Tensor, first: int, sign: int) -> None:
         if not slots.numel():
@@ -91,17 +90,21 @@ class DeviceHistory:
 
     @torch.no_grad()
     def collected(self, half: int, count: int) -> list[tuple[Tensor, Tensor]]:
-        """What was pushed into a half since it was loaded or collected, per layer, on the CPU: (which of its ``count``
+        """What was pushed into a half since it was loaded or forgotten, per layer, on the CPU: (which of its ``count``
         nodes, values). Waits for the current stream."""
         first = 1 + half * self.pushes
         found = []
         for values, flags in zip(self.pushed, self.written, strict=True):
             flags = flags[first : first + count]
             which = torch.nonzero(flags).flatten()
-            rows = values.index_select(0, which + first)
-            flags.zero_()
-            found.append((which.cpu(), _on_host(rows)))
+            found.append((which.cpu(), _on_host(values.index_select(0, which + first))))
         return found
+
+    @torch.no_grad()
+    def forget(self, half: int, count: int) -> None:
+        """What was pushed into a half so far is not collected again; on the current stream."""
+        for flags in self.written:
+            flags[1 + half * self.pushes :][:count].zero_()
 
 
 def _on_host(rows: Tensor) -> Tensor:

@@ -182,6 +182,7 @@ class Exchange:
             ]
             if any(ids.numel() for ids, _ in layers):
                 self._waiting.append(Pushed(rows.number, layers))
+            self.device.forget(rows.half, rows.push_ids.numel())  # behind that: an interrupt loses nothing
             if rows is not self._out[-1]:
                 self._out.remove(rows)
 
@@ -244,7 +245,7 @@ class Exchange:
             self._out = []
             self.latest, self.epoch, self.base = state["latest"], state["epoch"], state["base"]
             self._waiting = [_pushed(entry) for entry in state["waiting"]]
-            self._undo = [(_pushed(entry), [tuple(pair) for pair in entry["before"]]) for entry in state["undo"]]
+            self._undo = [(_pushed(entry), _pairs(entry["before"])) for entry in state["undo"]]
 
 
 def _counted(given) -> tuple[int, int, int, int]:
@@ -259,4 +260,9 @@ def _plain(pushed: Pushed) -> dict[str, Any]:
 
 
 def _pushed(entry: dict[str, Any]) -> Pushed:
-    return Pushed(entry["number"], [tuple(pair) for pair in entry["layers"]])
+    return Pushed(entry["number"], _pairs(entry["layers"]))
+
+
+def _pairs(given: list) -> list[tuple[Tensor, Tensor]]:
+    """On the CPU, wherever a checkpoint was read to."""
+    return [(first.cpu(), second.cpu()) for first, second in given]

@@ -8,14 +8,17 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 
 import joestar
 from joestar.errors import CheckpointError, ConfigError, DataError, StageError
 from joestar.nn import historical
+from joestar.profile.ledger import Report
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from tests.runtime.part_plain import Plain
 
+pytestmark = pytest.mark.usefixtures("quick_captures")
 NODES, EDGES, BATCH, PARTS, GROUP = 90, 320, 7, 6, 2
 
 
@@ -79,10 +82,17 @@ def run(step, graph, epochs, losses, taken, batch=BATCH):
             taken[-1].append(seeds.tolist())
 
 
+@pytest.fixture
+def real_captures():
+    with cheaper(real):
+        yield
+
+
 CASES = {
     "sage": ({"kind": "GraphSAGE"}, {}, {}),
     "gat": ({"kind": "GAT", "heads": 2}, {}, {}),
     "gcn-exact": ({"kind": "GCN"}, {}, {"execution": "exact"}),
+    "gcn-graph-norm": ({"kind": "GCN", "gcn_norm": "graph"}, {}, {}),
     "gin-bfloat16-norm": ({"kind": "GIN", "norm": "layer_norm"}, {"dtype": torch.bfloat16}, {}),
     "sage-aged": ({"kind": "GraphSAGE"}, {"max_age": 3}, {}),
     "sage-accumulate": ({"kind": "GraphSAGE"}, {}, {"accumulate": 3}),
@@ -90,6 +100,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:GCNConv")
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case):
     model, stage, options = CASES[case]
@@ -136,6 +147,7 @@ class Drawn:
         self.group, self.batch = rng.randint(1, self.parts.parts - 1), rng.randint(3, 9)
         self.layers = rng.randint(2, 3)
         self.kind = rng.choice(["GraphSAGE", "GAT", "GCN", "GIN"])
+        self.norm = rng.choice((None, None, "batch_norm", "layer_norm"))
         self.hubs = torch.tensor(sorted(rng.sample(range(nodes), rng.choice((0, 0, 3)))), dtype=torch.int64)
         self.history = {"dtype": rng.choice((torch.float32, torch.bfloat16)), "max_age": rng.choice((None, None, 2))}
         self.stage = {"ahead": rng.choice((None, self.layers)), "hubs": self.hubs}
@@ -175,12 +187,15 @@ class Drawn:
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 24))])
 def test_any_training_is_that_of_plain_pytorch(number):
     drawn = Drawn(number)
-    ours, theirs = (model_of(drawn.kind, drawn.layers) for _ in range(2))
+    ours, theirs = (model_of(drawn.kind, drawn.layers, norm=drawn.norm) for _ in range(2))
     losses, taken, _ = drawn.trained(ours)
-    expected, _ = replayed(
-        drawn.graph, drawn.parts, theirs, taken, drawn.accumulate, group=drawn.group, hubs=drawn.hubs.tolist(),
-        **drawn.history,
-    )  # fmt: skip
+    history = {"hubs": drawn.hubs.tolist(), **drawn.history}
+    try:
+        expected, _ = replayed(drawn.graph, drawn.parts, theirs, taken, drawn.accumulate, drawn.group, **history)
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        return  # plain PyTorch has no batch norm of one row
     assert losses == pytest.approx(expected, rel=1e-6), vars(drawn)
     for name, value in ours.state_dict().items():
         assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
@@ -314,7 +329,7 @@ def test_a_model_that_is_not_trained_over_partitions_has_the_same_graph(graph):
     for op in (historical, lambda h, block: h):
         model = model_of()
         sampler = joestar.NeighborSampler(graph, [3, 3, 3])
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, cheaper(real):
             patch.setattr("joestar.nn.models.historical", op)
             step = joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1),
                                    backend="eager", warm_up=2)  # fmt: skip
@@ -373,11 +388,15 @@ class TwoLayers(torch.nn.Module):
         return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
 
 
-def test_a_model_of_ones_own(graph, parts):
+def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
     step = compiled(graph, stage_of(parts), TwoLayers([0]).double(), (-1, -1))
     losses, taken = [], []
     run(step, graph, 8, losses, taken)
     assert sum(losses[-5:]) < sum(losses[:5])
+    report = step.report()
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == report
+    assert "Historical embeddings" in str(report) and "never pushed" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -389,10 +408,11 @@ def test_a_model_of_ones_own(graph, parts):
         (None, (2,), {}, {}, ConfigError, "makes a single block: GraphSAGE has no hidden layer"),
         (TwoLayers([0]), (2, 2), {"dtype": torch.float16}, {}, ConfigError, "expected float32 or bfloat16"),
         (TwoLayers([0]), (2, 2), {"max_age": -1}, {}, ConfigError, "max_age must be a number of macro-batches"),
+        (TwoLayers([0]), (2, 2), {"ahead": 1}, {}, ConfigError, "ahead= keeps 1 hops, and the sampler makes 2"),
         (TwoLayers([0]), (2, 2), {}, {"memory": 2000}, ConfigError, "memory=2.0 KiB is too small.*history"),
         (TwoLayers([0]), (2, 2), {}, {"tune": True}, ConfigError, "tune=True does not go with"),
     ],
-    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "memory", "tune"],
+    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "ahead", "memory", "tune"],
 )  # fmt: skip
 def test_what_cannot_be_is_said(graph, parts, model, fanouts, stage, options, error, said):
     model = model_of(layers=1) if model is None else model.double()

@@ -39,6 +39,7 @@ def test_slices_take_turns_and_steps_that_did_not_happen_leave_nothing():
         device.push([rows, values[0], rows, values[1]], torch.tensor(True))
         for (which, found), value in zip(device.collected(half, 3), values, strict=True):
             assert which.tolist() == [0, 2] and torch.equal(found, value[1:3].float())
+        device.forget(half, 3)
         assert all(not which.numel() for which, _ in device.collected(half, 3)), "once"
     assert device.tables.pulled[0][1].tolist() == [1.0] * 3, "the other half stays"
 
