@@ -26,8 +26,8 @@ WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.vers
 WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage callgrind \
-	wheel wheel-test clean distclean
+.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage bench-accuracy \
+	callgrind wheel wheel-test clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -73,6 +73,10 @@ bench-cpp: build/bench/.built
 # The large-batch first stage; BENCH='--nodes 111000000 --seeds 101000 --threads 16' is papers100M's shape (16 GB).
 bench-first-stage: build/bench/.built
 	build/bench/csrc/bench/bench_large_batch $(BENCH)
+
+# Training in stages against training on the whole graph, paired seeds; BENCH='--data FOLDER --device cuda --jobs 16'.
+bench-accuracy: $(VENV)/.installed
+	$(BIN)/python benchmarks/accuracy_stages.py --out build/accuracy $(BENCH)
 
 # Instructions per sampled edge in graphs of two sizes; needs valgrind.
 callgrind: build/bench/.built
