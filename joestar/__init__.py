@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from joestar.runtime.checkpoint import Checkpoints
     from joestar.runtime.inference import infer as inference
     from joestar.sampling import LayerDependentSampler, NeighborSampler
-    from joestar.stages import LargeBatch
+    from joestar.stages import LargeBatch, Partitions
     from joestar.step import Step
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "LayerDependentSampler",
     "NeighborSampler",
     "Partitioning",
+    "Partitions",
     "Step",
     "compile",
     "errors",
@@ -46,6 +47,7 @@ _PLACES = {
     "LayerDependentSampler": ("joestar.sampling", "LayerDependentSampler"),
     "NeighborSampler": ("joestar.sampling", "NeighborSampler"),
     "Partitioning": ("joestar.partitioning", "Partitioning"),
+    "Partitions": ("joestar.stages", "Partitions"),
     "Step": ("joestar.step", "Step"),
     "compile": ("joestar.api", "compile"),
     "fn": ("joestar.graph_api", "fn"),

@@ -17,7 +17,7 @@ from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
 from joestar.runtime.update import Average, LossScale, Update
 from joestar.staged.staging import Staging
-from joestar.stages import LargeBatch
+from joestar.stages import LargeBatch, Partitions
 from joestar.step import Step
 
 BACKENDS = ("inductor", "eager")
@@ -50,7 +50,7 @@ def compile(
     loss_scale: bool | float | Mapping | None = None,
     ema: float | None = None,
     memory: int | str | None = None,
-    first_stage: LargeBatch | None = None,
+    first_stage: LargeBatch | Partitions | None = None,
     batch_size: int = 1000,
 ) -> Step:
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
@@ -91,6 +91,7 @@ def compile(
         memory: bytes of the model's device that may be used, or a text such as ``"24GiB"``, for a graph on the CPU that
             may be larger: what fits is kept there, the rest comes in macro-batches (``joestar.staged.planning``).
         first_stage: how macro-batches are made; ``None``: ``joestar.LargeBatch`` of the size that the plan finds.
+            ``joestar.Partitions(parts, group)``: groups of parts, with historical embeddings (``nn.historical``).
         batch_size: seeds per step that ``memory`` is planned for.
 
     Returns:

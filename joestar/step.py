@@ -97,11 +97,15 @@ class Step:
     def _executor(self, kind: str) -> Executor:
         if kind not in self._executors:
             loss = self._loss if kind == "train" else None
-            program = Program(kind, self.model, self.sampler, loss, self._options)
+            program = Program(kind, self.model, self._sampler_of(kind), loss, self._options)
             self._executors[kind] = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
             if kind in self._resumed_programs:
                 self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
         return self._executors[kind]
+
+    def _sampler_of(self, kind: str):
+        """The sampler of the ``train``, ``logits`` or ``predict`` program."""
+        return self.sampler
 
     def _check(self) -> None:
         """Refuses what may not change after compile; computes again what was hoisted from tensors written since."""

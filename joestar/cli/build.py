@@ -6,12 +6,14 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+import joestar
 from joestar import metrics
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.cli.console import say
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
+from joestar.partitioning import Partitioning
 from joestar.runtime import compiler
 from joestar.runtime.checkpoint import Checkpoints
 
@@ -50,6 +52,18 @@ def build_backend(config: TrainConfig, device: torch.device, console: Console) -
     what, advice = missing
     say(console, f"Nothing is compiled: {what}. Going on with --backend eager, which is slower. {advice}")
     return replace(config, backend="eager")
+
+
+GROUPS = 8
+"""Macro-batches of an epoch over partitions, unless their parts are counted out."""
+
+
+def build_first_stage(config: TrainConfig):
+    """``joestar.Partitions`` of ``--partitions``, with all that mini-batches can reach; ``None`` without."""
+    if config.partitions is None:
+        return None
+    parts = Partitioning.load(config.partitions)
+    return joestar.Partitions(parts, config.group or max(1, parts.parts // GROUPS), ahead=config.layers)
 
 
 def check_graph(graph: Graph) -> None:

@@ -96,6 +96,16 @@ class TrainConfig:
         shown="everything is on the device",
         metavar="SIZE",
     )
+    partitions: str | None = setting(
+        None,
+        "Execution",
+        "File that joestar partition wrote: train on random groups of parts, with historical embeddings.",
+        shown="macro-batches are sampled",
+        metavar="FILE",
+    )
+    group: int | None = setting(
+        None, "Execution", "Parts in a group (with --partitions).", low=1, shown="an eighth of them"
+    )
     deterministic: bool = setting(False, "Execution", "Fix the order of every sum: repeated runs have the same bits.")
     checkpoints: str | None = setting(
         None, "Output", "Folder for checkpoints, written after every epoch.", metavar="FOLDER"
@@ -128,6 +138,8 @@ class TrainConfig:
             )
         if self.checkpoints is None and (self.resume or self.checkpoint_every is not None):
             raise ConfigError("--resume and --checkpoint-every need --checkpoints FOLDER.")
+        if self.group is not None and self.partitions is None:
+            raise ConfigError("--group is of --partitions FILE: give both, or neither.")
         if self.model == "gat" and self.hidden % self.heads:
             raise ConfigError(
                 f"hidden is {self.hidden}, which the {self.heads} heads of gat do not divide. Choose a multiple of "
@@ -139,7 +151,7 @@ class TrainConfig:
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
 RUN_ONLY = (
     "epochs", "patience", "metric", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every",
-    "keep", "resume", "memory",
+    "keep", "resume", "memory", "partitions", "group",
 )  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)

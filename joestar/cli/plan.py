@@ -10,7 +10,7 @@ from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
 from joestar.cli.help import Command, option
 
-PLANNED = tuple(name for name in FIELDS if name not in RUN_ONLY or name == "memory")
+PLANNED = tuple(name for name in FIELDS if name not in RUN_ONLY or name in ("memory", "partitions", "group"))
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,13 +31,14 @@ def plan(
     Examples:
         joestar plan cora --memory 40MiB
         joestar plan graphs/papers --memory 24GiB --fanouts 15,10,5 --hidden 128
+        joestar plan graphs/papers --memory 24GiB --partitions parts.npz --group 96
     """
     import joestar
     from joestar.cli import build
     from joestar.cli.console import say
     from joestar.cli.files import check_writable, write_json
     from joestar.staged import Planner, parse_bytes
-    from joestar.staged.staging import free_memory_of
+    from joestar.staged.staging import free_memory_of, partition_planner
 
     check_writable(json_file, "--json")
     device, console = build.build_device(config), out()
@@ -47,7 +48,8 @@ def plan(
     model = build.build_model(config, graph).to(device)
     budget = free_memory_of(model) if config.memory is None else parse_bytes(config.memory, "--memory")
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
-    found = Planner(model, sampler, budget, batch=config.batch_size).plan()
+    planner, stage = Planner(model, sampler, budget, batch=config.batch_size), build.build_first_stage(config)
+    found = planner.plan() if stage is None else partition_planner(planner, stage).plan().plan
     for line in str(found).splitlines():
         say(console, line)
     if json_file is not None:

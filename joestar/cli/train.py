@@ -78,7 +78,8 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     check_writable(config.save, "--save")
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
-    graph = graph.to(device) if config.memory is None else graph
+    first_stage = build.build_first_stage(config)
+    graph = graph.to(device) if config.memory is None and first_stage is None else graph
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
     config = build.build_backend(config, device, console)
@@ -95,6 +96,7 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         execution=config.execution,
         deterministic=config.deterministic,
         memory=config.memory,
+        first_stage=first_stage,
         batch_size=config.batch_size,
     )
     if step.plan is not None:

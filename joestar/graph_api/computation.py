@@ -22,7 +22,12 @@ class Computation:
 
     A message is one of ``joestar.fn``, or a function of an ``EdgeBatch`` that returns a tensor ``[num_edges, ...]`` or
     a dict of them; it may read tensors handed over with the call (``src={"h": h}``), and what graph or block hold.
+
+    Attributes:
+        history: of the hidden layer whose rows are the destinations, in training over partitions (``nn.historical``).
     """
+
+    history = None
 
     def in_degrees(self) -> Tensor:
         """Edges entering every destination, int64 ``[num_dst]``."""

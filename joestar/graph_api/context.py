@@ -16,6 +16,9 @@ class SamplingContext:
     Args:
         key: int64 ``[3]`` = (seed, epoch, step) on the graph's device.
         sizes: one integer (or symbolic integer) per set, or ``None``.
+
+    Attributes:
+        pushed: (layer, rows of the table, values) of hidden rows that a model wants kept (``graph_api.history``).
     """
 
     def __init__(self, key: Tensor, sizes=None):
@@ -25,6 +28,7 @@ class SamplingContext:
         self.position = 0
         self.recorded = []
         self.labels = []
+        self.pushed = []
 
     def next_site(self) -> int:
         """Number of this random call site: two sites draw independently."""

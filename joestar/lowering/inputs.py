@@ -17,6 +17,7 @@ class Kind(enum.Enum):
     LABEL = "label"
     NODE_DATA = "node data"
     EDGE_DATA = "edge data"
+    HISTORY = "history"
     PARAMETER = "parameter"
     BUFFER = "buffer"
     CONSTANT = "constant"
@@ -30,7 +31,7 @@ class Kind(enum.Enum):
     FLAG = "flag"
 
 
-_OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA})
+_OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA, Kind.HISTORY})
 _STRUCTURE = ("indptr", "indices", "ids", "whole_degrees")
 _FIXED = frozenset({Kind.CONSTANT, Kind.HOISTED})
 
@@ -131,6 +132,16 @@ def ids_node(gm: fx.GraphModule, roles: list[Input], ids: Tensor | None) -> fx.N
         name += "_"
     fake = fakes.run(gm.graph, torch.empty, ids.shape[0], dtype=ids.dtype, device=ids.device)
     return _added(gm, roles, Input(Kind.STRUCTURE, "graph.ids", ids), name, fake)
+
+
+def history_inputs(tables) -> dict[int, Input]:
+    """The tensors of ``graph_api.history.HistoryTables`` as inputs, as ``known_inputs``; none for ``None``."""
+    if tables is None:
+        return {}
+    found = {"history.place": tables.place}
+    for layer, (pulled, usable) in enumerate(zip(tables.pulled, tables.usable, strict=True)):
+        found |= {f"history.pulled[{layer}]": pulled, f"history.usable[{layer}]": usable}
+    return {id(tensor): Input(Kind.HISTORY, name, tensor) for name, tensor in found.items()}
 
 
 def _added(gm: fx.GraphModule, roles: list[Input], role: Input, name: str, fake: Tensor) -> fx.Node:

@@ -3,6 +3,7 @@
 from joestar.nn.gat_conv import GATConv
 from joestar.nn.gcn_conv import GCNConv
 from joestar.nn.gin_conv import GINConv
+from joestar.nn.historical import historical
 from joestar.nn.jumping_knowledge import JumpingKnowledge
 from joestar.nn.mlp import MLP
 from joestar.nn.models import GAT, GCN, GIN, BasicGNN, GraphSAGE
@@ -25,4 +26,5 @@ __all__ = [
     "LayerNorm",
     "NodeEmbedding",
     "SAGEConv",
+    "historical",
 ]

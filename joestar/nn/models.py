@@ -12,6 +12,7 @@ from joestar.nn.conv import Conv
 from joestar.nn.gat_conv import GATConv
 from joestar.nn.gcn_conv import GCNConv
 from joestar.nn.gin_conv import GINConv
+from joestar.nn.historical import historical
 from joestar.nn.jumping_knowledge import MODES, JumpingKnowledge
 from joestar.nn.mlp import MLP
 from joestar.nn.resolver import activation, normalization
@@ -127,6 +128,8 @@ class BasicGNN(nn.Module):
         xs = []
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = conv(blocks[i], x, **options[i])
+            if i < self.num_layers - 1:
+                x = historical(x, blocks[i])
             if i < self.num_layers - 1 or self.jk_mode is not None:
                 x = self._between(norm, x)
                 xs.append(x[:num_seeds])

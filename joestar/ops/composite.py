@@ -14,6 +14,7 @@ SCHEMAS = {
     "keyed_edge_dropout": "(Tensor x, Tensor indptr, Tensor dsts, Tensor key, int site, float p,"
     " bool padded_columns=False) -> Tensor",
     "mask_rows": "(Tensor x, Tensor count, int dim, Scalar value) -> Tensor",
+    "only_valid": "(Tensor x) -> Tensor",
     "widened": "(Tensor x) -> Tensor",
     "narrowed": "(Tensor x, Tensor like) -> Tensor",
     "masked_mean": "(Tensor x, Tensor count, int dim, int[] dims, bool keepdim) -> Tensor",
@@ -70,6 +71,11 @@ def mask_rows(x: Tensor, count: Tensor, dim: int, value) -> Tensor:
     shape[dim] = x.shape[dim]
     valid = (torch.arange(x.shape[dim], device=x.device) < count).reshape(shape)
     return torch.where(valid, x, torch.full((), value, dtype=x.dtype, device=x.device))
+
+
+def only_valid(x: Tensor) -> Tensor:
+    """A copy of ``x``; in a padded program its padded entries are 0 (``lowering.rules.rowwise``)."""
+    return x.clone()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -118,18 +118,42 @@ class Expected:
 
 
 @dataclass
+class HistoryRecord:
+    """The history of a hidden layer in training over partitions: rows of the table, and what was read of it so far.
+
+    Attributes:
+        layer, width: which one, from 0, and its columns. rows, pushed: of the table; of these, those with a value.
+        pulled: rows of halo nodes that macro-batches brought; missing: of these, never pushed; too_old: over the bound.
+        mean_age, max_age: macro-batches since the push, of the ones that were used; halo: their share of all nodes.
+    """
+
+    layer: int
+    width: int
+    rows: int
+    pushed: int
+    pulled: int
+    missing: int
+    too_old: int
+    mean_age: float | None
+    max_age: int
+    halo: float
+
+
+@dataclass
 class FeedingRecord:
     """How a graph in host memory reached the device.
 
     Attributes:
         plan: in sentences. rows: means per macro-batch; seconds: of all epochs so far, by who worked (``steps waited``:
             for a macro-batch); counts: macro-batches, those that were cut in two for lack of room, those made again.
+        history: of hidden rows, in training over partitions.
     """
 
     plan: str
     rows: list[Expected]
     seconds: dict[str, float]
     counts: dict[str, int]
+    history: list[HistoryRecord] = field(default_factory=list)
 
 
 @dataclass

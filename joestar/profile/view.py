@@ -9,7 +9,7 @@ from rich.table import Table
 from joestar.profile import numbers
 from joestar.profile.clocks import clocks, once
 from joestar.profile.findings import caveat, findings
-from joestar.profile.ledger import FeedingRecord, ProfileRecord, ProgramRecord, Report, TuningRecord
+from joestar.profile.ledger import FeedingRecord, HistoryRecord, ProfileRecord, ProgramRecord, Report, TuningRecord
 from joestar.profile.places import merged, place, short_line
 
 SHOWN = 12
@@ -152,7 +152,21 @@ def _feeding(feeding: FeedingRecord) -> list:
     table = _table("per macro-batch", "planned", "measured")
     for row in feeding.rows:
         table.add_row(row.what, numbers.digits(row.planned), numbers.digits(row.measured))
-    return [*lines, table, _wrapped(f"{counts}; {seconds}")]
+    return [*lines, table, _wrapped(f"{counts}; {seconds}"), *_history(feeding.history)]
+
+
+def _history(layers: list[HistoryRecord]) -> list:
+    if not layers:
+        return []
+    table = _table("hidden layer", "rows", "pushed", "read", "never pushed", "too old", "mean age", "max age", "halo")
+    for row in layers:
+        shares = (numbers.percent(part / max(1, row.pulled)) for part in (row.missing, row.too_old))
+        age = "-" if row.mean_age is None else f"{row.mean_age:.1f}"
+        table.add_row(
+            f"{row.layer} ({row.width} columns)", f"{row.rows:,}", f"{row.pushed:,}", f"{row.pulled:,}", *shares, age,
+            f"{row.max_age}", numbers.percent(row.halo),
+        )  # fmt: skip
+    return ["", "Historical embeddings: ages in macro-batches; halo: share of macro-batches' nodes", table]
 
 
 def _tuning(tuning: TuningRecord) -> list:

@@ -13,12 +13,13 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
+from joestar.graph_api.history import check_layers
 from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.functional import remove_in_place
-from joestar.lowering.inputs import Input, Kind, ids_node, key_node, known_inputs
+from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
@@ -79,6 +80,7 @@ class Program:
     Attributes:
         structure: of what the model returns (``lowering.outputs``); shapes: of its rows, ``None`` for what has none.
         logged: names of the values logged with the loss.
+        pushed: layers of which the program gives rows to be pushed, two outputs each, behind the logged values.
     """
 
     def __init__(self, kind: str, model, sampler, loss: Callable | None, options: Options):
@@ -108,6 +110,7 @@ class Program:
         self.structure = LEAF
         self.shapes: list[tuple[int, ...] | None] = []
         self.logged: tuple[str, ...] = ()
+        self.pushed: tuple[int, ...] = ()
 
     # --- capture ---
 
@@ -158,8 +161,8 @@ class Program:
         seen = {}
 
         @torch.compiler.assume_constant_result  # called while Dynamo traces: what a trace says about Python
-        def note(structure, names):
-            seen["structure"], seen["logged"] = structure, names
+        def note(structure, names, layers):
+            seen["structure"], seen["logged"], seen["pushed"] = structure, names, layers
             return 0
 
         def program(seeds, key, carriers):
@@ -169,19 +172,23 @@ class Program:
             outputs, tensors = call_model(model, blocks, features, source), []
             structure = flatten(outputs, tensors, model_name)
             if call is None:
-                note(structure, ())
+                note(structure, (), ())
                 return tuple(tensors)
             further = {k: graph.ids_of(seeds).long() if k == "seeds" else _rows(data[k], seeds) for k in inputs}
             value = call(outputs, torch.index_select(targets, 0, seeds), **further)
             value, logged = loss_and_values(value, loss_name)
-            note(structure, tuple(logged))
-            return (value, *logged.values(), *tensors)
+            pushed = [tensor for _, *pair in context.pushed for tensor in pair]
+            note(structure, tuple(logged), tuple([layer for layer, *_ in context.pushed]))
+            return (value, *logged.values(), *pushed, *tensors)
 
         origin = self._origin
-        known = known_inputs(graph, model)
+        tables = getattr(sampler, "history_tables", None)
+        known = known_inputs(graph, model) | history_inputs(tables)
         captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample, known=known)
         verify_capture(captured.gm, origin)
-        self.structure, self.logged = seen["structure"], seen["logged"]
+        self.structure, self.logged, self.pushed = seen["structure"], seen["logged"], seen["pushed"]
+        if tables is not None:
+            check_layers(self.pushed, tables.layers, model_name)
         self._check_outputs(captured.gm, origin)
         if loss is not None and not captured.differentiable:
             raise causes.no_gradient(model, origin)
@@ -222,11 +229,21 @@ class Program:
         except Exception as error:
             raise causes.own(error, self.model, self._origin, given) from error
 
+    @property
+    def _first_rows(self) -> int:
+        """Outputs of a ``train`` program in front of what the model returns."""
+        return 1 + len(self.logged) + 2 * len(self.pushed)
+
+    def split(self, outputs: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Outputs of a ``train`` program: (loss, what is logged, what is pushed)."""
+        first = 1 + len(self.logged)
+        return outputs[0], list(outputs[1:first]), list(outputs[first:])
+
     def _check_outputs(self, gm: fx.GraphModule, origin: str) -> None:
         """One row per seed in what the model returns: in all of it, where it is to be handed out; else somewhere."""
         (output,) = gm.graph.find_nodes(op="output")
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
-        wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else 1 + len(self.logged)
+        wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else self._first_rows
         values = [node.meta["val"] for node in output.args[0][first:]]
         rows = _check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
@@ -249,7 +266,7 @@ class Program:
         if self.kind == "train":
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
-            output.args = (output.args[0][: 1 + len(self.logged)],)
+            output.args = (output.args[0][: self._first_rows],)
         self.lowered, self.lowered_roles = copy.deepcopy(gm.graph), list(captured.roles)
         self._run_passes(gm, captured.roles)
 
@@ -290,6 +307,7 @@ class Program:
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
         other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes
+        other.pushed = self.pushed
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
         other.captured = Captured(gm, roles, self.captured.labels)

@@ -30,6 +30,7 @@ class StepRunner:
 
     Attributes:
         memory: what the captured graph shares with others, ``None`` for nothing.
+        push: takes the hidden rows that a step gives, and whether it happened (``stages.device_history``).
     """
 
     def __init__(self, executor: Executor, update: Update, seed: int, cuda_graph: bool):
@@ -46,6 +47,7 @@ class StepRunner:
         self._differentiated: tuple = ()
         self._streams = StreamOrder(executor.device)
         self._rehearsing = False
+        self.push: Callable[[list[Tensor], Tensor], None] | None = None
         executor.before_compile.append(self.drop_graph)
 
     @property
@@ -139,12 +141,15 @@ class StepRunner:
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
         seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
-        (loss, *logged), counts, ok = program.step(seeds, count, state.key, state.flag)
+        outputs, counts, ok = program.step(seeds, count, state.key, state.flag)
+        loss, logged, pushed = program.split(outputs)
         forward = time.perf_counter() - start
 
         def finish() -> None:
             self._update(loss, ok, forward)
             state.note(logged, ok)
+            if pushed:
+                self.push(pushed, ok)
             ops.finish_step(state.key, state.flag, state.losses, state.run, loss.detach(), ok)
 
         return ok, counts, finish
@@ -169,8 +174,12 @@ class StepRunner:
         start = time.perf_counter()
         self.optimizer.refresh()
         with self.executor.program.fixed_order():
-            loss, *logged = self.executor.exact(run.seeds(run.position), self.state.key)
-            self._update(loss, torch.ones_like(self.state.flag), time.perf_counter() - start)
+            outputs = self.executor.exact(run.seeds(run.position), self.state.key)
+            loss, logged, pushed = self.executor.program.split(outputs)
+            happens = torch.ones_like(self.state.flag)
+            self._update(loss, happens, time.perf_counter() - start)
+            if pushed:
+                self.push(pushed, happens)
         run.loss(run.position).copy_(loss.detach())
         for cell, value in zip(run.logged(run.position), logged, strict=True):
             cell.copy_(value)

@@ -21,6 +21,7 @@ class Run:
         position: steps that have happened.
         pending: gradients of a group of batches that another run came between (``runtime.update``).
         filled: which part of ``order`` is known, where it is filled in as the run goes on.
+        end: position in ``order`` of the first seed that is not to be taken, where that is not its end.
     """
 
     order: Tensor
@@ -32,6 +33,7 @@ class Run:
     position: int = 0
     pending: list[Tensor] | None = None
     filled: slice | None = None
+    end: int | None = None
 
     @property
     def known(self) -> Tensor:
@@ -45,7 +47,8 @@ class Run:
 
     def seeds(self, position: int) -> Tensor:
         """The seeds of a step."""
-        return self.order[position * self.batch : (position + 1) * self.batch]
+        last = (position + 1) * self.batch
+        return self.order[position * self.batch : last if self.end is None else min(last, self.end)]
 
     def loss(self, position: int) -> Tensor:
         """The loss of a step, a 0-d tensor of its own."""
@@ -124,7 +127,7 @@ class StepState:
 
 
 def _words(seed: int, run: Run) -> Tensor:
-    number = run.order.numel()
+    number = run.order.numel() if run.end is None else run.end
     return torch.tensor(
         [seed, run.epoch, run.position, number, run.batch, run.offset], dtype=torch.int64, device="cpu"
     )  # fmt: skip

@@ -15,11 +15,15 @@ from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
+from joestar.staged.hidden import hidden_widths
+from joestar.staged.partition_planning import PartitionPlanner
+from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner, parse_bytes
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
 from joestar.staged.written import Written
-from joestar.stages import LargeBatch
+from joestar.stages import LargeBatch, Partitions
+from joestar.stages.exchange import Exchange
 from joestar.step import Step
 
 
@@ -31,8 +35,10 @@ class Staging:
     """
 
     def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool):
-        if first_stage is not None and not isinstance(first_stage, LargeBatch):
-            raise ConfigError(f"first_stage must be a joestar.LargeBatch; got {type(first_stage).__name__}.")
+        if first_stage is not None and not isinstance(first_stage, (LargeBatch, Partitions)):
+            raise ConfigError(
+                f"first_stage must be a joestar.LargeBatch or joestar.Partitions; got {type(first_stage).__name__}."
+            )
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a positive integer; got {batch_size!r}.")
         graph: Graph = sampler.graph
@@ -51,6 +57,15 @@ class Staging:
             settle_for_loss(graph, loss_fn)
         self.users_sampler = sampler
         budget = free_memory_of(model) if memory is None else parse_bytes(memory)
+        self.exchange: Exchange | None = None
+        if isinstance(first_stage, Partitions):
+            if loss_fn is None:
+                raise ConfigError(
+                    "first_stage=joestar.Partitions(...) goes with epochs: give loss_fn and optimizer. A loop of your "
+                    "own chooses its seeds itself: take joestar.LargeBatch for it."
+                )
+            self._over_parts(model, Planner(model, sampler, budget, None, batch_size, autocast), first_stage)
+            return
         planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage)
         self.plan = planner.plan()
         if self.plan.fits:
@@ -66,14 +81,41 @@ class Staging:
             self.first_stage.eids = None
             self.sampler = over(sampler, self.arena.graph)
 
+    def _over_parts(self, model, planner: Planner, first_stage: Partitions) -> None:
+        """As the rest of ``__init__``, for a partition-based first stage."""
+        sampler, graph = self.users_sampler, planner.graph
+        refuse_tables_of(sampler)
+        check_modules(model, graph)
+        over_parts = partition_planner(planner, first_stage)
+        found, self.parts = over_parts.plan(), over_parts.stage
+        self.plan, self.arena = found.plan, planner.arena(found.plan)
+        self.exchange = over_parts.exchange(found, self.arena.graph.num_nodes)
+        number = max(1, self.plan.num_seeds // self.plan.batch) * self.plan.batch
+        self.first_stage = LargeBatch(number, empty=_page_locked if planner.device.type == "cuda" else None)
+        self.sampler = over(sampler, self.arena.graph)
+
     def step(self, model, sampler, *given) -> Step:
         """The step, over the sampler of this."""
         if self.plan.fits:
             step = MovedStep(model, sampler, self.users_sampler, *given)
+        elif self.exchange is not None:
+            stages = self.arena, self.parts, self.first_stage, self.exchange
+            step = PartitionedStep(model, self.users_sampler, *stages, *given)
         else:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
         step.plan = self.plan
         return step
+
+
+def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPlanner:
+    """What plans training over partitions: the graph's nodes are sorted by part, and the model is looked at.
+
+    Raises:
+        ConfigError, DataError: as ``Partitions.prepare`` and ``hidden_widths``.
+    """
+    stage = first_stage.prepare(planner.graph, planner.seeds.unique())
+    widths = hidden_widths(planner.model, planner.sampler, planner.seeds, planner.autocast)
+    return PartitionPlanner(planner, stage, widths)
 
 
 def _page_locked(number: int, dtype: torch.dtype) -> Tensor:

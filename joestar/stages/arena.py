@@ -18,6 +18,7 @@ from torch import Tensor
 from joestar.errors import StageError
 from joestar.graph_api import Graph
 from joestar.kernels.cpu_store import assign_slots
+from joestar.stages.exchange import Exchange, Rows
 from joestar.stages.macro import MacroBatch
 from joestar.store import fill_rows, place_structure
 
@@ -53,7 +54,7 @@ class Prepared:
     Attributes:
         first: slot of its first cold node. slots: int32 ``[n]``, slot of every local node. cold: ids ``[c]`` of those
             that are not hot. degrees: theirs in the whole graph, or ``None``.
-        indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order.
+        indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order. history: its hidden rows.
     """
 
     first: int
@@ -64,6 +65,7 @@ class Prepared:
     seeds: Tensor
     degrees: Tensor | None
     edata: dict[str, Tensor]
+    history: Rows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +90,7 @@ class Loaded:
     bytes: int
     edata: dict[str, Tensor]
     ready: torch.cuda.Event | None = None
+    history: Rows | None = None
 
 
 class Gate:
@@ -156,6 +159,7 @@ class Arena:
         slot_of: int32 ``[N]`` on the CPU, the slot of every hot node, else -1.
         with_degrees: whether ``graph.whole_degrees`` are kept up; else they are not to be read.
         holder: the feed whose macro-batches the arena holds; loading: held while one is loaded.
+        exchange: of historical embeddings, which come and go with macro-batches; ``None`` without.
     """
 
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, cold: int, edges: int,
@@ -185,6 +189,7 @@ class Arena:
         self.with_degrees = True
         self.holder: weakref.ref | None = None
         self.loading = threading.Lock()
+        self.exchange: Exchange | None = None
         self._buffers: dict[str, Tensor | None] = {}
         self._hot_ids = hot
         self._known = None if whole.ids is None else whole.ids.to(self.device)
@@ -228,7 +233,7 @@ class Arena:
     def prepare(self, macro: MacroBatch, half: int) -> Prepared | None:
         """Slots in a half for a macro-batch's nodes; ``None`` if it has no room. Uses the CPU alone, from any
         thread."""
-        if macro.num_edges > self.edges:
+        if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
         slots, cold = self._staged(macro.ids, torch.int32), self._staged(macro.ids)
         first = self.hot + half * self.cold
@@ -239,7 +244,8 @@ class Arena:
         degrees = self._copied(self._degrees(cold)) if self.with_degrees else None
         edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
         structure = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
-        return Prepared(first, slots, cold, *structure, degrees, edata)
+        history = None if self.exchange is None else self.exchange.prepare(macro, slots, half)
+        return Prepared(first, slots, cold, *structure, degrees, edata, history)
 
     def _staged(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty_like(like, dtype=dtype, pin_memory=self._stream is not None)
@@ -266,7 +272,9 @@ class Arena:
             seeds = torch.index_select(slots, 0, made.seeds.to(self.device, non_blocking=True))
             moved = count * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
             seeds = seeds.to(self.graph.indices.dtype)
-            loaded = Loaded(seeds, slots.numel(), count, made.indices.numel(), moved, edata)
+            if made.history is not None:
+                moved += self.exchange.load(made.history)
+            loaded = Loaded(seeds, slots.numel(), count, made.indices.numel(), moved, edata, history=made.history)
             if self._stream is not None:
                 loaded.ready = torch.cuda.Event()
                 loaded.ready.record(self._stream)
@@ -327,6 +335,8 @@ class Arena:
         graph.indices.copy_(self._next[1])
         for name, value in loaded.edata.items():
             graph.edata[name][: value.shape[0]].copy_(value)
+        if loaded.history is not None:
+            self.exchange.show(loaded.history, loaded.nodes)
         self.touched()
         self.close_epoch()
 

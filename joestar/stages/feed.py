@@ -1,5 +1,6 @@
 """A feed: the macro-batches of one order of seeds, made ahead of their use and shown in an arena in turn."""
 
+import bisect
 import functools
 import weakref
 from collections.abc import Callable
@@ -71,16 +72,20 @@ class Feed:
     Args:
         sample: the first stage. order: seeds ``[n]`` of the whole graph, on the CPU. batch: seeds of a step; steps: of
             a macro-batch. key: (seed, epoch). traffic: where costs are counted.
+        borders: the first step of every macro-batch, then the number of steps, where they are not alike; ``order`` has
+            -1 where a step has fewer seeds than others.
+        before: called with a macro-batch's index before that one is loaded out of its turn.
     """
 
     def __init__(
         self, arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int],
-        traffic: Traffic,
+        traffic: Traffic, borders: list[int] | None = None, before: Callable[[int], None] | None = None,
     ):  # fmt: skip
         self.arena, self.traffic = arena, traffic
-        self.steps = steps
         self.total = -(-order.numel() // batch)
-        self._make = functools.partial(_pieces, arena, sample, order, batch, steps, key, traffic)
+        self.borders = [*range(0, self.total, steps), self.total] if borders is None else borders
+        self.before = before
+        self._make = functools.partial(_pieces, arena, sample, order, batch, self.borders, key, traffic)
         self._gate: Gate | None = None
         self._pipeline: Pipeline | None = None
         self._rest: list[Piece] = []
@@ -130,7 +135,9 @@ class Feed:
         self.close()
         self.arena.touched()
         self.arena.close_epoch()
-        first, count = step // self.steps, -(-self.total // self.steps)
+        first, count = bisect.bisect_right(self.borders, step) - 1, len(self.borders) - 1
+        if self.before is not None:
+            self.before(first)
         self._gate, self._shown = Gate(), None
         load = functools.partial(_load, self.arena, self._gate)
         make = functools.partial(self._make, [0])
@@ -186,15 +193,15 @@ class Feed:
 
 
 def _pieces(
-    arena: Arena, sample: Sample, order: Tensor, batch: int, steps: int, key: tuple[int, int], traffic: Traffic,
-    turn: list[int], index: int,
+    arena: Arena, sample: Sample, order: Tensor, batch: int, borders: list[int], key: tuple[int, int],
+    traffic: Traffic, turn: list[int], index: int,
 ) -> list[Piece]:  # fmt: skip
     """The macro-batch of this index, in as many pieces as it takes to fit; ``turn`` counts them: halves take turns."""
-    total = -(-order.numel() // batch)
-    found, waiting = [], [(index * steps, min(total, (index + 1) * steps))]
+    found, waiting = [], [(borders[index], borders[index + 1])]
     while waiting:
         first, last = waiting.pop()
-        macro = sample(order[first * batch : last * batch], (*key, index))
+        seeds = order[first * batch : last * batch]
+        macro = sample(seeds[seeds >= 0], (*key, index))
         prepared = arena.prepare(macro, turn[0] % HALVES)
         if prepared is not None:
             turn[0] += 1
@@ -204,12 +211,19 @@ def _pieces(
             raise GraphError(
                 f"the macro-batch of a single step of {batch} seeds has {macro.num_nodes:,} nodes and "
                 f"{macro.num_edges:,} edges: the arena has room for {arena.cold:,} nodes besides the hot ones, and "
-                f"{arena.edges:,} edges. Give more memory=, or take smaller batches or fanouts."
+                f"{arena.edges:,} edges{_history_room(arena)}. Give more memory=, or take smaller batches or fanouts."
             )
         traffic.cut += 1
         middle = (first + last) // 2
         waiting += [(middle, last), (first, middle)]
     return found
+
+
+def _history_room(arena: Arena) -> str:
+    if arena.exchange is None:
+        return ""
+    tables = arena.exchange.device
+    return f", and for hidden rows of {tables.pulls:,} halo and {tables.pushes:,} other nodes"
 
 
 def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:

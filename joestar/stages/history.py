@@ -74,6 +74,7 @@ class HistoryStore:
         dtype: of the tables: float32 or bfloat16.
         max_age: rows pushed more macro-batches ago than this are not used; ``None``: no bound.
         empty: makes tensors of a shape and dtype, ``torch.empty`` or one that pins memory.
+        pinned: whether what is pulled is put into page-locked memory, for a GPU.
 
     Raises:
         ConfigError: impossible widths, dtype, bound or node ids.
@@ -88,14 +89,12 @@ class HistoryStore:
         dtype: torch.dtype = torch.float32,
         max_age: int | None = None,
         empty: Callable[..., Tensor] = torch.empty,
+        pinned: bool = False,
     ):
-        if dtype not in DTYPES:
-            raise ConfigError(f"history: expected float32 or bfloat16, got {dtype}.")
-        if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, int) or max_age < 0):
-            raise ConfigError(f"history: max_age must be a number of macro-batches, at least 0; got {max_age!r}.")
+        check_history(dtype, max_age)
         if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
             raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
-        self.num_nodes, self.max_age = num_nodes, max_age
+        self.num_nodes, self.max_age, self.pinned = num_nodes, max_age, pinned
         self._row_of = None if nodes is None else _row_table(nodes, num_nodes)
         self.num_rows = num_nodes if nodes is None else nodes.shape[0]
         rows = max(1, self.num_rows)  # one that nothing points to, so that rows can be looked up in an empty table
@@ -118,7 +117,9 @@ class HistoryStore:
         pushed = stamp != NEVER
         age = torch.where(pushed, now - stamp, -1).to(torch.int32)
         usable = pushed if self.max_age is None else pushed & (age <= self.max_age)
-        values = self.tables[layer][rows]
+        table = self.tables[layer]
+        values = torch.empty(len(rows), table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
+        torch.index_select(table, 0, rows, out=values)
         values[~usable] = 0
         self._note(layer, pushed, usable, age)
         return Slice(values, usable, age)
@@ -154,13 +155,36 @@ class HistoryStore:
         self._latest = max(self._latest, now)
         return rows.shape[0]
 
+    def has_row(self, ids: Tensor) -> Tensor:
+        """bool ``[m]``: which nodes have a row."""
+        return self._rows(0, ids)[1]
+
+    def peek(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of rows and stamps as they are, for ``put_back``."""
+        rows, _ = self._rows(layer, ids)
+        return self.tables[layer][rows], self.stamps[layer][rows]
+
+    def put_back(self, layer: int, ids: Tensor, values: Tensor, stamps: Tensor) -> None:
+        """Makes rows what they were when ``peek`` gave ``values`` and ``stamps``; ids without a row are left out."""
+        rows, known = self._rows(layer, ids)
+        self.tables[layer][rows[known]] = values[known]
+        self.stamps[layer][rows[known]] = stamps[known]
+        self._latest = self._last_stamp()
+
+    def _last_stamp(self) -> int:
+        return int(max(stamp.max() for stamp in self.stamps))
+
+    def pushed_rows(self, layer: int) -> int:
+        """Rows of a layer that have a value."""
+        return int((self.stamps[layer] != NEVER).sum())
+
     def staleness(self, layer: int) -> Staleness:
         """What was pulled since ``reset_counts``, and how old it was."""
         pulled, missing, too_old, total, oldest = self._counts[layer]
         usable = pulled - missing - too_old
         return Staleness(
             self.num_rows,
-            int((self.stamps[layer] != NEVER).sum()),
+            self.pushed_rows(layer),
             pulled,
             missing,
             too_old,
@@ -171,7 +195,7 @@ class HistoryStore:
     def reset_counts(self) -> None:
         """Forgets what was pulled so far."""
         self._counts = [(0, 0, 0, 0, 0) for _ in self.tables]
-        self._latest = int(max(stamp.max() for stamp in self.stamps))
+        self._latest = self._last_stamp()
 
     def clear(self) -> None:
         """Forgets every row, as after new weights were loaded."""
@@ -183,12 +207,8 @@ class HistoryStore:
         """Tables and stamps, not copied."""
         return {"tables": list(self.tables), "stamps": list(self.stamps), "num_nodes": self.num_nodes}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_dict`` gave.
-
-        Raises:
-            CheckpointError: of another number of layers, rows or widths, or another dtype; nothing was changed then.
-        """
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises ``CheckpointError`` unless it is of tables like these: their number, rows, widths and dtype."""
         ours, theirs = self._forms(self.tables + self.stamps), None
         if isinstance(state, dict) and {"tables", "stamps", "num_nodes"} <= state.keys():
             theirs = self._forms([*state["tables"], *state["stamps"]])
@@ -197,6 +217,14 @@ class HistoryStore:
                 f"history: expected tables and stamps {ours} of {self.num_nodes:,} nodes, got {theirs}. It belongs to "
                 "another model, graph or partitioning; begin with an empty history."
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_dict`` gave.
+
+        Raises:
+            CheckpointError: as ``check_state``; nothing was changed then.
+        """
+        self.check_state(state)
         for own, given in zip(self.tables + self.stamps, [*state["tables"], *state["stamps"]], strict=True):
             own.copy_(given)
         self.reset_counts()
@@ -238,6 +266,19 @@ class HistoryStore:
             total + int(ages.sum()),
             max(oldest, int(ages.max()) if ages.numel() else 0),
         )
+
+
+def check_history(dtype, max_age) -> tuple[torch.dtype, int | None]:
+    """Both, if tables of that dtype and a bound of that age can be.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"history: expected float32 or bfloat16, got {dtype}.")
+    if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, int) or max_age < 0):
+        raise ConfigError(f"history: max_age must be a number of macro-batches, at least 0; got {max_age!r}.")
+    return dtype, max_age
 
 
 def boundary_nodes(graph: Graph, assignment: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The partition-based first stage (thesis 5.2.2, Joestar-II): random groups of parts, with halo and hub nodes."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from joestar.graph_api.validate import check_ids
 from joestar.kernels.cpu_partition import part_batch
 from joestar.ops.hashing import key_state, row_state
 from joestar.partitioning import Partitioning
+from joestar.stages.history import check_history
 from joestar.stages.hubs import hub_nodes
 from joestar.stages.macro import MacroBatch
 
@@ -47,10 +49,20 @@ class PartitionBatch(MacroBatch):
         halo: bool ``[n]``: neither in the parts nor a hub, but an in-neighbour of the parts. It has no in-edges here;
             its hidden states come from a history.
         parts: int64 ``[b]``, ascending: the parts.
+        inner: bool ``[n]``: in the parts, with in-edges here: nodes whose hidden states are worth keeping.
+        number, sees: of the macro-batch in a run, and up to which one pushes count for it (``stages.exchange``).
     """
 
     halo: Tensor | None = None
     parts: Tensor | None = None
+    inner: Tensor | None = None
+    number: int | None = None
+    sees: int = -1
+
+    @property
+    def halo_ids(self) -> Tensor:
+        """Global ids of the halo."""
+        return self.ids[self.halo]
 
     @property
     def sizes(self) -> Sizes:
@@ -68,7 +80,7 @@ class Partitions:
     Everything random depends on (seed, epoch, index) alone.
 
     Args:
-        partitioning: of the graph to train on.
+        partitioning: of the graph to train on, or the path of its file.
         group: parts per macro-batch; the last of an epoch may have fewer.
         hubs: nodes to pin: ids, or how many to choose by reverse lazy random walks of ``hub_steps`` steps.
         halo_fanout: most in-edges of a row that come from the halo, chosen at random; ``None``: all.
@@ -76,18 +88,29 @@ class Partitions:
             hops: everything within them stays. A list of fanouts, from the seeds outwards: picks are made as a
             neighbour sampler makes them for all seeds at once, and mini-batches are sampled among those. ``None``:
             nothing is left out.
+        dtype: of the tables of historical embeddings, float32 or bfloat16.
+        max_age: hidden rows that were pushed more macro-batches ago are not used; ``None``: no bound.
     """
 
     def __init__(
         self,
-        partitioning: Partitioning,
+        partitioning: Partitioning | str | os.PathLike,
         group: int,
         *,
         hubs: int | Tensor = 0,
         hub_steps: int = 3,
         halo_fanout: int | None = None,
         ahead: int | Sequence[int] | None = None,
+        dtype: torch.dtype = torch.float32,
+        max_age: int | None = None,
     ):
+        if isinstance(partitioning, (str, os.PathLike)):
+            partitioning = Partitioning.load(partitioning)
+        if not isinstance(partitioning, Partitioning):
+            raise ConfigError(
+                f"Partitions: expected what joestar.partition returned, or the path of its file; got "
+                f"{type(partitioning).__name__}."
+            )
         _positive("group", group)
         if group > partitioning.parts:
             raise ConfigError(f"Partitions: group={group} parts of {partitioning.parts}; choose fewer per macro-batch.")
@@ -99,6 +122,7 @@ class Partitions:
         self.hub_steps = hub_steps
         self.halo_fanout = halo_fanout
         self.fanouts = _fanouts(ahead)
+        self.dtype, self.max_age = check_history(dtype, max_age)
 
     def prepare(self, graph: Graph, train: Tensor | None = None) -> "PreparedPartitions":
         """Checks that the parts are this graph's, and sorts its nodes by part.
@@ -122,6 +146,14 @@ class Partitions:
             check_ids(hubs, graph.num_nodes, "hubs", SamplerError)
         return PreparedPartitions(self, graph, train, torch.unique(hubs).to(graph.indices.dtype))
 
+    @property
+    def settings(self) -> dict:
+        """What macro-batches and their history depend on, besides the parts and hubs."""
+        return {
+            "group": self.group, "halo_fanout": self.halo_fanout, "fanouts": self.fanouts, "max_age": self.max_age,
+            "dtype": self.dtype,
+        }  # fmt: skip
+
     def __repr__(self) -> str:
         return f"Partitions({self.group} of {self.partitioning.parts} parts)"
 
@@ -144,10 +176,13 @@ class PreparedPartitions:
 
     def groups(self, seed: int, epoch: int) -> list[Tensor]:
         """The parts of every macro-batch of an epoch, each ascending; groups without training nodes are left out."""
+        return [group for group in self.all_groups(seed, epoch) if int(self.train_of_part[group].sum())]
+
+    def all_groups(self, seed: int, epoch: int) -> list[Tensor]:
+        """As ``groups``, with or without training nodes."""
         parts = torch.arange(self.stage.partitioning.parts)
         order = _shuffled(parts, (seed, epoch, 0), GROUP_SITE)
-        groups = [group.sort().values for group in order.split(self.stage.group)]
-        return [group for group in groups if int(self.train_of_part[group].sum())]
+        return [group.sort().values for group in order.split(self.stage.group)]
 
     def seeds(self, seed: int, epoch: int) -> list[Tensor]:
         """Node ids of the seeds of every macro-batch of an epoch, in their order."""
@@ -163,17 +198,34 @@ class PreparedPartitions:
         groups = self.groups(*key[:2])
         if not 0 <= key[2] < len(groups):
             raise SamplerError(f"macro-batch {key[2]} of epoch {key[1]}: expected one of 0 to {len(groups) - 1}.")
-        group, assignment = groups[key[2]], self.stage.partitioning.assignment
+        group = groups[key[2]]
+        return self.of(group, self._seeds(group, key), key, ahead)
+
+    @torch.no_grad()
+    def of(
+        self, group: Tensor, seeds: Tensor, key: tuple[int, int, int], ahead: bool = True, **further
+    ) -> PartitionBatch:
+        """The macro-batch of these parts.
+
+        Args:
+            group: parts, ascending. seeds: ids of nodes of them, in any order, duplicates allowed. further: attributes
+                of the ``PartitionBatch``.
+        """
+        assignment = self.stage.partitioning.assignment
         chosen = torch.zeros(self.stage.partitioning.parts, dtype=torch.int32)
         chosen[group] = 1
         fanouts = self.stage.fanouts if ahead and self.stage.fanouts else []
         halo_fanout = -1 if self.stage.halo_fanout is None else self.stage.halo_fanout
         seeds, ids, indptr, indices = part_batch(
-            self.graph.indptr, self.graph.indices, assignment, chosen, self.hubs, self._seeds(group, key),
+            self.graph.indptr, self.graph.indices, assignment, chosen, self.hubs, seeds.to(self.graph.indices.dtype),
             halo_fanout, HALO_SITE, torch.tensor(key, dtype=torch.int64), fanouts,
             [AHEAD_SITE + hop for hop in range(len(fanouts))],
         )  # fmt: skip
-        return PartitionBatch(seeds, ids, indptr, indices, halo=self._halo(ids, indptr, chosen), parts=group)
+        inner = chosen[assignment[ids.to(torch.int64)].to(torch.int64)] == 1
+        inner[indptr.shape[0] - 1 :] = False
+        return PartitionBatch(
+            seeds, ids, indptr, indices, halo=self._halo(ids, indptr, chosen), parts=group, inner=inner, **further
+        )
 
     def _halo(self, ids: Tensor, indptr: Tensor, chosen: Tensor) -> Tensor:
         """Nodes without rows that are neither members nor hubs."""

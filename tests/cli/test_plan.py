@@ -37,6 +37,19 @@ def test_training_under_a_budget(tmp_path):
     assert saved.exists()
 
 
+def test_training_over_partitions(tmp_path):
+    parts = tmp_path / "parts.npz"
+    ran("partition", "cora", "--parts", "8", "--passes", "2", "--out", str(parts))
+    given = ["cora", "--partitions", str(parts), "--group", "2", "--memory", "40MiB", *SMALL]
+    assert "history" in ran("plan", *given)
+    shown = ran("train", *given, "--epochs", "2", "--backend", "eager", "--report", str(tmp_path / "run.json"))
+    assert "4 macro-batches" in shown
+    history = json.loads((tmp_path / "run.json").read_text())["ledger"]["feeding"]["history"]
+    assert [layer["width"] for layer in history] == [16] and history[0]["pushed"] > 0
+    done = CliRunner().invoke(app, ["train", "cora", "--group", "2"])
+    assert done.exit_code != 0 and "--partitions" in done.output + str(done.exception)
+
+
 def test_an_impossible_budget_is_refused(monkeypatch):
     done = CliRunner().invoke(app, ["plan", "--memory", "1MiB", *SMALL])
     assert done.exit_code != 0

@@ -232,7 +232,7 @@ def test_a_plan_fills_the_budget_and_training_works(tmp_path):
         ({"memory": "a lot"}, "memory must be a number of bytes"),
         ({"memory": 1000}, "memory=1000 B is too small: macro-batches of"),
         ({"memory": "1GiB", "tune": True}, "tune=True does not go with memory="),
-        ({"first_stage": 48}, "first_stage must be a joestar.LargeBatch; got int"),
+        ({"first_stage": 48}, "first_stage must be a joestar.LargeBatch or joestar.Partitions; got int"),
         ({"memory": "1GiB", "batch_size": 0}, "batch_size must be a positive integer"),
     ],
 )

@@ -12,13 +12,15 @@ from joestar.lowering.rules.pointwise_ops import POINTWISE
 
 RULES = {**rowwise.RULES, **lookup.RULES, **shapes.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
 
+_OWN = {"masked_batch_norm": norm.masked_batch_norm, "only_valid": rowwise.only_valid}
+
 
 def rule_for(node: fx.Node):
     """The rule of a node's op; Joestar's own and pointwise ops are safe: padded rows have degree 0 and stay finite."""
     target = node.target
     name = target._schema.name.partition("::")[2]
     if target.namespace == "joestar" and name not in lookup.OWN:
-        return norm.masked_batch_norm if name == "masked_batch_norm" else rowwise.safe
+        return _OWN.get(name, rowwise.safe)
     if name in ("max", "min") and target._overloadname == "other":
         return pointwise
     if name in RULES:

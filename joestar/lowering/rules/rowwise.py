@@ -11,6 +11,13 @@ def safe(context, node: fx.Node) -> None:
     """Nothing to do."""
 
 
+def only_valid(context, node: fx.Node) -> None:
+    """Padded entries of the result are 0."""
+    for expr in padded_dims(node.meta["val"]).values():
+        context.entries(expr, node)  # an error where it is not known which entries are padding
+    context.guard_result(node, 0)
+
+
 def tamed(values: dict[int, float], rule=safe):
     """A rule: as ``rule``, and the padding of operands that might be large becomes a harmless value first.
 

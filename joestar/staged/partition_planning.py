@@ -1,0 +1,111 @@
+"""What training over partitions takes: macro-batches of an epoch are made, and room for ones like them planned."""
+
+import statistics
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from joestar.runtime.seeds import spread_nodes
+from joestar.staged.planning import PLANNING, Planner
+from joestar.stages import LargeBatch
+from joestar.stages.device_history import DeviceHistory
+from joestar.stages.exchange import Exchange
+from joestar.stages.history import HistoryStore, boundary_nodes
+from joestar.stages.partition_order import partition_order
+from joestar.stages.partitions import PartitionBatch, PreparedPartitions
+from joestar.stages.plan import COUNTED, SIGMAS, SLACK, SMALL, Look, Plan, choose, least
+from joestar.store.hot import count_needed
+
+BITS = 8
+"""Bytes per slot of the tables that say where its hidden rows are."""
+
+
+@dataclass
+class PartitionPlan:
+    """Where everything goes, and how many hidden rows a macro-batch reads and keeps.
+
+    Attributes:
+        plan: of nodes, edges and memory. pulls, pushes: rows of a half of the slices on the device.
+    """
+
+    plan: Plan
+    pulls: int
+    pushes: int
+
+
+class PartitionPlanner:
+    """Plans the memory of one device for a partition-based first stage.
+
+    Args:
+        planner: knows the graph, the model and the budget. stage: prepared for the graph. widths: of hidden layers.
+    """
+
+    def __init__(self, planner: Planner, stage: PreparedPartitions, widths: list[int]):
+        self.planner, self.stage, self.widths = planner, stage, widths
+        kept = boundary_nodes(planner.graph, stage.stage.partitioning.assignment)
+        self.nodes = kept[~torch.isin(kept, stage.hubs)]
+        self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool)
+        self._has_row[self.nodes.to(torch.int64)] = True
+
+    def plan(self) -> PartitionPlan:
+        """The plan.
+
+        Raises:
+            ConfigError: it does not fit; with what it would take.
+        """
+        planner, total = self.planner, self.planner.seeds.numel()
+        macros = self._some()
+        number = max(1, round(statistics.fmean(macro.seeds.numel() for macro in macros)))
+        pulls = _room([int(macro.halo.sum()) for macro in macros], planner.graph.num_nodes)
+        pushes = _room([int(self._kept(macro).sum()) for macro in macros], self.nodes.numel())
+        counted = (macros[i % len(macros)].ids for i in range(COUNTED))
+        look = Look(
+            lambda _, index: macros[index % len(macros)], count_needed(counted, planner.graph.num_nodes), planner.device
+        )
+        for index in range(SMALL):
+            seeds = spread_nodes(planner.batch, planner.graph, planner.seed, index)
+            key = (planner.seed, PLANNING, index)
+            look.anywhere(LargeBatch(planner.batch).sample(planner.graph, planner.sampler, seeds, key))
+        costs = planner.costs()
+        history = DeviceHistory.nbytes_of(self.widths, pulls, pushes, self.stage.stage.dtype)
+        fixed = costs.fixed | {"history": history}
+        costs = replace(costs, fixed=fixed, slot=costs.slot + BITS)
+        compute = -(-total // planner.batch) * planner._step_seconds()
+        found = choose(look, [number], costs, planner.budget, total, compute, planner.speeds)
+        if found is None:
+            raise planner._too_small(look.shape(number), least(look, number, costs))
+        found.hot_ids, found.batch = look.hottest(found.hot), planner.batch
+        return PartitionPlan(found, pulls, pushes)
+
+    def _some(self) -> list[PartitionBatch]:
+        """Macro-batches of an epoch that is never trained: all of them, or the first ``SMALL``."""
+        planner, key = self.planner, (self.planner.seed, PLANNING)
+        order = partition_order(self.stage, planner.seeds, planner.batch, key)
+        found = []
+        for index, group in enumerate(order.groups[:SMALL]):
+            seeds = order.seeds[order.borders[index] * planner.batch : order.borders[index + 1] * planner.batch]
+            found.append(self.stage.of(group, seeds[seeds >= 0], (*key, index)))
+        return found
+
+    def _kept(self, macro: PartitionBatch) -> Tensor:
+        return macro.inner & self._has_row[macro.ids.to(torch.int64)]
+
+    # --- making ---
+
+    def exchange(self, found: PartitionPlan, slots: int) -> Exchange:
+        """Tables on the host and slices on the device."""
+        device, stage = self.planner.device, self.stage.stage
+        on_gpu = device.type == "cuda"
+        store = HistoryStore(
+            self.planner.graph.num_nodes, self.widths, self.nodes, dtype=stage.dtype, max_age=stage.max_age,
+            pinned=on_gpu,
+        )  # fmt: skip
+        return Exchange(store, DeviceHistory(slots, self.widths, found.pulls, found.pushes, stage.dtype, device))
+
+
+def _room(sizes: list[int], most: int) -> int:
+    """Rows that a macro-batch like these hardly ever exceeds."""
+    mean = statistics.fmean(sizes)
+    spread = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
+    return min(int(max(max(sizes), mean + SIGMAS * spread) * SLACK) + 64, max(1, most))

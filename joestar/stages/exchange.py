@@ -1,0 +1,262 @@
+"""Historical embeddings between host and device: what a macro-batch reads, and when what it wrote counts.
+
+The rule, whatever threads do: macro-batch ``m`` of a run reads what the macro-batches up to ``m - 2`` have pushed, as
+it is loaded while ``m - 1`` is in use; the first of an epoch reads all that came before.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joestar.errors import CheckpointError, ConfigError
+from joestar.stages.device_history import DeviceHistory
+from joestar.stages.history import HistoryStore
+from joestar.stages.partitions import PartitionBatch
+
+
+@dataclass(eq=False)
+class Rows:
+    """Of a macro-batch on its way: which slots read and keep rows, ids of whose nodes.
+
+    Attributes:
+        number: of the macro-batch in the run; sees: pushes of macro-batches up to this one. ``None`` without history.
+        half: of the tables that it takes. pulled: per layer (missing, too old, sum of ages, largest age), once loaded.
+    """
+
+    half: int
+    pull_ids: Tensor
+    pull_slots: Tensor
+    push_ids: Tensor
+    push_slots: Tensor
+    number: int | None = None
+    sees: int = -1
+    pulled: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Pushed:
+    """What a macro-batch has pushed, on the host: per layer (ids, values)."""
+
+    number: int
+    layers: list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Pulls:
+    """What macro-batches that were shown have pulled from a layer.
+
+    Attributes:
+        rows: halo nodes; missing: of these, without a row; too_old: over the bound; ages: sum over the others; oldest.
+    """
+
+    rows: int = 0
+    missing: int = 0
+    too_old: int = 0
+    ages: int = 0
+    oldest: int = 0
+
+    @property
+    def mean_age(self) -> float | None:
+        """Macro-batches since the push, of the rows that were used."""
+        used = self.rows - self.missing - self.too_old
+        return self.ages / used if used else None
+
+
+def seen_by(base: int, index: int) -> int:
+    """Up to which number pushes count for macro-batch ``index`` of an epoch whose first one has the number ``base``."""
+    return base + index - (1 if index == 0 else 2)
+
+
+class Exchange:
+    """The tables on the host, the slices on the device, and what is under way between them.
+
+    Used by the thread of the steps and the one that loads.
+
+    Attributes:
+        latest: number of the last macro-batch that was shown, -1 before the first.
+        epoch, base: the epoch that it belongs to, and the number of that one's first macro-batch.
+        nodes: of the macro-batches shown so far; pulls: what they have pulled, per layer.
+    """
+
+    def __init__(self, store: HistoryStore, device: DeviceHistory):
+        self.store, self.device = store, device
+        self._lock = threading.RLock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        with self._lock:
+            self.store.clear()
+            self.latest, self.epoch, self.base, self.nodes = -1, None, 0, 0
+            self.pulls = [Pulls() for _ in self.store.tables]
+            self._out: list[Rows] = []
+            self._waiting: list[Pushed] = []
+            self._undo: list[tuple[Pushed, list]] = []
+
+    # --- an epoch's macro-batches ---
+
+    def number_epoch(self, epoch: int) -> int:
+        """The number of an epoch's first macro-batch: the one that it had, if it is the latest one."""
+        if epoch != self.epoch:
+            self.epoch, self.base = epoch, self.latest + 1
+        return self.base
+
+    def check_turn(self, epoch: int) -> None:
+        """Raises ``ConfigError`` if another epoch has begun since this one did."""
+        if epoch != self.epoch:
+            raise ConfigError(
+                f"epoch {epoch} over partitions cannot go on: epoch {self.epoch} has begun since, and what hidden rows "
+                "were then is gone. Finish an epoch, or leave it, before the next one."
+            )
+
+    def begin(self, index: int) -> None:
+        """Before macro-batch ``index`` of the epoch is loaded, perhaps once more: the tables as they were for it."""
+        with self._lock:
+            self._wait()
+            self._collect(self._out)
+            self._out = []  # nothing is in use
+            self._rewind(seen_by(self.base, index))
+
+    def _wait(self) -> None:
+        if self.device.device.type == "cuda":
+            torch.cuda.synchronize(self.device.device)
+
+    # --- loading ---
+
+    def fits(self, macro) -> bool:
+        """Whether there is room for a macro-batch's rows."""
+        if not isinstance(macro, PartitionBatch):
+            return True
+        return int(macro.halo.sum()) <= self.device.pulls and int(self._kept(macro).sum()) <= self.device.pushes
+
+    def _kept(self, macro: PartitionBatch) -> Tensor:
+        """Nodes whose rows are worth keeping: bool ``[n]``."""
+        return macro.inner & self.store.has_row(macro.ids)
+
+    def prepare(self, macro, slots: Tensor, half: int) -> Rows:
+        """What a macro-batch reads and keeps, from the slots of its local nodes; from any thread."""
+        none = slots.new_empty(0)
+        if not isinstance(macro, PartitionBatch):
+            return Rows(half, macro.ids[:0], none, macro.ids[:0], none)
+        kept = self._kept(macro)
+        return Rows(half, macro.halo_ids, slots[macro.halo], macro.ids[kept], slots[kept], macro.number, macro.sees)
+
+    def load(self, rows: Rows) -> int:
+        """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes."""
+        slices = []
+        if rows.number is not None:
+            with self._lock:
+                self._collect(self._out[:-1])  # the last one may be in use
+                self._apply(rows.sees)
+                slices = [self.store.pull(layer, rows.pull_ids, rows.number) for layer in range(len(self.pulls))]
+        rows.pulled = [_counted(given) for given in slices]
+        self.device.load(rows.half, rows.pull_slots, rows.push_slots, slices)
+        return rows.pull_slots.nbytes + rows.push_slots.nbytes + sum(given.nbytes for given in slices)
+
+    def show(self, rows: Rows, nodes: int) -> None:
+        """The rows that were loaded last are those of the steps to come."""
+        with self._lock:
+            self.device.show()
+            if rows.number is None:
+                return
+            self.latest = rows.number
+            self._out.append(rows)
+            self.nodes += nodes
+            for layer, (missing, old, ages, oldest) in enumerate(rows.pulled):
+                seen = self.pulls[layer]
+                seen.rows += rows.pull_ids.numel()
+                seen.missing, seen.too_old, seen.ages = seen.missing + missing, seen.too_old + old, seen.ages + ages
+                seen.oldest = max(seen.oldest, oldest)
+
+    # --- pushes ---
+
+    def _collect(self, out: list[Rows]) -> None:
+        """Brings back what these have pushed so far; those that may push more stay in the list."""
+        for rows in list(out):
+            layers = [
+                (rows.push_ids[which], values)
+                for which, values in self.device.collected(rows.half, rows.push_ids.numel())
+            ]
+            if any(ids.numel() for ids, _ in layers):
+                self._waiting.append(Pushed(rows.number, layers))
+            if rows is not self._out[-1]:
+                self._out.remove(rows)
+
+    def _apply(self, upto: int) -> None:
+        """Writes what was pushed by macro-batches up to this number into the tables."""
+        while self._waiting and self._waiting[0].number <= upto:
+            pushed = self._waiting[0]
+            if self._undo and self._undo[-1][0].number != pushed.number:
+                self._undo = []
+            if not self._undo or self._undo[-1][0] is not pushed:  # else an interrupt came between
+                before = [self.store.peek(layer, ids) for layer, (ids, _) in enumerate(pushed.layers)]
+                self._undo.append((pushed, before))
+            for layer, (ids, values) in enumerate(pushed.layers):
+                self.store.push(layer, ids, values, pushed.number)
+            self._waiting.pop(0)
+
+    def _rewind(self, upto: int) -> None:
+        """Takes back what macro-batches behind this number have written, so that it counts later."""
+        while self._undo and self._undo[-1][0].number > upto:
+            pushed, before = self._undo[-1]
+            for layer, ((ids, _), (values, stamps)) in enumerate(zip(pushed.layers, before, strict=True)):
+                self.store.put_back(layer, ids, values, stamps)
+            if not self._waiting or self._waiting[0] is not pushed:
+                self._waiting.insert(0, pushed)
+            self._undo.pop()
+
+    # --- state ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tables, not copied, and what is under way; nothing of it changes until the next step."""
+        with self._lock:
+            self._wait()
+            self._collect(self._out)
+            self._apply(self.latest - 1)
+            return {
+                "tables": self.store.state_dict(), "latest": self.latest, "epoch": self.epoch, "base": self.base,
+                "waiting": [_plain(pushed) for pushed in self._waiting],
+                "undo": [{**_plain(pushed), "before": [list(pair) for pair in old]} for pushed, old in self._undo],
+            }  # fmt: skip
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises ``CheckpointError`` unless ``load_state_dict`` can take it over."""
+        known = {"tables", "latest", "epoch", "base", "waiting", "undo"}
+        if not isinstance(state, dict) or not known <= state.keys():
+            raise CheckpointError(
+                "the checkpoint has no history: expected one that was saved in training over partitions. To begin with "
+                "an empty history, load its 'model' into the model."
+            )
+        self.store.check_state(state["tables"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_dict`` gave.
+
+        Raises:
+            CheckpointError: of other tables; nothing was changed then.
+        """
+        self.check_state(state)
+        with self._lock:
+            self.store.load_state_dict(state["tables"])
+            self._out = []
+            self.latest, self.epoch, self.base = state["latest"], state["epoch"], state["base"]
+            self._waiting = [_pushed(entry) for entry in state["waiting"]]
+            self._undo = [(_pushed(entry), [tuple(pair) for pair in entry["before"]]) for entry in state["undo"]]
+
+
+def _counted(given) -> tuple[int, int, int, int]:
+    """(missing, too old, sum of ages, largest age) of a slice."""
+    ages = given.age[given.usable]
+    missing = int((given.age < 0).sum())
+    return missing, len(given.age) - missing - len(ages), int(ages.sum()), int(ages.max()) if len(ages) else 0
+
+
+def _plain(pushed: Pushed) -> dict[str, Any]:
+    return {"number": pushed.number, "layers": [list(pair) for pair in pushed.layers]}
+
+
+def _pushed(entry: dict[str, Any]) -> Pushed:
+    return Pushed(entry["number"], [tuple(pair) for pair in entry["layers"]])

@@ -1,0 +1,364 @@
+"""Training over partitions: against plain PyTorch with dictionaries, and what happens between two steps."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar.errors import CheckpointError, ConfigError, DataError, StageError
+from joestar.nn import historical
+from joestar.staged.partition_planning import PartitionPlanner
+from joestar.staged.partitioned import PartitionedStep
+from tests.runtime.part_plain import Plain
+
+NODES, EDGES, BATCH, PARTS, GROUP = 90, 320, 7, 6, 2
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    edges = torch.stack([torch.randint(0, NODES, (EDGES,)), torch.randint(0, NODES - 5, (EDGES,))])
+    made = joestar.Graph.from_edge_index(edges, NODES)  # the last nodes have no in-edges
+    made.ndata["x"], made.ndata["y"] = torch.randn(NODES, 6, dtype=torch.float64), torch.randint(0, 4, (NODES,))
+    made.train_idx = torch.cat([torch.randperm(NODES)[:48], torch.tensor([3, 3])])
+    return made
+
+
+@pytest.fixture(scope="module")
+def parts(graph):
+    return joestar.partition(graph, PARTS, passes=2)
+
+
+def model_of(kind="GraphSAGE", layers=3, **options):
+    torch.manual_seed(1)
+    return getattr(joestar.nn, kind)(6, 4, layers, 4, **options).double()
+
+
+def compiled(graph, stage, model=None, fanouts=(-1, -1, -1), **options):
+    model = model_of() if model is None else model
+    sampler = joestar.NeighborSampler(graph, list(fanouts), seed=3)
+    given = {"backend": "eager", "warm_up": 3, "memory": "64MiB", "batch_size": BATCH} | options
+    return joestar.compile(
+        model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.2), first_stage=stage, **given
+    )
+
+
+def stage_of(parts, **options):
+    return joestar.Partitions(parts, GROUP, **options)
+
+
+def replayed(graph, parts, model, taken, **options):
+    """Losses of plain PyTorch for the steps ``taken``: per epoch the seeds of every step."""
+    plain = Plain(graph, parts.assignment, model, torch.optim.SGD(model.parameters(), 0.2), F.cross_entropy, **options)
+    stage, losses = stage_of(parts).prepare(graph, graph.train_idx.unique()), []
+    for epoch, steps in enumerate(taken):
+        groups, current = stage.groups(3, epoch), None
+        for seeds in steps:
+            at = next(i for i, g in enumerate(groups) if plain.part[seeds[0]] in g.tolist())
+            assert {plain.part[v] for v in seeds} <= set(groups[at].tolist()), "no step crosses two macro-batches"
+            if at != current:
+                plain.macro_batch(groups[at].tolist(), current is None)
+                current = at
+            losses.append(plain.step(seeds))
+    return losses, plain
+
+
+def run(step, graph, epochs, losses, taken, batch=BATCH):
+    for _ in range(epochs):
+        epoch = step.epoch(graph.train_idx, batch, with_seeds=True)
+        taken.append([])
+        for loss, seeds in epoch:
+            losses.append(loss.item())
+            taken[-1].append(seeds.tolist())
+
+
+CASES = {
+    "sage": ({"kind": "GraphSAGE"}, {}, {}),
+    "gat": ({"kind": "GAT", "heads": 2}, {}, {}),
+    "gcn-exact": ({"kind": "GCN"}, {}, {"execution": "exact"}),
+    "gin-bfloat16-norm": ({"kind": "GIN", "norm": "layer_norm"}, {"dtype": torch.bfloat16}, {}),
+    "sage-aged": ({"kind": "GraphSAGE"}, {"max_age": 3}, {}),
+    "sage-overflows": ({"kind": "GraphSAGE"}, {}, {"slack": 0, "warm_up": 1, "patience": 1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case):
+    model, stage, options = CASES[case]
+    ours, theirs = model_of(**model), model_of(**model)
+    step = compiled(graph, stage_of(parts, **stage), ours, **options)
+    assert isinstance(step, PartitionedStep)
+    losses, taken = [], []
+    run(step, graph, 4, losses, taken)
+    expected, plain = replayed(graph, parts, theirs, taken, **stage)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    for name, value in ours.state_dict().items():
+        assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
+    for steps in taken:
+        assert sorted(v for seeds in steps for v in seeds) == sorted(graph.train_idx.tolist())
+    record = step.report().feeding.history
+    assert [row.width for row in record] == [4, 4] and all(row.pulled and row.pushed for row in record)
+    assert step.counters.overflows > 0 or case != "sage-overflows"
+    assert (record[0].too_old > 0) == ("max_age" in stage)
+    store = step.exchange.store
+    step.exchange.begin(0)
+    step.exchange._apply(step.exchange.latest)
+    plain.apply(plain.number)
+    for layer, history in enumerate(plain.history):
+        for node, (row, when) in history.items():
+            if store.has_row(torch.tensor([node])):
+                values, stamps = store.peek(layer, torch.tensor([node]))
+                assert int(stamps) == when
+                assert torch.allclose(values[0].double(), row.double(), rtol=2e-2 if stage.get("dtype") else 1e-4)
+
+
+def dropping():
+    return model_of("GraphSAGE", 3, dropout=0.4)
+
+
+def undisturbed(graph, parts, epochs=3, batch=BATCH, **options):
+    step = compiled(graph, stage_of(parts, **options), dropping(), fanouts=(3, 3, 3))
+    losses, taken = [], []
+    run(step, graph, epochs, losses, taken, batch)
+    return losses, step
+
+
+@pytest.fixture(scope="module")
+def expected(graph, parts):
+    """Losses of three epochs, steps of each, and the step behind them."""
+    losses, step = undisturbed(graph, parts)
+    return losses, step
+
+
+def same(ours, theirs):
+    for name, value in ours.model.state_dict().items():
+        assert torch.equal(value, theirs.model.state_dict()[name]), name
+    states = ours.exchange, theirs.exchange
+    for exchange in states:
+        exchange.begin(99)
+        exchange._apply(exchange.latest)
+    for own, other in zip(*(s.store.tables + s.store.stamps for s in states), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_what_happens_between_two_steps_changes_nothing(graph, parts, expected):
+    step = compiled(graph, stage_of(parts), dropping(), fanouts=(3, 3, 3))
+    losses, taken = [], 0
+    for number in range(3):
+        for loss in (epoch := step.epoch(graph.train_idx, BATCH)):
+            losses.append(loss.item())
+            taken += 1
+            if taken % 4 == 1:
+                step.evaluate(graph.train_idx[:20], 10)
+            if taken % 5 == 2:
+                step.state_dict()
+        if number == 1:
+            step.predict(torch.arange(9))
+    assert losses == expected[0] and len(epoch) == 0
+    assert step.traffic.again > 3
+    same(step, expected[1])
+
+
+@pytest.mark.parametrize("position", [1, 3, 6, 9, 13])
+def test_an_epoch_goes_on_elsewhere(graph, parts, expected, position, tmp_path):
+    """Within macro-batches and between them, from a file."""
+    step = compiled(graph, stage_of(parts), dropping(), fanouts=(3, 3, 3))
+    losses = [loss.item() for loss in step.epoch(graph.train_idx, BATCH)]
+    epoch = step.epoch(graph.train_idx, BATCH)
+    losses += [next(epoch).item() for _ in range(min(position, len(epoch)))]
+    joestar.Checkpoints(tmp_path).save(step)
+    list(epoch)  # what happens here is not seen there
+    other = compiled(graph, stage_of(parts), dropping(), fanouts=(3, 3, 3))
+    other.load_state_dict(joestar.Checkpoints(tmp_path).latest()["step"])
+    for _ in range(3 - other.epochs_done):
+        losses += [loss.item() for loss in other.epoch(graph.train_idx, BATCH)]
+    assert losses == expected[0]
+    same(other, expected[1])
+
+
+def test_an_error_in_the_loop_leaves_the_epoch_and_the_tables_whole(graph, parts, expected):
+    step = compiled(graph, stage_of(parts), dropping(), fanouts=(3, 3, 3))
+    losses, failures = [], iter([1, 4, 5])
+    push, fails = step._runner.push, [next(failures)]
+
+    def failing(outputs, ok):
+        push(outputs, ok)
+        if fails[0] == len(losses):
+            fails[0] = next(failures, None)
+            raise KeyboardInterrupt
+
+    step._runner.push = failing
+    for _ in range(3):
+        epoch = step.epoch(graph.train_idx, BATCH)
+        while len(epoch):
+            with contextlib.suppress(KeyboardInterrupt):
+                losses.append(next(epoch).item())
+    assert fails == [None]
+    assert len(losses) == len(expected[0])
+
+
+def test_a_macro_batch_that_has_no_room_is_cut(graph, monkeypatch):
+    """On a ring, half of the seeds need half of what is within three hops of them."""
+    v = torch.arange(NODES)
+    ring = joestar.Graph.from_edge_index(torch.stack([v.repeat(2), torch.cat([v + 1, v + 4]) % NODES]), NODES)
+    ring.ndata["x"], ring.ndata["y"], ring.train_idx = graph.ndata["x"], graph.ndata["y"], graph.train_idx
+    parts = joestar.partition(ring, PARTS, passes=2)
+    losses, whole = undisturbed(ring, parts, 2, 3, ahead=3)
+    plan = PartitionPlanner.plan
+
+    def tight(self):
+        found = plan(self)
+        found.plan.hot, found.plan.hot_ids, found.plan.cold = 8, found.plan.hot_ids[:8], 30
+        return found
+
+    monkeypatch.setattr(PartitionPlanner, "plan", tight)
+    ours, step = undisturbed(ring, parts, 2, 3, ahead=3)
+    assert ours == losses and step.traffic.cut > 0 and not whole.traffic.cut
+    same(step, whole)
+
+
+def test_one_part_is_training_on_the_whole_graph(graph):
+    """No halo: the very bits of a single stage."""
+    stage = joestar.Partitions(joestar.partition(graph, 1), 1)
+    ours, plain = compiled(graph, stage, dropping(), (3, 3, 3)), None
+    model = dropping()
+    sampler = joestar.NeighborSampler(graph, [3, 3, 3], seed=3)
+    plain = joestar.compile(
+        model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.2), backend="eager", warm_up=3
+    )
+    for _ in range(2):
+        ours_losses, losses = (torch.stack(list(step.epoch(graph.train_idx, BATCH))) for step in (ours, plain))
+        assert torch.equal(ours_losses, losses)
+    for name, value in ours.model.state_dict().items():
+        assert torch.equal(value, plain.model.state_dict()[name]), name
+    assert [row.pulled for row in ours.report().feeding.history] == [0, 0]
+
+
+def test_a_model_that_is_not_trained_over_partitions_has_the_same_graph(graph):
+    """``historical`` leaves nothing behind."""
+    texts = []
+    for op in (historical, lambda h, block: h):
+        model = model_of()
+        sampler = joestar.NeighborSampler(graph, [3, 3, 3])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("joestar.nn.models.historical", op)
+            step = joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1),
+                                   backend="eager", warm_up=2)  # fmt: skip
+            step(graph.train_idx[:5])
+        texts.append(step.report().programs[0].graph_after)
+    assert texts[0] == texts[1]
+
+
+def test_epochs_over_partitions_do_not_take_turns(graph, parts):
+    step = compiled(graph, stage_of(parts))
+    first = step.epoch(graph.train_idx, BATCH)
+    next(first)
+    next(step.epoch(graph.train_idx, BATCH))
+    with pytest.raises(ConfigError, match="epoch 0 over partitions cannot go on: epoch 1 has begun since"):
+        next(first)
+    assert len(list(step.epoch(graph.train_idx[:20], BATCH))) >= 3, "others do"
+
+
+def test_drop_last_and_length(graph, parts):
+    step = compiled(graph, stage_of(parts))
+    epoch = step.epoch(graph.train_idx, 5, drop_last=True, with_seeds=True, shuffle=False)
+    number = len(epoch)
+    sizes = [len(seeds) for _, seeds in epoch]
+    assert sizes == [5] * number and number < 10
+    assert len(step.epoch(graph.train_idx, 5)) >= 10
+
+
+class TwoLayers(torch.nn.Module):
+    """A model of the user's own; ``calls`` are the blocks for which it calls ``historical``."""
+
+    def __init__(self, calls, heads=False):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(6, 4), torch.nn.Linear(4, 4)
+        self.calls, self.heads = calls, heads
+
+    def forward(self, blocks, x):
+        h = self.a(blocks[0].pull(joestar.fn.copy_u(x), "mean"))
+        h = h.unflatten(1, (2, 2)) if self.heads else h
+        for i in self.calls:
+            h = historical(h, blocks[i])
+        h = h.flatten(1)
+        return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
+
+
+def test_a_model_of_ones_own(graph, parts):
+    step = compiled(graph, stage_of(parts), TwoLayers([0]).double(), (-1, -1))
+    losses, taken = [], []
+    run(step, graph, 8, losses, taken)
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize(
+    ("model", "fanouts", "stage", "options", "error", "said"),
+    [
+        (TwoLayers([]), (2, 2), {}, {}, ConfigError, r"TwoLayers.forward calls .*historical no times for blocks\[0\]"),
+        (TwoLayers([0, 0]), (2, 2), {}, {}, ConfigError, r"historical 2 times for blocks\[0\]"),
+        (TwoLayers([0], True), (2, 2), {}, {}, ConfigError, r"needs the block's destinations, float \[\d+, C\]"),
+        (None, (2,), {}, {}, ConfigError, "makes a single block: GraphSAGE has no hidden layer"),
+        (TwoLayers([0]), (2, 2), {"dtype": torch.float16}, {}, ConfigError, "expected float32 or bfloat16"),
+        (TwoLayers([0]), (2, 2), {"max_age": -1}, {}, ConfigError, "max_age must be a number of macro-batches"),
+        (TwoLayers([0]), (2, 2), {}, {"memory": 2000}, ConfigError, "memory=2.0 KiB is too small.*history"),
+        (TwoLayers([0]), (2, 2), {}, {"tune": True}, ConfigError, "tune=True does not go with"),
+    ],
+    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "memory", "tune"],
+)  # fmt: skip
+def test_what_cannot_be_is_said(graph, parts, model, fanouts, stage, options, error, said):
+    model = model_of(layers=1) if model is None else model.double()
+    with pytest.raises(error, match=said):
+        compiled(graph, stage_of(parts, **stage), model, fanouts, **options)
+
+
+def test_partitions_of_another_graph_and_other_things(graph, parts, tmp_path):
+    other = joestar.Graph.from_edge_index(torch.randint(0, NODES, (2, EDGES)), NODES)
+    wrong = joestar.partition(other, PARTS, passes=1)
+    with pytest.raises(DataError, match="was made for another graph"):
+        compiled(graph, stage_of(wrong))
+    with pytest.raises(ConfigError, match=r"expected what joestar.partition returned.*got int"):
+        joestar.Partitions(7, 2)
+    with pytest.raises(DataError, match="no such file"):
+        joestar.Partitions(tmp_path / "none.npz", 2)
+    model = model_of()
+    with pytest.raises(ConfigError, match="goes with epochs: give loss_fn and optimizer"):
+        joestar.compile(model, joestar.NeighborSampler(graph, [2, 2, 2]), first_stage=stage_of(parts), memory="64MiB")
+
+
+def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):
+    step = compiled(graph, joestar.Partitions(parts.save(tmp_path / "parts.npz"), GROUP))
+    next(step.epoch(graph.train_idx, BATCH))
+    state = step.state_dict()
+    before = {name: value.clone() for name, value in step.model.state_dict().items()}
+    refused = {
+        "has no history": {key: value for key, value in state.items() if key != "history"},
+        "other partitions, groups or hubs": state | {"history": state["history"] | {"parts": "others"}},
+        "belongs to another model, graph or partitioning": state
+        | {"history": state["history"] | {"tables": state["history"]["tables"] | {"tables": []}}},
+    }
+    for said, wrong in refused.items():
+        with pytest.raises(CheckpointError, match=said):
+            step.load_state_dict(wrong)
+    assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
+    step.restart()
+    assert step.exchange.latest == -1 and not step.exchange.store.pushed_rows(0)
+    assert isinstance(next(step.epoch(graph.train_idx, BATCH)).item(), float)
+
+
+def test_what_a_stage_raises_ends_the_epoch_with_it(graph, parts, monkeypatch):
+    step = compiled(graph, stage_of(parts))
+    epoch = step.epoch(graph.train_idx, BATCH)
+    next(epoch)
+
+    def failing(*args):
+        raise RuntimeError("out of milk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.exchange.store, "pull", failing)
+        with pytest.raises(StageError, match="out of milk"):
+            list(itertools.chain(epoch, step.epoch(graph.train_idx, BATCH)))
+    assert len(list(step.epoch(graph.train_idx, BATCH)))

@@ -1,0 +1,155 @@
+"""Historical embeddings between host and device: slices, pushes that happen or not, undoing, against dictionaries."""
+
+import copy
+import random
+import threading
+
+import pytest
+import torch
+
+from joestar.errors import CheckpointError
+from joestar.graph_api import Graph, SamplingContext
+from joestar.graph_api.history import HistoryTables, LayerHistory
+from joestar.sampling import NeighborSampler
+from joestar.stages.device_history import DeviceHistory
+from joestar.stages.exchange import Exchange, seen_by
+from joestar.stages.history import HistoryStore, Slice
+from joestar.stages.partitions import PartitionBatch
+
+NODES, WIDTHS, ROOM = 30, (3, 2), 12
+
+
+def test_slices_take_turns_and_steps_that_did_not_happen_leave_nothing():
+    device = DeviceHistory(50, WIDTHS, 4, 5, torch.float32, "cpu")
+    for half in (0, 1):
+        slices = [Slice(torch.full((2, w), half + 1.0), torch.tensor([True, False]), torch.zeros(2)) for w in WIDTHS]
+        pulled, pushed = torch.tensor([10 + half, 20 + half]).int(), torch.tensor([30, 31, 32]).int()
+        device.load(half, pulled, pushed, slices)
+        before = device.tables.place.clone()
+        assert torch.equal(before, device.tables.place), "nothing is shown yet"
+        device.show()
+        place = device.tables.place
+        assert (place != 0).sum() == 5 and place[[10 + half, 20 + half]].tolist() == [1 + 4 * half, 2 + 4 * half]
+        assert (-place[30:33]).tolist() == [1 + 5 * half, 2 + 5 * half, 3 + 5 * half]
+        assert device.tables.usable[0][place[[10 + half, 20 + half, 5]].long()].tolist() == [True, False, True]
+        rows = torch.tensor([0, 1 + 5 * half, 3 + 5 * half, 0, 0]).int()
+        values = [torch.randn(5, w, dtype=torch.float64) for w in WIDTHS]
+        device.push([rows, values[0], rows, values[1]], torch.tensor(False))
+        assert all(not which.numel() for which, _ in device.collected(half, 3))
+        device.push([rows, values[0], rows, values[1]], torch.tensor(True))
+        for (which, found), value in zip(device.collected(half, 3), values, strict=True):
+            assert which.tolist() == [0, 2] and torch.equal(found, value[1:3].float())
+        assert all(not which.numel() for which, _ in device.collected(half, 3)), "once"
+    assert device.tables.pulled[0][1].tolist() == [1.0] * 3, "the other half stays"
+
+
+def macro_of(number, sees, draw):
+    nodes = torch.tensor(draw.sample(range(NODES), 20))
+    halo, inner = torch.zeros(20, dtype=torch.bool), torch.zeros(20, dtype=torch.bool)
+    halo[:8], inner[10:] = True, True
+    empty = torch.zeros(0, dtype=torch.int32)
+    return PartitionBatch(empty, nodes, torch.zeros(1).long(), empty, halo=halo, inner=inner, number=number, sees=sees)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_macro_batch_sees_does_not_depend_on_when_things_happen(seed):
+    """Loaded early or late, again, or after a state was saved and loaded: as dictionaries say."""
+    draw, values = random.Random(seed), torch.Generator().manual_seed(seed)
+    store = HistoryStore(NODES, WIDTHS, torch.arange(0, NODES, 2))
+    exchange = Exchange(store, DeviceHistory(NODES, WIDTHS, ROOM, ROOM, torch.float32, "cpu"))
+    pushes, turn = {}, 0
+    for epoch in range(3):
+        base, count = exchange.number_epoch(epoch), 5
+        assert base == epoch * count
+        macros = [macro_of(base + i, seen_by(base, i), draw) for i in range(count)]
+        slots = torch.arange(20, dtype=torch.int32)
+        exchange.begin(0)
+        loaded = exchange.prepare(macros[0], slots, turn % 2)
+        exchange.load(loaded)
+        for i, macro in enumerate(macros):
+            exchange.show(loaded, 20)
+            here = loaded
+            _check(exchange, loaded, pushes, macro)
+            if draw.random() < 0.6 and i + 1 < count:  # the next one is loaded early, in another thread
+                ahead = exchange.prepare(macros[i + 1], slots, (turn + 1) % 2)
+                thread = threading.Thread(target=exchange.load, args=(ahead,))
+                thread.start(), thread.join()
+            else:
+                ahead = None
+            _push(exchange, here, pushes, values, macro.number)
+            if draw.random() < 0.4:  # something else used the arena, or the run goes on elsewhere
+                if draw.random() < 0.5:
+                    state = copy.deepcopy(exchange.state_dict())
+                    exchange = Exchange(store, exchange.device)
+                    exchange.load_state_dict(state)
+                    exchange.number_epoch(epoch)
+                exchange.begin(i)
+                loaded = exchange.prepare(macro, slots, 0)
+                turn, ahead = 0, None
+                exchange.load(loaded)
+                exchange.show(loaded, 20)
+                _check(exchange, loaded, pushes, macro)
+                _push(exchange, loaded, pushes, values, macro.number)
+            turn += 1
+            if i + 1 < count:
+                loaded = ahead
+                if loaded is None:
+                    loaded = exchange.prepare(macros[i + 1], slots, turn % 2)
+                    exchange.load(loaded)
+
+
+def _push(exchange, rows, pushes, values, number):
+    place = exchange.device.tables.place
+    chosen = rows.push_slots[torch.rand(len(rows.push_slots), generator=values) < 0.7]
+    outputs = []
+    for layer, width in enumerate(WIDTHS):
+        row = torch.randn(len(chosen), width, generator=values)
+        outputs += [-place[chosen.long()], row]
+        at = {int(slot): int(node) for slot, node in zip(rows.push_slots, rows.push_ids, strict=True)}
+        for slot, value in zip(chosen.tolist(), row, strict=True):
+            pushes.setdefault(number, {})[layer, at[slot]] = value
+    exchange.device.push(outputs, torch.tensor(True))
+
+
+def _check(exchange, rows, pushes, macro):
+    place, tables = exchange.device.tables.place.long(), exchange.device.tables
+    assert (place[rows.pull_slots.long()] > 0).all() and rows.pull_ids.tolist() == macro.halo_ids.tolist()
+    for layer in range(len(WIDTHS)):
+        seen = {}
+        for number in sorted(pushes):
+            if number <= macro.sees:
+                seen |= {node: (value, number) for (where, node), value in pushes[number].items() if where == layer}
+        ages = []
+        for slot, node in zip(rows.pull_slots.tolist(), rows.pull_ids.tolist(), strict=True):
+            value, when = seen.get(node, (None, None))
+            assert bool(tables.usable[layer][place[slot]]) == (value is not None)
+            if value is not None:
+                assert torch.equal(tables.pulled[layer][place[slot]], value)
+                ages.append(macro.number - when)
+        assert rows.pulled[layer] == (len(rows.pull_ids) - len(ages), 0, sum(ages), max(ages, default=0))
+
+
+def test_rows_are_exchanged_without_gradient_where_they_are_stored():
+    graph = Graph.from_edge_index(torch.randint(0, NODES, (2, 90)), NODES)
+    place = torch.randint(-4, 5, (NODES,), dtype=torch.int32)
+    tables = HistoryTables(place, [torch.randn(6, 3)], [torch.ones(6, dtype=torch.bool)])
+    view = graph.with_context(SamplingContext(torch.zeros(3, dtype=torch.int64)))
+    (block,) = NeighborSampler(graph, [3]).sample(view, torch.tensor([4, 4, 9, 0, 7, 11, 2], dtype=graph.indices.dtype))
+    h = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    out = LayerHistory(tables, 0).exchanged(h, block)
+    at = place[block.dsts.long()].tolist()
+    wanted = torch.stack([tables.pulled[0][p].double() if p > 0 else row for p, row in zip(at, h, strict=True)])
+    assert torch.equal(out, wanted)
+    (grad,) = torch.autograd.grad(out.sum(), h)
+    assert grad[:, 0].tolist() == [float(p <= 0) for p in at]
+    ((layer, rows, values),) = block.graph.context.pushed
+    assert layer == 0 and rows.tolist() == [max(0, -p) for p in at] and not values.requires_grad
+
+
+def test_states_of_others_are_refused():
+    def made(widths):
+        return Exchange(HistoryStore(NODES, widths), DeviceHistory(NODES, widths, 3, 3, torch.float32, "cpu"))
+
+    for wrong in (None, {}, made((3, 4)).state_dict()):
+        with pytest.raises(CheckpointError):
+            made(WIDTHS).load_state_dict(wrong)
