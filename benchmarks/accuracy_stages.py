@@ -158,7 +158,9 @@ def processes(tasks: list[list[str]], jobs: int, out: Path, until: float) -> lis
                 log = (out / f"{name}.log").open("a", encoding="utf-8")
                 left = ["--limit", str(until - time.time())]  # the last one counts
                 command = [sys.executable, str(Path(__file__).resolve()), *given, *left]
-                running[name] = subprocess.Popen(command, stdout=log, stderr=log, env={**threads, **os.environ})
+                many = {"OMP_NUM_THREADS": "4"} if name.startswith(COST[0]) and jobs > 8 else {}
+                environment = {**threads, **os.environ, **many}
+                running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
                 log.close()
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 code = running.pop(name).returncode

@@ -34,20 +34,19 @@ WIDE = 50
 
 @dataclass(frozen=True)
 class Recipe:
-    """Adam; as many steps as have seen every training node ``epochs`` times, within bounds."""
+    """Adam; a tenth of the training nodes in a batch, at most ``batch``."""
 
     batch: int = 1000
-    epochs: int = 60
     steps: int = 400
     hidden: int = 128
     dropout: float = 0.5
     lr: float = 0.005
-    decay: float = 1e-4
+    decay: float = 3e-4
     fanouts: tuple[int, ...] = (15, 10)
 
-    def number(self, train: int) -> int:
-        """Of steps."""
-        return min(self.steps, self.epochs * -(-train // self.batch))
+    def size(self, train: int) -> int:
+        """Of a batch."""
+        return max(1, min(self.batch, train // 10))
 
 
 def batches(ids: torch.Tensor, size: int, number: int):
@@ -64,13 +63,13 @@ def batches(ids: torch.Tensor, size: int, number: int):
 def learnt(model, recipe: Recipe, train: torch.Tensor, outputs, judge, labels: torch.Tensor) -> float:
     """Test accuracy at the best validation score; ``outputs(seeds, step)`` gives logits, ``judge()`` (val, test)."""
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr, weight_decay=recipe.decay)
-    number, best, found = recipe.number(train.numel()), -1.0, 0.0
-    for step, seeds in enumerate(batches(train, recipe.batch, number)):
+    best, found, every = -1.0, 0.0, max(1, recipe.steps // CHECKS)
+    for step, seeds in enumerate(batches(train, recipe.size(train.numel()), recipe.steps)):
         loss = F.cross_entropy(outputs(seeds, step), labels[seeds.long()])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if (step + 1) % max(1, number // CHECKS) == 0:
+        if (step + 1) % every == 0:
             model.eval()
             with torch.no_grad():
                 val, test = judge()

@@ -34,7 +34,13 @@ def same(one, other):
 
 @pytest.mark.parametrize(
     ("model", "mode"),
-    [("sage", "single"), ("sage", "large-batch"), pytest.param("gat", "large-batch", marks=pytest.mark.slow)],
+    [
+        ("sage", "single"),
+        ("sage", "large-batch"),
+        pytest.param("sage", "partitions", marks=pytest.mark.slow),
+        pytest.param("gat", "large-batch", marks=pytest.mark.slow),
+        pytest.param("gat", "partitions", marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_that_is_started_over_runs_as_a_new_one(graph, model, mode):
     """Bit for bit: parameters, optimizer, order, samples and dropout hold nothing of the seeds before.
