@@ -117,6 +117,8 @@ def work(task, folder: Path, out: Path, seeds: int, until: float) -> None:
     import torch
     from stage_runs import Runs, load
 
+    from joestar.errors import JoestarError
+
     path, setting = out / f"{task.name}.json", json.loads(json.dumps(asdict(task)))
     found = {"task": setting, "torch": torch.__version__, "machine": platform.processor(), "runs": []}
     if path.exists():
@@ -129,12 +131,17 @@ def work(task, folder: Path, out: Path, seeds: int, until: float) -> None:
     if task.device != "cpu":
         found["machine"] = torch.cuda.get_device_name()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    start, runs = time.perf_counter(), Runs(task, load(task, folder))
+    start, runs, failed = time.perf_counter(), Runs(task, load(task, folder)), []
     for seed in missing:
         if time.time() > until:
             print("time is up", flush=True)
             break
-        found["runs"].append(runs.run(seed))
+        try:
+            found["runs"].append(runs.run(seed))
+        except JoestarError as error:  # the other seeds are worth having
+            print(f"{task.name} seed {seed}: {error}", flush=True)
+            failed.append(seed)
+            continue
         counters, traffic = runs.step.counters, getattr(runs.step, "traffic", None)
         found |= {"steps": counters.steps, "fallbacks": counters.fallbacks, "plan": str(runs.step.plan)}
         found["traffic"] = None if traffic is None else asdict(traffic)
@@ -142,6 +149,8 @@ def work(task, folder: Path, out: Path, seeds: int, until: float) -> None:
         beside.write_text(json.dumps(found, indent=1), encoding="utf-8")
         beside.replace(path)
         print(f"{time.perf_counter() - start:7.1f} s  {task.name} {found['runs'][-1]}", flush=True)
+    if failed:
+        sys.exit(f"{task.name}: seeds {failed} failed")
 
 
 # --- all of them ---

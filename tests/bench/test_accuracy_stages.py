@@ -16,6 +16,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import accuracy_stages  # noqa: E402
 import stage_runs  # noqa: E402
 
+from joestar.errors import GraphError  # noqa: E402
+
 RECIPE = replace(stage_runs.RECIPES["planted"], epochs=2, batch=25, hidden=8, heads=2, fanouts=(4, 3), lr=0.02)
 
 
@@ -116,6 +118,8 @@ def test_what_is_there_is_not_run_again(tmp_path, monkeypatch):
             self.step = type("Step", (), {"counters": type("C", (), {"steps": 1, "fallbacks": 0}), "plan": None})
 
         def run(self, seed):
+            if seed == 4:
+                raise GraphError("no room")
             run.append(seed)
             return {"seed": seed, "test": 1.0}
 
@@ -129,4 +133,7 @@ def test_what_is_there_is_not_run_again(tmp_path, monkeypatch):
     assert run == [0, 1, 2], "the time is up"
     with pytest.raises(SystemExit, match="another setting"):
         accuracy_stages.work(replace(task(mode="single"), columns=7), None, tmp_path, 3, math.inf)
+    with pytest.raises(SystemExit, match=r"seeds \[4\] failed"):
+        accuracy_stages.work(task(mode="single"), None, tmp_path, 6, math.inf)
+    assert run == [0, 1, 2, 3, 5], "the other seeds are run"
     assert [path.name for path in tmp_path.iterdir()] == ["planted-sage-single.json"]
