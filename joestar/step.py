@@ -153,6 +153,10 @@ class Step:
     def _new_epoch(self, *given, **further) -> Epoch:
         return Epoch(*given, self._prepare, **further)
 
+    def _most_steps(self, seeds: int, batch: int, drop_last: bool) -> int:
+        """Steps of an epoch over so many seeds, at most."""
+        return seeds // batch if drop_last else -(-seeds // batch)
+
     def _prepare(self, epoch: Epoch) -> None:
         """Before an epoch's first step: its number, the last checks, captured program, measured choices."""
         if epoch.number < 0:

@@ -160,7 +160,7 @@ class Fit:
     def schedule(self, epochs: int) -> None:
         """Decides when the scheduler steps."""
         size = min(self.batch_size, self.train_idx.numel())
-        steps = self.train_idx.numel() // size if self.settings.drop_last else -(-self.train_idx.numel() // size)
+        steps = self.step._most_steps(self.train_idx.numel(), size, self.settings.drop_last)
         steps = -(-steps // self.step.accumulate)
         self.history.schedule = when(self.settings.scheduler, self.settings.schedule, epochs, steps)
 

@@ -64,7 +64,8 @@ class StepState:
 
     Attributes:
         key: int64 ``[3]`` = (seed, epoch, step); flag: 0-d bool, the sticky overflow flag.
-        run: int64 ``[3]`` = (number of seeds, seeds per step, where the losses begin); order: the seeds come first.
+        run: int64 ``[3]`` = (number of seeds, seeds per step, where the losses begin); order: the seeds come first;
+            steps: 0-d int64, of the whole run.
         losses: float32, or float64 for losses of that dtype; NaN until their step has happened. logged: ``[L, ...]``,
             of what losses return beside.
         version: changes with every tensor that is replaced: a captured graph is then out of date.
@@ -73,8 +74,8 @@ class StepState:
     def __init__(self, seed: int, device: torch.device):
         self.device = device
         self.seed = seed
-        words = torch.zeros(6, dtype=torch.int64, device=device)
-        self._words, self.key, self.run = words, words[:3], words[3:]
+        words = torch.zeros(7, dtype=torch.int64, device=device)
+        self._words, self.key, self.run, self.steps = words, words[:3], words[3:6], words[6]
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.losses = torch.zeros(0, dtype=torch.float32, device=device)
@@ -83,7 +84,7 @@ class StepState:
         self._used = 0
         self._held: Run | None = None
         pinned = device.type == "cuda"
-        self._staged = torch.zeros(6, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self._staged = torch.zeros(7, dtype=torch.int64, device="cpu", pin_memory=pinned)
 
     def begin(self, order: Tensor, batch: int, epoch: int, dtype: torch.dtype, logged: int = 0) -> Run:
         """A run over these seeds, with room for its losses of this dtype, and so many values logged with each."""
@@ -129,5 +130,5 @@ class StepState:
 def _words(seed: int, run: Run) -> Tensor:
     number = run.order.numel() if run.end is None else run.end
     return torch.tensor(
-        [seed, run.epoch, run.position, number, run.batch, run.offset], dtype=torch.int64, device="cpu"
+        [seed, run.epoch, run.position, number, run.batch, run.offset, run.steps], dtype=torch.int64, device="cpu"
     )  # fmt: skip

@@ -137,8 +137,7 @@ class Update:
 
     def _summed(self, ok: Tensor, state: StepState) -> Tensor:
         """Adds gradients to those of the group and replaces them by its mean; whether the group is complete."""
-        number, batch = state.run[0], state.run[1]
-        position, steps = state.key[2], (number + batch - 1) // batch
+        position, steps = state.key[2], state.steps
         inside = position % self.accumulate
         due = (inside == self.accumulate - 1) | (position == steps - 1)
         size = torch.clamp(steps - (position - inside), max=self.accumulate)

@@ -45,6 +45,12 @@ class PartitionedStep(StagedStep):
     def _new_epoch(self, *given, **further) -> "PartitionedEpoch":
         return PartitionedEpoch(self, *given, self._prepare, **further)
 
+    def _most_steps(self, seeds: int, batch: int, drop_last: bool) -> int:
+        """One more for every group of parts, whose last batch may be smaller."""
+        stage = self.stage.stage
+        groups = min(-(-stage.partitioning.parts // stage.group), seeds)
+        return seeds // batch + (0 if drop_last else groups)
+
     def part_order(self, seeds: Tensor, batch: int, epoch: int, shuffle: bool, drop_last: bool) -> PartitionOrder:
         """The order of an epoch over ``seeds``."""
         order = shuffled(seeds, self._seed, epoch) if shuffle else seeds

@@ -113,6 +113,11 @@ def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPla
     Raises:
         ConfigError, DataError: as ``Partitions.prepare`` and ``hidden_widths``.
     """
+    if len(planner.graph.edata):
+        raise ConfigError(
+            f"edge data ({', '.join(planner.graph.edata)}) do not travel with partitions yet: take joestar.LargeBatch, "
+            "or remove what is not needed from graph.edata."
+        )
     stage = first_stage.prepare(planner.graph, planner.seeds.unique())
     widths = hidden_widths(planner.model, planner.sampler, planner.seeds, planner.autocast)
     return PartitionPlanner(planner, stage, widths)

@@ -13,10 +13,10 @@ class Plain:
     Macro-batch ``m`` sees what those up to ``m - 2`` have pushed; the first of an epoch sees everything.
     """
 
-    def __init__(self, graph, assignment, model, optimizer, loss, max_age=None, dtype=torch.float32):
+    def __init__(self, graph, assignment, model, optimizer, loss, max_age=None, dtype=torch.float32, hubs=()):
         self.graph, self.model, self.optimizer, self.loss = graph, model, optimizer, loss
         self.part = assignment.tolist()
-        self.max_age, self.dtype = max_age, dtype
+        self.max_age, self.dtype, self.hubs = max_age, dtype, set(hubs)
         self.layers = len(model.convs) - 1
         self.history = [{} for _ in range(self.layers)]
         self.pushes = defaultdict(dict)  # macro-batch -> (layer, node) -> row
@@ -38,14 +38,25 @@ class Plain:
     def inner(self, node):
         return self.part[node] in self.group
 
+    def here(self, node):
+        """Whether a node's row is computed: it has in-edges here."""
+        return self.inner(node) or node in self.hubs
+
+    def edges(self, node):
+        """Sources of a node's in-edges: all of them, of a hub of another part those that are computed."""
+        if self.inner(node):
+            return self.sources[node]
+        return [u for u in self.sources[node] if self.here(u)] if node in self.hubs else []
+
     def usable(self, layer, node):
         row, when = self.history[layer].get(node, (None, None))
         return row is not None and (self.max_age is None or self.number - when <= self.max_age)
 
-    def step(self, seeds):
+    def step(self, seeds, first=True, size=1, last=True):
+        """A step: the first or last of a group of ``size`` batches whose gradients are averaged."""
         rows = [list(seeds)]  # a seed that stands twice is two rows in all layers, of which edges know the first
         for _ in range(self.layers + 1):
-            more = dict.fromkeys(u for v in rows[-1] if self.inner(v) for u in self.sources[v])
+            more = dict.fromkeys(u for v in rows[-1] for u in self.edges(v))
             rows.append([*rows[-1], *(u for u in more if u not in rows[-1])])
         rows.reverse()
         h = self.graph.ndata["x"][rows[0]]
@@ -54,17 +65,19 @@ class Plain:
             if layer < self.layers:
                 h = self.model._between(self.model.norms[layer], self.exchange(layer, rows[layer + 1], h))
         loss = self.loss(h, self.graph.ndata["y"][seeds])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        if first:
+            self.optimizer.zero_grad()
+        (loss / size).backward()
+        if last:
+            self.optimizer.step()
         return loss.item()
 
     def block(self, layer, srcs, dsts):
         at = {node: row for row, node in reversed(list(enumerate(srcs)))}
         indptr, indices = [0], []
         for v in dsts:
-            for u in self.sources[v] if self.inner(v) else ():
-                if layer == 0 or self.inner(u) or self.usable(layer - 1, u):
+            for u in self.edges(v):
+                if layer == 0 or self.here(u) or self.usable(layer - 1, u):
                     indices.append(at[u])
             indptr.append(len(indices))
         ids = (torch.tensor(nodes, dtype=self.graph.indices.dtype) for nodes in (srcs, dsts))
@@ -75,7 +88,7 @@ class Plain:
         for row, node in zip(h, nodes, strict=True):
             if self.inner(node):
                 self.pushes[self.number][layer, node] = row.detach().to(self.dtype)
-            else:
+            elif not self.here(node):
                 usable = self.usable(layer, node)
                 row = self.history[layer][node][0].to(row.dtype) if usable else torch.zeros_like(row)
             found.append(row)

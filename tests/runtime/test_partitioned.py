@@ -1,7 +1,9 @@
 """Training over partitions: against plain PyTorch with dictionaries, and what happens between two steps."""
 
 import contextlib
+import copy
 import itertools
+import random
 
 import pytest
 import torch
@@ -50,19 +52,21 @@ def stage_of(parts, **options):
     return joestar.Partitions(parts, GROUP, **options)
 
 
-def replayed(graph, parts, model, taken, **options):
+def replayed(graph, parts, model, taken, accumulate=1, group=GROUP, **options):
     """Losses of plain PyTorch for the steps ``taken``: per epoch the seeds of every step."""
     plain = Plain(graph, parts.assignment, model, torch.optim.SGD(model.parameters(), 0.2), F.cross_entropy, **options)
-    stage, losses = stage_of(parts).prepare(graph, graph.train_idx.unique()), []
+    stage, losses = joestar.Partitions(parts, group).prepare(graph, graph.train_idx.unique()), []
     for epoch, steps in enumerate(taken):
         groups, current = stage.groups(3, epoch), None
-        for seeds in steps:
+        for position, seeds in enumerate(steps):
             at = next(i for i, g in enumerate(groups) if plain.part[seeds[0]] in g.tolist())
             assert {plain.part[v] for v in seeds} <= set(groups[at].tolist()), "no step crosses two macro-batches"
             if at != current:
                 plain.macro_batch(groups[at].tolist(), current is None)
                 current = at
-            losses.append(plain.step(seeds))
+            inside = position % accumulate
+            size = min(accumulate, len(steps) - position + inside)
+            losses.append(plain.step(seeds, inside == 0, size, inside == size - 1))
     return losses, plain
 
 
@@ -81,6 +85,7 @@ CASES = {
     "gcn-exact": ({"kind": "GCN"}, {}, {"execution": "exact"}),
     "gin-bfloat16-norm": ({"kind": "GIN", "norm": "layer_norm"}, {"dtype": torch.bfloat16}, {}),
     "sage-aged": ({"kind": "GraphSAGE"}, {"max_age": 3}, {}),
+    "sage-accumulate": ({"kind": "GraphSAGE"}, {}, {"accumulate": 3}),
     "sage-overflows": ({"kind": "GraphSAGE"}, {}, {"slack": 0, "warm_up": 1, "patience": 1}),
 }
 
@@ -93,7 +98,7 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
     assert isinstance(step, PartitionedStep)
     losses, taken = [], []
     run(step, graph, 4, losses, taken)
-    expected, plain = replayed(graph, parts, theirs, taken, **stage)
+    expected, plain = replayed(graph, parts, theirs, taken, options.get("accumulate", 1), **stage)
     assert losses == pytest.approx(expected, rel=1e-6)
     for name, value in ours.state_dict().items():
         assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
@@ -113,6 +118,72 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
                 values, stamps = store.peek(layer, torch.tensor([node]))
                 assert int(stamps) == when
                 assert torch.allclose(values[0].double(), row.double(), rtol=2e-2 if stage.get("dtype") else 1e-4)
+
+
+class Drawn:
+    """A graph, a model, a stage and what happens in between, at random."""
+
+    def __init__(self, number):
+        rng = self.rng = random.Random(number)
+        torch.manual_seed(number)
+        nodes = rng.randint(30, 80)
+        edges = torch.randint(0, nodes, (2, nodes * rng.randint(1, 4)))
+        self.graph = joestar.Graph.from_edge_index(edges[:, edges[1] > 3], nodes)
+        self.graph.ndata["x"] = torch.randn(nodes, 6, dtype=torch.float64)
+        self.graph.ndata["y"] = torch.randint(0, 4, (nodes,))
+        self.graph.train_idx = torch.randint(0, nodes, (rng.randint(20, 50),))
+        self.parts = joestar.partition(self.graph, rng.randint(2, 7), passes=1, seed=number)
+        self.group, self.batch = rng.randint(1, self.parts.parts - 1), rng.randint(3, 9)
+        self.layers = rng.randint(2, 3)
+        self.kind = rng.choice(["GraphSAGE", "GAT", "GCN", "GIN"])
+        self.hubs = torch.tensor(sorted(rng.sample(range(nodes), rng.choice((0, 0, 3)))), dtype=torch.int64)
+        self.history = {"dtype": rng.choice((torch.float32, torch.bfloat16)), "max_age": rng.choice((None, None, 2))}
+        self.stage = {"ahead": rng.choice((None, self.layers)), "hubs": self.hubs}
+        self.accumulate = rng.choice((1, 1, 2))
+        self.run = {"execution": rng.choice(("exact", "padded", "padded"))}
+        self.run |= rng.choice(({}, {"slack": 0, "warm_up": 1}))
+
+    def step(self, model):
+        stage = joestar.Partitions(self.parts, self.group, **self.stage, **self.history)
+        return compiled(
+            self.graph, stage, model, [-1] * self.layers, accumulate=self.accumulate, batch_size=self.batch, **self.run
+        )
+
+    def trained(self, model):
+        """Losses of every step, seeds of the steps of every epoch, and the step."""
+        step, losses, taken = self.step(model), [], []
+        for _ in range(3):
+            epoch, seeds = step.epoch(self.graph.train_idx, self.batch, with_seeds=True), []
+            while len(epoch):
+                loss, some = next(epoch)
+                losses.append(loss.item())
+                seeds.append(some.tolist())
+                event = self.rng.choice(("predict", "state", "resume", "", "", "", "", ""))
+                if event == "predict":
+                    step.predict(self.graph.train_idx[:5], 3)
+                if event == "state":
+                    step.state_dict()
+                if event == "resume" and len(epoch):
+                    state = copy.deepcopy(step.state_dict())
+                    step = self.step(model)
+                    step.load_state_dict(state)
+                    epoch = step.epoch(self.graph.train_idx, self.batch, with_seeds=True)
+            taken.append(seeds)
+        return losses, taken, step
+
+
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 24))])
+def test_any_training_is_that_of_plain_pytorch(number):
+    drawn = Drawn(number)
+    ours, theirs = (model_of(drawn.kind, drawn.layers) for _ in range(2))
+    losses, taken, _ = drawn.trained(ours)
+    expected, _ = replayed(
+        drawn.graph, drawn.parts, theirs, taken, drawn.accumulate, group=drawn.group, hubs=drawn.hubs.tolist(),
+        **drawn.history,
+    )  # fmt: skip
+    assert losses == pytest.approx(expected, rel=1e-6), vars(drawn)
+    for name, value in ours.state_dict().items():
+        assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
 
 
 def dropping():
@@ -271,6 +342,20 @@ def test_drop_last_and_length(graph, parts):
     assert len(step.epoch(graph.train_idx, 5)) >= 10
 
 
+def test_fit_with_a_schedule_per_step(graph, parts):
+    """Epochs have different numbers of steps; a scheduler gets as many as there can be."""
+    step = compiled(graph, stage_of(parts))
+    most = step._most_steps(graph.train_idx.numel(), BATCH, False)
+    with pytest.raises(ConfigError, match=f"total_steps={2 * most}"):
+        step.fit(graph.train_idx, epochs=2, batch_size=BATCH, scheduler=one_cycle(step, 2 * most - 1))
+    history = step.fit(graph.train_idx, epochs=2, batch_size=BATCH, scheduler=one_cycle(step, 2 * most))
+    assert len(history.records) == 2 and step.counters.steps <= 2 * most
+
+
+def one_cycle(step, total):
+    return torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=total, cycle_momentum=False)
+
+
 class TwoLayers(torch.nn.Module):
     """A model of the user's own; ``calls`` are the blocks for which it calls ``historical``."""
 
@@ -329,6 +414,13 @@ def test_partitions_of_another_graph_and_other_things(graph, parts, tmp_path):
         joestar.compile(model, joestar.NeighborSampler(graph, [2, 2, 2]), first_stage=stage_of(parts), memory="64MiB")
 
 
+def test_edge_data_do_not_travel_yet(graph, parts):
+    other = joestar.Graph.from_csc(graph.indptr, graph.indices, dict(graph.ndata), {"w": torch.rand(graph.num_edges)})
+    other.train_idx = graph.train_idx
+    with pytest.raises(ConfigError, match=r"edge data \(w\) do not travel with partitions yet"):
+        compiled(other, stage_of(parts))
+
+
 def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):
     step = compiled(graph, joestar.Partitions(parts.save(tmp_path / "parts.npz"), GROUP))
     next(step.epoch(graph.train_idx, BATCH))
@@ -362,3 +454,12 @@ def test_what_a_stage_raises_ends_the_epoch_with_it(graph, parts, monkeypatch):
         with pytest.raises(StageError, match="out of milk"):
             list(itertools.chain(epoch, step.epoch(graph.train_idx, BATCH)))
     assert len(list(step.epoch(graph.train_idx, BATCH)))
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor(graph, parts, expected):
+    step = compiled(graph, stage_of(parts), dropping(), fanouts=(3, 3, 3), backend="inductor")
+    losses, taken = [], []
+    run(step, graph, 3, losses, taken)
+    assert losses == pytest.approx(expected[0], rel=1e-6)
+    assert step.counters.padded_steps > 0
