@@ -29,7 +29,7 @@ WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
 .PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage \
-	bench-large-batch callgrind wheel wheel-test clean distclean
+	bench-large-batch bench-accuracy callgrind wheel wheel-test clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -81,6 +81,10 @@ bench-first-stage: $(VENV)/.installed
 # Its kernels alone, without Python; BENCH='--nodes 111000000 --seeds 101000 --threads 16' is papers100M's size (16 GB).
 bench-large-batch: build/bench/.built
 	build/bench/csrc/bench/bench_large_batch $(BENCH)
+
+# Training in stages against training on the whole graph, paired seeds; BENCH='--data FOLDER --device cuda --jobs 16'.
+bench-accuracy: $(VENV)/.installed
+	$(BIN)/python benchmarks/accuracy_stages.py --out build/accuracy $(BENCH)
 
 # Instructions per sampled edge in graphs of two sizes; needs valgrind.
 callgrind: build/bench/.built

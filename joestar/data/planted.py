@@ -2,8 +2,8 @@
 
 A node's in-degree is log-normal. A share of its in-edges comes from its own community, the rest from anywhere, with
 popular nodes picked more often. A community has a class. A node's features are a weak hint at it under noise, so that
-features alone tell the label of 40 % of the nodes, and averages over neighbours tell the class. A share ``MIXED`` of
-the labels is drawn at random, so that no model is right on more than 85 to 90 %.
+features alone tell the label of 40 % of the nodes, and averages over neighbours tell the class. A share of the labels
+is drawn at random, so that no model is right on more than 85 to 90 %.
 
 ``generate`` writes them to disk piece by piece, ``joestar.bench.planted`` makes them in memory: of the same parts.
 """
@@ -19,10 +19,8 @@ from torch import Tensor
 from joestar.data.draws import Counted, Sequence
 from joestar.errors import ConfigError
 
-MIXED = 0.15
-"""Share of the nodes whose label is drawn at random."""
-HINT = 0.45
-"""Share of the nodes whose community's class is the one that their features are nearest to."""
+MIXED, HINT = 0.15, 0.45
+"""``Shape.mixed`` and ``Shape.hint``, where most neighbours are of the same community."""
 Draws = Counted | Sequence
 
 
@@ -35,6 +33,8 @@ class Shape:
         community, inside: nodes per community, share of in-edges from it. skew: 1 is uniform; larger: hubs.
         near_skew: the same within a community.
         features, classes: width of features, number of classes. train, val, test: number of nodes of the splits.
+        mixed: share of the nodes whose label is drawn at random.
+        hint: share of the nodes whose community's class is the one that their features are nearest to.
     """
 
     nodes: int
@@ -50,6 +50,8 @@ class Shape:
     test: int = 0
     near_skew: float = 1.0
     head: float = 0.0
+    mixed: float = MIXED
+    hint: float = HINT
 
 
 SHAPES = {
@@ -58,7 +60,9 @@ SHAPES = {
     "small": Shape(200_000, 50.0, 0.88, 128, 0.78, 1.5, 100, 47, 20_000, 4_000, 20_000),
     "products": Shape(2_449_029, 50.5, 0.88, 128, 0.78, 1.5, 100, 47, 196_615, 39_323, 2_213_091),
     "papers": Shape(111_059_956, 29.1, 1.03, 8192, 0.8, 1.5, 128, 172, 1_207_179, 125_265, 214_338),
-    "papers100M": Shape(111_059_956, 29.1, 0.89, 8192, 0.375, 13.0, 128, 172, 1_207_179, 125_265, 214_338, 4.0, 0.4),
+    "papers100M": Shape(
+        111_059_956, 29.1, 0.89, 8192, 0.375, 13.0, 128, 172, 1_207_179, 125_265, 214_338, 4.0, 0.4, 0.10, 0.48
+    ),
     "mag240m-c": Shape(121_751_666, 21.3, 1.03, 8192, 0.8, 1.5, 768, 153, 1_112_392, 138_949, 146_818),
 }
 """The last four have the sizes of ogbn-products, ogbn-papers100M (1,615,685,872 citations, both ways) and of the
@@ -66,7 +70,8 @@ citations among MAG240M's papers (1,297,748,926, both ways). "papers" has papers
 around a batch, for steps whose last hop is never made distinct; "papers100M" was fitted, in a copy of a
 fiftieth of the size, to how many distinct nodes and edges macro-batches of 1/48 to 1/12 of an epoch need (within 12 %),
 to the share of them that the nodes of the highest out-degree are (one point), which decides what crosses a bus, and to
-the nodes one and two hops around a seed (4 %)."""
+the nodes one and two hops around a seed (4 %). Few neighbours are of the same community there, so labels are mixed less
+and features hint more."""
 ALIASES = {"mag240m": "mag240m-c"}
 
 
@@ -122,18 +127,26 @@ def communities_classes(places: Tensor, shape: Shape) -> Tensor:
     return places // shape.community % shape.classes
 
 
+def classes_there(shape: Shape) -> int:
+    """How many classes have a community: fewer than ``shape.classes`` in copies of large shapes at a small scale."""
+    return min(shape.classes, -(-shape.nodes // shape.community))
+
+
 def labels_of(classes: Tensor, first: int, shape: Shape, draws: Draws) -> Tensor:
     """Labels of the nodes from id ``first``, int64: the class of the community, but for a share."""
-    mixed = draws.uniform("mixed", first, classes.numel()) < MIXED
+    mixed = draws.uniform("mixed", first, classes.numel()) < shape.mixed
     other = (draws.uniform("other", first, classes.numel()) * shape.classes).long().clamp_(max=shape.classes - 1)
     return torch.where(mixed, other, classes)
 
 
 def centres_of(shape: Shape, draws: Draws) -> Tensor:
-    """What features hint at, float32 ``[classes, features]``; made on the CPU, as sums differ between processors."""
+    """What features hint at, float32 ``[classes, features]``; made on the CPU, as sums differ between processors.
+
+    As far from each other as the classes that are there need: that many others are what a node may be mistaken for.
+    """
     drawn = draws.normal("centre", 0, shape.classes * shape.features).view(shape.classes, shape.features)
     host = drawn.cpu().numpy().astype(np.float64)
-    host *= signal(shape.classes) / np.linalg.norm(host, axis=1, keepdims=True)
+    host *= signal(classes_there(shape), shape.hint) / np.linalg.norm(host, axis=1, keepdims=True)
     return torch.from_numpy(host.astype(np.float32)).to(draws.device)
 
 
@@ -144,8 +157,8 @@ def features_of(classes: Tensor, first: int, shape: Shape, centres: Tensor, draw
 
 
 @functools.cache
-def signal(classes: int) -> float:
-    """Length of the centres at which a share ``HINT`` of the nodes is nearest to its own; noise has deviation 1."""
+def signal(classes: int, hint: float = HINT) -> float:
+    """Length of the centres at which a share ``hint`` of the nodes is nearest to its own; noise has deviation 1."""
     from scipy.special import ndtr  # slow to import
 
     z = np.linspace(-8, 8, 4001)
@@ -154,5 +167,5 @@ def signal(classes: int) -> float:
     for _ in range(50):
         middle = (low + high) / 2
         right = float((density * ndtr(z + middle) ** (classes - 1)).sum())
-        low, high = (low, middle) if right > max(HINT, 1 / classes) else (middle, high)
+        low, high = (low, middle) if right > max(hint, 1 / classes) else (middle, high)
     return round(high, 4)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import joestar
 from joestar.data.draws import Counted, Permutation
 from joestar.data.generate import DTYPES, Planted, generate, in_memory
-from joestar.data.planted import HINT, MIXED, SHAPES, Shape, shape_of
+from joestar.data.planted import HINT, MIXED, SHAPES, Shape, communities_classes, features_of, shape_of
 from joestar.data.planted import signal as signal_of
 from joestar.errors import ConfigError, DataError
 
@@ -111,8 +111,8 @@ def test_shapes_are_those_of_the_datasets():
     assert SHAPES["mag240m-c"].nodes * SHAPES["mag240m-c"].degree == pytest.approx(2 * 1_297_748_926, rel=0.01)
     for shape in SHAPES.values():
         assert shape.train + shape.val + shape.test <= shape.nodes
-        assert (1 - MIXED) * HINT + MIXED / shape.classes < 0.45, "what features alone can tell"
-        assert 0.75 < 1 - MIXED + MIXED / shape.classes < 0.9, "what can be told at all"
+        assert (1 - shape.mixed) * shape.hint + shape.mixed / shape.classes < 0.45, "what features alone can tell"
+        assert 0.75 < 1 - shape.mixed + shape.mixed / shape.classes < 0.905, "what can be told at all"
     name, quarter = shape_of("mag240m-c", 0.25)
     assert (name, quarter.nodes, quarter.train) == ("mag240m-c x 0.25", 30_437_916, 278_098)
     assert (quarter.degree, quarter.features) == (21.3, 768)
@@ -127,6 +127,23 @@ def test_features_hint_at_the_class_as_often_as_they_should():
     changed = float((graph.labels(0, 20_000) != classes).double().mean())
     assert changed == pytest.approx(MIXED * (1 - 1 / shape.classes), abs=0.01)
     assert signal_of(172) > signal_of(47) > signal_of(5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 0.001])
+@pytest.mark.parametrize("name", ["mini", "products", "papers100M", "mag240m-c"])
+def test_features_hint_as_often_at_every_scale(name, scale):
+    """Small copies have fewer communities, so perhaps fewer classes: centres are as far apart as those need."""
+    shape = SHAPES[name]
+    nodes = max(12 * shape.community, int(shape.nodes * scale))
+    shape = dataclasses.replace(shape, nodes=nodes, train=10, val=0, test=0)
+    graph, some = Planted(shape), min(4000, nodes)
+    there = torch.arange(min(shape.classes, -(-nodes // shape.community)))
+    ids = torch.arange(0, nodes, max(1, nodes // some))[:some]
+    classes = communities_classes(graph.places(ids), shape)
+    assert torch.equal(classes.unique(), there)
+    x = features_of(classes, 0, shape, graph.centres, graph.draws)
+    nearest = torch.cdist(x, graph.centres[there]).argmin(1)
+    assert float((nearest == classes).double().mean()) == pytest.approx(max(shape.hint, 1 / len(there)), abs=0.045)
 
 
 def accuracies(graph, sage, epochs, hidden=64):
