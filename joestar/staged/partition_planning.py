@@ -4,7 +4,6 @@ import statistics
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
 from joestar.staged.planning import PLANNING, Planner
@@ -14,7 +13,7 @@ from joestar.stages.exchange import Exchange
 from joestar.stages.history import HistoryStore, boundary_nodes
 from joestar.stages.partition_order import partition_order
 from joestar.stages.partitions import PartitionBatch, PreparedPartitions
-from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least
+from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, sum_of_largest
 from joestar.store.hot import count_needed
 
 BITS = 8
@@ -57,11 +56,13 @@ class PartitionPlanner:
         planner, total = self.planner, self.planner.seeds.numel()
         macros = self._some()
         number = max(1, round(statistics.fmean(macro.seeds.numel() for macro in macros)))
-        pulls = _room([int(macro.halo.sum()) for macro in macros], planner.graph.num_nodes)
-        pushes = _room([int(self._kept(macro).sum()) for macro in macros], self.nodes.numel())
+        alone, group = self._each_part(), self.stage.stage.group
+        pulls = _room(self._halo(macros), self._halo(alone), group, planner.graph.num_nodes)
+        pushes = _room(self._pushed(macros), self._pushed(alone), group, self.nodes.numel())
         counted = (macros[i % len(macros)].ids for i in range(SMALL))
         score = count_needed(counted, planner.graph.num_nodes)
         look = Look(lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse)
+        look.together(alone, group)
         for index in range(SMALL):
             seeds = spread_nodes(planner.batch, planner.graph, planner.seed, index)
             key = (planner.seed, PLANNING, index)
@@ -87,8 +88,19 @@ class PartitionPlanner:
             found.append(self.stage.of(group, seeds[seeds >= 0], (*key, index)))
         return found
 
-    def _kept(self, macro: PartitionBatch) -> Tensor:
-        return macro.inner & self._has_row[macro.ids.to(torch.int64)]
+    def _each_part(self) -> list[PartitionBatch]:
+        """Every part as a macro-batch, of which any few may come together; none where a macro-batch has but what its
+        seeds may reach: cut, it is smaller."""
+        if self.stage.stage.fanouts:
+            return []
+        none = self.planner.seeds[:0]
+        return [self.stage.of(torch.tensor([p]), none, (0, 0, p)) for p in range(self.stage.stage.partitioning.parts)]
+
+    def _halo(self, macros: list[PartitionBatch]) -> list[int]:
+        return [int(macro.halo.sum()) for macro in macros]
+
+    def _pushed(self, macros: list[PartitionBatch]) -> list[int]:
+        return [int((macro.inner & self._has_row[macro.ids.to(torch.int64)]).sum()) for macro in macros]
 
     # --- making ---
 
@@ -103,8 +115,9 @@ class PartitionPlanner:
         return Exchange(store, DeviceHistory(slots, self.widths, found.pulls, found.pushes, stage.dtype, device))
 
 
-def _room(sizes: list[int], most: int) -> int:
-    """Rows that a macro-batch like these hardly ever exceeds."""
+def _room(sizes: list[int], parts: list[int], group: int, most: int) -> int:
+    """Rows that a macro-batch like these, or of a group of these parts, hardly ever exceeds."""
+    sizes = [*sizes, sum_of_largest(parts, group)] if parts else sizes
     mean = statistics.fmean(sizes)
     spread = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
     return min(int(max(max(sizes), mean + SIGMAS * spread) * SLACK) + 64, max(1, most))

@@ -153,6 +153,7 @@ class Look:
         self._shared: dict[int, list[Tensor]] = {}
         self._edges_vary: dict[int, float] = {}
         self._anywhere: list[tuple[Tensor, int]] = []
+        self._together: tuple[list[Tensor], list[int], int] = [], [], 0
 
     @property
     def num_nodes(self) -> int:
@@ -181,6 +182,12 @@ class Look:
     def anywhere(self, macro: MacroBatch) -> None:
         """Makes room for macro-batches like this one, too: a step over nodes from anywhere, as in predictions."""
         self._anywhere.append((torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values, macro.num_edges))
+
+    def together(self, macros: list[MacroBatch], count: int) -> None:
+        """Makes room for any ``count`` of these as one macro-batch: nothing else is sure to fit where cutting seeds off
+        makes none smaller."""
+        ranks = [torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values for macro in macros]
+        self._together = ranks, [macro.num_edges for macro in macros], count
 
     def shape(self, number: int) -> Shape:
         """As sampled, or between those that were: by a power law, a little low as numbers of nodes level off."""
@@ -211,10 +218,18 @@ class Look:
             slots = max(slots, 2 * statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
             given = [number for _, number in self._anywhere]
             edges = max(edges, statistics.fmean(given) * (1 + SIGMAS * _variation(given)))
+        ranks, given, count = self._together
+        slots = max(slots, sum_of_largest([_beyond(one, hot) for one in ranks], count))
+        edges = max(edges, sum_of_largest(given, count))
         return _room(slots, self.num_nodes - hot), _room(edges)
 
     def _nearest(self, number: int) -> int:
         return min(self.known, key=lambda known: abs(math.log(known / number)))
+
+
+def sum_of_largest(sizes: list[int], count: int) -> int:
+    """Sum of the ``count`` largest."""
+    return sum(sorted(sizes, reverse=True)[:count])
 
 
 def _beyond(ranks: Tensor, hot: int) -> int:
