@@ -483,3 +483,22 @@ def test_compiled_by_inductor(graph, parts, expected):
     run(step, graph, 3, losses, taken)
     assert losses == pytest.approx(expected[0], rel=1e-6)
     assert step.counters.padded_steps > 0
+
+
+def test_any_group_of_parts_has_room(monkeypatch):
+    """Where one group of an epoch is looked at, and others are larger: without sampling ahead a cut does not help."""
+    monkeypatch.setattr("joestar.staged.partition_planning.SMALL", 1)
+    made = torch.Generator().manual_seed(5)
+    edges = torch.rand(2, 8_000, generator=made) ** torch.tensor([[1.0], [4.0]])
+    graph = joestar.Graph.from_edge_index((edges * NODES).long(), NODES)
+    graph.ndata["x"], graph.ndata["y"] = torch.randn(NODES, 6, dtype=torch.float64), torch.randint(0, 4, (NODES,))
+    graph.train_idx = torch.arange(0, NODES, 2)
+    parts = joestar.partition(graph, 12, passes=1)
+    step, stage = compiled(graph, stage_of(parts)), stage_of(parts).prepare(graph)
+    hot, exchange = set(step.arena.hot_ids.tolist()), step.exchange
+    for pair in itertools.combinations(range(12), 2):
+        macro = stage.of(torch.tensor(pair), graph.train_idx[:0].to(graph.indices.dtype), (0, 0, 0))
+        assert macro.num_edges <= step.arena.edges and len(set(macro.ids.tolist()) - hot) <= step.arena.pool, pair
+        assert exchange.fits(macro), pair
+    for epoch in range(3):
+        assert len(list(step.epoch(graph.train_idx, BATCH))) > 0, epoch
