@@ -494,7 +494,7 @@ def test_any_group_of_parts_has_room(monkeypatch):
     graph.ndata["x"], graph.ndata["y"] = torch.randn(NODES, 6, dtype=torch.float64), torch.randint(0, 4, (NODES,))
     graph.train_idx = torch.arange(0, NODES, 2)
     parts = joestar.partition(graph, 12, passes=1)
-    step, stage = compiled(graph, stage_of(parts)), stage_of(parts).prepare(graph)
+    step, stage = compiled(graph, stage_of(parts), fanouts=(1, 1, 1)), stage_of(parts).prepare(graph)
     hot, exchange = set(step.arena.hot_ids.tolist()), step.exchange
     for pair in itertools.combinations(range(12), 2):
         macro = stage.of(torch.tensor(pair), graph.train_idx[:0].to(graph.indices.dtype), (0, 0, 0))
