@@ -1,7 +1,9 @@
 """``joestar.compile(memory=...)``: what goes where is planned, and the arena filled, before a step is made of them."""
 
 import copy
+import functools
 import re
+import time
 
 import torch
 from torch import Tensor
@@ -77,7 +79,8 @@ class Planner:
         x = self.graph.ndata.get("x")
         row = 512 if x is None else max(16, x[:1].numel() * x.element_size())
         found = bandwidth.speeds(self.device, row)
-        return Speeds(found.zero_copy * 1e9, found.device * 1e9, STEP_SECONDS[self.device.type])
+        products = products_per_second() if self.device.type == "cpu" else Speeds.products
+        return Speeds(found.zero_copy * 1e9, found.device * 1e9, STEP_SECONDS[self.device.type], products)
 
     # --- what things take ---
 
@@ -197,7 +200,14 @@ class Planner:
     def _step_seconds(self) -> float:
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
         edges = sum(size for size, label in zip(*self.sizes, strict=True) if label == "sample")
-        return self.speeds.step + PASSES * edges * row / self.speeds.memory
+        moved = PASSES * edges * row / self.speeds.memory
+        return self.speeds.step + moved + self._operations() / self.speeds.products
+
+    def _operations(self) -> float:
+        """Of a step's products, forward and backward, weights taken to be alike in all layers."""
+        nodes = [size for size, label in zip(*self.sizes, strict=True) if label == "compact"]
+        weights = sum(p.numel() for p in self.model.parameters() if p.dim() > 1)
+        return 6.0 * sum([self.batch, *nodes[:-1]]) * weights / max(1, len(nodes))
 
     def _too_small(self, shape, parts: dict[str, int]) -> ConfigError:
         needed = sum(parts.values())
@@ -224,6 +234,17 @@ class Planner:
                 sources[name] = Source(pin(value, self.device).view, dtype, host=True)
         hot = plan.hot_ids.to(self.graph.indices.dtype)
         return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse)
+
+
+@functools.cache
+def products_per_second(size: int = 512, repeats: int = 3) -> float:
+    """Operations per second of a product of float32 matrices on this CPU, measured once."""
+    a, times = torch.ones(size, size, device="cpu"), []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / max(1e-9, min(times))
 
 
 def compact_dtype(value: Tensor) -> torch.dtype:
