@@ -26,8 +26,10 @@ STEP_SECONDS = {"cuda": 1.5e-4, "cpu": 2e-3}
 """Of a step that moves next to nothing."""
 PASSES = 3.0
 """How often a step moves the bytes of the rows that its edges read, with all that follows."""
-LIBRARIES = {"cuda": 192 << 20, "cpu": 0}
-"""Bytes that workspaces of libraries and kernels' tables take."""
+LIBRARIES = {"cuda": 384 << 20, "cpu": 0}
+"""Bytes that workspaces of libraries take, and what an allocator cannot use of what it has."""
+CLAIMS = {"cuda": 8, "cpu": 0}
+"""Bytes per node of the tables of claims (``kernels.gpu_compact``): a CUDA graph's, and that of what runs before it."""
 PLANNING = -2
 """Epoch of the keys under which macro-batches are sampled for the plan."""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -108,8 +110,9 @@ class Planner:
         graph, index = self.graph, self.graph.indices.element_size()
         rows = {n: v.shape[0] * v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in graph.ndata.items()}
         edges = sum(v.numel() * v.element_size() for v in graph.edata.values())
+        claims = CLAIMS.get(self.device.type, 0)
         return {
-            "structure": graph.num_edges * index + 8 * graph.num_nodes,
+            "structure": graph.num_edges * index + (8 + claims) * graph.num_nodes,
             "node data": sum(rows.values()), "edge data": edges, "step": self.workspace(),
         }  # fmt: skip
 
@@ -127,7 +130,7 @@ class Planner:
         edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
         fixed = {"tables": tables, "step": self.workspace()}
         known = index if graph.ids is None else 2 * index
-        return Costs(fixed, slot + known + 8, edge, bus)
+        return Costs(fixed, slot + known + 8 + CLAIMS.get(self.device.type, 0), edge, bus)
 
     def _narrow(self, value: Tensor) -> bool:
         return value[:1].numel() * value.element_size() <= NARROW

@@ -41,7 +41,7 @@ class Speeds:
     bus: float = 47e9
     memory: float = 3e12
     step: float = 1.5e-4
-    products: float = 1e14
+    products: float = 1e15
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,9 @@ def test_a_failing_op_leaves_the_streams_joined():
         with forking(stream), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
             torch.ops.joestar.side_by_side([x, right], program.text())
 
+    with torch.cuda.stream(stream):
+        torch.mm(x, x)  # libraries make what they need before a capture
+    torch.cuda.synchronize()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         capture(x[:5])
     capture(x)
