@@ -76,7 +76,7 @@ def test_how_busy_a_gpu_is():
 def test_every_way_of_feeding_runs(monkeypatch):
     monkeypatch.setattr(epoch_modes.joestar, "compile", functools.partial(joestar.compile, backend="eager"))
     setting = Setting("mini", "cuda", ("sage",), fanouts=(10, 5), hidden=32, batch_size=200, epochs=1, baselines=())
-    found = epoch.run(setting, "1GiB", say=print)
+    found = epoch.run(setting, "8GiB", say=print)  # other tests of this process hold some
     rows = {row["mode"]: row for row in found["rows"]}
     assert not any(row["note"] for row in found["rows"])
     assert rows["match-reorder"]["bus"] < rows["match"]["bus"] < rows["pinned"]["bus"]
