@@ -21,6 +21,7 @@ from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.runtime.features import settle_and_check
 from joestar.runtime.modes import check_modules
+from joestar.runtime.own_errors import raise_own_error
 from joestar.runtime.program import Options, Program
 from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
@@ -94,7 +95,7 @@ class Inference:
                 captured = program._capture(ids, ["slice", "compact"] * self.layers)
         except CaptureError:
             program.sampler = _Few(self.graph, self.layers)
-            program._raise_own_error(ids, torch.zeros(3, dtype=torch.int64, device=self.graph.device))
+            raise_own_error(program, ids, torch.zeros(3, dtype=torch.int64, device=self.graph.device))
             raise
         finally:
             for module, mode in training.items():

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import overlap, run_passes
 from joestar.fusion.hoist import Hoisted, memory
-from joestar.graph_api import Block, SamplingContext, check_blocks
+from joestar.graph_api import SamplingContext, check_blocks
 from joestar.graph_api.history import check_layers
 from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes
@@ -21,10 +21,10 @@ from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
-from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
+from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.rules.norm import lower_batch_norm
-from joestar.lowering.sizes import same_size, size_table
+from joestar.lowering.sizes import size_table
 from joestar.lowering.slots import settle_slots
 from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
@@ -35,6 +35,7 @@ from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
+from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version
 
 
@@ -142,7 +143,7 @@ class Program:
         self._traced_frozen = self.modes.frozen()
         with self.modes.set():
             if self._mixes_dtypes():  # what fails then is not seen by a trace
-                self._raise_own_error(seeds, key)
+                raise_own_error(self, seeds, key)
             captured, failed = None, None
             try:
                 with torch.set_grad_enabled(self.kind != "predict"):
@@ -150,7 +151,7 @@ class Program:
             except CaptureError as error:
                 failed = error
             if failed is not None:  # out here, so that the tracer's pages do not come before an error of their own
-                self._raise_own_error(seeds, key)
+                raise_own_error(self, seeds, key)
                 raise failed
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
@@ -198,7 +199,7 @@ class Program:
             note(structure, tuple(logged), tuple([layer for layer, *_ in context.pushed]))
             return (value, *logged.values(), *pushed, *tensors)
 
-        origin = self._origin
+        origin = self.origin
         tables = getattr(sampler, "history_tables", None)
         known = known_inputs(graph, model) | history_inputs(tables)
         captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample, known=known)
@@ -218,35 +219,9 @@ class Program:
         return self.options.autocast is None and x is not None and bool(dtypes - {x.dtype})
 
     @property
-    def _origin(self) -> str:
+    def origin(self) -> str:
+        """Model and sampler, for errors."""
         return f"{type(self.model).__name__} with {type(self.sampler).__name__}"
-
-    def _raise_own_error(self, seeds: Tensor, key: Tensor) -> None:
-        """Runs sampler, a copy of the model and loss eagerly: their own errors say more than the tracer's."""
-        causes.check_forward(self.model, "x" in self.graph.ndata)
-        try:
-            model = copy.deepcopy(self.model)
-        except Exception:  # some models cannot be copied: the tracer has already said what and where
-            return
-        autocast, device, given = self.options.autocast, self.graph.device.type, ()
-        try:
-            blocks = self.sampler.sample(self.graph.with_context(SamplingContext(key)), seeds)
-            if self.graph.positions is not None:
-                blocks = [_of_first_node(block) for block in blocks]
-            with torch.autocast(device, autocast, autocast is not None):
-                outputs, tensors = call_model(model, blocks, self.graph.ndata.get("x")), []
-            structure = flatten(outputs, tensors, f"{type(self.model).__name__}.forward")
-            _check_rows(tensors, structure, seeds.numel(), self.loss is None, self._origin)
-            if self.loss is not None:
-                data = self.graph.ndata
-                ids = self.graph.ids_of(seeds).long()
-                further = {k: ids if k == "seeds" else data[k][seeds] for k in self.loss.inputs}
-                given = outputs, torch.index_select(data["y"], 0, seeds)
-                loss_and_values(self.loss.call(*given, **further), self.loss.name)
-        except JoestarError:
-            raise
-        except Exception as error:
-            raise causes.own(error, self.model, self._origin, given) from error
 
     @property
     def _first_rows(self) -> int:
@@ -264,7 +239,7 @@ class Program:
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
         wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else self._first_rows
         values = [node.meta["val"] for node in output.args[0][first:]]
-        rows = _check_rows(values, self.structure, wanted, self.loss is None, origin)
+        rows = check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
         fixed = [row and all(isinstance(n, int) for n in v.shape[1:]) for v, row in zip(values, rows, strict=True)]
         self.shapes = [tuple(v.shape[1:]) if known else None for v, known in zip(values, fixed, strict=True)]
@@ -277,7 +252,7 @@ class Program:
         gm = captured.gm
         remove_in_place(gm)
         if self.graph.positions is not None:
-            settle_slots(gm, captured.roles, self.graph, self._origin)
+            settle_slots(gm, captured.roles, self.graph, self.origin)
         lower_batch_norm(gm)
         key = key_node(gm, captured.roles)
         table = size_table(gm, captured.roles)
@@ -420,35 +395,6 @@ class Program:
         for loss in self._losses:
             loss.check(nodes)
         self._checked = nodes, found
-
-
-def _check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> list[bool]:
-    """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere.
-
-    Returns:
-        Of every tensor whether it has one.
-    """
-    rows = [value.dim() > 0 and same_size(value.shape[0], wanted) for value in values]
-    if not values:
-        kind = type(structure[1]).__name__ if structure[0] == "const" else f"an empty {structure[0]}"
-        raise CaptureError(f"{origin}: forward must return at least one tensor, of one row per seed; got {kind}.")
-    if all(rows) if handed_out else any(rows):
-        return rows
-    wrong = rows.index(False)
-    where = leaf_names(structure)[wrong]
-    raise CaptureError(
-        f"{origin}: forward must return one row per seed; got shape {tuple(values[wrong].shape)}"
-        f"{where and f' in output{where}'} where {wanted} is the number of seeds. Does the model use all "
-        "blocks, in order (input side first)? What else a loss needs may be returned in training mode only "
-        "(if self.training: ...)."
-    )
-
-
-def _of_first_node(block: Block) -> Block:
-    """The block, all of whose nodes are node 0: of a part in slots, which are no rows of the user's own tables."""
-    block = copy.copy(block)
-    block.srcs, block.dsts = torch.zeros_like(block.srcs), torch.zeros_like(block.dsts)
-    return block
 
 
 def _rows(table: Tensor, nodes: Tensor) -> Tensor:

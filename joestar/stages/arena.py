@@ -110,7 +110,7 @@ class Gate:
         self.waited = 0.0
 
     def enter(self) -> None:
-        """Waits until a half is free.
+        """Waits until nothing is loaded beside the macro-batch in use.
 
         Raises:
             StageError: if the gate is closed.
@@ -130,9 +130,7 @@ class Gate:
         Raises:
             StageError: if the gate is closed.
         """
-        with arena.preparing:
-            if self._closed:
-                raise StageError("the arena's gate was closed.")
+        with self._open(arena.preparing):
             return arena.prepare(macro)
 
     def pass_through(self, arena: "Arena", made: Prepared) -> Loaded:
@@ -141,13 +139,18 @@ class Gate:
         Raises:
             StageError: if the gate is closed.
         """
-        with arena.loading:
-            if self._closed:
-                raise StageError("the arena's gate was closed.")
+        with self._open(arena.loading):
             return arena.load(made)
 
+    @contextlib.contextmanager
+    def _open(self, lock: threading.Lock):
+        with lock:
+            if self._closed:
+                raise StageError("the arena's gate was closed.")
+            yield
+
     def leave(self) -> None:
-        """A half is free again."""
+        """What was loaded is in use: the next may be loaded beside it."""
         with self._changed:
             self._free += 1
             self._changed.notify_all()

@@ -1,9 +1,7 @@
 """Training over partitions: against plain PyTorch with dictionaries, and what happens between two steps."""
 
 import contextlib
-import copy
 import itertools
-import random
 
 import pytest
 import torch
@@ -16,10 +14,10 @@ from joestar.nn import historical
 from joestar.profile.ledger import Report
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
-from tests.runtime.part_plain import Plain
+from tests.runtime.partitioned import BATCH, GROUP, compiled, model_of, replayed, run, stage_of
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
-NODES, EDGES, BATCH, PARTS, GROUP = 90, 320, 7, 6, 2
+NODES, EDGES, PARTS = 90, 320, 6
 
 
 @pytest.fixture(scope="module")
@@ -35,51 +33,6 @@ def graph():
 @pytest.fixture(scope="module")
 def parts(graph):
     return joestar.partition(graph, PARTS, passes=2)
-
-
-def model_of(kind="GraphSAGE", layers=3, **options):
-    torch.manual_seed(1)
-    return getattr(joestar.nn, kind)(6, 4, layers, 4, **options).double()
-
-
-def compiled(graph, stage, model=None, fanouts=(-1, -1, -1), **options):
-    model = model_of() if model is None else model
-    sampler = joestar.NeighborSampler(graph, list(fanouts), seed=3)
-    given = {"backend": "eager", "warm_up": 3, "memory": "64MiB", "batch_size": BATCH} | options
-    return joestar.compile(
-        model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.2), first_stage=stage, **given
-    )
-
-
-def stage_of(parts, **options):
-    return joestar.Partitions(parts, GROUP, **options)
-
-
-def replayed(graph, parts, model, taken, accumulate=1, group=GROUP, **options):
-    """Losses of plain PyTorch for the steps ``taken``: per epoch the seeds of every step."""
-    plain = Plain(graph, parts.assignment, model, torch.optim.SGD(model.parameters(), 0.2), F.cross_entropy, **options)
-    stage, losses = joestar.Partitions(parts, group).prepare(graph, graph.train_idx.unique()), []
-    for epoch, steps in enumerate(taken):
-        groups, current = stage.groups(3, epoch), None
-        for position, seeds in enumerate(steps):
-            at = next(i for i, g in enumerate(groups) if plain.part[seeds[0]] in g.tolist())
-            assert {plain.part[v] for v in seeds} <= set(groups[at].tolist()), "no step crosses two macro-batches"
-            if at != current:
-                plain.macro_batch(groups[at].tolist(), current is None)
-                current = at
-            inside = position % accumulate
-            size = min(accumulate, len(steps) - position + inside)
-            losses.append(plain.step(seeds, inside == 0, size, inside == size - 1))
-    return losses, plain
-
-
-def run(step, graph, epochs, losses, taken, batch=BATCH):
-    for _ in range(epochs):
-        epoch = step.epoch(graph.train_idx, batch, with_seeds=True)
-        taken.append([])
-        for loss, seeds in epoch:
-            losses.append(loss.item())
-            taken[-1].append(seeds.tolist())
 
 
 @pytest.fixture
@@ -129,76 +82,6 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
                 values, stamps = store.peek(layer, torch.tensor([node]))
                 assert int(stamps) == when
                 assert torch.allclose(values[0].double(), row.double(), rtol=2e-2 if stage.get("dtype") else 1e-4)
-
-
-class Drawn:
-    """A graph, a model, a stage and what happens in between, at random."""
-
-    def __init__(self, number):
-        rng = self.rng = random.Random(number)
-        torch.manual_seed(number)
-        nodes = rng.randint(30, 80)
-        edges = torch.randint(0, nodes, (2, nodes * rng.randint(1, 4)))
-        self.graph = joestar.Graph.from_edge_index(edges[:, edges[1] > 3], nodes)
-        self.graph.ndata["x"] = torch.randn(nodes, 6, dtype=torch.float64)
-        self.graph.ndata["y"] = torch.randint(0, 4, (nodes,))
-        self.graph.train_idx = torch.randint(0, nodes, (rng.randint(20, 50),))
-        self.parts = joestar.partition(self.graph, rng.randint(2, 7), passes=1, seed=number)
-        self.group, self.batch = rng.randint(1, self.parts.parts - 1), rng.randint(3, 9)
-        self.layers = rng.randint(2, 3)
-        self.kind = rng.choice(["GraphSAGE", "GAT", "GCN", "GIN"])
-        self.norm = rng.choice((None, None, "batch_norm", "layer_norm"))
-        self.hubs = torch.tensor(sorted(rng.sample(range(nodes), rng.choice((0, 0, 3)))), dtype=torch.int64)
-        self.history = {"dtype": rng.choice((torch.float32, torch.bfloat16)), "max_age": rng.choice((None, None, 2))}
-        self.stage = {"ahead": rng.choice((None, self.layers)), "hubs": self.hubs}
-        self.accumulate = rng.choice((1, 1, 2))
-        self.run = {"execution": rng.choice(("exact", "padded", "padded"))}
-        self.run |= rng.choice(({}, {"slack": 0, "warm_up": 1}))
-
-    def step(self, model):
-        stage = joestar.Partitions(self.parts, self.group, **self.stage, **self.history)
-        return compiled(
-            self.graph, stage, model, [-1] * self.layers, accumulate=self.accumulate, batch_size=self.batch, **self.run
-        )
-
-    def trained(self, model):
-        """Losses of every step, seeds of the steps of every epoch, and the step."""
-        step, losses, taken = self.step(model), [], []
-        for _ in range(3):
-            epoch, seeds = step.epoch(self.graph.train_idx, self.batch, with_seeds=True), []
-            while len(epoch):
-                loss, some = next(epoch)
-                losses.append(loss.item())
-                seeds.append(some.tolist())
-                event = self.rng.choice(("predict", "state", "resume", "", "", "", "", ""))
-                if event == "predict":
-                    step.predict(self.graph.train_idx[:5], 3)
-                if event == "state":
-                    step.state_dict()
-                if event == "resume" and len(epoch):
-                    state = copy.deepcopy(step.state_dict())
-                    step = self.step(model)
-                    step.load_state_dict(state)
-                    epoch = step.epoch(self.graph.train_idx, self.batch, with_seeds=True)
-            taken.append(seeds)
-        return losses, taken, step
-
-
-@pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.fuzz) for n in (0, *range(2, 24)))])
-def test_any_training_is_that_of_plain_pytorch(number):
-    drawn = Drawn(number)
-    ours, theirs = (model_of(drawn.kind, drawn.layers, norm=drawn.norm) for _ in range(2))
-    losses, taken, _ = drawn.trained(ours)
-    history = {"hubs": drawn.hubs.tolist(), **drawn.history}
-    try:
-        expected, _ = replayed(drawn.graph, drawn.parts, theirs, taken, drawn.accumulate, drawn.group, **history)
-    except ValueError as error:
-        if "Expected more than 1 value per channel" not in str(error):
-            raise
-        return  # plain PyTorch has no batch norm of one row
-    assert losses == pytest.approx(expected, rel=1e-6), vars(drawn)
-    for name, value in ours.state_dict().items():
-        assert torch.allclose(value, theirs.state_dict()[name], rtol=1e-5, atol=1e-8), name
 
 
 def dropping():
