@@ -8,6 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import joestar
+from joestar.bench.planted import planted
+from joestar.data.planted import Shape
+from joestar.runtime.seeds import shuffled
+from joestar.staged.planning import Planner
+from joestar.stages import LargeBatch
 from joestar.stages.plan import PARTS, Costs, Look, Speeds, choose, least, parts_of
 
 
@@ -132,3 +138,14 @@ def test_the_hottest_nodes_are_those_of_the_largest_scores():
         others = torch.ones(world.nodes, dtype=torch.bool).index_fill_(0, hottest, False)
         assert hottest.numel() == count and hottest.tolist() == sorted(hottest.tolist())
         assert not count or not others.any() or world.score[hottest].min() >= world.score[others].max()
+
+
+def test_the_share_of_hot_rows_is_that_of_epochs():
+    """Not only of the macro-batches from which was counted which nodes are hot: those look hotter than others."""
+    graph = planted(Shape(60_000, 20.0, 0.9, 64, 0.4, 6.0, 32, 4, 6_000, head=0.2))
+    net, sampler, stage = joestar.nn.GraphSAGE(32, 8, 2, 4), joestar.NeighborSampler(graph, [5, 5]), LargeBatch(500)
+    whole = sum(Planner(net, sampler, 1 << 40, batch=50, speeds=Speeds()).resident().values())
+    plan = Planner(net, sampler, int(0.6 * whole), batch=50, first_stage=stage, speeds=Speeds()).plan()
+    parts = shuffled(graph.train_idx, 0, 0).to(graph.indices.dtype).split(plan.num_seeds)
+    needed = torch.cat([stage.sample(graph, sampler, part, (0, 0, i)).ids for i, part in enumerate(parts)])
+    assert abs(float(torch.isin(needed.long(), plan.hot_ids.long()).double().mean()) - plan.share) < 0.01
