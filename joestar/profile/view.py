@@ -149,7 +149,7 @@ def _feeding(feeding: FeedingRecord) -> list:
     lines = [escape("\nFeeding"), *(_wrapped(line) for line in feeding.plan.splitlines())]
     if not feeding.rows:
         return lines
-    table = _table("per macro-batch", "planned", "measured")
+    table = _table("per macro-batch of the planned size", "planned", "measured")
     for row in feeding.rows:
         table.add_row(row.what, numbers.digits(row.planned), numbers.digits(row.measured))
     return [*lines, table, _wrapped(f"{counts}; {seconds}"), *_history(feeding.history)]

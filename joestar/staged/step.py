@@ -69,7 +69,7 @@ class StagedStep(Step):
     def report(self) -> Report:
         """As ``Step.report``, with what was planned of macro-batches beside what came of them."""
         found, plan, seen = super().report(), self.plan, self.traffic
-        number = max(1, seen.macro_batches)
+        number = self._planned_ones(seen)
         share = 1 - seen.cold / max(1, seen.nodes)
         rows = [
             Expected("nodes", plan.nodes, seen.nodes / number),
@@ -84,6 +84,11 @@ class StagedStep(Step):
         found.graph = repr(self.whole)
         found.feeding = FeedingRecord(str(plan), rows, dict(seen.seconds), counts)
         return found
+
+    def _planned_ones(self, seen: Traffic) -> float:
+        """How many macro-batches of the planned size were fed: the first of an epoch, its last and cut ones have fewer
+        seeds."""
+        return max(1, seen.seeds) / max(1, self.plan.num_seeds)
 
     # --- training ---
 

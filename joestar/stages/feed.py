@@ -33,8 +33,8 @@ class Traffic:
     """What feeding has cost so far.
 
     Attributes:
-        macro_batches, nodes, cold, fresh, edges, bytes: sums over macro-batches; ``cold`` nodes were not among the hot
-            ones, ``fresh`` ones were not left by an earlier macro-batch either.
+        macro_batches, seeds, nodes, cold, fresh, edges, bytes: sums over macro-batches; ``cold`` nodes were not among
+            the hot ones, ``fresh`` ones were not left by an earlier macro-batch either.
         cut: macro-batches that had no room and were cut in two. alone: that had none beside the one before them, and
             were loaded when that was not used any more. again: that were made again, because something else used the
             arena between two steps.
@@ -42,6 +42,7 @@ class Traffic:
     """
 
     macro_batches: int = 0
+    seeds: int = 0
     nodes: int = 0
     cold: int = 0
     fresh: int = 0
@@ -55,6 +56,7 @@ class Traffic:
     def add(self, loaded: Loaded) -> None:
         """Counts a macro-batch that was shown."""
         self.macro_batches += 1
+        self.seeds += loaded.seeds.numel()
         self.nodes += loaded.nodes
         self.cold += loaded.cold
         self.fresh += loaded.fresh
