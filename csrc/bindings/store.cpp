@@ -36,13 +36,13 @@ void bind_gather_cached(const Tensor& table, const Tensor& cache, std::int64_t c
   });
 }
 
-void bind_place_structure(const Tensor& indptr, const Tensor& indices, const Tensor& slots, const Tensor& out_indptr,
-                          const Tensor& out_indices) {
+void bind_place_structure(const Tensor& indptr, const Tensor& indices, const Tensor& slots, const Tensor& table,
+                          const Tensor& out_indptr, const Tensor& out_indices) {
   with_id(indices, [&]<class Local>(Tag<Local>) {
     with_id(slots, [&]<class Slot>(Tag<Slot>) {
       with_id(out_indices, [&]<class Id>(Tag<Id>) {
-        place_structure(csc_of<Local>(indptr, indices), slots.span<const Slot>(), out_indptr.span<std::int64_t>(),
-                        out_indices.span<Id>());
+        place_structure(csc_of<Local>(indptr, indices), slots.span<const Slot>(), table.span<const Slot>(),
+                        out_indptr.span<std::int64_t>(), out_indices.span<Id>());
       });
     });
   });

@@ -98,7 +98,7 @@ void structure_among_slots() {
   const auto [indptr, indices] = test::for_thread_counts([&] {
     std::vector<std::int64_t> offsets(5001, 7);
     std::vector<std::int32_t> sources(graph.indices.size() + 3, 7);
-    place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), slots, offsets, sources);
+    place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), slots, slots, offsets, sources);
     return std::pair(offsets, sources);
   });
   bool right = indptr[0] == 0 && indptr[5000] == graph.indptr.back();
@@ -116,7 +116,7 @@ void structure_among_slots() {
   std::vector<std::int64_t> twice(4000, 1), offsets(5001);
   std::vector<std::int32_t> sources(graph.indices.size());
   CHECK(throws([&] {
-    place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), twice, offsets, sources);
+    place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), twice, twice, offsets, sources);
   }));
 }
 

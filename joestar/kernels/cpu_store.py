@@ -85,18 +85,20 @@ def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, i
     return out
 
 
-def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor) -> None:
-    """Writes a local structure as that of an arena; as ``gpu_place.place_structure``.
+def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor,
+                    table: Tensor | None = None) -> None:  # fmt: skip
+    """Writes a macro-batch's structure as that of an arena; as ``gpu_place.place_structure``.
 
     Raises:
-        IndexError: for a slot or a local source that is not there. ValueError: if two rows have the same slot.
+        IndexError: for a slot or a source that is not there. ValueError: if two rows have the same slot.
     """
     indptr, out_indptr = check_offsets(indptr), _written(check_offsets(out_indptr), out_indptr)
     indices, slots = check_ids(indices, "indices"), check_ids(slots, "slots")
     out_indices = _written(check_ids(out_indices, "out_indices"), out_indices)
     require(slots.numel() >= indptr.numel() - 1, f"a slot for each of {indptr.numel() - 1} rows", f"{slots.numel()}")
     require(out_indices.numel() >= indices.numel(), f"room for {indices.numel()} edges", f"{out_indices.numel()}")
-    _native.place_structure(indptr, indices, slots, out_indptr, out_indices)
+    table = slots if table is None else check_ids(table, "table").to(slots.dtype)
+    _native.place_structure(indptr, indices, slots, table, out_indptr, out_indices)
 
 
 def _written(checked: Tensor, out: Tensor) -> Tensor:

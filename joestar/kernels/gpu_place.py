@@ -31,7 +31,7 @@ def _row_of(indptr, low, high, position):
 
 
 @triton.jit(do_not_specialize=["rows", "edges"])
-def _place_edges(indptr, indices, slots, out_indptr, out_indices, rows, edges, BLOCK: tl.constexpr):
+def _place_edges(indptr, indices, slots, table, out_indptr, out_indices, rows, edges, BLOCK: tl.constexpr):
     """A tile of edges, of however many rows: its ends are sought first, then each edge's row between them."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     last = tl.minimum(first + BLOCK, edges) - 1
@@ -52,13 +52,14 @@ def _place_edges(indptr, indices, slots, out_indptr, out_indices, rows, edges, B
     slot = tl.load(slots + low).to(tl.int64)
     place = tl.load(out_indptr + slot, inside, 0) + e - tl.load(indptr + low)
     source = tl.load(indices + e, inside, 0).to(tl.int64)
-    value = tl.load(slots + source, inside, 0)
+    value = tl.load(table + source, inside, 0)
     tl.store(out_indices + place, value.to(out_indices.dtype.element_ty), inside)
 
 
-def _check(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor) -> None:
+def _check(indptr: Tensor, indices: Tensor, slots: Tensor, table: Tensor, out_indptr: Tensor,
+           out_indices: Tensor) -> None:  # fmt: skip
     check_offsets(indptr), check_offsets(out_indptr)
-    for name, ids in (("indices", indices), ("slots", slots), ("out_indices", out_indices)):
+    for name, ids in (("indices", indices), ("slots", slots), ("table", table), ("out_indices", out_indices)):
         right = ids.dtype in ID_DTYPES and ids.dim() == 1 and ids.is_contiguous()
         require(right, f"{name} int32 or int64 [n], contiguous", f"{ids.dtype} {list(ids.shape)}")
     require(indptr.is_contiguous() and out_indptr.is_contiguous(), "contiguous offsets", "strided ones")
@@ -67,17 +68,20 @@ def _check(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, o
 
 
 @on_device
-def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor) -> None:
-    """Writes a local structure as that of an arena, on the current stream, without waiting.
+def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor,
+                    table: Tensor | None = None) -> None:  # fmt: skip
+    """Writes a macro-batch's structure as that of an arena, on the current stream, without waiting.
 
     Args:
-        indptr: int64 ``[r + 1]``, offsets of the first ``r`` local nodes. indices: int32 or int64 ``[e]`` local
-            sources; ``indptr[r] == e``.
-        slots: int32 or int64 ``[n]``, slot of every local node, each once; ``n >= r``.
+        indptr: int64 ``[r + 1]``, offsets of ``r`` rows. indices: int32 or int64 ``[e]``, sources;
+            ``indptr[r] == e``.
+        slots: int32 or int64 ``[n]``, slot of every row, each once; ``n >= r``. table: int32 or int64, slot of
+            whatever sources are numbered by; ``slots`` if they are local ids as rows are.
         out_indptr: int64 ``[K + 1]``, written. out_indices: int32 or int64 ``[E]``, ``E >= e``, written: row
             ``slots[i]`` has the edges of local row ``i`` in their order, sources as slots; 0 past the last edge.
     """
-    _check(indptr, indices, slots, out_indptr, out_indices)
+    table = slots if table is None else table
+    _check(indptr, indices, slots, table, out_indptr, out_indices)
     rows, edges = indptr.numel() - 1, indices.numel()
     out_indptr.zero_()
     out_indices[edges:].zero_()
@@ -87,4 +91,4 @@ def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: 
     out_indptr.cumsum_(0)
     if edges > 0:
         grid = (cdiv(edges, _BLOCK),)
-        _place_edges[grid](indptr, indices, slots, out_indptr, out_indices, rows, edges, BLOCK=_BLOCK)
+        _place_edges[grid](indptr, indices, slots, table, out_indptr, out_indices, rows, edges, BLOCK=_BLOCK)

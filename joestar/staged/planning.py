@@ -15,7 +15,9 @@ from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
-from joestar.stages.large_batch import has_fast_way
+from joestar.stages.device_slots import DeviceSlots, keeps_book
+from joestar.stages.large_batch import drawn, has_fast_way
+from joestar.stages.macro import nodes_of
 from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
@@ -58,16 +60,18 @@ class Planner:
         seeds: ids that epochs go over; batch: seeds of a step. autocast: dtype, or ``None``.
         first_stage: fixes the size of macro-batches; ``None``: the plan chooses.
         reuse: whether rows of earlier macro-batches are found again (``stages.slots``).
+        own_book: whether the device keeps the book of slots; by default if it ``keeps_book``.
     """
 
     def __init__(self, model, sampler, budget: int, seeds: Tensor | None = None, batch: int = 1000,
                  autocast: torch.dtype | None = None, first_stage: LargeBatch | None = None,
-                 speeds: Speeds | None = None, reuse: bool = True):  # fmt: skip
+                 speeds: Speeds | None = None, reuse: bool = True, own_book: bool | None = None):  # fmt: skip
         self.model, self.sampler, self.budget = model, sampler, budget
         self.graph: Graph = sampler.graph
         self.device = next((p.device for p in model.parameters()), self.graph.device)
         self.seed = int(getattr(sampler, "seed", 0))
         self.first_stage, self.autocast, self.reuse = first_stage, autocast, reuse
+        self.own_book = keeps_book(self.device) if own_book is None else own_book
         self.speeds = speeds or self._measured()
         given = self.graph.train_idx if seeds is None else seeds
         if given is None or not given.numel():
@@ -128,9 +132,12 @@ class Planner:
             else:
                 bus += count * value.element_size()
         edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
+        pool = 0
+        if self.own_book:
+            tables, pool = tables + DeviceSlots.nbytes_of(graph.num_nodes), DeviceSlots.slot_nbytes(index)
         fixed = {"tables": tables, "step": self.workspace()}
         known = index if graph.ids is None else 2 * index
-        return Costs(fixed, slot + known + 8 + CLAIMS.get(self.device.type, 0), edge, bus)
+        return Costs(fixed, slot + known + 8 + CLAIMS.get(self.device.type, 0), edge, bus, pool, self.own_book)
 
     def _narrow(self, value: Tensor) -> bool:
         return value[:1].numel() * value.element_size() <= NARROW
@@ -154,7 +161,7 @@ class Planner:
         wanted = sorted({min(number, total) for number in wanted})
 
         def sample(seeds: Tensor, index: int):
-            return stage.sample(self.graph, self.sampler, seeds, (self.seed, PLANNING, index))
+            return drawn(stage, self.own_book, self.graph, self.sampler, seeds, (self.seed, PLANNING, index))
 
         costs = self.costs()
         wanted = self._possible(wanted, costs)
@@ -191,14 +198,16 @@ class Planner:
             parts = parts[:FEW_COUNTED]
         while len(parts) < FEW_COUNTED:
             parts *= 2
-        counts = count_needed((sample(part, 1000 + i).ids for i, part in enumerate(parts)), self.graph.num_nodes)
+        needed = (nodes_of(sample(part, 1000 + i), self.graph.num_nodes, self.device) for i, part in enumerate(parts))
+        there = torch.zeros(self.graph.num_nodes, dtype=torch.int32, device=self.device if self.own_book else "cpu")
+        counts = count_needed(needed, self.graph.num_nodes, there)
         fanouts = getattr(self.sampler, "fanouts", None)
         if fanouts is None or sum(part.numel() for part in parts) >= self.seeds.numel():
             return counts
         prior = inclusion_probabilities(
             self.graph.indptr, self.graph.indices, fanouts, self.seeds, number, getattr(self.sampler, "replace", False)
         )
-        return blend(counts, prior)
+        return blend(counts.cpu(), prior)
 
     def _step_seconds(self) -> float:
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
@@ -236,7 +245,7 @@ class Planner:
             else:
                 sources[name] = Source(pin(value, self.device).view, dtype, host=True)
         hot = plan.hot_ids.to(self.graph.indices.dtype)
-        return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse)
+        return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse, self.own_book)
 
 
 @functools.cache

@@ -66,7 +66,9 @@ class Staging:
                     "first_stage=joestar.Partitions(...) goes with epochs: give loss_fn and optimizer. A loop of your "
                     "own chooses its seeds itself: take joestar.LargeBatch for it."
                 )
-            planner = Planner(model, sampler, budget, None, batch_size, autocast, reuse=not deterministic)
+            planner = Planner(
+                model, sampler, budget, None, batch_size, autocast, reuse=not deterministic, own_book=False
+            )
             self._over_parts(model, planner, first_stage)
             return
         planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic)

@@ -23,6 +23,7 @@ from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
 from joestar.stages.feed import Feed, Traffic
+from joestar.stages.large_batch import drawn
 from joestar.step import Step
 
 PREDICTIONS = -1
@@ -61,7 +62,9 @@ class StagedStep(Step):
         super()._check()
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
-        sample = functools.partial(_sample, self.first_stage, self.whole, self._users_sampler)
+        sample = functools.partial(
+            _sample, self.first_stage, self.arena.own_book, self.whole, self._users_sampler
+        )
         steps, total = max(1, self.first_stage.num_seeds // batch), -(-order.numel() // batch)
         key = (self._seed, epoch)
         return Feed(self.arena, sample, order, batch, steps, key, self.traffic, borders(steps, total))
@@ -255,10 +258,10 @@ class StagedEpoch(Epoch):
             self._feed.close()
 
 
-def _sample(first_stage: LargeBatch, whole: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]):
+def _sample(first_stage: LargeBatch, picked: bool, whole: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]):
     """A macro-batch; not while a program is traced: ``torch.compiler.is_compiling()`` is true in all threads then."""
     with TRACING:
-        return first_stage.sample(whole, sampler, seeds, key)
+        return drawn(first_stage, picked, whole, sampler, seeds, key)
 
 
 def borders(steps: int, total: int) -> list[int]:

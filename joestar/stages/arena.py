@@ -9,17 +9,16 @@ copied where it is, in the stream of the steps.
 
 import contextlib
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from joestar.errors import StageError
 from joestar.graph_api import Graph
+from joestar.stages.device_slots import DeviceSlots, Placed
 from joestar.stages.exchange import Exchange, Rows
-from joestar.stages.macro import MacroBatch
+from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.slots import Slots, Taken
 from joestar.store import fill_rows, place_structure
 
@@ -52,25 +51,32 @@ class Prepared:
     """A macro-batch on its way to an arena, on the CPU, for a GPU in page-locked memory.
 
     Attributes:
-        taken: slots of its nodes. alone: whether it must be loaded when no step reads the one before it any more.
-        degrees: of the nodes to be loaded, in the whole graph, or ``None``.
-        indptr, indices, seeds: as the macro-batch has them. edata: by name, in its order. history: its hidden rows.
+        alone: whether it must be loaded when no step reads the one before it any more.
+        indptr, indices, seeds: as the macro-batch has them, or the picked edges. edata: by name, in its order.
+        taken: slots of its nodes, where the CPU keeps the book; degrees: of the nodes to be loaded, in the whole graph.
+        rows: of the picked edges, where the device keeps the book. history: its hidden rows.
     """
 
-    taken: Taken
     alone: bool
     indptr: Tensor
     indices: Tensor
     seeds: Tensor
-    degrees: Tensor | None
     edata: dict[str, Tensor]
+    taken: Taken | None = None
+    degrees: Tensor | None = None
+    rows: Tensor | None = None
     history: Rows | None = None
+
+    @property
+    def size(self) -> str:
+        """In words."""
+        return f"{self.indptr.numel() - 1:,} rows and {self.indices.numel():,} edges"
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its tensors."""
-        taken = self.taken.slots, self.taken.fresh, self.taken.fresh_slots
-        tensors = *taken, self.indptr, self.indices, self.seeds, self.degrees, *self.edata.values()
+        taken = () if self.taken is None else (self.taken.slots, self.taken.fresh, self.taken.fresh_slots)
+        tensors = *taken, self.rows, self.indptr, self.indices, self.seeds, self.degrees, *self.edata.values()
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
@@ -95,73 +101,6 @@ class Loaded:
     history: Rows | None = None
 
 
-class Gate:
-    """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits, and whoever is
-    late finds it closed.
-
-    Attributes:
-        waited: seconds that loading has waited here.
-    """
-
-    def __init__(self):
-        self._changed = threading.Condition()
-        self._free = 1
-        self._closed = False
-        self.waited = 0.0
-
-    def enter(self) -> None:
-        """Waits until nothing is loaded beside the macro-batch in use.
-
-        Raises:
-            StageError: if the gate is closed.
-        """
-        start = time.perf_counter()
-        with self._changed:
-            while not self._free and not self._closed:
-                self._changed.wait()
-            self.waited += time.perf_counter() - start
-            if self._closed:
-                raise StageError("the arena's gate was closed.")
-            self._free -= 1
-
-    def prepare(self, arena: "Arena", macro: MacroBatch) -> Prepared | None:
-        """``arena.prepare``, unless the gate was closed: a thread that is late must not take slots.
-
-        Raises:
-            StageError: if the gate is closed.
-        """
-        with self._open(arena.preparing):
-            return arena.prepare(macro)
-
-    def pass_through(self, arena: "Arena", made: Prepared) -> Loaded:
-        """``arena.load``, unless the gate was closed: a thread that is late must not write what is in use by then.
-
-        Raises:
-            StageError: if the gate is closed.
-        """
-        with self._open(arena.loading):
-            return arena.load(made)
-
-    @contextlib.contextmanager
-    def _open(self, lock: threading.Lock):
-        with lock:
-            if self._closed:
-                raise StageError("the arena's gate was closed.")
-            yield
-
-    def leave(self) -> None:
-        """What was loaded is in use: the next may be loaded beside it."""
-        with self._changed:
-            self._free += 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Nobody enters any more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
 class Arena:
     """Slots on a device for hot nodes and macro-batches.
 
@@ -171,6 +110,7 @@ class Arena:
             macro-batches. edges: room for edges.
         sources: node tensors by name, as ``Source``s.
         reuse: whether rows stay until others need their slots (``Slots``).
+        own_book: whether the device keeps the book of slots (``DeviceSlots``), of macro-batches without history.
 
     Attributes:
         graph: what programs are compiled on, ``H + pool`` nodes; its ``ids`` are those that the nodes in slots
@@ -182,8 +122,9 @@ class Arena:
     """
 
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, pool: int, edges: int,
-                 sources: dict[str, Source], reuse: bool = True):  # fmt: skip
+                 sources: dict[str, Source], reuse: bool = True, own_book: bool = False):  # fmt: skip
         self.whole, self.device = whole, torch.device(device)
+        self.own_book = own_book
         self.hot, self.pool, self.edges = hot.numel(), pool, edges
         self.sources = sources
         slots = (self.hot + pool) | 1  # no number that a program has for other reasons (``lowering.slots``)
@@ -201,11 +142,14 @@ class Arena:
             positions = self.graph.ids if whole.ids is None else torch.zeros(slots, dtype=dtype)
             self.graph.as_part_of(whole, positions)
             self.graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
-        self.slots = Slots(hot.cpu(), pool, whole.num_nodes, reuse)
+        book = hot.cpu(), pool, whole.num_nodes, reuse
+        self.slots = DeviceSlots(*book, self.device) if self.own_book else Slots(*book)
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
         self.graph.multilabel, self.graph.class_names = whole.multilabel, whole.class_names
         on_gpu = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if on_gpu else None
+        if on_gpu:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))  # the book is there
         self._in_use: torch.cuda.Event | None = None
         self.with_degrees = True
         self.holder: weakref.ref | None = None
@@ -241,7 +185,7 @@ class Arena:
 
     def begin(self) -> None:
         """A feed begins: nobody reads a macro-batch any more but steps that are launched, or prepares one."""
-        with self.preparing, self.loading:
+        with self.preparing, self.loading, self._loads():
             self.slots.begin()
             if self._forget:
                 self.slots.clear()
@@ -269,21 +213,26 @@ class Arena:
     # --- loading, beside the steps ---
 
     @torch.no_grad()
-    def prepare(self, macro: MacroBatch) -> Prepared | None:
+    def prepare(self, macro: MacroBatch | Picked) -> Prepared | None:
         """Slots for a macro-batch's nodes, beside those of the one before it if there are enough; ``None`` if it has no
-        room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``)."""
+        room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``). Where the device keeps the book, edges
+        are looked at here, and slots are taken when it is loaded."""
         if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
+        edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
+        if self.own_book:
+            picked = Picked.of(macro) if isinstance(macro, MacroBatch) else macro
+            parts = (self._copied(tensor) for tensor in (picked.indptr, picked.sources, picked.seeds))
+            return Prepared(False, *parts, edata, rows=self._copied(picked.rows))
         taken, alone = self.slots.take(macro.ids, self._new), False
         if taken is None:
             taken, alone = self.slots.take(macro.ids, self._new, alone=True), True
         if taken is None:
             return None
+        parts = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
         degrees = self._copied(self._degrees(taken.fresh)) if self.with_degrees else None
-        edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
-        structure = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
         history = None if self.exchange is None else self.exchange.prepare(macro, taken.slots, taken.turn % 2)
-        return Prepared(taken, alone, *structure, degrees, edata, history)
+        return Prepared(alone, *parts, edata, taken, degrees, history=history)
 
     def _new(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=self._stream is not None)
@@ -293,34 +242,54 @@ class Arena:
         return tensor if ready else self._new(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
 
     @torch.no_grad()
-    def load(self, made: Prepared) -> Loaded:
-        """Brings a macro-batch into its slots, which no step to come may read unless it is ``alone``.
+    def load(self, made: Prepared) -> Loaded | None:
+        """Brings a macro-batch into its slots, which no step to come may read unless it is ``alone``; ``None`` if the
+        device keeps the book, and too few slots are free.
 
-        On a GPU on a stream of its own, from any thread; nothing waits for the device.
+        On a GPU on a stream of its own, from any thread; nothing waits for the device but its book.
         """
-        with self._beside():
-            taken, count = made.taken, made.taken.fresh.numel()
-            slots = self._brought("slots", taken.slots)
-            places = self._brought("places", taken.fresh_slots)
-            self._fill(self._brought("fresh", taken.fresh), places)
-            if made.degrees is not None:
-                degrees = made.degrees.to(self.device, non_blocking=True)
-                self.graph.whole_degrees.data.index_copy_(0, places.long(), degrees)
-            indptr = self._brought("indptr", made.indptr)
-            place_structure(indptr, self._brought("indices", made.indices), slots, *self._next)
-            edata = self._edge_data(made.edata, indptr, slots)
-            seeds = torch.index_select(slots, 0, made.seeds.to(self.device, non_blocking=True))
-            moved = count * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
+        with self._loads():
+            indptr, indices = self._brought("indptr", made.indptr), self._brought("indices", made.indices)
+            placed = self._placed(made, indices)
+            if placed is None:
+                return None
+            degrees = made.degrees if made.taken is not None else self._fresh_degrees(placed.fresh)
+            if self._in_use is not None:
+                self._stream.wait_event(self._in_use)  # the last step that read what is written
+            self._fill(placed.fresh, placed.fresh_slots)
+            if degrees is not None:
+                there = degrees.to(self.device, non_blocking=True)
+                self.graph.whole_degrees.data.index_copy_(0, placed.fresh_slots.long(), there)
+            place_structure(indptr, indices, placed.rows, *self._next, table=placed.table)
+            edata = self._edge_data(made.edata, indptr, placed.rows)
+            seeds = torch.index_select(placed.table, 0, made.seeds.to(self.device, non_blocking=True))
             seeds = seeds.to(self.graph.indices.dtype)
+            fresh = placed.fresh.numel()
+            moved = fresh * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
+            moved += 0 if made.taken is not None or degrees is None else degrees.nbytes
             if made.history is not None:
                 moved += self.exchange.load(made.history)
-            sizes = slots.numel(), taken.cold, count, made.indices.numel()
-            loaded = Loaded(seeds, *sizes, moved, edata, history=made.history)
+            loaded = Loaded(
+                seeds, placed.nodes, placed.cold, fresh, made.indices.numel(), moved, edata, history=made.history
+            )
             if self._stream is not None:
                 loaded.ready = torch.cuda.Event()
                 loaded.ready.record(self._stream)
-        self.slots.loaded(taken)
+        self.slots.loaded(placed)
         return loaded
+
+    def _placed(self, made: Prepared, sources: Tensor) -> Placed | None:
+        """Slots on the device; ``sources`` of the picked edges."""
+        if made.taken is None:
+            return self.slots.take(self._brought("rows", made.rows), sources, made.alone)
+        taken, rows = made.taken, made.indptr.numel() - 1
+        table, places = self._brought("slots", taken.slots), self._brought("places", taken.fresh_slots)
+        fresh = self._brought("fresh", taken.fresh)
+        return Placed(table[:rows], table, fresh, places, table.numel(), taken.cold, taken.turn)
+
+    def _fresh_degrees(self, fresh: Tensor) -> Tensor | None:
+        """Degrees of nodes that the device found, if they are kept up."""
+        return self._copied(self._degrees(fresh.cpu())) if self.with_degrees else None
 
     def _brought(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor on the device, in memory of its own: one load follows another there."""
@@ -346,14 +315,12 @@ class Arena:
         return found
 
     @contextlib.contextmanager
-    def _beside(self):
-        """On a GPU: on the stream of loads, behind the last step that read what is written."""
+    def _loads(self):
+        """On a GPU: on the stream of loads."""
         if self._stream is None:
             yield
             return
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            if self._in_use is not None:
-                self._stream.wait_event(self._in_use)
             yield
 
     def close_epoch(self) -> None:

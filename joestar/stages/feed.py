@@ -9,19 +9,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from joestar.errors import GraphError
-from joestar.stages.arena import Arena, Gate, Loaded, Prepared
-from joestar.stages.macro import MacroBatch
+from joestar.errors import GraphError, StageError
+from joestar.stages.arena import Arena, Loaded, Prepared
+from joestar.stages.gate import Gate
+from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.pipeline import Pipeline
 
-Sample = Callable[[Tensor, tuple[int, int, int]], MacroBatch]
+Sample = Callable[[Tensor, tuple[int, int, int]], MacroBatch | Picked]
 """``sample(seeds, key)``: a first stage; a pure function."""
 
 
 @dataclass
 class Piece:
-    """Steps that find their seeds and neighbours in one macro-batch: ``[first, last)`` of the order."""
+    """Steps that find their seeds and neighbours in one macro-batch, the one of an index: ``[first, last)`` of the
+    order."""
 
+    index: int
     first: int
     last: int
     prepared: Prepared | None
@@ -92,7 +95,7 @@ class Feed:
         self.total = -(-order.numel() // batch)
         self.borders = [*range(0, self.total, steps), self.total] if borders is None else borders
         self.before = before
-        self._make = functools.partial(_pieces, arena, sample, order, batch, self.borders, key, traffic)
+        self._maker = _Maker(arena, sample, order, batch, self.borders, key, traffic)
         self._gate: Gate | None = None
         self._pipeline: Pipeline | None = None
         self._rest: list[Piece] = []
@@ -148,21 +151,33 @@ class Feed:
             self.before(first)
         self._gate, self._shown = Gate(), None
         load = functools.partial(_load, self.arena, self._gate)
-        make = functools.partial(self._make, self._gate)
+        make = functools.partial(self._maker, self._gate)
         make.__name__, load.__name__ = "first stage", "load"
         self._pipeline = Pipeline(make, count, load, start=first, wake=self._gate.close)
 
     def _next(self) -> Piece:
         if not self._rest:
             self._rest = next(self._pipeline)
-        piece = self._rest.pop(0)
-        if piece.loaded is None:  # a later part of one that was cut, or alone: its turn was not given away
-            if piece.prepared.alone:
-                self.traffic.alone += 1
-                self.arena.close_epoch()
-            piece.loaded = self._gate.pass_through(self.arena, piece.prepared)
+        while self._rest[0].loaded is None:  # a part of one that was cut, or alone: its turn was not given away
+            self._load_now(self._rest[0])
+        return self._rest.pop(0)
+
+    def _load_now(self, piece: Piece) -> None:
+        """Loads a macro-batch, beside the steps on the one before or behind them; or cuts it."""
+        made, arena = piece.prepared, self.arena
+        if made.alone:
+            arena.close_epoch()
+        piece.loaded = self._gate.pass_through(arena, made)
+        if piece.loaded is not None:
+            self.traffic.alone += made.alone
             piece.prepared = None
-        return piece
+        elif made.alone:
+            try:
+                self._rest[:1] = self._maker.halves(self._gate, piece)
+            except GraphError as error:  # as if the thread of the first stage had seen it
+                raise StageError(f"loading failed at item {piece.index}: GraphError: {error}") from error
+        else:
+            made.alone = True
 
     def _abandon(self) -> None:
         """Begins anew with the next step."""
@@ -203,30 +218,46 @@ class Feed:
             gate.close()
 
 
-def _pieces(
-    arena: Arena, sample: Sample, order: Tensor, batch: int, borders: list[int], key: tuple[int, int],
-    traffic: Traffic, gate: Gate, index: int,
-) -> list[Piece]:  # fmt: skip
-    """The macro-batch of this index, in as many pieces as it takes to fit."""
-    found, waiting = [], [(borders[index], borders[index + 1])]
-    while waiting:
-        first, last = waiting.pop()
-        seeds = order[first * batch : last * batch]
-        macro = sample(seeds[seeds >= 0], (*key, index))
-        prepared = gate.prepare(arena, macro)
-        if prepared is not None:
-            found.append(Piece(first, last, prepared))
-            continue
+class _Maker:
+    """Macro-batches of a feed, in as many pieces as it takes to fit. It does not hold the feed."""
+
+    def __init__(self, arena, sample, order, batch, borders, key, traffic):
+        self.arena, self.sample, self.order, self.batch = arena, sample, order, batch
+        self.borders, self.key, self.traffic = borders, key, traffic
+
+    def __call__(self, gate: Gate, index: int) -> list[Piece]:
+        """The macro-batch of this index."""
+        return self._fitting(gate, index, [(self.borders[index], self.borders[index + 1])])
+
+    def halves(self, gate: Gate, piece: Piece) -> list[Piece]:
+        """A macro-batch that has no room, in two at least."""
+        return self._fitting(gate, piece.index, self._cut(piece.first, piece.last, piece.prepared))
+
+    def _fitting(self, gate: Gate, index: int, waiting: list[tuple[int, int]]) -> list[Piece]:
+        found = []
+        while waiting:
+            first, last = waiting.pop()
+            seeds = self.order[first * self.batch : last * self.batch]
+            macro = self.sample(seeds[seeds >= 0], (*self.key, index))
+            prepared = gate.prepare(self.arena, macro)
+            if prepared is None:
+                waiting += self._cut(first, last, macro)
+            else:
+                found.append(Piece(index, first, last, prepared))
+        return found
+
+    def _cut(self, first: int, last: int, given: MacroBatch | Picked | Prepared) -> list[tuple[int, int]]:
+        """The second half, then the first."""
+        arena = self.arena
         if last - first == 1:
             raise GraphError(
-                f"the macro-batch of a single step of {batch} seeds has {macro.num_nodes:,} nodes and "
-                f"{macro.num_edges:,} edges: the arena has room for {arena.pool:,} nodes besides the hot ones, and "
-                f"{arena.edges:,} edges{_history_room(arena)}. Give more memory=, or take smaller batches or fanouts."
+                f"the macro-batch of a single step of {self.batch} seeds has {given.size}: the arena has room for "
+                f"{arena.pool:,} nodes besides the hot ones, and {arena.edges:,} edges{_history_room(arena)}. Give more "
+                "memory=, or take smaller batches or fanouts."
             )
-        traffic.cut += 1
+        self.traffic.cut += 1
         middle = (first + last) // 2
-        waiting += [(middle, last), (first, middle)]
-    return found
+        return [(middle, last), (first, middle)]
 
 
 def _history_room(arena: Arena) -> str:
@@ -241,7 +272,11 @@ def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
     gate.enter()
     if pieces[0].prepared.alone:
         return pieces
+    first = pieces[0]
     with torch.inference_mode(False):
-        pieces[0].loaded = gate.pass_through(arena, pieces[0].prepared)
-    pieces[0].prepared = None
+        first.loaded = gate.pass_through(arena, first.prepared)
+    if first.loaded is None:
+        first.prepared.alone = True
+    else:
+        first.prepared = None
     return pieces

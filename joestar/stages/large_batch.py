@@ -12,7 +12,7 @@ from joestar.graph_api.probs import edge_weight
 from joestar.graph_api.validate import check_ids
 from joestar.kernels import cpu_stages
 from joestar.sampling import NeighborSampler
-from joestar.stages.macro import MacroBatch
+from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.union import FirstStageContext, run_sampler, union
 
 
@@ -70,6 +70,10 @@ class LargeBatch:
         blocks, made = run_sampler(graph, sampler, seeds, key)
         return union(graph, blocks, made, seeds, want_eids, type(sampler).__name__, self.empty)
 
+    def pick(self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]) -> Picked | None:
+        """PLACEHOLDER."""
+        return None
+
     def sample_pieces(
         self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], fits: Callable[[MacroBatch], bool],
         batch: int = 1,
@@ -107,6 +111,15 @@ class LargeBatch:
 
     def __repr__(self) -> str:
         return f"LargeBatch({self.num_seeds})"
+
+
+def drawn(
+    stage: LargeBatch, picked: bool, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]
+) -> MacroBatch | Picked:
+    """A macro-batch; where ``picked`` edges are enough, these, if that is less work: not of stages of one's own."""
+    picked = picked and type(stage).sample is LargeBatch.sample
+    found = stage.pick(graph, sampler, seeds, key) if picked else None
+    return stage.sample(graph, sampler, seeds, key) if found is None else found
 
 
 def has_fast_way(graph: Graph, sampler) -> bool:

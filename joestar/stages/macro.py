@@ -9,6 +9,8 @@ from joestar.errors import GraphError
 
 LARGEST = torch.iinfo(torch.int32).max
 """Local ids are int32."""
+PART = 1 << 23
+"""Edges whose sources are 64 bits wide at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,79 @@ class MacroBatch:
         tensors = self.seeds, self.ids, self.indptr, self.indices, self.eids
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
+    @property
+    def size(self) -> str:
+        """In words."""
+        return f"{self.num_nodes:,} nodes and {self.num_edges:,} edges"
+
     def __repr__(self) -> str:
         return f"MacroBatch({self.seeds.shape[0]:,} seeds, {self.num_nodes:,} nodes, {self.num_edges:,} edges)"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What a first stage picked: rows and their sources in the ids of the whole graph, on the CPU.
+
+    What a ``MacroBatch`` is for whoever has a table of all nodes: nodes that are no rows are not told apart.
+
+    Attributes:
+        seeds: ``[m]`` in the graph's id dtype, in the order given; a seed may stand several times.
+        rows: ``[r]`` in that dtype, the nodes that may have in-edges, each once, in an order that does not depend on
+            the number of threads; all seeds are among them.
+        indptr: int64 ``[r + 1]``, in-edges of every row.
+        sources: ``[e]`` in that dtype; the edges of a row are in the order in which the whole graph has them.
+        eids: int64 ``[e]``, positions of the edges in the whole graph; ``None`` if nobody asked for them.
+    """
+
+    seeds: Tensor
+    rows: Tensor
+    indptr: Tensor
+    sources: Tensor
+    eids: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """``r``."""
+        return self.rows.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        """``e``."""
+        return self.sources.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        tensors = self.seeds, self.rows, self.indptr, self.sources, self.eids
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @staticmethod
+    def of(macro: MacroBatch) -> "Picked":
+        """A macro-batch in the ids of the whole graph."""
+        seeds, sources = (torch.index_select(macro.ids, 0, local) for local in (macro.seeds, macro.indices))
+        return Picked(seeds, macro.ids[: macro.num_rows], macro.indptr, sources, macro.eids)
+
+    @property
+    def size(self) -> str:
+        """In words."""
+        return f"{self.num_rows:,} rows and {self.num_edges:,} edges"
+
+    def __repr__(self) -> str:
+        return f"Picked({self.seeds.shape[0]:,} seeds, {self.num_rows:,} rows, {self.num_edges:,} edges)"
+
+
+def nodes_of(macro: MacroBatch | Picked, num_nodes: int, device: torch.device) -> Tensor:
+    """Ids of a macro-batch's nodes, each once, on any device: of picked edges found on this one, ascending.
+
+    Args:
+        num_nodes: of the whole graph.
+    """
+    if not isinstance(macro, Picked):
+        return macro.ids
+    found = torch.zeros(num_nodes, dtype=torch.bool, device=device)
+    for part in (macro.rows, *macro.sources.split(PART)):
+        found[part.to(device, torch.int64)] = True
+    return torch.nonzero(found).flatten()
 
 
 def check_macro_batch(macro: MacroBatch, graph=None) -> MacroBatch:

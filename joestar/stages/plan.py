@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from joestar.profile.numbers import human_bytes, seconds
-from joestar.stages.macro import MacroBatch
+from joestar.stages.macro import MacroBatch, Picked, nodes_of
 
 SLACK, SIGMAS = 1.02, 4.0
 """Room beyond the sizes of the macro-batches that were looked at: a factor, and standard deviations."""
@@ -121,16 +121,18 @@ def _table(parts: dict[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes of the device: ``fixed`` whatever is chosen, per ``slot``, per ``edge``; ``loading`` per node and
-    ``loading_edge`` per edge of a macro-batch that is being loaded.
+    """Bytes of the device: ``fixed`` whatever is chosen, per ``slot``, per ``edge``; ``pool``: further ones per slot of
+    nodes that are not hot; ``loading`` per node and ``loading_edge`` per edge of a macro-batch that is being loaded.
 
-    ``bus`` are bytes of a cold node's rows, which cross the bus.
+    ``bus`` are bytes of a cold node's rows, which cross the bus; ``own_book``: slots do not.
     """
 
     fixed: dict[str, int]
     slot: float
     edge: float
     bus: float
+    pool: float = 0.0
+    own_book: bool = False
     loading: float = 24.0
     loading_edge: float = 4.0
 
@@ -144,7 +146,7 @@ class Look:
     """
 
     def __init__(
-        self, sample: Callable[[int, int], MacroBatch], score: Tensor, device: torch.device, reuse: bool = True
+        self, sample: Callable[[int, int], MacroBatch | Picked], score: Tensor, device: torch.device, reuse: bool = True
     ):
         self.sample, self.reuse = sample, reuse
         order = torch.argsort(score.to(device), descending=True, stable=True)
@@ -173,8 +175,8 @@ class Look:
             start = time.perf_counter()
             macro = self.sample(number, index)
             clocks.append(time.perf_counter() - start)
-            found.append((macro.num_nodes, macro.num_rows, macro.num_edges))
-            ranks.append(torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values)
+            ranks.append(self._ranks_of(macro))
+            found.append((ranks[-1].numel(), macro.num_rows, macro.num_edges))
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
         self.known[number] = Shape(number, *means, BESIDE * statistics.median(clocks))
         self._ranks[number] = ranks
@@ -183,13 +185,18 @@ class Look:
 
     def anywhere(self, macro: MacroBatch) -> None:
         """Makes room for macro-batches like this one, too: a step over nodes from anywhere, as in predictions."""
-        self._anywhere.append((torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values, macro.num_edges))
+        self._anywhere.append((self._ranks_of(macro), macro.num_edges))
 
     def together(self, macros: list[MacroBatch], count: int) -> None:
         """Makes room for any ``count`` of these as one macro-batch: nothing else is sure to fit where cutting seeds off
         makes none smaller."""
-        ranks = [torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values for macro in macros]
+        ranks = [self._ranks_of(macro) for macro in macros]
         self._together = ranks, [macro.num_edges for macro in macros], count
+
+    def _ranks_of(self, macro: MacroBatch | Picked) -> Tensor:
+        """Of its nodes, ascending."""
+        ids = nodes_of(macro, self.num_nodes, self._rank.device)
+        return torch.sort(self._rank[ids.to(self._rank.device).long()]).values
 
     def shape(self, number: int) -> Shape:
         """As sampled, or between those that were: by a power law, a little low as numbers of nodes level off."""
@@ -292,7 +299,7 @@ def parts_of(look: Look, number: int, costs: Costs, hot: int) -> dict[str, int]:
     shape, (cold, edges) = look.shape(number), look.room(number, hot)
     return {
         "hot nodes": int(hot * costs.slot),
-        "macro-batches": int(cold * costs.slot + 16 * (hot + cold) + edges * costs.edge),
+        "macro-batches": int(cold * (costs.slot + costs.pool) + 16 * (hot + cold) + edges * costs.edge),
         "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
         **costs.fixed,
     }
@@ -313,7 +320,8 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     low = fitting[-1]
     share = look.share(number, low)
     fresh, count = max(0.0, 1 - share - look.shared(number, low)), -(-total // number)
-    structure = 4 * (number + shape.nodes * (1 + 2 * fresh) + shape.edges) + 8 * shape.rows
+    ids = shape.rows if costs.own_book else shape.nodes * (1 + 2 * fresh)  # of rows, or slots and what is loaded
+    structure = 4 * (number + ids + shape.edges) + 8 * shape.rows
     moved = count * (shape.nodes * fresh * costs.bus + structure)
     seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
     return Plan(

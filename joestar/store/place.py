@@ -5,8 +5,9 @@ from torch import Tensor
 from joestar.store.fill import kernels_for
 
 
-def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor) -> None:
-    """Writes a macro-batch's structure, in local ids, as that of an arena, whose ids are slots.
+def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor,
+                    table: Tensor | None = None) -> None:  # fmt: skip
+    """Writes a macro-batch's structure as that of an arena, whose ids are slots.
 
     Row ``slots[i]`` of the result has the edges of local row ``i`` in the same order; slots without a row are empty;
     entries of ``out_indices`` past the last edge are 0, a slot that exists. On a GPU the work is queued on the current
@@ -14,8 +15,9 @@ def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: 
 
     Args:
         indptr: int64 ``[r + 1]``: in-edges of the first ``r`` local nodes; the others have none.
-        indices: int32 or int64 ``[e]``, local sources, ``e == indptr[r]``.
+        indices: int32 or int64 ``[e]``, sources, ``e == indptr[r]``.
         slots: int32 or int64 ``[n]``, ``n >= r``: slot of every local node, no slot twice.
+        table: int32 or int64, slot of whatever the sources are numbered by; ``None``: of local nodes, as ``slots``.
         out_indptr: int64 ``[K + 1]``, written. out_indices: int32 or int64 ``[E]``, ``E >= e``, written. Both may have
             any content before. All on one device.
 
@@ -23,4 +25,4 @@ def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: 
         ValueError: for shapes or dtypes that do not fit, and on a CPU for a slot that occurs twice.
         IndexError: on a CPU, for a slot or a source that is not there.
     """
-    kernels_for(out_indptr).place_structure(indptr, indices, slots, out_indptr, out_indices)
+    kernels_for(out_indptr).place_structure(indptr, indices, slots, out_indptr, out_indices, table)

@@ -51,3 +51,16 @@ def placed(case: Case, ids: torch.dtype) -> tuple[Tensor, Tensor]:
         offsets.append(offsets[-1] + len(row))
     flat = [source for row in rows for source in row]
     return torch.tensor(offsets), torch.tensor([*flat, *[0] * 5], dtype=ids)
+
+
+def check_own_table(case: Case, place_structure) -> None:
+    """Sources with numbers of their own, other than those of rows: their slots are in a longer table."""
+    rows = case.indptr.numel() - 1
+    random = torch.Generator().manual_seed(9)
+    number = torch.randperm(3 * case.slots.numel() + 1, generator=random)[: case.slots.numel()]
+    table = torch.full((3 * case.slots.numel() + 1,), -1, dtype=torch.int32).index_copy_(0, number, case.slots.int())
+    out = torch.full((case.slots_in_all + 1,), -7), torch.full((case.indices.numel() + 5,), -7, dtype=torch.int32)
+    sources = number[case.indices.long()].to(torch.int32)
+    place_structure(case.indptr, sources, case.slots[:rows].int(), *out, table=table)
+    for found, expected in zip(out, placed(case, torch.int32), strict=True):
+        assert torch.equal(found, expected)

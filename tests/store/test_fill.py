@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from joestar.store import fill_rows, host_gather, pin, pinned_empty, place_structure
-from store.structures import cases, placed
+from store.structures import cases, check_own_table, placed
 
 _native = pytest.importorskip("joestar._native")
 
@@ -82,6 +82,11 @@ def test_structure_among_slots(case, ids):
     assert torch.equal(out_indices, expected[1])
 
 
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_structure_whose_sources_have_a_table_of_their_own(case):
+    check_own_table(case, place_structure)
+
+
 def test_structure_that_cannot_be_placed():
     indptr, indices = torch.tensor([0, 1, 2]), torch.zeros(2, dtype=torch.int32)
     out = torch.zeros(5, dtype=torch.int64)
@@ -89,7 +94,7 @@ def test_structure_that_cannot_be_placed():
         place_structure(indptr, indices, torch.tensor([3, 3]), out, indices.clone())
     with pytest.raises(IndexError, match="slot 4 of an arena of 4 slots"):
         place_structure(indptr, indices, torch.tensor([1, 4]), out, indices.clone())
-    with pytest.raises(IndexError, match="not a local node"):
+    with pytest.raises(IndexError, match="a source that has no slot"):
         place_structure(indptr, indices + 2, torch.tensor([1, 2]), out, indices.clone())
     with pytest.raises(ValueError, match="room for 2 edges"):
         place_structure(indptr, indices, torch.tensor([1, 2]), out, indices[:1].clone())

@@ -25,11 +25,11 @@ std::size_t checked_slot(std::span<const Slot> slots, std::size_t node, std::int
 
 }  // namespace detail
 
-// Row slots[i] of the arena gets the edges of local row i, in their order, with slots of their sources; slots without a
-// row get none. Entries of out_indices past the last edge are 0: a slot that exists.
+// Row slots[i] of the arena gets the edges of row i, in their order, with their sources' slots: table[source]. Slots
+// without a row get none. Entries of out_indices past the last edge are 0: a slot that exists.
 template <IdType Local, IdType Slot, IdType Id>
-void place_structure(Csc<Local> local, std::span<const Slot> slots, std::span<std::int64_t> out_indptr,
-                     std::span<Id> out_indices) {
+void place_structure(Csc<Local> local, std::span<const Slot> slots, std::span<const Slot> table,
+                     std::span<std::int64_t> out_indptr, std::span<Id> out_indices) {
   const std::int64_t count = static_cast<std::int64_t>(out_indptr.size()) - 1;
   const auto& indptr = local.indptr;
   parallel_for(count + 1, detail::kPlaceGrain, [&](std::int64_t i) { out_indptr[static_cast<std::size_t>(i)] = 0; });
@@ -46,8 +46,8 @@ void place_structure(Csc<Local> local, std::span<const Slot> slots, std::span<st
     auto place = static_cast<std::size_t>(out_indptr[static_cast<std::size_t>(slots[i])] + first - indptr[i]);
     for (std::int64_t e = first; e < last; ++e, ++place) {
       const auto source = static_cast<std::size_t>(local.indices[static_cast<std::size_t>(e)]);
-      if (source >= slots.size()) throw std::out_of_range("a source that is not a local node");
-      out_indices[place] = static_cast<Id>(detail::checked_slot(slots, source, count));
+      if (source >= table.size()) throw std::out_of_range("a source that has no slot");
+      out_indices[place] = static_cast<Id>(detail::checked_slot(table, source, count));
     }
   });
   const auto filled = static_cast<std::size_t>(edges);

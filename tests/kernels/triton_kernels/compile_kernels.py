@@ -65,11 +65,12 @@ from ops.database import OPS  # noqa: E402
 from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape, leaves_of  # noqa: E402
 
 import joestar.kernels  # noqa: E402
-from joestar.kernels import gpu, gpu_edge_products, tune  # noqa: E402
+from joestar.kernels import gpu, gpu_book, gpu_edge_products, tune  # noqa: E402
 from joestar.kernels.gpu_mailbox import opened  # noqa: E402
 from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
 from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
 from joestar.kernels.layout import REDUCTIONS  # noqa: E402
+from joestar.stages.device_slots import DeviceSlots  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
 EVERYTHING = "--all" in sys.argv
@@ -283,6 +284,21 @@ def feeding() -> None:
         for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
             gpu.gather_stored(x, cache, slot_of, ids)
     gpu.place_structure(INDPTR, ids, slots, INDPTR, ids)
+    for index in (torch.int32, torch.int64):
+        book(index)
+
+
+def book(dtype: torch.dtype) -> None:
+    """Slots for a macro-batch's nodes."""
+    slots = DeviceSlots(torch.zeros(0, dtype=dtype), 9, NODES, False, torch.device("cpu"))
+    used = torch.zeros(9, dtype=torch.uint8)
+    gpu_book.mark_nodes(slots._bits, torch.zeros(EDGES, dtype=dtype))
+    counts = gpu_book.count_nodes(slots._bits, slots.slot_of, used, 0)
+    free = gpu_book.count_free(used, used, slots._hand)
+    for alone in (False, True):
+        taken = gpu_book.list_free(used, used, slots._hand, free, 2, alone)
+    gpu_book.take_free(slots._bits, slots.slot_of, slots._owner, slots._since, used, taken, counts, 0, 1)
+    gpu_book.leave_slots(slots.slot_of, slots._owner, slots._since, 1)
 
 
 def functions() -> dict[str, JITFunction]:

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from store.structures import cases, placed
+from store.structures import cases, check_own_table, placed
 
 from joestar.kernels import gpu_fill
 from joestar.kernels.gpu import fill_rows, gather_stored, place_structure
@@ -97,6 +97,11 @@ def test_structure_among_slots(case, ids):
     expected = placed(case, ids)
     assert torch.equal(out_indptr, expected[0])
     assert torch.equal(out_indices, expected[1])
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_structure_whose_sources_have_a_table_of_their_own(case):
+    check_own_table(case, place_structure)
 
 
 def test_structure_that_does_not_fit():

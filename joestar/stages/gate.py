@@ -1,0 +1,76 @@
+"""Whose turn it is to be loaded into an arena."""
+
+import contextlib
+import threading
+import time
+
+from joestar.errors import StageError
+from joestar.stages.arena import Arena, Loaded, Prepared
+from joestar.stages.macro import MacroBatch, Picked
+
+
+class Gate:
+    """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits, and whoever is
+    late finds it closed.
+
+    Attributes:
+        waited: seconds that loading has waited here.
+    """
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._free = 1
+        self._closed = False
+        self.waited = 0.0
+
+    def enter(self) -> None:
+        """Waits until nothing is loaded beside the macro-batch in use.
+
+        Raises:
+            StageError: if the gate is closed.
+        """
+        start = time.perf_counter()
+        with self._changed:
+            while not self._free and not self._closed:
+                self._changed.wait()
+            self.waited += time.perf_counter() - start
+            if self._closed:
+                raise StageError("the arena's gate was closed.")
+            self._free -= 1
+
+    def prepare(self, arena: Arena, macro: MacroBatch | Picked) -> Prepared | None:
+        """``arena.prepare``, unless the gate was closed: a thread that is late must not take slots.
+
+        Raises:
+            StageError: if the gate is closed.
+        """
+        with self._open(arena.preparing):
+            return arena.prepare(macro)
+
+    def pass_through(self, arena: Arena, made: Prepared) -> Loaded | None:
+        """``arena.load``, unless the gate was closed: a thread that is late must not write what is in use by then.
+
+        Raises:
+            StageError: if the gate is closed.
+        """
+        with self._open(arena.loading):
+            return arena.load(made)
+
+    @contextlib.contextmanager
+    def _open(self, lock: threading.Lock):
+        with lock:
+            if self._closed:
+                raise StageError("the arena's gate was closed.")
+            yield
+
+    def leave(self) -> None:
+        """What was loaded is in use: the next may be loaded beside it."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody enters any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
