@@ -40,17 +40,43 @@ class Parts : public AnyParts {
   std::optional<MacroParts<Id>> parts_;
 };
 
-std::unique_ptr<AnyParts> bind_large_batch(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
-                                           const std::vector<std::int64_t>& fanouts, bool replace, const Tensor& key,
-                                           const std::vector<std::int64_t>& sites, const Tensor& weight,
-                                           const Tensor& table, bool want_eids) {
+// PickedParts of either id type.
+class AnyPicked {
+ public:
+  virtual ~AnyPicked() = default;
+  virtual std::int64_t num_rows() const = 0;
+  virtual std::int64_t num_edges() const = 0;
+  virtual void write(const Tensor& rows, const Tensor& indptr, const Tensor& sources, const Tensor& eids) = 0;
+};
+
+template <class Id>
+class Picked : public AnyPicked {
+ public:
+  explicit Picked(PickedParts<Id> parts) : parts_(std::move(parts)) {}
+  std::int64_t num_rows() const override { return parts_.value().num_rows(); }
+  std::int64_t num_edges() const override { return parts_.value().num_edges(); }
+  void write(const Tensor& rows, const Tensor& indptr, const Tensor& sources, const Tensor& eids) override {
+    parts_.value().write(rows.as<Id>(), indptr.span<std::int64_t>(), sources.as<Id>(), eids.as<std::int64_t>());
+    parts_.reset();
+  }
+
+ private:
+  std::optional<PickedParts<Id>> parts_;
+};
+
+// f(task, seeds) with the task of these arguments, of either id type.
+template <class F>
+auto with_large_batch(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                      const std::vector<std::int64_t>& fanouts, bool replace, const Tensor& key,
+                      const std::vector<std::int64_t>& sites, const Tensor& weight, const Tensor& table, bool want_eids,
+                      F&& f) {
   if (fanouts.empty() || fanouts.size() > 255 || sites.size() != fanouts.size()) {
     throw std::invalid_argument("fanouts: expected 1 to 255 of them, and a site for each");
   }
   if (table.dtype != DType::Int64 || table.numel != kRaceTableSize) {
     throw std::invalid_argument("table: expected the int64 tensor of joestar.kernels.race");
   }
-  return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyParts> {
+  return with_id(indices, [&]<class Id>(Tag<Id>) {
     std::vector<LargeHop> hops;
     for (std::size_t h = 0; h < fanouts.size(); ++h) {
       hops.push_back({Fanout{fanouts[h], replace}, key_state(sample_key(key, sites[h]))});
@@ -61,8 +87,30 @@ std::unique_ptr<AnyParts> bind_large_batch(const Tensor& indptr, const Tensor& i
     }
     const LargeBatchTask<Id> task{graph, hops, weight.span<const float>(),
                                   table.span<const std::int64_t>(), want_eids};
-    return std::make_unique<Parts<Id>>(sample_large_batch<Id>(task, seeds.span<const Id>()));
+    return f(task, seeds.span<const Id>());
   });
+}
+
+std::unique_ptr<AnyParts> bind_large_batch(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                                           const std::vector<std::int64_t>& fanouts, bool replace, const Tensor& key,
+                                           const std::vector<std::int64_t>& sites, const Tensor& weight,
+                                           const Tensor& table, bool want_eids) {
+  const auto sample = []<class Id>(const LargeBatchTask<Id>& task,
+                                   std::span<const Id> given) -> std::unique_ptr<AnyParts> {
+    return std::make_unique<Parts<Id>>(sample_large_batch<Id>(task, given));
+  };
+  return with_large_batch(indptr, indices, seeds, fanouts, replace, key, sites, weight, table, want_eids, sample);
+}
+
+std::unique_ptr<AnyPicked> bind_pick_large_batch(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                                                 const std::vector<std::int64_t>& fanouts, bool replace,
+                                                 const Tensor& key, const std::vector<std::int64_t>& sites,
+                                                 const Tensor& weight, const Tensor& table, bool want_eids) {
+  const auto pick = []<class Id>(const LargeBatchTask<Id>& task,
+                                 std::span<const Id> given) -> std::unique_ptr<AnyPicked> {
+    return std::make_unique<Picked<Id>>(pick_large_batch<Id>(task, given));
+  };
+  return with_large_batch(indptr, indices, seeds, fanouts, replace, key, sites, weight, table, want_eids, pick);
 }
 
 std::unique_ptr<AnyParts> bind_union_hops(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
@@ -110,6 +158,11 @@ void bind_stages(py::module_& m) {
       .def("write", &AnyParts::write, ReleaseGil());
   m.def("part_batch", &bind_part_batch, ReleaseGil());
   m.def("large_batch", &bind_large_batch, ReleaseGil());
+  py::class_<AnyPicked>(m, "PickedParts")
+      .def_property_readonly("num_rows", &AnyPicked::num_rows)
+      .def_property_readonly("num_edges", &AnyPicked::num_edges)
+      .def("write", &AnyPicked::write, ReleaseGil());
+  m.def("pick_large_batch", &bind_pick_large_batch, ReleaseGil());
   m.def("advise_huge", [](const Tensor& bytes_of, std::int64_t itemsize) {
     advise_huge(bytes_of.data, static_cast<std::size_t>(bytes_of.numel * itemsize));
   }, "Asks for huge pages under a tensor that has not been written yet.");

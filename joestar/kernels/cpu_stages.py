@@ -29,13 +29,31 @@ def large_batch(
         weight: float32 ``[num_edges]``, or ``None`` for uniform picks.
         empty: where to write all but the local ids of the seeds; ``None`` for new memory.
     """
+    task = _large_batch(indptr, indices, seeds, fanouts, replace, key, sites, weight)
+    return written(_native.large_batch(*task, want_eids), task[2], want_eids, empty)
+
+
+def pick_large_batch(
+    indptr: Tensor, indices: Tensor, seeds: Tensor, fanouts: list[int], replace: bool, key: Tensor, sites: list[int],
+    weight: Tensor | None, want_eids: bool, empty: Empty | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The same edges in the ids of the graph: (rows, indptr, sources, eids or ``None``), as ``stages.macro.Picked``."""
+    task = _large_batch(indptr, indices, seeds, fanouts, replace, key, sites, weight)
+    parts, empty = _native.pick_large_batch(*task, want_eids), empty or fresh
+    dtype, rows, edges = indices.dtype, parts.num_rows, parts.num_edges
+    sizes = (rows, dtype), (rows + 1, torch.int64), (edges, dtype)
+    made = [_given(empty, *size) for size in sizes]
+    made.append(_given(empty, edges, torch.int64) if want_eids else None)
+    parts.write(*made)
+    return tuple(made)
+
+
+def _large_batch(indptr, indices, seeds, fanouts, replace, key, sites, weight) -> tuple:
+    """Checked arguments of the native function, but the last."""
     indptr, indices, seeds = check_offsets(indptr), check_ids(indices, "indices"), check_ids(seeds, "seeds")
     require(indices.dtype == seeds.dtype, "node ids of one dtype", f"{indices.dtype} and {seeds.dtype}")
     weight = None if weight is None else check_weights(weight)
-    parts = _native.large_batch(
-        indptr, indices, seeds, fanouts, replace, key.contiguous(), sites, weight, table(), want_eids
-    )
-    return written(parts, seeds, want_eids, empty)
+    return indptr, indices, seeds, fanouts, replace, key.contiguous(), sites, weight, table()
 
 
 def union_hops(
@@ -82,14 +100,19 @@ def written(parts, given: Tensor, want_eids: bool, empty: Empty | None = None) -
     """What the native ``parts`` hold, and the local ids of ``given``; afterwards they are empty."""
     empty = empty or fresh
     seeds = torch.empty(given.numel(), dtype=torch.int32, device="cpu")
-    ids, indptr = empty(parts.num_nodes, given.dtype), empty(parts.num_rows + 1, torch.int64)
-    indices = empty(parts.num_edges, torch.int32)
-    eids = empty(parts.num_edges, torch.int64) if want_eids else None
-    for tensor, size in ((ids, parts.num_nodes), (indptr, parts.num_rows + 1), (indices, parts.num_edges)):
-        if not (tensor.is_cpu and tensor.is_contiguous() and tensor.shape == (size,)):
-            raise SamplerError(
-                f"empty({size}, ...) of the first stage gave {list(tensor.shape)} on {tensor.device}, strides "
-                f"{tensor.stride()}: expected contiguous memory [{size}] on the CPU."
-            )
+    ids, indptr = _given(empty, parts.num_nodes, given.dtype), _given(empty, parts.num_rows + 1, torch.int64)
+    indices = _given(empty, parts.num_edges, torch.int32)
+    eids = _given(empty, parts.num_edges, torch.int64) if want_eids else None
     parts.write(given, seeds, ids, indptr, indices, eids)
     return seeds, ids, indptr, indices, eids
+
+
+def _given(empty: Empty, size: int, dtype: torch.dtype) -> Tensor:
+    """Memory that the first stage's ``empty`` gives, if it can be written to."""
+    tensor = empty(size, dtype)
+    if not (tensor.is_cpu and tensor.is_contiguous() and tensor.shape == (size,) and tensor.dtype == dtype):
+        raise SamplerError(
+            f"empty({size}, {dtype}) of the first stage gave {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
+            f"strides {tensor.stride()}: expected contiguous memory [{size}] of that dtype on the CPU."
+        )
+    return tensor

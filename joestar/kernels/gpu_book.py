@@ -134,7 +134,7 @@ def count_nodes(bits: Tensor, slot_of: Tensor, used: Tensor, first: int) -> Tens
     """
     blocks = cdiv(slot_of.numel(), _NODES)
     counts = torch.empty((3, blocks), dtype=torch.int32, device=bits.device)
-    _count_nodes[(blocks,)](bits, slot_of, used, counts, slot_of.numel(), first, BLOCK=_NODES)
+    _count_nodes[(blocks,)](bits, slot_of, used, counts, slot_of.numel(), first, BLOCK=_NODES, num_warps=8)
     return counts
 
 
@@ -147,7 +147,7 @@ def count_free(keep: Tensor, used: Tensor, hand: Tensor) -> Tensor:
     """
     blocks = cdiv(keep.numel(), _NODES)
     counts = torch.empty((2, blocks), dtype=torch.int32, device=keep.device)
-    _count_free[(blocks,)](keep, used, hand, counts, keep.numel(), BLOCK=_NODES)
+    _count_free[(blocks,)](keep, used, hand, counts, keep.numel(), BLOCK=_NODES, num_warps=8)
     return counts
 
 
@@ -156,7 +156,7 @@ def list_free(keep: Tensor, used: Tensor, hand: Tensor, counts: Tensor, number: 
     """The first ``number`` free slots from ``hand`` on and around, int32; there are as many (``counts``)."""
     out = torch.empty(number, dtype=torch.int32, device=keep.device)
     ends = counts[int(alone)].cumsum(0)
-    _list_free[(ends.numel(),)](keep, used, hand, ends, out, keep.numel(), number, ALONE=alone, BLOCK=_NODES)
+    _list_free[(ends.numel(),)](keep, used, hand, ends, out, keep.numel(), number, ALONE=alone, BLOCK=_NODES, num_warps=8)
     return out
 
 
@@ -174,7 +174,7 @@ def take_free(
     fresh, slots = torch.empty_like(free, dtype=owner.dtype), torch.empty_like(free)
     ends = counts[2].cumsum(0)
     _take[(ends.numel(),)](
-        bits, slot_of, owner, since, used, free, ends, fresh, slots, slot_of.numel(), first, turn, BLOCK=_NODES
+        bits, slot_of, owner, since, used, free, ends, fresh, slots, slot_of.numel(), first, turn, BLOCK=_NODES, num_warps=8
     )
     return fresh, slots
 
@@ -182,4 +182,4 @@ def take_free(
 @on_device
 def leave_slots(slot_of: Tensor, owner: Tensor, since: Tensor, latest: int) -> None:
     """Nodes that got their slot behind turn ``latest`` have none any more."""
-    _leave[(cdiv(owner.numel(), _NODES),)](slot_of, owner, since, owner.numel(), latest, BLOCK=_NODES)
+    _leave[(cdiv(owner.numel(), _NODES),)](slot_of, owner, since, owner.numel(), latest, BLOCK=_NODES, num_warps=8)

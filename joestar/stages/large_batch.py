@@ -70,9 +70,14 @@ class LargeBatch:
         blocks, made = run_sampler(graph, sampler, seeds, key)
         return union(graph, blocks, made, seeds, want_eids, type(sampler).__name__, self.empty)
 
+    @torch.no_grad()
     def pick(self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]) -> Picked | None:
-        """PLACEHOLDER."""
-        return None
+        """The edges of ``sample`` in the ids of the graph, in about two thirds of the time; ``None`` of samplers for
+        which there is no faster way. Arguments and errors are those of ``sample``."""
+        task = _fast_task(graph, sampler, seeds := _checked_seeds(graph, seeds), key)
+        if task is None:
+            return None
+        return Picked(seeds, *cpu_stages.pick_large_batch(*task, self._wants_eids(graph, sampler), self.empty))
 
     def sample_pieces(
         self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], fits: Callable[[MacroBatch], bool],
@@ -132,6 +137,12 @@ def straight_to_the_union(
     graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], want_eids: bool, empty=None
 ) -> MacroBatch | None:
     """What ``union`` makes of the blocks of a ``NeighborSampler``, without making them; ``None`` of other samplers."""
+    task = _fast_task(graph, sampler, seeds, key)
+    return None if task is None else MacroBatch(*cpu_stages.large_batch(*task, want_eids, empty))
+
+
+def _fast_task(graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]) -> tuple | None:
+    """Arguments of ``cpu_stages.large_batch``, but what is to be written, and where."""
     if not has_fast_way(graph, sampler):
         return None
     context = FirstStageContext(key)
@@ -140,10 +151,7 @@ def straight_to_the_union(
         weight, _ = edge_weight(graph[:, seeds[:1]], edge_probs=sampler.probs)
     # As Columns.individual_sample: without weights, a hop that takes everything is no call site.
     sites = [0 if weight is None and fanout < 0 else context.next_site() for fanout in sampler.fanouts]
-    return MacroBatch(*cpu_stages.large_batch(
-        graph.indptr, graph.indices, seeds, sampler.fanouts, sampler.replace, context.key, sites, weight, want_eids,
-        empty,
-    ))  # fmt: skip
+    return graph.indptr, graph.indices, seeds, sampler.fanouts, sampler.replace, context.key, sites, weight
 
 
 def _checked_seeds(graph: Graph, seeds: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ happens between two steps; half of the models compute with the ids of nodes.
 """
 
 import copy
+import importlib.util
 import itertools
 import random
 from contextlib import ExitStack
@@ -43,6 +44,9 @@ TOLERANCE = {"exact": 0.0, "padded": 1e-9}
 """Padded steps are wide in different ways where a batch overflowed: their sums have another order."""
 
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+OWN_BOOK = 0.3
+"""Share of the cases in which slots are given as on a GPU."""
 SAMPLED = 0.4
 """Share of the cases whose first stage samples; their plans have room for all that it could have picked."""
 APART = 4
@@ -78,6 +82,7 @@ class Drawn:
         self.sampled = False
         events = ["predict", "step", "inner", "break", "resume"] + ["evaluate"] * classified
         self.events = {at: rng.choice(events) for at in range(9) if rng.random() < 0.25}
+        self.own_book = HAS_TRITON and rng.random() < OWN_BOOK
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if name != "rng")
@@ -318,6 +323,10 @@ def _checked(subject: Subject, drawn: Drawn, tally: Tally, capture) -> list[str]
         stack.enter_context(cheaper(capture))
         stack.enter_context(mock.patch.object(Planner, "_measured", return_value=Speeds()))
         stack.enter_context(mock.patch.object(Planner, "plan", lambda self: drawn.plan(self.graph.indices.dtype)))
+        if drawn.own_book:
+            from runtime.device_book import book_on_device
+
+            stack.enter_context(book_on_device())
         if drawn.tight:
             stack.enter_context(mock.patch.object(sizes, "ROUND", 1))
         start = copy.deepcopy(subject.model)

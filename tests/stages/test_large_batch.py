@@ -1,5 +1,6 @@
 """The large-batch first stage: the union of a sampler's hops, against sets and loops."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from joestar.graph_api import Block, Graph
 from joestar.kernels.dropout import DROPOUT_SITE
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages import LargeBatch, check_macro_batch
+from joestar.stages.macro import Picked
 from joestar.stages.union import FIRST_STAGE_SITE, run_sampler, union
 from stages.support import Layers, TwoKinds, Whole, blocks_of, fields, random_graph, reference
 
@@ -54,6 +56,50 @@ def test_the_union_of_any_samplers_hops_is_that_of_sets(name, dtype):
     assert fields(check_macro_batch(macro, graph)) == reference(graph, blocks_of(graph, sampler, seeds, KEY), seeds)
     assert macro.ids.dtype is dtype and macro.indices.dtype is macro.seeds.dtype is torch.int32
     assert macro.ids[macro.seeds.long()].tolist() == seeds.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", samplers(random_graph()))
+@pytest.mark.parametrize("eids", [True, False])
+def test_picked_edges_are_those_of_the_union(name, dtype, eids):
+    """Row for row in the order of the graph, whatever the order of rows, which are numbered by nothing but their ids."""
+    graph = random_graph(dtype=dtype)
+    sampler, stage = samplers(graph)[name], LargeBatch(6, eids=eids)
+    picked, seeds = stage.pick(graph, sampler, SEEDS, KEY), SEEDS.to(dtype)
+    assert (picked is None) == (not isinstance(sampler, NeighborSampler))
+    if picked is None:
+        return
+    macro = stage.sample(graph, sampler, SEEDS, KEY)
+    expected = Picked.of(macro)
+    assert torch.equal(picked.seeds, seeds) and picked.sources.dtype is picked.rows.dtype is dtype
+    assert (picked.num_edges, picked.num_rows) == (macro.num_edges, macro.num_rows)
+    assert rows_of(picked) == rows_of(expected) and (picked.eids is None) == (not eids)
+    assert set(seeds.tolist()) <= set(picked.rows.tolist())
+
+
+def rows_of(picked: Picked) -> dict[int, tuple[list[int], list[int] | None]]:
+    """Sources and positions of the edges of every row."""
+    parts = itertools.pairwise(picked.indptr.tolist())
+    assert picked.rows.unique().numel() == picked.num_rows and picked.indptr[-1] == picked.num_edges
+    return {
+        row: (picked.sources[a:b].tolist(), None if picked.eids is None else picked.eids[a:b].tolist())
+        for row, (a, b) in zip(picked.rows.tolist(), parts, strict=True)
+    }
+
+
+def test_picked_edges_of_many_blocks_of_work():
+    graph = random_graph(60_000)
+    sampler, seeds = NeighborSampler(graph, [7, 5, 3]), torch.arange(0, 60_000, 7)
+    expected = rows_of(Picked.of(LargeBatch(1).sample(graph, sampler, seeds, KEY)))
+    threads, found = _native.num_threads(), []
+    try:
+        for number in (1, 3):
+            _native.set_num_threads(number)
+            found.append(LargeBatch(1).pick(graph, sampler, seeds, KEY))
+    finally:
+        _native.set_num_threads(threads)
+    assert torch.equal(found[0].rows, found[1].rows) and torch.equal(found[0].sources, found[1].sources)
+    assert rows_of(found[0]) == expected
 
 
 @pytest.mark.parametrize("number", range(12))

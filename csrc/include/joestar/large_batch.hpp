@@ -214,6 +214,20 @@ void find_sources(const Id* indices, const PackedPicks& picks, const std::vector
   }
 }
 
+// The sources of the picks alone.
+template <IdType Id>
+void read_sources(const Id* indices, const PackedPicks& picks, Id* source) {
+  const auto n = static_cast<std::int64_t>(picks.size());
+  const std::uint64_t* pick = picks.data();
+  for (std::int64_t e = 0; e < std::min(n, 2 * kLargeAhead); ++e) prefetch(indices + (pick[e] >> kHopBits));
+  const std::int64_t full = std::max<std::int64_t>(0, n - 2 * kLargeAhead);
+  for (std::int64_t e = 0; e < full; ++e) {
+    prefetch(indices + (pick[e + 2 * kLargeAhead] >> kHopBits));
+    source[e] = indices[pick[e] >> kHopBits];
+  }
+  for (std::int64_t e = full; e < n; ++e) source[e] = indices[pick[e] >> kHopBits];
+}
+
 // Rows of a level: where they start, their degrees, and room for their edges.
 template <IdType Id>
 ChosenRows<Id> open_rows(const LargeBatchTask<Id>& task, std::int64_t level, PageScratch<Id> node,
@@ -242,9 +256,10 @@ ChosenRows<Id> open_rows(const LargeBatchTask<Id>& task, std::int64_t level, Pag
   return rows;
 }
 
+// `noting`: whether sources are put into the levels that they belong to.
 template <IdType Id>
 ChosenRows<Id> sample_level(const LargeBatchTask<Id>& task, std::int64_t level, PageScratch<Id> node,
-                            const std::vector<NodeBits>& levels) {
+                            const std::vector<NodeBits>& levels, bool noting) {
   PageScratch<std::int64_t> start;
   PageScratch<std::int32_t> degree;
   ChosenRows<Id> rows = open_rows(task, level, std::move(node), start, degree);
@@ -253,7 +268,12 @@ ChosenRows<Id> sample_level(const LargeBatchTask<Id>& task, std::int64_t level, 
     PackedPicks picks;
     picks.reserve(static_cast<std::size_t>(rows.room[last] - rows.room[first]));
     picker.pick(first, last, picks, rows.count.data());
-    find_sources(task.graph.indices.data(), picks, levels, rows.source.data() + rows.room[first]);
+    Id* const source = rows.source.data() + rows.room[first];
+    if (noting) {
+      find_sources(task.graph.indices.data(), picks, levels, source);
+    } else {
+      read_sources(task.graph.indices.data(), picks, source);
+    }
     if (!task.want_eids) return;
     for (std::size_t e = 0; e < picks.size(); ++e) {
       rows.eid[rows.room[first] + static_cast<std::int64_t>(e)] = static_cast<std::int64_t>(picks[e] >> kHopBits);
@@ -262,22 +282,41 @@ ChosenRows<Id> sample_level(const LargeBatchTask<Id>& task, std::int64_t level, 
   return rows;
 }
 
+// Rows of all levels, of which the members are then known. levels[h]: what hop h - 1 finds; the last level has no rows,
+// and what only rows of the level before it find is left out of it unless `leaves` are wanted.
+template <IdType Id>
+std::vector<ChosenRows<Id>> sample_levels(const LargeBatchTask<Id>& task, std::span<const Id> seeds,
+                                          std::vector<NodeBits>& levels, const NodeBits& known, bool leaves) {
+  const auto hops = static_cast<std::int64_t>(task.hops.size());
+  for (std::int64_t level = 0; level <= hops; ++level) levels.emplace_back(task.graph.rows());
+  levels[0].insert_all(seeds);
+  std::vector<ChosenRows<Id>> parts;
+  for (std::int64_t level = 0; level < hops; ++level) {
+    const bool noting = leaves || level + 1 < hops;
+    parts.push_back(sample_level(task, level, take_fresh<Id>(levels[static_cast<std::size_t>(level)], known), levels,
+                                 noting));
+  }
+  return parts;
+}
+
 }  // namespace detail
 
 // The union of all hops from `seeds`, in any order, duplicates allowed.
 template <IdType Id>
 MacroParts<Id> sample_large_batch(const LargeBatchTask<Id>& task, std::span<const Id> seeds) {
-  const std::int64_t num_nodes = task.graph.rows(), hops = static_cast<std::int64_t>(task.hops.size());
   std::vector<NodeBits> levels;
-  for (std::int64_t level = 0; level <= hops; ++level) levels.emplace_back(num_nodes);
-  levels[0].insert_all(seeds);
-  NodeBits known(num_nodes);
-  std::vector<ChosenRows<Id>> parts;
-  for (std::int64_t level = 0; level < hops; ++level) {
-    parts.push_back(detail::sample_level(task, level, take_fresh<Id>(levels[level], known), levels));
-  }
+  NodeBits known(task.graph.rows());
+  std::vector<ChosenRows<Id>> parts = detail::sample_levels(task, seeds, levels, known, true);
   subtract(levels.back(), known);
   return MacroParts<Id>(std::move(known), std::move(levels.back()), std::move(parts));
+}
+
+// The same edges, in the ids of the graph: a third less work.
+template <IdType Id>
+PickedParts<Id> pick_large_batch(const LargeBatchTask<Id>& task, std::span<const Id> seeds) {
+  std::vector<NodeBits> levels;
+  const NodeBits known(task.graph.rows());
+  return PickedParts<Id>(detail::sample_levels(task, seeds, levels, known, false));
 }
 
 }  // namespace joestar

@@ -28,18 +28,65 @@ struct ChosenRows {
   }
 };
 
+// The edges of some parts, all in all.
+template <IdType Id>
+std::int64_t edges_of_all(const std::vector<ChosenRows<Id>>& parts) {
+  std::int64_t edges = 0;
+  for (const auto& part : parts) {
+    edges += parallel_reduce(part.rows(), 65536, std::int64_t{0},
+                             [&](std::int64_t i) { return static_cast<std::int64_t>(part.count[i]); });
+  }
+  return edges;
+}
+
+// What a first stage picked, in the ids of the graph, for whoever has a table of all nodes: rows in the order in which
+// they were visited; which other nodes there are is not known.
+template <IdType Id>
+class PickedParts {
+ public:
+  explicit PickedParts(std::vector<ChosenRows<Id>> parts) : parts_(std::move(parts)), num_edges_(edges_of_all(parts_)) {
+    for (const auto& part : parts_) num_rows_ += part.rows();
+  }
+
+  std::int64_t num_rows() const { return num_rows_; }
+  std::int64_t num_edges() const { return num_edges_; }
+
+  // rows[num_rows], indptr[num_rows + 1], sources[num_edges], eids[num_edges] or null.
+  void write(Id* rows, std::span<std::int64_t> indptr, Id* sources, std::int64_t* eids) const {
+    std::int64_t row = 0, edge = 0;
+    indptr[0] = 0;
+    for (const auto& part : parts_) {
+      const auto ends = indptr.subspan(static_cast<std::size_t>(row), static_cast<std::size_t>(part.rows()) + 1);
+      exclusive_scan(part.rows(), 65536, [&](std::int64_t i) { return static_cast<std::int64_t>(part.count[i]); }, ends);
+      part.each_block([&](std::int64_t first, std::int64_t last) {
+        const std::int64_t from = part.room[first], to = edge + ends[static_cast<std::size_t>(first)];
+        const std::int64_t edges = edge + ends[static_cast<std::size_t>(last)] - to;
+        std::copy(part.node.data() + first, part.node.data() + last, rows + row + first);
+        std::copy_n(part.source.data() + from, edges, sources + to);
+        if (eids != nullptr) std::copy_n(part.eid.data() + from, edges, eids + to);
+      });
+      const std::int64_t before = edge;
+      edge += ends.back();
+      if (before > 0) {
+        parallel_for(part.rows() + 1, 65536, [&](std::int64_t i) { ends[static_cast<std::size_t>(i)] += before; });
+      }
+      row += part.rows();
+    }
+  }
+
+ private:
+  std::vector<ChosenRows<Id>> parts_;
+  std::int64_t num_rows_ = 0, num_edges_;
+};
+
 // Everything that one first stage chose; sizes first, so that the caller can allocate, then write().
 template <IdType Id>
 class MacroParts {
  public:
   MacroParts(NodeBits rows, NodeBits leaves, std::vector<ChosenRows<Id>> parts)
-      : rows_(std::move(rows)), leaves_(std::move(leaves)), numbers_(rows_, leaves_), parts_(std::move(parts)) {
+      : rows_(std::move(rows)), leaves_(std::move(leaves)), numbers_(rows_, leaves_), parts_(std::move(parts)),
+        num_edges_(edges_of_all(parts_)) {
     if (num_nodes() > 0x7FFFFFFF) throw std::overflow_error("a macro-batch holds fewer than 2^31 nodes");
-    for (const auto& part : parts_) {
-      num_edges_ += parallel_reduce(part.rows(), 65536, std::int64_t{0}, [&](std::int64_t i) {
-        return static_cast<std::int64_t>(part.count[i]);
-      });
-    }
   }
 
   std::int64_t num_rows() const { return numbers_.num_rows(); }
@@ -93,7 +140,7 @@ class MacroParts {
   NodeBits rows_, leaves_;
   NodeNumbers numbers_;
   std::vector<ChosenRows<Id>> parts_;
-  std::int64_t num_edges_ = 0;
+  std::int64_t num_edges_;
 };
 
 }  // namespace joestar
