@@ -40,7 +40,7 @@ def _needed(bits, slot_of, num_nodes, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["num_nodes", "first"])
 def _count_nodes(bits, slot_of, used, counts, num_nodes, first, BLOCK: tl.constexpr):
     """Of every block: how many nodes are needed, not hot, without a slot. The slots of the others are in use."""
-    node, needed, slot = _needed(bits, slot_of, num_nodes, BLOCK)
+    _, needed, slot = _needed(bits, slot_of, num_nodes, BLOCK)
     kept = needed & (slot >= first)
     tl.store(used + (slot - first), tl.full([BLOCK], 1, tl.uint8), kept)
     fresh = tl.sum((needed & (slot < 0)).to(tl.int32))
@@ -156,7 +156,9 @@ def list_free(keep: Tensor, used: Tensor, hand: Tensor, counts: Tensor, number: 
     """The first ``number`` free slots from ``hand`` on and around, int32; there are as many (``counts``)."""
     out = torch.empty(number, dtype=torch.int32, device=keep.device)
     ends = counts[int(alone)].cumsum(0)
-    _list_free[(ends.numel(),)](keep, used, hand, ends, out, keep.numel(), number, ALONE=alone, BLOCK=_NODES, num_warps=8)
+    _list_free[(ends.numel(),)](
+        keep, used, hand, ends, out, keep.numel(), number, ALONE=alone, BLOCK=_NODES, num_warps=8
+    )
     return out
 
 
@@ -174,7 +176,20 @@ def take_free(
     fresh, slots = torch.empty_like(free, dtype=owner.dtype), torch.empty_like(free)
     ends = counts[2].cumsum(0)
     _take[(ends.numel(),)](
-        bits, slot_of, owner, since, used, free, ends, fresh, slots, slot_of.numel(), first, turn, BLOCK=_NODES, num_warps=8
+        bits,
+        slot_of,
+        owner,
+        since,
+        used,
+        free,
+        ends,
+        fresh,
+        slots,
+        slot_of.numel(),
+        first,
+        turn,
+        BLOCK=_NODES,
+        num_warps=8,
     )
     return fresh, slots
 

@@ -144,8 +144,9 @@ class FeedingRecord:
     """How a graph in host memory reached the device.
 
     Attributes:
-        plan: in sentences. rows: per as many seeds as a planned macro-batch has; seconds: of all epochs so far, by who worked (``steps waited``:
-            for a macro-batch); counts: macro-batches, those that were cut in two for lack of room, those made again.
+        plan: in sentences. rows: per as many seeds as a planned macro-batch has; seconds: of all epochs so far, by who
+            worked (``steps waited``: for a macro-batch); counts: macro-batches, those that were cut in two for lack of
+            room, those loaded alone, those made again.
         history: of hidden rows, in training over partitions.
     """
 

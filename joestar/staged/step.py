@@ -62,9 +62,7 @@ class StagedStep(Step):
         super()._check()
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
-        sample = functools.partial(
-            _sample, self.first_stage, self.arena.own_book, self.whole, self._users_sampler
-        )
+        sample = functools.partial(_sample, self.first_stage, self.arena.own_book, self.whole, self._users_sampler)
         steps, total = max(1, self.first_stage.num_seeds // batch), -(-order.numel() // batch)
         key = (self._seed, epoch)
         return Feed(self.arena, sample, order, batch, steps, key, self.traffic, borders(steps, total))

@@ -1,5 +1,6 @@
 """``DeviceSlots``: the book of an arena's slots, kept where the arena is."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,8 @@ class Placed:
 
 
 def keeps_book(device: torch.device) -> bool:
-    """Whether a device keeps the book of slots of its arenas itself."""
-    return device.type == "cuda"
+    """Whether a device keeps the book of slots of its arenas itself: a GPU, if ``JOESTAR_GPU_BOOK=1`` asks for it."""
+    return device.type == "cuda" and os.environ.get("JOESTAR_GPU_BOOK") == "1"
 
 
 class DeviceSlots:

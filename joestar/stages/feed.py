@@ -251,9 +251,9 @@ class _Maker:
         arena = self.arena
         if last - first == 1:
             raise GraphError(
-                f"the macro-batch of a single step of {self.batch} seeds has {given.size}: the arena has room for "
-                f"{arena.pool:,} nodes besides the hot ones, and {arena.edges:,} edges{_history_room(arena)}. Give more "
-                "memory=, or take smaller batches or fanouts."
+                f"the macro-batch of a single step of {self.batch} seeds has {given.size}: the arena has room "
+                f"for {arena.pool:,} nodes besides the hot ones, and {arena.edges:,} edges{_history_room(arena)}. Give "
+                "more memory=, or take smaller batches or fanouts."
             )
         self.traffic.cut += 1
         middle = (first + last) // 2

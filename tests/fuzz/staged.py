@@ -82,7 +82,7 @@ class Drawn:
         self.sampled = False
         events = ["predict", "step", "inner", "break", "resume"] + ["evaluate"] * classified
         self.events = {at: rng.choice(events) for at in range(9) if rng.random() < 0.25}
-        self.own_book = HAS_TRITON and rng.random() < OWN_BOOK
+        self.own_book = HAS_TRITON and random.Random(f"book {number}").random() < OWN_BOOK
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if name != "rng")

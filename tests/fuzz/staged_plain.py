@@ -12,7 +12,7 @@ from torch import Tensor
 
 from joestar.graph_api import Graph
 from joestar.profile.sizes import step_key
-from joestar.stages.macro import MacroBatch
+from joestar.stages.macro import MacroBatch, Picked
 
 from . import plain
 from .subjects import Subject
@@ -32,10 +32,10 @@ class Taken:
 
 
 class Noted:
-    """Remembers what a first stage gave: wraps its ``sample``."""
+    """Remembers what a first stage gave, macro-batches or picked edges: wraps its methods."""
 
     def __init__(self, stage=None):
-        self.given: list[tuple[tuple[int, int, int], Tensor, MacroBatch]] = []
+        self.given: list[tuple[tuple[int, int, int], Tensor, MacroBatch | Picked]] = []
         if stage is not None:
             self._wrap(stage)
 
@@ -47,16 +47,18 @@ class Noted:
         return found
 
     def _wrap(self, stage) -> None:
-        sample = stage.sample
+        def noting(way):
+            def noted(graph, sampler, seeds, key):
+                macro = way(graph, sampler, seeds, key)
+                if macro is not None:  # ``pick`` does not know every sampler
+                    self.given.append((key, seeds.clone(), macro))
+                return macro
 
-        def noting(graph, sampler, seeds, key):
-            macro = sample(graph, sampler, seeds, key)
-            self.given.append((key, seeds.clone(), macro))
-            return macro
+            return noted
 
-        stage.sample, stage.eids = noting, True
+        stage.sample, stage.pick, stage.eids = noting(stage.sample), noting(stage.pick), True
 
-    def of(self, step: Taken, batch: int) -> MacroBatch:
+    def of(self, step: Taken, batch: int) -> MacroBatch | Picked:
         """The macro-batch of a step: the smallest piece that holds its seeds; larger ones had no room."""
         index = 0 if step.epoch < 0 else self._index(step, batch)
         found = [
@@ -75,7 +77,7 @@ class Noted:
         return next(index for index, end in enumerate(ends) if step.position < end)
 
 
-def graph_of(whole: Graph, macro: MacroBatch) -> Graph:
+def graph_of(whole: Graph, macro: MacroBatch | Picked) -> Graph:
     """The whole graph's nodes with the edges of a macro-batch."""
     kept = torch.zeros(whole.num_edges, dtype=torch.bool)
     kept[macro.eids] = True
@@ -104,6 +106,7 @@ def replayed(subject: Subject, steps: list[Taken], graphs: list[Graph], optimize
         wanted.backward()
         optimizer.step()
         loss, value = float(step.loss), float(wanted.detach())
-        if not abs(loss - value) <= TOLERANCE * max(1.0, abs(value)) and loss == loss and value == value:
+        near = loss == value or abs(loss - value) <= TOLERANCE * max(1.0, abs(value))
+        if not near and loss == loss and value == value:
             found.append(f"loss of step {number} beside a plain loop: {loss!r} for {value!r}")
     return found, len(steps), True

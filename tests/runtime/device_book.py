@@ -19,7 +19,7 @@ def book_on_device():
             return call(*args, **kwargs)
 
     with (
-        mock.patch.object(planning, "keeps_book", lambda device: True),
+        mock.patch.object(planning, "keeps_book", return_value=True),
         mock.patch.object(interpreter.GridExecutor, "__call__", locked),
     ):
         yield

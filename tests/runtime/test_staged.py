@@ -92,6 +92,20 @@ def test_training_and_predictions_are_those_of_the_whole_graph(graph, planned, m
     assert set(ours.traffic.seconds) == {"first stage", "load", "steps waited"}
 
 
+def test_slots_that_the_device_gives(graph, planned):
+    """More of this in ``test_staged_own_book.py``."""
+    pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+    from .device_book import book_on_device
+
+    planned(cold=165)
+    with book_on_device():
+        ours, plain = (compiled(graph, staged) for staged in (True, False))
+        assert ours.arena.own_book
+        assert run(ours, graph, 2) == run(plain, graph, 2)
+    assert 0 < ours.traffic.fresh < ours.traffic.cold
+    same(ours, plain)
+
+
 def test_deterministic_steps_find_no_rows_of_earlier_macro_batches(graph, planned):
     """So that no order of nodes depends on what came before; results are the same, also where an epoch goes on."""
     planned(cold=2 * NODES)

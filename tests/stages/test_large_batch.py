@@ -62,7 +62,7 @@ def test_the_union_of_any_samplers_hops_is_that_of_sets(name, dtype):
 @pytest.mark.parametrize("name", samplers(random_graph()))
 @pytest.mark.parametrize("eids", [True, False])
 def test_picked_edges_are_those_of_the_union(name, dtype, eids):
-    """Row for row in the order of the graph, whatever the order of rows, which are numbered by nothing but their ids."""
+    """Row for row in the order of the graph, whatever the order of rows, which have no numbers but their ids."""
     graph = random_graph(dtype=dtype)
     sampler, stage = samplers(graph)[name], LargeBatch(6, eids=eids)
     picked, seeds = stage.pick(graph, sampler, SEEDS, KEY), SEEDS.to(dtype)
