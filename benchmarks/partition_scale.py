@@ -42,7 +42,7 @@ def timed(into: dict, name: str):
 
 
 def measured(graph: joestar.Graph, method: str, parts: int, passes: int) -> dict:
-    """Seconds and facts of one partitioning, and peak memory while it was made, in GB: beside what was there, and in all."""
+    """Seconds and facts of one partitioning, and its peak memory in GB: beside what was there, and in all."""
     found = {"method": method, "parts": parts, "passes": passes}
     peak = PeakMemory(torch.device("cpu"))
     peak.forget()

@@ -54,10 +54,10 @@ def partition(
     """Divide a graph into parts with few edges between them and alike training labels.
 
     The report shows the share of edges between parts; the largest part, in means; how far the training labels of a part
-    are from those of all (0: alike, 1: disjoint), the same without what chance does to small parts (0: as by chance), and the share of
-    training nodes above even shares of their label; and the halo, nodes of other parts with an edge into a part: the mean
-    and the largest. METIS is shown if pymetis is
-    installed and the graph has at most 50 million edges, or if asked for.
+    are from those of all (0: alike, 1: disjoint), the excess of pairs of one label in a part (0: as by chance, even in
+    small parts), and the share of training nodes above even shares of their label; and the halo, nodes of other parts
+    with an edge into a part: the mean and the largest. METIS is shown if pymetis is installed and the graph has at most
+    50 million edges, or if asked for.
 
     Examples:
         joestar partition cora --parts 16

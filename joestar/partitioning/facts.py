@@ -24,8 +24,8 @@ class PartitionFacts:
         least_skew: the least skew that parts with as many training nodes each can have: with few of them per part even
             the best choice of whole nodes is far from the distribution of all. ``None`` without training nodes.
         excess: how much more often two training nodes of a part are of one label than two of the graph, over what it is
-            in parts of one label each: 0 by chance whatever the size of the parts, 1 disjoint, below 0 more mixed than by
-            chance. ``None`` where no part has two training nodes, or all are of one label.
+            in parts of one label each: 0 by chance whatever the size of the parts, 1 disjoint, below 0 more mixed than
+            by chance. ``None`` where no part has two training nodes, or all are of one label.
         surplus: share of the training nodes that a part has above its even share of their label, rounded up to whole
             nodes: what GAP balances. ``None`` without training nodes.
         sizes: int64 ``[parts]``: nodes of every part.
@@ -48,7 +48,7 @@ class PartitionFacts:
         return self.cut / self.edges if self.edges else 0.0
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Plain numbers: edges, cut, cut_share, balance, skew, least_skew, excess, surplus, and the least, mean and largest halo."""
+        """Plain numbers: all facts, ``cut_share``, and in place of sizes and halo the least, mean and largest halo."""
         halo = self.halo.to(torch.float64)
         return {
             "edges": self.edges,
@@ -98,8 +98,8 @@ def skew_of(counts: Tensor) -> float:
 def least_skew_of(counts: Tensor) -> float:
     """``PartitionFacts.least_skew`` of training nodes ``[parts, classes]``.
 
-    Whole counts nearest to a part's even share of every class: rounded down, and then one more for as many of the largest
-    remainders as the part has nodes left.
+    Whole counts nearest to a part's even share of every class: rounded down, and then one more for as many of the
+    largest remainders as the part has nodes left.
     """
     expected = counts.sum(1, keepdim=True) * counts.sum(0) / counts.sum()
     nearest = torch.floor(expected)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import partition_scale  # noqa: E402
+import partition_scale
 
 
 def test_reports_time_memory_and_what_the_parts_are_worth():
