@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 METHODS = "gap|random|metis"
 METIS_EDGES = 50_000_000
 """Edges up to which METIS is shown unasked: it needs many times the memory of the graph."""
-HEADERS = ("method", "edges cut", "largest", "label skew", "surplus", "halo", "largest", "seconds")
+HEADERS = ("method", "edges cut", "largest", "label skew", "excess", "surplus", "halo", "largest", "seconds")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,9 +54,10 @@ def partition(
     """Divide a graph into parts with few edges between them and alike training labels.
 
     The report shows the share of edges between parts; the largest part, in means; how far the training labels of a part
-    are from those of all (0: alike, 1: disjoint), and the share of training nodes above even shares of their label; and
-    the halo, nodes of other parts with an edge into a part: the mean and the largest. METIS is shown if pymetis is
-    installed and the graph has at most 50 million edges, or if asked for.
+    are from those of all (0: alike, 1: disjoint), the excess of pairs of one label in a part (0: as by chance, even in
+    small parts), and the share of training nodes above even shares of their label; and the halo, nodes of other parts
+    with an edge into a part: the mean and the largest. METIS is shown if pymetis is installed and the graph has at most
+    50 million edges, or if asked for.
 
     Examples:
         joestar partition cora --parts 16
@@ -91,7 +92,7 @@ def print_report(graph: Graph, parts: int, rows: list[dict[str, Any]], written: 
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    labels = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("skew", "surplus"))
+    labels = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("skew", "excess", "surplus"))
     halo = f"{row['halo_mean']:,.0f}", f"{row['halo_max']:,}"
     return row["method"], f"{row['cut_share']:.1%}", f"{row['balance']:.2f}x", *labels, *halo, f"{row['seconds']:.1f}"
 

@@ -162,8 +162,7 @@ class _Work:
             facts |= {key: found[key] for key in ("num_classes", "multilabel")}
         self._splits(number)
         self.progress("checksums", 0, 0)
-        indptr = np.load(self.writer.folder / "indptr.npy", mmap_mode="r")
-        degrees = degrees_of(indptr, max(1, self.limit // 64))
+        degrees = degrees_of(npy_rows(self.writer.folder / "indptr.npy"), max(1, self.limit // 64))
         source = {"converted": Path(self.inputs.edges).name, "rules": dataclasses.asdict(rules)}
         notes = inputs.notes + [f"columns of edges that are not converted: {', '.join(edges.others)}"] * bool(
             edges.others

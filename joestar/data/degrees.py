@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from joestar.data.rows import MemoryRows, Rows
+
 PIECE = 1 << 22
 """Nodes, respectively edges, that are looked at together."""
 FINE = 1 << 12
@@ -40,11 +42,11 @@ class Degrees:
         }
 
 
-def degrees_of(indptr: np.ndarray, piece: int | None = None) -> dict[str, Any]:
+def degrees_of(indptr: Rows, piece: int | None = None) -> dict[str, Any]:
     """Facts of the in-degrees; reads ``indptr`` in pieces, of so many nodes."""
     found, piece = Degrees(), piece or PIECE
-    for first in range(0, len(indptr) - 1, piece):
-        found.add(np.diff(indptr[first : first + piece + 1]))
+    for first in range(0, indptr.shape[0] - 1, piece):
+        found.add(np.diff(indptr.read(first, piece + 1)))
     return found.facts()
 
 
@@ -62,4 +64,4 @@ def self_loops_of(indptr: np.ndarray, indices: np.ndarray) -> int:
 
 def degree_facts(indptr: np.ndarray, indices: np.ndarray) -> dict[str, Any]:
     """Both, under the names of ``meta.json``."""
-    return {"in_degree": degrees_of(indptr), "self_loops": self_loops_of(indptr, indices)}
+    return {"in_degree": degrees_of(MemoryRows(indptr, "indptr")), "self_loops": self_loops_of(indptr, indices)}

@@ -5,17 +5,15 @@ smallest and largest key. Sorted files follow each other, so that ``indices`` an
 to end. What is written does not depend on memory or threads.
 """
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from joestar.data.edge_sources import Edges
 from joestar.data.folder_writer import FolderWriter, open_to_append, write_all
+from joestar.data.in_order import in_order, threads_for
 from joestar.data.journal import Journal
 from joestar.data.progress import Progress
 from joestar.data.structure import EdgeRules
@@ -43,7 +41,7 @@ class Sorter:
 
     def __init__(self, writer: FolderWriter, journal: Journal, rules: EdgeRules, num_nodes: int, limit: int):
         self.writer, self.journal, self.rules, self.num_nodes = writer, journal, rules, num_nodes
-        threads = max(1, min(16, len(os.sched_getaffinity(0)), limit // (64 << 20)))
+        threads = threads_for(limit, 64 << 20)
         share = limit // (threads + 1)
         self.limit, self.threads, self.step = limit, threads, int(max(256, min(MOST, share // PER_GIVEN)))
         self.capacity, self.nodes = int(max(256, limit // (2 * PER_KEY))), int(max(256, min(NODES, share // 32)))
@@ -133,7 +131,9 @@ class Sorter:
             state["same"][name] = low
             self.journal.save()
             return
-        width = (high - low) // PARTS + 1
+        # Not more files than needed: the journal, which is written after every file, names them all.
+        parts = min(PARTS, 2 * -(-state["sizes"][name] // self.capacity))
+        width = (high - low) // parts + 1
         names, sizes = [f"{name}.{part:03d}" for part in range(PARTS)], {}
         for other in names:
             _path(self.writer.folder, other).unlink(missing_ok=True)
@@ -239,17 +239,6 @@ class _Files:
         """Closes them."""
         for file in self.open.values():
             file.close()
-
-
-def in_order(pool: ThreadPoolExecutor, work: Callable, items: Iterable, ahead: int) -> Iterator[Any]:
-    """``map`` by threads, in order, at most ``ahead`` items at a time."""
-    waiting: deque = deque()
-    for item in items:
-        waiting.append(pool.submit(work, item))
-        if len(waiting) >= ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def highest_id(edges: Edges, limit: int, progress: Progress) -> int:

@@ -34,6 +34,7 @@ def test_json(tmp_path):
     facts = json.loads(shown.output)
     chance, gap = facts["methods"]
     assert (facts["parts"], facts["file"], chance["method"], gap["method"]) == (8, None, "random", "gap")
+    assert gap["least_skew"] <= gap["skew"] < chance["skew"] and gap["excess"] < chance["excess"]
     assert gap["cut"] < chance["cut"] and gap["halo_mean"] < chance["halo_mean"]
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import joestar
-from joestar.data import external_sort, text_blocks
+from joestar.data import edge_sources, external_sort, text_blocks
 from joestar.data.convert import convert
 from joestar.data.folder_writer import FolderWriter
 from joestar.data.stream_nodes import converted
@@ -218,6 +219,62 @@ def test_memory_stays_under_the_limit(tmp_path, monkeypatch):
         tracemalloc.stop()
     assert peak < limit
     assert peak < 0.25 * (2 * 2 * count * 8), "a quarter of the edges' keys"
+
+
+def test_memory_of_the_process_stays_near_the_limit_however_many_nodes(tmp_path):
+    """What tracemalloc does not see: maps of files, which grow with the graph."""
+    np.save(tmp_path / "edges.npy", np.arange(2000).reshape(2, -1))
+    resident = [0]
+
+    def note(phase, done, total):
+        resident[0] = resident[0] or grown("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def grown(field):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+    nodes = 6_000_000  # 48 MB of offsets
+    convert(tmp_path / "edges.npy", tmp_path / "graph", num_nodes=nodes, progress=note, **QUIET)
+    assert grown("VmHWM") - resident[0] < 24 << 20
+    assert json.loads((tmp_path / "graph" / "meta.json").read_text())["in_degree"]["isolated"] == nodes - 1000
+
+
+def test_files_that_do_not_fit_become_no_more_than_needed(tmp_path, monkeypatch):
+    """Their names are noted after every file: thousands of them took ten times as long as the sorting."""
+    small_pieces(monkeypatch, 1000, 100)
+    names = []
+    opened = external_sort.open_to_append
+    monkeypatch.setattr(
+        external_sort, "open_to_append", lambda path, size: names.append(path.name) or opened(path, size)
+    )
+    edges = np.random.default_rng(3).integers(0, 30, (2, 9000))  # all in the first of the files
+    np.save(tmp_path / "edges.npy", edges)
+    made = convert(tmp_path / "edges.npy", tmp_path / "graph", num_nodes=1 << 16, **QUIET)
+    assert 9000 / 100 < len(names) < 4 * 9000 / 100
+    assert_structure(joestar.load(made), edges, 1 << 16, EdgeRules(False, False, False))
+
+
+def test_text_is_parsed_side_by_side_in_order(tmp_path, monkeypatch):
+    edges = np.random.default_rng(4).integers(0, 1000, (2, 20_000))
+    file = write_edges(tmp_path, "csv", edges)
+    monkeypatch.setattr(edge_sources, "threads_for", lambda limit, share: 4)
+    threads, parse = set(), edge_sources.columns_of
+
+    def slower_at_first(block, *arguments):
+        threads.add(threading.get_ident())
+        if block.start < 100:  # the first block: no other may be written before it
+            later.wait(timeout=30)
+        else:
+            later.set()
+        return parse(block, *arguments)
+
+    later = threading.Event()
+    monkeypatch.setattr(edge_sources, "columns_of", slower_at_first)
+    monkeypatch.setattr(edge_sources, "TEXT_BLOCK", 20_000)
+    made = convert(file, tmp_path / "graph", num_nodes=1000, **QUIET)
+    assert later.is_set() and len(threads) > 1
+    assert_structure(joestar.load(made), edges, 1000, EdgeRules(False, False, False))
 
 
 def stopped_and_resumed(folder, source, arguments, random, most):

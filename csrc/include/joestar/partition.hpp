@@ -24,7 +24,7 @@ namespace detail {
 
 constexpr std::int32_t kUnplaced = -1;
 constexpr std::int64_t kPartitionBlockEdges = std::int64_t{1} << 20;
-constexpr std::int64_t kPartitionAhead = 24;
+constexpr std::int64_t kPartitionAhead = 48;
 
 // Nodes per part, in all and by label, with the emptiest part of every label at hand: the heaps of algorithm 2. The
 // cost grows with the count, so the order within a label is that of counts; a tournament tree keeps it, which is
@@ -104,12 +104,16 @@ class LabelBalance {
     if (a < 0 || b < 0) return std::max(a, b);
     return counts_[at(label, b)] < counts_[at(label, a)] ? b : a;
   }
-  void replay(std::int64_t label, std::int64_t slot) {
-    winners_[static_cast<std::size_t>(label * leaves_ + slot)] =
-        better(label, winner(label, 2 * slot), winner(label, 2 * slot + 1));
+  // Returns whether another part wins there than before.
+  bool replay(std::int64_t label, std::int64_t slot) {
+    const std::int32_t now = better(label, winner(label, 2 * slot), winner(label, 2 * slot + 1));
+    return std::exchange(winners_[static_cast<std::size_t>(label * leaves_ + slot)], now) != now;
   }
+  // Ends where the same other part wins as before: all above depends on that part alone.
   void replay_path(std::int64_t label, std::int32_t part) {
-    for (std::int64_t slot = (leaves_ + part) / 2; slot >= 1; slot /= 2) replay(label, slot);
+    for (std::int64_t slot = (leaves_ + part) / 2; slot >= 1; slot /= 2) {
+      if (!replay(label, slot) && winner(label, slot) != part) return;
+    }
   }
   // Puts a part back into the trees that it has left.
   void show(std::int32_t part) {
@@ -134,29 +138,36 @@ class LabelBalance {
 class PartCounter {
  public:
   void reserve(std::int32_t parts) {
-    if (counts_.size() < static_cast<std::size_t>(parts)) counts_.resize(static_cast<std::size_t>(parts), 0);
+    if (counts_.size() >= static_cast<std::size_t>(parts)) return;
+    counts_.resize(static_cast<std::size_t>(parts), 0);
+    seen_.resize(counts_.size() + 1);
   }
+  // Without a branch: whether a part is new cannot be foretold.
   void add(std::int32_t part, std::int32_t count) {
-    if (counts_[static_cast<std::size_t>(part)] == 0) seen_.push_back(part);
-    counts_[static_cast<std::size_t>(part)] += count;
+    std::int32_t& before = counts_[static_cast<std::size_t>(part)];
+    seen_[size_] = part;
+    size_ += before == 0;
+    before += count;
   }
   // f(part, count) for the parts seen, in the order of their first sight; forgets them.
   template <class F>
   void drain(F&& f) {
-    for (const std::int32_t part : seen_) f(part, std::exchange(counts_[static_cast<std::size_t>(part)], 0));
-    seen_.clear();
+    for (std::size_t i = 0; i < size_; ++i) f(seen_[i], std::exchange(counts_[static_cast<std::size_t>(seen_[i])], 0));
+    size_ = 0;
   }
 
  private:
   std::vector<std::int32_t> counts_, seen_;
+  std::size_t size_ = 0;
 };
 
-// What the counting of a block leaves for the placing: in-neighbours by part, and one by one those (as -1 - node) that
-// are placed in the same block.
-template <IdType Id>
+// What the counting of a block leaves for the placing of a node: in its share of the sights first its in-neighbours by
+// part, and at the end, one by one, those that are placed in the same block.
 struct Sight {
-  Id what;
-  std::int32_t count;
+  std::int32_t part, count;
+};
+struct Sights {
+  std::int64_t parts, near;
 };
 
 }  // namespace detail
@@ -206,43 +217,49 @@ class GapStream {
   std::int64_t block_end(std::int64_t begin, std::int64_t last) const {
     std::int64_t end = begin + 1;
     const std::int64_t edges = graph_.indptr[static_cast<std::size_t>(begin)] + detail::kPartitionBlockEdges;
-    last = std::min(last, begin + std::max<std::int64_t>(1, options_.block));
+    last = std::min(last, begin + std::clamp<std::int64_t>(options_.block, 1, std::int64_t{1} << 30));
     while (end < last && graph_.indptr[static_cast<std::size_t>(end) + 1] <= edges) ++end;
     return end;
   }
 
   void count_block(std::int64_t begin, std::int64_t end) {
-    const std::int64_t base = graph_.indptr[static_cast<std::size_t>(begin)];
-    const std::int64_t edges = graph_.indptr[static_cast<std::size_t>(end)] - base;
-    if (edges > sights_.size()) sights_ = Scratch<detail::Sight<Id>>(edges);
-    if (end - begin > lengths_.size()) lengths_ = Scratch<std::int64_t>(end - begin);
+    const std::int64_t edges =
+        graph_.indptr[static_cast<std::size_t>(end)] - graph_.indptr[static_cast<std::size_t>(begin)];
+    if (edges > sights_.size()) sights_ = Scratch<detail::Sight>(edges);
+    if (end - begin > lengths_.size()) lengths_ = Scratch<detail::Sights>(end - begin);
     parallel_rows(graph_.indptr.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin) + 1),
                   16384, [&](std::int64_t first, std::int64_t last) {
                     static thread_local detail::PartCounter counter;
                     counter.reserve(options_.parts);
-                    for (std::int64_t i = first; i < last; ++i) count_node(begin + i, begin, end, base, counter);
+                    const std::int64_t end_edge = graph_.indptr[static_cast<std::size_t>(begin + last)];
+                    for (std::int64_t v = begin + first; v < begin + last; ++v) {
+                      count_node(v, begin, end, end_edge, counter);
+                    }
                   });
   }
 
-  void count_node(std::int64_t v, std::int64_t begin, std::int64_t end, std::int64_t base,
+  // `end_edge` is where the edges of the thread end: up to there parts are fetched ahead.
+  void count_node(std::int64_t v, std::int64_t begin, std::int64_t end, std::int64_t end_edge,
                   detail::PartCounter& counter) {
     const std::int64_t first = graph_.indptr[static_cast<std::size_t>(v)];
     const std::int64_t last = graph_.indptr[static_cast<std::size_t>(v) + 1];
     const Id* const sources = graph_.indices.data();
-    detail::Sight<Id>* out = sights_.data() + (first - base);
+    const std::int64_t base = graph_.indptr[static_cast<std::size_t>(begin)];
+    detail::Sight* seen = sights_.data() + (first - base);
+    detail::Sight* const back = sights_.data() + (last - base);
+    detail::Sight* near = back;
     for (std::int64_t e = first; e < last; ++e) {
-      const std::int64_t ahead = std::min(e + detail::kPartitionAhead, last - 1);
-      prefetch(&parts_[static_cast<std::size_t>(sources[ahead])]);
+      prefetch(&parts_[static_cast<std::size_t>(sources[std::min(e + detail::kPartitionAhead, end_edge - 1)])]);
       const std::int64_t u = sources[e];
-      if (u == v) continue;
       if (u >= begin && u < end) {
-        *out++ = {static_cast<Id>(-1 - u), 1};
-      } else if (parts_[static_cast<std::size_t>(u)] != detail::kUnplaced) {
-        counter.add(parts_[static_cast<std::size_t>(u)], 1);
+        if (u != v) *--near = {static_cast<std::int32_t>(u - begin), 1};
+      } else if (const std::int32_t part = parts_[static_cast<std::size_t>(u)]; part != detail::kUnplaced) {
+        counter.add(part, 1);
       }
     }
-    counter.drain([&](std::int32_t part, std::int32_t count) { *out++ = {static_cast<Id>(part), count}; });
-    lengths_[v - begin] = out - (sights_.data() + (first - base));
+    detail::Sight* const start = seen;
+    counter.drain([&](std::int32_t part, std::int32_t count) { *seen++ = {part, count}; });
+    lengths_[v - begin] = {seen - start, back - near};
   }
 
   // Lines 15 to 35 of algorithm 2. Where scores are equal the node stays, or goes to the part with the lowest number.
@@ -251,28 +268,39 @@ class GapStream {
     const std::int32_t before = own;
     const std::int64_t of = label(v);
     if (before != detail::kUnplaced) balance_.move(of, before, -1);
-    const detail::Sight<Id>* sight =
-        sights_.data() + (graph_.indptr[static_cast<std::size_t>(v)] - graph_.indptr[static_cast<std::size_t>(begin)]);
-    for (std::int64_t i = 0; i < lengths_[v - begin]; ++i, ++sight) {
-      const bool counted = sight->what >= 0;
-      const std::int32_t part =
-          counted ? static_cast<std::int32_t>(sight->what) : parts_[static_cast<std::size_t>(-1 - sight->what)];
-      if (part != detail::kUnplaced) counter_.add(part, sight->count);
-    }
     std::int32_t best = balance_.emptiest(of);
     const bool stays = before != detail::kUnplaced && balance_.size(before) < options_.cap &&
                        balance_.cost(of, before) == balance_.cost(of, best);
     if (stays) best = before;
     double best_score = -strength * balance_.cost(of, best);
-    counter_.drain([&](std::int32_t part, std::int32_t count) {
-      if (balance_.size(part) >= options_.cap) return;
+    for_neighbours(v, begin, [&](std::int32_t part, std::int32_t count) {
       const double score = count - strength * balance_.cost(of, part);
+      if (score < best_score || balance_.size(part) >= options_.cap) return;
       const bool first = part == before || (best != before && part < best);
-      if (score > best_score || (score == best_score && first)) best = part, best_score = score;
+      if (score > best_score || first) best = part, best_score = score;
     });
     own = best;
     balance_.move(of, best, 1);
     return best != before;
+  }
+
+  // f(part, in-neighbours there) for the parts that have any, once each.
+  template <class F>
+  void for_neighbours(std::int64_t v, std::int64_t begin, F&& f) {
+    const auto [parts, near] = lengths_[v - begin];
+    const std::int64_t base = graph_.indptr[static_cast<std::size_t>(begin)];
+    const detail::Sight* const sight = sights_.data() + (graph_.indptr[static_cast<std::size_t>(v)] - base);
+    const detail::Sight* const back = sights_.data() + (graph_.indptr[static_cast<std::size_t>(v) + 1] - base);
+    if (near == 0) {
+      for (std::int64_t i = 0; i < parts; ++i) f(sight[i].part, sight[i].count);
+      return;
+    }
+    for (std::int64_t i = 0; i < parts; ++i) counter_.add(sight[i].part, sight[i].count);
+    for (std::int64_t i = 1; i <= near; ++i) {
+      const std::int32_t part = parts_[static_cast<std::size_t>(begin + back[-i].part)];
+      if (part != detail::kUnplaced) counter_.add(part, 1);
+    }
+    counter_.drain(f);
   }
 
   Csc<Id> graph_;
@@ -281,8 +309,8 @@ class GapStream {
   std::span<std::int32_t> parts_;
   detail::LabelBalance balance_;
   detail::PartCounter counter_;
-  Scratch<detail::Sight<Id>> sights_;
-  Scratch<std::int64_t> lengths_;
+  Scratch<detail::Sight> sights_;
+  Scratch<detail::Sights> lengths_;
 };
 
 }  // namespace joestar
