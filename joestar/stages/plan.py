@@ -155,6 +155,7 @@ class Look:
         self._shared: dict[int, list[Tensor]] = {}
         self._edges_vary: dict[int, float] = {}
         self._anywhere: list[tuple[Tensor, int]] = []
+        self._alone: list[tuple[Tensor, int]] = []
         self._together: tuple[list[Tensor], list[int], int] = [], [], 0
 
     @property
@@ -174,7 +175,7 @@ class Look:
             macro = self.sample(number, index)
             clocks.append(time.perf_counter() - start)
             found.append((macro.num_nodes, macro.num_rows, macro.num_edges))
-            ranks.append(torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values)
+            ranks.append(self._ranked(macro))
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
         self.known[number] = Shape(number, *means, BESIDE * statistics.median(clocks))
         self._ranks[number] = ranks
@@ -183,12 +184,16 @@ class Look:
 
     def anywhere(self, macro: MacroBatch) -> None:
         """Makes room for macro-batches like this one, too: a step over nodes from anywhere, as in predictions."""
-        self._anywhere.append((torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values, macro.num_edges))
+        self._anywhere.append((self._ranked(macro), macro.num_edges))
+
+    def alone(self, macro: MacroBatch) -> None:
+        """Makes room for this one by itself: of a single step, it cannot be cut."""
+        self._alone.append((self._ranked(macro), macro.num_edges))
 
     def together(self, macros: list[MacroBatch], count: int) -> None:
         """Makes room for any ``count`` of these as one macro-batch: nothing else is sure to fit where cutting seeds off
         makes none smaller."""
-        ranks = [torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values for macro in macros]
+        ranks = [self._ranked(macro) for macro in macros]
         self._together = ranks, [macro.num_edges for macro in macros], count
 
     def shape(self, number: int) -> Shape:
@@ -220,10 +225,15 @@ class Look:
             slots = max(slots, 2 * statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
             given = [number for _, number in self._anywhere]
             edges = max(edges, statistics.fmean(given) * (1 + SIGMAS * _variation(given)))
+        for one, given in self._alone:
+            slots, edges = max(slots, _beyond(one, hot)), max(edges, given)
         ranks, given, count = self._together
         slots = max(slots, sum_of_largest([_beyond(one, hot) for one in ranks], count))
         edges = max(edges, sum_of_largest(given, count))
         return _room(slots, self.num_nodes - hot), _room(edges)
+
+    def _ranked(self, macro: MacroBatch) -> Tensor:
+        return torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values
 
     def _nearest(self, number: int) -> int:
         return min(self.known, key=lambda known: abs(math.log(known / number)))
