@@ -151,12 +151,12 @@ class Look:
         self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
         self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
         self.known: dict[int, Shape] = {}
-        self._ranks: dict[int, list[Tensor]] = {}
-        self._shared: dict[int, list[Tensor]] = {}
+        self._ranks: dict[int, list[_Ranks]] = {}
+        self._shared: dict[int, list[_Ranks]] = {}
         self._edges_vary: dict[int, float] = {}
-        self._anywhere: list[tuple[Tensor, int]] = []
-        self._alone: list[tuple[Tensor, int]] = []
-        self._together: tuple[list[Tensor], list[int], int] = [], [], 0
+        self._anywhere: list[tuple[_Ranks, int]] = []
+        self._alone: list[tuple[_Ranks, int]] = []
+        self._together: tuple[list[_Ranks], list[int], int] = [], [], 0
 
     @property
     def num_nodes(self) -> int:
@@ -179,7 +179,9 @@ class Look:
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
         self.known[number] = Shape(number, *means, BESIDE * statistics.median(clocks))
         self._ranks[number] = ranks
-        self._shared[number] = [_common(a, b) if self.reuse else a[:0] for a, b in itertools.pairwise(ranks)]
+        pairs = itertools.pairwise(one.values for one in ranks)
+        shared = (_common(a, b) if self.reuse else a[:0] for a, b in pairs)
+        self._shared[number] = [_Ranks(one, self.num_nodes) for one in shared]
         self._edges_vary[number] = _variation([edges for _, _, edges in found])
 
     def anywhere(self, macro: MacroBatch) -> None:
@@ -203,37 +205,37 @@ class Look:
     def share(self, number: int, hot: int) -> float:
         """Of the nodes of such a macro-batch, if the first ``hot`` by score are kept."""
         ranks = self._ranks[self._nearest(number)]
-        kept = sum(int(torch.searchsorted(one, hot)) for one in ranks)
-        return kept / max(1, sum(one.numel() for one in ranks))
+        nodes = sum(one.count for one in ranks)
+        return (nodes - sum(one.beyond(hot) for one in ranks)) / max(1, nodes)
 
     def shared(self, number: int, hot: int) -> float:
         """Nodes of such a macro-batch that are not hot, but of the macro-batch before, over all its nodes."""
         near = self._nearest(number)
         pairs = zip(self._shared[near], self._ranks[near][1:], strict=True)
-        found = [_beyond(common, hot) / max(1, after.numel()) for common, after in pairs]
+        found = [common.beyond(hot) / max(1, after.count) for common, after in pairs]
         return statistics.fmean(found) if found else 0.0
 
     def room(self, number: int, hot: int) -> tuple[int, int]:
         """(slots for nodes of two macro-batches in a row that are not hot, edges of one), hardly ever exceeded:
         ``SIGMAS`` deviations beyond the mean, and a bit."""
         shape, near = self.shape(number), self._nearest(number)
-        cold = [_beyond(one, hot) for one in self._ranks[near]]
+        cold = [one.beyond(hot) for one in self._ranks[near]]
         mean = shape.nodes * (2 * (1 - self.share(number, hot)) - self.shared(number, hot))
         slots, edges = mean * (1 + SIGMAS * _variation(cold)), shape.edges * (1 + SIGMAS * self._edges_vary[near])
         if self._anywhere:
-            cold = [_beyond(one, hot) for one, _ in self._anywhere]
+            cold = [one.beyond(hot) for one, _ in self._anywhere]
             slots = max(slots, 2 * statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
             given = [number for _, number in self._anywhere]
             edges = max(edges, statistics.fmean(given) * (1 + SIGMAS * _variation(given)))
         for one, given in self._alone:
-            slots, edges = max(slots, _beyond(one, hot)), max(edges, given)
+            slots, edges = max(slots, one.beyond(hot)), max(edges, given)
         ranks, given, count = self._together
-        slots = max(slots, sum_of_largest([_beyond(one, hot) for one in ranks], count))
+        slots = max(slots, sum_of_largest([one.beyond(hot) for one in ranks], count))
         edges = max(edges, sum_of_largest(given, count))
         return _room(slots, self.num_nodes - hot), _room(edges)
 
-    def _ranked(self, macro: MacroBatch) -> Tensor:
-        return torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values
+    def _ranked(self, macro: MacroBatch) -> "_Ranks":
+        return _Ranks(torch.sort(self._rank[macro.ids.to(self._rank.device).long()]).values, self.num_nodes)
 
     def _nearest(self, number: int) -> int:
         return min(self.known, key=lambda known: abs(math.log(known / number)))
@@ -244,9 +246,23 @@ def sum_of_largest(sizes: list[int], count: int) -> int:
     return sum(sorted(sizes, reverse=True)[:count])
 
 
-def _beyond(ranks: Tensor, hot: int) -> int:
-    """How many of these ascending ranks are not hot."""
-    return ranks.numel() - int(torch.searchsorted(ranks, hot))
+class _Ranks:
+    """Ascending ``values``: ranks of a macro-batch's nodes. How many are not hot is found for all that a plan tries at
+    once, as it asks hundreds of times, and every answer of a GPU would be waited for."""
+
+    def __init__(self, values: Tensor, num_nodes: int):
+        self.values, self.count, self.num_nodes = values, values.numel(), num_nodes
+        self._beyond: dict[int, int] = {}
+
+    def beyond(self, hot: int) -> int:
+        """How many are at least ``hot``."""
+        if hot not in self._beyond:
+            tried = [hot, *(_steps(self.num_nodes) if not self._beyond else [])]
+            below = torch.searchsorted(
+                self.values, torch.tensor(tried, dtype=self.values.dtype, device=self.values.device)
+            )
+            self._beyond.update(zip(tried, (self.count - below).tolist(), strict=True))
+        return self._beyond[hot]
 
 
 def _common(a: Tensor, b: Tensor) -> Tensor:
@@ -259,8 +275,10 @@ def _common(a: Tensor, b: Tensor) -> Tensor:
 
 def _variation(values: list[int]) -> float:
     """Standard deviation over mean."""
-    mean = statistics.fmean(values)
-    return statistics.stdev(values) / mean if len(values) > 1 and mean else 0.0
+    if len(values) < 2 or not any(values):
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) / mean
 
 
 def _between(known: list[Shape], number: int) -> Shape:
