@@ -18,6 +18,7 @@ import contextlib
 import copy
 import functools
 import os
+import re
 import types
 from collections.abc import Iterator
 from unittest import mock
@@ -199,7 +200,8 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
             inputs.names[place] = name  # as in ``Program._capture``
     drawn = inputs.constants(vars(sampler).items(), "sampler")
     state = inputs.constants([*model.named_parameters(), *model.named_buffers()], "model")
-    history = inputs.constants([(role.name, role.tensor) for role in history_inputs(tables).values()], "sampler")
+    named = [(re.sub(r"\W+", "_", role.name), role.tensor) for role in history_inputs(tables).values()]
+    history = inputs.constants(named, "sampler")
 
     def forward(*values):  # the name under which stack traces begin
         def of(places: dict[str, int]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from joestar.graph_api import Graph
 from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
+from joestar.staged.heaviest import heaviest_steps
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
 from joestar.stages.device_slots import DeviceSlots, keeps_book
@@ -169,6 +170,8 @@ class Planner:
         look = Look(lambda number, index: sample(self._some(number, index), index), score, self.device, self.reuse)
         for index in range(SMALL):
             look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
+        for index, seeds in enumerate(heaviest_steps(self.sampler, self.seeds, self.batch, self.seed)):
+            look.alone(sample(seeds, 4000 + index))
         compute = -(-total // self.batch) * self._step_seconds()
         found = choose(look, wanted, costs, self.budget, total, compute, self.speeds)
         if found is None:

@@ -153,11 +153,12 @@ class Look:
         self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
         self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
         self.known: dict[int, Shape] = {}
-        self._ranks: dict[int, list[Tensor]] = {}
-        self._shared: dict[int, list[Tensor]] = {}
+        self._ranks: dict[int, list[_Ranks]] = {}
+        self._shared: dict[int, list[_Ranks]] = {}
         self._edges_vary: dict[int, float] = {}
-        self._anywhere: list[tuple[Tensor, int]] = []
-        self._together: tuple[list[Tensor], list[int], int] = [], [], 0
+        self._anywhere: list[tuple[_Ranks, int]] = []
+        self._alone: list[tuple[_Ranks, int]] = []
+        self._together: tuple[list[_Ranks], list[int], int] = [], [], 0
 
     @property
     def num_nodes(self) -> int:
@@ -175,28 +176,29 @@ class Look:
             start = time.perf_counter()
             macro = self.sample(number, index)
             clocks.append(time.perf_counter() - start)
-            ranks.append(self._ranks_of(macro))
-            found.append((ranks[-1].numel(), macro.num_rows, macro.num_edges))
+            ranks.append(self._ranked(macro))
+            found.append((ranks[-1].count, macro.num_rows, macro.num_edges))
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
         self.known[number] = Shape(number, *means, BESIDE * statistics.median(clocks))
         self._ranks[number] = ranks
-        self._shared[number] = [_common(a, b) if self.reuse else a[:0] for a, b in itertools.pairwise(ranks)]
+        pairs = itertools.pairwise(one.values for one in ranks)
+        shared = (_common(a, b) if self.reuse else a[:0] for a, b in pairs)
+        self._shared[number] = [_Ranks(one, self.num_nodes) for one in shared]
         self._edges_vary[number] = _variation([edges for _, _, edges in found])
 
     def anywhere(self, macro: MacroBatch) -> None:
         """Makes room for macro-batches like this one, too: a step over nodes from anywhere, as in predictions."""
-        self._anywhere.append((self._ranks_of(macro), macro.num_edges))
+        self._anywhere.append((self._ranked(macro), macro.num_edges))
+
+    def alone(self, macro: MacroBatch) -> None:
+        """Makes room for this one by itself: of a single step, it cannot be cut."""
+        self._alone.append((self._ranked(macro), macro.num_edges))
 
     def together(self, macros: list[MacroBatch], count: int) -> None:
         """Makes room for any ``count`` of these as one macro-batch: nothing else is sure to fit where cutting seeds off
         makes none smaller."""
-        ranks = [self._ranks_of(macro) for macro in macros]
+        ranks = [self._ranked(macro) for macro in macros]
         self._together = ranks, [macro.num_edges for macro in macros], count
-
-    def _ranks_of(self, macro: MacroBatch | Picked) -> Tensor:
-        """Of its nodes, ascending."""
-        ids = nodes_of(macro, self.num_nodes, self._rank.device)
-        return torch.sort(self._rank[ids.to(self._rank.device).long()]).values
 
     def shape(self, number: int) -> Shape:
         """As sampled, or between those that were: by a power law, a little low as numbers of nodes level off."""
@@ -205,32 +207,38 @@ class Look:
     def share(self, number: int, hot: int) -> float:
         """Of the nodes of such a macro-batch, if the first ``hot`` by score are kept."""
         ranks = self._ranks[self._nearest(number)]
-        kept = sum(int(torch.searchsorted(one, hot)) for one in ranks)
-        return kept / max(1, sum(one.numel() for one in ranks))
+        nodes = sum(one.count for one in ranks)
+        return (nodes - sum(one.beyond(hot) for one in ranks)) / max(1, nodes)
 
     def shared(self, number: int, hot: int) -> float:
         """Nodes of such a macro-batch that are not hot, but of the macro-batch before, over all its nodes."""
         near = self._nearest(number)
         pairs = zip(self._shared[near], self._ranks[near][1:], strict=True)
-        found = [_beyond(common, hot) / max(1, after.numel()) for common, after in pairs]
+        found = [common.beyond(hot) / max(1, after.count) for common, after in pairs]
         return statistics.fmean(found) if found else 0.0
 
     def room(self, number: int, hot: int) -> tuple[int, int]:
         """(slots for nodes of two macro-batches in a row that are not hot, edges of one), hardly ever exceeded:
         ``SIGMAS`` deviations beyond the mean, and a bit."""
         shape, near = self.shape(number), self._nearest(number)
-        cold = [_beyond(one, hot) for one in self._ranks[near]]
+        cold = [one.beyond(hot) for one in self._ranks[near]]
         mean = shape.nodes * (2 * (1 - self.share(number, hot)) - self.shared(number, hot))
         slots, edges = mean * (1 + SIGMAS * _variation(cold)), shape.edges * (1 + SIGMAS * self._edges_vary[near])
         if self._anywhere:
-            cold = [_beyond(one, hot) for one, _ in self._anywhere]
+            cold = [one.beyond(hot) for one, _ in self._anywhere]
             slots = max(slots, 2 * statistics.fmean(cold) * (1 + SIGMAS * _variation(cold)))
             given = [number for _, number in self._anywhere]
             edges = max(edges, statistics.fmean(given) * (1 + SIGMAS * _variation(given)))
+        for one, given in self._alone:
+            slots, edges = max(slots, one.beyond(hot)), max(edges, given)
         ranks, given, count = self._together
-        slots = max(slots, sum_of_largest([_beyond(one, hot) for one in ranks], count))
+        slots = max(slots, sum_of_largest([one.beyond(hot) for one in ranks], count))
         edges = max(edges, sum_of_largest(given, count))
         return _room(slots, self.num_nodes - hot), _room(edges)
+
+    def _ranked(self, macro: MacroBatch | Picked) -> "_Ranks":
+        ids = nodes_of(macro, self.num_nodes, self._rank.device)
+        return _Ranks(torch.sort(self._rank[ids.to(self._rank.device).long()]).values, self.num_nodes)
 
     def _nearest(self, number: int) -> int:
         return min(self.known, key=lambda known: abs(math.log(known / number)))
@@ -241,9 +249,23 @@ def sum_of_largest(sizes: list[int], count: int) -> int:
     return sum(sorted(sizes, reverse=True)[:count])
 
 
-def _beyond(ranks: Tensor, hot: int) -> int:
-    """How many of these ascending ranks are not hot."""
-    return ranks.numel() - int(torch.searchsorted(ranks, hot))
+class _Ranks:
+    """Ascending ``values``: ranks of a macro-batch's nodes. How many are not hot is found for all that a plan tries at
+    once, as it asks hundreds of times, and every answer of a GPU would be waited for."""
+
+    def __init__(self, values: Tensor, num_nodes: int):
+        self.values, self.count, self.num_nodes = values, values.numel(), num_nodes
+        self._beyond: dict[int, int] = {}
+
+    def beyond(self, hot: int) -> int:
+        """How many are at least ``hot``."""
+        if hot not in self._beyond:
+            tried = [hot, *(_steps(self.num_nodes) if not self._beyond else [])]
+            below = torch.searchsorted(
+                self.values, torch.tensor(tried, dtype=self.values.dtype, device=self.values.device)
+            )
+            self._beyond.update(zip(tried, (self.count - below).tolist(), strict=True))
+        return self._beyond[hot]
 
 
 def _common(a: Tensor, b: Tensor) -> Tensor:
@@ -256,8 +278,10 @@ def _common(a: Tensor, b: Tensor) -> Tensor:
 
 def _variation(values: list[int]) -> float:
     """Standard deviation over mean."""
-    mean = statistics.fmean(values)
-    return statistics.stdev(values) / mean if len(values) > 1 and mean else 0.0
+    if len(values) < 2 or not any(values):
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) / mean
 
 
 def _between(known: list[Shape], number: int) -> Shape:

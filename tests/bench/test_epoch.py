@@ -64,10 +64,8 @@ def test_bytes_over_the_bus(measured):
     rows, graph = {row["mode"]: row for row in measured[0]["rows"]}, planted("mini")
     row_bytes, sampler = 64 * 4, joestar.NeighborSampler(graph, list(SETTING.fanouts))
     order, before, needed, missing = shuffled(graph.train_idx, 0, 1), {0}, 0, 0
-    for index in range(50):
-        ids = set(sampler.sample(graph.keyed(0, 1, index), order[index * 200 : index * 200 + 200])[0].srcs.tolist()) - {
-            0
-        }
+    for index, seeds in enumerate(order.split(SETTING.batch_size)):
+        ids = set(sampler.sample(graph.keyed(0, 1, index), seeds)[0].srcs.tolist()) - {0}
         needed, missing, before = needed + len(ids), missing + len(ids - before), ids
     assert rows["resident"]["bus"] is None
     assert rows["match"]["bus"] == missing * row_bytes

@@ -150,15 +150,18 @@ def around(operation, full_graph: bool = True):
     )  # fmt: skip
 
 
-def test_full_graphs_inside_a_program():
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.fuzz)])
+def test_full_graphs_inside_a_program(half):
     """Equal to plain Python: exactly, padded, and whatever passes choose."""
-    models = {name: around(operation) for name, operation in OPERATIONS.items()}
-    models |= {f"block, {name}": around(operation, full_graph=False) for name, operation in IN_BLOCKS.items()}
+    models = {name: around(operation) for name, operation in list(OPERATIONS.items())[half::2]}
+    if not half:
+        models |= {f"block, {name}": around(operation, full_graph=False) for name, operation in IN_BLOCKS.items()}
     cases = cases_together(models, fanouts=(3,))
     wrong = check_each(cases, BATCHES)
     assert not wrong, "\n".join(wrong)
     fired = {place.pattern for case in cases.values() for place in case.program.places if place.fired}
-    assert {"factor-aggregate", "own-aggregate", "aggregate-update", "spmm-gemm-order", "attention"} <= fired
+    blocks = set() if half else {"own-aggregate", "aggregate-update"}
+    assert {"factor-aggregate", "spmm-gemm-order", "attention"} | blocks <= fired
 
 
 def test_dropout_of_a_full_graphs_rows():

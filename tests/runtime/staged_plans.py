@@ -1,5 +1,8 @@
 """Plans and first stages of the tests of steps over macro-batches."""
 
+import random
+import types
+
 import torch
 
 import joestar
@@ -26,3 +29,15 @@ def plans(monkeypatch):
 
     fix()
     return fix
+
+
+def made_up_clock(number: int):
+    """A module ``time`` by whose clock anything takes between a microsecond and a second, at random, the same in every
+    run."""
+    rng, now = random.Random(f"clock {number}"), [0.0]
+
+    def perf_counter() -> float:
+        now[0] += 10.0 ** rng.uniform(-6, 0)
+        return now[0]
+
+    return types.SimpleNamespace(perf_counter=perf_counter)
