@@ -98,8 +98,11 @@ def _about_broadcasting(guard) -> bool:
     return isinstance(expr, _COMPARISONS) and any(side in (0, 1, 2) for side in expr.args)
 
 
-def check_side_effects(origin: str) -> None:
-    """Raises ``CaptureError`` if the program changes Python objects that outlive it; called while Dynamo compiles."""
+def check_side_effects(origin: str, exempt: tuple = ()) -> None:
+    """Raises ``CaptureError`` if the program changes Python objects that outlive it; called while Dynamo compiles.
+
+    ``exempt``: objects of ours, which hold nothing behind the trace.
+    """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     effects = InstructionTranslator.current_tx().output.side_effects
@@ -107,6 +110,8 @@ def check_side_effects(origin: str) -> None:
         raise CaptureError(f"{origin} registers a hook on a tensor: hooks are not part of the traced program.")
     for variable in list(effects.id_to_variable.values()):
         mutation = variable.mutation_type
+        if any(vars(variable).get("value") is known for known in exempt):
+            continue
         if mutation is None or type(mutation).__name__.endswith("New") or not effects.is_modified(variable):
             continue
         source = getattr(variable.source, "name", "")

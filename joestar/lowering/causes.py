@@ -17,6 +17,7 @@ from torch.utils import _traceback
 
 from joestar.errors import CaptureError
 from joestar.lowering.origin import innermost, user_line
+from joestar.pyg import takes_edge_index
 
 _PYG = "torch_geometric"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -126,7 +127,7 @@ def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
 def check_forward(model: nn.Module, features: bool = True) -> None:
     """Raises ``CaptureError`` unless the model can be called with blocks and, if there are any, features."""
     name, forward = type(model).__name__, model.forward
-    if type(model).__call__ is not nn.Module.__call__:
+    if type(model).__call__ is not nn.Module.__call__ or takes_edge_index(model):
         return
     if getattr(forward, "__name__", "") == "_forward_unimplemented":
         raise CaptureError(

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.sizes import LOOPED, RAGGED, expression, padded_dims
+from joestar.lowering.sizes import APPENDED, LOOPED, RAGGED, expression, padded_dims
 
 aten = torch.ops.aten
 
 
 _STRUCTURE = {
-    *LOOPED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
+    *LOOPED, APPENDED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
     torch.ops.joestar.collective_sample.default,
 }  # fmt: skip
 
