@@ -84,6 +84,18 @@ def rows_at(x: Tensor, index: Tensor) -> Tensor:
     return torch.index_select(x, 0, index)
 
 
+def scatter_valid(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool, count: Tensor
+) -> Tensor:
+    """``x.scatter_reduce(dim, index, source, reduce)`` of the first ``count`` entries of the source along ``dim``."""
+    rows = x.shape[dim]
+    shape = [-1 if d == dim else 1 for d in range(source.dim())]
+    valid = (torch.arange(source.shape[dim], device=x.device) < count).reshape(shape)
+    extended = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, 1))], dim)
+    index = torch.where(valid, index, rows)
+    return extended.scatter_reduce(dim, index, source, reduce, include_self=include_self).narrow(dim, 0, rows)
+
+
 LIBRARY.define(
     "merge_hops(Tensor[] indptrs, Tensor[] values, Tensor row_ids, Tensor[] starts, SymInt num_edges)"
     " -> (Tensor, Tensor, Tensor)",
@@ -94,6 +106,12 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define("rows_at(Tensor x, Tensor index) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    "scatter_valid(Tensor x, int dim, Tensor index, Tensor source, str reduce, bool include_self, Tensor count)"
+    " -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.impl("scatter_valid", scatter_valid, "CompositeImplicitAutograd")
 for _device in ("CPU", "CUDA"):
     LIBRARY.impl("merge_hops", merge_hops, _device)
     LIBRARY.impl("append_loops", append_loops, _device)
