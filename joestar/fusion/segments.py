@@ -16,8 +16,8 @@ Before (E edges, sorted by destination)                   After
 
     z = aten.add(index_select(a, 0, src), index_select(b, 0, dst))    z = sddmm(indptr, indices, a, b, "add")
 
-``index_add`` and ``scatter_reduce`` as well (sum, mean, amax, amin); weights per edge or head belong to the sum. Segment
-ops skip padding by contract, read rows where they are, and are what the passes behind this one recognise.
+``index_add`` and ``scatter_reduce`` as well (sum, mean, amax, amin); weights per edge or head belong to the sum.
+Segment ops skip padding by contract, read rows where they are, and are what the passes behind this one recognise.
 
 Must not fire where the index is not certainly the destination of every edge in order, what is scattered into is not
 zero, the values are no floating-point numbers or fewer than the edges, or extrema would start from what is there.

@@ -22,7 +22,7 @@ from joestar.lowering.assumptions import check_guards, check_random, check_side_
 from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.origin import node_line
-from joestar.pyg.substitutes import TRACED, substituted
+from joestar.pyg.substitutes import substituted
 
 SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
@@ -123,7 +123,7 @@ def _capture(
 
     def backend(gm: fx.GraphModule, example_inputs):
         try:
-            check_side_effects(origin, (TRACED,))
+            check_side_effects(origin)
         except CaptureError as error:
             seen["error"] = error
             raise

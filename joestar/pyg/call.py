@@ -1,13 +1,16 @@
 """Which models take an ``edge_index``, and how they are called with a subgraph."""
 
 import inspect
+import re
 
+import torch
 from torch import Tensor, nn
 
 from joestar.errors import ConfigError
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg.substitutes import TRACED
 
+_HOOKS = re.compile(r"_(propagate|message|aggregate|message_and_aggregate|edge_update)_forward_(pre_)?hooks")
 _SPARSE = ("adj", "adj_t")
 _EMPTY = inspect.Parameter.empty
 
@@ -58,6 +61,18 @@ def _parameters(model: nn.Module) -> dict[str, object]:
     return {parameter.name: parameter.default for parameter in found if parameter.kind in named}
 
 
+def check_hooks(model: nn.Module) -> None:
+    """Raises ``ConfigError`` for layers with hooks of ``MessagePassing``, or explained: PyG skips them in a trace."""
+    for name, module in model.named_modules():
+        held = {key for key, value in vars(module).items() if _HOOKS.fullmatch(key) and value}
+        if held or getattr(module, "_explain", None):
+            what = ", ".join(sorted(key.strip("_") for key in held)) or "explain=True"
+            raise ConfigError(
+                f"{type(model).__name__}.{name} has {what}: PyG leaves these out of what is compiled. Write what the hook "
+                "does into message, aggregate or update of a subclass, or around the call of the layer."
+            )
+
+
 def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
     """What ``forward`` is called with, in order: pairs of the parameter's name and where it comes from.
 
@@ -94,7 +109,9 @@ def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
         x: features of the nodes ``[num_nodes, F]``.
     """
     edges = subgraph.edges()
-    TRACED.begin(edges, subgraph)
+    traced = torch.compiler.is_compiling()
+    if traced:
+        TRACED.begin(edges, subgraph)
     given = {}
     for name, kind in subgraph.arguments:
         if kind == "edges":
@@ -104,7 +121,8 @@ def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
         else:
             given[name] = (subgraph.edata if kind == "edge" else subgraph.srcdata)[name]
     outputs = model(**given)
-    TRACED.begin(None, None)  # what outlived the call would be an output of the program
+    if traced:
+        TRACED.begin(None, None)  # what outlived the call would be an output of the program
     return _of_seeds(outputs, subgraph.num_seeds)
 
 

@@ -1,10 +1,13 @@
 """A sampler whose blocks are put together to one subgraph."""
 
+import weakref
+
+import torch
 from torch import Tensor
 
 from joestar.graph_api import Graph, check_blocks
 from joestar.graph_api.subgraph import Subgraph
-from joestar.pyg.call import arguments_of
+from joestar.pyg.call import arguments_of, check_hooks
 
 
 class SubgraphSampler:
@@ -19,6 +22,8 @@ class SubgraphSampler:
     def __init__(self, model, sampler):
         self.sampler = sampler
         self.graph = sampler.graph
+        self._model = weakref.ref(model)
+        check_hooks(model)
         self.arguments = tuple(arguments_of(model, sampler.graph))
 
     @property
@@ -28,6 +33,8 @@ class SubgraphSampler:
 
     def sample(self, graph: Graph, seeds: Tensor) -> list[Subgraph]:
         """One subgraph for the seeds ``[B]``."""
+        if not torch.compiler.is_compiling():
+            check_hooks(self._model())
         if not graph.has_context:
             graph = graph.keyed(self.seed)
         blocks = self.sampler.sample(graph, seeds)

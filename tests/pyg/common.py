@@ -47,7 +47,11 @@ def neighbour_batch(blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
                 pairs.append((sources[edge], row))
                 ids.append(eids[edge])
         expanded = len(offsets) - 1
-    return blocks[0].srcs.long(), torch.tensor(pairs).reshape(-1, 2).t().contiguous(), torch.tensor(ids).long()
+    return (
+        blocks[0].srcs.long(),
+        torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous(),
+        torch.tensor(ids).long(),
+    )
 
 
 def expected(model, sampler, seeds, key, names: tuple[str, ...]):

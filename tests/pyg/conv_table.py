@@ -36,17 +36,6 @@ class _WithFirst(nn.Module):
         return self.conv(x.relu(), x, edge_index)
 
 
-class _OnlyRows(nn.Module):
-    """A layer that returns more than rows."""
-
-    def __init__(self, conv):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x, edge_index):
-        return self.conv(x, edge_index)[0]
-
-
 class _Labels(nn.Module):
     """A layer of integer labels, and a product that can be trained."""
 
@@ -115,7 +104,6 @@ CASES = {
     "DNAConv": Case(lambda c: _Several(c(8))),
     "PointNetConv": Case(lambda c: c(_mlp(11, 8), _mlp(8, 4)), ("pos",)),
     "GMMConv": Case(lambda c: c(8, 4, dim=4, kernel_size=3), A),
-    "SplineConv": Case(lambda c: c(8, 4, dim=4, kernel_size=2), A),
     "NNConv": Case(lambda c: c(8, 4, _mlp(4, 32)), A),
     "CGConv": Case(lambda c: c(8, dim=4, batch_norm=True), A),
     "EdgeConv": Case(lambda c: c(_mlp(16, 4))),
@@ -129,7 +117,6 @@ CASES = {
     "ClusterGCNConv": Case(lambda c: c(8, 4, diag_lambda=0.5)),
     "GENConv": Case(lambda c: c(8, 4, learn_t=True, edge_dim=4), A),
     "GCN2Conv": Case(lambda c: _WithFirst(c(8, alpha=0.1, theta=0.5, layer=1))),
-    "PANConv": Case(lambda c: _OnlyRows(c(8, 4, filter_size=2))),
     "WLConv": Case(lambda c: _Labels(c())),
     "WLConvContinuous": Case(lambda c: _Head(c()), W),
     "FiLMConv": Case(lambda c: c(8, 4)),
@@ -148,7 +135,8 @@ CASES = {
 }
 OTHERS = {
     "CuGraphSAGEConv": "needs pylibcugraphops", "CuGraphGATConv": "needs pylibcugraphops",
-    "CuGraphRGCNConv": "needs pylibcugraphops", "FusedGATConv": "needs dgNN",
+    "CuGraphRGCNConv": "needs pylibcugraphops", "FusedGATConv": "needs dgNN", "SplineConv": "needs pyg-lib",
+    "PANConv": "needs torch-sparse",
     "GravNetConv": "builds its own graph by nearest neighbours", "DynamicEdgeConv": "builds its own graph",
     "XConv": "builds its own graph", "HypergraphConv": "takes a hypergraph", "MeshCNNConv": "takes a mesh",
     "HGTConv": "takes several types of nodes", "HeteroConv": "takes several types of nodes",
