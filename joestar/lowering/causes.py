@@ -107,7 +107,7 @@ def _loss_remedy(given: tuple) -> str:
 
 
 def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
-    if pyg:
+    if pyg and not takes_edge_index(model):
         return _pyg_remedy(model)
     missing = _NO_ATTRIBUTE.search(str(error))
     if missing:
@@ -121,7 +121,8 @@ def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
             f"Parameters are {', '.join(dtypes)}, x has the dtype of graph.ndata['x']: make them alike (model.float(), "
             "graph.ndata['x'].float()), or compile with autocast=torch.bfloat16."
         )
-    return "It fails in plain PyTorch, too, on the blocks of a batch: mend it there, for example in a debugger."
+    what = "subgraph" if takes_edge_index(model) else "blocks"
+    return f"It fails in plain PyTorch, too, on the {what} of a batch: mend it there, for example in a debugger."
 
 
 def check_forward(model: nn.Module, features: bool = True) -> None:

@@ -68,8 +68,8 @@ def check_hooks(model: nn.Module) -> None:
         if held or getattr(module, "_explain", None):
             what = ", ".join(sorted(key.strip("_") for key in held)) or "explain=True"
             raise ConfigError(
-                f"{type(model).__name__}.{name} has {what}: PyG leaves these out of what is compiled. Write what the hook "
-                "does into message, aggregate or update of a subclass, or around the call of the layer."
+                f"{type(model).__name__}.{name} has {what}: PyG leaves these out of what is compiled. Write "
+                "what the hook does into message, aggregate or update of a subclass, or around the call of the layer."
             )
 
 

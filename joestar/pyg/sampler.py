@@ -33,8 +33,9 @@ class SubgraphSampler:
 
     def sample(self, graph: Graph, seeds: Tensor) -> list[Subgraph]:
         """One subgraph for the seeds ``[B]``."""
-        if not torch.compiler.is_compiling():
-            check_hooks(self._model())
+        model = None if torch.compiler.is_compiling() else self._model()
+        if model is not None:
+            check_hooks(model)
         if not graph.has_context:
             graph = graph.keyed(self.seed)
         blocks = self.sampler.sample(graph, seeds)

@@ -81,7 +81,7 @@ def test_training_is_that_of_pyg(graph, passes):
         assert "scatter_add" in text and "segments" not in fired
     else:
         assert "segments" in fired
-        assert text.count("aten.scatter") == 1 and "index_add" not in text  # that against the edges
+        assert text.count("aten.scatter") == 1 and "aten.index_add" not in text  # that against the edges
     assert step.counters.steps == len(BATCHES)
 
 
@@ -124,10 +124,17 @@ def test_hooks_of_message_passing_are_refused(graph, what):
         _compiled(model, graph)
 
 
-def test_hooks_that_come_later_are_refused(graph):
+def test_a_batch_without_room_is_redone_and_later_hooks_are_refused(graph):
     model, seeds = Plain(), torch.tensor(BATCHES[0])
     step = _compiled(model, graph)
     torch.testing.assert_close(step(seeds), expected(model, step.sampler.sampler, seeds, (0, 0, 1), ()))
+    program = step._executor("logits").program
+    labels = program.captured.labels
+    tight = [16 if label == "sample" else bound for bound, label in zip(program.bounds, labels, strict=True)]
+    step._executor("logits").compile(tight, program.batch)
+    seeds = torch.tensor(BATCHES[2])  # 18 edges
+    torch.testing.assert_close(step(seeds), expected(model, step.sampler.sampler, seeds, (0, 0, 2), ()))
+    assert step.counters.fallbacks == 1
     model.conv.register_message_forward_hook(lambda module, inputs, output: output * 2)
     with pytest.raises(joestar.errors.JoestarError, match="hook"):
         step(seeds)
