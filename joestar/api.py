@@ -9,6 +9,7 @@ from joestar.errors import ConfigError, GraphError
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
+from joestar.pyg import SubgraphSampler, takes_edge_index
 from joestar.runtime.arguments import check_loss, check_model, check_optimizer, check_sampler
 from joestar.runtime.compiler import usable_backend
 from joestar.runtime.features import settle_and_check, settle_for_loss
@@ -120,11 +121,20 @@ def compile(
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
     staged = None
+    whole_sample = takes_edge_index(model)
+    if whole_sample and (memory is not None or first_stage is not None):
+        raise ConfigError(
+            f"{type(model).__name__}.forward takes an edge_index, and memory and first_stage need blocks: leave them "
+            "out, or write forward(self, blocks, x) of joestar.nn's layers."
+        )
     if memory is not None or first_stage is not None:
         check_model(model)
         check_sampler(sampler)
         staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune, deterministic)
         sampler = staged.sampler
+    if whole_sample:
+        check_sampler(sampler)
+        sampler = SubgraphSampler(model, sampler)
     _check_parts(model, sampler)
     check_loss(loss_fn)
     check_optimizer(optimizer)

@@ -15,6 +15,7 @@ from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
 from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
+from joestar.pyg import SubgraphSampler
 from joestar.runtime.checkpoint import STATE_FORMAT, Checkpoints, check_state, load_into
 from joestar.runtime.epochs import Epoch, check_same
 from joestar.runtime.executor import Executor
@@ -28,6 +29,7 @@ from joestar.runtime.scoring import Scorer, averaged
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds
 from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.update import Update
+from joestar.runtime.whole_graph import WholeGraph
 
 
 class Step:
@@ -66,7 +68,7 @@ class Step:
         self._seeds = CheckedSeeds(whole)
         self._epochs = 0
         self._calls = 0
-        self._inference: Inference | None = None
+        self._inference: Inference | WholeGraph | None = None
         self._begun: list[weakref.ref[Epoch]] = []
 
     @property
@@ -367,7 +369,9 @@ class Step:
             return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
         return predict(self._executor("predict"), seeds, batch, self._seed)
 
-    def _exact_inference(self, seeds: Tensor) -> Inference:
+    def _exact_inference(self, seeds: Tensor) -> Inference | WholeGraph:
+        if self._inference is None and isinstance(self.sampler, SubgraphSampler):
+            self._inference = WholeGraph(self.model, self.graph, self._options.autocast)
         if self._inference is None:
             layers = len(self.sampler.sample(self.graph.keyed(self._seed), seeds[:1]))
             self._inference = Inference(self.model, self.graph, layers, self._options.autocast)

@@ -120,11 +120,10 @@ ADAM = object()
 """An optimizer over the parameters of another model."""
 
 MODELS = {
-    "a model of PyG's": (lambda: pyg.nn.GraphSAGE(FEATURES, 4, 2, CLASSES), "use joestar.nn.GraphSAGE instead; the"),
-    "PyG's layers": (PyGStyle, "use joestar.nn.SAGEConv, called as conv(block, x); the constructor and the state_dict"),
+    "PyG's layers that do not fit": (lambda: PyGStyle(pyg.nn.SAGEConv, lambda a, b: pyg.nn.SAGEConv(9, b)), "subgraph"),
     "PyG's layers over blocks": (PyGOverBlocks, "use joestar.nn.SAGEConv, called as conv(block, x)"),
     "a layer only PyG has": (
-        lambda: PyGStyle(pyg.nn.SAGEConv, pyg.nn.LEConv), "write LEConv with block.pull and joestar.fn",
+        lambda: PyGOverBlocks(pyg.nn.SAGEConv, pyg.nn.LEConv), "write LEConv with block.pull and joestar.fn",
     ),
     "edge_index of a block": (lambda: Own(lambda m, b, h: b[0].edge_index), "A Block has no edge_index: aggregate"),
     "no forward": (NoForward, "has no forward: write forward(self, blocks, x)"),

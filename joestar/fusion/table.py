@@ -35,6 +35,7 @@ from joestar.fusion import (
     row_factors,
     sample_gather_aggregate,
     sample_structural,
+    segments,
     simplify,
     spmm_gemm_order,
 )
@@ -78,6 +79,7 @@ PASSES = (
     Pass("dce", dce.run, ensures=frozenset({"no dead code"})),
     Pass("simplify", simplify.run),
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
+    Pass("segments", segments.run, requires=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
     Pass("hoist", hoist.run, requires=CANONICAL),
     Pass("sample-structural", sample_structural.run, requires=CANONICAL),

@@ -99,7 +99,10 @@ def _about_broadcasting(guard) -> bool:
 
 
 def check_side_effects(origin: str) -> None:
-    """Raises ``CaptureError`` if the program changes Python objects that outlive it; called while Dynamo compiles."""
+    """Raises ``CaptureError`` if the program changes Python objects that outlive it; called while Dynamo compiles.
+
+    An attribute that holds at the end what it held before, such as ``None``, has not changed.
+    """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     effects = InstructionTranslator.current_tx().output.side_effects
@@ -108,6 +111,8 @@ def check_side_effects(origin: str) -> None:
     for variable in list(effects.id_to_variable.values()):
         mutation = variable.mutation_type
         if mutation is None or type(mutation).__name__.endswith("New") or not effects.is_modified(variable):
+            continue
+        if _as_before(variable, effects.store_attr_mutations.get(variable, {})):
             continue
         source = getattr(variable.source, "name", "")
         source = source() if callable(source) else source
@@ -121,6 +126,22 @@ def check_side_effects(origin: str) -> None:
             f"in every step.\n  at {where or 'an unknown line'}\n  Write instead: a registered buffer, changed in "
             "place (self.name.copy_(value), self.count.add_(1)), or return the value."
         )
+
+
+def _as_before(variable, written: dict) -> bool:
+    """Whether every attribute that was written is a constant at the end, and the one that the object has."""
+    value = vars(variable).get("value")
+    if not written or not hasattr(value, "__dict__") or not type(variable.mutation_type).__name__.startswith("Attrib"):
+        return False
+    for name, end in written.items():
+        if name not in vars(value) or not end.is_python_constant():
+            return False
+        before, after = vars(value)[name], end.as_python_constant()
+        if type(before) is not type(after) or not isinstance(after, (type(None), bool, int, float, str)):
+            return False
+        if before != after:
+            return False
+    return True
 
 
 def check_random(gm: fx.GraphModule, origin: str) -> None:

@@ -22,6 +22,7 @@ from joestar.lowering.assumptions import check_guards, check_random, check_side_
 from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.origin import node_line
+from joestar.pyg.substitutes import substituted
 
 SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
@@ -148,7 +149,7 @@ def _read(
     """Traces, and reads what the backend has ``seen``."""
     try:
         try:
-            with torch._dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages():
+            with torch._dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages(), substituted():
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

@@ -17,6 +17,7 @@ from torch.utils import _traceback
 
 from joestar.errors import CaptureError
 from joestar.lowering.origin import innermost, user_line
+from joestar.pyg import takes_edge_index
 
 _PYG = "torch_geometric"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -106,7 +107,7 @@ def _loss_remedy(given: tuple) -> str:
 
 
 def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
-    if pyg:
+    if pyg and not takes_edge_index(model):
         return _pyg_remedy(model)
     missing = _NO_ATTRIBUTE.search(str(error))
     if missing:
@@ -120,13 +121,14 @@ def _remedy(error: Exception, model: nn.Module, pyg: bool) -> str:
             f"Parameters are {', '.join(dtypes)}, x has the dtype of graph.ndata['x']: make them alike (model.float(), "
             "graph.ndata['x'].float()), or compile with autocast=torch.bfloat16."
         )
-    return "It fails in plain PyTorch, too, on the blocks of a batch: mend it there, for example in a debugger."
+    what = "subgraph" if takes_edge_index(model) else "blocks"
+    return f"It fails in plain PyTorch, too, on the {what} of a batch: mend it there, for example in a debugger."
 
 
 def check_forward(model: nn.Module, features: bool = True) -> None:
     """Raises ``CaptureError`` unless the model can be called with blocks and, if there are any, features."""
     name, forward = type(model).__name__, model.forward
-    if type(model).__call__ is not nn.Module.__call__:
+    if type(model).__call__ is not nn.Module.__call__ or takes_edge_index(model):
         return
     if getattr(forward, "__name__", "") == "_forward_unimplemented":
         raise CaptureError(

@@ -63,7 +63,17 @@ def functional_overload(target):
     if not name.endswith("_"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    return getattr(packet, target._overloadname, None) if packet is not None else None
+    if packet is None:
+        return None
+    wanted, names = _types(target), [target._overloadname, *packet.overloads()]
+    found = [getattr(packet, overload, None) for overload in names]
+    plain = [twin for twin in found if twin is not None and not twin._schema.is_mutable]
+    return next((twin for twin in plain if _types(twin) == wanted), None)
+
+
+def _types(target) -> list[str]:
+    """Types of an overload's arguments: ``pow_.Scalar`` is ``pow.Tensor_Scalar``, whatever they are called."""
+    return [str(argument.type) for argument in target._schema.arguments]
 
 
 def out_of_place(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.inputs import Input, Kind
+from joestar.ops import edge_sets  # noqa: F401  (registers merge_hops and append_loops)
 
 _JOESTAR = torch.ops.joestar
 
@@ -22,6 +23,7 @@ RAGGED = {
     _JOESTAR.weighted_sample.default: 9,
     _JOESTAR.slice_rows.default: 5,
     _JOESTAR.compact.default: 5,
+    _JOESTAR.merge_hops.default: 4,
 }
 """Ops that make a set of data-dependent size: position of the bound among their arguments; the count is output 2."""
 
@@ -29,6 +31,9 @@ LOOPED = {
     _JOESTAR.add_self_loops.default, _JOESTAR.block_self_loops.default, _JOESTAR.sampled_self_loops.default,
 }  # fmt: skip
 """Ops that give (offsets, sources, ...) of a block with self-loops; the offsets of the block are their first input."""
+
+APPENDED = _JOESTAR.append_loops.default
+"""As ``LOOPED``, one more loop per row whatever the row has: their true number is known."""
 
 ROW_IDS_ARGUMENT = 2
 """Position of the ids of the rows among the arguments of the ops that make edges."""
@@ -86,12 +91,14 @@ class SizeTable:
         ids: expression of a node set -> node with the ids of its rows.
         edges: expression of an edge set -> (indptr node, node with the ids of its rows).
         seeds: symbol of the seeds, or ``None`` if their number is not used.
+        exact: sizes of edges with appended loops: as many as edges and rows together, whatever the loops before.
         parents: size of a node set -> size of the set that is its beginning (the destinations among the sources).
     """
 
     bounds: dict[sympy.Symbol, tuple[int, fx.Node]] = field(default_factory=dict)
     ids: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
     edges: dict[sympy.Expr, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
+    exact: set[sympy.Expr] = field(default_factory=set)
     seeds: sympy.Symbol | None = None
     parents: dict[sympy.Expr, sympy.Expr] = field(default_factory=dict)
 
@@ -104,7 +111,7 @@ class SizeTable:
     def with_loops(self, expr: sympy.Expr) -> sympy.Expr | None:
         """The edges with added self-loops (valid ones unknown from sizes alone) that ``expr`` is a multiple of."""
         for edges in self.edges:
-            if not edges.is_Symbol and sympy.cancel(expr / edges).is_number:
+            if not edges.is_Symbol and edges not in self.exact and sympy.cancel(expr / edges).is_number:
                 return edges
         return None
 
@@ -133,9 +140,10 @@ def size_table(gm: fx.GraphModule, roles: list[Input]) -> SizeTable:
                 table.parents[symbol] = expression(node.args[0].meta["val"].shape[0])
             else:
                 table.edges[symbol] = (item(gm, node, 0), node.args[ROW_IDS_ARGUMENT])
-        elif node.target in LOOPED:
+        elif node.target in LOOPED or node.target is APPENDED:
             rows = expression(node.args[0].meta["val"].shape[0])
             edges = expression(node.meta["val"][1].shape[0])
             if rows is not None and rows - 1 in table.ids:
                 table.edges[edges] = (item(gm, node, 0), table.ids[rows - 1])
+                table.exact |= {edges} if node.target is APPENDED else set()
     return table

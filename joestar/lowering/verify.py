@@ -63,7 +63,7 @@ def verify_capture(gm: fx.GraphModule, origin: str) -> None:
                 f"{origin}: a tensor at {node_line(node)} is hidden from the trace (tensor.data, torch.vmap, "
                 "torch.func). Write instead: .detach() and plain torch functions."
             )
-        if node.target in _TO_HOST:
+        if node.target in _TO_HOST or (namespace(node) and "val" not in node.meta and not node.users):
             raise CaptureError(
                 f"{origin}: {node.target} at {node_line(node)} would bring a value to the host in every step (.item(), "
                 "float(tensor), bool(tensor), torch.equal). Write instead: keep the value in a tensor."

@@ -11,18 +11,28 @@ from torch import Tensor, nn
 from joestar.errors import GraphError, LabelError
 from joestar.graph_api.arrays import say, settle
 from joestar.graph_api.row_source import RowSource
+from joestar.graph_api.subgraph import Subgraph
+from joestar.pyg import call_on_subgraph
 
 
 def call_model(model: nn.Module, blocks: list, features: Tensor | None, source: RowSource | None = None) -> Tensor:
     """``model(blocks, x)`` with the rows of the first block's sources; ``model(blocks)`` without features.
 
+    A ``Subgraph`` in place of blocks: ``model(x, edge_index, ...)`` on all of its nodes (``joestar.pyg``).
+
     ``source``: what gathers them, where that is not plain indexing (``source_of(graph.ndata, "x")``).
     """
+    if isinstance(blocks[0], Subgraph):
+        return call_on_subgraph(model, blocks[0], _rows_of(features, source, blocks[0].srcs))
     if features is None:
         return model(blocks)
-    if source is not None:
-        return model(blocks, source.rows(blocks[0].srcs))
-    return model(blocks, torch.index_select(features, 0, blocks[0].srcs))
+    return model(blocks, _rows_of(features, source, blocks[0].srcs))
+
+
+def _rows_of(features: Tensor | None, source: RowSource | None, nodes: Tensor) -> Tensor | None:
+    if features is None:
+        return None
+    return torch.index_select(features, 0, nodes) if source is None else source.rows(nodes)
 
 
 def settle_and_check(model: nn.Module, graph) -> None:

@@ -19,6 +19,7 @@ from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
 from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
+from joestar.pyg import takes_edge_index
 from joestar.runtime.features import settle_and_check
 from joestar.runtime.modes import check_modules
 from joestar.runtime.own_errors import raise_own_error
@@ -27,6 +28,7 @@ from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.stages import Plan
 from joestar.runtime.values import values_of
+from joestar.runtime.whole_graph import WholeGraph
 
 USED = ("dce", "simplify", "cse", "spmm-gemm-order", "attention", "edge-map-reduce", "dce-after")
 """Passes that pay without sampling and gradients."""
@@ -162,7 +164,8 @@ def infer(
     nearby nodes again and again. The model runs in evaluation mode; its flags, and random generators, stay as they are.
 
     Args:
-        model: ``forward(blocks, x) -> [num_seeds, C]``, on the graph's device.
+        model: ``forward(blocks, x) -> [num_seeds, C]``, on the graph's device. One that takes ``(x, edge_index)`` runs
+            as it is over all nodes at once: without ``layers``, ``batch_size`` and ``memory_budget``.
         graph: with features ``graph.ndata["x"]``, or none if the model takes none.
         idx: node ids ``[n]`` whose rows are wanted; all if ``None``.
         layers: blocks that the model takes; ``None``: ``model.num_layers``, or the length of ``model.convs`` or
@@ -182,7 +185,8 @@ def infer(
         GraphError: the graph has no features, or is on another device. SeedError: ``idx`` is unusable.
         CaptureError: the model cannot be captured, draws random numbers or writes to buffers in evaluation mode.
     """
-    found = Inference(model, graph, layers, autocast)
+    whole = isinstance(graph, Graph) and takes_edge_index(model)
+    found = WholeGraph(model, graph, autocast) if whole else Inference(model, graph, layers, autocast)
     return found.run(idx, batch_size=batch_size, memory_budget=memory_budget, progress=progress)
 
 

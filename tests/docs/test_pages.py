@@ -16,7 +16,7 @@ from tests.docs.pages import DOCS, FENCE, PAGES, ROOT, SHELLS, blocks, check_com
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 ELSEWHERE = ("from-pyg", "from-dgl", "from-a-plain-loop", "tutorial", "faq")
 """Pages that run in other files of this folder, which look at what they print."""
-LONG = ("profiling", "training")
+LONG = ("profiling", "training", "pyg")
 """Pages whose snippets run in ``make fuzz``."""
 CAPTURED = ("README", "index", "write-your-own-model", "write-your-own-sampler")
 """Pages whose programs go through the real capture in ``make test`` already; others do in ``make fuzz``."""

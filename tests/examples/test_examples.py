@@ -23,6 +23,7 @@ MODEL_OPS = {
     "own_sampler": {"joestar.add_self_loops", "joestar.spmm", "aten.dropout", "aten.cross_entropy_loss"},
     "own_model": {"joestar.spmm", "aten.layer_norm", "aten.cat", "aten.dropout", "aten.cross_entropy_loss"},
     "own_loop": {"joestar.spmm", "joestar.out_degrees", "aten.dropout"},
+    "pyg_cora": {"joestar.merge_hops", "joestar.append_loops", "aten.scatter_add_", "aten.cross_entropy_loss"},
     "multilabel": {
         "joestar.edge_softmax", "joestar.spmm", "aten.batch_norm", "aten.dropout", "aten.isnan",
         "aten.binary_cross_entropy_with_logits",

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.sizes import LOOPED, RAGGED, expression, padded_dims
+from joestar.lowering.sizes import APPENDED, LOOPED, RAGGED, expression, padded_dims
 
 aten = torch.ops.aten
 
 
 _STRUCTURE = {
-    *LOOPED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
+    *LOOPED, APPENDED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
     torch.ops.joestar.collective_sample.default,
 }  # fmt: skip
 
@@ -104,6 +104,25 @@ def _scatter_sum(context, node: fx.Node) -> None:
     _lookup(2)(context, node)
 
 
+def _scatter_reduce(context, node: fx.Node) -> None:
+    """``(self, dim, index, source, reduce)``: padded entries of the source go to a row of their own, and that away."""
+    into, dim, _, source = (arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args[:4])
+    padded = padded_dims(source)
+    dim = dim % max(into.dim(), 1)
+    if padded.keys() - {dim}:
+        raise context.refuse(node, "scatters along columns of padded rows", "Scatter along the first dimension.")
+    _lookup(2)(context, node)
+    if not padded:
+        return
+    count = context.entries(padded[dim], node)
+    include = argument(node, "include_self")
+    new = context.call(
+        torch.ops.joestar.scatter_valid.default, node.args[0], dim, *node.args[2:5], include, count, like=node
+    )
+    node.replace_all_uses_with(new)
+    context.gm.graph.erase_node(node)
+
+
 def _bounded_search(position: int):
     """A rule for lookups of values among sorted ones, ``args[position]``, which may not be padded."""
 
@@ -122,6 +141,7 @@ RULES = {
     "gather_rows": _lookup(3),
     "take_along_dim": _lookup(1),
     **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
+    "scatter_reduce": _scatter_reduce,
     "index": _index,
     "one_hot": _lookup(0),
     "embedding": _embedding,

@@ -1,0 +1,106 @@
+"""The union of a sample's hops: one graph over all of its nodes, for models that take ``(x, edge_index)``."""
+
+import torch
+from torch import Tensor
+
+from joestar.graph_api.block import Block
+from joestar.ops import edge_sets  # noqa: F401  (registers merge_hops and append_loops)
+
+
+class Subgraph(Block):
+    """A block whose sources and destinations are the same nodes: all of a sample, the seeds first.
+
+    A node has the edges of the hop in which it was first expanded, those of the outermost hop have none: what PyG's
+    ``NeighborLoader`` returns. Edges are ordered by destination.
+
+    Attributes:
+        num_seeds: number of seeds, the first rows (a symbolic integer while traced).
+        arguments: what a model is called with (``joestar.pyg.call.arguments_of``).
+    """
+
+    arguments: tuple = ()
+
+    def __init__(self, indptr: Tensor, indices: Tensor, nodes: Tensor, graph, eids, num_seeds):
+        super().__init__(indptr, indices, nodes, nodes, graph, eids)
+        self.num_seeds = num_seeds
+        self._loop_free: LocalEdges | None = None
+
+    @classmethod
+    def of(cls, blocks: list[Block]) -> "Subgraph":
+        """The union of blocks, input side first: the nodes of ``blocks[0].srcs``.
+
+        Makes two sets of its own, like samples: its edges, and those between two different nodes.
+        """
+        hops, graph = blocks[::-1], blocks[0].graph
+        context, nodes = graph.context, blocks[0].srcs
+        size = context.next_size("sample")
+        indptrs = [hop.indptr for hop in hops]
+        starts = [torch.zeros((), dtype=torch.int64, device=nodes.device)]
+        starts += [torch.full((), hop.num_dst, dtype=torch.int64, device=nodes.device) for hop in hops[:-1]]
+        merge = torch.ops.joestar.merge_hops
+        indptr, indices, _ = merge(indptrs, [hop.indices for hop in hops], nodes, starts, size)
+        context.record(indices.shape[0])
+        size = indices.shape[0] if context.sizes is None else size
+        known = all(hop._eids is not None for hop in hops)
+
+        def eids() -> Tensor:
+            return merge(indptrs, [hop.eids for hop in hops], nodes, starts, size)[1]
+
+        made = cls(indptr, indices, nodes, graph, eids if known else None, hops[0].num_dst)
+        made._loop_free = made._without_loops()
+        return made
+
+    def _without_loops(self) -> "LocalEdges":
+        context = self.graph.context
+        size = context.next_size("sample")
+        kept = (self.indices != self._ends("v")).to(torch.float32)
+        indptr, rest, _ = torch.ops.joestar.weighted_sample(
+            self.indptr, kept, self.dsts, self._count(), True, -1, False, context.key, 0, size
+        )
+        context.record(rest.shape[0])
+        indices = torch.ops.joestar.rows_at(self.indices, rest)
+        return LocalEdges(indptr, indices, self.dsts, origin=rest)
+
+    def _count(self) -> Tensor:
+        return torch.full((), self.num_dst, dtype=torch.int64, device=self.indptr.device)
+
+    def edges(self) -> "LocalEdges":
+        """Its edges, as a model gets them."""
+        return LocalEdges(self.indptr, self.indices, self.dsts)
+
+    def loop_free(self) -> "LocalEdges":
+        """Those of its edges that run between two different nodes (of one batch: by position)."""
+        return self._loop_free
+
+    def __repr__(self) -> str:
+        return f"Subgraph(num_nodes={self.num_src}, num_edges={self.num_edges}, num_seeds={self.num_seeds})"
+
+
+class LocalEdges:
+    """Edges among the nodes of a subgraph, ordered by destination, as an ``edge_index`` of PyG's.
+
+    Attributes:
+        edge_index: int64 ``[2, E]``: row 0 sources, row 1 destinations.
+        indptr: int64 ``[num_nodes + 1]``; indices: sources ``[E]``; nodes: what the nodes are in the graph.
+        origin: of every edge its position among the edges that these were made of, int64 ``[E]``, or ``None``.
+        loop: whether an edge was appended, bool ``[E]``, or ``None``; ``origin`` is 0 there.
+    """
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, nodes: Tensor, origin: Tensor | None = None, loop: Tensor | None = None
+    ):
+        self.indptr, self.indices, self.nodes = indptr, indices, nodes
+        self.origin, self.loop = origin, loop
+        self.dst = torch.ops.joestar.edge_dst(indptr, indices.shape[0], indices)
+        self.edge_index = torch.stack([indices.to(torch.int64), self.dst.to(torch.int64)])
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes (a symbolic integer while traced)."""
+        return self.nodes.shape[0]
+
+    def with_loops(self) -> "LocalEdges":
+        """One more edge per node, from itself, behind the others of its row."""
+        count = torch.full((), self.num_nodes, dtype=torch.int64, device=self.indptr.device)
+        indptr, indices, origin, loop = torch.ops.joestar.append_loops(self.indptr, self.indices, count)
+        return LocalEdges(indptr, indices, self.nodes, origin, loop)

@@ -1,0 +1,136 @@
+"""Which models take an ``edge_index``, and how they are called with a subgraph."""
+
+import inspect
+import re
+
+import torch
+from torch import Tensor, nn
+
+from joestar.errors import ConfigError
+from joestar.graph_api.subgraph import Subgraph
+from joestar.pyg.substitutes import TRACED
+
+_HOOKS = re.compile(r"_(propagate|message|aggregate|message_and_aggregate|edge_update)_forward_(pre_)?hooks")
+_SPARSE = ("adj", "adj_t")
+_EMPTY = inspect.Parameter.empty
+
+
+def takes_edge_index(model) -> bool:
+    """Whether a module's ``forward`` has a parameter ``edge_index`` and none for blocks.
+
+    Raises:
+        ConfigError: for one that takes an adjacency matrix or a ``Data`` object in its place.
+    """
+    if not isinstance(model, nn.Module):
+        return False
+    parameters = _parameters(model)
+    name = type(model).__name__
+    if "blocks" in parameters or "block" in parameters:
+        return False
+    if "edge_index" in parameters:
+        return True
+    if len(parameters) > 1 and list(parameters)[1] in _SPARSE and _of_pyg(model):
+        raise ConfigError(
+            f"{name}.forward takes {list(parameters)[1]}, a sparse matrix, which sampled batches have not: write "
+            "forward(self, x, edge_index), which layers of PyG take as well; weights come in as a parameter "
+            "edge_weight, from graph.edata['edge_weight']."
+        )
+    if list(parameters) in (["data"], ["batch"]) and _of_pyg(model):
+        (given,) = parameters
+        raise ConfigError(
+            f"{name}.forward takes a Data object: write forward(self, x, edge_index) in place of forward(self, "
+            f"{given}); parameters edge_weight, edge_attr, edge_type come from graph.edata under their names."
+        )
+    return False
+
+
+def _of_pyg(model: nn.Module) -> bool:
+    return any(type(module).__module__.startswith("torch_geometric") for module in model.modules())
+
+
+def _parameters(model: nn.Module) -> dict[str, object]:
+    """Names of the parameters of ``forward``, in order, with their defaults (``inspect.Parameter.empty``: none)."""
+    signature = getattr(model, "signature", None)  # torch_geometric.nn.Sequential, whose forward is (*args, **kwargs)
+    if hasattr(signature, "param_dict"):
+        return dict.fromkeys(signature.param_dict, _EMPTY)
+    try:
+        found = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {parameter.name: parameter.default for parameter in found if parameter.kind in named}
+
+
+def check_hooks(model: nn.Module) -> None:
+    """Raises ``ConfigError`` for layers with hooks of ``MessagePassing``, or explained: PyG skips them in a trace."""
+    for name, module in model.named_modules():
+        held = {key for key, value in vars(module).items() if _HOOKS.fullmatch(key) and value}
+        if held or getattr(module, "_explain", None):
+            what = ", ".join(sorted(key.strip("_") for key in held)) or "explain=True"
+            raise ConfigError(
+                f"{type(model).__name__}.{name} has {what}: PyG leaves these out of what is compiled. Write "
+                "what the hook does into message, aggregate or update of a subclass, or around the call of the layer."
+            )
+
+
+def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
+    """What ``forward`` is called with, in order: pairs of the parameter's name and where it comes from.
+
+    That is ``x`` (features, the first parameter that is not ``edge_index``), ``edges``, ``edge`` or ``node`` (the
+    tensor of that name in ``graph.edata`` or ``graph.ndata``). Parameters with a default are given only edge data.
+
+    Raises:
+        ConfigError: ``forward`` needs a tensor that the graph has not.
+    """
+    found, features = [], False
+    for name, default in _parameters(model).items():
+        if name == "edge_index":
+            found.append((name, "edges"))
+        elif name in graph.edata:
+            found.append((name, "edge"))
+        elif not features and default is _EMPTY:
+            features = True
+            found.append((name, "x"))
+        elif default is _EMPTY and name in graph.ndata:
+            found.append((name, "node"))
+        elif default is _EMPTY:
+            raise ConfigError(
+                f"{type(model).__name__}.forward takes {name}, and the graph has no such tensor: set "
+                f"graph.edata[{name!r}] ([num_edges, ...]) or graph.ndata[{name!r}] ([num_nodes, ...]), or give the "
+                "parameter a default."
+            )
+    return found
+
+
+def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
+    """``model(x, edge_index, ...)`` on all nodes of a subgraph; of every tensor it returns, the rows of the seeds.
+
+    Args:
+        x: features of the nodes ``[num_nodes, F]``.
+    """
+    edges = subgraph.edges()
+    traced = torch.compiler.is_compiling()
+    if traced:
+        TRACED.begin(edges, subgraph)
+    given = {}
+    for name, kind in subgraph.arguments:
+        if kind == "edges":
+            given[name] = edges.edge_index
+        elif kind == "x":
+            given[name] = x
+        else:
+            given[name] = (subgraph.edata if kind == "edge" else subgraph.srcdata)[name]
+    outputs = model(**given)
+    if traced:
+        TRACED.begin(None, None)  # what outlived the call would be an output of the program
+    return _of_seeds(outputs, subgraph.num_seeds)
+
+
+def _of_seeds(value, num_seeds):
+    if isinstance(value, Tensor):
+        return value[:num_seeds] if value.dim() else value
+    if isinstance(value, dict):
+        return {key: _of_seeds(part, num_seeds) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)([_of_seeds(part, num_seeds) for part in value])
+    return value

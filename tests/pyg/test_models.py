@@ -1,0 +1,205 @@
+"""Models of PyG, unmodified, against PyG itself on the same sampled subgraphs."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric import nn as gnn
+from torch_geometric.utils import add_self_loops, degree
+
+import joestar
+from joestar.errors import ConfigError
+from joestar.pyg import takes_edge_index
+from pyg.common import expected, toy_graph
+
+DATA = ("edge_weight", "edge_attr")
+BATCHES = [[3, 17, 40, 5, 59, 8], [51, 53], [22, 31, 22, 0, 44, 12]]  # full, nearly without edges, a node twice
+
+
+class Own(torch.nn.Module):
+    """Loops with weights, batch norm, attention with edge data, extrema, a layer of one's own with raw scatters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = gnn.GCNConv(8, 8)
+        self.norm = gnn.BatchNorm(8)
+        self.second = gnn.GATConv(8, 4, heads=2, edge_dim=4)
+        self.third = gnn.SAGEConv(8, 8, aggr=["mean", "max"])
+        self.last = torch.nn.Linear(8, 4)
+
+    def forward(self, x, edge_index, edge_weight, edge_attr):
+        x = self.norm(self.first(x, edge_index, edge_weight)).relu()
+        x = self.second(x, edge_index, edge_attr)
+        x = x + self.third(x, edge_index)
+        looped, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        out = torch.zeros_like(x)
+        out.index_add_(0, looped[1], x[looped[0]])
+        out = out / degree(looped[1], x.size(0), dtype=x.dtype).view(-1, 1)
+        back = x.new_zeros(x.shape).scatter_reduce(
+            0, edge_index[0].view(-1, 1).expand(-1, 8), x[edge_index[1]], "amin", include_self=False
+        )
+        return self.last(out + 0.1 * back)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return toy_graph(DATA)
+
+
+def _trained(graph, passes: tuple[str, ...]):
+    """(losses, state) of steps in Joestar, and in PyTorch and PyG."""
+    torch.manual_seed(0)
+    model = Own().double()
+    other = copy.deepcopy(model)
+    sampler = joestar.NeighborSampler(graph, [4, 3], seed=2)
+    sgd, theirs = (torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (model, other))
+    step = joestar.compile(model, sampler, F.cross_entropy, sgd, backend="eager", warm_up=4, disable_passes=passes)
+    losses = []
+    for number, batch in enumerate(BATCHES, 1):
+        seeds = torch.tensor(batch)
+        ours = float(step(seeds))
+        theirs.zero_grad()
+        loss = F.cross_entropy(expected(other, sampler, seeds, (2, -1 - number, 0), DATA), graph.ndata["y"][seeds])
+        loss.backward()
+        theirs.step()
+        losses.append((ours, loss.item()))
+    return losses, model.state_dict(), other.state_dict(), step
+
+
+@pytest.mark.parametrize("passes", [(), ("segments",)], ids=["segments", "scatters"])
+def test_training_is_that_of_pyg(graph, passes):
+    losses, ours, theirs, step = _trained(graph, passes)
+    for one, other in losses:
+        assert one == pytest.approx(other, rel=1e-9)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-7, atol=1e-9, msg=name)
+    program = step.report().programs[0]
+    fired = {place.pattern for place in program.places if place.fired}
+    text = program.graph_after
+    if passes:
+        assert "scatter_add" in text and "segments" not in fired
+    else:
+        assert "segments" in fired
+        assert text.count("aten.scatter") == 1 and "aten.index_add" not in text  # that against the edges
+    assert step.counters.steps == len(BATCHES)
+
+
+def test_prediction_over_the_whole_graph_is_the_model_itself(graph):
+    model = gnn.Sequential(
+        "x, edge_index, edge_weight", [(gnn.GraphConv(8, 4), "x, edge_index, edge_weight -> x"), torch.nn.ReLU()]
+    ).double()
+    sampler = joestar.NeighborSampler(graph, [-1])
+    idx = torch.tensor([4, 50, 7])
+    step = joestar.compile(model, sampler, backend="eager", warm_up=2)
+    dst = torch.ops.joestar.edge_dst(graph.indptr, graph.num_edges, graph.indices)
+    edge_index = torch.stack([graph.indices, dst]).long()
+    wanted = model(graph.ndata["x"], edge_index, graph.edata["edge_weight"])[idx]
+    torch.testing.assert_close(step.predict(idx, full=True), wanted)
+    torch.testing.assert_close(joestar.inference(model, graph, idx), wanted)
+    torch.testing.assert_close(step.predict(idx), wanted)  # one layer, every neighbour
+    with pytest.raises(ConfigError, match="leave out batch_size"):
+        joestar.inference(model, graph, batch_size=10)
+
+
+def _compiled(model, graph, **options):
+    return joestar.compile(model.double(), joestar.NeighborSampler(graph, [3]), backend="eager", warm_up=2, **options)
+
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = gnn.SAGEConv(8, 4)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("what", ["message_forward_hook", "aggregate_forward_pre_hook", "propagate_forward_hook"])
+def test_hooks_of_message_passing_are_refused(graph, what):
+    """PyG skips them while it is compiled: they would change nothing."""
+    model = Plain()
+    getattr(model.conv, f"register_{what}")(lambda module, *values: None)
+    with pytest.raises(ConfigError, match=f"conv has {what}s"):
+        _compiled(model, graph)
+
+
+def test_a_batch_without_room_is_redone_and_later_hooks_are_refused(graph):
+    model, seeds = Plain(), torch.tensor(BATCHES[0])
+    step = _compiled(model, graph)
+    torch.testing.assert_close(step(seeds), expected(model, step.sampler.sampler, seeds, (0, 0, 1), ()))
+    program = step._executor("logits").program
+    labels = program.captured.labels
+    tight = [16 if label == "sample" else bound for bound, label in zip(program.bounds, labels, strict=True)]
+    step._executor("logits").compile(tight, program.batch)
+    seeds = torch.tensor(BATCHES[2])  # 18 edges
+    torch.testing.assert_close(step(seeds), expected(model, step.sampler.sampler, seeds, (0, 0, 2), ()))
+    assert step.counters.fallbacks == 1
+    model.conv.register_message_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.raises(joestar.errors.JoestarError, match="hook"):
+        step(seeds)
+
+
+class CountsNodes(torch.nn.Module):
+    def forward(self, x, edge_index):
+        nodes = int(edge_index.max()) + 1  # this line
+        return x.new_zeros(nodes, 8).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+class WritesInPlace(torch.nn.Module):
+    def forward(self, x, edge_index):
+        out = torch.zeros_like(x)
+        out[edge_index[1]] += x[edge_index[0]]  # this line
+        return out
+
+
+class Masks(torch.nn.Module):
+    def forward(self, x, edge_index):
+        kept = edge_index[:, x[edge_index[0], 0] > 0]  # this line
+        return torch.zeros_like(x).index_add(0, kept[1], x[kept[0]])
+
+
+@pytest.mark.parametrize("kind", [CountsNodes, WritesInPlace, Masks])
+def test_what_depends_on_data_is_refused_with_its_line(graph, kind):
+    with pytest.raises(joestar.errors.JoestarError, match=r"test_models\.py") as caught:
+        _compiled(kind(), graph)(torch.tensor([3, 4]))
+    assert "this line" in str(caught.value)
+
+
+class TakesSparse(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = gnn.SAGEConv(8, 4)
+
+    def forward(self, x, adj_t):
+        return self.conv(x, adj_t)
+
+
+class TakesData(TakesSparse):
+    def forward(self, data):
+        return self.conv(data.x, data.edge_index)
+
+
+class TakesMore(TakesSparse):
+    def forward(self, x, edge_index, times):
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(TakesSparse, "forward\\(self, x, edge_index\\)"), (TakesData, "Data object"), (TakesMore, "edata\\['times'\\]")],
+)
+def test_what_a_batch_has_not_is_said_at_once(graph, kind, words):
+    with pytest.raises(ConfigError, match=words):
+        _compiled(kind(), graph)
+
+
+def test_a_budget_of_memory_needs_blocks(graph):
+    with pytest.raises(ConfigError, match="need blocks"):
+        _compiled(Plain(), graph, memory="1GiB")
+
+
+def test_models_of_blocks_are_called_as_ever():
+    assert not takes_edge_index(joestar.nn.GraphSAGE(8, 8, 2, 4))
+    assert takes_edge_index(gnn.GraphSAGE(8, 8, 2, 4)) and takes_edge_index(Plain())
+    assert not takes_edge_index(torch.nn.Linear(2, 2))
