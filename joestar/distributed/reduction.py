@@ -1,9 +1,14 @@
 """The one all-reduce of a step: gradients, statistics of buffers, the loss, and whether the step happens."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
 from joestar.distributed.group import Group
+
+ALIGNED = 16
+"""Elements: every piece begins at a multiple of them, as kernels like it."""
 
 
 class Reduction:
@@ -23,6 +28,9 @@ class Reduction:
         self._layout: tuple = ()
         self._kept: list[Tensor] = []
         self.bytes = 0
+        self._gradients: Tensor | None = None
+        self._views: list[Tensor] = []
+        self._buffers: list[Tensor] = []
 
     def before(self, buffers: list[Tensor]) -> None:
         """Keeps what the forward pass is about to write to."""
@@ -45,7 +53,7 @@ class Reduction:
         with torch.no_grad():
             if grads:
                 torch._foreach_copy_(grads, [p.grad for p in parameters])
-                flat[: sum(g.numel() for g in grads)].masked_fill_(absent, 0.0)
+                self._gradients.masked_fill_(absent, 0.0)
             for piece, buffer in zip(statistics, means, strict=True):
                 piece.copy_(_part(buffer.to(flat.dtype), shares[1]))
             own = torch.stack([value.detach().to(flat.dtype) for value in (loss, *logged)])
@@ -67,15 +75,25 @@ class Reduction:
         """Views of the buffer: gradients, statistics, the values ``[1 + logged]``, the mark of a void step."""
         shapes = [tuple(t.shape) for t in (*grads, *buffers)] + [(1 + logged,), ()]
         dtype = torch.float32
-        for tensor in (*grads, loss):
+        for tensor in (*grads, *buffers, loss):
             dtype = torch.promote_types(dtype, tensor.dtype)
         layout = (tuple(shapes), dtype, loss.device)
         if layout != self._layout:
             sizes = [torch.Size(shape).numel() for shape in shapes]
-            self._flat = torch.zeros(sum(sizes), dtype=dtype, device=loss.device)
-            self._views = [p.view(s) for p, s in zip(self._flat.split(sizes), shapes, strict=True)]
+            rooms = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+            self._flat = torch.zeros(sum(rooms), dtype=dtype, device=loss.device)
+            starts = itertools.accumulate(rooms, initial=0)
+            self._views = [_part_of(self._flat, start, shape) for start, shape in zip(starts, shapes, strict=False)]
+            self._gradients = self._flat[: sum(rooms[: len(grads)])]
             self._layout, self.bytes = layout, self._flat.nbytes
         return self._views
+
+
+def _part_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+    """Part of a buffer's memory as a tensor, not a view: TorchDynamo takes sizes of a view, also of a ``grad``, for
+    dynamic ones."""
+    strides = torch.empty(shape, device="meta").stride()
+    return flat.new_empty(0).set_(flat.untyped_storage(), start, shape, strides)
 
 
 def _part(value: Tensor, share: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -98,7 +99,7 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
             "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo", store=store, rank=place.rank,
             world_size=place.world, timeout=timedelta(seconds=timeout), device_id=own if own.type == "cuda" else None,
         )  # fmt: skip
-        atexit.register(shutdown)
+    atexit.register(shutdown)
     _group = Group(place, own, board)
     return _group
 
@@ -122,13 +123,31 @@ def _tell_failures(board: Board) -> None:
     before = sys.excepthook
 
     def told(kind, error, trace) -> None:
-        if not issubclass(kind, SystemExit):
-            first = str(error).strip().splitlines()
-            board.fail(f"{kind.__name__}{': ' + first[0] if first else ''}")
-            _tell_launcher(error)
+        _tell(board, error)
         before(kind, error, trace)
 
     sys.excepthook = told
+
+
+def _tell(board: Board, error: BaseException) -> None:
+    first = str(error).strip().splitlines()
+    board.fail(f"{type(error).__name__}{': ' + first[0] if first else ''}")
+    _tell_launcher(error)
+
+
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """An error that leaves the block is told to the other ranks, as an uncaught one is: for code that catches it later.
+
+    ``sys.exit()`` without an error is none.
+    """
+    try:
+        yield
+    except BaseException as error:
+        harmless = isinstance(error, SystemExit) and error.code in (None, 0)
+        if _group is not None and not harmless:
+            _tell(_group.board, error)
+        raise
 
 
 def _tell_launcher(error: BaseException) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -99,12 +98,7 @@ class Ranks:
         """Where this rank is during a step."""
         self.group.check()
         self._since = None if long else time.monotonic()
-        return self._step(f"step {run.position} of epoch {run.epoch}", long)
-
-    @contextlib.contextmanager
-    def _step(self, what: str, long: bool) -> Iterator[None]:
-        with self.group.board.at(what, long), self.group.together():
-            yield
+        return self.group.board.at(f"step {run.position} of epoch {run.epoch}", long)
 
     def waiting(self) -> None:
         """Called while the host waits for the device: raises if that is in vain."""

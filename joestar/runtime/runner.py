@@ -23,6 +23,10 @@ from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
 from joestar.runtime.update import Update
 
 
+def _nothing(happens: Tensor) -> None:
+    """What is told of a step whose outcome is looked at when it is over."""
+
+
 class StepRunner:
     """Launches steps of any number of runs, one after the other, and redoes what did not fit.
 
@@ -52,6 +56,7 @@ class StepRunner:
         self._rehearsing = False
         self.push: Callable[[list[Tensor], Tensor], None] | None = None
         self.ranks: Ranks | None = None
+        self._post: Callable[[Tensor], None] = _nothing
         executor.before_compile.append(self.drop_graph)
 
     @property
@@ -211,6 +216,7 @@ class StepRunner:
             if clock == FIRST_BACKWARD:
                 self.ranks.meet("the first backward pass")
             loss, logged, ok = self.ranks.reduce(self.optimizer.parameters(), loss, logged, ok, self.state)
+            self._post(ok)
         self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)
         self.counters.add_time(clock, backward - start)
@@ -303,10 +309,17 @@ class StepRunner:
     def _step_of_ranks(self) -> None:
         """A captured step whose message says whether it fitted on all ranks: it is posted behind their sum."""
         _, counts, finish = self._forward()
-        happens = finish()
         bounds = [bound for _, bound in self.executor.program.padded.checked]
-        with self._mailbox.open():
-            torch.ops.joestar.overflow(list(counts.unbind()), bounds, ~happens)
+
+        def post(happens: Tensor) -> None:
+            with self._mailbox.open():
+                torch.ops.joestar.overflow(list(counts.unbind()), bounds, ~happens)
+
+        self._post = post
+        try:
+            finish()
+        finally:
+            self._post = _nothing
 
     @contextlib.contextmanager
     def _raised_flag(self) -> Iterator[None]:
