@@ -262,7 +262,8 @@ class Step:
         if self.group is not None and kind == "logits":
             raise ConfigError(
                 "a loop of one's own is for one process: several ranks train the same model where the loss and the "
-                "optimizer are part of the step: joestar.compile(model, sampler, loss_fn, optimizer)."
+                "optimizer are part of the step: joestar.compile(model, sampler, loss_fn, optimizer). Without "
+                "joestar.distributed.init() a loop may average gradients itself."
             )
         executor = self._executor(kind)
         executor.program.follow_modes()

@@ -29,11 +29,11 @@ def run(world: int, scenario: Callable, *args, folder, seconds: float = 120.0) -
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    started = []
+    started, given = [], {name: value for name, value in os.environ.items() if name.startswith("JOESTAR_")}
     for rank in range(world):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         path = os.path.join(folder, f"rank-{rank}.txt")
-        child = _CONTEXT.Process(target=_rank, args=(scenario, args, rank, world, port, sender, path))
+        child = _CONTEXT.Process(target=_rank, args=(scenario, args, rank, world, port, sender, path, given))
         child.start()
         sender.close()
         started.append((child, receiver, path))
@@ -54,10 +54,11 @@ def _outcome(child, receiver, path, seconds: float) -> Outcome:
         return Outcome(result, code, file.read())
 
 
-def _rank(scenario, args, rank, world, port, sender, path) -> None:
+def _rank(scenario, args, rank, world, port, sender, path, environment) -> None:
     """As a script under torchrun: an uncaught error goes to ``sys.excepthook`` and ends it with code 1."""
     import joestar
 
+    os.environ |= environment
     words = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in words.items()} | {"MASTER_ADDR": "127.0.0.1"}
     file = open(path, "w", buffering=1)  # noqa: SIM115

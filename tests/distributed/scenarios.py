@@ -23,15 +23,21 @@ SEED = 7
 
 
 def graph_of(nodes: int = 400):
-    """The graph of all tests, float64."""
-    return planted_graph(nodes=nodes, dtype=torch.float64, degree=5)
+    """The graph of all tests, float64, where this process works."""
+    return planted_graph(nodes=nodes, dtype=torch.float64, degree=5).to(device())
+
+
+def device() -> str:
+    """Of this rank, or ``JOESTAR_TEST_DEVICE`` in one process."""
+    group = joestar.distributed.current()
+    return os.environ.get("JOESTAR_TEST_DEVICE", "cpu") if group is None else str(group.device)
 
 
 def model_of(**options) -> nn.Module:
     """A small model in float64; its parameters depend on nothing else."""
     torch.manual_seed(3)
     given = {"num_layers": 2, "out_channels": CLASSES, "dropout": 0.0} | options
-    return joestar.nn.GraphSAGE(FEATURES, 8, **given).double()
+    return joestar.nn.GraphSAGE(FEATURES, 8, **given).double().to(device())
 
 
 def step_of(graph=None, model=None, loss=F.cross_entropy, optimizer=None, **options):
@@ -48,6 +54,11 @@ def state_of(step) -> dict:
     return {name: value.tolist() for name, value in step.model.state_dict().items()}
 
 
+def ids(*numbers: int) -> torch.Tensor:
+    """Nodes, where the graph is."""
+    return torch.arange(*numbers, device=device())
+
+
 def epochs_of(step, idx, batch, number=2, **options) -> list[float]:
     """Losses."""
     return [loss.item() for _ in range(number) for loss in step.epoch(idx, batch, **options)]
@@ -55,7 +66,7 @@ def epochs_of(step, idx, batch, number=2, **options) -> list[float]:
 
 def all_of(names: list[str], *args) -> dict:
     """Several scenarios in the same processes, one after the other."""
-    joestar.distributed.init(timeout=20.0)
+    joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     with cheaper(quick):
         return {name: globals()[name](*args) for name in names}
 
@@ -69,15 +80,15 @@ def plain_run(batch: int) -> dict:
     schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.5)
     losses = []
     for _ in range(2):
-        for loss in step.epoch(torch.arange(173), batch):
+        for loss in step.epoch(ids(173), batch):
             losses.append(loss.item())
             schedule.step()
     for start in (0, 50):
-        losses.append(step(torch.arange(start, start + 41)).item())
-    outputs = step.predict(torch.arange(170, 260), 20)
-    few = step.predict(torch.arange(5), 20)
+        losses.append(step(ids(start, start + 41)).item())
+    outputs = step.predict(ids(170, 260), 20)
+    few = step.predict(ids(5), 20)
     return {
-        "losses": losses, "state": state_of(step), "score": step.evaluate(torch.arange(100, 290), 25),
+        "losses": losses, "state": state_of(step), "score": step.evaluate(ids(100, 290), 25),
         "outputs": outputs.tolist(), "few": few.tolist(),
     }  # fmt: skip
 
@@ -90,9 +101,9 @@ def overflows(batch: int) -> dict:
         options = {"execution": "exact"} if name == "exact" else {"patience": 1}
         step = step_of(model=model, **options)
         with _too_large(step, {2, 5} if name == "overflowing" else set()):
-            losses = epochs_of(step, torch.arange(173), batch)
+            losses = epochs_of(step, ids(173), batch)
         counted = {"overflows": step.counters.overflows, "recompiles": step.counters.recompiles}
-        score = step.evaluate(torch.arange(60), 60)
+        score = step.evaluate(ids(60), 60)
         results[name] = {"losses": losses, "state": state_of(step), "score": score, **counted}
     return results
 
@@ -114,13 +125,35 @@ def _too_large(step, calls: set[int]):
     return mock.patch.object(Program, "step", run)
 
 
+def tight(batch: int) -> dict:
+    """Bounds that about half of the batches exceed, on either rank; they are not widened."""
+    from unittest import mock
+
+    from joestar.runtime import executor
+
+    choose = executor.choose_bounds
+
+    def smaller(profile, size, *rest):
+        means = [sum(column) / len(column) for column in zip(*profile.batches, strict=True)]
+        bounds = choose(profile, size, *rest)
+        return [max(size, int(mean)) for mean, _ in zip(means, bounds, strict=True)]
+
+    results = {}
+    for execution in ("padded", "exact"):
+        step = step_of(model=model_of(norm="batch_norm", dropout=0.3), execution=execution, patience=1000)
+        with mock.patch.object(executor, "choose_bounds", smaller):
+            losses = epochs_of(step, ids(173), batch)
+        results[execution] = {"losses": losses, "state": state_of(step), "overflows": step.counters.overflows}
+    return results
+
+
 def few_seeds(batch: int) -> dict:
     """Last global batches that leave ranks without a seed; an epoch with fewer seeds than ranks; drop_last."""
     step = step_of(model=model_of(dropout=0.4))
-    results = {"one over": epochs_of(step, torch.arange(81), batch)}
-    results["one seed"] = epochs_of(step, torch.arange(1), batch)
-    results["dropped"] = epochs_of(step, torch.arange(173), batch, drop_last=True)
-    seen = [seeds.tolist() for _, seeds in step.epoch(torch.arange(81), batch, with_seeds=True)]
+    results = {"one over": epochs_of(step, ids(81), batch)}
+    results["one seed"] = epochs_of(step, ids(1), batch)
+    results["dropped"] = epochs_of(step, ids(173), batch, drop_last=True)
+    seen = [seeds.tolist() for _, seeds in step.epoch(ids(81), batch, with_seeds=True)]
     return results | {"state": state_of(step), "seeds": seen}
 
 
@@ -128,10 +161,11 @@ def losses_of(batch: int) -> dict:
     """Losses that are no plain mean over the seeds of a share."""
     results = {}
     labels = graph_of().ndata["y"]
-    ignored = torch.where(torch.arange(labels.numel()) % 5 < 2, -100, labels)
-    weight = torch.tensor([1.0, 5.0, 0.2, 3.0], dtype=torch.float64)
+    ignored = torch.where(torch.arange(labels.numel(), device=labels.device) % 5 < 2, -100, labels)
+    weight = torch.tensor([1.0, 5.0, 0.2, 3.0], dtype=torch.float64, device=labels.device)
     targets = F.one_hot(labels, CLASSES).double()
-    unknown = torch.where(torch.arange(targets.numel()).view_as(targets) % 3 == 0, torch.nan, targets)
+    entries = torch.arange(targets.numel(), device=labels.device).view_as(targets)
+    unknown = torch.where(entries % 3 == 0, torch.nan, targets)
     cases = {
         "weighted": (ignored, nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)),
         "sum": (labels, lambda out, y: F.cross_entropy(out, y, reduction="sum") / 100),
@@ -142,7 +176,7 @@ def losses_of(batch: int) -> dict:
         graph = graph_of()
         graph.ndata["y"] = y
         step = step_of(graph, loss=loss, accumulate=2)
-        logged, losses, epoch = [], [], step.epoch(torch.arange(173), batch)
+        logged, losses, epoch = [], [], step.epoch(ids(173), batch)
         for value in epoch:
             losses.append(value.item())
             logged.append({key: entry.item() for key, entry in epoch.logged.items()})
@@ -159,8 +193,8 @@ def stops_and_goes_on(batch: int, folder: str) -> dict:
     """``fit`` that is left in the middle of an epoch, from a file that another number of ranks wrote, and to one."""
     step = step_of()
     step.load_state_dict(joestar.Checkpoints(os.path.join(folder, "before")).latest()["step"])
-    losses = epochs_of(step, torch.arange(173), batch, 1)
-    epoch = step.epoch(torch.arange(173), batch)
+    losses = epochs_of(step, ids(173), batch, 1)
+    epoch = step.epoch(ids(173), batch)
     losses += [next(epoch).item(), next(epoch).item()]
     joestar.Checkpoints(os.path.join(folder, "after")).save(step)
     return {"losses": losses, "written": len(os.listdir(os.path.join(folder, "before")))}
@@ -171,7 +205,7 @@ def fitted(batch: int, folder: str) -> dict:
     step = step_of()
     seen, last = [], joestar.distributed.rank() == joestar.distributed.world_size() - 1
     history = step.fit(
-        torch.arange(173), torch.arange(180, 290), epochs=4, batch_size=batch, verbose=True,
+        ids(173), ids(180, 290), epochs=4, batch_size=batch, verbose=True,
         checkpoints=joestar.Checkpoints(os.path.join(folder, "fit")), checkpoint_every=2,
         scheduler=torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.02, total_steps=20),
         loggers=lambda values, number: seen.append(number),
@@ -204,17 +238,17 @@ def differences(batch: int) -> dict:
     refused("graph", lambda: step_of(changed))
     refused("options", lambda: step_of(accumulate=2 if odd else 1))
     step = step_of(model=_other_start(odd))
-    refused("seeds", lambda: next(step.epoch(torch.arange(odd, 100), batch)))
-    refused("batch", lambda: next(step.epoch(torch.arange(100), batch + odd)))
-    refused("fine", lambda: next(step.epoch(torch.arange(100), batch)))
+    refused("seeds", lambda: next(step.epoch(ids(odd, 100), batch)))
+    refused("batch", lambda: next(step.epoch(ids(100), batch + odd)))
+    refused("fine", lambda: next(step.epoch(ids(100), batch)))
     with torch.no_grad():
         next(step.model.parameters()).view(-1)[0] += odd * 1e-12
-    refused("parameters", lambda: next(step.epoch(torch.arange(100), batch)))
-    refused("given seeds", lambda: step(torch.arange(10) + odd))
+    refused("parameters", lambda: next(step.epoch(ids(100), batch)))
+    refused("given seeds", lambda: step(ids(10) + odd))
     refused("memory", lambda: step_of(memory="1GiB"))
-    refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(torch.arange(4)))
-    refused("loss", lambda: next(step_of(loss=_compares).epoch(torch.arange(100), batch)))
-    refused("calls", lambda: step.evaluate(torch.arange(50)) if odd else next(step.epoch(torch.arange(100), batch)))
+    refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
+    refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
+    refused("calls", lambda: step.evaluate(ids(50)) if odd else next(step.epoch(ids(100), batch)))
     return told
 
 
@@ -232,10 +266,10 @@ def _compares(out, y):
 
 def one_fails(how: str, timeout: float) -> None:
     """The last rank does not make its third step."""
-    joestar.distributed.init(timeout=timeout)
+    joestar.distributed.init(timeout, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     with cheaper(quick):
         step = step_of()
-        for number, _ in enumerate(step.epoch(torch.arange(250), 20)):
+        for number, _ in enumerate(step.epoch(ids(250), 20)):
             if number == 2 and joestar.distributed.rank() == joestar.distributed.world_size() - 1:
                 _fail(how)
     raise AssertionError("the epoch was finished")

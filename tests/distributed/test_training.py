@@ -15,7 +15,7 @@ from tests.distributed.ranks import run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
-NAMES = ["plain_run", "overflows", "few_seeds", "losses_of"]
+NAMES = ["plain_run", "overflows", "tight", "few_seeds", "losses_of"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def two(folder):
 def one():
     """The same in this process, with batches twice as large."""
     with scenarios.cheaper(scenarios.quick):
-        return {name: getattr(scenarios, name)(2 * BATCH) for name in NAMES}
+        return {name: getattr(scenarios, name)(2 * BATCH) for name in ("plain_run", "few_seeds", "losses_of")}
 
 
 def close(ours, theirs, tolerance: float = 1e-10) -> None:
@@ -57,7 +57,7 @@ def test_two_ranks_train_what_plain_pytorch_trains_on_their_batches_together(two
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     losses = []
 
-    def step(seeds, epoch, number):
+    def step(seeds, epoch, number):  # of the whole global batch
         value = F.cross_entropy(plain_logits(model, sampler, seeds, epoch, number), graph.ndata["y"][seeds])
         optimizer.zero_grad()
         value.backward()
@@ -90,6 +90,14 @@ def test_all_ranks_redo_and_widen_where_one_overflows(two):
     assert first["exact"]["overflows"] == 0
     for name in ("losses", "state", "score"):
         close(first["overflowing"][name], first["exact"][name])
+
+
+def test_real_overflows_on_either_rank_are_redone_together(two):
+    first, second = (rank["tight"] for rank in two)
+    assert first == second
+    assert 2 <= first["padded"]["overflows"] < 10
+    for name in ("losses", "state"):
+        close(first["padded"][name], first["exact"][name])
 
 
 def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, one):
