@@ -147,6 +147,12 @@ def tight(batch: int) -> dict:
     return results
 
 
+def normed(batch: int) -> dict:
+    """An epoch of a model with BatchNorm."""
+    step = step_of(model=model_of(norm="batch_norm"))
+    return {"losses": epochs_of(step, ids(173), batch, 1), "state": state_of(step)}
+
+
 def few_seeds(batch: int) -> dict:
     """Last global batches that leave ranks without a seed; an epoch with fewer seeds than ranks; drop_last."""
     step = step_of(model=model_of(dropout=0.4))

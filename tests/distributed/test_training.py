@@ -1,5 +1,6 @@
 """Several ranks train what one process trains: the same seeds, draws and losses, whatever the ranks' shares are."""
 
+import copy
 import os
 
 import pytest
@@ -15,7 +16,7 @@ from tests.distributed.ranks import run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
-NAMES = ["plain_run", "overflows", "tight", "few_seeds", "losses_of"]
+NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of"]
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +177,34 @@ def test_shares_are_the_global_batches(world, number):
     assert sorted(mixed.tolist()) == sorted(order.tolist())
     if number >= batch * world:
         assert mixed[:batch].tolist() == shares[0][0][:batch].tolist()
+
+
+def test_batch_norm_is_per_share_and_its_statistics_are_the_mean_over_the_ranks(two):
+    """By hand: every share is normalised by itself, gradients and running statistics are weighted by seeds."""
+    model, graph = scenarios.model_of(norm="batch_norm"), scenarios.graph_of()
+    sampler = joestar.NeighborSampler(graph, [4, 3], seed=scenarios.SEED)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    order = shuffled(torch.arange(173, dtype=graph.indices.dtype), scenarios.SEED, 0)
+    losses = []
+    for number, seeds in enumerate(order.split(2 * BATCH)):
+        before = copy.deepcopy(dict(model.named_buffers()))
+        after = {name: torch.zeros_like(value) for name, value in before.items()}
+        optimizer.zero_grad()
+        total = 0.0
+        for rank in range(2):
+            own = seeds[rank::2]
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])
+            loss = F.cross_entropy(plain_logits(model, sampler, own, 0, number), graph.ndata["y"][own])
+            part = len(own) / len(seeds)
+            (part * loss).backward()
+            total += part * loss.item()
+            for name, buffer in model.named_buffers():
+                after[name] = after[name] + part * buffer
+        for name, buffer in model.named_buffers():
+            buffer.copy_(after[name])
+        optimizer.step()
+        losses.append(total)
+    for rank in two:
+        close(rank["normed"]["losses"], losses)
+        close(rank["normed"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
