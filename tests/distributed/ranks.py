@@ -9,10 +9,11 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.distributed.scenarios"])
+_CONTEXT.set_forkserver_preload(["tests.distributed.warmed"])
 
 
 @dataclass
@@ -29,6 +30,7 @@ def run(world: int, scenario: Callable, *args, folder, seconds: float = 120.0) -
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
+    _start_server()
     started, given = [], {name: value for name, value in os.environ.items() if name.startswith("JOESTAR_")}
     for rank in range(world):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
@@ -38,6 +40,19 @@ def run(world: int, scenario: Callable, *args, folder, seconds: float = 120.0) -
         sender.close()
         started.append((child, receiver, path))
     return [_outcome(*each, seconds) for each in started]
+
+
+def _start_server() -> None:
+    """The server finds the modules that this process finds (of itself it does from Python 3.13 on)."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _outcome(child, receiver, path, seconds: float) -> Outcome:

@@ -153,6 +153,43 @@ def normed(batch: int) -> dict:
     return {"losses": epochs_of(step, ids(173), batch, 1), "state": state_of(step)}
 
 
+def tuned(batch: int) -> dict:
+    """An epoch behind choices made by timing."""
+    from unittest import mock
+
+    from joestar.runtime import tuning
+
+    step = step_of(tune=True)
+    with mock.patch.object(tuning, "SPAN", 0.0):
+        losses = epochs_of(step, ids(173), batch, 1)
+    executor = step._runner.executor
+    sites = {site.key: site.taken for site in executor.program.sites}
+    return {"losses": losses, "sites": sites, "slack": executor.slack, "bounds": executor.program.bounds}
+
+
+def averaged(batch: int) -> dict:
+    """Moving averages of weights, other optimizers, a table of embeddings, other limits of gradients."""
+    results = {}
+    graph = graph_of()
+    bare = joestar.Graph.from_csc(graph.indptr, graph.indices)
+    bare.ndata["y"] = graph.ndata["y"]
+    torch.manual_seed(3)
+    inner = joestar.nn.GraphSAGE(6, 8, num_layers=2, out_channels=CLASSES)
+    table = joestar.nn.NodeEmbedding(bare.num_nodes, 6, inner).double().to(device())
+    for name, options in {
+        "ema": {"ema": 0.9, "clip_grad_value": 0.01},
+        "momentum": {"optimizer": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)},
+        "muted": {"optimizer": lambda parameters: torch.optim.RMSprop(parameters, 0.01)},
+        "table": {"graph": bare, "model": table},
+    }.items():
+        step = step_of(**options)
+        results[name] = {"losses": epochs_of(step, ids(81), batch, 1), "state": state_of(step)}
+        if step.ema is not None:
+            results[name]["ema"] = {key: value.tolist() for key, value in step.ema.items()}
+            results[name]["score"] = step.evaluate(ids(50), 20, ema=True)
+    return results
+
+
 def few_seeds(batch: int) -> dict:
     """Last global batches that leave ranks without a seed; an epoch with fewer seeds than ranks; drop_last."""
     step = step_of(model=model_of(dropout=0.4))

@@ -121,6 +121,7 @@ def test_losses_are_those_of_the_global_batch(two, one, name):
             close(mine, other)
 
 
+@pytest.mark.fuzz
 def test_four_ranks_some_without_seeds(folder, one):
     for outcome in run(4, scenarios.all_of, ["few_seeds", "plain_run"], BATCH // 2, folder=folder):
         assert outcome.code == 0, outcome.text
@@ -151,6 +152,21 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, folder):
             close(ours[name], alone[name])
     assert [outcome.result["fitted"]["logged"] for outcome in outcomes] == [3, 0]
     assert ["epoch 1/4" in outcome.text for outcome in outcomes] == [True, False]
+
+
+@pytest.mark.fuzz
+def test_choices_of_the_tuner_are_those_of_rank_0(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
+    outcomes = run(2, scenarios.all_of, ["tuned", "averaged"], BATCH, folder=folder)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.text
+    first, second = (outcome.result for outcome in outcomes)
+    assert first == second and first["tuned"]["sites"]
+    with scenarios.cheaper(scenarios.quick):
+        one = scenarios.averaged(2 * BATCH)
+        plain = scenarios.epochs_of(scenarios.step_of(), scenarios.ids(173), 2 * BATCH, 1)
+    close(first["tuned"]["losses"], plain, 1e-9)
+    close(first["averaged"], one)
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])
