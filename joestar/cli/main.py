@@ -70,7 +70,7 @@ def train(
         joestar train my-graph.npz --save best.pt      # your graph
         joestar train --config run.toml --lr 0.003     # a file of settings
         joestar train ogbn-products --root data --fanouts 15,10,5 --hidden 256
-        joestar train ogbn-products --gpus 4           # four processes; torchrun -m joestar train ... is the same
+        joestar train ogbn-products --gpus 4           # four processes
     """
     from joestar.cli import several
 

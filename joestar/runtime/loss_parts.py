@@ -45,7 +45,7 @@ def loss_parts(program, seeds: Tensor) -> LossParts:
     nodes = _tried(seeds, data["y"], candidates[0])
     trial = _Trial(program, nodes)
     for rows in candidates:
-        weights = torch.ones(len(nodes), dtype=torch.float64) if rows is None else rows(nodes).cpu()
+        weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu") if rows is None else rows(nodes).cpu()
         if trial.is_mean(weights):
             return LossParts(MEAN, rows, trial.logged_kinds())
     if trial.is_sum():
@@ -98,7 +98,7 @@ class _Trial:
         return self._close(self.whole[of], self.first[of] + self.rest[of])
 
     def logged_kinds(self) -> list[str]:
-        ones = torch.ones(len(self.nodes), dtype=torch.float64)
+        ones = torch.ones(len(self.nodes), dtype=torch.float64, device="cpu")
         entries = range(1, len(self.whole))
         return [SUM if self.is_sum(i) and not self.is_mean(ones, i) else MEAN for i in entries]
 
