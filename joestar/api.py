@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from joestar import distributed
 from joestar.errors import ConfigError, GraphError
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
@@ -16,6 +17,7 @@ from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
+from joestar.runtime.ranks import check_single, join
 from joestar.runtime.update import Average, LossScale, Update
 from joestar.staged.staging import Staging
 from joestar.stages import LargeBatch, Partitions
@@ -120,6 +122,9 @@ def compile(
         slack = SLACK if fixed.slack is None else fixed.slack
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
+    group = distributed.current()
+    if group is not None and (memory is not None or first_stage is not None):
+        check_single(group)
     staged = None
     whole_sample = takes_edge_index(model)
     if whole_sample and (memory is not None or first_stage is not None):
@@ -167,6 +172,12 @@ def compile(
     scale = _loss_scale(autocast == torch.float16 if loss_scale is None else loss_scale)
     if ema is not None and not 0 < ema < 1:
         raise ConfigError(f"ema must be a decay between 0 and 1, such as 0.999; got {ema!r}.")
+    if group is not None:
+        name = getattr(loss_fn, "__qualname__", type(loss_fn).__name__)
+        clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
+        further = {"loss_fn": name, "accumulate": accumulate, "loss_scale": scale, "ema": ema, "tune": tune}
+        given = {"cuda_graph": graphed, **clips, **further, **run, **vars(options)}
+        join(group, model, sampler, optimizer, given)
     update = None
     if optimizer is not None:
         if staged is None:
@@ -179,7 +190,7 @@ def compile(
     elif clip_grad_norm is not None or clip_grad_value is not None:
         raise ConfigError("gradient clipping needs loss_fn and optimizer; in your own loop clip before opt.step().")
     given = model, sampler, loss_fn, update, options, run, graphed, tune
-    return Step(*given) if staged is None else staged.step(*given)
+    return Step(*given, group) if staged is None else staged.step(*given)
 
 
 def _loss_scale(given) -> LossScale | None:

@@ -61,5 +61,9 @@ class StageError(JoestarError, RuntimeError):
     """A thread that makes data ready for training failed, or is gone; the cause is what it raised."""
 
 
+class DistributedError(JoestarError, RuntimeError):
+    """Ranks of a job differ, are at different calls, or one of them failed; it says which, and why."""
+
+
 class JoestarWarning(UserWarning):
     """Something is slower than it could be, or other than one might think; the result is right."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from joestar import __version__
+from joestar.distributed import Group
+from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import prepare_loss
@@ -24,12 +26,17 @@ from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.inference import Inference
 from joestar.runtime.prediction import PREDICTED, logits, population, predict
 from joestar.runtime.program import Program
+from joestar.runtime.ranks import Ranks
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, averaged
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds
 from joestar.runtime.tuning import tune as tune_choices
+from joestar.runtime.tuning import tune_together
 from joestar.runtime.update import Update
 from joestar.runtime.whole_graph import WholeGraph
+
+COMPARED = 100
+"""Calls of ``step(seeds)`` between two at which several ranks compare their parameters."""
 
 
 class Step:
@@ -40,8 +47,9 @@ class Step:
     """
 
     def __init__(
-        self, model, sampler, loss_fn, update: Update | None, options, run: dict, cuda_graph: bool, tune: bool = False
-    ):
+        self, model, sampler, loss_fn, update: Update | None, options, run: dict, cuda_graph: bool, tune: bool = False,
+        group: Group | None = None,
+    ):  # fmt: skip
         self.model = model
         self.sampler = sampler
         self.graph: Graph = sampler.graph
@@ -63,6 +71,10 @@ class Step:
         self._runner = None
         if update is not None:
             self._runner = StepRunner(self._executor("train"), update, self._seed, cuda_graph)
+        self.group = group
+        if group is not None and self._runner is not None:
+            self._runner.ranks = Ranks(group, self._runner.executor)
+            group.frees(self._runner)
         self._tune = tune
         self._tuning: TuningRecord | None = None
         self._seeds = CheckedSeeds(whole)
@@ -122,11 +134,13 @@ class Step:
     ) -> Epoch:
         """Trains over ``idx`` once, in batches of ``batch_size`` (the last may be smaller).
 
+        Several ranks (``joestar.distributed``) take as many seeds each: a step is one of ``world_size x batch_size``.
+
         Args:
             idx: node ids ``[n]``; duplicates are trained on as often as they occur.
             shuffle: order by a permutation keyed by (seed, epoch); else as given.
             drop_last: leave out the last batch if it is smaller.
-            with_seeds: give pairs (loss, seeds of the step ``[n]``).
+            with_seeds: give pairs (loss, seeds of the step ``[n]``, on several ranks those of this one).
 
         Returns:
             An iterator over the loss of every step, each a 0-d tensor of its own and final; ``len()`` of it is the
@@ -140,11 +154,11 @@ class Step:
         """
         runner = self._needs_runner("epoch")
         seeds = self._seeds(idx)
-        batch = min(check_batch_size(batch_size), seeds.numel())
+        batch = seeds_per_rank(seeds.numel(), check_batch_size(batch_size), runner.world)
         self._check()
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
-            under_way = check_same(self._resumed.pop(0), seeds, batch, shuffle, drop_last)
+            under_way = check_same(self._resumed.pop(0), seeds, batch * runner.world, shuffle, drop_last)
             number, given = under_way["number"], given | {k: under_way[k] for k in ("position", "pending")}
         else:
             number = -1
@@ -163,7 +177,18 @@ class Step:
         """Before an epoch's first step: its number, the last checks, captured program, measured choices."""
         if epoch.number < 0:
             epoch.number, self._epochs = self._epochs, self._epochs + 1
+        if self.group is not None:
+            self._agree_on(epoch)
         self._ready(epoch.seeds, epoch.batch_size)
+
+    def _agree_on(self, epoch: Epoch) -> None:
+        """Several ranks: this epoch, and the parameters that it begins with, are the same on all."""
+        ranks = self._runner.ranks
+        facts = ranks.facts(
+            epoch.seeds, batch_size=epoch.batch_size, shuffle=epoch.shuffle, drop_last=epoch.drop_last,
+            epoch=epoch.number, position=epoch.position, seed=self._seed,
+        )  # fmt: skip
+        ranks.check_call("step.epoch", facts | ranks.state_facts(self.optimizer))
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
         self._check()
@@ -173,7 +198,8 @@ class Step:
             program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
         self._runner.executor.program.check_labels(seeds)
         if self._tune:
-            self._tuning, self._tune = tune_choices(self._runner, seeds, batch), False
+            tuned = tune_choices if self.group is None else tune_together
+            self._tuning, self._tune = tuned(self._runner, seeds, batch), False
 
     def drop_resumed(self) -> None:
         """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""
@@ -223,14 +249,25 @@ class Step:
         """One training step on ``seeds`` (returns its loss), or what the model returns for them, if compiled without
         a loss: one row per seed, in the model's own structure.
 
-        Outputs follow the modules' ``training`` flags; each call draws fresh samples.
+        Outputs follow the modules' ``training`` flags; each call draws fresh samples. Several ranks are given the same
+        seeds, and divide them.
+
+        Raises:
+            ConfigError: several ranks, a model in training mode, and no loss to train with.
         """
         seeds = self._checked(seeds)
         self._check()
         self._calls += 1
         if self._runner is not None:
             return self._one_step(self._runner, seeds)
-        executor = self._executor("logits" if any(m.training for m in self.model.modules()) else "predict")
+        kind = "logits" if any(m.training for m in self.model.modules()) else "predict"
+        if self.group is not None and kind == "logits":
+            raise ConfigError(
+                "a loop of one's own is for one process: several ranks train the same model where the loss and the "
+                "optimizer are part of the step: joestar.compile(model, sampler, loss_fn, optimizer). Without "
+                "joestar.distributed.init() a loop may average gradients itself."
+            )
+        executor = self._executor(kind)
         executor.program.follow_modes()
         outputs = self._outputs(executor, seeds)
         self.counters.steps += executor.program.kind == "logits"
@@ -244,10 +281,15 @@ class Step:
         return logits(executor, seeds, executor.program.batch, self._seed, 0, self._calls)
 
     def _one_step(self, runner: StepRunner, seeds: Tensor) -> Tensor:
-        self._ready(seeds, seeds.numel())
+        batch = seeds_per_rank(seeds.numel(), seeds.numel(), runner.world)
+        if self.group is not None:
+            facts = runner.ranks.facts(seeds, call=self._calls, seed=self._seed)
+            often = self._calls % COMPARED == 1
+            runner.ranks.check_call("step(seeds)", facts | (runner.ranks.state_facts(self.optimizer) if often else {}))
+        self._ready(seeds, batch)
         executor, number = runner.executor, -1 - self._calls
-        some = population(executor, seeds, seeds.numel(), self._seed, number) if executor.needs(seeds) else None
-        run = runner.begin(seeds, seeds.numel(), number, some)
+        some = population(executor, seeds, batch, self._seed, number) if executor.needs(seeds[:batch]) else None
+        run = runner.begin(seeds, batch, number, some)
         loss = runner.take(run)
         self.logged = runner.logged(run)
         return loss
@@ -355,7 +397,7 @@ class Step:
 
     def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
         """Outputs in evaluation mode, ``[len(idx), C]`` or a structure of such, rows in the order of ``idx``, sampled
-        like training batches.
+        like training batches. Several ranks divide the batches, and all get all rows.
 
         Args:
             batch_size: seeds per batch, by default 1,024. What is sampled depends on it, as batches are numbered.
@@ -367,7 +409,7 @@ class Step:
         self._check()
         if full:
             return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
-        return predict(self._executor("predict"), seeds, batch, self._seed)
+        return predict(self._executor("predict"), seeds, batch, self._seed, self.group)
 
     def _exact_inference(self, seeds: Tensor) -> Inference | WholeGraph:
         if self._inference is None and isinstance(self.sampler, SubgraphSampler):

@@ -10,6 +10,7 @@ PACKAGE = Path(joestar.__file__).parent
 ALLOWED = {
     "errors": set(),
     "garbage": set(),
+    "distributed": {"errors"},
     "metrics": {"errors"},
     "kernels": {"errors", "_native"},
     "ops": {"errors", "kernels", "_native"},
@@ -37,6 +38,7 @@ ALLOWED = {
     },
     "runtime": {
         "errors",
+        "distributed",
         "garbage",
         "metrics",
         "stages",
@@ -52,6 +54,7 @@ ALLOWED = {
         "errors",
         "metrics",
         "pyg",
+        "distributed",
         "runtime",
         "stages",
         "store",
@@ -76,6 +79,7 @@ ALLOWED = {
     "api": {
         "errors",
         "pyg",
+        "distributed",
         "metrics",
         "staged",
         "step",
@@ -90,6 +94,7 @@ ALLOWED = {
     },
     "bench": {
         "errors",
+        "distributed",
         "api",
         "staged",
         "stages",
@@ -110,6 +115,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "cli": {
         "errors",
+        "distributed",
         "metrics",
         "bench",
         "staged",

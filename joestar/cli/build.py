@@ -11,6 +11,7 @@ from joestar import metrics
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.cli.console import say
+from joestar.distributed import world_size
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
 from joestar.partitioning import Partitioning
@@ -157,6 +158,7 @@ def build_checkpoints(config: TrainConfig, console: Console) -> Checkpoints:
         ConfigError: the folder cannot be written to, or holds checkpoints of another run.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in PER_CALL}
+    settings["batch_size"] *= world_size()  # a run may go on with another number of processes
     found = Checkpoints(config.checkpoints, config.keep, {"settings": settings})
     paths = found.paths()
     if paths and not config.resume:

@@ -48,7 +48,18 @@ def joestar(
     """
 
 
-def train(config: TrainConfig) -> None:
+def train(
+    config: TrainConfig,
+    gpus: Annotated[
+        int | None,
+        option(
+            "GPUs of this machine, a process each; --batch-size is per GPU.", metavar="N", rich_help_panel="Execution"
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, option("The same on CPUs, or whatever --device says.", metavar="N", rich_help_panel="Execution")
+    ] = None,
+) -> None:
     """Train a model on a dataset, and report the test score at the best validation epoch.
 
     Ctrl-C and SIGTERM stop a run; what --save, --report and --checkpoints ask for is written then, too.
@@ -59,10 +70,19 @@ def train(config: TrainConfig) -> None:
         joestar train my-graph.npz --save best.pt      # your graph
         joestar train --config run.toml --lr 0.003     # a file of settings
         joestar train ogbn-products --root data --fanouts 15,10,5 --hidden 256
+        joestar train ogbn-products --gpus 4           # four processes
     """
-    from joestar.cli.train import run
+    from joestar.cli import several
 
-    run(config, out())
+    number = several.processes_of(gpus, processes, config.device)
+    if not several.is_launched() and number > 1:
+        several.launch(number)
+    if several.is_launched():
+        several.check_launched(number)
+    with several.joined(out(), config.device, gpus is not None) as console:
+        from joestar.cli.train import run
+
+        run(config, console)
 
 
 app.command("train", cls=Command)(plain_errors(takes_settings(train)))

@@ -18,6 +18,7 @@ from joestar.cli.config import TrainConfig
 from joestar.cli.console import say, say_path
 from joestar.cli.files import check_writable, write_json
 from joestar.cli.summary import short_report
+from joestar.distributed import is_first
 from joestar.metrics import better
 
 LINES = 10
@@ -149,6 +150,8 @@ def _content(config: TrainConfig, results: dict[str, Any], records: list, report
 
 
 def _write(config: TrainConfig, content: dict[str, Any], step, console: Console) -> None:
+    if not is_first():
+        return
     if config.report:
         write_json(config.report, content)
     if config.save:

@@ -169,16 +169,31 @@ class ClassLoss:
         classes: ids are in [0, classes); ignore_index: or this one.
         labels: what the ids are read from, one row per node; target: seeds ``[n]`` -> their ids, if they are computed
             otherwise.
+        weight: of the classes ``[classes]``, if it is given.
     """
 
     classes: int
     ignore_index: int
     labels: Tensor | None = None
     target: Callable[[Tensor], Tensor] | None = None
+    weight: Tensor | None = None
+
+    def ids(self, nodes: Tensor) -> Tensor:
+        """The class ids of ``nodes``."""
+        return self.labels[nodes] if self.target is None else self.target(nodes)
+
+    def row_weights(self, nodes: Tensor) -> Tensor:
+        """What every node counts for in a mean of this loss, float64 ``[n]``; ids of several columns are added up."""
+        ids = self.ids(nodes)
+        counted = ids != self.ignore_index
+        weights = counted.double()
+        if self.weight is not None:
+            weights = weights * self.weight.detach().double()[torch.where(counted, ids, 0)]
+        return weights.reshape(len(nodes), -1).sum(1)
 
     def check(self, nodes: Tensor) -> None:
         """Raises ``LabelError`` unless the ids of ``nodes`` are in range."""
-        ids = self.labels[nodes] if self.target is None else self.target(nodes)
+        ids = self.ids(nodes)
         wrong = torch.nonzero(((ids < 0) | (ids >= self.classes)) & (ids != self.ignore_index))
         if not wrong.numel():
             return
@@ -209,12 +224,14 @@ def class_losses(gm: fx.GraphModule, roles: list[Input], labels: Tensor | None) 
             continue
         scores, ignore = node.args[0].meta["val"], node.args[4] if len(node.args) > 4 else IGNORE_INDEX
         classes = int(scores.shape[min(1, scores.dim() - 1)])
+        role = role_of.get(node.args[2]) if len(node.args) > 2 else None
+        weight = None if role is None else role.tensor
         if _is_rows_of(labels, node.args[1], role_of):
-            found.append(ClassLoss(classes, ignore, labels))
+            found.append(ClassLoss(classes, ignore, labels, weight=weight))
         else:
             target = _of_seeds(node.args[1], role_of)
             if target is not None:
-                found.append(ClassLoss(classes, ignore, target=target))
+                found.append(ClassLoss(classes, ignore, target=target, weight=weight))
     return found
 
 

@@ -22,8 +22,8 @@ def check_model(model) -> None:
         raise ConfigError(f"model must be a torch.nn.Module; got {name}. The order is compile(model, sampler, ...).")
     if name in _WRAPPERS and type(model).__module__.startswith("torch."):
         raise ConfigError(
-            f"model is wrapped in {name}: give the module in it (model.module). For several processes, compile without "
-            "loss and optimizer, and average p.grad over them (torch.distributed.all_reduce) in a loop of your own."
+            f"model is wrapped in {name}: give the module in it (model.module). Several processes train one model by "
+            "joestar.distributed.init() at the top of the script, started with torchrun."
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ConfigError(

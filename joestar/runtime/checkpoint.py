@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joestar.distributed import is_first
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 
 STATE_FORMAT = 1
@@ -106,6 +107,8 @@ class Checkpoints:
     def save(self, step, **more: Any) -> Path:
         """Writes the state of a ``Step``, and anything else made of tensors, numbers, strings and containers.
 
+        Of several ranks (``joestar.distributed``) only rank 0 writes: the state is the same on all.
+
         Returns:
             The file. Older ones beyond ``keep`` are gone.
 
@@ -115,6 +118,8 @@ class Checkpoints:
         state = step if isinstance(step, Mapping) else step.state_dict()
         paths = self.paths()
         path = self.folder / f"checkpoint-{_number(paths[-1]) + 1 if paths else 1:09d}.pt"
+        if not is_first():
+            return path
         write_checkpoint(path, {"step": dict(state), **self.extra, **more})
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)

@@ -22,8 +22,9 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
     steps, run another epoch. ``len()`` is the number of steps still to come.
 
     Args:
-        runner: carries out the steps; seeds: ids ``[n]``; batch: seeds per step; number: the epoch's, the second word
-            of the key; shuffle: by a permutation keyed by (seed, number). prepare: called once, before the first step.
+        runner: carries out the steps; seeds: ids ``[n]``, of all ranks; batch: seeds per step and rank; number: the
+            epoch's, the second word of the key; shuffle: by a permutation keyed by (seed, number).
+        prepare: called once, before the first step.
         position: steps that an earlier process has taken.
         drop_last: leave out the last batch if it is smaller than the others.
         with_seeds: give pairs (loss, seeds of the step).
@@ -53,8 +54,13 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
     def steps(self) -> int:
         """Steps of the whole epoch."""
         if self.drop_last:
-            return self.seeds.numel() // self.batch_size
-        return -(-self.seeds.numel() // self.batch_size)
+            return self.seeds.numel() // self.global_batch
+        return -(-self.seeds.numel() // self.global_batch)
+
+    @property
+    def global_batch(self) -> int:
+        """Seeds per step of all ranks together."""
+        return self.batch_size * self._runner.world
 
     @property
     def position(self) -> int:
@@ -104,7 +110,7 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
     def _order(self) -> Tensor:
         """The seeds in the order in which steps take them."""
         order = shuffled(self.seeds, self._runner.seed, self.number) if self.shuffle else self.seeds
-        return order[: self.steps * self.batch_size]
+        return order[: self.steps * self.global_batch]
 
     def _begin(self) -> None:
         self._prepare(self)
@@ -122,7 +128,7 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         """What it takes to go on with this epoch in another process."""
         pending = self._pending if self._run is None else self._runner.update.pending(self._run)
         return {
-            "number": self.number, "position": self.position, "batch_size": self.batch_size, "shuffle": self.shuffle,
+            "number": self.number, "position": self.position, "batch_size": self.global_batch, "shuffle": self.shuffle,
             "seeds": self.seeds.numel(), "digest": digest(self.seeds),
             "drop_last": self.drop_last, "pending": pending,
         }  # fmt: skip
@@ -131,10 +137,14 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
 def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool) -> dict:
     """The state of an epoch under way, complete.
 
+    Args:
+        batch: seeds per step of all ranks: their number may be another than when it was saved.
+
     Raises:
         CheckpointError: if it was another call of ``epoch``.
     """
     state = {"drop_last": False, "pending": None} | state  # of a version that had neither
+    batch, state["batch_size"] = min(batch, seeds.numel()), min(state["batch_size"], seeds.numel())
     now = {
         "seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle, "drop_last": drop_last
     }  # fmt: skip

@@ -48,6 +48,7 @@ class Executor:
 
     Attributes:
         widened: recompilations so far, for whatever reason.
+        agree: (what, sizes) -> the largest of every size over the ranks, where there are several; else ``None``.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Executor:
         self.cuda_graph = cuda_graph
         self.before_compile: list[Callable[[], None]] = [self._drop_replay]
         self.resumed: dict | None = None
+        self.agree: Callable[[str, list[int]], list[int]] | None = None
         self._replayed: ReplayedProgram | None = None
 
     @property
@@ -99,7 +101,7 @@ class Executor:
         bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
         if self.program.run is not None:  # what was widened once stays wide
             bounds = [max(new, old) for new, old in zip(bounds, self.program.bounds, strict=True)]
-        self.compile(bounds, batch)
+        self.compile(bounds if self.agree is None else self.agree("bounds of sampled sets", bounds), batch)
 
     def _may_recompile(self) -> bool:
         if self.widened < len(GROWTH):
@@ -225,9 +227,11 @@ class Executor:
         if self.overflows >= self.patience and self._may_recompile():
             program = self.program
             growth = GROWTH[self.widened]
+            sizes = self.last_sizes
+            sizes = sizes if self.agree is None else self.agree("sizes of sampled sets that did not fit", sizes)
             self.compile(
                 widen(
-                    program.bounds, self.last_sizes, program.captured.labels, program.batch, program.graph.num_nodes,
+                    program.bounds, sizes, program.captured.labels, program.batch, program.graph.num_nodes,
                     self.slack, growth,
                 ),
                 program.batch,

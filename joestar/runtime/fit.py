@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
+from joestar.distributed import is_first, world_size
+from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError
 from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
@@ -135,7 +137,7 @@ class Fit:
         self.stop = False
         self.chosen = self.checked = False
         self.metrics: list[Metric] | None = None
-        self.loggers = loggers(settings.loggers)
+        self.loggers = loggers(settings.loggers) if is_first() else []
         if val_idx is not None:
             self.metrics = step.scorer.metrics(settings.metric, settings.mode)
         if self.metrics is not None:
@@ -159,8 +161,9 @@ class Fit:
 
     def schedule(self, epochs: int) -> None:
         """Decides when the scheduler steps."""
-        size = min(self.batch_size, self.train_idx.numel())
-        steps = self.step._most_steps(self.train_idx.numel(), size, self.settings.drop_last)
+        number = self.train_idx.numel()
+        size = seeds_per_rank(number, self.batch_size, world_size()) * world_size()
+        steps = self.step._most_steps(number, size, self.settings.drop_last)
         steps = -(-steps // self.step.accumulate)
         self.history.schedule = when(self.settings.scheduler, self.settings.schedule, epochs, steps)
 
@@ -215,7 +218,8 @@ class Fit:
         history, settings, step = self.history, self.settings, self.step
         scores = {}
         if self.val_idx is not None:
-            scores, metrics = step._scores(self.val_idx, self.batch_size, self.metrics, settings.ema)
+            batch = self.batch_size * world_size()  # what is sampled depends on it: as in one process with such batches
+            scores, metrics = step._scores(self.val_idx, batch, self.metrics, settings.ema)
             if not self.chosen:
                 self._choose({m.name: m for m in metrics})
         value = scores.get(history.metric, loss)
@@ -240,12 +244,17 @@ class Fit:
         for log in self.loggers:
             log(values, epoch * of + steps)
 
+    def any_stops(self, stop: bool) -> bool:
+        """Whether the callback of any rank wants to stop."""
+        group = self.step.group
+        return stop if group is None else bool(group.largest("the end of an epoch (on_epoch)", [stop])[0])
+
     # --- checkpoints ---
 
     def save(self):
-        """Writes a checkpoint, if there is a place for it; its path."""
+        """Writes a checkpoint, if there is a place for it; its path. Of several ranks the first does."""
         settings = self.settings
-        if settings.checkpoints is None:
+        if settings.checkpoints is None or not is_first():
             return None
         return settings.checkpoints.save(self.step, fit={
             "history": asdict(self.history), "best": self.history.best, "seconds": self.seconds,
@@ -262,6 +271,10 @@ class Fit:
         """
         settings = self.settings
         content = settings.checkpoints.latest(self.step.graph.device)
+        if self.step.group is not None:
+            records = None if content is None else content.get("fit", {}).get("history", {}).get("records", [])
+            found = "none" if records is None else f"after {len(records)} epochs"
+            self.step.group.agree("fit(resume=True)", {"newest checkpoint": found})
         if content is None:
             return
         state = content.get("fit")
@@ -329,10 +342,10 @@ def _epochs(run: Fit, epochs: int) -> None:
         record = run.finish(run.train())
         late = settings.patience is not None and record.epoch - history.best_epoch >= settings.patience
         history.stopped_early = late or run.stop
-        if settings.verbose:
+        if settings.verbose and is_first():
             print(_line(record, history, epochs), flush=True)
         run.save()
-        if settings.on_epoch is not None and _stops(settings.on_epoch(record), "on_epoch"):
+        if settings.on_epoch is not None and run.any_stops(_stops(settings.on_epoch(record), "on_epoch")):
             history.stopped_early = True
 
 

@@ -6,6 +6,7 @@ hundreds of microseconds before the step ends, so that the device never waits fo
 """
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -26,10 +27,12 @@ class Mailbox:
 
     Args:
         device: where steps run; sets: sizes per message.
+        watch: called now and then while the host waits; raises where waiting is in vain. ``None`` for nothing.
     """
 
-    def __init__(self, device: torch.device, sets: int):
+    def __init__(self, device: torch.device, sets: int, watch: Callable[[], None] | None = None):
         self.device = device
+        self.watch = watch
         self._pinned = torch.zeros(sets + 1, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self._words = memoryview(self._pinned.numpy())
         self.sequence = torch.zeros((), dtype=torch.int64, device=device)
@@ -66,6 +69,8 @@ class Mailbox:
     def _look(self, spins: int) -> None:
         """Lets other threads run; now and then asks the device whether it is still at work."""
         time.sleep(0)
+        if self.watch is not None:
+            self.watch()
         if spins == _SPINS:
             self._deadline = time.perf_counter() + _PATIENCE
         idle = spins % (_SPINS * 64) == 0 and torch.cuda.current_stream(self.device).query()

@@ -1,8 +1,12 @@
 """Outputs without training: the callable form and ``predict``."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from joestar.distributed import Group
+from joestar.distributed.facts import checksum
 from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
 from joestar.runtime.seeds import filled, spread_nodes
@@ -52,9 +56,15 @@ def population(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: 
     return torch.cat([seeds, spread_nodes(4 * batch, executor.program.graph, seed, epoch)])
 
 
-def predict(executor: Executor, seeds: Tensor, batch: int, seed: int):
-    """What the model returns for every seed in order, without gradients; samples under epoch -1."""
+def predict(executor: Executor, seeds: Tensor, batch: int, seed: int, group: Group | None = None):
+    """What the model returns for every seed in order, without gradients; samples under epoch -1.
+
+    Args:
+        group: ranks that divide the batches, or ``None``.
+    """
     batch = min(batch, executor.program.graph.num_nodes)
+    if group is not None:
+        return _predict_together(executor, seeds, batch, seed, group)
     if executor.execution == "padded":
         executor.prepare(seeds, batch, seed, -1)  # bounds from batches of all of them
     results = Rows(seeds.numel(), executor.device)
@@ -63,18 +73,44 @@ def predict(executor: Executor, seeds: Tensor, batch: int, seed: int):
     return executor.program.assembled(results.tensors)
 
 
-class Rows:
-    """Outputs of batches, put together on ``device``: as many rows as there are seeds."""
+def _predict_together(executor: Executor, seeds: Tensor, batch: int, seed: int, group: Group):
+    """Batches in turn to the ranks: each is what it is in one process, as draws are keyed by its number."""
+    group.agree("step.predict or step.evaluate", {
+        "seeds": f"{seeds.numel()} ids #{checksum(seeds)}", "batch_size": str(batch), "seed": str(seed)
+    })  # fmt: skip
+    with group.board.at("step.predict or step.evaluate", long=True):
+        if executor.execution == "padded":
+            executor.prepare(seeds, batch, seed, -1)
+        results = Rows(seeds.numel(), executor.device, torch.zeros)
+        starts = list(enumerate(range(0, seeds.numel(), batch)))
+        for step, start in starts[group.rank :: group.world]:
+            results.put(start, logits(executor, seeds[start : start + batch], batch, seed, -1, step, whole=False))
+        if not results.tensors:  # of fewer batches than ranks, this one has none: only shapes are wanted
+            results.make(logits(executor, seeds[:batch], batch, seed, -1, 0, whole=False))
+        group.exchange("the end of step.predict or step.evaluate")
+    return executor.program.assembled(group.join_rows(results.tensors))
 
-    def __init__(self, number: int, device: torch.device):
-        self.number, self.device = number, device
+
+class Rows:
+    """Outputs of batches, put together on ``device``: as many rows as there are seeds.
+
+    Args:
+        empty: makes a tensor, ``torch.empty`` or ``torch.zeros``.
+    """
+
+    def __init__(self, number: int, device: torch.device, empty: Callable[..., Tensor] = torch.empty):
+        self.number, self.device, self.empty = number, device, empty
         self.tensors: list[Tensor] = []
 
     def put(self, start: int, outputs: list[Tensor]) -> None:
         """The rows from ``start`` on."""
         if not self.tensors:
-            self.tensors = [
-                torch.empty((self.number, *rows.shape[1:]), dtype=rows.dtype, device=self.device) for rows in outputs
-            ]
+            self.make(outputs)
         for result, rows in zip(self.tensors, outputs, strict=True):
             result[start : start + rows.shape[0]] = rows.detach()
+
+    def make(self, outputs: list[Tensor]) -> None:
+        """Room for rows like these."""
+        self.tensors = [
+            self.empty((self.number, *rows.shape[1:]), dtype=rows.dtype, device=self.device) for rows in outputs
+        ]

@@ -18,7 +18,7 @@ from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
-from joestar.lowering.functional import remove_in_place
+from joestar.lowering.functional import is_in_place, remove_in_place
 from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
@@ -274,6 +274,19 @@ class Program:
             autocast=options.autocast,
         )  # fmt: skip
         self.places, self.sites, self.hoisted = context.places, context.sites, context.hoisted
+
+    @property
+    def class_losses(self) -> list[ClassLoss]:
+        """The losses over class ids of a traced ``train`` program."""
+        return list(self._losses)
+
+    @property
+    def written(self) -> list[Tensor]:
+        """Tensors that a run of the traced program writes to: BatchNorm's statistics, buffers of the user's."""
+        gm, roles = self.captured.gm, self.captured.roles
+        held = {node: role.tensor for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True)}
+        nodes = [node.args[0] for node in gm.graph.nodes if is_in_place(node)]
+        return list({id(t): t for t in map(held.get, nodes) if t is not None}.values())
 
     def _addresses(self) -> frozenset[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())

@@ -13,12 +13,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from joestar.errors import DistributedError
 from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
 from joestar.runtime.mailbox import Mailbox
+from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
 from joestar.runtime.update import Update
+
+
+def _nothing(happens: Tensor) -> None:
+    """What is told of a step whose outcome is looked at when it is over."""
 
 
 class StepRunner:
@@ -31,6 +37,7 @@ class StepRunner:
     Attributes:
         memory: what the captured graph shares with others, ``None`` for nothing.
         push: takes the hidden rows that a step gives, and whether it happened (``stages.device_history``).
+        ranks: this process among several, or ``None``.
     """
 
     def __init__(self, executor: Executor, update: Update, seed: int, cuda_graph: bool):
@@ -48,12 +55,19 @@ class StepRunner:
         self._streams = StreamOrder(executor.device)
         self._rehearsing = False
         self.push: Callable[[list[Tensor], Tensor], None] | None = None
+        self.ranks: Ranks | None = None
+        self._post: Callable[[Tensor], None] = _nothing
         executor.before_compile.append(self.drop_graph)
 
     @property
     def seed(self) -> int:
         """First word of the key."""
         return self.state.seed
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that train together."""
+        return 1 if self.ranks is None else self.ranks.world
 
     def restart(self, seed: int) -> None:
         """Forgets the optimizer's state and draws under another seed."""
@@ -71,11 +85,22 @@ class StepRunner:
     def begin(self, order: Tensor, batch: int, epoch: int, population: Tensor | None = None) -> Run:
         """A run over these seeds, in this order; bounds are chosen, and the program compiled, if that is still due.
 
+        Where there are several ranks, the seeds are those of all, and the run is over this rank's.
+
         Args:
             population: seeds to choose bounds from, unless they are those of the run.
         """
+        if self.ranks is not None:
+            return self._begin_share(order, batch, epoch, population)
         self.executor.prepare(order if population is None else population, batch, self.seed, epoch)
         return self._new_run(order, batch, epoch)
+
+    def _begin_share(self, order: Tensor, batch: int, epoch: int, population: Tensor | None) -> Run:
+        self.ranks.prepare(order, batch, self.seed, epoch, population)
+        own, end, shares = self.ranks.divided(order, batch)
+        run = self._new_run(own, batch, epoch)
+        run.end, run.shares = end, shares
+        return run
 
     def _new_run(self, order: Tensor, batch: int, epoch: int) -> Run:
         program = self.executor.program
@@ -90,22 +115,32 @@ class StepRunner:
         if self.state.device.type == "cuda":
             self._streams.follow()
         try:
-            self.update.switch(run)
-            self.state.hold(run)
-            if self._is_padded(run):
-                fits, counts = self._launch()
-                if fits:
-                    self.executor.note(counts)
-                else:
-                    self._redo(run)
+            if self.ranks is None:
+                self._carry_out(run)
             else:
-                self._exact(run)
+                with self.ranks.step(run, long=self._differentiated != self._compiled):
+                    self._carry_out(run)
+        except DistributedError:  # a device that waits for other ranks cannot say how far it has come
+            self.state.let_go()
+            raise
         except BaseException:
             self._recover(run)
             raise
         run.position = position + 1
         self.counters.steps += 1
         return run.loss(position)
+
+    def _carry_out(self, run: Run) -> None:
+        self.update.switch(run)
+        self.state.hold(run)
+        if self._is_padded(run):
+            fits, counts = self._launch()
+            if fits:
+                self.executor.note(counts)
+            else:
+                self._redo(run)
+        else:
+            self._exact(run)
 
     def seek(self, run: Run, position: int) -> None:
         """Makes another step of the run the next one: its seeds, its key, its place among the losses."""
@@ -136,14 +171,18 @@ class StepRunner:
         """The padded step, launched operation by operation; as far as its forward pass, if it does not fit."""
         with self.executor.program.fixed_order():
             ok, counts, finish = self._forward()
+            if self.ranks is not None:  # the others may fit, and wait for this one
+                return bool(finish()), counts.tolist()
             if not self._rehearsing and not bool(ok):
                 self.state.flag.zero_()
                 return False, counts.tolist()
             finish()
         return True, counts.tolist()
 
-    def _forward(self) -> tuple[Tensor, Tensor, Callable[[], None]]:
-        """Batch and forward pass: (ok, true sizes, the rest of the step)."""
+    def _forward(self) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """Batch and forward pass: (ok, true sizes, the rest of the step, which says whether it happened)."""
+        if self.ranks is not None:
+            self.ranks.before()
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
         seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
@@ -151,39 +190,59 @@ class StepRunner:
         loss, logged, pushed = program.split(outputs)
         forward = time.perf_counter() - start
 
-        def finish() -> None:
-            self._update(loss, ok, forward)
-            state.note(logged, ok)
+        def finish() -> Tensor:
+            value, values, happens = self._update(loss, logged, ok, forward)
+            state.note(values, happens)
             if pushed:
-                self.push(pushed, ok)
-            ops.finish_step(state.key, state.flag, state.losses, state.run, loss.detach(), ok)
+                self.push(pushed, happens)
+            ops.finish_step(state.key, state.flag, state.losses, state.run, value.detach(), happens)
+            return happens
 
         return ok, counts, finish
 
-    def _update(self, loss: Tensor, ok: Tensor, forward: float) -> None:
+    def _update(
+        self, loss: Tensor, logged: list[Tensor], ok: Tensor, forward: float
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Backward pass and optimizer: (loss, what is logged, ok), of all ranks together."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        self.update.backward(loss)
+        if self.ranks is None:
+            self.update.backward(loss)
+        else:
+            self.update.backward(loss, self.state.share()[0])
         backward = time.perf_counter()
+        clock = self._backward_clock()
+        if self.ranks is not None:
+            if clock == FIRST_BACKWARD:
+                self.ranks.meet("the first backward pass")
+            loss, logged, ok = self.ranks.reduce(self.optimizer.parameters(), loss, logged, ok, self.state)
+            self._post(ok)
         self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)
-        self.counters.add_time(self._backward_clock(), backward - start)
+        self.counters.add_time(clock, backward - start)
         self.counters.add_time("optimizer", time.perf_counter() - backward)
+        return loss, logged, ok
 
     def _backward_clock(self) -> str:
         """The first backward pass of a program compiles it: that is no time of a step."""
-        program = self.executor.program
-        known, self._differentiated = self._differentiated, (program, program.compiles)
+        known, self._differentiated = self._differentiated, self._compiled
         return "backward" if known == self._differentiated else FIRST_BACKWARD
+
+    @property
+    def _compiled(self) -> tuple:
+        """Changes with every compilation."""
+        return self.executor.program, self.executor.program.compiles
 
     def _exact(self, run: Run) -> None:
         start = time.perf_counter()
         self.optimizer.refresh()
         with self.executor.program.fixed_order():
+            if self.ranks is not None:
+                self.ranks.before()
             outputs = self.executor.exact(run.seeds(run.position), self.state.key)
             loss, logged, pushed = self.executor.program.split(outputs)
             happens = torch.ones_like(self.state.flag)
-            self._update(loss, happens, time.perf_counter() - start)
+            loss, logged, _ = self._update(loss, logged, happens, time.perf_counter() - start)
             if pushed:
                 self.push(pushed, happens)
         run.loss(run.position).copy_(loss.detach())
@@ -197,7 +256,8 @@ class StepRunner:
         self.counters.fallbacks += 1
         self.state.flag.zero_()
         self._exact(run)
-        self.executor.after_overflow()
+        with contextlib.nullcontext() if self.ranks is None else self.ranks.long("compiling for larger batches"):
+            self.executor.after_overflow()
 
     def _recover(self, run: Run) -> None:
         """After an error or an interrupt in the middle of a step: did it happen? The next one goes on from there."""
@@ -223,9 +283,13 @@ class StepRunner:
             return
         self.drop_graph()
         self.optimizer.hold()
-        self._mailbox = Mailbox(state.device, len(program.padded.checked))
+        watch = None if self.ranks is None else self.ranks.waiting
+        self._mailbox = Mailbox(state.device, len(program.padded.checked), watch)
 
         def step() -> None:
+            if self.ranks is not None:
+                self._step_of_ranks()
+                return
             with self._mailbox.open():
                 *_, finish = self._forward()
             finish()
@@ -241,6 +305,21 @@ class StepRunner:
         self.counters.add_time("capture", self.graph.seconds)
         self.counters.captures += 1
         self._captured = wanted
+
+    def _step_of_ranks(self) -> None:
+        """A captured step whose message says whether it fitted on all ranks: it is posted behind their sum."""
+        _, counts, finish = self._forward()
+        bounds = [bound for _, bound in self.executor.program.padded.checked]
+
+        def post(happens: Tensor) -> None:
+            with self._mailbox.open():
+                torch.ops.joestar.overflow(list(counts.unbind()), bounds, ~happens)
+
+        self._post = post
+        try:
+            finish()
+        finally:
+            self._post = _nothing
 
     @contextlib.contextmanager
     def _raised_flag(self) -> Iterator[None]:

@@ -22,6 +22,8 @@ class Run:
         pending: gradients of a group of batches that another run came between (``runtime.update``).
         filled: which part of ``order`` is known, where it is filled in as the run goes on.
         end: position in ``order`` of the first seed that is not to be taken, where that is not its end.
+        shares: what this rank's loss, seeds and logged values count for in every step, float64 ``[steps, 2 + L]``; for
+            several ranks.
     """
 
     order: Tensor
@@ -34,6 +36,7 @@ class Run:
     pending: list[Tensor] | None = None
     filled: slice | None = None
     end: int | None = None
+    shares: Tensor | None = None
 
     @property
     def known(self) -> Tensor:
@@ -68,6 +71,7 @@ class StepState:
             steps: 0-d int64, of the whole run.
         losses: float32, or float64 for losses of that dtype; NaN until their step has happened. logged: ``[L, ...]``,
             of what losses return beside.
+        shares: of the run, if there are several ranks.
         version: changes with every tensor that is replaced: a captured graph is then out of date.
     """
 
@@ -80,6 +84,7 @@ class StepState:
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.losses = torch.zeros(0, dtype=torch.float32, device=device)
         self.logged = torch.zeros(0, 0, dtype=torch.float32, device=device)
+        self.shares: Tensor | None = None
         self.version = 0
         self._used = 0
         self._held: Run | None = None
@@ -107,12 +112,25 @@ class StepState:
             self.order = run.order.new_empty(max(number, 2 * self.order.numel()))
             self.version += 1
         self.order[:number] = run.order
+        if run.shares is not None:
+            self._hold_shares(run.shares)
         if run.array is not self.losses:  # begun before the losses' array was full
             self.losses, self.logged = run.array, run.values
             self.version += 1
         self._staged.copy_(_words(self.seed, run))
         self._words.copy_(self._staged, non_blocking=True)
         self._held = run
+
+    def _hold_shares(self, shares: Tensor) -> None:
+        if self.shares is None or len(shares) > len(self.shares) or shares.shape[1] != self.shares.shape[1]:
+            room = max(len(shares), 0 if self.shares is None else 2 * len(self.shares))
+            self.shares = shares.new_ones(room, shares.shape[1])
+            self.version += 1
+        self.shares[: len(shares)] = shares
+
+    def share(self) -> Tensor:
+        """What this rank counts for in the step that comes next, float64 ``[2 + L]``."""
+        return self.shares.index_select(0, self.key[2:3]).view(-1)
 
     def note(self, values: list[Tensor], ok: Tensor) -> None:
         """Writes what is logged with the step's loss where ``ok``; before the step is counted."""

@@ -178,6 +178,23 @@ def tune(runner: StepRunner, seeds: Tensor, batch: int) -> TuningRecord:
     return TuningRecord(found.candidates, seconds, False, key)
 
 
+def tune_together(runner: StepRunner, seeds: Tensor, batch: int) -> TuningRecord:
+    """Rank 0 makes the choices, by steps of its own, and all go on with them."""
+    ranks, executor = runner.ranks, runner.executor
+    record, variants = TuningRecord([], 0.0, False, ""), Variants(executor.program)
+    with ranks.long("timing of choices (tune=True)"):
+        if ranks.rank == 0:
+            runner.ranks = None
+            try:
+                record = tune(runner, seeds, batch)
+            finally:
+                runner.ranks = ranks
+        own = {site.key: site.taken for site in executor.program.sites if site.key not in variants.pinned}
+        first, *_ = ranks.group.exchange("the end of tuning", {"choices": own, "slack": executor.slack})
+        _take(executor, variants, Found(first["choices"], first["slack"], record.candidates))
+    return record
+
+
 def _search(runner: StepRunner, variants: Variants, order: Tensor, batch: int) -> Found:
     executor = runner.executor
     profile = executor.profile(order, batch, runner.seed, 0)

@@ -106,8 +106,11 @@ class Update:
         if scale is not None:
             scale.place(optimizer.parameters()[0].device)
 
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, times the scale if there is one."""
+    def backward(self, loss: Tensor, part: Tensor | None = None) -> None:
+        """Gradients of the loss, times the scale if there is one, times this rank's part (0-d) if there are several."""
+        if part is not None:
+            loss.backward((part if self.scale is None else part * self.scale.scale).to(loss.dtype))
+            return
         if self.scale is not None:
             loss.backward(self.scale.scale.to(loss.dtype))
             return

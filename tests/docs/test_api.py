@@ -22,7 +22,7 @@ from tests.docs.pages import DOCS
 
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$")
 PARTS = {"joestar": joestar} | {
-    f"joestar.{part}": getattr(joestar, part) for part in ("nn", "data", "metrics", "store")
+    f"joestar.{part}": getattr(joestar, part) for part in ("nn", "data", "metrics", "store", "distributed")
 }
 
 

@@ -1,0 +1,254 @@
+"""What ranks tell one another beside their collectives: where they are, what they found, what went wrong.
+
+It lives in the store through which the processes found each other. A meeting has a number, a name and what every rank
+brings to it; ranks that come to different meetings learn that at once, instead of waiting in different collectives.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from joestar.errors import DistributedError
+
+STARTING = "its script, before joestar.compile"
+_FIRST_PAUSE, _LONGEST_PAUSE = 5e-5, 0.02
+LOST = 3
+"""Times in a row that the store does not answer before it is taken for gone."""
+START_SECONDS = 1800.0
+"""Most seconds that ranks wait for one that is at work on something long: loading data, compiling."""
+
+
+class Board:
+    """The store as ranks use it.
+
+    Args:
+        store: of ``torch.distributed``; rank, world: of this process and their number.
+        timeout: seconds without a rank that is not known to be at work on something long.
+
+    Attributes:
+        doing: where this rank is, for others' messages; long: whether that may take minutes.
+        failed: what ended the job, once it is known; heard: rank -> what it said last, kept by the ``Watch``.
+    """
+
+    def __init__(self, store, rank: int, world: int, timeout: float):
+        self.store, self.rank, self.world, self.timeout = store, rank, world, timeout
+        self.doing, self.long = STARTING, True
+        self.failed: str | None = None
+        self.heard: dict[int, dict] = {}
+        self._meetings = 0
+        self._lock = threading.Lock()
+
+    # --- where a rank is ---
+
+    @contextlib.contextmanager
+    def at(self, what: str, long: bool = False) -> Iterator[None]:
+        """This rank is at something within."""
+        before = self.doing, self.long
+        self.doing, self.long = what, long
+        try:
+            yield
+        finally:
+            self.doing, self.long = before
+
+    def settle(self) -> None:
+        """The script has begun to train: from now on no rank waits for another for long."""
+        if self.doing == STARTING:
+            self.doing, self.long = "its script, between two calls of the step", False
+
+    def places(self) -> str:
+        """Where the other ranks were when they were last heard of."""
+        said = [f"rank {rank} in {self.heard[rank]['doing']}" for rank in sorted(self.heard) if rank != self.rank]
+        return "; ".join(said)
+
+    # --- failures ---
+
+    def fail(self, text: str) -> None:
+        """Tells all ranks what ended this one; the first one told stands."""
+        with self._lock:
+            if self.failed is None:
+                self.failed = f"rank {self.rank} failed: {text}"
+        with contextlib.suppress(Exception):  # the store may be gone with its host
+            self.store.compare_set("failed", "", self.failed)
+
+    def look(self, store=None) -> str | None:
+        """What ended the job, if something did."""
+        if self.failed is None:
+            store = self.store if store is None else store
+            if store.check(["failed"]):
+                self.failed = store.get("failed").decode()
+        return self.failed
+
+    def check(self) -> None:
+        """Raises ``DistributedError`` if the job has failed."""
+        if self.failed is not None:
+            raise DistributedError(f"{self.failed}\nThis is rank {self.rank}, in {self.doing}.")
+
+    def cause(self, error: BaseException, wait: float = 3.0) -> DistributedError:
+        """The error to raise where a collective failed: what its partner said, if it said something."""
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Exception):
+                if self.look() is not None:
+                    break
+            time.sleep(0.05)
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        if self.failed is not None:
+            return DistributedError(f"{self.failed}\nThis is rank {self.rank}, in {self.doing}.")
+        return DistributedError(
+            f"rank {self.rank} waited for the others in {self.doing}, and they did not come ({first[0][:300]}). "
+            f"Last heard of: {self.places() or 'nothing'}. A rank was killed, hangs, or makes other calls than this "
+            f"one; if it only takes longer than {self.timeout:g} s: joestar.distributed.init(timeout=...)."
+        )
+
+    # --- meetings ---
+
+    def exchange(self, what: str, brought: dict | None = None) -> list[dict]:
+        """Waits until all ranks are here; what each brought, by rank.
+
+        Raises:
+            DistributedError: the same on all ranks, if some came to another meeting; if a rank failed, or did not come.
+        """
+        number, self._meetings = self._meetings, self._meetings + 1
+        with self.at(what, self.long):
+            self.check()
+            try:
+                self.store.set(f"meeting/{number}/{self.rank}", json.dumps([what, brought or {}]))
+                met = [json.loads(self._awaited(number, rank, what)) for rank in range(self.world)]
+                if number:  # all have come here, so that all have read what was brought to the one before
+                    self.store.delete_key(f"meeting/{number - 1}/{self.rank}")
+            except DistributedError:
+                raise
+            except RuntimeError as error:  # the store is gone
+                raise self.cause(error) from error
+        names = [name for name, _ in met]
+        if len(set(names)) > 1:
+            said = "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
+            raise DistributedError(
+                f"ranks are at different calls ({said}). Every rank must make the same calls of the step, in the same "
+                "order: evaluate, predict, epoch and step(seeds) are carried out together."
+            )
+        return [values for _, values in met]
+
+    def _awaited(self, number: int, rank: int, what: str) -> bytes:
+        key, pause = f"meeting/{number}/{rank}", _FIRST_PAUSE
+        began = since = time.monotonic()
+        while not self.store.check([key]):
+            if self.look() is not None:
+                self.check()
+            now = time.monotonic()
+            if self.heard.get(rank, {}).get("long", rank not in self.heard) and now - began < START_SECONDS:
+                since = now
+            if now - since > self.timeout:
+                raise DistributedError(
+                    f"rank {rank} did not come to {what} within {self.timeout:g} s, where rank {self.rank} waits; last "
+                    f"heard of: {self.places() or 'nothing'}. Every rank must make the same calls of the step; if it "
+                    "only takes longer: joestar.distributed.init(timeout=...)."
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return self.store.get(key)
+
+    def agree(self, what: str, facts: dict[str, str]) -> None:
+        """Raises ``DistributedError`` on all ranks, naming what differs, unless all bring the same facts."""
+        differing = differences(self.exchange(what, facts))
+        if differing:
+            raise DistributedError(
+                f"the ranks differ at {what}:\n" + "\n".join(f"  {line}" for line in differing)
+                + "\nAll ranks run the same script on the same data."
+            )  # fmt: skip
+
+
+def differences(facts: list[dict]) -> list[str]:
+    """A line for every name under which ranks brought different values."""
+    names = dict.fromkeys(name for each in facts for name in each)
+    lines = []
+    for name in names:
+        groups: dict[str, list[int]] = {}
+        for rank, each in enumerate(facts):
+            groups.setdefault(str(each.get(name, "missing")), []).append(rank)
+        if len(groups) > 1:
+            said = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in groups.items())
+            lines.append(f"{name}: {said}")
+    return lines
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+class Watch(threading.Thread):
+    """Says every second where this rank is, hears where the others are, and ends a process that cannot end itself.
+
+    A rank that is not heard of any more was killed. Once the job has failed, every rank raises that at its next call;
+    one that does not end within ``grace`` seconds (it hangs, or waits in a collective) is ended.
+
+    Args:
+        silence: seconds after which a rank that says nothing is dead; leave: ends this process.
+    """
+
+    def __init__(
+        self, board: Board, store, leave: Callable[[str], None], period: float = 1.0, silence: float = 25.0,
+        grace: float = 15.0,
+    ):  # fmt: skip
+        super().__init__(name="joestar-watch", daemon=True)
+        self.board, self.store, self.leave = board, store, leave
+        self.period, self.silence, self.grace = period, silence, grace
+        self.over = threading.Event()
+        self._beats = 0
+        self._last: dict[int, tuple[int, float]] = {}
+
+    def run(self) -> None:
+        """Until ``over``, or the end."""
+        board, lost = self.board, 0
+        while board.failed is None and not self.over.wait(self.period):
+            try:
+                self._say()
+                self._hear()
+                lost = 0
+            except Exception as error:  # a store that is gone: so is the process that keeps it, rank 0 or the launcher
+                if board.heard.get(0, {}).get("done"):
+                    return
+                lost += 1
+                if lost == LOST:
+                    board.failed = f"the store of the job is gone ({type(error).__name__}): was rank 0 killed?"
+        if board.failed is not None:
+            with contextlib.suppress(Exception):
+                self.store.set(f"seen/{board.rank}", "")
+            if not self.over.wait(self.grace):
+                self.leave(board.failed)
+
+    def _say(self) -> None:
+        self._beats += 1
+        said = {"beat": self._beats, "doing": self.board.doing, "long": self.board.long}
+        self.store.set(f"beat/{self.board.rank}", json.dumps(said))
+
+    def _hear(self) -> None:
+        board, now = self.board, time.monotonic()
+        board.look(self.store)
+        for rank in range(board.world):
+            if rank == board.rank or not self.store.check([f"beat/{rank}"]):
+                continue
+            said = json.loads(self.store.get(f"beat/{rank}"))
+            board.heard[rank] = said
+            beat, when = self._last.get(rank, (-1, now))
+            if beat != said["beat"]:
+                self._last[rank] = said["beat"], now
+            elif now - when > self.silence and not said.get("done"):
+                board.fail(f"rank {rank} has said nothing for {self.silence:g} s, last in {said['doing']}: killed?")
+
+    def others_know(self) -> bool:
+        """Whether all other ranks know that the job has failed."""
+        board = self.board
+        return all(self.store.check([f"seen/{rank}"]) for rank in range(board.world) if rank != board.rank)
+
+    def end(self) -> None:
+        """This rank is done, and no more is to be heard of it."""
+        self.over.set()
+        with contextlib.suppress(Exception):
+            self.store.set(
+                f"beat/{self.board.rank}",
+                json.dumps({"beat": -1, "doing": "the end of its script", "long": False, "done": True}),
+            )

@@ -1,0 +1,133 @@
+"""Which process this is, as launchers say it in the environment, and which device is its own."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+
+from joestar.errors import ConfigError
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets. ``LOCAL_WORLD_SIZE`` is looked at, too."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among others.
+
+    Attributes:
+        rank, world: number of this process and of all; local_rank, local_world: on this host.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+
+def read_place(environment: Mapping[str, str] = os.environ) -> Place:
+    """What torchrun, or a launcher like it, says; a process of its own without one.
+
+    Raises:
+        ConfigError: if only a part of it is there, or it cannot be.
+    """
+    if "WORLD_SIZE" not in environment and "RANK" not in environment:
+        return Place()
+    if environment.get("WORLD_SIZE") == "1":
+        return Place()
+    missing = [name for name in NEEDED if name not in environment]
+    if missing:
+        given = "WORLD_SIZE" if "WORLD_SIZE" in environment else "RANK"
+        raise ConfigError(
+            f"the environment lacks {', '.join(missing)}, while {given} is set: start the script with "
+            "torchrun --nproc-per-node N, or set all of them."
+        )
+    local_world = environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    numbers = [_number(name, environment[name]) for name in names] + [_number("LOCAL_WORLD_SIZE", local_world)]
+    rank, world, local_rank, local = numbers
+    if not (0 <= rank < world and 0 <= local_rank < local <= world):
+        raise ConfigError(
+            f"RANK {rank}, WORLD_SIZE {world}, LOCAL_RANK {local_rank} and LOCAL_WORLD_SIZE {local} do not fit: ranks "
+            "count from 0 and are smaller than their number."
+        )
+    return Place(rank, world, local_rank, local)
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{name} in the environment must be a number; got {text!r}.")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The devices that a process sees, and the one that it would take: compared by all before work starts.
+
+    Attributes:
+        host: its name; visible: ``CUDA_VISIBLE_DEVICES``; count: GPUs that PyTorch finds.
+        device: ``cpu``, ``cuda:1``; uuid: of that GPU; "" if there is none for this rank.
+    """
+
+    host: str
+    visible: str | None
+    count: int
+    device: str
+    uuid: str = ""
+
+    def facts(self) -> dict:
+        """As plain values."""
+        return asdict(self)
+
+
+def find_device(place: Place, wanted: str | None = None) -> Found:
+    """The device of this rank: ``cuda:LOCAL_RANK`` where there are GPUs, or the only one that it is shown.
+
+    Args:
+        wanted: ``cpu`` or ``cuda`` to insist on it.
+
+    Raises:
+        ConfigError: for another name.
+    """
+    if wanted not in (None, "cpu", "cuda"):
+        raise ConfigError(f"device must be 'cpu', 'cuda' or None; got {wanted!r}.")
+    host, visible = socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted != "cuda" and not count:
+        return Found(host, visible, count, "cpu")
+    index = place.local_rank if place.local_rank < count else 0 if count == 1 else None
+    if index is None:
+        return Found(host, visible, count, "cuda")
+    return Found(host, visible, count, f"cuda:{index}", str(torch.cuda.get_device_properties(index).uuid))
+
+
+def check_devices(found: list[Found]) -> None:
+    """Raises ``ConfigError``, with the same words on every rank, unless every rank has a device of its own."""
+    kinds = {each.device.partition(":")[0] for each in found}
+    shown = "; ".join(
+        f"rank {rank} on {each.host}: {each.count} GPUs, CUDA_VISIBLE_DEVICES={each.visible!r}"
+        for rank, each in enumerate(found)
+    )
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"some ranks have a GPU and others have none ({shown}): give each one, or init(device='cpu')."
+        )
+    if kinds == {"cpu"}:
+        return
+    lacking = [rank for rank, each in enumerate(found) if not each.uuid]
+    if lacking:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, lacking))} find no GPU for them ({shown}): start as many processes per host as "
+            "it shows GPUs, or init(device='cpu')."
+        )
+    owners: dict[tuple[str, str], list[int]] = {}
+    for rank, each in enumerate(found):
+        owners.setdefault((each.host, each.uuid), []).append(rank)
+    for (host, _), ranks in owners.items():
+        if len(ranks) > 1:
+            raise ConfigError(
+                f"ranks {', '.join(map(str, ranks))} on {host} would share one GPU ({shown}): start as many processes "
+                "per host as it has GPUs, and give every process all of them, or one of its own."
+            )

@@ -1,0 +1,208 @@
+"""``joestar.distributed.init``: from a launcher's environment to a group of ranks, and its end."""
+
+import atexit
+import contextlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from joestar import __version__
+from joestar.distributed.board import Board, Watch
+from joestar.distributed.group import Group
+from joestar.distributed.place import Found, Place, check_devices, find_device, read_place
+from joestar.errors import ConfigError
+
+TIMEOUT = 40.0
+"""Seconds that ranks wait for one that is not known to be at work on something long."""
+KNOWN_WITHIN = 4.0
+"""Seconds that rank 0 keeps the store for others to read there why the job has failed."""
+GRACE = 15.0
+"""Seconds that a process has to end by itself once the job has failed."""
+_DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
+"""Multicast stays off unless asked for; captured collectives register no buffers."""
+
+_group: Group | None = None
+_watch: Watch | None = None
+
+
+def current() -> Group | None:
+    """The group, if this process is one of several and ``init`` was called."""
+    return _group
+
+
+def rank() -> int:
+    """Number of this process; 0 if it is alone."""
+    return 0 if _group is None else _group.rank
+
+
+def world_size() -> int:
+    """Number of processes; 1 without ``init``."""
+    return 1 if _group is None else _group.world
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints and writes: rank 0."""
+    return rank() == 0
+
+
+def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
+    """Joins the processes that torchrun started; call it once, before anything is put on a GPU.
+
+    Without torchrun, or with one process, nothing happens and nothing costs anything. Otherwise ``cuda:LOCAL_RANK`` (or
+    the only GPU that the process is shown) becomes the current device, so that ``"cuda"`` in the script means it;
+    without GPUs, processes work on CPUs, by gloo.
+
+    Args:
+        timeout: seconds that ranks wait for one that is not known to be loading or compiling, before the job ends.
+        device: ``"cpu"`` or ``"cuda"`` to insist on it.
+
+    Returns:
+        The group (``rank``, ``world``, ``device``); ``None`` for a process that is alone.
+
+    Raises:
+        ConfigError: if the environment or the devices do not fit; on every rank.
+        DistributedError: if versions differ, or a rank does not come.
+    """
+    global _group, _watch
+    if _group is not None:
+        return _group
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ConfigError(f"timeout must be a positive number of seconds; got {timeout!r}.")
+    place = read_place()
+    if place.world == 1:
+        return None
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    found = find_device(place, device)
+    store = _own_store(place, timeout)
+    board = Board(dist.PrefixStore("joestar", store), place.rank, place.world, timeout)
+    _watch = Watch(board, board.store.clone(), _leave, grace=max(2.0, min(GRACE, timeout)))
+    _watch.start()
+    _tell_failures(board)
+    check_devices([Found(**each) for each in board.exchange("joestar.distributed.init", found.facts())])
+    board.agree("joestar.distributed.init (versions)", {
+        "joestar": __version__, "torch": torch.__version__, "Python": platform.python_version(),
+        "timeout": f"{timeout:g} s",
+    })  # fmt: skip
+    own = torch.device(found.device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo", store=store, rank=place.rank,
+            world_size=place.world, timeout=timedelta(seconds=timeout), device_id=own if own.type == "cuda" else None,
+        )  # fmt: skip
+    atexit.register(shutdown)
+    _group = Group(place, own, board)
+    return _group
+
+
+def _own_store(place: Place, timeout: float):
+    """The store of the job, which all ranks have reached."""
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (place.rank, place.world):
+            raise ConfigError(
+                f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, the "
+                f"environment says {place.rank} of {place.world}: call joestar.distributed.init() instead."
+            )
+        return dist.distributed_c10d._get_default_store()
+    seconds = timedelta(seconds=max(60.0, timeout))
+    store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=seconds))
+    return store
+
+
+def _tell_failures(board: Board) -> None:
+    """What ends this process unexpectedly is told to the other ranks, and to torchrun, which shows it last."""
+    before = sys.excepthook
+
+    def told(kind, error, trace) -> None:
+        _tell(board, error)
+        before(kind, error, trace)
+
+    sys.excepthook = told
+
+
+def _tell(board: Board, error: BaseException) -> None:
+    first = str(error).strip().splitlines()
+    board.fail(f"{type(error).__name__}{': ' + first[0] if first else ''}")
+    _tell_launcher(error)
+
+
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """An error that leaves the block is told to the other ranks, as an uncaught one is: for code that catches it later.
+
+    ``sys.exit()`` without an error is none.
+    """
+    try:
+        yield
+    except BaseException as error:
+        harmless = isinstance(error, SystemExit) and error.code in (None, 0)
+        if _group is not None and not harmless:
+            _tell(_group.board, error)
+        raise
+
+
+def _tell_launcher(error: BaseException) -> None:
+    if "TORCHELASTIC_ERROR_FILE" in os.environ and isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+            get_error_handler().record_exception(error)
+
+
+def _leave(text: str) -> None:
+    """Ends a process that does not end by itself."""
+    print(f"joestar: {text}\njoestar: this is rank {rank()}, which is ended.", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def shutdown() -> None:
+    """Leaves the group: captured steps are freed, then the communicators. At the end of a script it comes by itself."""
+    global _group, _watch
+    group, watch, _group, _watch = _group, _watch, None, None
+    if group is None:
+        return
+    if group.board.failed is not None:
+        _leave_failed(group, watch)
+        return
+    group.free_graphs()
+    watch.end()
+    if _keeps_store(group):
+        _wait_for_others(group, watch.store)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _keeps_store(group: Group) -> bool:
+    return group.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def _leave_failed(group: Group, watch: Watch) -> None:
+    """A device that waits for ranks which are gone cannot be waited for: no communicator is taken down in order."""
+    deadline = time.monotonic() + KNOWN_WITHIN
+    with contextlib.suppress(Exception):
+        while _keeps_store(group) and time.monotonic() < deadline and not watch.others_know():
+            time.sleep(0.05)
+    if group.device.type == "cuda":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _wait_for_others(group: Group, store) -> None:
+    """Rank 0 keeps the store until the others have left it."""
+    deadline = time.monotonic() + group.timeout
+    with contextlib.suppress(Exception):
+        while time.monotonic() < deadline:
+            said = [store.get(f"beat/{r}") for r in range(1, group.world) if store.check([f"beat/{r}"])]
+            if len(said) == group.world - 1 and all(b'"done": true' in each for each in said):
+                return
+            time.sleep(0.02)

@@ -1,0 +1,331 @@
+"""What ranks do in the tests. Imported once by the server that they are forked from."""
+
+import copy
+import os
+import signal
+import threading
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from captures import cheaper, quick
+from torch import nn
+
+import joestar
+import joestar.api
+import joestar.distributed
+import joestar.step
+from joestar.runtime.program import Program
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
+
+torch.set_num_threads(1)
+SEED = 7
+
+
+def graph_of(nodes: int = 400):
+    """The graph of all tests, float64, where this process works."""
+    return planted_graph(nodes=nodes, dtype=torch.float64, degree=5).to(device())
+
+
+def device() -> str:
+    """Of this rank, or ``JOESTAR_TEST_DEVICE`` in one process."""
+    group = joestar.distributed.current()
+    return os.environ.get("JOESTAR_TEST_DEVICE", "cpu") if group is None else str(group.device)
+
+
+def model_of(**options) -> nn.Module:
+    """A small model in float64; its parameters depend on nothing else."""
+    torch.manual_seed(3)
+    given = {"num_layers": 2, "out_channels": CLASSES, "dropout": 0.0} | options
+    return joestar.nn.GraphSAGE(FEATURES, 8, **given).double().to(device())
+
+
+def step_of(graph=None, model=None, loss=F.cross_entropy, optimizer=None, **options):
+    """A compiled step, without Inductor."""
+    graph = graph_of() if graph is None else graph
+    model = model_of() if model is None else model
+    optimizer = optimizer or (lambda parameters: torch.optim.Adam(parameters, 1e-2))
+    sampler = joestar.NeighborSampler(graph, [4, 3], seed=SEED)
+    return joestar.compile(model, sampler, loss, optimizer(model.parameters()), backend="eager", **options)
+
+
+def state_of(step) -> dict:
+    """Parameters and buffers, to send."""
+    return {name: value.tolist() for name, value in step.model.state_dict().items()}
+
+
+def ids(*numbers: int) -> torch.Tensor:
+    """Nodes, where the graph is."""
+    return torch.arange(*numbers, device=device())
+
+
+def epochs_of(step, idx, batch, number=2, **options) -> list[float]:
+    """Losses."""
+    return [loss.item() for _ in range(number) for loss in step.epoch(idx, batch, **options)]
+
+
+def all_of(names: list[str], *args) -> dict:
+    """Several scenarios in the same processes, one after the other."""
+    joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
+    with cheaper(quick):
+        return {name: globals()[name](*args) for name in names}
+
+
+# --- training ---
+
+
+def plain_run(batch: int) -> dict:
+    """Two epochs with clipping and a schedule, calls of the step, scores and outputs."""
+    step = step_of(clip_grad_norm=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.5)
+    losses = []
+    for _ in range(2):
+        for loss in step.epoch(ids(173), batch):
+            losses.append(loss.item())
+            schedule.step()
+    for start in (0, 50):
+        losses.append(step(ids(start, start + 41)).item())
+    outputs = step.predict(ids(170, 260), 20)
+    few = step.predict(ids(5), 20)
+    return {
+        "losses": losses, "state": state_of(step), "score": step.evaluate(ids(100, 290), 25),
+        "outputs": outputs.tolist(), "few": few.tolist(),
+    }  # fmt: skip
+
+
+def overflows(batch: int) -> dict:
+    """A model with BatchNorm whose second step is too large for the last rank only; then bounds are widened."""
+    results = {}
+    for name in ("overflowing", "exact"):
+        model = model_of(norm="batch_norm", dropout=0.3)
+        options = {"execution": "exact"} if name == "exact" else {"patience": 1}
+        step = step_of(model=model, **options)
+        with _too_large(step, {2, 5} if name == "overflowing" else set()):
+            losses = epochs_of(step, ids(173), batch)
+        counted = {"overflows": step.counters.overflows, "recompiles": step.counters.recompiles}
+        score = step.evaluate(ids(60), 60)
+        results[name] = {"losses": losses, "state": state_of(step), "score": score, **counted}
+    return results
+
+
+def _too_large(step, calls: set[int]):
+    """The last rank's batches do not fit at these runs of the padded program."""
+    from unittest import mock
+
+    count, real = [0], Program.step
+
+    def run(program, *args):
+        outputs, counts, ok = real(program, *args)
+        if program is step._runner.executor.program:
+            count[0] += 1
+            if count[0] in calls and joestar.distributed.rank() == joestar.distributed.world_size() - 1:
+                ok = torch.zeros_like(ok)
+        return outputs, counts, ok
+
+    return mock.patch.object(Program, "step", run)
+
+
+def tight(batch: int) -> dict:
+    """Bounds that about half of the batches exceed, on either rank; they are not widened."""
+    from unittest import mock
+
+    from joestar.runtime import executor
+
+    choose = executor.choose_bounds
+
+    def smaller(profile, size, *rest):
+        means = [sum(column) / len(column) for column in zip(*profile.batches, strict=True)]
+        bounds = choose(profile, size, *rest)
+        return [max(size, int(mean)) for mean, _ in zip(means, bounds, strict=True)]
+
+    results = {}
+    for execution in ("padded", "exact"):
+        step = step_of(model=model_of(norm="batch_norm", dropout=0.3), execution=execution, patience=1000)
+        with mock.patch.object(executor, "choose_bounds", smaller):
+            losses = epochs_of(step, ids(173), batch)
+        results[execution] = {"losses": losses, "state": state_of(step), "overflows": step.counters.overflows}
+    return results
+
+
+def normed(batch: int) -> dict:
+    """An epoch of a model with BatchNorm."""
+    step = step_of(model=model_of(norm="batch_norm"))
+    return {"losses": epochs_of(step, ids(173), batch, 1), "state": state_of(step)}
+
+
+def tuned(batch: int) -> dict:
+    """An epoch behind choices made by timing."""
+    from unittest import mock
+
+    from joestar.runtime import tuning
+
+    step = step_of(tune=True)
+    with mock.patch.object(tuning, "SPAN", 0.0):
+        losses = epochs_of(step, ids(173), batch, 1)
+    executor = step._runner.executor
+    sites = {site.key: site.taken for site in executor.program.sites}
+    return {"losses": losses, "sites": sites, "slack": executor.slack, "bounds": executor.program.bounds}
+
+
+def averaged(batch: int) -> dict:
+    """Moving averages of weights, other optimizers, a table of embeddings, other limits of gradients."""
+    results = {}
+    graph = graph_of()
+    bare = joestar.Graph.from_csc(graph.indptr, graph.indices)
+    bare.ndata["y"] = graph.ndata["y"]
+    torch.manual_seed(3)
+    inner = joestar.nn.GraphSAGE(6, 8, num_layers=2, out_channels=CLASSES)
+    table = joestar.nn.NodeEmbedding(bare.num_nodes, 6, inner).double().to(device())
+    for name, options in {
+        "ema": {"ema": 0.9, "clip_grad_value": 0.01},
+        "momentum": {"optimizer": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)},
+        "muted": {"optimizer": lambda parameters: torch.optim.RMSprop(parameters, 0.01)},
+        "table": {"graph": bare, "model": table},
+    }.items():
+        step = step_of(**options)
+        results[name] = {"losses": epochs_of(step, ids(81), batch, 1), "state": state_of(step)}
+        if step.ema is not None:
+            results[name]["ema"] = {key: value.tolist() for key, value in step.ema.items()}
+            results[name]["score"] = step.evaluate(ids(50), 20, ema=True)
+    return results
+
+
+def few_seeds(batch: int) -> dict:
+    """Last global batches that leave ranks without a seed; an epoch with fewer seeds than ranks; drop_last."""
+    step = step_of(model=model_of(dropout=0.4))
+    results = {"one over": epochs_of(step, ids(81), batch)}
+    results["one seed"] = epochs_of(step, ids(1), batch)
+    results["dropped"] = epochs_of(step, ids(173), batch, drop_last=True)
+    seen = [seeds.tolist() for _, seeds in step.epoch(ids(81), batch, with_seeds=True)]
+    return results | {"state": state_of(step), "seeds": seen}
+
+
+def losses_of(batch: int) -> dict:
+    """Losses that are no plain mean over the seeds of a share."""
+    results = {}
+    labels = graph_of().ndata["y"]
+    ignored = torch.where(torch.arange(labels.numel(), device=labels.device) % 5 < 2, -100, labels)
+    weight = torch.tensor([1.0, 5.0, 0.2, 3.0], dtype=torch.float64, device=labels.device)
+    targets = F.one_hot(labels, CLASSES).double()
+    entries = torch.arange(targets.numel(), device=labels.device).view_as(targets)
+    unknown = torch.where(entries % 3 == 0, torch.nan, targets)
+    cases = {
+        "weighted": (ignored, nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)),
+        "sum": (labels, lambda out, y: F.cross_entropy(out, y, reduction="sum") / 100),
+        "unknown": (unknown, F.binary_cross_entropy_with_logits),
+        "logged": (labels, _with_hits),
+    }
+    for name, (y, loss) in cases.items():
+        graph = graph_of()
+        graph.ndata["y"] = y
+        step = step_of(graph, loss=loss, accumulate=2)
+        logged, losses, epoch = [], [], step.epoch(ids(173), batch)
+        for value in epoch:
+            losses.append(value.item())
+            logged.append({key: entry.item() for key, entry in epoch.logged.items()})
+        results[name] = {"losses": losses, "logged": logged, "state": state_of(step)}
+    return results
+
+
+def _with_hits(out, y):
+    hits = (out.argmax(1) == y).double()
+    return F.cross_entropy(out, y), {"accuracy": hits.mean(), "hits": hits.sum()}
+
+
+def stops_and_goes_on(batch: int, folder: str) -> dict:
+    """``fit`` that is left in the middle of an epoch, from a file that another number of ranks wrote, and to one."""
+    step = step_of()
+    step.load_state_dict(joestar.Checkpoints(os.path.join(folder, "before")).latest()["step"])
+    losses = epochs_of(step, ids(173), batch, 1)
+    epoch = step.epoch(ids(173), batch)
+    losses += [next(epoch).item(), next(epoch).item()]
+    joestar.Checkpoints(os.path.join(folder, "after")).save(step)
+    return {"losses": losses, "written": len(os.listdir(os.path.join(folder, "before")))}
+
+
+def fitted(batch: int, folder: str) -> dict:
+    """``fit`` with everything that decides for itself."""
+    step = step_of()
+    seen, last = [], joestar.distributed.rank() == joestar.distributed.world_size() - 1
+    history = step.fit(
+        ids(173), ids(180, 290), epochs=4, batch_size=batch, verbose=True,
+        checkpoints=joestar.Checkpoints(os.path.join(folder, "fit")), checkpoint_every=2,
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.02, total_steps=20),
+        loggers=lambda values, number: seen.append(number),
+        on_epoch=lambda record: record.epoch == 2 and last,
+    )  # fmt: skip
+    return {
+        "losses": [record.loss for record in history.records], "val": [record.val for record in history.records],
+        "state": state_of(step), "logged": len(seen), "files": sorted(os.listdir(os.path.join(folder, "fit"))),
+    }  # fmt: skip
+
+
+# --- what differs, and what fails ---
+
+
+def differences(batch: int) -> dict:
+    """Everything that differs on the last rank is named on all."""
+    odd = joestar.distributed.rank() == joestar.distributed.world_size() - 1
+    told = {}
+
+    def refused(name, work) -> None:
+        try:
+            work()
+            told[name] = ""
+        except joestar.errors.JoestarError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+
+    refused("model", lambda: step_of(model=model_of(num_layers=1 if odd else 2)))
+    changed = graph_of()
+    changed.ndata["x"][150, 3] += odd
+    refused("graph", lambda: step_of(changed))
+    refused("options", lambda: step_of(accumulate=2 if odd else 1))
+    step = step_of(model=_other_start(odd))
+    refused("seeds", lambda: next(step.epoch(ids(odd, 100), batch)))
+    refused("batch", lambda: next(step.epoch(ids(100), batch + odd)))
+    refused("fine", lambda: next(step.epoch(ids(100), batch)))
+    with torch.no_grad():
+        next(step.model.parameters()).view(-1)[0] += odd * 1e-12
+    refused("parameters", lambda: next(step.epoch(ids(100), batch)))
+    refused("given seeds", lambda: step(ids(10) + odd))
+    refused("memory", lambda: step_of(memory="1GiB"))
+    refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
+    refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
+    refused("calls", lambda: step.evaluate(ids(50)) if odd else next(step.epoch(ids(100), batch)))
+    return told
+
+
+def _other_start(odd: bool) -> nn.Module:
+    model = model_of()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + odd)
+    return model
+
+
+def _compares(out, y):
+    return F.cross_entropy(out, y) + out.mean(0).pow(2).sum()
+
+
+def one_fails(how: str, timeout: float) -> None:
+    """The last rank does not make its third step."""
+    joestar.distributed.init(timeout, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
+    with cheaper(quick):
+        step = step_of()
+        for number, _ in enumerate(step.epoch(ids(250), 20)):
+            if number == 2 and joestar.distributed.rank() == joestar.distributed.world_size() - 1:
+                _fail(how)
+    raise AssertionError("the epoch was finished")
+
+
+def _fail(how: str) -> None:
+    if how == "raises":
+        raise ValueError("made up by the last rank")
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def copies(step):
+    """A deep copy of the model, for references."""
+    return copy.deepcopy(step.model)

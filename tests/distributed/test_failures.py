@@ -1,0 +1,110 @@
+"""Ranks that differ are told so on every rank; one that fails ends them all, with its error named."""
+
+import pytest
+
+from joestar.distributed.board import differences
+from joestar.distributed.place import Found, Place, check_devices, read_place
+from joestar.errors import ConfigError
+from tests.distributed import scenarios
+from tests.distributed.ranks import run
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    outcomes = run(2, scenarios.all_of, ["differences"], 20, folder=folder)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.text
+    return [outcome.result["differences"] for outcome in outcomes]
+
+
+WORDS = {
+    "model": ["DistributedError", "model.convs.1.lin_l.weight: torch.float64 [4, 8] on rank 0, missing on rank 1"],
+    "graph": ["DistributedError", "graph.ndata['x']", "on rank 0", "on rank 1"],
+    "options": ["DistributedError", "accumulate: 1 on rank 0, 2 on rank 1"],
+    "seeds": ["DistributedError", "seeds: 100 ids", "99 ids"],
+    "batch": ["DistributedError", "batch_size: 20 on rank 0, 21 on rank 1"],
+    "calls": ["DistributedError", "rank 0: step.epoch; rank 1: step.predict or step.evaluate", "same calls"],
+    "parameters": ["DistributedError", "model.convs.0", "on rank 0", "on rank 1"],
+    "given seeds": ["DistributedError", "seeds: 10 ids"],
+    "memory": ["ConfigError", "memory= and first_stage= are for one process, and this job has 2"],
+    "own loop": ["ConfigError", "a loop of one's own is for one process"],
+    "loss": ["ConfigError", "_compares is neither a mean nor a sum over the seeds"],
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_differs_is_named_on_every_rank(told, name):
+    for rank in told:
+        for words in WORDS[name]:
+            assert words in rank[name]
+
+
+def test_parameters_start_as_those_of_rank_0(told):
+    assert [rank["fine"] for rank in told] == ["", ""]  # bits are compared before every epoch
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout", "words"),
+    [
+        ("raises", 20.0, "rank 1 failed: ValueError: made up by the last rank"),
+        ("is killed", 20.0, "rank 0 waited for the others in step"),
+        ("hangs", 1.0, "Last heard of: rank 1 in its script, between two calls of the step"),
+    ],
+)
+def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
+    first, last = run(2, scenarios.one_fails, how, timeout, folder=tmp_path, seconds=50.0)
+    assert first.code == 1 and words in first.text
+    assert last.code == {"raises": 1, "is killed": -9, "hangs": 1}[how]
+    if how == "hangs":
+        assert "joestar: this is rank 1, which is ended." in last.text
+    else:
+        assert "finished" not in last.text
+
+
+def _found(device="cuda:0", uuid="a", host="h", count=2):
+    return Found(host, None, count, device, uuid)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([_found(), _found("cuda", "", count=1)], "ranks 1 find no GPU for them"),
+        ([_found(), _found()], "ranks 0, 1 on h would share one GPU"),
+        ([_found(), _found("cpu", "", count=0)], "some ranks have a GPU and others have none"),
+    ],
+)
+def test_devices_that_do_not_suffice_are_refused(found, words):
+    with pytest.raises(ConfigError, match=words):
+        check_devices(found)
+
+
+def test_devices_of_their_own_are_fine():
+    check_devices([_found(), _found("cuda:1", "b")])
+    check_devices([_found(count=1), _found(uuid="b", count=1)])  # each is shown one
+    check_devices([_found(), _found(host="other")])
+    check_devices([_found("cpu", "")] * 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "0"}, "lacks WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, while RANK is set"),
+        ({"WORLD_SIZE": "2", "RANK": "x"}, "RANK in the environment must be a number; got 'x'"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2, WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "do not fit"),
+    ],
+)
+def test_an_odd_environment_is_refused(environment, words):
+    whole = {"LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"} if "WORLD_SIZE" in environment else {}
+    with pytest.raises(ConfigError, match=words):
+        read_place(whole | environment)
+
+
+def test_one_process_is_alone_with_and_without_a_launcher():
+    assert read_place({}) == read_place({"WORLD_SIZE": "1", "RANK": "0"}) == Place()
+
+
+def test_every_difference_is_a_line():
+    facts = [{"a": "1", "b": "2"}, {"a": "1", "b": "3"}, {"a": "1"}]
+    assert differences(facts) == ["b: 2 on rank 0, 3 on rank 1, missing on rank 2"]

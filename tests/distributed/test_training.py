@@ -1,0 +1,226 @@
+"""Several ranks train what one process trains: the same seeds, draws and losses, whatever the ranks' shares are."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_
+
+import joestar
+from joestar.distributed.division import arranged, present, seeds_per_rank, share, weights
+from joestar.runtime.seeds import shuffled
+from tests.distributed import scenarios
+from tests.distributed.ranks import run
+from tests.runtime.plain import plain_logits
+
+BATCH = 20
+NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """Every scenario on two ranks."""
+    outcomes = run(2, scenarios.all_of, NAMES, BATCH, folder=folder)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.text
+    return [outcome.result for outcome in outcomes]
+
+
+@pytest.fixture(scope="module")
+def one():
+    """The same in this process, with batches twice as large."""
+    with scenarios.cheaper(scenarios.quick):
+        return {name: getattr(scenarios, name)(2 * BATCH) for name in ("plain_run", "few_seeds", "losses_of")}
+
+
+def close(ours, theirs, tolerance: float = 1e-10) -> None:
+    """Asserts that two trees of numbers agree."""
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            close(ours[name], theirs[name], tolerance)
+    else:
+        left, right = (torch.tensor(v, dtype=torch.float64) for v in (ours, theirs))
+        torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
+
+
+def test_two_ranks_train_what_plain_pytorch_trains_on_their_batches_together(two):
+    model, graph = scenarios.model_of(), scenarios.graph_of()
+    sampler = joestar.NeighborSampler(graph, [4, 3], seed=scenarios.SEED)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    losses = []
+
+    def step(seeds, epoch, number):  # of the whole global batch
+        value = F.cross_entropy(plain_logits(model, sampler, seeds, epoch, number), graph.ndata["y"][seeds])
+        optimizer.zero_grad()
+        value.backward()
+        clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(value.item())
+
+    ids = torch.arange(173, dtype=graph.indices.dtype)
+    for epoch in range(2):
+        for number, seeds in enumerate(shuffled(ids, scenarios.SEED, epoch).split(2 * BATCH)):
+            step(seeds, epoch, number)
+            schedule.step()
+    for call, start in enumerate((0, 50)):
+        step(torch.arange(start, start + 41, dtype=ids.dtype), -2 - call, 0)
+    for rank in two:
+        close(rank["plain_run"]["losses"], losses)
+        close(rank["plain_run"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
+
+
+def test_predictions_and_scores_are_those_of_one_process_on_every_rank(two, one):
+    for rank in two:
+        for name in ("outputs", "few", "score"):
+            close(rank["plain_run"][name], one["plain_run"][name])
+
+
+def test_all_ranks_redo_and_widen_where_one_overflows(two):
+    first, second = (rank["overflows"] for rank in two)
+    assert first == second  # to the last bit
+    assert first["overflowing"]["overflows"] == 2 and first["overflowing"]["recompiles"] == 2
+    assert first["exact"]["overflows"] == 0
+    for name in ("losses", "state", "score"):
+        close(first["overflowing"][name], first["exact"][name])
+
+
+def test_real_overflows_on_either_rank_are_redone_together(two):
+    first, second = (rank["tight"] for rank in two)
+    assert first == second
+    assert 2 <= first["padded"]["overflows"] < 10
+    for name in ("losses", "state"):
+        close(first["padded"][name], first["exact"][name])
+
+
+def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, one):
+    ours = [rank["few_seeds"] for rank in two]
+    for rank in ours:
+        for name in ("one over", "one seed", "dropped", "state"):
+            close(rank[name], one["few_seeds"][name])
+    assert [sorted(a + b) for a, b in zip(*(rank["seeds"][:-1] for rank in ours), strict=True)] == [
+        sorted(seeds) for seeds in one["few_seeds"]["seeds"][:-1]
+    ]
+
+
+@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "logged"])
+def test_losses_are_those_of_the_global_batch(two, one, name):
+    for rank in two:
+        ours, theirs = rank["losses_of"][name], one["losses_of"][name]
+        close(ours["losses"], theirs["losses"])
+        close(ours["state"], theirs["state"])
+        for mine, other in zip(ours["logged"], theirs["logged"], strict=True):
+            close(mine, other)
+
+
+@pytest.mark.fuzz
+def test_four_ranks_some_without_seeds(folder, one):
+    for outcome in run(4, scenarios.all_of, ["few_seeds", "plain_run"], BATCH // 2, folder=folder):
+        assert outcome.code == 0, outcome.text
+        close(outcome.result["plain_run"], one["plain_run"])
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, folder):
+    with scenarios.cheaper(scenarios.quick):
+        whole = scenarios.epochs_of(scenarios.step_of(), torch.arange(173), 2 * BATCH, 3)
+        step = scenarios.step_of()
+        epoch = step.epoch(torch.arange(173), 2 * BATCH)
+        losses = [next(epoch).item(), next(epoch).item()]
+        joestar.Checkpoints(tmp_path / "before").save(step)
+        outcomes = run(2, scenarios.all_of, ["stops_and_goes_on", "fitted"], BATCH, str(tmp_path), folder=folder)
+        for outcome in outcomes:
+            assert outcome.code == 0, outcome.text
+        assert [path.name for path in sorted((tmp_path / "after").iterdir())] == ["checkpoint-000000001.pt"]
+        step = scenarios.step_of()
+        step.load_state_dict(joestar.Checkpoints(tmp_path / "after").latest()["step"])
+        rest = scenarios.epochs_of(step, torch.arange(173), 2 * BATCH, 2)
+        os.rename(tmp_path / "fit", tmp_path / "fit of two")
+        alone = scenarios.fitted(2 * BATCH, str(tmp_path))
+    for outcome in outcomes:
+        close([*losses, *outcome.result["stops_and_goes_on"]["losses"], *rest], whole)
+        ours = outcome.result["fitted"]
+        assert ours["files"] == alone["files"]
+        for name in ("losses", "val", "state"):
+            close(ours[name], alone[name])
+    assert [outcome.result["fitted"]["logged"] for outcome in outcomes] == [3, 0]
+    assert ["epoch 1/4" in outcome.text for outcome in outcomes] == [True, False]
+
+
+@pytest.mark.fuzz
+def test_choices_of_the_tuner_are_those_of_rank_0(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
+    outcomes = run(2, scenarios.all_of, ["tuned", "averaged"], BATCH, folder=folder)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.text
+    first, second = (outcome.result for outcome in outcomes)
+    assert first == second and first["tuned"]["sites"]
+    with scenarios.cheaper(scenarios.quick):
+        one = scenarios.averaged(2 * BATCH)
+        plain = scenarios.epochs_of(scenarios.step_of(), scenarios.ids(173), 2 * BATCH, 1)
+    close(first["tuned"]["losses"], plain, 1e-9)
+    close(first["averaged"], one)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+@pytest.mark.parametrize("number", [1, 2, 7, 48, 49, 95])
+def test_shares_are_the_global_batches(world, number):
+    order = torch.randperm(1000)[:number]
+    batch = seeds_per_rank(number, 6, world)
+    assert world * batch >= min(number, 6 * world) and -(-number // (world * batch)) == -(-number // (world * 6))
+    rows = torch.rand(number, dtype=torch.float64)
+    shares = [share(order, batch, rank, world) for rank in range(world)]
+    parts = torch.stack([weights(rows, batch, rank, world) for rank in range(world)])
+    here = torch.stack([present(number, batch, rank, world, order.device) for rank in range(world)])
+    assert len({own.shape for own, _ in shares}) == 1
+    torch.testing.assert_close(parts.sum(0), torch.ones(parts.shape[1], dtype=torch.float64))
+    weight_of = dict(zip(order.tolist(), rows.tolist(), strict=True))
+    for position, seeds in enumerate(order.split(batch * world)):
+        own = [ids[position * batch : min(end, (position + 1) * batch)].tolist() for ids, end in shares]
+        taken = [ids if here[rank, position] else [] for rank, ids in enumerate(own)]
+        assert all(own) and sorted(i for ids in taken for i in ids) == sorted(seeds.tolist())
+        for rank, ids in enumerate(taken):
+            wanted = sum(weight_of[i] for i in ids) / sum(weight_of[i] for i in seeds.tolist())
+            assert abs(parts[rank, position].item() - wanted) < 1e-12
+    mixed = arranged(order, batch, world)
+    assert sorted(mixed.tolist()) == sorted(order.tolist())
+    if number >= batch * world:
+        assert mixed[:batch].tolist() == shares[0][0][:batch].tolist()
+
+
+def test_batch_norm_is_per_share_and_its_statistics_are_the_mean_over_the_ranks(two):
+    """By hand: every share is normalised by itself, gradients and running statistics are weighted by seeds."""
+    model, graph = scenarios.model_of(norm="batch_norm"), scenarios.graph_of()
+    sampler = joestar.NeighborSampler(graph, [4, 3], seed=scenarios.SEED)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    order = shuffled(torch.arange(173, dtype=graph.indices.dtype), scenarios.SEED, 0)
+    losses = []
+    for number, seeds in enumerate(order.split(2 * BATCH)):
+        before = copy.deepcopy(dict(model.named_buffers()))
+        after = {name: torch.zeros_like(value) for name, value in before.items()}
+        optimizer.zero_grad()
+        total = 0.0
+        for rank in range(2):
+            own = seeds[rank::2]
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])
+            loss = F.cross_entropy(plain_logits(model, sampler, own, 0, number), graph.ndata["y"][own])
+            part = len(own) / len(seeds)
+            (part * loss).backward()
+            total += part * loss.item()
+            for name, buffer in model.named_buffers():
+                after[name] = after[name] + part * buffer
+        for name, buffer in model.named_buffers():
+            buffer.copy_(after[name])
+        optimizer.step()
+        losses.append(total)
+    for rank in two:
+        close(rank["normed"]["losses"], losses)
+        close(rank["normed"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
