@@ -166,6 +166,9 @@ void bind_stages(py::module_& m) {
   m.def("advise_huge", [](const Tensor& bytes_of, std::int64_t itemsize) {
     advise_huge(bytes_of.data, static_cast<std::size_t>(bytes_of.numel * itemsize));
   }, "Asks for huge pages under a tensor that has not been written yet.");
+  m.def("collapse_huge", [](const Tensor& tensor, std::int64_t itemsize) {
+    return collapse_huge(tensor.data, static_cast<std::size_t>(tensor.numel * itemsize));
+  }, ReleaseGil(), "Moves a tensor that has been written into huge pages; whether it was done.");
   m.def("free_scratch", [] { process_instance<PageCache>().clear(); }, ReleaseGil(),
         "Frees the memory that first stages keep for their next macro-batch (2 GiB at most).");
   m.def("union_hops", &bind_union_hops, ReleaseGil());

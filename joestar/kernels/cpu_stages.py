@@ -96,6 +96,12 @@ def fresh(n: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
+def in_huge_pages(tensor: Tensor) -> bool:
+    """Moves a large CPU tensor into huge pages, where it is: random reads of it miss the TLB less. Whether it was done:
+    the system may not know how, and memory that is page-locked or of a file stays as it is."""
+    return tensor.is_cpu and tensor.is_contiguous() and _native.collapse_huge(tensor, tensor.element_size())
+
+
 def written(parts, given: Tensor, want_eids: bool, empty: Empty | None = None) -> Parts:
     """What the native ``parts`` hold, and the local ids of ``given``; afterwards they are empty."""
     empty = empty or fresh

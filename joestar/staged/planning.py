@@ -10,6 +10,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.kernels.cpu_stages import in_huge_pages
 from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
@@ -154,6 +155,8 @@ class Planner:
         whole = self.resident()
         if sum(whole.values()) <= self.budget and self.first_stage is None:
             return Plan(self.budget, True, parts=whole)
+        for tensor in (self.graph.indptr, self.graph.indices):
+            in_huge_pages(tensor)
         total, stage = self.seeds.numel(), LargeBatch(1) if self.first_stage is None else copy.copy(self.first_stage)
         stage.eids = stage.empty = None
         wanted = sorted({-(-total // (parts * self.batch)) * self.batch for parts in PARTS})

@@ -1,7 +1,9 @@
 """The large-batch first stage: the union of a sampler's hops, against sets and loops."""
 
 import itertools
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from joestar import _native
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
+from joestar.kernels.cpu_stages import in_huge_pages
 from joestar.kernels.dropout import DROPOUT_SITE
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages import LargeBatch, check_macro_batch
@@ -135,6 +138,22 @@ def test_the_order_and_repetition_of_seeds_change_nothing_else():
     sampler = NeighborSampler(graph, [4, 3])
     one, other = (LargeBatch(6).sample(graph, sampler, seeds, KEY) for seeds in (SEEDS, SEEDS.unique()))
     assert fields(one) | {"seeds": None} == fields(other) | {"seeds": None}
+
+
+def test_huge_pages_change_nothing(tmp_path):
+    tensor = torch.arange(3_000_000)
+    done = in_huge_pages(tensor)
+    assert torch.equal(tensor, torch.arange(3_000_000))
+    regions = Path("/proc/self/smaps").read_text().split("VmFlags") if done else []
+    for region in regions:
+        ends = re.search(r"^([0-9a-f]+)-([0-9a-f]+) ", region, re.MULTILINE)
+        if ends and int(ends[1], 16) <= tensor.data_ptr() + (8 << 20) < int(ends[2], 16):
+            assert int(re.search(r"AnonHugePages: +(\d+)", region)[1]) >= 20 << 10
+    path = tmp_path / "file"
+    tensor.numpy().tofile(path)
+    mapped = torch.from_numpy(np.memmap(path, np.int64, "c"))
+    assert not in_huge_pages(mapped) and not in_huge_pages(tensor[:1000]) and not in_huge_pages(tensor[::2])
+    assert torch.equal(mapped, tensor)
 
 
 def test_fanouts_of_minus_1_keep_whole_neighbourhoods():

@@ -1,7 +1,9 @@
 #pragma once
-// Large scratch memory in huge pages where the system has them: random accesses miss the TLB less, and far fewer pages
-// are faulted in.
+// Large memory in huge pages where the system has them: random accesses miss the TLB less, and far fewer pages are faulted
+// in.
 
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
@@ -17,15 +19,50 @@ namespace joestar {
 
 constexpr std::size_t kHugePage = std::size_t{1} << 21;
 
-// Asks for huge pages within [data, data + bytes), which must not have been touched yet to gain from it.
-inline void advise_huge(void* data, std::size_t bytes) {
+namespace detail {
+
+// Gives the huge pages within [data, data + bytes) this advice; false if there are none, or the system does not take it.
+inline bool advise(void* data, std::size_t bytes, int advice) {
 #if defined(__linux__)
   const auto first = (reinterpret_cast<std::uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
   const auto last = (reinterpret_cast<std::uintptr_t>(data) + bytes) / kHugePage * kHugePage;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a hint: may fail
+  return first < last && madvise(reinterpret_cast<void*>(first), last - first, advice) == 0;
 #else
-  (void)data, (void)bytes;
+  return (void)data, (void)bytes, (void)advice, false;
 #endif
+}
+
+// Whether memory belongs to no file: the pages of a file would be read from disk first.
+inline bool is_anonymous(const void* data) {
+  bool found = false;
+  if (std::FILE* maps = std::fopen("/proc/self/maps", "r")) {
+    const auto at = reinterpret_cast<std::uintptr_t>(data);
+    char line[512];
+    std::uintptr_t first = 0, last = 0;
+    unsigned long inode = 1;
+    while (!found && std::fgets(line, sizeof line, maps) != nullptr) {
+      const int read = std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %*s %*s %lu", &first, &last, &inode);
+      found = read == 3 && first <= at && at < last && inode == 0;
+    }
+    std::fclose(maps);
+  }
+  return found;
+}
+
+}  // namespace detail
+
+// Asks for huge pages within [data, data + bytes), which must not have been touched yet to gain from it.
+inline void advise_huge(void* data, std::size_t bytes) {
+#if defined(__linux__)
+  detail::advise(data, bytes, MADV_HUGEPAGE);  // a hint: may fail
+#endif
+}
+
+// Moves what has been written into huge pages now (Linux 6.1; page-locked memory and that of files stay as they are).
+// Contents and addresses do not change. Whether it was done.
+inline bool collapse_huge(void* data, std::size_t bytes) {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
+  return detail::is_anonymous(data) && detail::advise(data, bytes, kCollapse);
 }
 
 // Blocks of whole huge pages that wait to be used again: clearing new pages took half the time of a macro-batch.
