@@ -5,7 +5,9 @@
 
 Prints a table: *sample* draws the neighbours of all seeds, hop by hop, *write* makes one graph of them (local ids),
 *slots* gives every node its place on the device; with ``--row-bytes``, *gather* copies the rows that are not hot, as
-for features that are not page-locked. Wall clock, the shortest of ``--repeats`` for each, and the time of all threads.
+for features that are not page-locked. *pick*, instead of the first three, is what is left of them where a GPU tells
+nodes apart and gives them their slots itself. Wall clock, the shortest of ``--repeats`` for each, and the time of all
+threads.
 
 The extension of this checkout is measured, and one built with ParlayLib, if ``--parlay`` names it or ``make
 build/parlay/.built`` has made it (CMake's option ``JOESTAR_FETCH_PARLAY``, or a ParlayLib that CMake finds).
@@ -24,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADERS = ("threads by", "threads", "part", "seeds", "nodes", "edges", "sample ms", "write ms", "slots ms", "gather ms",
-           "all ms", "CPU ms", "M edges/s")  # fmt: skip
+           "all ms", "CPU ms", "M edges/s", "pick ms", "pick CPU ms")  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -109,14 +111,23 @@ class Stage:
         found = [lambda _: self.sample(chosen), self.write, self.slots]
         return [*found, self.gather] if self.options.row_bytes else found
 
+    def task(self, seeds) -> tuple:
+        """What is to be drawn."""
+        self.room.turn = 0
+        return self.graph.indptr, self.graph.indices, seeds, self.options.fanouts, False, self.key, self.sites, None
+
     def sample(self, seeds):
         """Draws."""
         from joestar import _native
         from joestar.kernels.race import table
 
-        self.room.turn = 0
-        given = self.graph.indptr, self.graph.indices, seeds, self.options.fanouts, False, self.key, self.sites
-        return seeds, _native.large_batch(*given, None, table(), False)
+        return seeds, _native.large_batch(*self.task(seeds), table(), False)
+
+    def pick(self, part: int):
+        """The edges of the same macro-batch in the graph's ids."""
+        from joestar.kernels.cpu_stages import pick_large_batch
+
+        return pick_large_batch(*self.task(self.seeds[: self.seeds.numel() // part]), False, self.room)
 
     def write(self, made):
         """One graph of the draws."""
@@ -157,7 +168,9 @@ def measure(options: Options) -> list[dict]:
             (seeds, ids, _, indices, *_), total = made, sum(times)
             cells = [pool, threads, f"1/{part}", seeds.numel(), ids.numel(), indices.numel(), *times]
             cells += [None] * (10 - len(cells))
-            rows.append(dict(zip(HEADERS, [*cells, total, cpu, indices.numel() / total / 1e3], strict=True)))
+            (picked,), picked_cpu, _ = best(options.repeats, lambda _, part=part: stage.pick(part))
+            cells += [total, cpu, indices.numel() / total / 1e3, picked, picked_cpu]
+            rows.append(dict(zip(HEADERS, cells, strict=True)))
     return rows
 
 

@@ -42,6 +42,7 @@ def test_rows_of_the_table():
     for row in rows:
         phases = [row[f"{phase} ms"] for phase in ("sample", "write", "slots", "gather")]
         assert min(phases) > 0 and abs(sum(phases) - row["all ms"]) < 1e-9
+        assert row["pick ms"] > 0 and row["pick CPU ms"] > 0
         assert len(first_stage.line(list(row.values())).split("|")) == len(first_stage.HEADERS) + 2
     assert {row["threads by"] for row in rows} <= {"jthread", "parlay"}
     assert rows[0]["nodes"] == rows[1]["nodes"] > rows[2]["nodes"] > 0
