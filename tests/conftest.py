@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 
 # Test workers are as many as processors: each with threads of its own, or with Inductor's pool of processes, they wait
 # for one another. What needs several threads asks for them.
@@ -19,7 +20,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_configure():
+def pytest_configure(config):
     """While tests are collected, the heap only grows.
 
     Dynamo empties the processor's caches after every capture, for a line of its log that says how long guards take: a
@@ -32,6 +33,24 @@ def pytest_configure():
 
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *args: 0.0
+    own_cache(config)
+
+
+def own_cache(config) -> None:
+    """What is measured here, on a machine under load, is not what the user's plans shall remember, nor the other way
+    round. On a GPU the launch settings are worth keeping."""
+    if not torch.cuda.is_available() and "JOESTAR_CACHE" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="joestar-tests-")
+        os.environ["JOESTAR_CACHE"] = folder.name  # of the workers, too
+        config.add_cleanup(folder.cleanup)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_measurements():
+    """Plans that measure how fast memory is copy megabytes, not half a gigabyte: tests hold for any speed."""
+    from joestar.store import bandwidth
+
+    bandwidth.SOURCE_BYTES = 1 << 22
 
 
 QUICK = {"quick_captures", "cheapest_captures"}

@@ -37,7 +37,7 @@ def same(one, other):
 @pytest.mark.parametrize(
     ("model", "mode"),
     [
-        ("sage", "single"),
+        pytest.param("sage", "single", marks=pytest.mark.fuzz),
         ("sage", "large-batch"),
         pytest.param("sage", "partitions", marks=pytest.mark.slow),
         pytest.param("gat", "large-batch", marks=pytest.mark.slow),

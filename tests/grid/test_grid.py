@@ -38,7 +38,12 @@ def test_the_cells_cover_every_pair():
     assert cover(2, TWO_LAYERS) == PAIRS, "the same cells every time"
 
 
-@pytest.mark.parametrize("cell", NAMED.values(), ids=NAMED)
+WIDE = {name: pytest.mark.fuzz for name, cell in NAMED.items() if cell.hidden == 64}
+
+
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, id=name, marks=WIDE.get(name, ())) for name, cell in NAMED.items()]
+)
 def test_named_cell(cell, graph):
     assert not check(cell, graph)
 

@@ -123,7 +123,7 @@ def traced(step):
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    [("GraphSAGE", adam), ("GraphSAGE", momentum),
+    [("GraphSAGE", adam), pytest.param("GraphSAGE", momentum, marks=pytest.mark.fuzz),
      *(pytest.param("GAT", optimizer, marks=pytest.mark.slow) for optimizer in (adam, momentum))],
 )  # fmt: skip
 def test_state_is_the_same_bit_for_bit(model, optimizer, monkeypatch):
