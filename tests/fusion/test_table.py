@@ -80,7 +80,9 @@ def test_switching_off_takes_what_requires_it_along(disable, skipped):
 
 
 def test_unknown_name():
-    with pytest.raises(ConfigError, match=r"no pass 'dead' to disable; passes are: dce, simplify, cse, extract-select"):
+    with pytest.raises(
+        ConfigError, match=r"no pass 'dead' to disable; passes are: dce, simplify, cse, segments, extract-select"
+    ):
         run_passes(small(), [constant(None, "value")], ("dead",))
 
 

@@ -204,6 +204,22 @@ def reductions(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"torch.cat([{', '.join(values)}], 1)", len(values) * h.width)
 
 
+def scattered(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A sum or mean, with weights or without, by lookups and scatters at the ends of edges."""
+    wide = code.let(f"{h}.to(torch.promote_types({h}.dtype, torch.float32))")
+    dst = code.let(f"torch.ops.joestar.edge_dst({hop.name}.indptr, {hop.name}.num_edges, {hop.name}.indices).long()")
+    message = f"{wide}.index_select(0, {hop.name}.indices.long())"
+    if code.chance(0.5):
+        message = f"{wide}.sum(1).sigmoid().index_select(0, {hop.name}.indices)[:, None] * {message}"
+    zeros = f"{wide}.new_zeros(({hop.name}.num_dst, {h.width}))"
+    if code.chance(0.5):
+        return code.rows(f"{zeros}.index_add(0, {dst}, {message}).to({h}.dtype)", h.width)
+    message, how = code.let(message), code.pick("sum", "mean", "amax")
+    index = f"{dst}.view(-1, 1).expand_as({message})"
+    reduced = f'{zeros}.scatter_reduce(0, {index}, {message}, "{how}", include_self=False)'
+    return code.rows(f"{reduced}.to({h}.dtype)", h.width)
+
+
 FUSED = {"message": "fused"}
 TOGETHER = {"reductions": "together"}
 READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
@@ -215,6 +231,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "dce": [Motif(before=rows.unused, inner=True)],
     "simplify": [Motif(looped_sum)],
     "cse": [Motif(before=rows.twice, inner=True), Motif(layers.gcn)],
+    "segments": [Motif(scattered), Motif(scattered, rows.tanh, inner=True)],
     "extract-select": [Motif()],
     "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
     "multi-aggregate": [

@@ -98,6 +98,9 @@ def test_lookups():
         "pairs": lambda m, b, h: h + h[torch.tensor([-1, 0]), torch.tensor([-1, 2])].sum(),
         "index_add": lambda m, b, h: h + zeros().index_add(0, b.graph_degrees("src") % 8, h).sum(0),
         "scatter_add": lambda m, b, h: h + zeros().scatter_add(0, buckets(b).expand(-1, 8), h).sum(0),
+        **{f"scatter_reduce {how}, {include}": lambda m, b, h, how=how, include=include: h + (zeros() + 0.5)
+           .scatter_reduce(0, buckets(b).expand(-1, 8), h, how, include_self=include).sum(0)
+           for how in ("sum", "mean", "amax", "amin", "prod") for include in (True, False)},
     }, table=TABLE)  # fmt: skip
 
 
@@ -169,8 +172,8 @@ def test_refused_rows():
         "pad rows": (lambda m, b, h: F.pad(h, (0, 0, 1, 0)).sum(0) + h, "adds entries around padded rows"),
         "reversed": (lambda m, b, h: h[torch.arange(b.num_src - 1, -1, -1)], "counts from the end"),
         "unknown": (lambda m, b, h: h + h.take(torch.tensor([0])), "has no rule for padded rows"),
-        "scatter_reduce": (lambda m, b, h: zeros().scatter_reduce(0, buckets(b).expand(-1, 8), h, "amax").sum(0) + h,
-                           "has no rule for padded rows"),
+        "scatter": (lambda m, b, h: zeros().scatter(0, buckets(b).expand(-1, 8), h).sum(0) + h,
+                    "has no rule for padded rows"),
         "layer_norm over nodes": (lambda m, b, h: F.layer_norm(h, h.shape), "normalises over padded rows"),
         "group_norm over nodes": (lambda m, b, h: F.group_norm(h.t()[None], 2)[0].t(), "works across padded rows"),
         "attention over nodes": (lambda m, b, h: F.scaled_dot_product_attention(*[h[None]] * 3)[0], "attends to"),
