@@ -92,7 +92,7 @@ class Reduction:
 def _part_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     """Part of a buffer's memory as a tensor, not a view: TorchDynamo takes sizes of a view, also of a ``grad``, for
     dynamic ones."""
-    strides = torch.empty(shape, device="meta").stride()
+    strides = flat.new_empty(shape, device="meta").stride()
     return flat.new_empty(0).set_(flat.untyped_storage(), start, shape, strides)
 
 
