@@ -9,6 +9,7 @@ import joestar
 
 PACKAGE = Path(joestar.__file__).parent
 PARTS = (
+    "distributed",
     "runtime",
     "kernels",
     "ops",

@@ -43,13 +43,17 @@ def model_facts(model: torch.nn.Module) -> dict[str, str]:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         trained = "" if value.requires_grad else ", no gradient"
         facts[f"model.{name}"] = f"{value.dtype} {list(value.shape)}{trained}"
-    facts["modes of modules"] = text_digest(str([module.training for module in model.modules()]))
+    facts["modes of modules"] = _modes(model)
     return facts
+
+
+def _modes(model: torch.nn.Module) -> str:
+    return text_digest(str([module.training for module in model.modules()]))
 
 
 def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """What training has made of parameters, buffers and optimizer: bits that must be the same before an epoch."""
-    facts = {}
+    facts = {"modes of modules": _modes(model)}
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         facts[f"model.{name}"] = f"#{checksum(value)}"
     for number, group in enumerate(optimizer.param_groups):

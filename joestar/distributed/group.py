@@ -61,7 +61,7 @@ class Group:
                 yield
         except DistributedError:
             raise
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise self.board.cause(error) from error

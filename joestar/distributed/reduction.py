@@ -24,13 +24,14 @@ class Reduction:
 
     def __init__(self, group: Group):
         self.group = group
-        self._flat: Tensor | None = None
-        self._layout: tuple = ()
-        self._kept: list[Tensor] = []
-        self.bytes = 0
-        self._gradients: Tensor | None = None
-        self._views: list[Tensor] = []
+        self._layouts: dict[tuple, _Layout] = {}
         self._buffers: list[Tensor] = []
+        self._kept: list[Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        """Of the largest buffer that is summed."""
+        return max((layout.flat.nbytes for layout in self._layouts.values()), default=0)
 
     def before(self, buffers: list[Tensor]) -> None:
         """Keeps what the forward pass is about to write to."""
@@ -47,13 +48,13 @@ class Reduction:
             shares: float64 ``[2 + len(logged)]``: this rank's part of the loss, of the seeds, of each logged value.
         """
         means = [buffer for buffer in self._buffers if buffer.dtype.is_floating_point]
-        pieces = self._pieces([p.grad for p in parameters], means, loss, len(logged))
+        layout = self._layout([p.grad for p in parameters], means, loss, len(logged))
+        flat, pieces, absent = layout.flat, layout.pieces, shares[0] == 0
         grads, statistics, (values, void) = pieces[: len(parameters)], pieces[len(parameters) : -2], pieces[-2:]
-        flat, absent = self._flat, shares[0] == 0
         with torch.no_grad():
             if grads:
                 torch._foreach_copy_(grads, [p.grad for p in parameters])
-                self._gradients.masked_fill_(absent, 0.0)
+                layout.gradients.masked_fill_(absent, 0.0)
             for piece, buffer in zip(statistics, means, strict=True):
                 piece.copy_(_part(buffer.to(flat.dtype), shares[1]))
             own = torch.stack([value.detach().to(flat.dtype) for value in (loss, *logged)])
@@ -71,28 +72,33 @@ class Reduction:
         first, *others = values.to(loss.dtype).unbind()
         return first, others, happens
 
-    def _pieces(self, grads: list[Tensor], buffers: list[Tensor], loss: Tensor, logged: int) -> list[Tensor]:
-        """Views of the buffer: gradients, statistics, the values ``[1 + logged]``, the mark of a void step."""
+    def _layout(self, grads: list[Tensor], buffers: list[Tensor], loss: Tensor, logged: int) -> "_Layout":
+        """A buffer for these. It lasts: a captured step writes to it, also after exact steps that had another one."""
         shapes = [tuple(t.shape) for t in (*grads, *buffers)] + [(1 + logged,), ()]
         dtype = torch.float32
         for tensor in (*grads, *buffers, loss):
             dtype = torch.promote_types(dtype, tensor.dtype)
-        layout = (tuple(shapes), dtype, loss.device)
-        if layout != self._layout:
-            sizes = [torch.Size(shape).numel() for shape in shapes]
-            rooms = [-(-size // ALIGNED) * ALIGNED for size in sizes]
-            self._flat = torch.zeros(sum(rooms), dtype=dtype, device=loss.device)
-            starts = itertools.accumulate(rooms, initial=0)
-            self._views = [_part_of(self._flat, start, shape) for start, shape in zip(starts, shapes, strict=False)]
-            self._gradients = self._flat[: sum(rooms[: len(grads)])]
-            self._layout, self.bytes = layout, self._flat.nbytes
-        return self._views
+        key = (tuple(shapes), len(grads), dtype, loss.device)
+        if key not in self._layouts:
+            self._layouts[key] = _Layout(shapes, len(grads), dtype, loss.device)
+        return self._layouts[key]
+
+
+class _Layout:
+    """One buffer, and its pieces: gradients, statistics, the values ``[1 + logged]``, the mark of a void step."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], gradients: int, dtype: torch.dtype, device: torch.device):
+        rooms = [-(-torch.Size(shape).numel() // ALIGNED) * ALIGNED for shape in shapes]
+        self.flat = torch.zeros(sum(rooms), dtype=dtype, device=device)
+        starts = itertools.accumulate(rooms, initial=0)
+        self.pieces = [_part_of(self.flat, start, shape) for start, shape in zip(starts, shapes, strict=False)]
+        self.gradients = self.flat[: sum(rooms[:gradients])]
 
 
 def _part_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     """Part of a buffer's memory as a tensor, not a view: TorchDynamo takes sizes of a view, also of a ``grad``, for
     dynamic ones."""
-    strides = torch.empty(shape, device="meta").stride()
+    strides = flat.new_empty(shape, device="meta").stride()
     return flat.new_empty(0).set_(flat.untyped_storage(), start, shape, strides)
 
 

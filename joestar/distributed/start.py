@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from joestar import __version__
 from joestar.distributed.board import Board, Watch
@@ -113,6 +112,8 @@ def _own_store(place: Place, timeout: float):
                 f"environment says {place.rank} of {place.world}: call joestar.distributed.init() instead."
             )
         return dist.distributed_c10d._get_default_store()
+    from torch.distributed.rendezvous import rendezvous  # not every build of PyTorch has it
+
     seconds = timedelta(seconds=max(60.0, timeout))
     store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=seconds))
     return store

@@ -181,7 +181,7 @@ class Fit:
             self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
             if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
                 self.seconds = before + time.perf_counter() - start
-                self.save()
+                self.save_together()
             if self.stop:
                 epoch.close()
                 break
@@ -250,6 +250,16 @@ class Fit:
         return stop if group is None else bool(group.largest("the end of an epoch (on_epoch)", [stop])[0])
 
     # --- checkpoints ---
+
+    def save_together(self) -> None:
+        """``save``, for which other ranks wait: they would wait in the next step for less long."""
+        group = self.step.group
+        if group is None or self.settings.checkpoints is None:
+            self.save()
+            return
+        with group.board.at("writing a checkpoint", long=True):
+            self.save()
+            group.exchange("a checkpoint of fit")
 
     def save(self):
         """Writes a checkpoint, if there is a place for it; its path. Of several ranks the first does."""
@@ -344,7 +354,7 @@ def _epochs(run: Fit, epochs: int) -> None:
         history.stopped_early = late or run.stop
         if settings.verbose and is_first():
             print(_line(record, history, epochs), flush=True)
-        run.save()
+        run.save_together()
         if settings.on_epoch is not None and run.any_stops(_stops(settings.on_epoch(record), "on_epoch")):
             history.stopped_early = True
 

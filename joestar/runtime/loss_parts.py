@@ -26,12 +26,13 @@ class LossParts:
 
     Attributes:
         kind: ``mean`` or ``sum``; rows: ids ``[n]`` -> weight of each in the mean, float64; ``None``: all alike.
-        logged: kind of every value that is logged with it.
+        logged: kind of every value that is logged with it. tried: the loss of the trial.
     """
 
     kind: str
     rows: Callable[[Tensor], Tensor] | None
     logged: list[str]
+    tried: float
 
 
 def loss_parts(program, seeds: Tensor) -> LossParts:
@@ -47,9 +48,9 @@ def loss_parts(program, seeds: Tensor) -> LossParts:
     for rows in candidates:
         weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu") if rows is None else rows(nodes).cpu()
         if trial.is_mean(weights):
-            return LossParts(MEAN, rows, trial.logged_kinds())
+            return LossParts(MEAN, rows, trial.logged_kinds(), trial.whole[0])
     if trial.is_sum():
-        return LossParts(SUM, None, trial.logged_kinds())
+        return LossParts(SUM, None, trial.logged_kinds(), trial.whole[0])
     raise ConfigError(
         f"{program.loss.name} is neither a mean nor a sum over the seeds of a batch (the loss of a batch does not "
         "follow from those of its parts), so that several ranks cannot divide it. Give a loss that is one: losses that "

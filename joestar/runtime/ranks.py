@@ -77,7 +77,10 @@ class Ranks:
     def _loss_parts(self, seeds: Tensor) -> LossParts:
         captured = self.executor.program.captured
         if self._parts[0] is not captured:
-            self._parts = captured, loss_parts(self.executor.program, seeds)
+            found = loss_parts(self.executor.program, seeds)
+            facts = {"kind": found.kind, "value on the same outputs": f"{found.tried:.6g}"}
+            self.group.agree(f"{self.executor.program.loss.name}, tried before the first step", facts)
+            self._parts = captured, found
         return self._parts[1]
 
     # --- within a step ---

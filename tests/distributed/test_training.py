@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import joestar
 from joestar.distributed.division import arranged, present, seeds_per_rank, share, weights
+from joestar.distributed.reduction import Reduction
 from joestar.runtime.seeds import shuffled
 from tests.distributed import scenarios
 from tests.distributed.ranks import run
@@ -224,3 +225,39 @@ def test_batch_norm_is_per_share_and_its_statistics_are_the_mean_over_the_ranks(
     for rank in two:
         close(rank["normed"]["losses"], losses)
         close(rank["normed"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
+
+
+class _Alone:
+    """A group of one."""
+
+    def add_up(self, tensor):
+        """The sum is what there is."""
+
+
+def test_what_a_captured_step_sums_in_stays_where_it_is():
+    """Exact steps in between may have gradients for other parameters: they get a buffer of their own."""
+    reduction = Reduction(_Alone())
+    first, second = (torch.nn.Parameter(torch.zeros(3, 5)) for _ in range(2))
+    ok, shares = torch.ones((), dtype=torch.bool), torch.tensor([0.5, 0.5], dtype=torch.float64)
+
+    def summed(parameters) -> list[int]:
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 2.0)
+        reduction.before([])
+        loss, _, happens = reduction(parameters, torch.tensor(3.0), [], ok, shares)
+        assert loss == 1.5 and happens and all((p.grad == 2.0).all() for p in parameters)
+        assert all(not p.grad._is_view() for p in parameters)
+        return [p.grad.data_ptr() for p in parameters]
+
+    places = summed([first, second])
+    assert not set(summed([first])) & set(places)
+    assert summed([first, second]) == places
+    assert all(place % 16 == 0 for place in places)
+
+
+def test_one_process_has_nothing_to_do_with_it(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert joestar.distributed.init() is None and joestar.distributed.current() is None
+    step = scenarios.step_of()
+    assert step._runner.ranks is None and step.group is None and step._runner.state.shares is None
