@@ -309,6 +309,11 @@ def _compares(out, y):
     return F.cross_entropy(out, y) + out.mean(0).pow(2).sum()
 
 
+def no_devices() -> None:
+    """GPUs are wanted, and there are none."""
+    joestar.distributed.init(device="cuda")
+
+
 def one_fails(how: str, timeout: float) -> None:
     """The last rank does not make its third step."""
     joestar.distributed.init(timeout, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
