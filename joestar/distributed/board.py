@@ -14,6 +14,8 @@ from joestar.errors import DistributedError
 
 STARTING = "its script, before joestar.compile"
 _FIRST_PAUSE, _LONGEST_PAUSE = 5e-5, 0.02
+KNOWN_WITHIN = 4.0
+"""Seconds that rank 0 keeps the store for others to read there why there is no job."""
 LOST = 3
 """Times in a row that the store does not answer before it is taken for gone."""
 START_SECONDS = 1800.0
@@ -239,10 +241,21 @@ class Watch(threading.Thread):
             elif now - when > self.silence and not said.get("done"):
                 board.fail(f"rank {rank} has said nothing for {self.silence:g} s, last in {said['doing']}: killed?")
 
-    def others_know(self) -> bool:
-        """Whether all other ranks know that the job has failed."""
-        board = self.board
-        return all(self.store.check([f"seen/{rank}"]) for rank in range(board.world) if rank != board.rank)
+    def refused(self) -> None:
+        """The job does not begin, for a reason that all ranks find by themselves; this one is not heard of any more."""
+        self.over.set()
+        with contextlib.suppress(Exception):
+            self.store.set(f"seen/{self.board.rank}", "")
+        if self.board.rank == 0:
+            self.wait_for_others()
+
+    def wait_for_others(self) -> None:
+        """The store stays until all ranks know why there is no job, for so many seconds at most."""
+        deadline, ranks = time.monotonic() + KNOWN_WITHIN, range(self.board.world)
+        others = [f"seen/{rank}" for rank in ranks if rank != self.board.rank]
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline and not all(self.store.check([key]) for key in others):
+                time.sleep(0.05)
 
     def end(self) -> None:
         """This rank is done, and no more is to be heard of it."""

@@ -100,6 +100,7 @@ def find_device(place: Place, wanted: str | None = None) -> Found:
     index = place.local_rank if place.local_rank < count else 0 if count == 1 else None
     if index is None:
         return Found(host, visible, count, "cuda")
+    torch.cuda.set_device(index)  # before anything asks a device: each that is used costs memory on it
     return Found(host, visible, count, f"cuda:{index}", str(torch.cuda.get_device_properties(index).uuid))
 
 

@@ -16,12 +16,10 @@ from joestar import __version__
 from joestar.distributed.board import Board, Watch
 from joestar.distributed.group import Group
 from joestar.distributed.place import Found, Place, check_devices, find_device, read_place
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, JoestarError
 
 TIMEOUT = 40.0
 """Seconds that ranks wait for one that is not known to be at work on something long."""
-KNOWN_WITHIN = 4.0
-"""Seconds that rank 0 keeps the store for others to read there why the job has failed."""
 GRACE = 15.0
 """Seconds that a process has to end by itself once the job has failed."""
 _DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
@@ -85,11 +83,15 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
     _watch = Watch(board, board.store.clone(), _leave, grace=max(2.0, min(GRACE, timeout)))
     _watch.start()
     _tell_failures(board)
-    check_devices([Found(**each) for each in board.exchange("joestar.distributed.init", found.facts())])
-    board.agree("joestar.distributed.init (versions)", {
-        "joestar": __version__, "torch": torch.__version__, "Python": platform.python_version(),
-        "timeout": f"{timeout:g} s",
-    })  # fmt: skip
+    try:
+        check_devices([Found(**each) for each in board.exchange("joestar.distributed.init", found.facts())])
+        board.agree("joestar.distributed.init (versions)", {
+            "joestar": __version__, "torch": torch.__version__, "Python": platform.python_version(),
+            "timeout": f"{timeout:g} s",
+        })  # fmt: skip
+    except JoestarError:  # the same on all ranks: none goes before all have read why
+        _watch.refused()
+        raise
     own = torch.device(found.device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
@@ -188,10 +190,8 @@ def _keeps_store(group: Group) -> bool:
 
 def _leave_failed(group: Group, watch: Watch) -> None:
     """A device that waits for ranks which are gone cannot be waited for: no communicator is taken down in order."""
-    deadline = time.monotonic() + KNOWN_WITHIN
-    with contextlib.suppress(Exception):
-        while _keeps_store(group) and time.monotonic() < deadline and not watch.others_know():
-            time.sleep(0.05)
+    if _keeps_store(group):
+        watch.wait_for_others()
     if group.device.type == "cuda":
         sys.stdout.flush()
         sys.stderr.flush()

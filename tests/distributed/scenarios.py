@@ -309,13 +309,18 @@ def _compares(out, y):
     return F.cross_entropy(out, y) + out.mean(0).pow(2).sum()
 
 
-def one_fails(how: str, timeout: float) -> None:
-    """The last rank does not make its third step."""
+def no_devices() -> None:
+    """GPUs are wanted, and there are none."""
+    joestar.distributed.init(device="cuda")
+
+
+def one_fails(how: str, timeout: float, failing: int = 1) -> None:
+    """A rank does not make its third step."""
     joestar.distributed.init(timeout, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     with cheaper(quick):
         step = step_of()
         for number, _ in enumerate(step.epoch(ids(250), 20)):
-            if number == 2 and joestar.distributed.rank() == joestar.distributed.world_size() - 1:
+            if number == 2 and joestar.distributed.rank() == failing:
                 _fail(how)
     raise AssertionError("the epoch was finished")
 

@@ -1,6 +1,7 @@
 """Ranks that differ are told so on every rank; one that fails ends them all, with its error named."""
 
 import pytest
+import torch
 
 from joestar.distributed.board import differences
 from joestar.distributed.place import Found, Place, check_devices, read_place
@@ -61,6 +62,18 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
         assert "joestar: this is rank 1, which is ended." in last.text
     else:
         assert "finished" not in last.text
+
+
+def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
+    first, last = run(2, scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)
+    assert (first.code, last.code) == (-9, 1)
+    assert "rank 1 waited for the others in step" in last.text or "the store of the job is gone" in last.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
+def test_every_rank_is_told_that_there_are_no_gpus(tmp_path):
+    for outcome in run(2, scenarios.no_devices, folder=tmp_path, seconds=50.0):
+        assert outcome.code == 1 and "ConfigError: ranks 0, 1 find no GPU for them" in outcome.text
 
 
 def _found(device="cuda:0", uuid="a", host="h", count=2):
