@@ -61,7 +61,8 @@ def compile(
     Args:
         model: ``model.forward(blocks, x) -> [num_seeds, C]``, or a dict, tuple or list of such; ``x`` are the
             features of the first block's sources; on a graph without ``ndata["x"]`` it is called as ``model(blocks)``
-            (``joestar.nn.NodeEmbedding``).
+            (``joestar.nn.NodeEmbedding``). Or ``model.forward(x, edge_index, ...)``, as in PyG, over all nodes of the
+            sample at once; parameters named as tensors of ``graph.edata`` get their rows (docs/pyg.md).
         sampler: has ``graph`` and ``sample(graph, seeds) -> list[Block]``, input side first; optionally ``seed``.
         loss_fn: ``loss_fn(outputs, y[seeds])``, reduced by mean or sum; labels are ``graph.ndata["y"]``. A parameter
             ``seeds`` gets the ids of the batch (int64), others without default the rows of ``graph.ndata`` under their

@@ -120,7 +120,7 @@ def _lookup(node) -> tuple[fx.Node, fx.Node] | None:
     """(rows, index) of a lookup along the first dimension."""
     if not isinstance(node, fx.Node):
         return None
-    if node.target is _ATEN.index_select.default and node.args[1] % _val(node.args[0]).dim() == 0:
+    if node.target is _ATEN.index_select.default and node.args[1] % max(_val(node.args[0]).dim(), 1) == 0:
         return node.args[0], node.args[2]
     if node.target is _ATEN.index.Tensor and len(node.args[1]) == 1 and node.args[1][0] is not None:
         index = node.args[1][0]

@@ -22,7 +22,7 @@ from joestar.lowering.assumptions import check_guards, check_random, check_side_
 from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.origin import node_line
-from joestar.pyg.substitutes import substituted
+from joestar.pyg import SubgraphSampler, substituted
 
 SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
@@ -147,9 +147,10 @@ def _read(
     labels: list[str], origin: str, sampling: Callable | None, known: Mapping[int, Input],
 ) -> Captured:  # fmt: skip
     """Traces, and reads what the backend has ``seen``."""
+    stand_ins = substituted(sampling is SubgraphSampler.sample)
     try:
         try:
-            with torch._dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages(), substituted():
+            with torch._dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages(), stand_ins:
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

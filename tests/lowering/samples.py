@@ -50,6 +50,14 @@ def on_integers(name: str, operand=BITS) -> list[Sample]:
     return of(lambda x, y: op(x, y), operand, operand, smooth=False)
 
 
+def reduced(how: str, include: bool) -> list[Sample]:
+    """Rows that are reduced at an index, with what is there or without."""
+    return of(
+        lambda t, x, i: aten.scatter_reduce(t, 0, i, x, how, include_self=include), shared(4, 2), rows(2), BELOW,
+        hostile=False,
+    )  # fmt: skip
+
+
 def first(name: str) -> list[Sample]:
     """The values of an op ``(values, indices)`` over columns."""
     op = getattr(aten, name)
@@ -199,6 +207,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "index_add": of(lambda t, x, i: aten.index_add(t, 0, i, x), WEIGHT, rows(4), CLASS, hostile=False),
     "scatter_add": of(lambda t, x, i: aten.scatter_add(t, 0, i, x), shared(4, 2), rows(2), BELOW,
                       hostile=False),
+    "scatter_reduce": [
+        each for how in ("sum", "mean", "amax", "amin", "prod") for include in (True, False)
+        for each in reduced(how, include)
+    ],
     "one_hot": of(lambda i: aten.one_hot(i, 4), CLASS, smooth=False),
     "embedding": of(lambda t, i: aten.embedding(t, i), WEIGHT, CLASS),
     "bucketize": of(lambda x, t: aten.bucketize(x, t), rows(4), shared(3, make=lambda v: v.sort()[0]), smooth=False),

@@ -38,7 +38,7 @@ def neighbour_batch(blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
     In plain Python: a node is expanded once, in the hop in which it is new.
     """
-    pairs, ids, expanded = [], [], 0
+    pairs, ids, expanded, device = [], [], 0, blocks[0].srcs.device
     for block in blocks[::-1]:
         offsets, sources = block.indptr.tolist(), block.indices.tolist()
         eids = block.eids.tolist()
@@ -49,8 +49,8 @@ def neighbour_batch(blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         expanded = len(offsets) - 1
     return (
         blocks[0].srcs.long(),
-        torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous(),
-        torch.tensor(ids).long(),
+        torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2).t().contiguous(),
+        torch.tensor(ids, dtype=torch.int64, device=device),
     )
 
 

@@ -67,7 +67,9 @@ def _trained(graph, passes: tuple[str, ...]):
     return losses, model.state_dict(), other.state_dict(), step
 
 
-@pytest.mark.parametrize("passes", [(), ("segments",)], ids=["segments", "scatters"])
+@pytest.mark.parametrize(
+    "passes", [pytest.param((), id="segments"), pytest.param(("segments",), id="scatters", marks=pytest.mark.fuzz)]
+)
 def test_training_is_that_of_pyg(graph, passes):
     losses, ours, theirs, step = _trained(graph, passes)
     for one, other in losses:
