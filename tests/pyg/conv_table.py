@@ -191,12 +191,15 @@ _HOW = {
 _WHY = {
     "ChebConv": "indexing by a mask (`edge_weight[loop_mask] -= 1`)",
     "ClusterGCNConv": "indexing by a mask",
-    "FastRGCNConv": "it writes `self.fuse`; set `conv.fuse = False` before `compile`, then it compiles",
+    "FastRGCNConv": (
+        'it writes `self.fuse`; after `conv.fuse = False` it compiles with `execution="exact"`: its `scatter` has no padded '
+        "form"
+    ),
     "GPSConv": "attention among all nodes of a batch, padded by a size that depends on data",
     "HEATConv": "a Python branch on data (are types sorted?)",
     "MFConv": "`nonzero`: nodes by degree",
     "PPFConv": "`torch.cross` has no rule for padded rows",
-    "RGCNConv": "edges by type are cut out by a mask; `FastRGCNConv` has the same parameters and compiles",
+    "RGCNConv": "edges by type are cut out by a mask; `FastRGCNConv` has the same parameters",
     "SuperGATConv": "while training, edges that are not there are drawn at random",
 }
 """What a refusal says, in a few words."""
