@@ -192,8 +192,8 @@ _WHY = {
     "ChebConv": "indexing by a mask (`edge_weight[loop_mask] -= 1`)",
     "ClusterGCNConv": "indexing by a mask",
     "FastRGCNConv": (
-        'it writes `self.fuse`; after `conv.fuse = False` it compiles with `execution="exact"`: its `scatter` has no padded '
-        "form"
+        'it writes `self.fuse`; after `conv.fuse = False` it compiles with `execution="exact"`: its `scatter` has no '
+        "padded form"
     ),
     "GPSConv": "attention among all nodes of a batch, padded by a size that depends on data",
     "HEATConv": "a Python branch on data (are types sorted?)",
