@@ -86,7 +86,7 @@ class Stage:
         from joestar.bench.epoch import on_host
         from joestar.bench.planted import planted
         from joestar.data.planted import shape_of
-        from joestar.kernels.cpu_stages import in_huge_pages
+        from joestar.stages.large_batch import in_huge_pages
         from joestar.stages.slots import Slots
         from joestar.stages.union import FirstStageContext
         from joestar.store import choose_hot
@@ -94,8 +94,7 @@ class Stage:
 
         _, shape = shape_of(options.shape, options.scale)
         self.graph = graph = on_host(planted(dataclasses.replace(shape, features=1), options.device))
-        for tensor in (graph.indptr, graph.indices):
-            in_huge_pages(tensor)
+        in_huge_pages(graph)
         self.options, self.room, self.seeds = options, Room(), graph.train_idx.to(graph.indices.dtype)
         number, few = self.seeds.numel() // max(options.parts), 16
         score = inclusion_probabilities(graph.indptr, graph.indices, options.fanouts, self.seeds, number, every=few)

@@ -1,6 +1,7 @@
 """The one all-reduce of a step: gradients, statistics of buffers, the loss, and whether the step happens."""
 
 import itertools
+import operator
 
 import torch
 from torch import Tensor
@@ -98,7 +99,8 @@ class _Layout:
 def _part_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     """Part of a buffer's memory as a tensor, not a view: TorchDynamo takes sizes of a view, also of a ``grad``, for
     dynamic ones."""
-    strides = flat.new_empty(shape, device="meta").stride()
+    inner = itertools.accumulate((max(1, size) for size in reversed(shape[1:])), operator.mul, initial=1)
+    strides = [*inner][::-1] if shape else []
     return flat.new_empty(0).set_(flat.untyped_storage(), start, shape, strides)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
-from joestar.kernels.cpu_stages import in_huge_pages
 from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
@@ -18,7 +17,7 @@ from joestar.staged.heaviest import heaviest_steps
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
 from joestar.stages.device_slots import DeviceSlots, keeps_book
-from joestar.stages.large_batch import drawn, has_fast_way
+from joestar.stages.large_batch import drawn, has_fast_way, in_huge_pages
 from joestar.stages.macro import nodes_of
 from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
 from joestar.store import bandwidth, pin
@@ -155,8 +154,7 @@ class Planner:
         whole = self.resident()
         if sum(whole.values()) <= self.budget and self.first_stage is None:
             return Plan(self.budget, True, parts=whole)
-        for tensor in (self.graph.indptr, self.graph.indices):
-            in_huge_pages(tensor)
+        in_huge_pages(self.graph)
         total, stage = self.seeds.numel(), LargeBatch(1) if self.first_stage is None else copy.copy(self.first_stage)
         stage.eids = stage.empty = None
         wanted = sorted({-(-total // (parts * self.batch)) * self.batch for parts in PARTS})

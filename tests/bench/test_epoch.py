@@ -44,6 +44,7 @@ def measured(eager):
     return result, kept, lines
 
 
+@pytest.mark.fuzz
 def test_every_mode_is_measured_and_kept_at_once(measured):
     result, kept, lines = measured
     rows = {row["mode"]: row for row in result["rows"]}
@@ -59,6 +60,7 @@ def test_every_mode_is_measured_and_kept_at_once(measured):
     json.dumps(result)
 
 
+@pytest.mark.fuzz
 def test_bytes_over_the_bus(measured):
     """Rows of the second epoch's batches, counted from scratch."""
     rows, graph = {row["mode"]: row for row in measured[0]["rows"]}, planted("mini")

@@ -15,7 +15,7 @@ from .generate import PER_PACK, write
 from .runs import Runs, differences
 from .subjects import Split, build, forget
 
-PACK = 10
+PACK = 30
 """Its programs have dropout, and labels that steps can be trained with."""
 KEY = step_key(0, 0, 0, "cpu")
 
