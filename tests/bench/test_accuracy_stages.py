@@ -38,7 +38,7 @@ def same(one, other):
     ("model", "mode"),
     [
         pytest.param("sage", "single", marks=pytest.mark.fuzz),
-        ("sage", "large-batch"),
+        pytest.param("sage", "large-batch", marks=pytest.mark.fuzz),
         pytest.param("sage", "partitions", marks=pytest.mark.slow),
         pytest.param("gat", "large-batch", marks=pytest.mark.slow),
         pytest.param("gat", "partitions", marks=pytest.mark.slow),

@@ -140,6 +140,7 @@ def here(monkeypatch):
     monkeypatch.setattr(joestar, "compile", functools.partial(joestar.compile, backend="eager"))
 
 
+@pytest.mark.fuzz
 def test_a_whole_measurement_from_the_command_line(here, tmp_path):
     arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--steps", "3", "--batch-size", "60"]
     file = tmp_path / "step.json"

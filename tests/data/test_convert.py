@@ -288,7 +288,9 @@ def stopped_and_resumed(folder, source, arguments, random, most):
     return kills
 
 
-@pytest.mark.parametrize("form", ["npy", "csv", "npz packed"])
+@pytest.mark.parametrize(
+    "form", ["npy", *(pytest.param(form, marks=pytest.mark.fuzz) for form in ("csv", "npz packed"))]
+)
 def test_killed_anywhere_it_goes_on_to_the_same_folder(tmp_path, monkeypatch, form):
     small_pieces(monkeypatch, 60, 40)
     monkeypatch.setattr("joestar.data.stream_nodes.MOST", 100)

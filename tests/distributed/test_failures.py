@@ -66,6 +66,7 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
         assert "finished" not in last.text
 
 
+@pytest.mark.fuzz
 def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
     first, last = run(2, scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)
     assert (first.code, last.code) == (-9, 1)

@@ -113,6 +113,7 @@ def _check_block(block, arena, shown: Counter) -> None:
     assert all((s, d) in shown or (s, d) in own for s, d in zip(sources, destinations, strict=True))
 
 
+@pytest.mark.fuzz
 def test_a_wrong_first_stage_is_found(monkeypatch):
     """The comparison is not empty: without half of the edges something differs."""
     right = LargeBatch.sample

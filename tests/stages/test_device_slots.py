@@ -17,7 +17,7 @@ def new(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @given(st.data(), st.booleans(), st.sampled_from([torch.int32, torch.int64]), st.sampled_from([9, 70, 5000]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_it_is_the_book_of_a_cpu(data, reuse, dtype, nodes):
     """For the same nodes, ascending: with slots lost before they were loaded, macro-batches alone, and books cleared;
     graphs of one word of bits, of some, and of several programs."""

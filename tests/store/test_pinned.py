@@ -78,7 +78,9 @@ def test_what_is_not_contiguous_is_copied():
     assert torch.equal(pin(x, "cpu").view, x) and pin(x, "cpu").view.is_contiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(dtype, marks=pytest.mark.fuzz) for dtype in (torch.bfloat16, torch.int32))]
+)
 def test_memory_is_locked_in_place_and_unlocked_once(cuda, monkeypatch, dtype):
     holders = seen_as(monkeypatch)
     x = host_empty((1024, 64), dtype)
