@@ -176,21 +176,9 @@ def take_free(
     fresh, slots = torch.empty_like(free, dtype=owner.dtype), torch.empty_like(free)
     ends = counts[2].cumsum(0)
     _take[(ends.numel(),)](
-        bits,
-        slot_of,
-        owner,
-        since,
-        used,
-        free,
-        ends,
-        fresh,
-        slots,
-        slot_of.numel(),
-        first,
-        turn,
-        BLOCK=_NODES,
-        num_warps=8,
-    )
+        bits, slot_of, owner, since, used, free, ends, fresh, slots, slot_of.numel(), first, turn,
+        BLOCK=_NODES, num_warps=8,
+    )  # fmt: skip
     return fresh, slots
 
 

@@ -91,9 +91,9 @@ def strengths(graph: Graph, passes: int, balance: float) -> list[float]:
 
 def random_parts(num_nodes: int, parts: int, seed: int) -> Tensor:
     """Parts of equal size, up to one node: int32 ``[num_nodes]``."""
-    order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))
-    assignment = torch.empty(num_nodes, dtype=torch.int32)
-    assignment[order] = (torch.arange(num_nodes) % parts).to(torch.int32)
+    order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed), device="cpu")
+    assignment = torch.empty(num_nodes, dtype=torch.int32, device="cpu")
+    assignment[order] = (torch.arange(num_nodes, device="cpu") % parts).to(torch.int32)
     return assignment
 
 
@@ -106,7 +106,7 @@ def metis_parts(graph: Graph, parts: int, seed: int = 0) -> Tensor:
     both = Graph(graph.indptr, graph.indices).to_bidirected().remove_self_loops()
     adjacency = pymetis.CSRAdjacency(both.indptr.numpy(), both.indices.numpy())
     _, found = pymetis.part_graph(parts, adjacency, options=pymetis.Options(seed=seed))
-    return torch.tensor(found, dtype=torch.int32)
+    return torch.tensor(found, dtype=torch.int32, device="cpu")
 
 
 def _gap(graph: Graph, parts: int, passes: int, cap: float, balance: float, seed: int, progress: Progress) -> Tensor:
@@ -120,7 +120,7 @@ def _gap(graph: Graph, parts: int, passes: int, cap: float, balance: float, seed
     assignment = torch.from_numpy(np.full(nodes, -1, np.int32))  # NumPy asks for huge pages: fewer misses of the TLB
     limit = most_nodes(nodes, parts, cap)
     stream = GapStream(graph.indptr, graph.indices, labels, num_labels, assignment, parts, limit)
-    start = int(torch.randint(nodes, (), generator=torch.Generator().manual_seed(seed)))
+    start = int(torch.randint(nodes, (), generator=torch.Generator().manual_seed(seed), device="cpu"))
     for index, strength in enumerate(strengths(graph, passes, balance)):
         done = 0
         for first, last in _chunks(start, nodes):

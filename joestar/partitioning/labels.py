@@ -15,7 +15,7 @@ def training_labels(graph: Graph) -> tuple[Tensor | None, int]:
     train = graph.train_idx
     if train is None or train.numel() == 0:
         return None, 0
-    labels = torch.full((graph.num_nodes,), -1, dtype=torch.int32)
+    labels = torch.full((graph.num_nodes,), -1, dtype=torch.int32, device="cpu")
     y = graph.ndata.get("y")
     if y is None or y.dim() != 1 or y.dtype.is_floating_point or graph.multilabel:
         labels[train] = 0

@@ -11,7 +11,8 @@ EPOCHS, SEEDS = 64, 1 << 24
 """Orders of the seeds that are looked at, and about how many seeds of them in all."""
 TAKEN = 3
 """Steps that are given."""
-_ROWS = 1 << 17
+_EDGES = 1 << 22
+"""In-edges that are looked at together, or those of one seed."""
 
 
 def heaviest_steps(sampler, seeds: Tensor, batch: int, seed: int) -> list[Tensor]:
@@ -22,14 +23,14 @@ def heaviest_steps(sampler, seeds: Tensor, batch: int, seed: int) -> list[Tensor
         seed: of the orders.
     """
     weights = reach(sampler, seeds)
-    orders = (torch.arange(seeds.numel()) if epoch == 0 else _order(seeds.numel(), seed, epoch)
+    orders = (torch.arange(seeds.numel(), device="cpu") if epoch == 0 else _order(seeds.numel(), seed, epoch)
               for epoch in range(max(2, min(EPOCHS, SEEDS // seeds.numel()))))  # fmt: skip
     heaviest = sorted((_heaviest(weights, order, batch) for order in orders), key=lambda found: -found[0])
     return [seeds[step] for _, step in heaviest[:TAKEN]]
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch), device="cpu")
 
 
 def _heaviest(weights: Tensor, order: Tensor, batch: int) -> tuple[float, Tensor]:
@@ -45,16 +46,16 @@ def reach(sampler, seeds: Tensor) -> Tensor:
     """About how many edges the first two hops from each seed have, float64 ``[n]``; all neighbours count where a
     sampler has no fanouts."""
     first, *others = getattr(sampler, "fanouts", None) or [-1]
-    graph, parts = sampler.graph, []
+    graph = sampler.graph
     indptr, seeds = graph.indptr.cpu(), seeds.cpu().long()
-    for rows in seeds.split(_ROWS):
-        degree = indptr[rows + 1] - indptr[rows]
-        taken = _taken(degree, first)
-        if others:
-            beyond = _mean_beyond(indptr, graph.indices, rows, degree, others[0])
-            taken = taken * (1 + beyond)
-        parts.append(taken)
-    return torch.cat(parts)
+    degree = indptr[seeds + 1] - indptr[seeds]
+    taken = _taken(degree, first)
+    if not others:
+        return taken
+    sizes = torch.unique_consecutive(degree.cumsum(0) // _EDGES, return_counts=True)[1].tolist()
+    pieces = zip(seeds.split(sizes), degree.split(sizes), strict=True)
+    beyond = [_mean_beyond(indptr, graph.indices, *piece, others[0]) for piece in pieces]
+    return taken * (1 + torch.cat(beyond))
 
 
 def _taken(degree: Tensor, fanout: int) -> Tensor:
@@ -63,10 +64,10 @@ def _taken(degree: Tensor, fanout: int) -> Tensor:
 
 def _mean_beyond(indptr: Tensor, indices: Tensor, rows: Tensor, degree: Tensor, fanout: int) -> Tensor:
     """Mean over the in-neighbours of each row of how many edges they have."""
-    of = torch.repeat_interleave(torch.arange(rows.numel()), degree)
+    of = torch.repeat_interleave(torch.arange(rows.numel(), device="cpu"), degree)
     begins = indptr[rows] - (degree.cumsum(0) - degree)
-    near = indices[begins[of] + torch.arange(of.numel())].long().cpu()
-    sums = torch.zeros(rows.numel(), dtype=torch.float64).index_add_(
+    near = indices[begins[of] + torch.arange(of.numel(), device="cpu")].long().cpu()
+    sums = torch.zeros(rows.numel(), dtype=torch.float64, device="cpu").index_add_(
         0, of, _taken(indptr[near + 1] - indptr[near], fanout)
     )
     return sums / degree.clamp(min=1)

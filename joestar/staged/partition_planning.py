@@ -44,7 +44,7 @@ class PartitionPlanner:
         self.planner, self.stage, self.widths = planner, stage, widths
         kept = boundary_nodes(planner.graph, stage.stage.partitioning.assignment)
         self.nodes = kept[~torch.isin(kept, stage.hubs)]
-        self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool)
+        self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool, device="cpu")
         self._has_row[self.nodes.to(torch.int64)] = True
 
     def plan(self) -> PartitionPlan:
@@ -94,7 +94,10 @@ class PartitionPlanner:
         if self.stage.stage.fanouts:
             return []
         none = self.planner.seeds[:0]
-        return [self.stage.of(torch.tensor([p]), none, (0, 0, p)) for p in range(self.stage.stage.partitioning.parts)]
+        return [
+            self.stage.of(torch.tensor([p], device="cpu"), none, (0, 0, p))
+            for p in range(self.stage.stage.partitioning.parts)
+        ]
 
     def _halo(self, macros: list[PartitionBatch]) -> list[int]:
         return [int(macro.halo.sum()) for macro in macros]

@@ -255,7 +255,7 @@ class Planner:
 @functools.cache
 def products_per_second(size: int = 512, repeats: int = 3) -> float:
     """Operations per second of a product of float32 matrices on this CPU, measured once."""
-    a, times = torch.ones(size, size, device="cpu"), []
+    a, times = torch.ones(size, size, device="cpu", dtype=torch.float32), []
     for _ in range(1 + repeats):
         start = time.perf_counter()
         torch.mm(a, a)
@@ -275,4 +275,4 @@ def compact_dtype(value: Tensor) -> torch.dtype:
 
 
 def _size(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
+    return torch.empty(0, dtype=dtype, device="cpu").element_size()

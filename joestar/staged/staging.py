@@ -136,7 +136,7 @@ def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPla
 
 
 def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(number, dtype=dtype, pin_memory=True)
+    return torch.empty(number, dtype=dtype, pin_memory=True, device="cpu")
 
 
 def free_memory_of(model) -> int:

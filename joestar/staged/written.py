@@ -28,7 +28,7 @@ class Written:
 
     def __init__(self, graph: Graph, hot: Tensor | None = None):
         self.graph = graph
-        self._hot = torch.empty(0, dtype=torch.int64) if hot is None else hot.long().cpu()
+        self._hot = torch.empty(0, dtype=torch.int64, device="cpu") if hot is None else hot.long().cpu()
         self._versions = {name: version(value) for name, value in self._tensors().items()}
         self._rows = {name: self._sample(name, value) for name, value in self._tensors().items()}
         self._sums = {name: _checksum(value, self._rows[name]) for name, value in self._tensors().items()}
@@ -73,7 +73,7 @@ def _changed(name: str, how: str) -> ChangedAfterCompileError:
 
 def _spread(number: int, count: int) -> Tensor:
     """At most ``count`` of ``[0, number)``, ascending, both ends among them."""
-    return torch.linspace(0, max(0, number - 1), min(number, count), dtype=torch.float64).long()
+    return torch.linspace(0, max(0, number - 1), min(number, count), dtype=torch.float64, device="cpu").long()
 
 
 @torch.no_grad()

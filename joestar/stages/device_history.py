@@ -41,7 +41,7 @@ class DeviceHistory:
     @staticmethod
     def nbytes_of(widths: Sequence[int], pulls: int, pushes: int, dtype: torch.dtype) -> int:
         """Bytes of the device, but for the 8 per slot."""
-        size = torch.empty(0, dtype=dtype).element_size()
+        size = torch.empty(0, dtype=dtype, device="cpu").element_size()
         return sum(HALVES * (pulls + pushes) * (width * size + 1) for width in widths)
 
     @torch.no_grad()

@@ -99,8 +99,8 @@ class HistoryStore:
         self.num_rows = num_nodes if nodes is None else nodes.shape[0]
         rows = max(1, self.num_rows)  # one that nothing points to, so that rows can be looked up in an empty table
         self.tables = [empty((rows, width), dtype=dtype).zero_() for width in widths]
-        self.stamps = [torch.full((rows,), NEVER, dtype=torch.int32) for _ in widths]
-        self._place = torch.empty(rows, dtype=torch.int32)
+        self.stamps = [torch.full((rows,), NEVER, dtype=torch.int32, device="cpu") for _ in widths]
+        self._place = torch.empty(rows, dtype=torch.int32, device="cpu")
         self.reset_counts()
 
     @property
@@ -241,12 +241,12 @@ class HistoryStore:
         if ids.dim() != 1 or (ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_nodes)):
             raise ConfigError(f"history: expected node ids [m] below {self.num_nodes:,}; got others.")
         if self._row_of is None:
-            return ids, torch.ones(ids.shape[0], dtype=torch.bool)
+            return ids, torch.ones(ids.shape[0], dtype=torch.bool, device="cpu")
         rows = self._row_of[ids]
         return rows.clamp(min=0).to(torch.int64), rows >= 0
 
     def _check_once(self, rows: Tensor, ids: Tensor) -> None:
-        order = torch.arange(rows.shape[0], dtype=torch.int32)
+        order = torch.arange(rows.shape[0], dtype=torch.int32, device="cpu")
         self._place[rows] = order
         twice = torch.nonzero(self._place[rows] != order).flatten()
         if twice.numel():
@@ -283,7 +283,7 @@ def check_history(dtype, max_age) -> tuple[torch.dtype, int | None]:
 
 def boundary_nodes(graph: Graph, assignment: Tensor) -> Tensor:
     """Nodes with an edge into another part, ascending, in the graph's id dtype: all that can be in a halo."""
-    marked = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    marked = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
     for first, last in row_pieces(graph.indptr, EDGES_AT_ONCE):
         degrees = graph.indptr[first : last + 1].diff()
         sources = graph.indices[int(graph.indptr[first]) : int(graph.indptr[last])].to(torch.int64)
@@ -296,8 +296,8 @@ def _row_table(nodes: Tensor, num_nodes: int) -> Tensor:
     nodes = nodes.to(torch.int64)
     if nodes.dim() != 1 or (nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < num_nodes)):
         raise ConfigError(f"history: expected ids of nodes [n] below {num_nodes:,}; got others.")
-    table = torch.full((num_nodes,), -1, dtype=torch.int32)
-    table[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32)
+    table = torch.full((num_nodes,), -1, dtype=torch.int32, device="cpu")
+    table[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32, device="cpu")
     if int((table >= 0).sum()) != nodes.shape[0]:
         raise ConfigError("history: a node stands twice among those that get a row.")
     return table

@@ -18,8 +18,8 @@ def influence(graph: Graph, train: Tensor, steps: int) -> Tensor:
     probability one half each; where there is no in-neighbour it stays. The sum over walks is eq. 4.1; the sum over
     partitions of their scores is the same, as the walk is linear.
     """
-    mass = torch.zeros(graph.num_nodes, dtype=torch.float64)
-    mass.index_add_(0, train.to(torch.int64), torch.ones(train.shape[0], dtype=torch.float64))
+    mass = torch.zeros(graph.num_nodes, dtype=torch.float64, device="cpu")
+    mass.index_add_(0, train.to(torch.int64), torch.ones(train.shape[0], dtype=torch.float64, device="cpu"))
     for _ in range(steps):
         mass = _step(graph, mass)
     return mass

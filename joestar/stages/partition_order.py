@@ -37,7 +37,7 @@ def partition_order(
     """
     part = stage.stage.partitioning.assignment[seeds.to(torch.int64)].to(torch.int64)
     groups = stage.all_groups(*key)
-    group_of = torch.empty(stage.stage.partitioning.parts, dtype=torch.int64)
+    group_of = torch.empty(stage.stage.partitioning.parts, dtype=torch.int64, device="cpu")
     for index, group in enumerate(groups):
         group_of[group] = index
     of_seed = group_of[part]

@@ -171,7 +171,7 @@ class PreparedPartitions:
         assignment, parts = stage.partitioning.assignment, stage.partitioning.parts
         self._train = _by_part(train.to(graph.indices.dtype), assignment[train.to(torch.int64)], parts)
         self.train_of_part = self._train[0].diff()
-        self._pinned = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        self._pinned = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
         self._pinned[hubs.to(torch.int64)] = True
 
     def groups(self, seed: int, epoch: int) -> list[Tensor]:
@@ -180,7 +180,7 @@ class PreparedPartitions:
 
     def all_groups(self, seed: int, epoch: int) -> list[Tensor]:
         """As ``groups``, with or without training nodes."""
-        parts = torch.arange(self.stage.partitioning.parts)
+        parts = torch.arange(self.stage.partitioning.parts, device="cpu")
         order = _shuffled(parts, (seed, epoch, 0), GROUP_SITE)
         return [group.sort().values for group in order.split(self.stage.group)]
 
@@ -212,13 +212,13 @@ class PreparedPartitions:
                 of the ``PartitionBatch``.
         """
         assignment = self.stage.partitioning.assignment
-        chosen = torch.zeros(self.stage.partitioning.parts, dtype=torch.int32)
+        chosen = torch.zeros(self.stage.partitioning.parts, dtype=torch.int32, device="cpu")
         chosen[group] = 1
         fanouts = self.stage.fanouts if ahead and self.stage.fanouts else []
         halo_fanout = -1 if self.stage.halo_fanout is None else self.stage.halo_fanout
         seeds, ids, indptr, indices = part_batch(
             self.graph.indptr, self.graph.indices, assignment, chosen, self.hubs, seeds.to(self.graph.indices.dtype),
-            halo_fanout, HALO_SITE, torch.tensor(key, dtype=torch.int64), fanouts,
+            halo_fanout, HALO_SITE, torch.tensor(key, dtype=torch.int64, device="cpu"), fanouts,
             [AHEAD_SITE + hop for hop in range(len(fanouts))],
         )  # fmt: skip
         inner = chosen[assignment[ids.to(torch.int64)].to(torch.int64)] == 1
@@ -229,7 +229,7 @@ class PreparedPartitions:
 
     def _halo(self, ids: Tensor, indptr: Tensor, chosen: Tensor) -> Tensor:
         """Nodes without rows that are neither members nor hubs."""
-        halo = torch.zeros(ids.shape[0], dtype=torch.bool)
+        halo = torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")
         leaves = ids[indptr.shape[0] - 1 :].to(torch.int64)
         outside = chosen[self.stage.partitioning.assignment[leaves].to(torch.int64)] == 0
         halo[indptr.shape[0] - 1 :] = outside & ~self._pinned[leaves]
@@ -242,13 +242,13 @@ class PreparedPartitions:
 def _shuffled(ids: Tensor, key: tuple[int, int, int], site: int) -> Tensor:
     """``ids`` in the order of their hashes: depends on the set of ids and the key only."""
     ids = ids.sort().values
-    a, b = row_state(key_state(torch.tensor(key, dtype=torch.int64), site), ids)
+    a, b = row_state(key_state(torch.tensor(key, dtype=torch.int64, device="cpu"), site), ids)
     return ids[torch.argsort(((a >> 1) << 31) | (b >> 1), stable=True)]
 
 
 def _by_part(nodes: Tensor, part: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     """(offsets int64 ``[parts + 1]``, nodes sorted by part)."""
-    offsets = torch.zeros(parts + 1, dtype=torch.int64)
+    offsets = torch.zeros(parts + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(torch.bincount(part, minlength=parts), 0, out=offsets[1:])
     return offsets, nodes[torch.argsort(part, stable=True)]
 

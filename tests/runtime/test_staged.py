@@ -271,6 +271,28 @@ def test_a_plan_fills_the_budget_and_training_is_as_planned(tmp_path, size):
     assert Report.load(tmp_path / "report.json") == report
 
 
+def test_defaults_of_the_script_change_nothing():
+    """Planning, loading and stepping take neither the default device nor the default dtype."""
+    made, losses = planted("tiny"), []
+    for device, dtype in (("cpu", torch.float32), ("meta", torch.float64)):
+        torch.manual_seed(0)
+        net = joestar.nn.GraphSAGE(16, 8, 2, 5)
+        sampler, adam = joestar.NeighborSampler(made, [2, 2], seed=1), torch.optim.Adam(net.parameters())
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                step = joestar.compile(
+                    net, sampler, F.cross_entropy, adam, backend="eager", memory="270KiB", batch_size=20,
+                    first_stage=joestar.LargeBatch(100),
+                )  # fmt: skip
+                losses.append([loss.item() for loss in step.epoch(made.train_idx, 20)])
+        finally:
+            torch.set_default_dtype(before)
+        assert not step.plan.fits
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

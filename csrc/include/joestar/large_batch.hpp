@@ -311,7 +311,7 @@ MacroParts<Id> sample_large_batch(const LargeBatchTask<Id>& task, std::span<cons
   return MacroParts<Id>(std::move(known), std::move(levels.back()), std::move(parts));
 }
 
-// The same edges, in the ids of the graph: a third less work.
+// The same edges, in the ids of the graph: about half of the work.
 template <IdType Id>
 PickedParts<Id> pick_large_batch(const LargeBatchTask<Id>& task, std::span<const Id> seeds) {
   std::vector<NodeBits> levels;
