@@ -171,7 +171,7 @@ class Step:
 
     def _most_steps(self, seeds: int, batch: int, drop_last: bool) -> int:
         """Steps of an epoch over so many seeds, at most."""
-        return seeds // batch if drop_last else -(-seeds // batch)
+        return seeds // min(batch, max(1, seeds)) if drop_last else -(-seeds // batch)
 
     def _prepare(self, epoch: Epoch) -> None:
         """Before an epoch's first step: its number, the last checks, captured program, measured choices."""

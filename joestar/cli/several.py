@@ -40,13 +40,9 @@ def check_launched(number: int) -> None:
         )
 
 
-def launch(number: int, words: list[str] | None = None) -> None:
-    """Goes on as torchrun, which starts this command so many times; never returns.
-
-    Args:
-        words: the command's; ``None``: those that this process was given.
-    """
-    words = sys.argv[1:] if words is None else words
+def launch(number: int) -> None:
+    """Goes on as torchrun, which starts this command so many times; never returns."""
+    words = sys.argv[1:]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // number)), **os.environ}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]

@@ -66,11 +66,11 @@ class Board:
 
     # --- failures ---
 
-    def fail(self, text: str) -> None:
-        """Tells all ranks what ended this one; the first one told stands."""
+    def fail(self, text: str, rank: int | None = None) -> None:
+        """Tells all ranks what ended this one, or another ``rank``; the first one told stands."""
         with self._lock:
             if self.failed is None:
-                self.failed = f"rank {self.rank} failed: {text}"
+                self.failed = f"rank {self.rank if rank is None else rank} failed: {text}"
         with contextlib.suppress(Exception):  # the store may be gone with its host
             self.store.compare_set("failed", "", self.failed)
 
@@ -239,7 +239,7 @@ class Watch(threading.Thread):
             if beat != said["beat"]:
                 self._last[rank] = said["beat"], now
             elif now - when > self.silence and not said.get("done"):
-                board.fail(f"rank {rank} has said nothing for {self.silence:g} s, last in {said['doing']}: killed?")
+                board.fail(f"it has said nothing for {self.silence:g} s, last in {said['doing']}: killed?", rank)
 
     def refused(self) -> None:
         """The job does not begin, for a reason that all ranks find by themselves; this one is not heard of any more."""

@@ -36,19 +36,19 @@ def share(order: Tensor, batch: int, rank: int, world: int) -> tuple[Tensor, int
     return filled, own.numel() + last.numel()
 
 
-def weights(rows: Tensor, batch: int, rank: int, world: int) -> Tensor:
+def weights(rows: Tensor, batch: int, rank: int, world: int, void: float = float("nan")) -> Tensor:
     """Of a weighted mean over every global batch, the part that this rank's mean has: float64 ``[steps]``.
-
-    NaN, on all ranks, for a global batch whose weights are all zero, as its mean is in one process.
 
     Args:
         rows: weight of every seed of the order, float64 ``[n]``.
+        void: what every rank has of a global batch whose weights are all zero: NaN where one process has NaN.
     """
     steps = -(-rows.numel() // (batch * world))
     padded = rows.new_zeros(steps * batch * world)
     padded[: rows.numel()] = rows
     sums = padded.view(steps, batch, world).sum(1)
-    return sums[:, rank] / sums.sum(1)
+    whole = sums.sum(1)
+    return torch.where(whole == 0, void, sums[:, rank] / whole)
 
 
 def present(seeds: int, batch: int, rank: int, world: int, device: torch.device) -> Tensor:

@@ -95,4 +95,6 @@ def plain(value) -> str:
     if isinstance(value, Tensor):
         return f"{value.tolist()}" if value.numel() == 1 else f"#{digest(value)}"
     text = repr(value)
-    return type(value).__name__ if any(mark in text for mark in _ADDRESSES) else text[:200]
+    if any(mark in text for mark in _ADDRESSES):
+        return type(value).__name__
+    return text if len(text) <= 200 else f"{text[:180]}... #{text_digest(text)}"

@@ -43,6 +43,7 @@ _ZEROS = {_ATEN.zeros.default, _ATEN.new_zeros.default, _ATEN.zeros_like.default
 _ONES = {_ATEN.ones.default, _ATEN.new_ones.default, _ATEN.ones_like.default}
 _REDUCES = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 _SCATTERS = {_ATEN.scatter_add.default, _ATEN.index_add.default, _ATEN.scatter_reduce.two}
+_IDS = {torch.int32, torch.int64}
 _BINARY = {_ATEN.add.Tensor: "add", _ATEN.sub.Tensor: "sub", _ATEN.mul.Tensor: "mul"}
 
 
@@ -78,8 +79,10 @@ def _ends_apart(gm: fx.GraphModule) -> None:
 
 
 def _plain(node) -> fx.Node:
-    """The value behind conversions between integer types and the like."""
-    while isinstance(node, fx.Node) and node.target in _CASTS and not _val(node).dtype.is_floating_point:
+    """The value behind conversions between dtypes of ids and the like."""
+    while isinstance(node, fx.Node) and node.target in _CASTS:
+        if not {_val(node).dtype, _val(node.args[0]).dtype} <= _IDS:
+            break
         node = node.args[0]
     return node
 
@@ -97,7 +100,9 @@ def _per_row(node: fx.Node) -> fx.Node:
             return node
         if any(not (same_size(size, 1) or before.dim() == _val(node).dim()) for size in before.shape[1:]):
             return node
-        if _val(node).dtype != before.dtype and _val(node).dtype.is_floating_point:
+        if node.target in (_ATEN.expand.default, _ATEN.expand_as.default) and before.dim() != _val(node).dim():
+            return node  # what it repeats is not along its rows
+        if _val(node).dtype != before.dtype and not {_val(node).dtype, before.dtype} <= _IDS:
             return node
         node = node.args[0]
     return node
@@ -223,7 +228,9 @@ def _mean(graph: fx.Graph, node: fx.Node, structures: dict, context) -> bool:
     if node.target is not _ATEN.div.Tensor or not isinstance(node.args[1], fx.Node):
         return False
     total, count = node.args
-    if total.target is not _SPMM or total.args[4] != "sum" or _val(count).dim() == 0:
+    if total.target is not _SPMM or total.args[4] != "sum" or _val(count).dim() != _val(total).dim():
+        return False
+    if not same_size(_val(count).shape[0], _val(total).shape[0]):
         return False
     count = _per_row(count)
     if count.target not in (_ATEN.clamp.default, _ATEN.clamp_min.default) or count.args[1:] != (1,) or count.kwargs:

@@ -86,7 +86,7 @@ def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
     for name, default in _parameters(model).items():
         if name == "edge_index":
             found.append((name, "edges"))
-        elif name in graph.edata:
+        elif name in graph.edata and (features or name != "x"):
             found.append((name, "edge"))
         elif not features and default is _EMPTY:
             features = True
@@ -132,5 +132,6 @@ def _of_seeds(value, num_seeds):
     if isinstance(value, dict):
         return {key: _of_seeds(part, num_seeds) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)([_of_seeds(part, num_seeds) for part in value])
+        parts = [_of_seeds(part, num_seeds) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

@@ -3,7 +3,7 @@
 ``remove_self_loops`` and its like cut edges out by a mask. In a batch the edges without loops are a set that was made
 with the sample, so that their number is known; what is added is one edge per node. While a model is traced, these forms
 stand in for PyG's own functions, in every loaded module that has them under a name. Edges are then ordered by
-destination, not with the loops behind all others: an order that no layer can tell.
+destination, not with the loops behind all others: layers of PyG cannot tell, code that cuts edges by position can.
 
 The functions are told the edges by the very tensor that the model was called with, or that another of them returned;
 for others, PyG's own code is traced.
@@ -65,8 +65,10 @@ def _like_rows(mask: Tensor, values: Tensor) -> Tensor:
     return mask.reshape((-1,) + (1,) * (values.dim() - 1))
 
 
-def _nodes(num_nodes):
-    return min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
+def _some(num_nodes, edges) -> bool:
+    """Whether loops are wanted for other nodes than those of the batch: PyG's own code does that."""
+    count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
+    return count is not None and count != edges.num_nodes
 
 
 def _loop_values(original, edges, values: Tensor, fill_value) -> Tensor:
@@ -107,6 +109,8 @@ def _make(loop_module) -> dict[str, object]:
             edges = TRACED.loop_free
         else:
             return own_add(edge_index, edge_attr, fill_value, num_nodes)
+        if _some(num_nodes, edges):
+            return own_add(edge_index, edge_attr, fill_value, num_nodes)
         values = None if edge_attr is None else _loop_values(loop_attr, edges, edge_attr, fill_value)
         return _with_loops(edges, edge_attr, values)
 
@@ -115,7 +119,7 @@ def _make(loop_module) -> dict[str, object]:
             return own_remaining(edge_index, edge_attr, fill_value, num_nodes)
         if _is(edge_index, TRACED.loop_free):
             return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-        if not _is(edge_index, TRACED.edges):
+        if not _is(edge_index, TRACED.edges) or _some(num_nodes, TRACED.edges):
             return own_remaining(edge_index, edge_attr, fill_value, num_nodes)
         edges, free = TRACED.edges, TRACED.without_loops()
         if edge_attr is None:

@@ -54,7 +54,7 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
     def steps(self) -> int:
         """Steps of the whole epoch."""
         if self.drop_last:
-            return self.seeds.numel() // self.global_batch
+            return self.seeds.numel() // min(self.global_batch, max(1, self.seeds.numel()))
         return -(-self.seeds.numel() // self.global_batch)
 
     @property

@@ -33,6 +33,7 @@ class LossParts:
     rows: Callable[[Tensor], Tensor] | None
     logged: list[str]
     tried: float
+    void: float = float("nan")
 
 
 def loss_parts(program, seeds: Tensor) -> LossParts:
@@ -42,13 +43,15 @@ def loss_parts(program, seeds: Tensor) -> LossParts:
         ConfigError: if it is neither a mean nor a sum over seeds.
     """
     data = program.graph.ndata
-    candidates = [_of_classes(loss) for loss in program.class_losses] + [_known_labels(data["y"]), None]
+    known = _known_labels(data["y"])
+    candidates = [_of_classes(loss) for loss in program.class_losses] + [known, None]
     nodes = _tried(seeds, data["y"], candidates[0])
     trial = _Trial(program, nodes)
     for rows in candidates:
         weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu") if rows is None else rows(nodes).cpu()
         if trial.is_mean(weights):
-            return LossParts(MEAN, rows, trial.logged_kinds(), trial.whole[0])
+            void = 0.0 if rows is known else float("nan")
+            return LossParts(MEAN, rows, trial.logged_kinds(), trial.whole[0], void)
     if trial.is_sum():
         return LossParts(SUM, None, trial.logged_kinds(), trial.whole[0])
     raise ConfigError(

@@ -70,7 +70,7 @@ class Ranks:
         sums = present(order.numel(), batch, self.rank, self.world, order.device)
         own = sums if parts.kind == SUM else means
         if parts.rows is not None:
-            own = weights(parts.rows(order), batch, self.rank, self.world)
+            own = weights(parts.rows(order), batch, self.rank, self.world, parts.void)
         logged = [means if kind == MEAN else sums for kind in parts.logged]
         return torch.stack([own, means, *logged], 1)
 

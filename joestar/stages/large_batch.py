@@ -72,7 +72,7 @@ class LargeBatch:
 
     @torch.no_grad()
     def pick(self, graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]) -> Picked | None:
-        """The edges of ``sample`` in the ids of the graph, in about half of the processor time; ``None`` of samplers for
+        """The edges of ``sample`` in the ids of the graph, in about half of the time; ``None`` of samplers for
         which there is no faster way. Arguments and errors are those of ``sample``."""
         task = _fast_task(graph, sampler, seeds := _checked_seeds(graph, seeds), key)
         if task is None:

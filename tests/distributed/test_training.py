@@ -105,14 +105,14 @@ def test_real_overflows_on_either_rank_are_redone_together(two):
 def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, one):
     ours = [rank["few_seeds"] for rank in two]
     for rank in ours:
-        for name in ("one over", "one seed", "dropped", "state"):
+        for name in ("one over", "one seed", "dropped", "dropped, of few", "state"):
             close(rank[name], one["few_seeds"][name])
     assert [sorted(a + b) for a, b in zip(*(rank["seeds"][:-1] for rank in ours), strict=True)] == [
         sorted(seeds) for seeds in one["few_seeds"]["seeds"][:-1]
     ]
 
 
-@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "logged"])
+@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged"])
 def test_losses_are_those_of_the_global_batch(two, one, name):
     for rank in two:
         ours, theirs = rank["losses_of"][name], one["losses_of"][name]
@@ -182,6 +182,7 @@ def test_shares_are_the_global_batches(world, number):
     here = torch.stack([present(number, batch, rank, world, order.device) for rank in range(world)])
     assert len({own.shape for own, _ in shares}) == 1
     torch.testing.assert_close(parts.sum(0), torch.ones(parts.shape[1], dtype=torch.float64))
+    assert weights(0 * rows, batch, 0, world).isnan().all() and not weights(0 * rows, batch, 0, world, 0.0).any()
     weight_of = dict(zip(order.tolist(), rows.tolist(), strict=True))
     for position, seeds in enumerate(order.split(batch * world)):
         own = [ids[position * batch : min(end, (position + 1) * batch)].tolist() for ids, end in shares]

@@ -94,7 +94,9 @@ def refused_forms(m, blocks, x):
     most = scattered(block, rows, "amax", include_self=True)
     product = scattered(block, rows.sigmoid(), "prod")
     whole = torch.zeros(block.num_dst, dtype=torch.int64).index_add(0, dst, src * 0 + 1)
-    x = back[: block.num_dst] + onto + most + product + whole.to(x.dtype).view(-1, 1)
+    flags = rows.new_zeros(block.num_dst, rows.shape[1]).index_add(0, (dst > 0).long(), rows)
+    narrowed = rows.new_zeros(block.num_dst, rows.shape[1]).index_add(0, dst.bool().long(), rows)
+    x = back[: block.num_dst] + onto + most + product + whole.to(x.dtype).view(-1, 1) + flags + narrowed
     return blocks[1].pull(lambda edges: edges.src["h"], "mean", src={"h": x})
 
 
