@@ -168,6 +168,18 @@ def test_what_depends_on_data_is_refused_with_its_line(graph, kind):
     assert "this line" in str(caught.value)
 
 
+class LoopsOfSome(torch.nn.Module):
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=5)
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+def test_loops_of_some_nodes_are_not_those_of_all(graph):
+    """PyG would give a loop to the first five nodes of the batch: refused, as no set of known size is that."""
+    with pytest.raises(joestar.errors.JoestarError):
+        _compiled(LoopsOfSome(), graph)(torch.tensor([3, 4]))
+
+
 class TakesSparse(torch.nn.Module):
     def __init__(self):
         super().__init__()
