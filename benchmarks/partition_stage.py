@@ -1,7 +1,7 @@
 """What the partition-based first stage transfers, with and without ahead-of-time sampling (docs/partitioning.md).
 
 python benchmarks/partition_stage.py --scale 0.01 --parts 96 --group 8
-python benchmarks/partition_stage.py --shape papers100M --scale 1 --parts 1024 --group 86 --passes 3 --device cuda  # 14 GB
+python benchmarks/partition_stage.py --shape papers100M --scale 1 --parts 1024 --group 86 --device cuda  # 14 GB
 """
 
 import argparse
