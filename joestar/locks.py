@@ -1,7 +1,8 @@
 """What only one thread of a process may do at a time, although every step is a thread's own.
 
-Tracing and compiling change tables of PyTorch that are the process's; a capture owns the capture stream of its device,
-and fails if anybody waits for the device meanwhile: ``synchronize`` and ``CAPTURING.soon`` wait for its end.
+Tracing and compiling change tables of PyTorch that are the process's; a capture, with the runs before it, owns the
+capture stream of its device. What is recorded is lost if anybody waits for the device meanwhile: ``synchronize`` and
+``RECORDING.soon`` wait for its end.
 """
 
 import collections
@@ -47,15 +48,15 @@ class TracingLock(ProcessLock):
         super().__exit__(*args)
 
 
-class CaptureLock(ProcessLock):
-    """Held while a CUDA graph is captured; keeps what must not happen then."""
+class RecordingLock(ProcessLock):
+    """Held while a CUDA graph is recorded, by the thread that does; keeps what must not happen then."""
 
     def _renew(self) -> None:
         super()._renew()
         self._inside = 0
         self._later: collections.deque[Callable[[], None]] = collections.deque()
 
-    def __enter__(self) -> "CaptureLock":
+    def __enter__(self) -> "RecordingLock":
         super().__enter__()
         self._inside += 1
         return self
@@ -66,10 +67,10 @@ class CaptureLock(ProcessLock):
         self._catch_up()
 
     def soon(self, action: Callable[[], None], now: bool = True) -> None:
-        """Calls ``action`` while nobody captures: now, or at the end of what is captured, in whatever thread.
+        """Calls ``action`` while nothing is recorded: now, or at the end of what is, in whatever thread.
 
         For finalizers, which the garbage collector calls in any thread, at any time; does not wait. ``now=False``, in a
-        thread that captures without this lock: not before the next call.
+        thread that records without this lock: not before the next call.
         """
         self._later.append(action)
         if now:
@@ -96,10 +97,14 @@ class CaptureLock(ProcessLock):
 
 
 TRACING = TracingLock()
-CAPTURING = CaptureLock()
+CAPTURING = ProcessLock()
+RECORDING = RecordingLock()
 
 
 def synchronize(device: torch.device | int | None = None) -> None:
-    """``torch.cuda.synchronize``, but not while another thread captures a CUDA graph: the capture would fail."""
-    with CAPTURING:
+    """``torch.cuda.synchronize``, but not while another thread records a CUDA graph: that would be lost.
+
+    Not for threads that somebody waits for who records: autograd's run backward passes of what is recorded.
+    """
+    with RECORDING:
         torch.cuda.synchronize(device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import StaleBackwardError
-from joestar.locks import CAPTURING, synchronize
+from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.side_by_side import forking
 from joestar.runtime.program import Program
@@ -68,14 +68,15 @@ class ReplayedProgram:
         synchronize(device)
         gc.collect()
         self.forward_graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
+        with RECORDING, torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
             self._forward()
             told = torch.cat([self.counts, self.ok.view(1).to(torch.int64)])
             self.seen.copy_(told, non_blocking=True)
         if self.differentiable:
             self.backward_graph = torch.cuda.CUDAGraph()
             pool = self.forward_graph.pool()
-            with torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local"):
+            recorded = torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local")
+            with RECORDING, recorded:
                 self._backward()
         self.moves = [result.requires_grad for result in self.results]
         self.results = [result.detach() for result in self.results]

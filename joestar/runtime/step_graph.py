@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from joestar.locks import CAPTURING, synchronize
+from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.side_by_side import forking
 
@@ -87,7 +87,8 @@ class StepGraph:
         synchronize(device)
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking(stream):
+        recorded = torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local")
+        with RECORDING, recorded, forking(stream):
             step()
 
     def replay(self) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import DataError
-from joestar.locks import CAPTURING
+from joestar.locks import RECORDING
 
 COPY_BYTES = 2**26
 """Bytes copied at a time, so that a source mapped from a file does not have to fit into memory beside its copy."""
@@ -195,7 +195,7 @@ def mapped_from_file(address: int, size: int) -> bool:
 
 
 def _register(address: int, size: int, device: torch.device) -> None:
-    CAPTURING.settle()  # perhaps these very pages are still locked
+    RECORDING.settle()  # perhaps these very pages are still locked
     with torch.cuda.device(device):
         code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE_MAPPED))
         if code == 0:
@@ -212,7 +212,7 @@ def _register(address: int, size: int, device: torch.device) -> None:
 
 def _unregister(address: int, device: torch.device, memory: object) -> None:
     """``memory`` is what must outlive the lock. Unlocking waits for the device, which no capture stands."""
-    CAPTURING.soon(functools.partial(_unlock, address, device, memory), not torch.cuda.is_current_stream_capturing())
+    RECORDING.soon(functools.partial(_unlock, address, device, memory), not torch.cuda.is_current_stream_capturing())
 
 
 def _unlock(address: int, device: torch.device, memory: object) -> None:

@@ -12,7 +12,7 @@ from store.structures import case, cases, placed
 
 import joestar
 from joestar.graph_api import Graph
-from joestar.locks import CAPTURING
+from joestar.locks import RECORDING
 from joestar.nn import GraphSAGE
 from joestar.sampling import NeighborSampler
 from joestar.store import FeatureStore, choose_hot, fill_rows, pin, pinned_empty, place_structure, with_pinned_structure
@@ -51,7 +51,7 @@ def test_memory_given_back_in_another_thread_waits_for_the_end_of_a_capture():
     """As the garbage collector does in whatever thread it runs; a capture allows no waiting for the device."""
     x, graph, stream = torch.randn(2**18, 80), torch.cuda.CUDAGraph(), torch.cuda.Stream()
     held, total = [pin(x)], torch.zeros(1, device="cuda")
-    with CAPTURING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         total += 1
         thread = threading.Thread(target=held.clear)
         thread.start()

@@ -11,7 +11,7 @@ import torch
 
 import joestar
 from joestar.kernels import scratch
-from joestar.locks import CAPTURING, TRACING, CaptureLock, ProcessLock
+from joestar.locks import CAPTURING, TRACING, ProcessLock, RecordingLock, synchronize
 from joestar.runtime.step_graph import StreamOrder
 from tests.runtime.common import make_step, planted_graph
 
@@ -91,8 +91,8 @@ def test_locks_keep_threads_apart_and_let_one_in_again():
     assert len(inside) == 2
 
 
-def test_what_must_not_happen_during_a_capture_happens_behind_it():
-    lock, seen = CaptureLock(), []
+def test_what_must_not_happen_during_a_recording_happens_behind_it():
+    lock, seen = RecordingLock(), []
     lock.soon(lambda: seen.append("alone"))
     assert seen == ["alone"]
     with lock:
@@ -105,8 +105,8 @@ def test_what_must_not_happen_during_a_capture_happens_behind_it():
     assert seen == ["alone", "own", "other's"]
 
 
-def test_what_fails_behind_a_capture_leaves_the_lock_free():
-    lock, seen = CaptureLock(), []
+def test_what_fails_behind_a_recording_leaves_the_lock_free():
+    lock, seen = RecordingLock(), []
     lock.__enter__()
     lock.soon(lambda: 1 / 0)
     lock.soon(lambda: seen.append("next"))
@@ -118,8 +118,19 @@ def test_what_fails_behind_a_capture_leaves_the_lock_free():
     assert seen == ["next"]
 
 
-def test_many_threads_put_off_and_capture():
-    lock, seen, inside = CaptureLock(), [], []
+def test_runs_before_a_capture_wait_for_threads_that_wait_for_the_device(monkeypatch):
+    """Autograd's, which time kernels of the backward pass."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "synchronize", seen.append)
+    with CAPTURING:
+        other = threading.Thread(target=synchronize, args=(3,))
+        other.start()
+        other.join()
+    assert seen == [3]
+
+
+def test_many_threads_put_off_and_record():
+    lock, seen, inside = RecordingLock(), [], []
 
     def work(number: int):
         for turn in range(50):
