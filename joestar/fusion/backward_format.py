@@ -7,7 +7,7 @@ Before                                               After, if the choice is ano
 
 A choice ``backward:hop1`` per aggregation: the name is that of the sampled set that is aggregated over, counted from
 the seeds, whatever other choices made of the rest (a second aggregation over it is ``hop1.2``). What is fastest depends
-on degrees, widths and device; ``joestar.ops.backward_forms`` has the forms, results are the same up to rounding.
+on degrees, widths and device; ``ops.aggregate.backward_forms`` has the forms, results are the same up to rounding.
 
 Must not fire, nor offer a choice, where no gradient flows to the aggregated rows (the first layer over features), for a
 max or min, or for rows that the heads of a weight share: they have one form.
@@ -17,8 +17,8 @@ import torch
 from torch import fx
 
 from joestar.fusion.record import Reject
-from joestar.lowering.sizes import RAGGED, same_shape
-from joestar.ops.backward_forms import FORMS
+from joestar.lowering.sizes import RAGGED, ROW_IDS, same_shape
+from joestar.ops.aggregate.backward_forms import FORMS
 
 PATTERN = "backward-format"
 _JOESTAR = torch.ops.joestar
@@ -26,7 +26,6 @@ _CHOSEN = {
     _JOESTAR.spmm.default: ("spmm", _JOESTAR.spmm_by.default),
     _JOESTAR.aggregate_cat.default: ("aggregate_cat", _JOESTAR.aggregate_cat_by.default),
 }
-_SAMPLED_FROM = RAGGED.keys() - {_JOESTAR.compact.default}
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -86,9 +85,9 @@ def _hop(node: fx.Node) -> str:
 
 def _makes_edges(node: fx.Node) -> bool:
     """Whether the node makes a set of edges that more is done with than to sample from it."""
-    if node.target not in RAGGED or node.target is _JOESTAR.compact.default:
+    if node.target not in ROW_IDS:
         return False
-    return any(reader.target not in _SAMPLED_FROM for output in node.users for reader in output.users)
+    return any(reader.target not in ROW_IDS for output in node.users for reader in output.users)
 
 
 def _size(made: fx.Node) -> str:

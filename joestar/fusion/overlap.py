@@ -17,7 +17,7 @@ rows of a matrix that is stored anyway become ops, too.
 
 Must not fire on a CPU, outside of a CUDA graph (the op then runs its program in sequence), where nothing is
 independent, where the estimate saves less than a few microseconds, or where a graph writes to an input that others read
-behind the write. Ops that share tables of the device (``ops.library.KEEPS_TABLES``) stay on one stream.
+behind the write. Ops that share tables of the device (``keeps_tables`` of an op) stay on one stream.
 """
 
 import collections
@@ -33,9 +33,9 @@ from torch.utils._pytree import tree_leaves
 
 from joestar.fusion.emit import tensor
 from joestar.fusion.record import Place
-from joestar.ops import side_by_side
-from joestar.ops.library import keeps_tables
-from joestar.ops.side_by_side import RESHAPES, VIEWS, Call, Input, Program, Value
+from joestar.ops.registry import keeps_tables
+from joestar.ops.step import side_by_side
+from joestar.ops.step.side_by_side import RESHAPES, VIEWS, Call, Input, Program, Value
 
 NAME = "overlap"
 

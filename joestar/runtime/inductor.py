@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from joestar.fusion import overlap
 from joestar.ops.digest import source_digest
-from joestar.ops.library import decompositions
+from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
 from joestar.runtime.locks import TRACING
 from joestar.runtime.recompute import RecomputeMasks

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from joestar.ops.scratch import own_tables
-from joestar.ops.side_by_side import forking
+from joestar.ops.step.side_by_side import forking
 from joestar.runtime.locks import CAPTURING
 
 WARM_UP = 3

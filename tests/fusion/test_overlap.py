@@ -14,7 +14,7 @@ import joestar
 from joestar.errors import ConfigError
 from joestar.fusion import overlap
 from joestar.fusion.overlap import Overlap, run, schedule
-from joestar.ops.side_by_side import Program
+from joestar.ops.step.side_by_side import Program
 from joestar.runtime.inductor import settings as inductor_settings
 
 from .graphs import ATEN, JOESTAR, count

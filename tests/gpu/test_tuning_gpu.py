@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from joestar.ops.backward_forms import FORMS
+from joestar.ops.aggregate.backward_forms import FORMS
 from joestar.profile.sizes import step_key
 from joestar.runtime import tuning
 

@@ -71,4 +71,9 @@ def _instance_norm(context, node: fx.Node) -> None:
     raise context.refuse(node, "normalises over rows of single graphs", "Use LayerNorm or BatchNorm.")
 
 
-RULES = {"batch_norm": _batch_norm, "native_batch_norm": _instance_norm, "instance_norm": _instance_norm}
+RULES = {
+    "batch_norm": _batch_norm,
+    "native_batch_norm": _instance_norm,
+    "instance_norm": _instance_norm,
+    "masked_batch_norm": masked_batch_norm,
+}
