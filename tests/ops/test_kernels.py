@@ -1,5 +1,8 @@
 """Every C++ kernel against its PyTorch reference, over the whole database."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,16 +23,6 @@ CASES = [
     for dtype in (FLOATS if op.floats else (None,))
     for ids in IDS_OF[dtype]
 ]
-
-
-COMPOSED = {"join_columns", "split_columns", "join_columns_all", "split_columns_all", "overflow", "take_batch",
-            "finish_step", "add_bias", "column_sums"}  # fmt: skip
-"""Ops that run as their references on a CPU; ``test_step_ops.py`` and the tests of passes check them."""
-ELSEWHERE = {"aggregate_cat_by", "append_loops", "attend_own", "attend_own_grad", "gather_attend",
-             "gather_attend_grad", "gather_attend_linear", "gather_linear", "gather_linear_weight_grad", "gather_rows",
-             "head_linear", "head_linear_weight_grad", "merge_hops", "multi_aggregate", "multi_aggregate_grad",
-             "sample_aggregate_two_hops", "side_by_side", "spmm_by"}  # fmt: skip
-"""Ops that have a file of tests of their own."""
 
 
 def _case_id(value):
@@ -66,10 +59,14 @@ def check_close(ours: Tensor, exact: Tensor, dtype: torch.dtype, case: str) -> N
     return None
 
 
-def test_the_database_covers_every_op():
-    composites = {name for name, op in registry.OPS.items() if op.fake is None}
-    assert set(OPS) | COMPOSED | ELSEWHERE == registry.OPS.keys() - composites
-    assert set(OPS) | {"gather_rows"} == set(cpu.__all__)
+def test_every_kernel_has_samples_and_every_op_a_test():
+    """Ops that run as their references on a CPU are called in a test of their own; compositions in those of padding."""
+    assert set(OPS) == set(cpu.__all__) - {"gather_rows"}
+    tests = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("*.py"))
+    tested = set(re.findall(r"\b(?:ops|joestar|gpu|reference)\.(\w+)|\"(\w+)\"", tests))
+    whole = {name for name, op in registry.OPS.items() if op.fake is not None}
+    missing = whole - set(OPS) - {name for pair in tested for name in pair}
+    assert not missing, f"ops without samples in a database_*.py and without a test: {sorted(missing)}"
 
 
 @pytest.mark.parametrize(("name", "dtype", "ids"), CASES, ids=_case_id)

@@ -37,7 +37,8 @@ def test_the_registry_is_all_there_is():
     every = (full.split("::") for full in torch._C._dispatch_get_all_op_names())
     known = {name.split(".")[0] for namespace, name in every if namespace == "joestar"}
     assert known == OPS.keys()
-    assert set(DEFINED.findall("\n".join(path.read_text() for path in FILES))) == OPS.keys()
+    ours = {name for name, op in OPS.items() if op.reference.__module__.startswith("joestar.")}  # not a page's example
+    assert set(DEFINED.findall("\n".join(path.read_text() for path in FILES))) == ours
 
 
 @pytest.mark.parametrize("name", OPS)
