@@ -106,7 +106,7 @@ def verify_fakes(gm: fx.GraphModule, stage: str) -> None:
     for node, what in fakes.strangers(gm.graph):
         raise VerificationError(
             f"{stage} left node {node.name} with {what} for a value; expected a fake tensor of the graph's mode. "
-            "Make values by running the op on those of its arguments (fusion.emit.emit, lowering.fakes.run)."
+            "Make values by running the op on those of its arguments (fusion.match.emit.emit, lowering.fakes.run)."
         )
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from joestar.fusion import overlap
+from joestar.fusion.backend import overlap
+from joestar.fusion.backend.recompute import RecomputeMasks
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
 from joestar.runtime.locks import TRACING
-from joestar.runtime.recompute import RecomputeMasks
 
 
 def compile_graph(
@@ -94,9 +94,9 @@ def _content(tensor: Tensor) -> str:
 def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
-    On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
-    it gives a value a loop of its own; the hash behind dropout then grows into expressions that take minutes to
-    compile. There, too, masks are computed again, not stored.
+    On a GPU our last pass (``fusion.backend.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per
+    read before it gives a value a loop of its own; the hash behind dropout then grows into expressions that take
+    minutes to compile. There, too, masks are computed again, not stored.
     """
     from torch._inductor import config
 

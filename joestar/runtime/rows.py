@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from joestar.fusion.edge_region import leaves_of
+from joestar.fusion.edges.edge_region import leaves_of
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 
 ROW, ALL, FIXED = "row", "all", "fixed"
