@@ -106,7 +106,7 @@ def check_side_effects(origin: str) -> None:
 
     An attribute that holds at the end what it held before, such as ``None``, has not changed.
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from joestar.torch_private import InstructionTranslator
 
     effects = InstructionTranslator.current_tx().output.side_effects
     if effects.tensor_hooks:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from joestar import kernels
+from joestar.torch_private import OpOverload
 
 # indptr is int64 over rows, indices are sources; key is int64 [3] = (seed, epoch, step).
 CSC = "Tensor indptr, Tensor indices"
@@ -80,7 +81,7 @@ class Op:
     padded_ids: str | None = None
 
     @property
-    def target(self) -> torch._ops.OpOverload:
+    def target(self) -> OpOverload:
         """What nodes of a graph call."""
         return getattr(torch.ops.joestar, self.name).default
 

@@ -28,14 +28,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch.utils._pytree import tree_leaves
 
 from joestar.fusion.match.emit import tensor
 from joestar.fusion.record import Place
 from joestar.ops.registry import keeps_tables
 from joestar.ops.step import side_by_side
 from joestar.ops.step.side_by_side import RESHAPES, VIEWS, Call, Input, Program, Value
+from joestar.torch_private import CustomGraphPass, OpOverload, get_hash_for_files, tree_leaves
 
 NAME = "overlap"
 
@@ -76,7 +75,7 @@ def run(graph: fx.Graph, time_of: Callable[[fx.Node], float] | None = None) -> i
     for plan in plans:
         _rewrite(graph, plan)
     if plans:
-        from torch._inductor.pattern_matcher import stable_topological_sort  # slow to import, there by now
+        from joestar.torch_private import stable_topological_sort  # slow to import, there by now
 
         stable_topological_sort(graph)
         graph.lint()
@@ -101,7 +100,7 @@ def places(programs: list[Program]) -> list[Place]:
 
 def _is_ours(node: fx.Node) -> bool:
     """An op without side effects that is a kernel, or several, of its own, and whose arguments a program can hold."""
-    if node.op != "call_function" or node.kwargs or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or node.kwargs or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "joestar" and node.target not in _PRODUCTS:
         return False

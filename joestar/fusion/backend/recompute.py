@@ -7,8 +7,9 @@ Marked as here, the partitioner keeps the ReLU's result, which the next operatio
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.utils.checkpoint import CheckpointPolicy
+
+from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
 _ATEN = torch.ops.aten
 _COMPARISONS = {getattr(_ATEN, name).Scalar for name in ("le", "lt", "ge", "gt", "eq", "ne")}

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.functional import is_in_place, root
+from joestar.torch_private import OpOverload, set_grad_enabled
 
 _IMPURE = {torch.ops.aten.batch_norm.default}
 
@@ -26,7 +27,7 @@ def run(gm: fx.GraphModule, context) -> int:
     written = _written(gm)
     seen: dict[tuple, fx.Node] = {}
     for node in list(gm.graph.nodes):
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             seen = {}
         if not _mergeable(node, written):
             continue
@@ -54,7 +55,7 @@ def _written(gm: fx.GraphModule) -> set[fx.Node]:
 def _mergeable(node: fx.Node, written: set[fx.Node]) -> bool:
     if node.op != "call_function" or node.target in _IMPURE or is_in_place(node):
         return False
-    if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+    if not isinstance(node.target, OpOverload) and node.target is not operator.getitem:
         return False
     return not any(root(arg) in written for arg in node.all_input_nodes)
 

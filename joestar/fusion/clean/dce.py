@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from joestar.lowering.functional import is_in_place
+from joestar.torch_private import set_grad_enabled
 
-_KEEP = {torch.ops.aten.batch_norm.default, torch._C._set_grad_enabled}
+_KEEP = {torch.ops.aten.batch_norm.default, set_grad_enabled}
 
 
 def run(gm: fx.GraphModule, context) -> int:

@@ -23,6 +23,7 @@ from torch import Tensor, fx
 
 from joestar.lowering.functional import ancestors, is_in_place, root
 from joestar.lowering.inputs import Input, Kind
+from joestar.torch_private import OpOverload
 
 PATTERN = "hoist"
 WATCHED_BYTES = 2**20
@@ -114,7 +115,7 @@ def memory(tensor: Tensor) -> int:
 def _pure(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload) or is_in_place(node):
+    if not isinstance(node.target, OpOverload) or is_in_place(node):
         return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     return not random and node.target is not _ATEN.batch_norm.default

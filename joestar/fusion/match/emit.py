@@ -4,11 +4,11 @@ import contextlib
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 
 from joestar.lowering import fakes
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_size
+from joestar.torch_private import FakeTensor
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 

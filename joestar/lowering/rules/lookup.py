@@ -6,6 +6,7 @@ from torch import Tensor, fx
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import RAGGED, expression, padded_dims
 from joestar.ops.registry import OPS
+from joestar.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -19,7 +20,7 @@ def _in_range(index: fx.Node) -> bool:
     if index.op == "placeholder":
         return True
     target = index.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         if target in _IDS:
             return True
         if target._schema.name in ("aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"):
