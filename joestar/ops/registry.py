@@ -130,6 +130,11 @@ def define(
         torch.library.register_autograd(f"joestar::{name}", backward, setup_context=setup)
 
 
+def define_structural(schema: str, reference: Callable, **parts) -> None:
+    """Registers an op without a gradient that padded graphs may hold as it is, as those are that work on structure."""
+    define(schema, reference, gradient=NO_GRADIENT, padding=Padding.SAFE, **parts)
+
+
 def define_gradient(schema: str, reference: Callable, **parts) -> None:
     """Registers an op that computes gradients: it has none itself, and is in no captured graph."""
     define(schema, reference, gradient=NO_GRADIENT, padding=Padding.REFUSED, **parts)

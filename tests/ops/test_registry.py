@@ -16,7 +16,7 @@ from joestar.ops.registry import NO_GRADIENT, OPS, Padding, define
 
 FOLDER = Path(joestar.ops.__file__).parent
 FILES = sorted(path for path in FOLDER.glob("*/*.py") if re.search(r"^(define|compose)", path.read_text(), re.M))
-DEFINED = re.compile(r'^(?:define(?:_gradient)?|compose)\(\s*f?"(\w+)', re.M)
+DEFINED = re.compile(r'^(?:define(?:_\w+)?|compose)\(\s*f?"(\w+)', re.M)
 COMPOSED = {name for name, op in OPS.items() if op.fake is None}
 
 

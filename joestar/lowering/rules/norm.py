@@ -73,8 +73,7 @@ def _instance_norm(context, node: fx.Node) -> None:
 
 
 RULES = {
+    **dict.fromkeys(("native_batch_norm", "instance_norm"), _instance_norm),
     "batch_norm": _batch_norm,
-    "native_batch_norm": _instance_norm,
-    "instance_norm": _instance_norm,
     "masked_batch_norm": masked_batch_norm,
 }

@@ -14,6 +14,7 @@ other ops: AOTAutograd traces them, and orders the edges of a structure once for
 import torch
 from torch import Tensor
 
+from joestar.ops.aggregate.values import per_degree, widen
 from joestar.ops.registry import CSC, Padding, define
 
 ops = torch.ops.joestar
@@ -59,18 +60,12 @@ def grad_x(
     """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``."""
     if form == FORMS["spmm"][grad.device.type][0]:
         return ops.spmm_grad_x(indptr, indices, grad, weight, num_src, reduce)
-    wide = _per_degree(grad, indptr) if reduce == "mean" else grad
+    wide = per_degree(widen(grad), indptr, reduce) if reduce == "mean" else grad
     if form == "scatter":
         return ops.spmm_csr(indptr, indices, wide, weight, num_src, "sum").to(grad.dtype)
     offsets, dst, order = by_source(indptr, indices, num_src)
     weight = None if weight is None else torch.index_select(weight, 0, order)
     return ops.spmm(offsets, dst, wide, weight, "sum").to(grad.dtype)
-
-
-def _per_degree(grad: Tensor, indptr: Tensor) -> Tensor:
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(wide)
-    return grad.to(wide) / degree.reshape(-1, *[1] * (grad.dim() - 1))
 
 
 def by_source(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ On a CPU the op is composed of others, with all edges' rows in memory.
 import torch
 from torch import Tensor
 
-from joestar.ops.registry import CSC, NO_GRADIENT, Padding, define, define_gradient
+from joestar.ops.registry import CSC, Padding, define, define_gradient, define_structural
 from joestar.ops.shapes import wide_dtype
 
 ops = torch.ops.joestar
@@ -141,9 +141,9 @@ def _backward(ctx, grad, *of_saved):
     return *[None] * 4, *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True)), None, None, None
 
 
-define(
+define_structural(
     f"gather_attend({_READS}, {_VECTORS}, {_DROPOUT}) -> (Tensor, Tensor)", gather_attend, fake=_fake,
-    gradient=NO_GRADIENT, padding=Padding.SAFE, cuda="gpu_gather_attend",
+    cuda="gpu_gather_attend",
 )  # fmt: skip
 define_gradient(
     f"gather_attend_grad({_READS}, Tensor alpha, Tensor grad, Tensor out, Tensor out_grad, {_DROPOUT}) -> Tensor",

@@ -9,7 +9,7 @@ from torch import Tensor
 from joestar.kernels.layout import cat_width
 from joestar.ops import shapes
 from joestar.ops.aggregate.spmm import spmm
-from joestar.ops.registry import CSC, DRAWS, DSTS, HASHED, NO_GRADIENT, Padding, define
+from joestar.ops.registry import CSC, DRAWS, DSTS, HASHED, define_structural
 from joestar.ops.sampling.sample_cols import sample_cols
 
 _SAMPLE = f"({CSC}, {DSTS}, {DRAWS}, Tensor x"
@@ -81,19 +81,19 @@ def _own_fake(indptr, indices, dsts, dst_count, k, replace, key, site, x, own, r
     return x.new_empty((dsts.shape[0], *x.shape[1:])), shapes.count(indices)
 
 
-define(
+define_structural(
     f"sample_aggregate{_SAMPLE}, str reduce, {HASHED}) -> (Tensor, Tensor)", sample_aggregate, fake=_fake,
-    gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_fused", cuda="gpu_fused",
+    cpu="cpu_fused", cuda="gpu_fused",
 )  # fmt: skip
-define(
+define_structural(
     f"sample_aggregate_self{_SAMPLE}, str reduce, {HASHED}) -> (Tensor, Tensor, Tensor)", sample_aggregate_self,
-    fake=_self_fake, gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_fused", cuda="gpu_fused",
+    fake=_self_fake, cpu="cpu_fused", cuda="gpu_fused",
 )  # fmt: skip
-define(
+define_structural(
     f"sample_aggregate_cat{_SAMPLE}, str reduce, bool ones=True, {HASHED}) -> (Tensor, Tensor)", sample_aggregate_cat,
-    fake=_cat_fake, gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_fused", cuda="gpu_fused",
+    fake=_cat_fake, cpu="cpu_fused", cuda="gpu_fused",
 )  # fmt: skip
-define(
+define_structural(
     f"sample_aggregate_own{_SAMPLE}, Tensor own, str reduce, {HASHED}) -> (Tensor, Tensor)", sample_aggregate_own,
-    fake=_own_fake, gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_fused", cuda="gpu_fused",
+    fake=_own_fake, cpu="cpu_fused", cuda="gpu_fused",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from joestar.ops.aggregate.values import widen
-from joestar.ops.registry import CSC, NO_GRADIENT, Padding, define
+from joestar.ops.registry import CSC, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst, valid_edges
 
 
@@ -21,11 +21,11 @@ def scatter_dst(indptr: Tensor, e: Tensor) -> Tensor:
     return value.new_zeros((indptr.numel() - 1, *value.shape[1:])).index_add(0, dst, value).to(e.dtype)
 
 
-define(
-    f"scatter_src({CSC}, Tensor e, SymInt num_src) -> Tensor", scatter_src, gradient=NO_GRADIENT, padding=Padding.SAFE,
-    cpu="cpu_spmm", cuda="gpu_grad", fake=lambda indptr, indices, e, num_src: e.new_empty((num_src, *e.shape[1:])),
+define_structural(
+    f"scatter_src({CSC}, Tensor e, SymInt num_src) -> Tensor", scatter_src, cpu="cpu_spmm", cuda="gpu_grad",
+    fake=lambda indptr, indices, e, num_src: e.new_empty((num_src, *e.shape[1:])),
 )  # fmt: skip
-define(
-    "scatter_dst(Tensor indptr, Tensor e) -> Tensor", scatter_dst, gradient=NO_GRADIENT, padding=Padding.SAFE,
-    cpu="cpu_spmm", cuda="gpu_spmm", fake=lambda indptr, e: e.new_empty((indptr.shape[0] - 1, *e.shape[1:])),
+define_structural(
+    "scatter_dst(Tensor indptr, Tensor e) -> Tensor", scatter_dst, cpu="cpu_spmm", cuda="gpu_spmm",
+    fake=lambda indptr, e: e.new_empty((indptr.shape[0] - 1, *e.shape[1:])),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from joestar.ops.registry import CSC, DSTS, HASHED, NO_GRADIENT, Padding, define
+from joestar.ops.registry import CSC, DSTS, HASHED, define_structural
 
 ops = torch.ops.joestar
 _REDUCES = ("sum", "mean", "max", "min")
@@ -38,10 +38,9 @@ def _fake(indptr, indices, dsts, dst_count, k, inner, replace, key, site, x, red
     return x.new_empty((dsts.shape[0], *x.shape[1:]))
 
 
-define(
+define_structural(
     f"sample_aggregate_two_hops({CSC}, {DSTS}, int k, int inner, bool replace, Tensor key, int site, Tensor x,"
-    f" str reduce, {HASHED}) -> Tensor", sample_aggregate_two_hops, fake=_fake, gradient=NO_GRADIENT,
-    padding=Padding.SAFE, cuda="gpu_two_hops",
+    f" str reduce, {HASHED}) -> Tensor", sample_aggregate_two_hops, fake=_fake, cuda="gpu_two_hops",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
 from joestar.ops.hashing import absorb, draw, key_state, row_state
-from joestar.ops.registry import NO_GRADIENT, Padding, compose, define, define_gradient
+from joestar.ops.registry import Padding, compose, define, define_gradient, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst
 
 ops = torch.ops.joestar
@@ -124,15 +124,14 @@ def _backward(ctx, grad):
     return grad_x, None, None, None
 
 
-define(
+define_structural(
     "dropout_bits(Tensor ids, Tensor key, int site, float p, SymInt columns) -> Tensor", dropout_bits,
     fake=lambda ids, key, site, p, columns: ids.new_empty((ids.shape[0], (columns + 31) // 32), dtype=torch.int32),
-    gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_dropout", cuda="gpu_dropout",
-)  # fmt: skip
-define(
-    "edge_dropout_bits(Tensor indptr, SymInt num_edges, Tensor dsts, Tensor key, int site, float p, SymInt columns)"
-    " -> Tensor", edge_dropout_bits, fake=_edge_bits_fake, gradient=NO_GRADIENT, padding=Padding.SAFE,
     cpu="cpu_dropout", cuda="gpu_dropout",
+)  # fmt: skip
+define_structural(
+    "edge_dropout_bits(Tensor indptr, SymInt num_edges, Tensor dsts, Tensor key, int site, float p, SymInt columns)"
+    " -> Tensor", edge_dropout_bits, fake=_edge_bits_fake, cpu="cpu_dropout", cuda="gpu_dropout",
 )  # fmt: skip
 define(
     "dropout_apply(Tensor x, Tensor bits, float p, bool relu) -> Tensor", dropout_apply,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from joestar.ops.registry import CSC, NO_GRADIENT, Padding, define
+from joestar.ops.registry import CSC, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst
 
 
@@ -40,7 +40,7 @@ def _fake(indptr, indices, dst_count):
     return torch.empty_like(indptr), indices.new_empty(size), *edges
 
 
-define(
-    f"append_loops({CSC}, Tensor dst_count) -> (Tensor, Tensor, Tensor, Tensor)", append_loops, fake=_fake,
-    gradient=NO_GRADIENT, padding=Padding.SAFE, loops="all", padded_ids="batch",
+define_structural(
+    f"append_loops({CSC}, Tensor dst_count) -> (Tensor, Tensor, Tensor, Tensor)", append_loops, fake=_fake, loops="all",
+    padded_ids="batch",
 )  # fmt: skip

@@ -6,8 +6,8 @@ from torch import Tensor
 from joestar.ops import shapes
 from joestar.ops.hashing import draw, key_state, row_state
 from joestar.ops.race import race_key
-from joestar.ops.registry import HASHED, NO_GRADIENT, Padding, define
-from joestar.ops.sampling.positions import hashed
+from joestar.ops.registry import HASHED, define_structural
+from joestar.ops.sampling.sample_cols import hashed
 from joestar.ops.sampling.weighted_sample import winners
 
 
@@ -37,8 +37,8 @@ def _fake(sub_indptr, sub_indices, weight, num_nodes, k, key, site, node_ids=Non
     return sub_indices.new_empty((k,)), shapes.count(sub_indices)
 
 
-define(
+define_structural(
     "collective_sample(Tensor sub_indptr, Tensor sub_indices, Tensor? weight, int num_nodes, int k, Tensor key,"
-    f" int site, {HASHED}) -> (Tensor, Tensor)", collective_sample, fake=_fake, gradient=NO_GRADIENT,
-    padding=Padding.SAFE, cpu="cpu_weighted", cuda="gpu_weighted", keeps_tables=True, padded_ids="batch",
+    f" int site, {HASHED}) -> (Tensor, Tensor)", collective_sample, fake=_fake, cpu="cpu_weighted", cuda="gpu_weighted",
+    keeps_tables=True, padded_ids="batch",
 )  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.ops import shapes
-from joestar.ops.registry import DSTS, NO_GRADIENT, Makes, Padding, define
+from joestar.ops.registry import DSTS, Makes, define_structural
 
 
 def compact(
@@ -35,8 +35,8 @@ def _fake(dsts, dst_count, sub_indptr, sub_indices, num_nodes, num_src):
     return srcs, torch.empty_like(sub_indices), shapes.count(sub_indices)
 
 
-define(
+define_structural(
     f"compact({DSTS}, Tensor sub_indptr, Tensor sub_indices, int num_nodes, SymInt num_src)"
-    " -> (Tensor, Tensor, Tensor)", compact, fake=_fake, gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_sampling",
-    cuda="gpu_compact", keeps_tables=True, makes=Makes("num_src", rows=None), padded_ids="batch",
+    " -> (Tensor, Tensor, Tensor)", compact, fake=_fake, cpu="cpu_sampling", cuda="gpu_compact", keeps_tables=True,
+    makes=Makes("num_src", rows=None), padded_ids="batch",
 )  # fmt: skip

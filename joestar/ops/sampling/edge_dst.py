@@ -1,9 +1,9 @@
-"""``joestar::edge_dst``: rows of edges; offsets of rows."""
+"""``joestar::edge_dst`` and ``joestar::out_degrees``: rows of edges, edges of sources; offsets of rows."""
 
 import torch
 from torch import Tensor
 
-from joestar.ops.registry import NO_GRADIENT, Padding, define
+from joestar.ops.registry import CSC, define_structural
 
 
 def offsets(degrees: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
@@ -28,8 +28,18 @@ def valid_edges(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return src, edge_dst(indptr, count, src)
 
 
-define(
+def out_degrees(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
+    """Edges leaving every source, int64 ``[num_src]``."""
+    src, _ = valid_edges(indptr, indices)
+    return torch.zeros(num_src, dtype=torch.int64, device=indptr.device).index_add(0, src, torch.ones_like(src))
+
+
+define_structural(
     "edge_dst(Tensor indptr, SymInt num_edges, Tensor like) -> Tensor", edge_dst,
-    fake=lambda indptr, num_edges, like: like.new_empty((num_edges,)), gradient=NO_GRADIENT, padding=Padding.SAFE,
-    cpu="cpu_sampling", cuda="gpu_structure", padded_ids="batch",
+    fake=lambda indptr, num_edges, like: like.new_empty((num_edges,)), cpu="cpu_sampling", cuda="gpu_structure",
+    padded_ids="batch",
+)  # fmt: skip
+define_structural(
+    f"out_degrees({CSC}, SymInt num_src) -> Tensor", out_degrees,
+    fake=lambda indptr, indices, num_src: indptr.new_empty((num_src,)), cpu="cpu_sampling", cuda="gpu_structure",
 )  # fmt: skip

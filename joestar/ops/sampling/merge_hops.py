@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.ops import shapes
-from joestar.ops.registry import NO_GRADIENT, Makes, Padding, define
+from joestar.ops.registry import Makes, define_structural
 from joestar.ops.sampling.edge_dst import offsets
 
 
@@ -54,8 +54,8 @@ def _fake(indptrs, values, row_ids, starts, num_edges):
     return made, values[0].new_empty((shapes.bound(num_edges),)), shapes.count(row_ids)
 
 
-define(
+define_structural(
     "merge_hops(Tensor[] indptrs, Tensor[] values, Tensor row_ids, Tensor[] starts, SymInt num_edges)"
-    " -> (Tensor, Tensor, Tensor)", merge_hops, fake=_fake, gradient=NO_GRADIENT, padding=Padding.SAFE,
-    makes=Makes("num_edges", rows="row_ids"), padded_ids="batch",
+    " -> (Tensor, Tensor, Tensor)", merge_hops, fake=_fake, makes=Makes("num_edges", rows="row_ids"),
+    padded_ids="batch",
 )  # fmt: skip

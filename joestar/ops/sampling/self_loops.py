@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from joestar.ops.registry import CSC, DSTS, NO_GRADIENT, Padding, define
+from joestar.ops.registry import CSC, DSTS, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst, offsets, valid_edges
 
 
@@ -82,17 +82,15 @@ def _sampled_fake(indptr, indices, dsts, dst_count):
     return torch.empty_like(indptr), indices.new_empty((indices.shape[0] + indptr.shape[0] - 1,))
 
 
-define(
-    f"add_self_loops({CSC}, Tensor dst_count) -> (Tensor, Tensor)", add_self_loops, fake=_fake, gradient=NO_GRADIENT,
-    padding=Padding.SAFE, cpu="cpu_sampling", cuda="gpu_structure", loops="some", padded_ids="batch",
+define_structural(
+    f"add_self_loops({CSC}, Tensor dst_count) -> (Tensor, Tensor)", add_self_loops, fake=_fake, cpu="cpu_sampling",
+    cuda="gpu_structure", loops="some", padded_ids="batch",
 )  # fmt: skip
-define(
+define_structural(
     f"block_self_loops({CSC}, Tensor sources, {DSTS}, SymInt num_src) -> (Tensor, Tensor, Tensor)", block_self_loops,
-    fake=_block_fake, gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_sampling", cuda="gpu_structure",
-    loops="some", padded_ids="batch",
+    fake=_block_fake, cpu="cpu_sampling", cuda="gpu_structure", loops="some", padded_ids="batch",
 )  # fmt: skip
-define(
+define_structural(
     f"sampled_self_loops({CSC}, {DSTS}) -> (Tensor, Tensor)", sampled_self_loops, fake=_sampled_fake,
-    gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_sampling", cuda="gpu_structure", loops="some",
-    padded_ids="graph",
+    cpu="cpu_sampling", cuda="gpu_structure", loops="some", padded_ids="graph",
 )  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.ops import shapes
-from joestar.ops.registry import NO_GRADIENT, Makes, Padding, define
+from joestar.ops.registry import Makes, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst, offsets
 from joestar.ops.sampling.weighted_sample import fitted
 
@@ -33,9 +33,8 @@ def _fake(sub_indptr, sub_indices, row_ids, srcs, src_count, num_edges):
     )
 
 
-define(
+define_structural(
     "slice_rows(Tensor sub_indptr, Tensor sub_indices, Tensor row_ids, Tensor srcs, Tensor src_count,"
-    " SymInt num_edges) -> (Tensor, Tensor, Tensor)", slice_rows, fake=_fake, gradient=NO_GRADIENT,
-    padding=Padding.SAFE, cpu="cpu_weighted", cuda="gpu_weighted", makes=Makes("num_edges", rows="row_ids"),
-    padded_ids="batch",
+    " SymInt num_edges) -> (Tensor, Tensor, Tensor)", slice_rows, fake=_fake, cpu="cpu_weighted", cuda="gpu_weighted",
+    makes=Makes("num_edges", rows="row_ids"), padded_ids="batch",
 )  # fmt: skip

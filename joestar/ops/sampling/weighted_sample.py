@@ -6,9 +6,9 @@ from torch import Tensor
 from joestar.ops import shapes
 from joestar.ops.hashing import absorb, draw, key_state, row_state
 from joestar.ops.race import NEVER, race_key
-from joestar.ops.registry import DRAWS, HASHED, NO_GRADIENT, Makes, Padding, define
+from joestar.ops.registry import DRAWS, HASHED, Makes, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst, offsets
-from joestar.ops.sampling.positions import hashed
+from joestar.ops.sampling.sample_cols import hashed
 
 
 def fitted(values: Tensor, size: int) -> Tensor:
@@ -80,9 +80,8 @@ def _fake(indptr, weight, row_ids, row_count, sliced, k, replace, key, site, num
     return sub_indptr, indptr.new_empty((shapes.bound(num_edges),)), shapes.count(indptr)
 
 
-define(
+define_structural(
     "weighted_sample(Tensor indptr, Tensor weight, Tensor row_ids, Tensor row_count, bool sliced, "
     f"{DRAWS}, SymInt num_edges, {HASHED}) -> (Tensor, Tensor, Tensor)", weighted_sample, fake=_fake,
-    gradient=NO_GRADIENT, padding=Padding.SAFE, cpu="cpu_weighted", cuda="gpu_weighted",
-    makes=Makes("num_edges", rows="row_ids"), padded_ids="graph",
+    cpu="cpu_weighted", cuda="gpu_weighted", makes=Makes("num_edges", rows="row_ids"), padded_ids="graph",
 )  # fmt: skip
