@@ -105,7 +105,7 @@ class Bench:
         from joestar.profile.sizes import step_key
         from joestar.profile.tuner import Candidate
         from joestar.runtime.seeds import shuffled
-        from joestar.runtime.tuning import StepTimer, Variants, untouched
+        from joestar.runtime.tuning import StepTimer, Variants, state_restored
 
         graph = self.graph(cell, cell.width if cell.where == "first" else 16)
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ class Bench:
             taken: Candidate(((sites[-1].key, taken),), trainer.executor.slack) for taken in (UPDATE, AGGREGATE)
         }
         found = dict.fromkeys(candidates, math.inf)
-        with untouched(trainer):
+        with state_restored(trainer):
             for candidate in candidates.values():
                 timer.milliseconds(candidate, 0)
             with self.alone():

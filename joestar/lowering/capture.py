@@ -63,7 +63,7 @@ class Captured:
     differentiable: bool = True
 
 
-def size_hints(num_sizes: int) -> list[int]:
+def distinct_sizes(num_sizes: int) -> list[int]:
     """Distinct, growing stand-ins for the sizes of the sets, so that an input integer can be told by its value."""
     return [1009 + 1013 * position for position in range(num_sizes)]
 
@@ -122,7 +122,7 @@ def _capture(
     device = seeds_like.device
     seeds = torch.zeros(SEEDS_HINT, dtype=seeds_like.dtype, device=device)
     key = torch.zeros(3, dtype=torch.int64, device=device)
-    hints = size_hints(len(labels))
+    hints = distinct_sizes(len(labels))
     carriers = [torch.empty(hint, 0, device=device, dtype=torch.float32) for hint in hints]
     for dynamic in (seeds, *carriers):
         dynamo.mark_dynamic(dynamic, 0)
