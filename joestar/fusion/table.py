@@ -8,38 +8,22 @@ import torch
 from torch import fx
 
 from joestar.errors import ConfigError, VerificationError
-from joestar.fusion import (
+from joestar.fusion.aggregate import (
     aggregate_update,
-    attention,
     backward_format,
-    bias,
     bias_on_read,
-    bias_relu,
-    cse,
-    dce,
     dropout_aggregate,
-    edge_map_reduce,
-    extract_select,
-    factor_aggregate,
-    gather_aggregate,
-    gather_attention,
-    gather_update,
-    hoist,
-    join_together,
     kept_bits,
-    multi_aggregate,
-    narrow_linear,
-    overlap,
     own_aggregate,
-    relu_dropout,
-    row_factors,
-    sample_gather_aggregate,
-    sample_structural,
-    segments,
-    simplify,
-    spmm_gemm_order,
 )
+from joestar.fusion.backend import overlap
+from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
+from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout
+from joestar.fusion.edges import attention, edge_map_reduce, segments
+from joestar.fusion.gather import gather_aggregate, gather_attention, gather_update, multi_aggregate
+from joestar.fusion.order import factor_aggregate, row_factors, spmm_gemm_order
+from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural
 from joestar.lowering.inputs import Input
 from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from joestar.graph_api.block import Block
-from joestar.ops import edge_sets  # noqa: F401  (registers merge_hops and append_loops)
 
 
 class Subgraph(Block):

@@ -6,14 +6,23 @@ import operator
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_leaves
 
 from joestar.errors import CaptureError, VerificationError
 from joestar.lowering import fakes
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import same_shape, same_size
+from joestar.torch_private import (
+    FakeTensor,
+    OpOverload,
+    free_unbacked_symbols,
+    set_grad_enabled,
+    sym_cos,
+    sym_log2,
+    sym_sin,
+    sym_sqrt,
+    sym_tanh,
+    tree_leaves,
+)
 
 NAMESPACES = ("aten", "joestar")
 _SYMBOLIC = {
@@ -21,9 +30,9 @@ _SYMBOLIC = {
     operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.getitem,
     operator.lshift, operator.rshift, operator.and_, operator.or_, builtins.abs, builtins.round, operator.abs,
     math.ceil, math.floor, math.trunc, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not,
-    torch.sym_sum, torch._sym_sqrt, torch._sym_log2, torch._sym_cos, torch._sym_sin, torch._sym_tanh,
+    torch.sym_sum, sym_sqrt, sym_log2, sym_cos, sym_sin, sym_tanh,
 }  # fmt: skip
-_GRAD_MODE = {torch._C._set_grad_enabled}
+_GRAD_MODE = {set_grad_enabled}
 _TO_HOST = {
     torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default,
     torch.ops.aten.is_nonzero.default, torch.ops.aten.allclose.default,
@@ -32,7 +41,7 @@ _TO_HOST = {
 
 def namespace(node: fx.Node) -> str:
     """Namespace of the op a node calls (``aten``, ``joestar``), or an empty string."""
-    return node.target.namespace if isinstance(node.target, torch._ops.OpOverload) else ""
+    return node.target.namespace if isinstance(node.target, OpOverload) else ""
 
 
 def foreign_nodes(gm: fx.GraphModule) -> list[fx.Node]:
@@ -106,7 +115,7 @@ def verify_fakes(gm: fx.GraphModule, stage: str) -> None:
     for node, what in fakes.strangers(gm.graph):
         raise VerificationError(
             f"{stage} left node {node.name} with {what} for a value; expected a fake tensor of the graph's mode. "
-            "Make values by running the op on those of its arguments (fusion.emit.emit, lowering.fakes.run)."
+            "Make values by running the op on those of its arguments (fusion.match.emit.emit, lowering.fakes.run)."
         )
 
 
