@@ -11,6 +11,7 @@ from joestar.ops import (  # noqa: F401
     library,
     multi_aggregate,
     row_autocast,
+    segment,
     side_by_side,
 )
 from joestar.ops.fused import sample_aggregate
