@@ -44,6 +44,8 @@ from joestar.kernels.gpu_join import join_columns_all, split_columns, split_colu
 from joestar.kernels.gpu_multi import multi_aggregate, multi_aggregate_grad
 from joestar.kernels.gpu_place import place_structure
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
+from joestar.kernels.gpu_segment import segment
+from joestar.kernels.gpu_segment_grad import segment_grad
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.kernels.gpu_step import finish_step, overflow, take_batch
@@ -111,6 +113,8 @@ __all__ = [
     "scatter_src",
     "scatter_src_transposed",
     "sddmm",
+    "segment",
+    "segment_grad",
     "slice_cols",
     "slice_rows",
     "split_columns",
