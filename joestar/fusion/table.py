@@ -37,6 +37,7 @@ from joestar.fusion import (
     sample_structural,
     segments,
     simplify,
+    softmax_aggregate,
     spmm_gemm_order,
 )
 from joestar.fusion.context import PassContext
@@ -98,6 +99,7 @@ PASSES = (
     Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("narrow-linear", narrow_linear.run),
     Pass("attention", attention.run),
+    Pass("softmax-aggregate", softmax_aggregate.run),
     Pass("edge-map-reduce", edge_map_reduce.run),
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),

@@ -115,7 +115,8 @@ def _results(program: SegmentProgram) -> dict:
         weighed.append(sum(w >= 0 for w in weighed) if result[0] == "softmax" else -1)
     return {
         "WEIGHED": tuple(weighed), "TOPS": tuple(len(weighed) + 2 * w for w in weighed),
-        "TOTALS": tuple(len(weighed) + 2 * w + 1 for w in weighed), "SCORES": tuple(result[1] for result in program.results),
+        "TOTALS": tuple(len(weighed) + 2 * w + 1 for w in weighed),
+        "SCORES": tuple(result[1] for result in program.results),
         "VALUES": tuple(result[-1] for result in program.results),
         "MEANS": tuple(int(result[0] == "mean") for result in program.results),
         "OF_RESULTS": tuple(map(program.size_of, program.results)),
