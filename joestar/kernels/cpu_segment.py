@@ -36,7 +36,7 @@ class _Block:
         self.heads, self.width = heads, width // heads
         self.rows = slice(top, bottom)
         first, last = int(indptr[top]), int(indptr[bottom])
-        self.edges, self.src = slice(first, last), indices[first:last]
+        self.edges, self.src = slice(first, last), indices[first:last].long()  # index_add_ is slow with int32
         self.offsets = indptr[top : bottom + 1] - first
         self.count = last - first
         degrees = self.offsets[1:] - self.offsets[:-1]
