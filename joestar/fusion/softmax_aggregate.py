@@ -130,13 +130,15 @@ def _match(chain: _Chain, context) -> tuple | Reject:
         return Reject("coefficients are neither one per head nor one per column")
     if width > _WIDEST_HEAD:
         return Reject(f"heads of {width} columns are too wide for one program")
+    if not _fits_rows(chain, heads * width) and context.depends_on_grad(chain.rows):
+        return Reject("heads share rows that need gradients")
     spmm, score = chain.spmm, chain.softmax.args[1]
     region = SegmentRegion(score, (spmm.args[0], None if chain.rows is None else spmm.args[1]), heads, width)
     products = [(node, part) for node in chain.readers - {spmm} for part in node.args[:2]]
     if any(region.size(x) is None for x in chain.factors) or any(region.kind(*pair) != "value" for pair in products):
         return Reject("a factor of the coefficients is no value of the edges")
     refused = region.grow([score, *chain.factors], {*chain.readers, chain.softmax}, context)
-    return refused or (region, region.value(score))
+    return (region, region.value(score)) if refused is None else refused
 
 
 def _unfit(chain: _Chain) -> str:
@@ -168,7 +170,7 @@ def _split(chain: _Chain) -> tuple[int, int]:
     """(heads, columns of each): the coefficients are one per head, or one per column of a single head; 0 if neither."""
     spmm, score = chain.spmm, row_size(chain.softmax)
     columns = row_size(spmm)
-    if score is None or columns is None or (chain.rows is not None and row_size(chain.rows) != columns):
+    if score is None or columns is None or not (_fits_rows(chain, columns) or _is_shared(chain, columns)):
         return 0, 0
     heads = tuple(spmm.meta["val"].shape[1:2])
     if chain.dropout is not None and chain.dropout.meta["val"].dim() != 2:
@@ -177,6 +179,16 @@ def _split(chain: _Chain) -> tuple[int, int]:
         return (1, columns) if chain.dropout is None else (columns, 1)
     by_heads = score == 1 or (heads and same_size(heads[0], score) and columns % score == 0)
     return (score, columns // score) if by_heads else (0, 0)
+
+
+def _fits_rows(chain: _Chain, columns: int) -> bool:
+    return chain.rows is None or row_size(chain.rows) == columns
+
+
+def _is_shared(chain: _Chain, columns: int) -> bool:
+    """Whether all heads read the same rows ``[N, 1, D]``."""
+    rows = tuple(chain.rows.meta["val"].shape[1:])
+    return len(rows) == 2 and rows[0] == 1 and rows[1] * row_size(chain.softmax) == columns
 
 
 def _chosen(chain: _Chain, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
@@ -210,8 +222,8 @@ def _value(graph: fx.Graph, chain: _Chain, region: SegmentRegion):
     """The product of what the coefficients weigh, and of their mask."""
     parts = [region.value(factor) for factor in chain.factors]
     if chain.rows is not None:
-        parts.append(region.leaf("src" if row_size(chain.rows) == region.heads * region.width else "src_head",
-                                 behind(chain.rows)))  # fmt: skip
+        shared = not _fits_rows(chain, region.heads * region.width)
+        parts.append(region.leaf("src_row" if shared else "src", behind(chain.rows)))
     value = parts[-1]
     for part in parts[:-1]:
         value = region.step("mul", value, part)

@@ -46,6 +46,8 @@ class _Block:
     def leaf(self, kind: str, tensors: tuple[Tensor, ...], wide: torch.dtype) -> Tensor:
         """The value of a leaf."""
         first, shape = tensors[0], (-1, self.heads, self.width if SIZES[kind] == FULL else 1)
+        if kind == "src_row":
+            shape = (-1, 1, self.width)
         if kind.startswith(("src", "dst")):
             value = torch.index_select(first, 0, self.src if kind.startswith("src") else self.dst)
         elif kind == "bits":

@@ -71,7 +71,9 @@ def _segment(
     i = tile(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
     head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
-    held = held_leaves(leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, WIDTH, ACC)
+    held = held_leaves(
+        leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, HEAD_WIDTH, WIDTH, ACC
+    )
     sums = zeros(OF_RESULTS, 0, ROWS, TALL, BLOCK, ACC)
     tops = zeros(OF_SCORES, float("-inf"), ROWS, TALL, BLOCK, ACC)
     totals = zeros(OF_SCORES, 0, ROWS, TALL, BLOCK, ACC)
@@ -85,7 +87,21 @@ def _segment(
             if FROM_SRC:
                 source = tl.load(indices + e, e < end, 0).to(tl.int64)
             leaf = edge_leaves(
-                leaves, e, source, e < end, head, column, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, WIDTH
+                leaves,
+                e,
+                source,
+                e < end,
+                head,
+                column,
+                inside,
+                KINDS,
+                PLACES,
+                COLUMNS,
+                "dst",
+                HEADS,
+                HEAD_WIDTH,
+                WIDTH,
+                BLOCK,
             )
             loaded = loaded + (leaf,)  # noqa: RUF005
         for j in tl.static_range(AHEAD):

@@ -103,7 +103,7 @@ def _segment_grad_dst(
         i = at_tile * ROWS + tl.arange(0, ROWS)[:, None, None]
         start, end = row_edges(indptr, None, None, i, n)
         held = held_leaves(
-            leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, WIDTH, ACC
+            leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, HEAD_WIDTH, WIDTH, ACC
         )
         longest = tl.max(end - start)
         sums = zeros(OF_DSTS, 0, ROWS, TALL, BLOCK, ACC)
@@ -116,7 +116,21 @@ def _segment_grad_dst(
                 if FROM_SRC:
                     source = tl.load(indices + e, e < end, 0).to(tl.int64)
                 leaf = edge_leaves(
-                    leaves, e, source, e < end, head, column, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, WIDTH
+                    leaves,
+                    e,
+                    source,
+                    e < end,
+                    head,
+                    column,
+                    inside,
+                    KINDS,
+                    PLACES,
+                    COLUMNS,
+                    "dst",
+                    HEADS,
+                    HEAD_WIDTH,
+                    WIDTH,
+                    BLOCK,
                 )
                 loaded = loaded + (leaf,)  # noqa: RUF005
             for j in tl.static_range(AHEAD):
@@ -171,7 +185,9 @@ def _segment_grad_src(
     s = tile(ROWS)
     known = s < num_src
     head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
-    held = held_leaves(leaves, s, head, column, known, inside, KINDS, PLACES, COLUMNS, "src", HEADS, WIDTH, ACC)
+    held = held_leaves(
+        leaves, s, head, column, known, inside, KINDS, PLACES, COLUMNS, "src", HEADS, HEAD_WIDTH, WIDTH, ACC
+    )
     sums = zeros(OF_SRCS, 0, ROWS, TALL, BLOCK, ACC)
     at = tl.load(first + s, known, -1)
     last = at
@@ -186,7 +202,9 @@ def _segment_grad_src(
         else:
             e, row = tl.load(order + at, valid, 0), link.to(tl.int64)
             at += 1
-        loaded = edge_leaves(leaves, e, row, valid, head, column, inside, KINDS, PLACES, COLUMNS, "src", HEADS, WIDTH)
+        loaded = edge_leaves(
+            leaves, e, row, valid, head, column, inside, KINDS, PLACES, COLUMNS, "src", HEADS, HEAD_WIDTH, WIDTH, BLOCK
+        )
         values = leaf_values(held, loaded, KINDS, COLUMNS, "src", ACC)
         values = run_steps(values, inside, NAMES, READ, NUMBERS, ACC)
         sums = _added(sums, values, loaded, valid, SRCS, NOTHING, RESULTS)

@@ -114,7 +114,7 @@ def _step(
 def _held_leaf(
     leaves, i, head, column, used, inside,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, L: tl.constexpr, OWN: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """What stays the same for all edges of rows ``i``: a tuple per leaf, weights before the bias."""
     KIND: tl.constexpr = KINDS[L]
@@ -131,6 +131,9 @@ def _held_leaf(
     elif KIND == OWN + "_head":
         at = leaf + i.to(tl.int64) * HEADS + head
         held = held + (tl.load(at, used & (head < HEADS), 0).to(ACC),)  # noqa: RUF005
+    elif KIND == OWN + "_row":
+        lane = column - head * HEAD_WIDTH
+        held = held + (tl.load(leaf + i.to(tl.int64) * HEAD_WIDTH + lane, used & inside, 0).to(ACC),)  # noqa: RUF005
     elif KIND == "narrow" or KIND == "narrow_plain":
         at = tl.program_id(2) * WIDTH + column + 0 * i  # as if they were rows, to be where rows are; the id is 0
         for k in tl.static_range(COUNT):
@@ -144,12 +147,14 @@ def _held_leaf(
 def held_leaves(
     leaves, i, head, column, used, inside,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, ACC: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``_held_leaf`` of all; rows ``i`` ``[ROWS, 1, 1]`` are read where ``used``."""
     held = ()
     for leaf in tl.static_range(len(KINDS)):
-        own = _held_leaf(leaves, i, head, column, used, inside, KINDS, PLACES, COLUMNS, leaf, OWN, HEADS, WIDTH, ACC)
+        own = _held_leaf(
+            leaves, i, head, column, used, inside, KINDS, PLACES, COLUMNS, leaf, OWN, HEADS, HEAD_WIDTH, WIDTH, ACC
+        )
         held = held + (own,)  # noqa: RUF005
     return held
 
@@ -158,7 +163,7 @@ def held_leaves(
 def _edge_leaf(
     leaves, e, other, valid, head, column, inside,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, L: tl.constexpr, OWN: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What an edge ``e`` ``[ROWS, 1, 1]`` brings along, its other end being row ``other``: a tuple per leaf."""
     KIND: tl.constexpr = KINDS[L]
@@ -166,8 +171,11 @@ def _edge_leaf(
     leaf = leaves[PLACES[L]]
     known = valid & (head < HEADS)
     loaded = ()
-    if KIND == OWN or KIND == OWN + "_head":
+    if KIND == OWN or KIND == OWN + "_head" or KIND == OWN + "_row":
         loaded = ()
+    elif KIND == "src_row":
+        lane = tl.arange(0, BLOCK)[None, None, :]
+        loaded = loaded + (tl.load(leaf + other * HEAD_WIDTH + lane, valid & (lane < HEAD_WIDTH), 0),)  # noqa: RUF005
     elif KIND == "src" or KIND == "dst":
         loaded = loaded + (tl.load(leaf + other * WIDTH + column, valid & inside, 0),)  # noqa: RUF005
     elif KIND == "src_head" or KIND == "dst_head":
@@ -191,12 +199,15 @@ def _edge_leaf(
 def edge_leaves(
     leaves, e, other, valid, head, column, inside,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``_edge_leaf`` of all, in the dtype of the leaves; 0 where not ``valid``."""
     loaded = ()
     for leaf in tl.static_range(len(KINDS)):
-        own = _edge_leaf(leaves, e, other, valid, head, column, inside, KINDS, PLACES, COLUMNS, leaf, OWN, HEADS, WIDTH)
+        own = _edge_leaf(
+            leaves, e, other, valid, head, column, inside, KINDS, PLACES, COLUMNS, leaf, OWN, HEADS, HEAD_WIDTH, WIDTH,
+            BLOCK,
+        )  # fmt: skip
         loaded = loaded + (own,)  # noqa: RUF005
     return loaded
 
@@ -207,7 +218,7 @@ def _leaf_value(
 ):
     KIND: tl.constexpr = KINDS[L]
     COUNT: tl.constexpr = COLUMNS[L]
-    if KIND == "vector" or KIND == "vector_head" or KIND == OWN or KIND == OWN + "_head":
+    if KIND == "vector" or KIND == "vector_head" or KIND == OWN or KIND == OWN + "_head" or KIND == OWN + "_row":
         return held[L][0]
     elif KIND == "narrow" or KIND == "narrow_plain":
         value = loaded[L][0].to(ACC) * held[L][0]

@@ -39,12 +39,13 @@ ONE, HEAD, FULL = 0, 1, 2
 """Sizes of values: a number per edge, per head, per column."""
 
 SIZES = {
-    **dict.fromkeys(LEAVES, FULL), "scalar": ONE,
+    **dict.fromkeys(LEAVES, FULL), "src_row": FULL, "scalar": ONE,
     "src_head": HEAD, "dst_head": HEAD, "edge_head": HEAD, "vector_head": HEAD, "bits": HEAD,
 }  # fmt: skip
-"""Kinds of leaves: those of edge programs, and such with a number per head: ``src_head`` ``[N, H]``, ``dst_head``
-``[num_dst, H]``, ``edge_head`` ``[E, H]``, ``vector_head`` ``[H]``, and ``bits``, int32 ``[E, ceil(H / 32)]``, whose
-value is 1 where a head's bit is set and 0 elsewhere."""
+"""Kinds of leaves: those of edge programs; ``src_row`` ``[N, D]``, rows that all heads read, without a gradient; and
+such with a number per head: ``src_head`` ``[N, H]``, ``dst_head`` ``[num_dst, H]``, ``edge_head`` ``[E, H]``,
+``vector_head`` ``[H]``, and ``bits``, int32 ``[E, ceil(H / 32)]``, whose value is 1 where a head's bit is set, else 0.
+"""
 
 ACROSS = ("dot", "total", "spread")
 """Steps between sizes."""
@@ -100,7 +101,7 @@ class SegmentProgram:
     def has_heads(self) -> bool:
         """Whether anything depends on how columns are split into heads."""
         sizes = {*self.sizes, *map(self.size_of, self.results)}
-        return HEAD in sizes or any(step[0] in ACROSS for step in self.steps)
+        return HEAD in sizes or "src_row" in self.leaves or any(step[0] in ACROSS for step in self.steps)
 
     def __str__(self) -> str:
         lines = (" ".join(self.leaves), *map(_text, self.steps))
@@ -175,6 +176,8 @@ def groups_of(kinds: Sequence[str], tensors: Sequence) -> list[tuple]:
 def width_of(program: SegmentProgram, tensors: Sequence, heads: int):
     """W: the columns of the leaves; ``heads`` where none has any."""
     for kind, (*_, last) in zip(program.leaves, groups_of(program.leaves, tensors), strict=True):
+        if kind == "src_row":
+            return last.shape[1] * heads
         if SIZES[kind] == FULL:
             return last.shape[0] if kind in ("vector", "narrow") else last.shape[0 if kind == "narrow_plain" else 1]
     return heads
@@ -199,14 +202,14 @@ def check_segment(program: SegmentProgram, tensors: Sequence, heads: int, num_ds
             _require(tensor.dtype == own, f"{'bits' if kind == 'bits' else 'leaves'} of {own}", str(tensor.dtype))
         dims = {"vector": (1,), "vector_head": (1,), "scalar": (1, 2)}.get(kind, (2,))
         _require(first.dim() in dims, f"a tensor of {dims[-1]} dimensions for {kind!r}", str(list(first.shape)))
-        if kind in ("src", "src_head"):
+        if kind.startswith("src"):
             num_src = first.shape[0] if num_src is None else num_src
     width = width_of(program, tensors, heads)
     _require(heads >= 1 and width % heads == 0, f"columns in {heads} heads", str(width))
     shapes = {
         "src": (num_src, width), "dst": (num_dst, width), "edge": (num_edges, width), "vector": (width,),
         "src_head": (num_src, heads), "dst_head": (num_dst, heads), "edge_head": (num_edges, heads),
-        "vector_head": (heads,), "bits": (num_edges, -(-heads // 32)),
+        "vector_head": (heads,), "bits": (num_edges, -(-heads // 32)), "src_row": (num_src, width // heads),
     }  # fmt: skip
     for kind, (first, *others) in zip(program.leaves, groups_of(program.leaves, tensors), strict=True):
         shape, came = tuple(first.shape), ", ".join(str(list(tensor.shape)) for tensor in (first, *others))
@@ -223,12 +226,12 @@ def check_segment(program: SegmentProgram, tensors: Sequence, heads: int, num_ds
 
 
 def check_segment_wanted(program: SegmentProgram, tensors: Sequence, wanted: Sequence[bool]) -> tuple[bool, ...]:
-    """Per leaf whether any of its tensors wants a gradient; ``ValueError`` where bits or narrow features do."""
+    """Per leaf whether any of its tensors wants a gradient; ``ValueError`` where it has none."""
     _require(len(wanted) == len(tensors), f"wanted of {len(tensors)} tensors", str(len(wanted)))
     asked = groups_of(program.leaves, wanted)
     for kind, (first, *_) in zip(program.leaves, asked, strict=True):
         _require(not (first and "narrow" in kind), "no gradient of narrow features", "one; make them an edge leaf")
-        _require(not (first and kind == "bits"), "no gradient of bits", "one")
+        _require(not (first and kind in ("bits", "src_row")), f"no gradient of {kind}", "one")
     return tuple(any(group) for group in asked)
 
 

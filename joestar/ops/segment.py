@@ -85,6 +85,8 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
 def _leaf(kind: str, tensors: tuple, src: Tensor, dst: Tensor, sizes: tuple[int, int], wide: torch.dtype) -> Tensor:
     first, *rest = (t if t.dtype == torch.int32 else t.to(wide) for t in tensors)
     shape = (-1, sizes[0], sizes[1] if SIZES[kind] == FULL else 1)
+    if kind == "src_row":
+        return first[src][:, None]
     if kind == "bits":
         return unpacked(first[: src.numel()], sizes[0]).to(wide).view(shape)
     if kind.startswith(("src", "dst")):
@@ -178,7 +180,7 @@ def _backward(ctx, grads):
 register_autograd("joestar::segment", _backward, setup_context=_setup)
 
 
-_ORDER = (("src", "src_head"), ("dst", "edge", "dst_head", "edge_head"), ("narrow", "narrow_plain"))
+_ORDER = (("src", "src_row", "src_head"), ("dst", "edge", "dst_head", "edge_head"), ("narrow", "narrow_plain"))
 """Kinds of leaves whose dtype counts under autocast, the first that there are."""
 
 

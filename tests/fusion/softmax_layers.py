@@ -4,11 +4,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from lowering.harness import NUM_FEATURES
 
 from joestar import fn
 
-from .edge_layers import HEADS, WIDTH, split
+from .edge_layers import WIDTH, split
 
 
 def _ends(block, h, own):
@@ -85,14 +84,30 @@ def looped(self, block, h, own):
 
 
 LAYERS = {
-    "dot product": (dot_product, ""),
-    "plain products": (plain_products, ""),
-    "additive": (additive, ""),
-    "of nodes": (of_nodes, ""),
-    "per column": (per_column, ""),
-    "one head": (one_head, ""),
-    "gated": (gated, ""),
-    "stored edges": (stored_edges, ""),
-    "self-loops": (looped, ""),
-}
+    "dot product": (
+        dot_product,
+        "src dst narrow src | add 0 2 | mul 4 1 | total 5 | mul_scalar 6 0.5773502691896258 | add 3 2"
+        " -> softmax 7 8, 2",
+    ),
+    "plain products": (
+        plain_products,
+        "src dst src bits | dot 0 1 | mul_scalar 4 0.5 | mul_scalar 3 1.4285714285714286 | mul 2 6 -> softmax 5 7, 2",
+    ),
+    "additive": (
+        additive,
+        "src dst narrow_plain vector | add 0 1 | add 4 2 | leaky_relu 5 0.2 | mul 6 3 | total 7 -> softmax 8 0, 2",
+    ),
+    "of nodes": (
+        of_nodes,
+        "narrow vector src_head dst_head src | mul 0 1 | total 5 | add 2 3 | add 7 6 | leaky_relu 8 0.2"
+        " -> softmax 9 4, 2",
+    ),
+    "per column": (per_column, "src vector | mul 0 1 -> softmax 2 0, 1"),
+    "one head": (
+        one_head, "src dst scalar src | mul 0 1 | total 4 | tanh 5 | add 6 2 | mul 3 2 -> softmax 7 8, 1",
+    ),
+    "gated": (gated, "src dst vector | sub 0 1 | sigmoid 3 | mul 4 2 | total 5 | mul 4 0 -> softmax 6 7, 2"),
+    "stored edges": (stored_edges, "src dst edge | mul 0 1 | mul 3 2 | total 4 | add 0 2 -> softmax 5 6, 2"),
+    "self-loops": (looped, "src dst src | dot 0 1 -> softmax 3 2, 2"),
+}  # fmt: skip
 """Name -> (layer, the text of its program and its heads)."""

@@ -18,6 +18,7 @@ OF_NODES = (
     "src_head dst_head edge_head src vector_head scalar | add 0 1 | add 6 2 | leaky_relu 7 0.2 | mul 8 4 | mul 9 5"
     " -> softmax 10 3"
 )
+SHARED = "src_head dst_head src_row | add 0 1 | tanh 3 | mul 2 3 -> softmax 4 2, sum 5"
 SEVERAL = (
     "src scalar narrow_plain | mul 0 1 | tanh 1 | total 3 | maximum 5 4 | spread 6 | mul 7 2"
     " -> sum 8, mean 6, softmax 4 8, softmax 0 6"
@@ -27,6 +28,7 @@ PROGRAMS = {
     "additive": (ADDITIVE, 2, 3),
     "per column": (PER_COLUMN, 1, 5),
     "of nodes": (OF_NODES, 3, 2),
+    "shared rows": (SHARED, 3, 4),
     "several": (SEVERAL, 2, 3),
     "one head": (DOT, 1, 5),
     "heads of one column": (ADDITIVE, 3, 1),
@@ -77,6 +79,8 @@ def leaves_of(program: str, heads: int, width: int, s, dtype) -> list:
         if family in ("src", "dst", "edge"):
             rows = {"src": s.num_src, "dst": s.num_dst, "edge": edges}[family]
             out.append(values((rows, size), dtype, seed, s.edges if family == "edge" else None))
+        elif kind == "src_row":
+            out.append(values((s.num_src, width), dtype, seed))
         elif family == "vector":
             out.append(values((size,), dtype, seed))
         elif kind == "scalar":
@@ -95,7 +99,9 @@ def differentiable(program: str) -> list[bool]:
     """Which of the tensors may have a gradient."""
     out = []
     for kind in SegmentProgram.parse(program).leaves:
-        out += {"narrow": [False, True, True], "narrow_plain": [False, True], "bits": [False]}.get(kind, [True])
+        out += {"narrow": [False, True, True], "narrow_plain": [False, True], "bits": [False], "src_row": [False]}.get(
+            kind, [True]
+        )
     return out
 
 
