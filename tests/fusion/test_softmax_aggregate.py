@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering.harness import SEEDS, same, small_graph
+from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS, same, small_graph
 from torch import fx, nn
 
 import joestar
 from joestar import fn
+from joestar.bench.user_models import FOLDER, example
 from joestar.fusion import run_passes
 
 from .edge_layers import Net, graph, split
@@ -130,6 +131,24 @@ def test_gat_conv_with_edge_features():
     kept = "mul_scalar 3 1.4285714285714286 | mul 2 6"
     assert text == f"edge_head edge_head src_row bits | add 0 1 | leaky_relu 4 0.2 | {kept} -> softmax 5 7, 2"
     same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-10)
+
+
+LAYERS_OF = {"dot_attention": "mul", "softmax_aggregation": "per column", "gat_edges": "leaky_relu", "gatv2": "total"}
+
+
+@pytest.mark.parametrize("name", LAYERS_OF)
+def test_examples(name):
+    """Every layer is one op on a GPU; ``tests/examples`` compares losses, gradients and training with PyG's layers."""
+    module, data = example(FOLDER, name), small_graph()
+    options = module.prepare(data) if hasattr(module, "prepare") else {}
+    if options:
+        data.edata["f"] = data.edata["f"].double()
+    case = captured(module.Net(NUM_FEATURES, 8, 2, NUM_CLASSES, **options), (3, 2), graph=data)
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+    _, context = run_passes(gm, list(case.program.lowered_roles), device="cuda", sizes=case.program.sizes)
+    fired = [place.detail for place in context.places if place.pattern == PATTERN and place.fired]
+    assert len(fired) == len(programs(gm)) == 2 and all(LAYERS_OF[name] in detail for detail in fired)
+    assert count(gm, JOESTAR.edge_softmax.default) == 0
 
 
 # --- training ---
