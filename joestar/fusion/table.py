@@ -20,7 +20,7 @@ from joestar.fusion.backend import overlap
 from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
 from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout
-from joestar.fusion.edges import attention, edge_map_reduce, segments
+from joestar.fusion.edges import attention, edge_map_reduce, segments, softmax_aggregate
 from joestar.fusion.gather import gather_aggregate, gather_attention, gather_update, multi_aggregate
 from joestar.fusion.order import factor_aggregate, row_factors, spmm_gemm_order
 from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural
@@ -82,6 +82,7 @@ PASSES = (
     Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("narrow-linear", narrow_linear.run),
     Pass("attention", attention.run),
+    Pass("softmax-aggregate", softmax_aggregate.run),
     Pass("edge-map-reduce", edge_map_reduce.run),
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),

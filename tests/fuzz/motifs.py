@@ -139,6 +139,47 @@ def scores(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(fn.u_mul_e({rows}, {alpha}), "sum").flatten(1)', heads * width)
 
 
+def _score(code: Code, key: str, query: str, edge: str, heads: int, width: int) -> str:
+    """An expression of ``edges``, of any attention: products of ends, additive, gated, maybe with edge features."""
+    left = f'edges.src["{key}"]' + (f" + {edge}" if edge and code.chance(0.5) else "")
+    form = code.pick("dot", "additive", "gated", "per column")
+    if form == "dot":
+        return f'(({left}) * edges.dst["{query}"]).sum(-1) / {code.pick(2, 0.5)}'
+    if form == "additive":
+        bend = code.pick("F.leaky_relu({}, 0.2)", "{}.tanh()", "F.elu({})")
+        return f"({bend.format(f'({left} + edges.dst[{query!r}])')} * {code.parameter(1, heads, width)}).sum(-1)"
+    if form == "gated":
+        return f'(({left}).sigmoid() * edges.dst["{query}"].tanh()).sum(-1, keepdim=True).squeeze(-1)'
+    return f"({left}) * {code.parameter(1)}"
+
+
+def any_attention(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Softmax of any score, per head or per column, of plain or computed values, with or without loops and dropout."""
+    heads, width = code.pick(1, 2, 3), code.pick(2, 4)
+    key, query, value = (
+        code.let(f"{code.linear(h, heads * width)}.unflatten(1, ({heads}, {width}))") for _ in range(3)
+    )
+    edge, block = "", hop.name
+    if hop.edata:
+        narrow = code.own(f"nn.Linear(3, {heads * width}, bias={code.chance(0.5)})")
+        edge = code.let(f'{narrow}({hop.name}.edata["f"]).unflatten(1, ({heads}, {width}))')
+    elif code.chance(0.5):
+        block = code.let(f"{hop.name}.add_self_loops()")
+    score = _score(code, "k", "q", edge, heads, width)
+    ends = f'src={{"k": {key}}}, dst={{"q": {query}[: {hop.name}.num_dst]}}'
+    alpha = code.let(f"{block}.apply_edges(lambda edges: {score}, {ends})")
+    if "sum(-1" not in score:
+        rows = code.let(f"{block}.apply_edges(fn.copy_u({value}))")
+        alpha = code.let(f"{block}.edge_softmax({alpha}.flatten(1)).unflatten(1, ({heads}, {width}))")
+        return code.rows(f'{block}.pull(fn.copy_e({rows} * {alpha}), "sum").flatten(1)', heads * width)
+    alpha = code.let(f"{block}.edge_softmax({alpha})")
+    alpha = code.dropout(alpha) if code.chance(0.4) else alpha
+    if edge or code.chance(0.3):
+        rows = code.let(f"{block}.apply_edges(fn.copy_u({value})){f' + {edge}' if edge else ''}")
+        return code.rows(f'{block}.pull(fn.copy_e({rows} * {alpha}.unsqueeze(-1)), "sum").flatten(1)', heads * width)
+    return code.rows(f'{block}.pull(fn.u_mul_e({value}, {alpha}), "sum").flatten(1)', heads * width)
+
+
 def ordered_attention(code: Code, h: Rows, hop: Hop) -> Rows:
     """Attention whose product may follow the sum: its heads are split by ``unflatten``."""
     return attention(code, h, hop, "unflatten(-1, ({}, {}))")
@@ -221,6 +262,7 @@ def scattered(code: Code, h: Rows, hop: Hop) -> Rows:
 
 
 FUSED = {"message": "fused"}
+ATTENDED = {"softmax": "fused"}
 TOGETHER = {"reductions": "together"}
 READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
 
@@ -251,6 +293,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "sample-structural": [Motif(looped_sum)],
     "gather-update": [Motif(updated)],
     "attention": [Motif(attention), Motif(attention, inner=True)],
+    "softmax-aggregate": [Motif(any_attention, inner=inner, choices=ATTENDED) for inner in (False, True)],
     "edge-map-reduce": [
         *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),
         Motif(message, alone=True, choices=FUSED),

@@ -37,7 +37,7 @@ from torch import fx
 
 from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.edges.edge_region import Region, grow, tensors
-from joestar.fusion.match.emit import emit, name
+from joestar.fusion.match.emit import emit, erase_unread, name
 from joestar.fusion.match.gathers import destinations, gathers_rows, global_edges, readable_in_place
 from joestar.fusion.record import Reject
 
@@ -158,7 +158,7 @@ def _own_rows(graph: fx.Graph, gather: fx.Node) -> None:
             with graph.inserting_before(part):
                 own = emit(graph, part, _GATHER, gather.args[0], 0, dsts)
             part.replace_all_uses_with(own)
-            _erase(graph, part)
+            erase_unread(graph, part)
 
 
 # --- the rewrite ----------------------------------------------------------------------------------------------------
@@ -185,16 +185,6 @@ def _rewrite(graph: fx.Graph, node: fx.Node, region: Region, context) -> None:
     place = f"{program}, {reduce}{' of ' + gathers[0].args[0].name if gathers else ''}"
     context.fired(PATTERN, y, place)
     node.replace_all_uses_with(y)
-    _erase(graph, node)
+    erase_unread(graph, node)
     for gather in gathers:
         _own_rows(graph, gather)
-
-
-def _erase(graph: fx.Graph, node: fx.Node) -> None:
-    """Erases a node, and what is read no more then."""
-    waiting = {node}
-    while waiting:
-        unread = waiting.pop()
-        inputs = unread.all_input_nodes
-        graph.erase_node(unread)
-        waiting.update(source for source in inputs if source.op == "call_function" and not source.users)

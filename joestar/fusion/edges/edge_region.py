@@ -28,13 +28,13 @@ _WITH_NUMBER = {
     "add": lambda number: ("add_scalar", number), "sub": lambda number: ("add_scalar", -number),
     "mul": lambda number: ("mul_scalar", number), "div": lambda number: ("mul_scalar", 1 / number),
 }  # fmt: skip
-_VIEWS = {
+VIEWS = {
     _ATEN.view.default, _ATEN.reshape.default, _ATEN.unflatten.int, _ATEN.flatten.using_ints, _ATEN.unsqueeze.default,
     _ATEN.squeeze.dim,
 }  # fmt: skip
 _SMALLEST = 1e-30
 """Divisor that still has a reciprocal, in float32 as well."""
-_OF_BOTH = ("add", "sub", "mul", "div")
+OF_BOTH = ("add", "sub", "mul", "div")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Region:
         """Whether a node holds rows of the ends of the region's edges, or a step of both."""
         if node.target is not _SDDMM or node.args[:2] != self.edges or not self.is_full(node):
             return False
-        if node.args[4] not in ("copy_lhs", "copy_rhs", *_OF_BOTH):
+        if node.args[4] not in ("copy_lhs", "copy_rhs", *OF_BOTH):
             return False
         return all(_row_size(x) == self.width and _same_dtype(x, node) for x in node.args[2:4] if x is not None)
 
@@ -218,7 +218,7 @@ def _read_within(node: fx.Node, readers: set[fx.Node]) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    if node.target not in _VIEWS or tensor(node) is None or tensor(node.args[0]) is None:
+    if node.target not in VIEWS or tensor(node) is None or tensor(node.args[0]) is None:
         return False
     before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
     if min(len(before), len(after)) < 2 or not same_size(before[0], after[0]):
@@ -238,7 +238,7 @@ def _same_dtype(left: fx.Node, right: fx.Node) -> bool:
 
 def _operands(region: Region, node: fx.Node) -> dict[fx.Node, str] | None:
     """How the operands of a step take part in it; ``None`` if the node is no step of a program."""
-    steps = _steps(node) if region.is_full(node) else None
+    steps = steps_of(node) if region.is_full(node) else None
     if steps is None:
         return None
     operands = {part: _kind(region, node, part) for step in steps for part in step[1:] if isinstance(part, fx.Node)}
@@ -262,7 +262,7 @@ def _kind(region: Region, node: fx.Node, operand: fx.Node) -> str | None:
 # --- steps and leaves -----------------------------------------------------------------------------------------------
 
 
-def _steps(node: fx.Node) -> list[tuple] | None:
+def steps_of(node: fx.Node) -> list[tuple] | None:
     """(op, operands) of the steps that a node stands for; ``...`` is the value of the step before."""
     target, args = node.target, node.args
     if target in _BINARY and len(args) == 2:
@@ -304,7 +304,7 @@ def _is_number(value) -> bool:
 def _computed(region: Region, node: fx.Node, values: dict[fx.Node, Value]) -> Value:
     """Adds the steps of a node inside."""
     kinds, last = _operands(region, node), None
-    for op, *parts in _steps(node):
+    for op, *parts in steps_of(node):
         operands = []
         for part in parts:
             if part is ...:
@@ -326,15 +326,15 @@ def _loaded(region: Region, node: fx.Node, context) -> Value:
         _, _, src, dst, op = node.args
         ends = [region.leaf("src", behind_views(src))] if op != "copy_rhs" else []
         ends += [region.leaf("dst", behind_views(dst))] if op != "copy_lhs" else []
-        return region.step(op, *ends) if op in _OF_BOTH else ends[0]
-    product = _narrow(region, node, context)
+        return region.step(op, *ends) if op in OF_BOTH else ends[0]
+    product = edge_product(region, node, context)
     if product is not None:
         data, weight, bias = product
         return region.leaf("narrow_plain", data, weight) if bias is None else region.leaf("narrow", *product)
     return region.leaf("edge", node)
 
 
-def _narrow(region: Region, node: fx.Node, context) -> tuple | None:
+def edge_product(region: Region, node: fx.Node, context) -> tuple | None:
     """(edge data or their (table, ids), weight, bias or ``None``) of a product of few columns."""
     args = node.args
     if node.kwargs or not region.is_full(node):

@@ -88,3 +88,13 @@ def vector(graph: fx.Graph, like: fx.Node, factor: fx.Node, rows: fx.Node) -> fx
 def name(node: fx.Node) -> str:
     """What a node calls, for messages."""
     return str(node.target).removesuffix(".default")
+
+
+def erase_unread(graph: fx.Graph, node: fx.Node) -> None:
+    """Erases a node, and what is read no more then."""
+    waiting = {node}
+    while waiting:
+        unread = waiting.pop()
+        inputs = unread.all_input_nodes
+        graph.erase_node(unread)
+        waiting.update(source for source in inputs if source.op == "call_function" and not source.users)

@@ -17,7 +17,8 @@ place is a choice ``order:<weight>``, whose default is the cheaper one by an est
 of the traced batch.
 
 Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
-attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors.
+attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
+a product would come before an aggregation of messages of edges.
 """
 
 from dataclasses import dataclass, field
@@ -302,6 +303,8 @@ def _aggregated_rows(linear: fx.Node) -> fx.Node | Reject:
         return Reject(f"the aggregation is a {spmm.args[4]}")
     if spmm.meta["val"].dim() != 2:
         return Reject("the aggregated rows are no vectors")
+    if spmm.args[1].target is _ATEN.arange.default:
+        return Reject("messages of edges are aggregated, and there are more of these than results")
     return spmm if len(spmm.users) == 1 else Reject("the aggregated rows have another reader")
 
 

@@ -63,6 +63,10 @@ JITFunction.__getitem__ = compile_only
 
 from ops.database import OPS  # noqa: E402
 from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape, leaves_of  # noqa: E402
+from ops.segments import PROGRAMS  # noqa: E402
+from ops.segments import differentiable as segment_wanted  # noqa: E402
+from ops.segments import leaves_of as segment_leaves  # noqa: E402
+from ops.structures import Structure  # noqa: E402
 
 import joestar.kernels  # noqa: E402
 from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, tune  # noqa: E402
@@ -218,6 +222,20 @@ def messages(dtype: torch.dtype, width: int) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def segments(dtype: torch.dtype, heads: int, width: int) -> None:
+    """Segment programs of known layers; both orders of the sources."""
+    indices = torch.zeros(EDGES, dtype=torch.int32)
+    structure = Structure("large", INDPTR, indices, NODES, ROWS)
+    for name in PROGRAMS if EVERYTHING else ("dot", "of nodes"):
+        program = PROGRAMS[name][0]
+        args = (INDPTR, indices, segment_leaves(program, heads, width, structure, dtype), program, heads)
+        outputs = gpu.segment(*args)
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            gpu.segment_grad(*args, outputs, outputs, segment_wanted(program))
+        torch.use_deterministic_algorithms(False)
+
+
 def heads_of_one_row(dtype: torch.dtype) -> None:
     """Rows that several heads share."""
     indices, weight = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(EDGES, 4, dtype=dtype)
@@ -358,12 +376,16 @@ def main() -> None:
                     dense_products(dtype)
             messages(torch.float32, 100)
             messages(torch.bfloat16, 128)
+            segments(torch.float32, 4, 32)
+            segments(torch.float32, 1, 47)
+            segments(torch.bfloat16, 1, 128)
         else:
             structure(torch.int32)
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
             messages(torch.float32, 100)
+            segments(torch.float32, 4, 32)
             dense_products(torch.float32)
         wide_rows(torch.float32, WIDEST)
         feeding()
