@@ -29,6 +29,7 @@ from joestar.fusion import (
     kept_bits,
     multi_aggregate,
     narrow_linear,
+    number_factors,
     overlap,
     own_aggregate,
     relu_dropout,
@@ -37,6 +38,7 @@ from joestar.fusion import (
     sample_structural,
     segments,
     simplify,
+    split_update,
     spmm_gemm_order,
 )
 from joestar.fusion.context import PassContext
@@ -83,6 +85,8 @@ PASSES = (
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
     Pass("hoist", hoist.run, requires=CANONICAL),
     Pass("sample-structural", sample_structural.run, requires=CANONICAL),
+    Pass("number-factors", number_factors.run, requires=CANONICAL),
+    Pass("split-update", split_update.run, requires=CANONICAL),
     Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("multi-aggregate", multi_aggregate.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
