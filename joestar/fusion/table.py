@@ -40,6 +40,7 @@ from joestar.fusion import (
     simplify,
     split_update,
     spmm_gemm_order,
+    trim,
 )
 from joestar.fusion.context import PassContext
 from joestar.lowering.inputs import Input
@@ -83,6 +84,7 @@ PASSES = (
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("segments", segments.run, requires=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
+    Pass("trim", trim.run, requires=CANONICAL),
     Pass("hoist", hoist.run, requires=CANONICAL),
     Pass("sample-structural", sample_structural.run, requires=CANONICAL),
     Pass("number-factors", number_factors.run, requires=CANONICAL),

@@ -1,7 +1,7 @@
-"""Sets of edges made of other sets: the union of hops, and a set with one more loop per row.
+"""Sets of edges made of other sets: the union of hops, a set with one more loop per row, the edges of the first rows.
 
-``joestar::merge_hops`` and ``joestar::append_loops`` serve models that see a whole sample at once (``joestar.pyg``).
-Both are made of plain torch operations that need no size on the host.
+``joestar::merge_hops``, ``append_loops`` and ``first_rows`` serve models that see a whole sample at once
+(``joestar.pyg``). They are made of plain torch operations that need no size on the host.
 """
 
 import torch
@@ -77,6 +77,21 @@ def append_loops(indptr: Tensor, indices: Tensor, dst_count: Tensor) -> tuple[Te
     return moved, sources, origin, loop
 
 
+def first_rows(indptr: Tensor, indices: Tensor, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges of the first ``count`` rows.
+
+    Args:
+        indptr: int64 ``[n + 1]``; indices: per edge ``[E]``; rows: anything ``[m, ...]``, ``m <= n`` is the number of
+            rows of the result; count: 0-d int64, ``<= m``.
+
+    Returns:
+        (offsets ``[m + 1]``, rows from ``count`` on being empty, and the edges ``[E]``, 0 behind the last).
+    """
+    end = torch.index_select(indptr, 0, count.reshape(1))
+    held = torch.arange(indices.shape[0], device=indices.device) < end
+    return torch.minimum(indptr[: rows.shape[0] + 1], end), torch.where(held, indices, 0)
+
+
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
     """``x[index]`` ``[n, ...]``; rows of 0 where ``x`` has none, as an empty set of edges has in front of its loops."""
     if isinstance(x.shape[0], int) and x.shape[0] == 0:
@@ -105,6 +120,11 @@ LIBRARY.define(
     "append_loops(Tensor indptr, Tensor indices, Tensor dst_count) -> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+LIBRARY.define(
+    "first_rows(Tensor indptr, Tensor indices, Tensor rows, Tensor count) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.impl("first_rows", first_rows, "CompositeImplicitAutograd")
 LIBRARY.define("rows_at(Tensor x, Tensor index) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
     "scatter_valid(Tensor x, int dim, Tensor index, Tensor source, str reduce, bool include_self, Tensor count)"

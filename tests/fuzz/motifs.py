@@ -292,6 +292,9 @@ MOTIFS: dict[str, list[Motif]] = {
 }
 """Name of a pass -> its motifs."""
 
+ELSEWHERE = {"trim": "pyg/test_trim.py"}
+"""Passes that no program over blocks has a place for -> whose tests make random programs for them."""
+
 
 def motifs_of(name: str) -> list[Motif]:
     """The motifs of a pass.
