@@ -112,7 +112,7 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     graph, rows, own = gm.graph, first.args[0], second.args[0]
     source = _aggregation(rows)
     inner = source is rows
-    matrix = _matrix(graph, source, rows)
+    matrix = matrix_of(graph, source, rows)
     width = int(tensor(matrix).shape[1])
     with graph.inserting_before(add):
         bias = _added_biases(graph, first, second)
@@ -127,7 +127,7 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     add.replace_all_uses_with(product)
     for node in (add, first, second):
         graph.erase_node(node)
-    _read_in_matrix(graph, matrix, own, argument(source, "x") if inner else None)
+    read_in_matrix(graph, matrix, own, argument(source, "x") if inner else None)
     for node in dict.fromkeys((rows, source)):
         graph.erase_node(node)
     if not own.users:
@@ -135,7 +135,7 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     context.fired(PATTERN, product, detail)
 
 
-def _matrix(graph: fx.Graph, source: fx.Node, rows: fx.Node) -> fx.Node:
+def matrix_of(graph: fx.Graph, source: fx.Node, rows: fx.Node) -> fx.Node:
     """Aggregated and own rows side by side, computed as early as can be: others may read them as well."""
     with graph.inserting_after(_last(graph, source.all_input_nodes)):
         if source is rows:
@@ -167,7 +167,7 @@ def _joined(left: fx.Node, right: fx.Node) -> list[fx.Node]:
     return [left, right]
 
 
-def _read_in_matrix(graph: fx.Graph, matrix: fx.Node, own: fx.Node, x: fx.Node | None) -> None:
+def read_in_matrix(graph: fx.Graph, matrix: fx.Node, own: fx.Node, x: fx.Node | None) -> None:
     """Lets what else reads the own rows, or the first of the aggregated rows ``x``, read them in the matrix."""
     width, count = int(tensor(own).shape[1]), tensor(own).shape[0]
     after = set(_behind(graph, matrix))

@@ -7,8 +7,8 @@ Before (GraphSAGE as its paper has it)              After
     out  = aten.linear(both, w, b)                      c    = aten.linear(own, w[:, :F])
                                                         out  = aten.add(a, c)
 
-``spmm-gemm-order`` may then exchange the first product and the aggregation, and ``aggregate-update`` puts both rows into
-one matrix while they are aggregated: no copy of them is made side by side.
+``spmm-gemm-order`` may then exchange the first product and the aggregation, and ``aggregate-update`` puts both rows
+into one matrix while they are aggregated: no copy of them is made side by side.
 
 Must not fire when what stands side by side is not one aggregation and the destinations' own rows, when it has another
 reader than the product, or when the aggregation is a max or min, or weighted.

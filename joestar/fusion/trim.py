@@ -7,10 +7,10 @@ Before (nodes 0 to n1 are seeds and their neighbours)     After
     o = aten.slice(z, 0, 0, num_seeds)                        p, e = first_rows(indptr, indices, seeds, num_seeds)
                                                               z = spmm(p, e, h, None, "mean")               [num_seeds]
 
-Nothing is assumed of the model: a row is left out only where the graph shows that nobody reads it. In the union the nodes
-of a hop come before those of the next, and an edge into a node of hop ``j`` comes from hop ``j + 1`` at the farthest:
-rows read from an aggregation's first ``n_j`` are the first ``n_{j+1}`` of its operand. The structure may be the union
-itself, that without loops, or one with a loop per node. (PyG's ``trim_to_layer`` needs to be told which layer it is.)
+Nothing is assumed of the model: a row is left out only where the graph shows that nobody reads it. In the union the
+nodes of a hop come before those of the next, and an edge into a node of hop ``j`` comes from hop ``j + 1`` at the
+farthest: rows read from an aggregation's first ``n_j`` are the first ``n_{j+1}`` of its operand. The structure may be the
+union itself, that without loops, or one with a loop per node. (PyG's ``trim_to_layer`` is told which layer it is.)
 
 Must not fire where the rows' readers do not treat each row by itself (a norm over all nodes, a softmax over edges, an
 index by the user's own code): these read all rows, and so does what stands in front of them.
@@ -33,9 +33,9 @@ PATTERN = "trim"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _MERGE, _COMPACT, _SPMM = _JOESTAR.merge_hops.default, _JOESTAR.compact.default, _JOESTAR.spmm.default
 _UNARY = {"clone", "contiguous", "to", "_to_copy", "detach", "alias", "layer_norm", "rms_norm"}
-_ALONG = {"unsqueeze", "unflatten", "select", "slice", "sum", "mean", "amax", "amin", "softmax", "log_softmax", "squeeze"}
-_DIMS = {"unsqueeze": "dim", "unflatten": "dim", "select": "dim", "slice": "dim", "softmax": "dim",
-         "log_softmax": "dim", "sum": "dim", "mean": "dim", "amax": "dim", "amin": "dim", "squeeze": "dim"}  # fmt: skip
+_ALONG = frozenset(
+    ["unsqueeze", "unflatten", "select", "slice", "sum", "mean", "amax", "amin", "softmax", "log_softmax", "squeeze"]
+)
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -122,8 +122,8 @@ def _is_zero(node: fx.Node) -> bool:
 def _derived(node: fx.Node, union: _Union) -> None:
     """Adds a structure that has some of the edges of a known one, or a loop more per node."""
     if node.target is _JOESTAR.append_loops.default and union.edges.get(node.args[1]) is node.args[0]:
-        if _item(node, 0) is not None and _item(node, 1) is not None:
-            union.edges[_item(node, 1)] = _item(node, 0)
+        indptr, indices = _item(node, 0), _item(node, 1)
+        union.edges |= {indices: indptr} if indptr is not None and indices is not None else {}
     if node.target is not _JOESTAR.rows_at.default and node.target is not _ATEN.index_select.default:
         return
     picked, table = node.args[-1], node.args[0]
@@ -200,7 +200,7 @@ def _row_by_row(node: fx.Node, union: _Union) -> list[fx.Node]:
         return operands if node.args[1][0] == -1 and all(isinstance(n, int) for n in node.args[1]) else []
     if kind in ("layer_norm", "rms_norm"):
         return operands if len(node.args[1]) < rank else []
-    if kind in _DIMS:
+    if kind in _ALONG:
         return operands if _inside(node, kind, tensor(node.args[0]).dim() + (kind == "unsqueeze")) else []
     return operands if kind in _UNARY else []
 

@@ -4,6 +4,8 @@
 the second.
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -156,7 +158,7 @@ class GateOfOwn(Sage):
 
 
 class Gcn2(Form):
-    """``((1 - b) I + b W) ((1 - a) P x + a x_0)`` (Chen et al., 2020), ``x_0`` the first rows, without weights' loops."""
+    """``((1 - b) I + b W) ((1 - a) P x + a x_0)`` (Chen et al., 2020), ``x_0`` the first rows; no loops."""
 
     wants_initial, loops = True, False
 
@@ -271,7 +273,7 @@ class Net(nn.Module):
         super().__init__()
         widths = [hidden if form.wants_initial else inputs] + [hidden] * layers
         self.begin = _linear(inputs, hidden) if form.wants_initial else nn.Identity()
-        self.convs = nn.ModuleList([form(*pair) for pair in zip(widths[:-1], widths[1:], strict=True)])
+        self.convs = nn.ModuleList([form(*pair) for pair in itertools.pairwise(widths)])
         norms = {None: nn.Identity, "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
         self.norms = nn.ModuleList([norms[norm](hidden) for _ in range(layers)])
         self.classify = _linear(hidden * (layers if jump else 1), classes)

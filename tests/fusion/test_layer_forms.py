@@ -4,12 +4,13 @@ import functools
 
 import pytest
 import torch
-from lowering.harness import NUM_CLASSES, NUM_FEATURES, Case, same, small_graph
+from lowering.harness import NUM_CLASSES, NUM_FEATURES, small_graph
 
 from joestar import NeighborSampler
 from joestar.runtime import program as programs
 
 from .layer_forms import FORMS, Net
+from .layer_table import NAMES, row, written
 from .together import cases_together, check_each
 
 BATCHES = ((9, 3, 22, 1, 40, 2, 17), (5, 5, 47))
@@ -62,3 +63,15 @@ def test_agrees_under_the_choices_of_a_gpu(dropout):
 @pytest.mark.usefixtures("gpu_choices")
 def test_agrees_with_weighted_picks():
     check(dropout=True, sampler=NeighborSampler(weighted_graph(), [3, 2], probs="w"))
+
+
+SOME = ("SAGE, ReLU", "cat-SAGE, `lin(cat([x, agg]))`", "mean with self-loops")
+
+
+def test_the_page_has_every_form():
+    assert [line.split(" | ")[0].removeprefix("| ") for line in written()] == list(NAMES)
+
+
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.fuzz) for n in NAMES])
+def test_a_form_is_taken_as_the_page_says(name):
+    assert row(name) in written()

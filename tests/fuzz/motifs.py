@@ -114,6 +114,13 @@ def numbers(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"{near} + {own}", width)
 
 
+def gated(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Neighbours' sum or mean and own rows, mixed by a factor that is trained."""
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}")', h.width)
+    own = code.rows(f"{h}[: {hop.name}.num_dst]", h.width)
+    return code.rows(f"{near}.tanh() + {code.parameter(1)} * {own}", h.width)
+
+
 def beside(code: Code, h: Rows, hop: Hop) -> Rows:
     """A product of neighbours' sum or mean and own rows side by side, which may have another reader."""
     near = code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}")', h.width)
@@ -272,6 +279,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
     "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],
     "sample-structural": [Motif(looped_sum)],
+    "own-beside": [Motif(gated, rows.relu_dropout, inner=True), Motif(gated, rows.tanh, inner=True)],
     "gather-update": [Motif(updated)],
     "attention": [Motif(attention), Motif(attention, inner=True)],
     "edge-map-reduce": [

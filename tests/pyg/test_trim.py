@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, quick
+from lowering.harness import seeded
 from torch import nn
 from torch_geometric import nn as gnn
 
 import joestar
-from captures import cheaper, quick
-from lowering.harness import seeded
 from pyg.common import expected, toy_graph
 
 SEEDS = torch.tensor([3, 17, 40, 5, 59, 8, 22, 31])
