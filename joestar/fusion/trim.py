@@ -9,8 +9,8 @@ Before (nodes 0 to n1 are seeds and their neighbours)     After
 
 Nothing is assumed of the model: a row is left out only where the graph shows that nobody reads it. In the union the
 nodes of a hop come before those of the next, and an edge into a node of hop ``j`` comes from hop ``j + 1`` at the
-farthest: rows read from an aggregation's first ``n_j`` are the first ``n_{j+1}`` of its operand. The structure may be the
-union itself, that without loops, or one with a loop per node. (PyG's ``trim_to_layer`` is told which layer it is.)
+farthest: rows read from an aggregation's first ``n_j`` are the first ``n_{j+1}`` of its operand. The structure may be
+the union itself, that without loops, or one with a loop per node. (PyG's ``trim_to_layer`` is told which layer it is.)
 
 Must not fire where the rows' readers do not treat each row by itself (a norm over all nodes, a softmax over edges, an
 index by the user's own code): these read all rows, and so does what stands in front of them.
