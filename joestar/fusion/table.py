@@ -15,15 +15,16 @@ from joestar.fusion.aggregate import (
     dropout_aggregate,
     kept_bits,
     own_aggregate,
+    own_beside,
 )
 from joestar.fusion.backend import overlap
 from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
-from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout
+from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
 from joestar.fusion.edges import attention, edge_map_reduce, segments, softmax_aggregate
 from joestar.fusion.gather import gather_aggregate, gather_attention, gather_update, multi_aggregate
-from joestar.fusion.order import factor_aggregate, row_factors, spmm_gemm_order
-from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural
+from joestar.fusion.order import factor_aggregate, number_factors, row_factors, spmm_gemm_order
+from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
 from joestar.lowering.inputs import Input
 from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
 
@@ -65,8 +66,11 @@ PASSES = (
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("segments", segments.run, requires=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
+    Pass("trim", trim.run, requires=CANONICAL),
     Pass("hoist", hoist.run, requires=CANONICAL),
     Pass("sample-structural", sample_structural.run, requires=CANONICAL),
+    Pass("number-factors", number_factors.run, requires=CANONICAL),
+    Pass("split-update", split_update.run, requires=CANONICAL),
     Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("multi-aggregate", multi_aggregate.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
@@ -77,6 +81,7 @@ PASSES = (
     Pass("bias", bias.run, requires=CANONICAL),
     Pass("aggregate-update", aggregate_update.run, requires=CANONICAL),
     Pass("own-aggregate", own_aggregate.run, requires=CANONICAL),
+    Pass("own-beside", own_beside.run, requires=CANONICAL),
     Pass("gather-update", gather_update.run, requires=CANONICAL),
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),

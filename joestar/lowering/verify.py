@@ -72,17 +72,36 @@ def verify_capture(gm: fx.GraphModule, origin: str) -> None:
                 f"{origin}: a tensor at {node_line(node)} is hidden from the trace (tensor.data, torch.vmap, "
                 "torch.func). Write instead: .detach() and plain torch functions."
             )
-        if node.target in _TO_HOST or (namespace(node) and "val" not in node.meta and not node.users):
-            raise CaptureError(
-                f"{origin}: {node.target} at {node_line(node)} would bring a value to the host in every step (.item(), "
-                "float(tensor), bool(tensor), torch.equal). Write instead: keep the value in a tensor."
-            )
+        if node.target in _TO_HOST:
+            raise _brings_to_host(node, origin)
         if _depends_on_data(node.meta.get("val")):
-            raise CaptureError(
-                f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (nonzero, "
-                "unique, indexing by a mask), so it cannot be padded. Write instead: torch.where(mask, x, 0), sums "
-                "weighted by the mask."
-            )
+            raise _size_of_data(node, origin)
+    for node in gm.graph.nodes:  # assertions about a size or value: what made it tells more
+        if namespace(node) and "val" not in node.meta and not node.users:
+            masked = next((other for other in gm.graph.nodes if _picks_by_mask(other)), None)
+            raise _brings_to_host(node, origin) if masked is None else _size_of_data(masked, origin)
+
+
+def _picks_by_mask(node: fx.Node) -> bool:
+    """Whether the size of a result depends on data, though the trace found it to equal another size."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return node.target in (torch.ops.aten.masked_select.default, torch.ops.aten.nonzero.default)
+    return any(index is not None and index.meta["val"].dtype == torch.bool for index in node.args[1])
+
+
+def _size_of_data(node: fx.Node, origin: str) -> CaptureError:
+    return CaptureError(
+        f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (nonzero, "
+        "unique, indexing by a mask), so it cannot be padded. Write instead: torch.where(mask, x, 0), sums "
+        "weighted by the mask."
+    )
+
+
+def _brings_to_host(node: fx.Node, origin: str) -> CaptureError:
+    return CaptureError(
+        f"{origin}: {node.target} at {node_line(node)} would bring a value to the host in every step (.item(), "
+        "float(tensor), bool(tensor), torch.equal). Write instead: keep the value in a tensor."
+    )
 
 
 def _depends_on_data(value) -> bool:

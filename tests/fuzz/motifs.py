@@ -80,7 +80,7 @@ def scaled_rows(code: Code, h: Rows, hop: Hop) -> Rows:
 
 def sum_and_own(code: Code, h: Rows, hop: Hop) -> Rows:
     """Neighbours' sum or mean plus own rows, scaled or not."""
-    own = code.pick("", f"torch.full((1,), 1.5, dtype={h}.dtype) * ") + f"{h}[: {hop.name}.num_dst]"
+    own = code.pick("", "1.5 * ", f"torch.full((1,), 1.5, dtype={h}.dtype) * ") + f"{h}[: {hop.name}.num_dst]"
     return code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}") + {own}', h.width)
 
 
@@ -100,6 +100,34 @@ def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})") ->
     alpha = code.let(f"{block}.edge_softmax(F.leaky_relu({block}.apply_edges(fn.u_add_v({left}, {right})), 0.2))")
     alpha = code.dropout(alpha) if code.chance(0.5) else alpha
     return code.rows(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum").flatten(1)', heads * width)
+
+
+def numbers(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Rows times a number of Python's in front of an aggregation, behind it, or in front of own rows' product."""
+    scaled = code.rows(f"{h} {code.pick('* 0.5', '/ 3', '* -2')}", h.width)
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({scaled}), "{code.pick("sum", "mean")}")', h.width)
+    if code.chance(0.5):
+        near = code.rows(f"{near} {code.pick('* 2', '/ 0.7')}", h.width)
+    width = code.width()
+    own = code.rows(f"{h}[: {hop.name}.num_dst]{code.pick('', ' * 0.3')}", h.width)
+    near, own = code.linear(near, width), code.linear(own, width)
+    return code.rows(f"{near} + {own}", width)
+
+
+def gated(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Neighbours' sum or mean and own rows, mixed by a factor that is trained."""
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}")', h.width)
+    own = code.rows(f"{h}[: {hop.name}.num_dst]", h.width)
+    return code.rows(f"{near}.tanh() + {code.parameter(1)} * {own}", h.width)
+
+
+def beside(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A product of neighbours' sum or mean and own rows side by side, which may have another reader."""
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}")', h.width)
+    own = code.rows(f"{h}[: {hop.name}.num_dst]", h.width)
+    left, right = code.pick((near, own), (own, near))
+    out = code.linear(code.rows(f"torch.cat([{left}, {right}], {code.pick(1, -1)})", 2 * h.width), h.width)
+    return code.rows(f"{out} + {own}", h.width) if code.chance(0.5) else out
 
 
 def _message(code: Code, h: Rows, hop: Hop) -> tuple[str, str]:
@@ -275,6 +303,8 @@ MOTIFS: dict[str, list[Motif]] = {
     "cse": [Motif(before=rows.twice, inner=True), Motif(layers.gcn)],
     "segments": [Motif(scattered), Motif(scattered, rows.tanh, inner=True)],
     "extract-select": [Motif()],
+    "number-factors": [Motif(numbers), Motif(numbers, rows.tanh, inner=True)],
+    "split-update": [Motif(beside), Motif(beside, rows.relu_dropout, inner=True)],
     "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
     "multi-aggregate": [
         Motif(reductions, choices=TOGETHER),
@@ -291,6 +321,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
     "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],
     "sample-structural": [Motif(looped_sum)],
+    "own-beside": [Motif(gated, rows.relu_dropout, inner=True), Motif(gated, rows.tanh, inner=True)],
     "gather-update": [Motif(updated)],
     "attention": [Motif(attention), Motif(attention, inner=True)],
     "softmax-aggregate": [Motif(any_attention, inner=inner, choices=ATTENDED) for inner in (False, True)],
@@ -311,6 +342,9 @@ MOTIFS: dict[str, list[Motif]] = {
     "dce-after": [Motif(layers.sage_sum)],
 }
 """Name of a pass -> its motifs."""
+
+ELSEWHERE = {"trim": "pyg/test_trim.py"}
+"""Passes that no program over blocks has a place for -> whose tests make random programs for them."""
 
 
 def motifs_of(name: str) -> list[Motif]:

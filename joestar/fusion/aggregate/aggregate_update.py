@@ -16,9 +16,13 @@ Before (inner layer)                                    After
 The kernel writes ``[y, own]``; one product reads it once, without adding to an earlier result. In the first layer a
 column of ones follows, which makes the bias part of the weights: its gradient is then a column of theirs, not a
 reduction of its own over the many rows. (An inner layer's matrix has a gradient itself: no column that needs none.)
+Where both weights are neighbouring columns of one (``split-update``), that one is taken.
 
-Must not fire when the aggregated rows, the own rows or either product has another reader (a norm in between), when the
-own rows are those of other nodes, or when the aggregation is no sum or mean, or weighted.
+What else reads the own rows (a residual, a gate), or fewer of them (the seeds' rows, for jumping knowledge), reads them
+in the matrix: their gradient is then one of few destinations, and nobody but the aggregation reads the sources' rows.
+
+Must not fire when the aggregated rows or either product has another reader (a norm in between), when the own rows are
+those of other nodes, or when the aggregation is no sum or mean, or weighted.
 """
 
 import operator
@@ -26,11 +30,11 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.match.emit import is_product, leads
+from joestar.fusion.match.emit import emit, is_product, leads, tensor
+from joestar.fusion.match.gathers import at_most
 from joestar.fusion.record import Reject
-from joestar.kernels.layout import cat_width
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.sizes import same_shape
+from joestar.lowering.sizes import same_shape, same_size
 
 PATTERN = "aggregate-update"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -82,8 +86,7 @@ def _match(first: fx.Node, second: fx.Node) -> bool | Reject:
         return Reject("the rows are no vectors")
     if not same_shape(first.meta["val"].shape, second.meta["val"].shape):
         return Reject("one product is broadcast over the columns of the other")
-    for part, text in ((first, "a product has"), (second, "a product has"), (rows, "the aggregation has"),
-                       (own, "own rows have")):  # fmt: skip
+    for part, text in ((first, "a product has"), (second, "a product has"), (rows, "the aggregation has")):
         if len(part.users) != 1:
             return Reject(f"{text} another reader")
     return True
@@ -108,36 +111,86 @@ def _own_slice(spmm: fx.Node, own: fx.Node) -> str:
 def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, context) -> None:
     graph, rows, own = gm.graph, first.args[0], second.args[0]
     source = _aggregation(rows)
-    value = rows.meta["val"]
     inner = source is rows
-    wide = value.new_empty((value.shape[0], 2 * value.shape[1] if inner else cat_width(value.shape[1])))
+    matrix = matrix_of(graph, source, rows)
+    width = int(tensor(matrix).shape[1])
     with graph.inserting_before(add):
         bias = _added_biases(graph, first, second)
-        if inner:
-            indptr, indices, x, _, reduce = rows.args
-            matrix = graph.call_function(_JOESTAR.aggregate_cat.default, (indptr, indices, x, None, 1.0, reduce))
-            detail = f"{reduce} and own rows of {x.name}"
-        else:
-            both = graph.call_function(_JOESTAR.sample_aggregate_cat.default, source.args, source.kwargs)
-            both.meta = {**source.meta, "val": (wide, source.meta["val"][1])}
-            matrix = graph.call_function(operator.getitem, (both, 0))
-            detail = f"{argument(source, 'reduce')} and own rows of {argument(source, 'x').name}"
-            for user in [user for user in source.users if user is not rows]:
-                user.update_arg(0, both)
-        matrix.meta = {**rows.meta, "val": wide}
-        parts = [first.args[1], second.args[1], *([bias] if bias is not None and not inner else [])]
-        weight = graph.call_function(_JOESTAR.join_columns.default, (parts, wide.shape[1]))
-        weight.meta = {
-            **first.meta,
-            "val": parts[0].meta["val"].new_empty((parts[0].meta["val"].shape[0], wide.shape[1])),
-        }
+        parts = [*_joined(first.args[1], second.args[1]), *([bias] if bias is not None and not inner else [])]
+        weight = parts[0]
+        if len(parts) > 1 or int(tensor(weight).shape[1]) != width:
+            weight = emit(graph, first, _JOESTAR.join_columns.default, parts, width)
         arguments = (matrix, weight, bias) if bias is not None and inner else (matrix, weight)
         product = graph.call_function(_ATEN.linear.default, arguments)
         product.meta = dict(add.meta)
+    detail = f"{argument(source, 'reduce')} and own rows of {argument(source, 'x').name}"
     add.replace_all_uses_with(product)
-    for node in dict.fromkeys((add, first, second, rows, own, source)):
+    for node in (add, first, second):
         graph.erase_node(node)
+    read_in_matrix(graph, matrix, own, argument(source, "x") if inner else None)
+    for node in dict.fromkeys((rows, source)):
+        graph.erase_node(node)
+    if not own.users:
+        graph.erase_node(own)
     context.fired(PATTERN, product, detail)
+
+
+def matrix_of(graph: fx.Graph, source: fx.Node, rows: fx.Node) -> fx.Node:
+    """Aggregated and own rows side by side, computed as early as can be: others may read them as well."""
+    with graph.inserting_after(_last(graph, source.all_input_nodes)):
+        if source is rows:
+            indptr, indices, x, _, reduce = rows.args
+            return emit(graph, rows, _JOESTAR.aggregate_cat.default, indptr, indices, x, None, 1.0, reduce)
+        both = emit(graph, source, _JOESTAR.sample_aggregate_cat.default, *source.args, **source.kwargs)
+    both.meta["val"] = (both.meta["val"][0], source.meta["val"][1])
+    with graph.inserting_after(both):
+        matrix = emit(graph, rows, operator.getitem, both, 0)
+    for user in [user for user in source.users if user is not rows]:
+        user.update_arg(0, both)
+    return matrix
+
+
+def _last(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
+    """The last of the nodes, but never an input in front of others."""
+    wanted = {*nodes, *graph.find_nodes(op="placeholder")}
+    return [node for node in graph.nodes if node in wanted][-1]
+
+
+def _joined(left: fx.Node, right: fx.Node) -> list[fx.Node]:
+    """Two matrices side by side: the one whose columns they are, where that is all of its columns in order."""
+    if {left.target, right.target} == {_ATEN.slice.Tensor} and left.args[0] is right.args[0]:
+        whole, columns = left.args[0], int(tensor(left).shape[1])
+        ends = [[argument(part, key) for key in ("dim", "start", "end", "step")] for part in (left, right)]
+        total = int(tensor(whole).shape[1])
+        if ends == [[1, 0, columns, 1], [1, columns, total, 1]]:
+            return [whole]
+    return [left, right]
+
+
+def read_in_matrix(graph: fx.Graph, matrix: fx.Node, own: fx.Node, x: fx.Node | None) -> None:
+    """Lets what else reads the own rows, or the first of the aggregated rows ``x``, read them in the matrix."""
+    width, count = int(tensor(own).shape[1]), tensor(own).shape[0]
+    after = set(_behind(graph, matrix))
+    parts = [own, *(user for user in (x.users if x is not None else ()) if user is not own)]
+    for part in parts:
+        rows = tensor(part).shape[0] if tensor(part) is not None else None
+        if not part.users or not after >= set(part.users):
+            continue
+        if part is not own and not (leads(part, x, rows) and at_most(graph, rows, count)):
+            continue
+        with graph.inserting_before(next(node for node in graph.nodes if node in part.users)):
+            new = emit(graph, part, _ATEN.slice.Tensor, matrix, 1, width, 2 * width)
+            if part is not own and not same_size(rows, count):
+                new = emit(graph, part, part.target, new, *part.args[1:])
+        part.replace_all_uses_with(new)
+        if part is not own:
+            graph.erase_node(part)
+
+
+def _behind(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
+    """What comes after a node in the order of the graph."""
+    nodes = list(graph.nodes)
+    return nodes[nodes.index(node) + 1 :]
 
 
 def _added_biases(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node | None:

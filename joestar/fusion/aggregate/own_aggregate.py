@@ -3,7 +3,7 @@
 Before (inner layer)                                    After
     y   = spmm(sub, local, x, None, "sum")                  z = aggregate_rows(sub, local, x, None, e, None, 1.0,
     own = aten.slice(x, 0, 0, num_dst)                                         "sum")
-    m   = aten.mul(own, e)             e: one entry
+    m   = aten.mul(own, e)             e: one entry, or a number
     z   = aten.add(y, m)
 
 Before (first layer)                                    After
@@ -45,7 +45,7 @@ def run(gm: fx.GraphModule, context) -> int:
     return fused
 
 
-def _pair(add: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, fx.Node] | None:
+def _pair(add: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | float | None, fx.Node] | None:
     """(aggregated rows, own term, its factor or ``None``, own rows) if the node adds them."""
     for rows, term in (add.args, add.args[::-1]):
         if not isinstance(rows, fx.Node) or not isinstance(term, fx.Node) or rows is term:
@@ -73,13 +73,17 @@ def _terms(term: fx.Node):
     yield term, None
     if term.target is _ATEN.mul.Tensor and not term.kwargs:
         for own, factor in (term.args, term.args[::-1]):
-            if tensor(own) is not None and _is_one_number(factor):
+            if tensor(own) is not None and (_is_one_number(factor) or _is_python_number(factor)):
                 yield own, factor
 
 
 def _is_one_number(value) -> bool:
     found = tensor(value)
     return found is not None and all(same_size(size, 1) for size in found.shape)
+
+
+def _is_python_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_own(source: fx.Node, own: fx.Node) -> bool:
@@ -90,14 +94,14 @@ def _is_own(source: fx.Node, own: fx.Node) -> bool:
     return own.args[0] is argument(source, "x") and own.args[2] is argument(source, "dsts")
 
 
-def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | None, own: fx.Node, context) -> bool | Reject:
+def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | float | None, own: fx.Node, context) -> bool | Reject:
     source = _aggregation(rows)
     reduce, weight = argument(source, "reduce"), argument(source, "weight")
     if reduce not in ("sum", "mean"):
         return Reject(f"the aggregation is a {reduce}")
     if weight is not None and (weight.meta["val"].dim() != 1 or context.depends_on_grad(weight)):
         return Reject("the aggregation has edge weights that need gradients")
-    if factor is not None and context.depends_on_grad(factor):
+    if isinstance(factor, fx.Node) and context.depends_on_grad(factor):
         return Reject("the factor of the own rows is trained")
     if term.meta["val"].dtype != rows.meta["val"].dtype:
         return Reject("the own rows have another dtype")
@@ -113,8 +117,9 @@ def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | None, own: fx.Node, c
 def _rewrite(graph: fx.Graph, add: fx.Node, rows: fx.Node, term: fx.Node, factor, own: fx.Node, context) -> None:
     source, value = _aggregation(rows), rows.meta["val"]
     with graph.inserting_before(add):
-        if factor is None:
-            one = emit(graph, add, _ATEN.ones.default, [1], dtype=value.dtype, device=value.device)
+        if not isinstance(factor, fx.Node):
+            one = 1 if factor is None else factor
+            one = emit(graph, add, _ATEN.full.default, [1], one, dtype=value.dtype, device=value.device)
         else:
             one = emit(graph, add, _ATEN.to.dtype, emit(graph, add, _ATEN.view.default, factor, [1]), value.dtype)
         if source is rows:

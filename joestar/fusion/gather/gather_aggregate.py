@@ -14,13 +14,18 @@ Products of the same rows (attention scores) keep the gather, unless ``gather-up
 
 Must not fire when the features need gradients or are computed in the step, when the rows have another reader, or when
 a factor needs gradients or meets a max or min.
+
+Where a sample's self-loops were added and nothing but plain aggregations reads the edges, the loops are added to the
+sample itself (``sampled_self_loops``): the outermost hop is then not relabelled.
 """
+
+import operator
 
 import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, name, scaled, vector
-from joestar.fusion.match.gathers import destinations, gathers_rows, readable_in_place, sources
+from joestar.fusion.match.gathers import destinations, gathers_rows, global_edges, readable_in_place, sources
 from joestar.fusion.record import Reject
 
 PATTERN = "gather-aggregate"
@@ -92,14 +97,14 @@ def _all_aggregate(value: fx.Node, reduces: tuple[str, ...]) -> int | Reject:
 
 def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
     table, _, ids = gather.args
-    fused = 0
+    fused, edges = 0, _LoopedEdges(graph, gather)
     for user in list(gather.users):
         if user.target is _LINEAR:
             continue
         if user.target is _SPMM:
-            fused += _read_in_place(graph, user, table, ids, None, context)
+            fused += _read_in_place(graph, user, table, ids, None, context, edges)
         elif user.target is _MULTI:
-            fused += _several_in_place(graph, user, table, ids, context)
+            fused += _several_in_place(graph, user, table, ids, context, edges)
         elif user.target is _ATEN.slice.Tensor:
             with graph.inserting_before(user):
                 own = emit(graph, user, _GATHER, table, 0, destinations(user, gather))
@@ -115,25 +120,57 @@ def _rewrite(graph: fx.Graph, gather: fx.Node, context) -> int:
     return fused
 
 
-def _read_in_place(graph: fx.Graph, spmm: fx.Node, table, ids: fx.Node, factor: fx.Node | None, context) -> int:
+class _LoopedEdges:
+    """Global ids of edges among which are self-loops, where no other reader needs local ones."""
+
+    def __init__(self, graph: fx.Graph, gather: fx.Node):
+        self.graph, self.ids = graph, gather.args[2]
+        self.plain = {user for user in gather.users if user.target is _MULTI or _is_plain(user, gather)}
+        self.made: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+
+    def of(self, like: fx.Node, indptr: fx.Node, local: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+        """(offsets, global ids of the edges' sources), if that is so."""
+        if local in self.made:
+            return self.made[local]
+        made_by = local.args[0] if local.target is operator.getitem else local
+        readers = {reader for output in made_by.users for reader in output.users}
+        if made_by.target is not _JOESTAR.block_self_loops.default or not readers <= self.plain:
+            return None
+        looped = global_edges(self.graph, like, indptr, local, self.ids)
+        if looped[0] is not indptr:
+            self.plain |= set(looped)
+            self.made[local] = looped
+        return looped
+
+
+def _is_plain(user: fx.Node, rows: fx.Node) -> bool:
+    return user.target is _SPMM and user.args[2] is rows and user.args[3] is None
+
+
+def _read_in_place(
+    graph: fx.Graph, spmm: fx.Node, table, ids: fx.Node, factor: fx.Node | None, context, looped=None
+) -> int:
     indptr, local, rows, weight, reduce = spmm.args
     with graph.inserting_before(spmm):
+        found = looped.of(spmm, indptr, local) if looped is not None else None
         if factor is not None:
             own = emit(graph, spmm, _GATHER, vector(graph, spmm, factor, rows), 0, local)
             weight = own if weight is None else emit(graph, spmm, _ATEN.mul.Tensor, weight, _like(graph, own, weight))
         if rows.meta["val"].dim() == 3:
             table = emit(graph, spmm, _ATEN.unsqueeze.default, table, 1)
-        new = emit(graph, spmm, _SPMM, indptr, sources(graph, spmm, ids, local), table, weight, reduce)
+        indptr, edges = found or (indptr, sources(graph, spmm, ids, local))
+        new = emit(graph, spmm, _SPMM, indptr, edges, table, weight, reduce)
     context.fired(PATTERN, new, f"{reduce}{'' if weight is None else ', weighted,'} of {_origin(table).name}")
     spmm.replace_all_uses_with(new)
     graph.erase_node(spmm)
     return 1
 
 
-def _several_in_place(graph: fx.Graph, node: fx.Node, table: fx.Node, ids: fx.Node, context) -> int:
+def _several_in_place(graph: fx.Graph, node: fx.Node, table: fx.Node, ids: fx.Node, context, looped) -> int:
     indptr, local, _, reduces, ties = node.args
     with graph.inserting_before(node):
-        new = emit(graph, node, _MULTI, indptr, sources(graph, node, ids, local), table, reduces, ties)
+        indptr, edges = looped.of(node, indptr, local) or (indptr, sources(graph, node, ids, local))
+        new = emit(graph, node, _MULTI, indptr, edges, table, reduces, ties)
     context.fired(PATTERN, new, f"{reduces} of {table.name}")
     node.replace_all_uses_with(new)
     graph.erase_node(node)

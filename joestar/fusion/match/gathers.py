@@ -7,6 +7,7 @@ from torch import fx
 
 from joestar.fusion.match.emit import emit, leads
 from joestar.fusion.record import Reject
+from joestar.lowering.sizes import same_size
 
 _JOESTAR = torch.ops.joestar
 _GATHER, _COMPACT, _LOOPS = (
@@ -65,3 +66,16 @@ def global_edges(
             looped = emit(graph, like, _JOESTAR.sampled_self_loops.default, sub, picked, dsts, count)
             return tuple(emit(graph, like, operator.getitem, looped, output) for output in range(2))
     return indptr, sources(graph, like, ids, local)
+
+
+def at_most(graph: fx.Graph, few, many) -> bool:
+    """Whether the size ``few`` is known not to exceed ``many``: sources of a block begin with its destinations."""
+    found = [many]
+    for size in found:
+        if same_size(size, few):
+            return True
+        for node in graph.find_nodes(op="call_function", target=_COMPACT):
+            if same_size(node.meta["val"][0].shape[0], size):
+                inner = node.args[0].meta["val"].shape[0]
+                found += [] if any(same_size(inner, other) for other in found) else [inner]
+    return False

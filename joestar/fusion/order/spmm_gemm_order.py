@@ -21,6 +21,7 @@ attention scores (a norm in between); when the aggregation is a max or min; when
 a product would come before an aggregation of messages of edges.
 """
 
+import operator
 from dataclasses import dataclass, field
 
 import torch
@@ -326,12 +327,21 @@ def _estimate(context, spmm, x, weight, heads: int, scores: int, edge_weight) ->
     columns, width = map(int, weight.meta["val"].shape)
     exchange = order_cost.Exchange(
         src=context.size(x.meta["val"].shape[0]), dst=context.size(spmm.meta["val"].shape[0]),
-        edges=context.size(spmm.args[1].meta["val"].shape[0]), width=width, columns=columns, heads=heads,
+        edges=_edges(spmm, context), width=width, columns=columns, heads=heads,
         size=x.meta["val"].element_size(), scores=scores, table=_reads_table(x, context),
         in_place=context.device == "cuda", grad_rows=context.depends_on_grad(x),
         grad_edges=edge_weight is not None and context.depends_on_grad(edge_weight),
     )  # fmt: skip
     return order_cost.seconds(exchange, order_cost.SPEEDS.get(context.device, order_cost.SPEEDS["cpu"]))
+
+
+def _edges(spmm: fx.Node, context) -> int:
+    """Edges that are aggregated over; of the first rows of a union of hops, their share, as if degrees were equal."""
+    indptr, edges = spmm.args[0], context.size(spmm.args[1].meta["val"].shape[0])
+    if indptr.target is not operator.getitem or indptr.args[0].target is not _JOESTAR.first_rows.default:
+        return edges
+    whole, rows = (context.size(node.meta["val"].shape[0]) for node in (indptr.args[0].args[0], indptr))
+    return max(1, edges * rows // whole)
 
 
 def _reads_table(x: fx.Node, context) -> bool:
