@@ -178,7 +178,7 @@ def compile(
         clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
         further = {"loss_fn": name, "accumulate": accumulate, "loss_scale": scale, "ema": ema, "tune": tune}
         given = {"cuda_graph": graphed, **clips, **further, **run, **vars(options)}
-        join(group, model, sampler.sampler if whole_sample else sampler, optimizer, given)
+        join(group, model, sampler.sampler if whole_sample else sampler, loss_fn, optimizer, given)
     update = None
     if optimizer is not None:
         if staged is None:

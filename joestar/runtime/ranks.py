@@ -8,11 +8,12 @@ from torch import Tensor
 
 from joestar.distributed import Group
 from joestar.distributed.division import arranged, present, share, weights
-from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, sampler_facts, values_of
+from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, values_of
 from joestar.distributed.reduction import Reduction
 from joestar.errors import ConfigError
 from joestar.runtime.executor import Executor
-from joestar.runtime.loss_parts import MEAN, SUM, LossParts, loss_parts
+from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_again, loss_parts
+from joestar.runtime.settings import Settings
 from joestar.runtime.state import Run, StepState
 
 
@@ -21,19 +22,25 @@ class Ranks:
 
     Args:
         group: the ranks; executor: of the ``train`` program, whose bounds are agreed on from now on.
-
-    Attributes:
-        world: number of ranks.
     """
 
     def __init__(self, group: Group, executor: Executor):
         self.group, self.executor = group, executor
-        self.rank, self.world = group.rank, group.world
         self.reduction = Reduction(group)
         self._parts: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
         executor.agree = group.largest
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.group.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.group.world
 
     # --- before steps ---
 
@@ -58,10 +65,18 @@ class Ranks:
             self.group.exchange("the first step of an epoch or a call")
         self.group.board.settle()
 
-    def divided(self, order: Tensor, batch: int) -> tuple[Tensor, int, Tensor]:
+    def divided(self, order: Tensor, batch: int, epoch: int) -> tuple[Tensor, int, Tensor]:
         """This rank's part of an order: (ids ``[steps * batch]``, how many are meant, ``Run.shares``)."""
+        if epoch > 0:
+            first = epoch * TRIED_AGAIN % order.numel()
+            check_again(self.executor.program, self._loss_parts(order), order[first : first + TRIED_AGAIN])
         own, end = share(order, batch, self.rank, self.world)
         return own, end, self._shares(order, batch)
+
+    def owned(self, order: Tensor, batch: int) -> int:
+        """Steps over an order in which this rank has seeds of its own: the last one may lack them."""
+        full, rest = divmod(order.numel(), batch * self.world)
+        return full + (rest > self.rank)
 
     def _shares(self, order: Tensor, batch: int) -> Tensor:
         parts = self._loss_parts(order)
@@ -128,14 +143,15 @@ def check_single(group: Group) -> None:
     )
 
 
-def join(group: Group, model, sampler, optimizer, options: dict) -> None:
+def join(group: Group, model, sampler, loss_fn, optimizer, options: dict) -> None:
     """Before anything is compiled: all ranks have the same, and start from the parameters and buffers of rank 0.
 
     Raises:
         DistributedError: on all ranks, with what differs.
     """
-    facts = graph_facts(sampler.graph) | model_facts(model) | sampler_facts(sampler)
-    facts["optimizer"] = type(optimizer).__name__
+    facts = graph_facts(sampler.graph) | model_facts(model)
+    facts |= Settings(model, {"sampler": sampler} | ({} if loss_fn is None else {"loss": loss_fn})).texts()
+    facts |= {"sampler.seed": plain(getattr(sampler, "seed", 0)), "optimizer": type(optimizer).__name__}
     if optimizer is not None:
         facts["optimizer's parameters"] = str([[list(p.shape) for p in g["params"]] for g in optimizer.param_groups])
     facts |= {name: plain(value) for name, value in options.items()}

@@ -97,9 +97,9 @@ class StepRunner:
 
     def _begin_share(self, order: Tensor, batch: int, epoch: int, population: Tensor | None) -> Run:
         self.ranks.prepare(order, batch, self.seed, epoch, population)
-        own, end, shares = self.ranks.divided(order, batch)
+        own, end, shares = self.ranks.divided(order, batch, epoch)
         run = self._new_run(own, batch, epoch)
-        run.end, run.shares = end, shares
+        run.end, run.shares, run.owned = end, shares, self.ranks.owned(order, batch)
         return run
 
     def _new_run(self, order: Tensor, batch: int, epoch: int) -> Run:

@@ -231,7 +231,7 @@ class Watched:
     def _note_class(self, kind: type) -> None:
         """Methods and constants of classes that are the user's own."""
         for base in kind.__mro__:
-            if base in self._classes or _is_foreign(base):
+            if base in self._classes or is_foreign(base):
                 continue
             self._classes.add(base)
             self._remember(vars(base))
@@ -246,7 +246,7 @@ class Watched:
         """A function, what it closes over, its defaults, and the globals that it names."""
         self.facts[path] = Same(function)
         self._keep.append(function)
-        if not inner or _is_foreign(function):
+        if not inner or is_foreign(function):
             return
         names = _names_of(function)
         names = None if _DYNAMIC & names else names
@@ -331,7 +331,7 @@ def _names_of(function: types.FunctionType) -> frozenset[str]:
     found, todo, done = set(), [function], set()
     while todo:
         function = todo.pop()
-        if function in done or _is_foreign(function):
+        if function in done or is_foreign(function):
             continue
         done.add(function)
         names = {name for code in _codes(function.__code__) for name in code.co_names}
@@ -357,12 +357,12 @@ def _names_in(kind: type) -> frozenset[str] | None:
 
 
 def _own_names(function: types.FunctionType) -> frozenset[str]:
-    if _is_foreign(function):  # a layer of PyTorch: its own names are enough
+    if is_foreign(function):  # a layer of PyTorch: its own names are enough
         return frozenset(name for code in _codes(function.__code__) for name in code.co_names) - _DYNAMIC
     return _names_of(function)
 
 
-def _is_foreign(thing) -> bool:
+def is_foreign(thing) -> bool:
     """Whether a class or function is Python's, PyTorch's or of an installed package, not the user's."""
     module = getattr(thing, "__module__", None) or ""
     root = module.partition(".")[0]
@@ -378,7 +378,7 @@ def _is_open(value) -> bool:
     """Whether an object's attributes are settings: it is the user's, a dataclass or a namespace."""
     if isinstance(value, (Namespace, types.SimpleNamespace)) or dataclasses.is_dataclass(value):
         return True
-    return not _is_foreign(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
+    return not is_foreign(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
 
 
 def _attributes(value) -> dict:

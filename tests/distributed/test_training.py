@@ -107,9 +107,10 @@ def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, 
     for rank in ours:
         for name in ("one over", "one seed", "dropped", "dropped, of few", "state"):
             close(rank[name], one["few_seeds"][name])
-    assert [sorted(a + b) for a, b in zip(*(rank["seeds"][:-1] for rank in ours), strict=True)] == [
-        sorted(seeds) for seeds in one["few_seeds"]["seeds"][:-1]
+    assert [sorted(a + b) for a, b in zip(*(rank["seeds"] for rank in ours), strict=True)] == [
+        sorted(seeds) for seeds in one["few_seeds"]["seeds"]
     ]
+    assert [len(rank["seeds"][-1]) for rank in ours] == [1, 0]
 
 
 @pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged"])
