@@ -80,7 +80,7 @@ def test_functions_differ_by_their_code():
 def test_one_gpu_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with (
-        pytest.raises(ConfigError, match="--gpus 1 wants a GPU, and PyTorch .* finds none"),
+        pytest.raises(ConfigError, match="--gpus 1 wants a GPU, and PyTorch"),
         joined(None, "auto", True),
     ):
         pass
