@@ -26,7 +26,7 @@ from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.inference import Inference
 from joestar.runtime.prediction import PREDICTED, logits, population, predict
 from joestar.runtime.program import Program
-from joestar.runtime.ranks import Ranks
+from joestar.runtime.ranks import Ranks, counted
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, averaged
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds
@@ -64,6 +64,7 @@ class Step:
         self._resumed: list[dict] = []
         self._resumed_programs: dict[str, dict] = {}
         self._loss = None if loss_fn is None else prepare_loss(loss_fn, whole.ndata["y"], tuple(whole.ndata))
+        self._loss = self._loss if group is None or loss_fn is None else counted(self._loss, model)
         self.scorer = Scorer(whole, loss_fn, self._loss)
         self.history: History | None = None
         self.logged: dict[str, Tensor] = {}

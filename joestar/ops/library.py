@@ -8,7 +8,7 @@ One row of ``SCHEMAS`` per op. CPU tensors run its C++ kernel (``kernels/cpu.py`
 import torch
 
 from joestar.kernels import gpu_kernels, native_kernels
-from joestar.ops import composite, reference
+from joestar.ops import composite, ranks, reference
 
 # indptr is int64 over rows, indices are sources; key is int64 [3] = (seed, epoch, step).
 _CSC = "Tensor indptr, Tensor indices"
@@ -134,9 +134,9 @@ def _implementation(name: str, module):
 
 
 def keeps_tables(target) -> bool:
-    """Whether calls of an op (``torch.ops.joestar.compact.default``) share tables of the device."""
+    """Whether calls of an op (``torch.ops.joestar.compact.default``) share tables of the device, or wait for ranks."""
     namespace, _, name = target._schema.name.partition("::")
-    return namespace == "joestar" and name in KEEPS_TABLES
+    return namespace == "joestar" and (name in KEEPS_TABLES or name in ranks.SCHEMAS)
 
 
 def decompositions(device: torch.device) -> dict:
@@ -155,5 +155,6 @@ def _register() -> None:
 
 _register()
 composite.register(LIBRARY)
+ranks.register(LIBRARY)
 
 from joestar.ops import autograd, fake  # noqa: E402, F401  (they attach to the ops defined above)

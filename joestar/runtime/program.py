@@ -23,7 +23,7 @@ from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_n
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
-from joestar.lowering.rules.norm import lower_batch_norm
+from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
 from joestar.lowering.sizes import size_table
 from joestar.lowering.slots import settle_slots
 from joestar.lowering.verify import verify_capture
@@ -256,7 +256,10 @@ class Program:
         lower_batch_norm(gm)
         key = key_node(gm, captured.roles)
         table = size_table(gm, captured.roles)
-        ids = ids_node(gm, captured.roles, self.graph.ids) if has_dropout(gm) else None
+        synced = has_synced_norms(gm)
+        ids = ids_node(gm, captured.roles, self.graph.ids) if synced or has_dropout(gm) else None
+        if synced:
+            lower_synced_norms(gm, table, ids)
         lower_dropout(gm, table, key, ids)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":

@@ -2,15 +2,19 @@
 
 import contextlib
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from joestar.distributed import Group
 from joestar.distributed.division import arranged, present, share, weights
 from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, values_of
 from joestar.distributed.reduction import Reduction
 from joestar.errors import ConfigError
+from joestar.lowering.loss import Loss
+from joestar.ops import ranks as within
 from joestar.runtime.executor import Executor
 from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_again, loss_parts
 from joestar.runtime.settings import Settings
@@ -30,6 +34,7 @@ class Ranks:
         self._parts: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
+        self._synced = bool(_synced(executor.program.model))
         executor.agree = group.largest
 
     @property
@@ -100,17 +105,23 @@ class Ranks:
 
     # --- within a step ---
 
-    def before(self) -> None:
+    def before(self, state: StepState) -> None:
         """Before a forward pass that may be taken back."""
         program = self.executor.program
         if self._written[0] is not program.captured:
             self._written = program.captured, program.written
         self.reduction.before(self._written[1])
+        if self._synced:
+            others, share = within.partners(), state.share()
+            others.has_loss.copy_(share[0] != 0)
+            others.has_seeds.copy_(share[1] != 0)
 
     def reduce(self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, state: StepState):
         """Sums over the ranks: see ``Reduction``."""
         with_grad = [p for p in parameters if p.grad is not None]
-        return self.reduction(with_grad, loss, logged, ok, state.share())
+        share = state.share()
+        lacks = share[int(self._synced)] == 0
+        return self.reduction(with_grad, loss, logged, ok, share, lacks)
 
     def step(self, run: Run, long: bool) -> contextlib.AbstractContextManager:
         """Where this rank is during a step."""
@@ -135,6 +146,65 @@ class Ranks:
         return self.group.board.at(what, long=True)
 
 
+def counted(loss: Loss, model: torch.nn.Module) -> Loss:
+    """The loss, of which a rank gives no gradients, not even NaN, in a step where it has no weight.
+
+    Where statistics are those of all ranks, such a rank has gradients all the same: those of the others' losses.
+    """
+    if not _synced(model):
+        return loss
+
+    def call(outputs, y, **further):
+        outputs = tree_map(lambda v: torch.ops.joestar.counted(v) if _is_differentiable(v) else v, outputs)
+        return loss.call(outputs, y, **further)
+
+    return replace(loss, call=call)
+
+
+def _is_differentiable(value) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def check_synced(model: torch.nn.Module, whole_sample: bool) -> None:
+    """Raises ``ConfigError`` for a SyncBatchNorm whose statistics could not be those of one process.
+
+    Args:
+        whole_sample: the model works on all nodes of a sample at once.
+    """
+    norms = _synced(model)
+    if norms and whole_sample:
+        raise ConfigError(
+            f"SyncBatchNorm in {type(model).__name__}, which takes an edge_index: nodes at the rim of a rank's sample "
+            "have fewer neighbours there than in the sample of all ranks, so that statistics over them would be none "
+            "of one process. Use BatchNorm (statistics per rank), or a model of blocks: forward(self, blocks, x)."
+        )
+    if any(norm.process_group is not None for norm in norms):
+        raise ConfigError(
+            "SyncBatchNorm with a process_group of its own: statistics are those of all ranks here. Convert without: "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
+        )
+
+
+def _synced(model: torch.nn.Module) -> list[torch.nn.SyncBatchNorm]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+
+
+def _meet_within(group: Group, model: torch.nn.Module) -> None:
+    """Lets programs know of the ranks, if their statistics are to be those of all."""
+    if not _synced(model) or within.partners() is not None:
+        return
+
+    def add_up(tensor: Tensor) -> None:
+        if group.board.long:  # others may still compile, and collectives wait for less long
+            group.exchange("a sum within the first step")
+        group.add_up(tensor)
+
+    has_seeds, has_loss = torch.ones(2, dtype=torch.bool, device=group.device)
+    others = within.Partners(add_up, group.rank, group.world, has_seeds, has_loss)
+    within.meet(others)
+    group.frees(others)
+
+
 def check_single(group: Group) -> None:
     """Raises ``ConfigError`` for what one process alone can do."""
     raise ConfigError(
@@ -156,4 +226,5 @@ def join(group: Group, model, sampler, loss_fn, optimizer, options: dict) -> Non
         facts["optimizer's parameters"] = str([[list(p.shape) for p in g["params"]] for g in optimizer.param_groups])
     facts |= {name: plain(value) for name, value in options.items()}
     group.agree("joestar.compile", facts)
+    _meet_within(group, model)
     group.from_first([*model.parameters(), *model.buffers()])

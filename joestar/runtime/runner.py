@@ -182,7 +182,7 @@ class StepRunner:
     def _forward(self) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
         """Batch and forward pass: (ok, true sizes, the rest of the step, which says whether it happened)."""
         if self.ranks is not None:
-            self.ranks.before()
+            self.ranks.before(self.state)
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
         seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
@@ -238,7 +238,7 @@ class StepRunner:
         self.optimizer.refresh()
         with self.executor.program.fixed_order():
             if self.ranks is not None:
-                self.ranks.before()
+                self.ranks.before(self.state)
             outputs = self.executor.exact(run.seeds(run.position), self.state.key)
             loss, logged, pushed = self.executor.program.split(outputs)
             happens = torch.ones_like(self.state.flag)

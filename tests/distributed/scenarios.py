@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from captures import cheaper, quick
+from captures import cheaper, cheapest, quick
 from torch import nn
 
 import joestar
@@ -151,6 +151,62 @@ def normed(batch: int) -> dict:
     """An epoch of a model with BatchNorm."""
     step = step_of(model=model_of(norm="batch_norm"))
     return {"losses": epochs_of(step, ids(173), batch, 1), "state": state_of(step)}
+
+
+SYNCED = ["padded", "exact", "a rank without seeds", "a rank without known labels", "seeds twice", "plain"]
+
+
+def synced(batch: int, sync: bool = True, names=SYNCED) -> dict:
+    """A model whose BatchNorm is that of all ranks, or, without ``sync``, of a process."""
+    graph, labels = graph_of(), graph_of().ndata["y"]
+    odd_unknown = graph_of()
+    odd_unknown.ndata["y"] = torch.where(torch.arange(len(labels), device=labels.device) % 2 == 1, -100, labels)
+    twice = torch.cat([ids(60), ids(40), ids(60)])
+
+    def made(execution="padded", graph=graph, momentum=0.1, dropout=0.3):
+        model = model_of(norm="batch_norm", norm_kwargs={"momentum": momentum}, dropout=dropout, num_layers=3)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync else model
+        sampler = joestar.NeighborSampler(graph, [4, 3, 2], seed=SEED)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)  # Adam makes much of gradients that are 0
+        given = {"execution": execution, "backend": "eager", "patience": 1}
+        return joestar.compile(model, sampler, F.cross_entropy, optimizer, **given)
+
+    runs = {
+        "padded": (made, {}, ids(173), {}),
+        "exact": (made, {"execution": "exact"}, ids(81), {}),
+        "a rank without seeds": (made, {"momentum": None}, ids(81), {}),
+        "a rank without known labels": (made, {"graph": odd_unknown}, ids(81), {"shuffle": False}),
+        "seeds twice": (made, {}, twice, {}),
+        "plain": (made, {"dropout": 0.0}, ids(173), {}),
+    }
+    results = {}
+    with cheaper(cheapest):
+        for name, (make, options, idx, how) in runs.items():
+            if name in names:
+                step = make(**options)
+                losses = epochs_of(step, idx, batch, **how)
+                results[name] = {"losses": losses, "state": state_of(step), "score": step.evaluate(ids(60), 60)}
+        step = made()
+        with _too_large(step, {2, 5} if joestar.distributed.world_size() > 1 else set()):
+            losses = epochs_of(step, ids(173), batch)
+    results["overflows"] = {"losses": losses, "state": state_of(step)}
+    return results
+
+
+def synced_compiled(batch: int, sync: bool = True) -> dict:
+    """The same by Inductor, and with choices that rank 0 makes alone."""
+    from joestar.runtime import tuning
+
+    results = {}
+    for name, options in {"inductor": {"backend": "inductor"}, "tuned": {"backend": "eager", "tune": sync}}.items():
+        model, graph = model_of(norm="batch_norm"), graph_of()
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync else model
+        sampler = joestar.NeighborSampler(graph, [4, 3], seed=SEED)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = joestar.compile(model, sampler, F.cross_entropy, optimizer, **options)
+        with mock.patch.object(tuning, "SPAN", 0.0):
+            results[name] = {"losses": epochs_of(step, ids(81), batch), "state": state_of(step)}
+    return results
 
 
 def tuned(batch: int) -> dict:

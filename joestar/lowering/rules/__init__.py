@@ -12,7 +12,12 @@ from joestar.lowering.rules.pointwise_ops import POINTWISE
 
 RULES = {**rowwise.RULES, **lookup.RULES, **shapes.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
 
-_OWN = {"masked_batch_norm": norm.masked_batch_norm, "only_valid": rowwise.only_valid}
+_OWN = {
+    "masked_batch_norm": norm.masked_batch_norm,
+    "synced_batch_norm": norm.masked_batch_norm,
+    "row_parts": norm.row_parts,
+    "only_valid": rowwise.only_valid,
+}
 
 
 def rule_for(node: fx.Node):
