@@ -360,6 +360,14 @@ def fitted(batch: int, folder: str) -> dict:
     }  # fmt: skip
 
 
+def measured(task: str) -> list[dict]:
+    """The rows of ``joestar bench epoch --processes``."""
+    from joestar.bench import ranks
+
+    with cheaper(quick):
+        return ranks.measure(ranks.Task.read(task))
+
+
 # --- what differs, and what fails ---
 
 
