@@ -132,12 +132,12 @@ def over_ranks_grad(grad: Tensor, rank: int) -> Tensor:
 
 def counted(x: Tensor) -> Tensor:
     """``x``, whose gradient is zero, whatever it would be, where the loss of this rank does not count."""
-    return x.clone()
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def counted_grad(grad: Tensor) -> Tensor:
     """The gradient of ``counted``."""
-    return torch.where(_needed().has_loss, grad, torch.zeros_like(grad))
+    return torch.where(_needed().has_loss, grad, torch.zeros_like(grad)).contiguous()
 
 
 SCHEMAS = {
@@ -160,8 +160,8 @@ def register(library: torch.library.Library) -> None:
     register_fake("joestar::row_parts")(lambda ids, *_: ids.new_empty(ids.shape, dtype=torch.float64))
     register_fake("joestar::over_ranks")(lambda x, rank, world: x.new_empty((world, x.shape[0])))
     register_fake("joestar::over_ranks_grad")(lambda grad, rank: grad.new_empty((grad.shape[1],)))
-    register_fake("joestar::counted")(torch.empty_like)
-    register_fake("joestar::counted_grad")(torch.empty_like)
+    for name in ("counted", "counted_grad"):
+        register_fake(f"joestar::{name}")(lambda x: x.new_empty(x.shape))
     register_autograd(
         "joestar::over_ranks", lambda ctx, grad: (ops.over_ranks_grad(grad.contiguous(), ctx.rank), None, None),
         setup_context=_remember_rank,

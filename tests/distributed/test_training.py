@@ -265,7 +265,7 @@ def test_synchronised_batch_norm_is_that_of_plain_pytorch_on_the_batches_togethe
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     losses = []
     for epoch in range(2):
-        order = shuffled(torch.arange(173, dtype=graph.indices.dtype), scenarios.SEED, epoch)
+        order = shuffled(scenarios.ids(173).to(graph.indices.dtype), scenarios.SEED, epoch)
         for number, seeds in enumerate(order.split(2 * BATCH)):
             loss = F.cross_entropy(plain_logits(model, sampler, seeds, epoch, number), graph.ndata["y"][seeds])
             optimizer.zero_grad()
