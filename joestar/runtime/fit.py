@@ -266,7 +266,7 @@ class Fit:
         settings = self.settings
         if settings.checkpoints is None or not is_first():
             return None
-        return settings.checkpoints.write(self.step, fit={
+        return settings.checkpoints.save(self.step, fit={
             "history": asdict(self.history), "best": self.history.best, "seconds": self.seconds,
             "losses": torch.stack(self.losses) if self.losses else None,
             "logged": {name: torch.stack(values) for name, values in self.logged.items()},

@@ -20,6 +20,9 @@ from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_
 from joestar.runtime.settings import Settings
 from joestar.runtime.state import Run, StepState
 
+COMPARED = 100
+"""Calls of ``step(seeds)`` between two at which several ranks compare their parameters."""
+
 
 class Ranks:
     """One runner's part in a group: its share of every global batch, and the sum over the ranks.
@@ -49,16 +52,20 @@ class Ranks:
 
     # --- before steps ---
 
-    def check_call(self, what: str, facts: dict[str, str]) -> None:
-        """Raises ``DistributedError`` on all ranks unless they make the same call."""
-        self.group.agree(what, facts)
+    def agree_on_epoch(self, epoch, seed: int, optimizer) -> None:
+        """Raises ``DistributedError`` on all ranks unless this epoch, and the state before it, are the same."""
+        facts = _facts(
+            epoch.seeds, batch_size=epoch.batch_size, shuffle=epoch.shuffle, drop_last=epoch.drop_last,
+            epoch=epoch.number, position=epoch.position, seed=seed,
+        )  # fmt: skip
+        self.group.agree("step.epoch", facts | self._state_facts(optimizer))
 
-    def facts(self, seeds: Tensor, **given) -> dict[str, str]:
-        """What must be the same before steps over these seeds."""
-        named = {name: plain(value) for name, value in given.items()}
-        return {"seeds": f"{seeds.numel()} ids #{checksum(seeds)}", **named}
+    def agree_on_call(self, seeds: Tensor, number: int, seed: int, optimizer) -> None:
+        """The same before ``step(seeds)``; parameters are compared every ``COMPARED`` calls."""
+        facts = _facts(seeds, call=number, seed=seed)
+        self.group.agree("step(seeds)", facts | (self._state_facts(optimizer) if number % COMPARED == 1 else {}))
 
-    def state_facts(self, optimizer) -> dict[str, str]:
+    def _state_facts(self, optimizer) -> dict[str, str]:
         """Parameters, buffers and optimizer as training has made them."""
         return values_of(self.executor.program.model, optimizer)
 
@@ -144,6 +151,11 @@ class Ranks:
     def long(self, what: str) -> contextlib.AbstractContextManager:
         """What takes long within, which others wait for."""
         return self.group.board.at(what, long=True)
+
+
+def _facts(seeds: Tensor, **given) -> dict[str, str]:
+    """What must be the same before steps over these seeds."""
+    return {"seeds": f"{seeds.numel()} ids #{checksum(seeds)}", **{name: plain(value) for name, value in given.items()}}
 
 
 def counted(loss: Loss, model: torch.nn.Module) -> Loss:

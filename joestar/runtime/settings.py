@@ -9,8 +9,10 @@ import torch
 
 from joestar.distributed.facts import SAMPLE, digest, plain, text_digest
 from joestar.graph_api import Graph
-from joestar.runtime.watch import Same, Watched, is_foreign
+from joestar.runtime.watch import DYNAMIC, Same, Watched, function_of, is_foreign, own_names
 
+_ENTRIES = frozenset({"forward", "sample", "__call__"})
+"""Methods that a program is traced from."""
 _OWN_DEVICE = re.compile(r"cuda:\d+")
 
 
@@ -18,7 +20,8 @@ class Settings(Watched):
     """What ``Watched`` finds, without what differs between processes that do the same: places, identities, devices.
 
     Tensors count by shape, dtype and values, but parameters and buffers of modules without values (``model``: they come
-    from rank 0). The graph is compared elsewhere.
+    from rank 0). The graph is compared elsewhere. Methods count that are called from ``forward``, ``sample`` or the
+    loss, and attributes that those name: a trainer's writer may be on rank 0 alone.
     """
 
     def __init__(self, model: torch.nn.Module, others: dict):
@@ -36,12 +39,32 @@ class Settings(Watched):
     def _note_thing(self, path: str, value, names: frozenset[str] | None) -> None:
         if isinstance(value, Graph):
             return
+        if isinstance(value, types.MethodType) and names is not None:
+            names |= own_names(value.__func__)
         if isinstance(value, (set, frozenset)):
             self.facts[path] = ("set", *sorted(plain(entry) for entry in value))
         elif isinstance(value, np.ndarray):
             self.facts[path] = f"{value.dtype} {list(value.shape)} #{text_digest(value.tobytes().hex())}"
         else:
             super()._note_thing(path, value, names)
+
+    def _names_in(self, kind: type, names: frozenset[str] | None) -> frozenset[str] | None:
+        """Names in the methods that are called from those that programs are traced from, or that ``names`` holds."""
+        if names is None:
+            return None
+        known, methods = _ENTRIES | names, _methods(kind)
+        while todo := [name for name in methods if name in known]:
+            known = known.union(*(own_names(methods.pop(name)) for name in todo))
+        return None if DYNAMIC & known else known
+
+    def _is_part(self, name: str, names: frozenset[str] | None) -> bool:
+        return names is None or name in names
+
+
+def _methods(kind: type) -> dict[str, types.FunctionType]:
+    bases = [base for base in kind.__mro__[::-1] if base not in (torch.nn.Module, object)]
+    found = {name: function_of(value) for base in bases for name, value in vars(base).items()}
+    return {name: function for name, function in found.items() if function is not None}
 
 
 def _text(fact) -> str:

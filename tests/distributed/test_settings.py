@@ -1,9 +1,11 @@
 """What ranks compare of their scripts: every setting that a program may be traced with, and nothing else."""
 
+import io
 import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
@@ -67,6 +69,51 @@ def test_two_that_are_built_alike_are_alike():
 def test_every_setting_that_differs_is_a_difference(name):
     lines = differences([_texts(), _texts(**OTHERS[name])])
     assert any(line.startswith(f"{name}: ") for line in lines), lines
+
+
+class _Trainer:
+    """What scripts often have: a loss beside things that are one rank's alone."""
+
+    def __init__(self, rank: int, factor: float, smoothing: float):
+        self.rank, self.factor, self.smoothing = rank, factor, smoothing
+        self.writer = io.StringIO() if rank == 0 else None
+
+    def log(self, value):
+        """Rank 0 writes."""
+        if self.rank == 0:
+            self.writer.write(f"{value} {RANK}")
+
+    def loss(self, out, y):
+        """A loss, some of it in another method."""
+        return self.factor * self._smoothed(out, y)
+
+    def _smoothed(self, out, y):
+        return F.cross_entropy(out, y, label_smoothing=self.smoothing)
+
+
+RANK = 0
+
+
+class _Logging(nn.Linear):
+    """The same for a model."""
+
+    def __init__(self, rank: int):
+        super().__init__(2, 2)
+        self.rank = rank
+
+    def log(self):
+        """Not part of the forward pass."""
+        print(self.rank)
+
+
+def test_what_only_other_methods_read_is_a_rank_s_own(monkeypatch):
+    def texts(rank, factor=1.0, smoothing=0.1):
+        monkeypatch.setitem(globals(), "RANK", rank)
+        return Settings(_Logging(rank), {"loss": _Trainer(rank, factor, smoothing).loss}).texts()
+
+    assert differences([texts(0), texts(1)]) == []
+    assert differences([texts(0), texts(1, factor=2.0)]) == ["loss[1].factor: 1.0 on rank 0, 2.0 on rank 1"]
+    assert differences([texts(0), texts(1, smoothing=0.0)]) == ["loss[1].smoothing: 0.1 on rank 0, 0.0 on rank 1"]
 
 
 def test_functions_differ_by_their_code():
