@@ -16,7 +16,7 @@ from joestar.errors import ConfigError
 from joestar.lowering.loss import Loss
 from joestar.ops import ranks as within
 from joestar.runtime.executor import Executor
-from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_again, loss_parts
+from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_again, is_tried_again, loss_parts
 from joestar.runtime.settings import Settings
 from joestar.runtime.state import Run, StepState
 
@@ -79,7 +79,7 @@ class Ranks:
 
     def divided(self, order: Tensor, batch: int, epoch: int) -> tuple[Tensor, int, Tensor]:
         """This rank's part of an order: (ids ``[steps * batch]``, how many are meant, ``Run.shares``)."""
-        if epoch > 0:
+        if is_tried_again(epoch):
             first = epoch * TRIED_AGAIN % order.numel()
             check_again(self.executor.program, self._loss_parts(order), order[first : first + TRIED_AGAIN])
         own, end = share(order, batch, self.rank, self.world)
