@@ -17,7 +17,7 @@ from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
-from joestar.runtime.ranks import check_single, join
+from joestar.runtime.ranks import check_single, check_synced, join
 from joestar.runtime.update import Average, LossScale, Update
 from joestar.staged.staging import Staging
 from joestar.stages import LargeBatch, Partitions
@@ -174,11 +174,12 @@ def compile(
     if ema is not None and not 0 < ema < 1:
         raise ConfigError(f"ema must be a decay between 0 and 1, such as 0.999; got {ema!r}.")
     if group is not None:
+        check_synced(model, whole_sample)
         name = getattr(loss_fn, "__qualname__", type(loss_fn).__name__)
         clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
         further = {"loss_fn": name, "accumulate": accumulate, "loss_scale": scale, "ema": ema, "tune": tune}
         given = {"cuda_graph": graphed, **clips, **further, **run, **vars(options)}
-        join(group, model, sampler.sampler if whole_sample else sampler, optimizer, given)
+        join(group, model, sampler.sampler if whole_sample else sampler, loss_fn, optimizer, given)
     update = None
     if optimizer is not None:
         if staged is None:

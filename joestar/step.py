@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from joestar import __version__
 from joestar.distributed import Group
 from joestar.distributed.division import seeds_per_rank
-from joestar.errors import CheckpointError, ConfigError
+from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import prepare_loss
 from joestar.profile.choices import save
@@ -18,7 +17,7 @@ from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
 from joestar.pyg import SubgraphSampler
-from joestar.runtime.checkpoint import STATE_FORMAT, Checkpoints, check_state, load_into
+from joestar.runtime.checkpoint import Checkpoints
 from joestar.runtime.epochs import Epoch, check_same
 from joestar.runtime.executor import Executor
 from joestar.runtime.fit import History, Settings, copied_weights, fit
@@ -26,17 +25,15 @@ from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.inference import Inference
 from joestar.runtime.prediction import PREDICTED, logits, population, predict
 from joestar.runtime.program import Program
-from joestar.runtime.ranks import Ranks
+from joestar.runtime.ranks import Ranks, counted
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, averaged
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds
+from joestar.runtime.step_state import load_state, state_of
 from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.tuning import tune_together
 from joestar.runtime.update import Update
 from joestar.runtime.whole_graph import WholeGraph
-
-COMPARED = 100
-"""Calls of ``step(seeds)`` between two at which several ranks compare their parameters."""
 
 
 class Step:
@@ -64,6 +61,7 @@ class Step:
         self._resumed: list[dict] = []
         self._resumed_programs: dict[str, dict] = {}
         self._loss = None if loss_fn is None else prepare_loss(loss_fn, whole.ndata["y"], tuple(whole.ndata))
+        self._loss = self._loss if group is None or loss_fn is None else counted(self._loss, model)
         self.scorer = Scorer(whole, loss_fn, self._loss)
         self.history: History | None = None
         self.logged: dict[str, Tensor] = {}
@@ -178,17 +176,8 @@ class Step:
         if epoch.number < 0:
             epoch.number, self._epochs = self._epochs, self._epochs + 1
         if self.group is not None:
-            self._agree_on(epoch)
+            self._runner.ranks.agree_on_epoch(epoch, self._seed, self.optimizer)
         self._ready(epoch.seeds, epoch.batch_size)
-
-    def _agree_on(self, epoch: Epoch) -> None:
-        """Several ranks: this epoch, and the parameters that it begins with, are the same on all."""
-        ranks = self._runner.ranks
-        facts = ranks.facts(
-            epoch.seeds, batch_size=epoch.batch_size, shuffle=epoch.shuffle, drop_last=epoch.drop_last,
-            epoch=epoch.number, position=epoch.position, seed=self._seed,
-        )  # fmt: skip
-        ranks.check_call("step.epoch", facts | ranks.state_facts(self.optimizer))
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
         self._check()
@@ -283,9 +272,7 @@ class Step:
     def _one_step(self, runner: StepRunner, seeds: Tensor) -> Tensor:
         batch = seeds_per_rank(seeds.numel(), seeds.numel(), runner.world)
         if self.group is not None:
-            facts = runner.ranks.facts(seeds, call=self._calls, seed=self._seed)
-            often = self._calls % COMPARED == 1
-            runner.ranks.check_call("step(seeds)", facts | (runner.ranks.state_facts(self.optimizer) if often else {}))
+            runner.ranks.agree_on_call(seeds, self._calls, self._seed, self.optimizer)
         self._ready(seeds, batch)
         executor, number = runner.executor, -1 - self._calls
         some = population(executor, seeds, batch, self._seed, number) if executor.needs(seeds[:batch]) else None
@@ -350,20 +337,7 @@ class Step:
         those of the model, not copies. All of it can be written by ``torch.save`` and read with ``weights_only=True``;
         ``joestar.Checkpoints`` does that.
         """
-        programs = {kind: executor.state_dict() for kind, executor in self._executors.items()}
-        under_way = [epoch.state_dict() for epoch in self._unfinished()]
-        return {
-            "format": STATE_FORMAT,
-            "joestar": __version__,
-            "seed": self._seed,
-            "epochs": self._epochs,
-            "calls": self._calls,
-            "under_way": under_way + [dict(state) for state in self._resumed],
-            "model": self.model.state_dict(),
-            "optimizer": None if self._runner is None else self._runner.optimizer.optimizer.state_dict(),
-            "update": self._update.state_dict() if self._update else {},
-            "programs": self._resumed_programs | {kind: state for kind, state in programs.items() if state},
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: Mapping) -> None:
         """Takes over what ``state_dict`` returned; the next ``epoch`` goes on with the one that was under way, if any.
@@ -371,27 +345,7 @@ class Step:
         Raises:
             CheckpointError: for something else, of another format, or of a model, optimizer or program that differs.
         """
-        check_state(state)
-        if (state["optimizer"] is None) != (self._runner is None):
-            missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
-            raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
-        if self._update:
-            self._update.check_state(state.get("update", {}))
-        load_into(self.model, None if self._runner is None else self._runner.optimizer.optimizer, state)
-        if self._update:
-            self._update.load_state_dict(state.get("update", {}))
-        for epoch in self._unfinished():
-            epoch.close()
-        self._seed, self._epochs, self._calls = state["seed"], state["epochs"], state["calls"]
-        self._resumed = [dict(epoch) for epoch in state["under_way"]]
-        self._resumed_programs = dict(state["programs"])
-        for kind in list(self._resumed_programs):
-            if kind in self._executors:
-                self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
-        self._tune = self._tune and "train" not in state["programs"]
-        if self._runner is not None:
-            self._runner.state.seed = self._seed
-            self._runner.state.let_go()
+        load_state(self, state)
 
     # --- inference ---
 

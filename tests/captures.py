@@ -35,6 +35,7 @@ from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input, history_inputs, known_inputs
 from joestar.lowering.outputs import flatten, loss_and_values
+from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.runtime.features import call_model
 from joestar.runtime.program import Program
@@ -176,7 +177,8 @@ def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     if _has_sources(program.graph):
         return real(program, seeds, labels)
     try:
-        made = traced(program, seeds, labels)
+        with traced_norms():
+            made = traced(program, seeds, labels)
         verify_capture(made.gm, "Model")
         program._check_outputs(made.gm, "Model")
     except Exception:  # the capture says what is wrong

@@ -19,7 +19,7 @@ ALLOWED = {
     "graph_api": {"errors", "ops"},
     "sampling": {"errors", "graph_api", "ops"},
     "nn": {"errors", "graph_api", "ops"},
-    "data": {"errors", "graph_api", "ops"},
+    "data": {"errors", "distributed", "graph_api", "ops"},
     "partitioning": {"errors", "graph_api", "kernels", "ops"},
     "pyg": {"errors", "graph_api", "ops"},
     "lowering": {"errors", "metrics", "pyg", "sampling", "nn", "data", "graph_api", "ops"},

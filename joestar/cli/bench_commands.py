@@ -185,16 +185,24 @@ def epoch(
     dataset: Dataset = None,
     scale: Annotated[float, option("Times as many nodes and training nodes.", metavar="X")] = 1.0,
     busy: Annotated[bool, option("Look how busy the GPU is, in a further epoch.", "--busy/--no-busy")] = True,
+    gpus: Annotated[
+        str | None, option("On so many GPUs, one number after the other, instead of modes.", metavar="N,N,...")
+    ] = None,
+    processes: Annotated[str | None, option("The same with processes on --device.", metavar="N,N,...")] = None,
+    backend: Annotated[str, option("Of --gpus and --processes.", metavar="inductor|eager")] = "inductor",
     json_file: Json = None,
 ) -> None:
     """Time whole epochs of a graph that may be larger than the device, fed in every way, under one memory budget.
 
     Rows are printed, and written to the file of --json, as soon as they are there.
 
+    With --gpus, whole epochs of a graph that is on every GPU: speed-up, time and bytes of the sums over them.
+
     Examples:
         joestar bench epoch --budget 60MiB                     # on the CPU
         joestar bench epoch --device cuda --shape papers100M   # on a GPU
         joestar bench epoch --shape mag240m-c --scale 0.0001 --precision fp16
+        joestar bench epoch --gpus 1,2,4 --shape papers --models sage,gat
     """
     from joestar.bench.step import IDS, Setting
     from joestar.cli.bench import bench_epoch, numbers, words
@@ -203,6 +211,11 @@ def epoch(
         shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
         baselines=(), ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs, scale=scale,
     )  # fmt: skip
+    if gpus is not None or processes is not None:
+        from joestar.cli.bench_scaling import bench_scaling
+
+        bench_scaling(setting, gpus, processes, json_file, out(), backend)
+        return
     bench_epoch(setting, budget, MODES if modes == "all" else words(modes), json_file, out(), busy)
 
 

@@ -55,6 +55,8 @@ def launch(number: int) -> None:
 def joined(console: Console, device: str, gpus: bool) -> Iterator[Console]:
     """This process as one of those that were started, or alone; where it prints: rank 0 alone does."""
     if not is_launched():
+        if gpus:
+            _check_gpu()
         yield console
         return
     from joestar import distributed
@@ -63,3 +65,15 @@ def joined(console: Console, device: str, gpus: bool) -> Iterator[Console]:
     group = distributed.init(device=wanted)
     with distributed.announced():
         yield console if group.rank == 0 else Console(quiet=True)
+
+
+def _check_gpu() -> None:
+    """Raises ``ConfigError`` where ``--gpus 1`` finds none: training on the CPU is not what was asked for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise ConfigError(
+            f"--gpus 1 wants a GPU, and PyTorch {torch.__version__} finds none (CUDA_VISIBLE_DEVICES={shown!r}): leave "
+            "--gpus out to train on the CPU; joestar doctor says what is missing."
+        )

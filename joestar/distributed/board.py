@@ -18,6 +18,8 @@ KNOWN_WITHIN = 4.0
 """Seconds that rank 0 keeps the store for others to read there why there is no job."""
 LOST = 3
 """Times in a row that the store does not answer before it is taken for gone."""
+PERIOD, SILENCE = 1.0, 25.0
+"""Seconds between two times that a rank says where it is; seconds after which one that says nothing is dead."""
 START_SECONDS = 1800.0
 """Most seconds that ranks wait for one that is at work on something long: loading data, compiling."""
 
@@ -40,6 +42,7 @@ class Board:
         self.failed: str | None = None
         self.heard: dict[int, dict] = {}
         self._meetings = 0
+        self._news: dict[tuple[str, int], int] = {}
         self._lock = threading.Lock()
 
     # --- where a rank is ---
@@ -85,7 +88,10 @@ class Board:
     def check(self) -> None:
         """Raises ``DistributedError`` if the job has failed."""
         if self.failed is not None:
-            raise DistributedError(f"{self.failed}\nThis is rank {self.rank}, in {self.doing}.")
+            raise self._ended()
+
+    def _ended(self) -> DistributedError:
+        return DistributedError(f"{self.failed}\nThis is rank {self.rank}, in {self.doing}.")
 
     def cause(self, error: BaseException, wait: float = 3.0) -> DistributedError:
         """The error to raise where a collective failed: what its partner said, if it said something."""
@@ -97,7 +103,7 @@ class Board:
             time.sleep(0.05)
         first = str(error).strip().splitlines() or [type(error).__name__]
         if self.failed is not None:
-            return DistributedError(f"{self.failed}\nThis is rank {self.rank}, in {self.doing}.")
+            return self._ended()
         return DistributedError(
             f"rank {self.rank} waited for the others in {self.doing}, and they did not come ({first[0][:300]}). "
             f"Last heard of: {self.places() or 'nothing'}. A rank was killed, hangs, or makes other calls than this "
@@ -117,7 +123,8 @@ class Board:
             self.check()
             try:
                 self.store.set(f"meeting/{number}/{self.rank}", json.dumps([what, brought or {}]))
-                met = [json.loads(self._awaited(number, rank, what)) for rank in range(self.world)]
+                keys = [f"meeting/{number}/{rank}" for rank in range(self.world)]
+                met = [json.loads(self._awaited(key, rank, what)) for rank, key in enumerate(keys)]
                 if number:  # all have come here, so that all have read what was brought to the one before
                     self.store.delete_key(f"meeting/{number - 1}/{self.rank}")
             except DistributedError:
@@ -133,8 +140,9 @@ class Board:
             )
         return [values for _, values in met]
 
-    def _awaited(self, number: int, rank: int, what: str) -> bytes:
-        key, pause = f"meeting/{number}/{rank}", _FIRST_PAUSE
+    def _awaited(self, key: str, rank: int, what: str) -> bytes:
+        """What a rank leaves under a key of the store, once it has."""
+        pause = _FIRST_PAUSE
         began = since = time.monotonic()
         while not self.store.check([key]):
             if self.look() is not None:
@@ -151,6 +159,34 @@ class Board:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self.store.get(key)
+
+    # --- news, for which the one that tells them does not wait ---
+
+    def tell(self, what: str, news: dict) -> None:
+        """Leaves news under a name for the others, who ``hear`` them: first those that were told first."""
+        self.store.set(self._next(what, self.rank), json.dumps(news))
+
+    def hear(self, what: str, rank: int) -> dict:
+        """The next news of a rank under this name; waits for them.
+
+        Raises:
+            DistributedError: if a rank failed, or that one does not come.
+        """
+        key = self._next(what, rank)
+        with self.at(what, self.long):
+            self.check()
+            try:
+                return json.loads(self._awaited(key, rank, what))
+            except DistributedError:
+                raise
+            except RuntimeError as error:  # the store is gone
+                raise self.cause(error) from error
+
+    def _next(self, what: str, rank: int) -> str:
+        number = self._news[what, rank] = self._news.get((what, rank), 0) + 1
+        return f"news/{rank}/{number}/{what}"
+
+    # --- facts ---
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Raises ``DistributedError`` on all ranks, naming what differs, unless all bring the same facts."""
@@ -188,16 +224,12 @@ class Watch(threading.Thread):
     one that does not end within ``grace`` seconds (it hangs, or waits in a collective) is ended.
 
     Args:
-        silence: seconds after which a rank that says nothing is dead; leave: ends this process.
+        leave: ends this process; grace: seconds that it has to end by itself.
     """
 
-    def __init__(
-        self, board: Board, store, leave: Callable[[str], None], period: float = 1.0, silence: float = 25.0,
-        grace: float = 15.0,
-    ):  # fmt: skip
+    def __init__(self, board: Board, store, leave: Callable[[str], None], grace: float):
         super().__init__(name="joestar-watch", daemon=True)
-        self.board, self.store, self.leave = board, store, leave
-        self.period, self.silence, self.grace = period, silence, grace
+        self.board, self.store, self.leave, self.grace = board, store, leave, grace
         self.over = threading.Event()
         self._beats = 0
         self._last: dict[int, tuple[int, float]] = {}
@@ -205,7 +237,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Until ``over``, or the end."""
         board, lost = self.board, 0
-        while board.failed is None and not self.over.wait(self.period):
+        while board.failed is None and not self.over.wait(PERIOD):
             try:
                 self._say()
                 self._hear()
@@ -238,8 +270,8 @@ class Watch(threading.Thread):
             beat, when = self._last.get(rank, (-1, now))
             if beat != said["beat"]:
                 self._last[rank] = said["beat"], now
-            elif now - when > self.silence and not said.get("done"):
-                board.fail(f"it has said nothing for {self.silence:g} s, last in {said['doing']}: killed?", rank)
+            elif now - when > SILENCE and not said.get("done"):
+                board.fail(f"it has said nothing for {SILENCE:g} s, last in {said['doing']}: killed?", rank)
 
     def refused(self) -> None:
         """The job does not begin, for a reason that all ranks find by themselves; this one is not heard of any more."""

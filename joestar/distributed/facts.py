@@ -7,6 +7,8 @@ from torch import Tensor
 
 SAMPLE = 1 << 16
 """Entries of a large tensor that are looked at, spread over all of it."""
+CHUNK = 1 << 20
+"""Entries that a checksum is taken of at once."""
 _ADDRESSES = (" at 0x", "object at")
 
 
@@ -67,27 +69,23 @@ def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def checksum(tensor: Tensor) -> int:
-    """A sum over the bits of all values, each by its place: it waits for the device once."""
+    """A sum over the bits of all values, each by its place: it waits for the device once.
+
+    It takes memory for ``CHUNK`` entries, beside a copy of a tensor that is not contiguous.
+    """
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return 0
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    words = (flat.to(torch.uint8) if flat.dtype == torch.bool else flat).contiguous().view(sizes[flat.element_size()])
-    place = torch.arange(words.numel(), device=words.device) * 2 + 1
-    return int((words.to(torch.int64) * place).sum())
-
-
-def sampler_facts(sampler) -> dict[str, str]:
-    """Its class, and its attributes as far as they are plain."""
-    facts = {"sampler": type(sampler).__name__}
-    for name, value in sorted(getattr(sampler, "__dict__", {}).items()):
-        if isinstance(value, Tensor):
-            facts[f"sampler.{name}"] = f"{value.dtype} {list(value.shape)} #{digest(value, SAMPLE)}"
-        elif isinstance(value, (bool, int, float, str, tuple, list, type(None))):
-            facts[f"sampler.{name}"] = plain(value)
-    return facts
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    words = flat.contiguous().view(sizes[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), CHUNK):
+        some = words[start : start + CHUNK]
+        place = torch.arange(start, start + some.numel(), device=words.device)
+        total += place.mul_(2).add_(1).mul_(some).sum()
+    return int(total)
 
 
 def plain(value) -> str:

@@ -2,29 +2,45 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from joestar import errors
 from joestar.distributed.board import Board
 from joestar.distributed.place import Place
-from joestar.errors import DistributedError
+from joestar.errors import DistributedError, JoestarError
 
 
 class Group:
     """All ranks. Whatever waits for others is named, ends when one of them has failed, and says so.
 
     Attributes:
-        rank, world: of this process, and how many there are; device: its own; timeout: seconds.
+        place: of this process; device: its own; hosts: name of every rank's.
         board: what ranks tell one another beside collectives.
     """
 
-    def __init__(self, place: Place, device: torch.device, board: Board):
-        self.place, self.device, self.board = place, device, board
-        self.rank, self.world, self.timeout = place.rank, place.world, board.timeout
+    def __init__(self, place: Place, device: torch.device, board: Board, hosts: list[str]):
+        self.place, self.device, self.board, self.hosts = place, device, board, hosts
         self._graphs: weakref.WeakSet = weakref.WeakSet()
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.place.rank
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return self.place.world
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that ranks wait for one that is not known to be at work on something long."""
+        return self.board.timeout
 
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.world}, {self.device})"
@@ -47,6 +63,47 @@ class Group:
     def check(self) -> None:
         """Raises ``DistributedError`` if the job has failed."""
         self.board.check()
+
+    # --- one after the other ---
+
+    def only_first(self, what: str, work: Callable[[], str]) -> str:
+        """What ``work`` returns on rank 0, which alone does it, and waits for none; the others wait for its outcome.
+
+        Raises:
+            JoestarError: what ``work`` raised, on all ranks that wait for it.
+        """
+        return self._led(what, work) if self.rank == 0 else self._outcome(what, 0)
+
+    def in_turn(self, what: str, work: Callable[[], Any]) -> Any:
+        """``work`` on all ranks: rank 0 first, then the first rank of every other host, then the others.
+
+        For work that leaves files behind, which those that come later find. What it raises on a rank that goes first is
+        raised on those that wait for it.
+        """
+        for leader in dict.fromkeys((0, self.hosts.index(self.hosts[self.rank]))):
+            if self.rank == leader:
+                return self._led(what, work)
+            self._outcome(what, leader)
+        return work()
+
+    def _led(self, what: str, work: Callable[[], Any]) -> Any:
+        try:
+            with self.board.at(what, long=True):
+                result = work()
+        except Exception as error:
+            self.board.tell(what, {"error": type(error).__name__, "text": str(error)})
+            raise
+        self.board.tell(what, {"text": result if isinstance(result, str) else ""})
+        return result
+
+    def _outcome(self, what: str, leader: int) -> str:
+        said = self.board.hear(what, leader)
+        if "error" not in said:
+            return said["text"]
+        kind = getattr(errors, said["error"], None)
+        if isinstance(kind, type) and issubclass(kind, JoestarError):
+            raise kind(f"{said['text']} (So rank {leader} found; this is rank {self.rank}, which waited for it.)")
+        raise DistributedError(f"rank {leader} failed in {what}: {said['error']}: {said['text']}")
 
     # --- tensors ---
 

@@ -41,22 +41,23 @@ class Reduction:
         self._kept = [buffer.clone() for buffer in buffers]
 
     def __call__(
-        self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, shares: Tensor
+        self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, shares: Tensor, lacks: Tensor
     ) -> tuple[Tensor, list[Tensor], Tensor]:
         """Sets the gradients to their sums: (the loss of the global batch, what is logged with it, ok on all ranks).
 
         Args:
             parameters: that have gradients; loss, logged, ok: 0-d, of this rank.
             shares: float64 ``[2 + len(logged)]``: this rank's part of the loss, of the seeds, of each logged value.
+            lacks: 0-d bool, whether this rank's gradients are none, whatever they are.
         """
         means = [buffer for buffer in self._buffers if buffer.dtype.is_floating_point]
         layout = self._layout([p.grad for p in parameters], means, loss, len(logged))
-        flat, pieces, absent = layout.flat, layout.pieces, shares[0] == 0
+        flat, pieces = layout.flat, layout.pieces
         grads, statistics, (values, void) = pieces[: len(parameters)], pieces[len(parameters) : -2], pieces[-2:]
         with torch.no_grad():
             if grads:
                 foreach_copy(grads, [p.grad for p in parameters])
-                layout.gradients.masked_fill_(absent, 0.0)
+                layout.gradients.masked_fill_(lacks, 0.0)
             for piece, buffer in zip(statistics, means, strict=True):
                 piece.copy_(_part(buffer.to(flat.dtype), shares[1]))
             own = torch.stack([value.detach().to(flat.dtype) for value in (loss, *logged)])

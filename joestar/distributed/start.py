@@ -84,7 +84,8 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
     _watch.start()
     _tell_failures(board)
     try:
-        check_devices([Found(**each) for each in board.exchange("joestar.distributed.init", found.facts())])
+        all_found = [Found(**each) for each in board.exchange("joestar.distributed.init", found.facts())]
+        check_devices(all_found)
         board.agree("joestar.distributed.init (versions)", {
             "joestar": __version__, "torch": torch.__version__, "Python": platform.python_version(),
             "timeout": f"{timeout:g} s",
@@ -101,7 +102,7 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
             world_size=place.world, timeout=timedelta(seconds=timeout), device_id=own if own.type == "cuda" else None,
         )  # fmt: skip
     atexit.register(shutdown)
-    _group = Group(place, own, board)
+    _group = Group(place, own, board, [each.host for each in all_found])
     return _group
 
 

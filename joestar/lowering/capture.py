@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
-from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.origin import node_line
+from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
 from joestar.torch_private import (
     DeviceContext,
@@ -157,7 +157,7 @@ def _read(
     stand_ins = substituted(sampling is SubgraphSampler.sample)
     try:
         try:
-            with dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages(), stand_ins:
+            with dynamo.config.patch({**_RNN, **_NO_COLLECTION}), traced_norms(), stand_ins:
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

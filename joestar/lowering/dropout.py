@@ -94,11 +94,11 @@ def _keyed(
         if p == 1:
             new = gm.graph.call_function(torch.ops.aten.zeros_like.default, (x,))
         elif rows in table.ids:
-            ids = _known_by(gm, table.ids[rows], node_ids)
+            ids = known_by(gm, table.ids[rows], node_ids)
             new = gm.graph.call_function(ops.keyed_dropout.default, (x, ids, key, site, p, *flags))
         elif rows in table.edges:
             indptr, dsts = table.edges[rows]
-            ids = _known_by(gm, dsts, node_ids)
+            ids = known_by(gm, dsts, node_ids)
             new = gm.graph.call_function(ops.keyed_edge_dropout.default, (x, indptr, ids, key, site, p, *flags[1:]))
         elif rows is None:
             count, options = torch.ops.aten.arange.default, {"device": value.device}
@@ -114,7 +114,7 @@ def _keyed(
     return new
 
 
-def _known_by(gm: fx.GraphModule, nodes: fx.Node, node_ids: fx.Node | None) -> fx.Node:
+def known_by(gm: fx.GraphModule, nodes: fx.Node, node_ids: fx.Node | None) -> fx.Node:
     """What nodes are known by: themselves, or their rows of ``node_ids``."""
     if node_ids is None:
         return nodes

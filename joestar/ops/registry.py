@@ -61,8 +61,8 @@ class Op:
             neither: they have. padding: what a padded graph does about the op.
         adapt: implementation -> what runs in its place, on any device.
         dissolved: devices on which Inductor compiles the reference, fused into what surrounds it.
-        keeps_tables: whether it writes a table of the device which outlives the call: calls must be ordered, on one
-            stream or by events.
+        keeps_tables: whether it writes a table of the device which outlives the call, or waits for other ranks: calls
+            must be ordered, on one stream or by events.
         makes: the set that it makes. loops: if it gives (offsets, sources, ...) of its first argument's rows with
             self-loops: ``"all"`` if each row certainly gets one more edge, else ``"some"``.
         padded_ids: if it gives ids, whose those in padded entries are: the ``"batch"``'s or only the ``"graph"``'s.

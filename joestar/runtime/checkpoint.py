@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joestar.distributed import is_first
+from joestar.distributed import current
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 
 STATE_FORMAT = 1
@@ -107,19 +107,27 @@ class Checkpoints:
     def save(self, step, **more: Any) -> Path:
         """Writes the state of a ``Step``, and anything else made of tensors, numbers, strings and containers.
 
-        Of several ranks (``joestar.distributed``) only rank 0 writes: the state is the same on all.
+        Of several ranks (``joestar.distributed``) only rank 0 writes: the state is the same on all. The others wait
+        until the file is there; rank 0 may save alone.
 
         Returns:
             The file. Older ones beyond ``keep`` are gone.
 
         Raises:
-            ConfigError: if it cannot be written (a full disk?); the older ones are still there then.
+            ConfigError: if it cannot be written (a full disk?), on all ranks; the older ones are still there then.
         """
+        group = current()
+        if group is None:
+            return self.write(step, **more)
+        state = step if isinstance(step, Mapping) else step.state_dict()
+        what = f"Checkpoints.save in {self.folder}, {_moment(state)}"
+        return Path(group.only_first(what, lambda: str(self.write(state, **more))))
+
+    def write(self, step, **more: Any) -> Path:
+        """``save``, in this process whatever its rank."""
         state = step if isinstance(step, Mapping) else step.state_dict()
         paths = self.paths()
         path = self.folder / f"checkpoint-{_number(paths[-1]) + 1 if paths else 1:09d}.pt"
-        if not is_first():
-            return path
         write_checkpoint(path, {"step": dict(state), **self.extra, **more})
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)
@@ -245,6 +253,12 @@ def _plain(value: Any, where: str) -> Any:
         f"{where} is a {type(value).__name__}: a checkpoint holds tensors, numbers, strings, lists and dicts of them, "
         "so that reading one runs no code."
     )
+
+
+def _moment(state: Mapping) -> str:
+    """When a state was taken: ranks that save together do it after the same steps."""
+    steps = [epoch["position"] for epoch in state.get("under_way", ())]
+    return f"after {state.get('epochs')} epochs begun, {state.get('calls')} calls, steps {steps}"
 
 
 def _number(path: Path) -> int:

@@ -102,7 +102,7 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
 
     def _taken(self, position: int) -> Tensor:
         """The seeds of a step."""
-        return self._run.seeds(position).clone()
+        return self._run.own_seeds(position).clone()
 
     def _ahead(self) -> None:
         """Before every step."""

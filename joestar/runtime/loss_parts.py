@@ -18,6 +18,8 @@ from joestar.lowering.outputs import loss_and_values
 MEAN, SUM = "mean", "sum"
 TRIED = 256
 """Seeds of the trial, besides one of every class."""
+TRIED_AGAIN = 128
+"""Seeds of the trials before further epochs: others each time."""
 
 
 @dataclass
@@ -56,8 +58,37 @@ def loss_parts(program, seeds: Tensor) -> LossParts:
         return LossParts(SUM, None, trial.logged_kinds(), trial.whole[0])
     raise ConfigError(
         f"{program.loss.name} is neither a mean nor a sum over the seeds of a batch (the loss of a batch does not "
-        "follow from those of its parts), so that several ranks cannot divide it. Give a loss that is one: losses that "
-        "compare seeds with one another, or divide by what they count, see only a rank's share."
+        f"follow from those of its parts), so that several ranks cannot divide it. {_REMEDY}"
+    )
+
+
+_REMEDY = (
+    "Give a loss that is one: losses that compare seeds with one another, or divide by what they count, see only a "
+    "rank's share."
+)
+
+
+def is_tried_again(epoch: int) -> bool:
+    """Before the next eight epochs, then ever more rarely: a trial takes about a millisecond."""
+    return 0 < epoch <= 8 or (epoch > 0 and epoch & (epoch - 1) == 0)
+
+
+def check_again(program, found: LossParts, seeds: Tensor) -> None:
+    """Tries some other seeds, of which the loss must be made up in the way that was found before.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    nodes = torch.cat([seeds, seeds]) if len(seeds) == 1 else seeds
+    weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu")
+    if found.rows is not None:
+        weights = found.rows(nodes).cpu()
+    trial = _Trial(program, nodes)
+    if trial.is_sum() if found.kind == SUM else not weights.any() or trial.is_mean(weights):
+        return
+    raise ConfigError(
+        f"{program.loss.name} looked like a {found.kind} over the seeds of a batch, and is none for the {len(nodes)} "
+        f"seeds from {int(nodes[0])} on: a part of it is shared by few seeds. Several ranks cannot divide it. {_REMEDY}"
     )
 
 

@@ -10,6 +10,7 @@ from joestar.graph_api import Block, SamplingContext
 from joestar.lowering import causes
 from joestar.lowering.outputs import flatten, leaf_names, loss_and_values
 from joestar.lowering.sizes import same_size
+from joestar.lowering.traced_norms import traced_norms
 from joestar.runtime.features import call_model
 
 
@@ -29,7 +30,7 @@ def raise_own_error(program, seeds: Tensor, key: Tensor) -> None:
         blocks = program.sampler.sample(program.graph.with_context(SamplingContext(key)), seeds)
         if program.graph.positions is not None:
             blocks = [_of_first_node(block) for block in blocks]
-        with torch.autocast(device, autocast, autocast is not None):
+        with torch.autocast(device, autocast, autocast is not None), traced_norms(alone=True):
             outputs, tensors = call_model(model, blocks, program.graph.ndata.get("x")), []
         structure = flatten(outputs, tensors, f"{type(program.model).__name__}.forward")
         check_rows(tensors, structure, seeds.numel(), program.loss is None, program.origin)

@@ -2,9 +2,7 @@
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx
@@ -25,7 +23,7 @@ from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_n
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
-from joestar.lowering.rules.norm import lower_batch_norm
+from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
 from joestar.lowering.sizes import size_table
 from joestar.lowering.slots import settle_slots
 from joestar.lowering.verify import verify_capture
@@ -36,41 +34,9 @@ from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.modes import TrainingModes
+from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version
-
-
-@dataclass
-class Options:
-    """How programs are compiled.
-
-    Attributes:
-        backend: ``inductor`` or ``eager``; autocast: dtype, or ``None``.
-        disable_passes: names of passes to leave out; rewrite_limit: rewrites that may happen in all.
-        choices: ``"kind:name" -> option`` at places where several forms are correct (``fusion.Site``).
-        deterministic: fix the order of every sum.
-    """
-
-    backend: str = "inductor"
-    disable_passes: tuple[str, ...] = ()
-    autocast: torch.dtype | None = None
-    choices: dict[str, str] = field(default_factory=dict)
-    rewrite_limit: int | None = None
-    deterministic: bool = False
-
-
-@dataclass
-class Phases:
-    """Seconds spent per phase of compiling."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def timed(self, name: str, work: Callable):
-        """Runs ``work`` and adds its time to the phase."""
-        start = time.perf_counter()
-        result = work()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        return result
 
 
 class Program:
@@ -257,7 +223,10 @@ class Program:
         lower_batch_norm(gm)
         key = key_node(gm, captured.roles)
         table = size_table(gm, captured.roles)
-        ids = ids_node(gm, captured.roles, self.graph.ids) if has_dropout(gm) else None
+        synced = has_synced_norms(gm)
+        ids = ids_node(gm, captured.roles, self.graph.ids) if synced or has_dropout(gm) else None
+        if synced:
+            lower_synced_norms(gm, table, ids)
         lower_dropout(gm, table, key, ids)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         if self.kind == "train":

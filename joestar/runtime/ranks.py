@@ -2,18 +2,26 @@
 
 import contextlib
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from joestar.distributed import Group
 from joestar.distributed.division import arranged, present, share, weights
-from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, sampler_facts, values_of
+from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, values_of
 from joestar.distributed.reduction import Reduction
 from joestar.errors import ConfigError
+from joestar.lowering.loss import Loss
+from joestar.ops.step import ranks as within
 from joestar.runtime.executor import Executor
-from joestar.runtime.loss_parts import MEAN, SUM, LossParts, loss_parts
+from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_again, is_tried_again, loss_parts
+from joestar.runtime.settings import Settings
 from joestar.runtime.state import Run, StepState
+from joestar.torch_private import tree_map
+
+COMPARED = 100
+"""Calls of ``step(seeds)`` between two at which several ranks compare their parameters."""
 
 
 class Ranks:
@@ -21,32 +29,43 @@ class Ranks:
 
     Args:
         group: the ranks; executor: of the ``train`` program, whose bounds are agreed on from now on.
-
-    Attributes:
-        world: number of ranks.
     """
 
     def __init__(self, group: Group, executor: Executor):
         self.group, self.executor = group, executor
-        self.rank, self.world = group.rank, group.world
         self.reduction = Reduction(group)
         self._parts: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
+        self._synced = bool(_synced(executor.program.model))
         executor.agree = group.largest
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.group.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.group.world
 
     # --- before steps ---
 
-    def check_call(self, what: str, facts: dict[str, str]) -> None:
-        """Raises ``DistributedError`` on all ranks unless they make the same call."""
-        self.group.agree(what, facts)
+    def agree_on_epoch(self, epoch, seed: int, optimizer) -> None:
+        """Raises ``DistributedError`` on all ranks unless this epoch, and the state before it, are the same."""
+        facts = _facts(
+            epoch.seeds, batch_size=epoch.batch_size, shuffle=epoch.shuffle, drop_last=epoch.drop_last,
+            epoch=epoch.number, position=epoch.position, seed=seed,
+        )  # fmt: skip
+        self.group.agree("step.epoch", facts | self._state_facts(optimizer))
 
-    def facts(self, seeds: Tensor, **given) -> dict[str, str]:
-        """What must be the same before steps over these seeds."""
-        named = {name: plain(value) for name, value in given.items()}
-        return {"seeds": f"{seeds.numel()} ids #{checksum(seeds)}", **named}
+    def agree_on_call(self, seeds: Tensor, number: int, seed: int, optimizer) -> None:
+        """The same before ``step(seeds)``; parameters are compared every ``COMPARED`` calls."""
+        facts = _facts(seeds, call=number, seed=seed)
+        self.group.agree("step(seeds)", facts | (self._state_facts(optimizer) if number % COMPARED == 1 else {}))
 
-    def state_facts(self, optimizer) -> dict[str, str]:
+    def _state_facts(self, optimizer) -> dict[str, str]:
         """Parameters, buffers and optimizer as training has made them."""
         return values_of(self.executor.program.model, optimizer)
 
@@ -58,10 +77,18 @@ class Ranks:
             self.group.exchange("the first step of an epoch or a call")
         self.group.board.settle()
 
-    def divided(self, order: Tensor, batch: int) -> tuple[Tensor, int, Tensor]:
+    def divided(self, order: Tensor, batch: int, epoch: int) -> tuple[Tensor, int, Tensor]:
         """This rank's part of an order: (ids ``[steps * batch]``, how many are meant, ``Run.shares``)."""
+        if is_tried_again(epoch):
+            first = epoch * TRIED_AGAIN % order.numel()
+            check_again(self.executor.program, self._loss_parts(order), order[first : first + TRIED_AGAIN])
         own, end = share(order, batch, self.rank, self.world)
         return own, end, self._shares(order, batch)
+
+    def owned(self, order: Tensor, batch: int) -> int:
+        """Steps over an order in which this rank has seeds of its own: the last one may lack them."""
+        full, rest = divmod(order.numel(), batch * self.world)
+        return full + (rest > self.rank)
 
     def _shares(self, order: Tensor, batch: int) -> Tensor:
         parts = self._loss_parts(order)
@@ -85,17 +112,23 @@ class Ranks:
 
     # --- within a step ---
 
-    def before(self) -> None:
+    def before(self, state: StepState) -> None:
         """Before a forward pass that may be taken back."""
         program = self.executor.program
         if self._written[0] is not program.captured:
             self._written = program.captured, program.written
         self.reduction.before(self._written[1])
+        if self._synced:
+            others, share = within.partners(), state.share()
+            others.has_loss.copy_(share[0] != 0)
+            others.has_seeds.copy_(share[1] != 0)
 
     def reduce(self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, state: StepState):
         """Sums over the ranks: see ``Reduction``."""
         with_grad = [p for p in parameters if p.grad is not None]
-        return self.reduction(with_grad, loss, logged, ok, state.share())
+        share = state.share()
+        lacks = share[int(self._synced)] == 0
+        return self.reduction(with_grad, loss, logged, ok, share, lacks)
 
     def step(self, run: Run, long: bool) -> contextlib.AbstractContextManager:
         """Where this rank is during a step."""
@@ -120,6 +153,70 @@ class Ranks:
         return self.group.board.at(what, long=True)
 
 
+def _facts(seeds: Tensor, **given) -> dict[str, str]:
+    """What must be the same before steps over these seeds."""
+    return {"seeds": f"{seeds.numel()} ids #{checksum(seeds)}", **{name: plain(value) for name, value in given.items()}}
+
+
+def counted(loss: Loss, model: torch.nn.Module) -> Loss:
+    """The loss, of which a rank gives no gradients, not even NaN, in a step where it has no weight.
+
+    Where statistics are those of all ranks, such a rank has gradients all the same: those of the others' losses.
+    """
+    if not _synced(model):
+        return loss
+
+    def call(outputs, y, **further):
+        outputs = tree_map(lambda v: torch.ops.joestar.counted(v) if _is_differentiable(v) else v, outputs)
+        return loss.call(outputs, y, **further)
+
+    return replace(loss, call=call)
+
+
+def _is_differentiable(value) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def check_synced(model: torch.nn.Module, whole_sample: bool) -> None:
+    """Raises ``ConfigError`` for a SyncBatchNorm whose statistics could not be those of one process.
+
+    Args:
+        whole_sample: the model works on all nodes of a sample at once.
+    """
+    norms = _synced(model)
+    if norms and whole_sample:
+        raise ConfigError(
+            f"SyncBatchNorm in {type(model).__name__}, which takes an edge_index: nodes at the rim of a rank's sample "
+            "have fewer neighbours there than in the sample of all ranks, so that statistics over them would be none "
+            "of one process. Use BatchNorm (statistics per rank), or a model of blocks: forward(self, blocks, x)."
+        )
+    if any(norm.process_group is not None for norm in norms):
+        raise ConfigError(
+            "SyncBatchNorm with a process_group of its own: statistics are those of all ranks here. Convert without: "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
+        )
+
+
+def _synced(model: torch.nn.Module) -> list[torch.nn.SyncBatchNorm]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+
+
+def _meet_within(group: Group, model: torch.nn.Module) -> None:
+    """Lets programs know of the ranks, if their statistics are to be those of all."""
+    if not _synced(model) or within.partners() is not None:
+        return
+
+    def add_up(tensor: Tensor) -> None:
+        if group.board.long:  # others may still compile, and collectives wait for less long
+            group.exchange("a sum within the first step")
+        group.add_up(tensor)
+
+    has_seeds, has_loss = torch.ones(2, dtype=torch.bool, device=group.device)
+    others = within.Partners(add_up, group.rank, group.world, has_seeds, has_loss)
+    within.meet(others)
+    group.frees(others)
+
+
 def check_single(group: Group) -> None:
     """Raises ``ConfigError`` for what one process alone can do."""
     raise ConfigError(
@@ -128,16 +225,18 @@ def check_single(group: Group) -> None:
     )
 
 
-def join(group: Group, model, sampler, optimizer, options: dict) -> None:
+def join(group: Group, model, sampler, loss_fn, optimizer, options: dict) -> None:
     """Before anything is compiled: all ranks have the same, and start from the parameters and buffers of rank 0.
 
     Raises:
         DistributedError: on all ranks, with what differs.
     """
-    facts = graph_facts(sampler.graph) | model_facts(model) | sampler_facts(sampler)
-    facts["optimizer"] = type(optimizer).__name__
+    facts = graph_facts(sampler.graph) | model_facts(model)
+    facts |= Settings(model, {"sampler": sampler} | ({} if loss_fn is None else {"loss": loss_fn})).texts()
+    facts |= {"sampler.seed": plain(getattr(sampler, "seed", 0)), "optimizer": type(optimizer).__name__}
     if optimizer is not None:
         facts["optimizer's parameters"] = str([[list(p.shape) for p in g["params"]] for g in optimizer.param_groups])
     facts |= {name: plain(value) for name, value in options.items()}
     group.agree("joestar.compile", facts)
+    _meet_within(group, model)
     group.from_first([*model.parameters(), *model.buffers()])

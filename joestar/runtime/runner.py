@@ -98,9 +98,9 @@ class StepRunner:
 
     def _begin_share(self, order: Tensor, batch: int, epoch: int, population: Tensor | None) -> Run:
         self.ranks.prepare(order, batch, self.seed, epoch, population)
-        own, end, shares = self.ranks.divided(order, batch)
+        own, end, shares = self.ranks.divided(order, batch, epoch)
         run = self._new_run(own, batch, epoch)
-        run.end, run.shares = end, shares
+        run.end, run.shares, run.owned = end, shares, self.ranks.owned(order, batch)
         return run
 
     def _new_run(self, order: Tensor, batch: int, epoch: int) -> Run:
@@ -183,7 +183,7 @@ class StepRunner:
     def _forward(self) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
         """Batch and forward pass: (ok, true sizes, the rest of the step, which says whether it happened)."""
         if self.ranks is not None:
-            self.ranks.before()
+            self.ranks.before(self.state)
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
         seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
@@ -239,7 +239,7 @@ class StepRunner:
         self.optimizer.refresh()
         with self.executor.program.fixed_order():
             if self.ranks is not None:
-                self.ranks.before()
+                self.ranks.before(self.state)
             outputs = self.executor.exact(run.seeds(run.position), self.state.key)
             loss, logged, pushed = self.executor.program.split(outputs)
             happens = torch.ones_like(self.state.flag)

@@ -24,6 +24,8 @@ class Run:
         end: position in ``order`` of the first seed that is not to be taken, where that is not its end.
         shares: what this rank's loss, seeds and logged values count for in every step, float64 ``[steps, 2 + L]``; for
             several ranks.
+        owned: steps, from the first, in which this rank has seeds of its own, where that is not all of them: a rank
+            without gets one with weight zero, so that it makes the step.
     """
 
     order: Tensor
@@ -37,6 +39,7 @@ class Run:
     filled: slice | None = None
     end: int | None = None
     shares: Tensor | None = None
+    owned: int | None = None
 
     @property
     def known(self) -> Tensor:
@@ -52,6 +55,10 @@ class Run:
         """The seeds of a step."""
         last = (position + 1) * self.batch
         return self.order[position * self.batch : last if self.end is None else min(last, self.end)]
+
+    def own_seeds(self, position: int) -> Tensor:
+        """The seeds of a step that count for this rank: none, where it has none."""
+        return self.seeds(position) if self.owned is None or position < self.owned else self.order[:0]
 
     def loss(self, position: int) -> Tensor:
         """The loss of a step, a 0-d tensor of its own."""

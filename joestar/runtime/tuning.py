@@ -18,6 +18,7 @@ from joestar.errors import ConfigError, PaddingError
 from joestar.fusion import Site
 from joestar.locks import synchronize
 from joestar.ops.determinism import is_deterministic
+from joestar.ops.step.ranks import alone
 from joestar.profile import tuner
 from joestar.profile.choices import Found, cache_key, recall, remember
 from joestar.profile.facts import graph_facts, program_hash
@@ -187,7 +188,8 @@ def tune_together(runner: StepRunner, seeds: Tensor, batch: int) -> TuningRecord
         if ranks.rank == 0:
             runner.ranks = None
             try:
-                record = tune(runner, seeds, batch)
+                with alone():
+                    record = tune(runner, seeds, batch)
             finally:
                 runner.ranks = ranks
         own = {site.key: site.taken for site in executor.program.sites if site.key not in variants.pinned}

@@ -32,7 +32,7 @@ _HOOKS = (
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 """What PyTorch keeps in every module; ``training`` is followed elsewhere (``TrainingModes``)."""
-_DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
+DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _NOTED = 5000
@@ -187,8 +187,8 @@ class Watched:
         """Notes type and attributes; returns what names code knows that reaches them."""
         self.facts[f"type({path})"] = Same(type(owner))
         self._types.append((owner, type(owner)))
-        self._note_class(type(owner))
-        own = _names_in(type(owner))
+        own = self._names_in(type(owner), names)
+        self._note_class(type(owner), own)
         names = None if names is None or own is None else names | own
         if hasattr(owner, "__dict__"):
             self._remember(vars(owner))
@@ -228,15 +228,25 @@ class Watched:
 
     # --- code ---
 
-    def _note_class(self, kind: type) -> None:
+    def _names_in(self, kind: type, names: frozenset[str] | None) -> frozenset[str] | None:
+        """What the code of a class names; ``names`` does code that can reach an object of it."""
+        return _names_in(kind)
+
+    def _is_part(self, name: str, names: frozenset[str] | None) -> bool:
+        """Whether a method or constant of a class counts, where code of the class names these."""
+        return True
+
+    def _note_class(self, kind: type, names: frozenset[str] | None) -> None:
         """Methods and constants of classes that are the user's own."""
         for base in kind.__mro__:
-            if base in self._classes or _is_foreign(base):
+            if base in self._classes or is_foreign(base):
                 continue
             self._classes.add(base)
             self._remember(vars(base))
             for name, value in sorted(vars(base).items()):
-                function = _function(value)
+                if not self._is_part(name, names):
+                    continue
+                function = function_of(value)
                 if function is not None:
                     self._note_function(f"{base.__qualname__}.{name}", function, inner=name != "__init__")
                 elif isinstance(value, _PLAIN) and not (name.startswith("__") and name.endswith("__")):
@@ -246,10 +256,10 @@ class Watched:
         """A function, what it closes over, its defaults, and the globals that it names."""
         self.facts[path] = Same(function)
         self._keep.append(function)
-        if not inner or _is_foreign(function):
+        if not inner or is_foreign(function):
             return
         names = _names_of(function)
-        names = None if _DYNAMIC & names else names
+        names = None if DYNAMIC & names else names
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__" and _filled(cell):
                 self._note(f"{path}'s {name}", cell.cell_contents, names)
@@ -302,7 +312,7 @@ def _filled(cell: types.CellType) -> bool:
         return False
 
 
-def _function(value) -> types.FunctionType | None:
+def function_of(value) -> types.FunctionType | None:
     """The function behind an entry of a class."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
@@ -331,7 +341,7 @@ def _names_of(function: types.FunctionType) -> frozenset[str]:
     found, todo, done = set(), [function], set()
     while todo:
         function = todo.pop()
-        if function in done or _is_foreign(function):
+        if function in done or is_foreign(function):
             continue
         done.add(function)
         names = {name for code in _codes(function.__code__) for name in code.co_names}
@@ -350,19 +360,20 @@ def _names_in(kind: type) -> frozenset[str] | None:
     if kind not in _NAMES:
         bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
         entries = [value for base in bases for name, value in vars(base).items() if name != "__init__"]
-        functions = [function for function in map(_function, entries) if function is not None]
-        names = frozenset().union(*map(_own_names, functions))
-        _NAMES[kind] = None if _DYNAMIC & names else names
+        functions = [function for function in map(function_of, entries) if function is not None]
+        names = frozenset().union(*map(own_names, functions))
+        _NAMES[kind] = None if DYNAMIC & names else names
     return _NAMES[kind]
 
 
-def _own_names(function: types.FunctionType) -> frozenset[str]:
-    if _is_foreign(function):  # a layer of PyTorch: its own names are enough
-        return frozenset(name for code in _codes(function.__code__) for name in code.co_names) - _DYNAMIC
+def own_names(function: types.FunctionType) -> frozenset[str]:
+    """Names in a function's code, of the user's also in that of the functions that it names."""
+    if is_foreign(function):  # a layer of PyTorch: its own names are enough
+        return frozenset(name for code in _codes(function.__code__) for name in code.co_names) - DYNAMIC
     return _names_of(function)
 
 
-def _is_foreign(thing) -> bool:
+def is_foreign(thing) -> bool:
     """Whether a class or function is Python's, PyTorch's or of an installed package, not the user's."""
     module = getattr(thing, "__module__", None) or ""
     root = module.partition(".")[0]
@@ -378,7 +389,7 @@ def _is_open(value) -> bool:
     """Whether an object's attributes are settings: it is the user's, a dataclass or a namespace."""
     if isinstance(value, (Namespace, types.SimpleNamespace)) or dataclasses.is_dataclass(value):
         return True
-    return not _is_foreign(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
+    return not is_foreign(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
 
 
 def _attributes(value) -> dict:

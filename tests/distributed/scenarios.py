@@ -3,18 +3,23 @@
 import os
 import signal
 import threading
+from importlib import import_module
+from unittest import mock
 
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from captures import cheaper, quick
+from captures import cheaper, cheapest, quick, real
 from torch import nn
 
 import joestar
 import joestar.api
 import joestar.distributed
 import joestar.step
+from joestar.runtime import checkpoint
+from joestar.runtime.loss_parts import _tried
 from joestar.runtime.program import Program
+from joestar.runtime.seeds import shuffled
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 torch.set_num_threads(1)
@@ -39,12 +44,12 @@ def model_of(**options) -> nn.Module:
     return joestar.nn.GraphSAGE(FEATURES, 8, **given).double().to(device())
 
 
-def step_of(graph=None, model=None, loss=F.cross_entropy, optimizer=None, **options):
+def step_of(graph=None, model=None, loss=F.cross_entropy, optimizer=None, fanout=3, **options):
     """A compiled step, without Inductor."""
     graph = graph_of() if graph is None else graph
     model = model_of() if model is None else model
     optimizer = optimizer or (lambda parameters: torch.optim.Adam(parameters, 1e-2))
-    sampler = joestar.NeighborSampler(graph, [4, 3], seed=SEED)
+    sampler = joestar.NeighborSampler(graph, [4, fanout], seed=SEED)
     return joestar.compile(model, sampler, loss, optimizer(model.parameters()), backend="eager", **options)
 
 
@@ -109,8 +114,6 @@ def overflows(batch: int) -> dict:
 
 def _too_large(step, calls: set[int]):
     """The last rank's batches do not fit at these runs of the padded program."""
-    from unittest import mock
-
     count, real = [0], Program.step
 
     def run(program, *args):
@@ -126,8 +129,6 @@ def _too_large(step, calls: set[int]):
 
 def tight(batch: int) -> dict:
     """Bounds that about half of the batches exceed, on either rank; they are not widened."""
-    from unittest import mock
-
     from joestar.runtime import executor
 
     choose = executor.choose_bounds
@@ -152,10 +153,74 @@ def normed(batch: int) -> dict:
     return {"losses": epochs_of(step, ids(173), batch, 1), "state": state_of(step)}
 
 
+SYNCED = ["padded", "exact", "a rank without seeds", "a rank without known labels", "seeds twice", "plain", "of seeds"]
+
+
+def synced(batch: int, sync: bool = True, names=SYNCED) -> dict:
+    """A model whose BatchNorm is that of all ranks, or, without ``sync``, of a process."""
+    graph, labels = graph_of(), graph_of().ndata["y"]
+    odd_unknown = graph_of()
+    odd_unknown.ndata["y"] = torch.where(torch.arange(len(labels), device=labels.device) % 2 == 1, -100, labels)
+    twice = torch.cat([ids(60), ids(40), ids(60)])
+
+    def made(execution="padded", graph=graph, momentum=0.1, dropout=0.3, model=None):
+        given = {"norm": "batch_norm", "norm_kwargs": {"momentum": momentum}, "dropout": dropout, "num_layers": 3}
+        model = model_of(**given) if model is None else model()
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync else model
+        sampler = joestar.NeighborSampler(graph, [4, 3, 2], seed=SEED)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)  # Adam makes much of gradients that are 0
+        given = {"execution": execution, "backend": "eager", "patience": 1}
+        return joestar.compile(model, sampler, F.cross_entropy, optimizer, **given)
+
+    runs = {
+        "padded": ({}, ids(173), {}),
+        "exact": ({"execution": "exact"}, ids(81), {}),
+        "a rank without seeds": ({"momentum": None}, ids(81), {}),
+        "a rank without known labels": ({"graph": odd_unknown}, ids(81), {"shuffle": False}),
+        "seeds twice": ({}, twice, {}),
+        "plain": ({"dropout": 0.0}, ids(173), {}),
+        "of seeds": ({"model": seeds_normed}, twice, {}),
+    }
+    results = {}
+    with cheaper(cheapest):
+        for name, (options, idx, how) in runs.items():
+            if name in names:
+                step = made(**options)
+                losses = epochs_of(step, idx, batch, **how)
+                results[name] = {"losses": losses, "state": state_of(step)}
+                if name == "padded":
+                    results[name]["score"] = step.evaluate(ids(60), 60)
+        step = made()
+        with _too_large(step, {2, 5} if joestar.distributed.world_size() > 1 else set()):
+            losses = epochs_of(step, ids(173), batch)
+    results["overflows"] = {"losses": losses, "state": state_of(step)}
+    return results
+
+
+def seeds_normed() -> nn.Module:
+    """Without scale, offset and running statistics, behind the last layer."""
+    norm = nn.BatchNorm1d(CLASSES, affine=False, track_running_stats=False).double().to(device())
+    return nn_of(norm, num_layers=3)
+
+
+def synced_compiled(batch: int, sync: bool = True) -> dict:
+    """The same captured as for a user, by Inductor, and with choices that rank 0 makes alone."""
+    from joestar.runtime import tuning
+
+    results = {}
+    for name, options in {"inductor": {"backend": "inductor"}, "tuned": {"backend": "eager", "tune": sync}}.items():
+        model, graph = model_of(norm="batch_norm"), graph_of()
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if sync else model
+        sampler = joestar.NeighborSampler(graph, [4, 3], seed=SEED)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = joestar.compile(model, sampler, F.cross_entropy, optimizer, **options)
+        with mock.patch.object(tuning, "SPAN", 0.0), cheaper(real):
+            results[name] = {"losses": epochs_of(step, ids(81), batch), "state": state_of(step)}
+    return results
+
+
 def tuned(batch: int) -> dict:
     """An epoch behind choices made by timing."""
-    from unittest import mock
-
     from joestar.runtime import tuning
 
     step = step_of(tune=True)
@@ -245,6 +310,49 @@ def stops_and_goes_on(batch: int, folder: str) -> dict:
     return {"losses": losses, "written": len(os.listdir(os.path.join(folder, "before")))}
 
 
+def one_after_the_other(batch: int, folder: str) -> dict:
+    """What rank 0 does first, or alone, and is not quick at: downloads, checkpoints; and its errors."""
+    first, told = joestar.distributed.is_first(), {}
+
+    def slowly(real):
+        def work(*given):
+            if first:
+                threading.Event().wait(0.2)
+            return real(*given)
+
+        return work
+
+    def load(name, *_):
+        path = os.path.join(folder, name[4:])
+        told[name] = os.path.exists(path)
+        if first and name == "pyg:Gone":
+            raise joestar.errors.DataError("there is no such dataset")
+        open(path, "w").close()
+        return name
+
+    with mock.patch.object(import_module("joestar.data.load"), "load_named", slowly(load)):
+        told["loaded"] = joestar.load("pyg:Made")
+        told["load error"] = _error_of(lambda: joestar.load("pyg:Gone"))
+    step, kept = step_of(), joestar.Checkpoints(os.path.join(folder, "kept"))
+    with mock.patch.object(checkpoint, "write_checkpoint", slowly(checkpoint.write_checkpoint)):
+        if first:
+            kept.save(step)  # for itself
+        next(step.epoch(ids(100), batch))
+        path = kept.save(step)
+    told["file"] = path.name if path.exists() else None
+    told["again"] = kept.save(step).name
+    told["save error"] = _error_of(lambda: kept.save(step, odd=object()))
+    return told
+
+
+def _error_of(work) -> str:
+    try:
+        work()
+    except joestar.errors.JoestarError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def fitted(batch: int, folder: str) -> dict:
     """``fit`` with everything that decides for itself."""
     step = step_of()
@@ -262,7 +370,22 @@ def fitted(batch: int, folder: str) -> dict:
     }  # fmt: skip
 
 
+def measured(task: str) -> list[dict]:
+    """The rows of ``joestar bench epoch --processes``."""
+    from joestar.bench import ranks
+
+    with cheaper(quick):
+        return ranks.measure(ranks.Task.read(task))
+
+
 # --- what differs, and what fails ---
+
+
+def differing(batch: int, folder: str) -> dict:
+    """Both of the next, in the same processes."""
+    joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
+    with cheaper(quick):
+        return one_after_the_other(batch, folder) | differences(batch)
 
 
 def differences(batch: int) -> dict:
@@ -271,13 +394,13 @@ def differences(batch: int) -> dict:
     told = {}
 
     def refused(name, work) -> None:
-        try:
-            work()
-            told[name] = ""
-        except joestar.errors.JoestarError as error:
-            told[name] = f"{type(error).__name__}: {error}"
+        told[name] = _error_of(work)
 
     refused("model", lambda: step_of(model=model_of(num_layers=1 if odd else 2)))
+    refused("dropout", lambda: step_of(model=model_of(dropout=0.25 if odd else 0.5)))
+    refused("module", lambda: step_of(model=nn_of(nn.ELU() if odd else nn.ReLU())))
+    refused("sampler", lambda: step_of(fanout=2 + odd))
+    refused("constant", lambda: step_of(loss=_times(2.0 if odd else 1.0)))
     changed = graph_of()
     changed.ndata["x"][150, 3] += odd
     refused("graph", lambda: step_of(changed))
@@ -291,7 +414,9 @@ def differences(batch: int) -> dict:
     refused("parameters", lambda: next(step.epoch(ids(100), batch)))
     refused("given seeds", lambda: step(ids(10) + odd))
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0 + odd], dtype=torch.float64)
-    refused("class weights", lambda: next(step_of(loss=nn.CrossEntropyLoss(weight)).epoch(ids(100), batch)))
+    refused("class weights", lambda: step_of(loss=nn.CrossEntropyLoss(weight)))
+    refused("value", lambda: next(step_of(loss=_of_rank).epoch(ids(100), batch)))
+    refused("later", lambda: epochs_of(step_of(_all_kept_in_the_trial(), loss=_of_kept), ids(390), batch))
     refused("memory", lambda: step_of(memory="1GiB"))
     refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
     refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
@@ -305,6 +430,46 @@ def _other_start(odd: bool) -> nn.Module:
         for parameter in model.parameters():
             parameter.mul_(1.0 + odd)
     return model
+
+
+class _Wrapped(nn.Module):
+    """A model between modules of one's own."""
+
+    def __init__(self, activation: nn.Module, **options):
+        super().__init__()
+        self.inner, self.activation = model_of(**options), activation
+
+    def forward(self, blocks, x):
+        """Scores."""
+        return self.activation(self.inner(blocks, x))
+
+
+def nn_of(activation: nn.Module, **options) -> nn.Module:
+    """The model with something behind it."""
+    return _Wrapped(activation, **options)
+
+
+def _times(factor: float):
+    return lambda out, y: factor * F.cross_entropy(out, y)
+
+
+def _of_rank(out, y):
+    return F.cross_entropy(out, y) * (1 + joestar.distributed.rank())
+
+
+def _of_kept(out, y, kept):
+    """A mean over some of the seeds."""
+    return (F.cross_entropy(out, y, reduction="none") * kept).sum() / kept.sum()
+
+
+def _all_kept_in_the_trial():
+    """A graph of which the trial before the first step sees none of the nodes that are left out."""
+    graph = graph_of()
+    order = shuffled(ids(390).to(graph.indices.dtype), SEED, 0)
+    kept = torch.zeros(graph.num_nodes, dtype=torch.float64, device=graph.device)
+    kept[_tried(order, graph.ndata["y"], None)] = 1
+    graph.ndata["kept"] = kept
+    return graph
 
 
 def _compares(out, y):

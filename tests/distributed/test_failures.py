@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from joestar.distributed import facts
 from joestar.distributed.board import differences
 from joestar.distributed.place import Found, Place, check_devices, read_place
 from joestar.errors import ConfigError
@@ -13,10 +15,10 @@ from tests.distributed.ranks import run
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    outcomes = run(2, scenarios.all_of, ["differences"], 20, folder=folder)
+    outcomes = run(2, scenarios.differing, 20, str(folder), folder=folder)
     for outcome in outcomes:
         assert outcome.code == 0, outcome.text
-    return [outcome.result["differences"] for outcome in outcomes]
+    return [outcome.result for outcome in outcomes]
 
 
 WORDS = {
@@ -28,7 +30,13 @@ WORDS = {
     "calls": ["DistributedError", "rank 0: step.epoch; rank 1: step.predict or step.evaluate", "same calls"],
     "parameters": ["DistributedError", "model.convs.0", "on rank 0", "on rank 1"],
     "given seeds": ["DistributedError", "seeds: 10 ids"],
-    "class weights": ["DistributedError", "tried before the first step", "value on the same outputs: "],
+    "class weights": ["DistributedError", "loss.weight: torch.float64 [4] #"],
+    "value": ["DistributedError", "_of_rank, tried before the first step", "value on the same outputs: "],
+    "later": ["ConfigError", "_of_kept looked like a mean over the seeds of a batch, and is none for the 128 seeds"],
+    "dropout": ["DistributedError", ".p: 0.5 on rank 0, 0.25 on rank 1"],
+    "module": ["DistributedError", "type(model.activation): ReLU on rank 0, ELU on rank 1"],
+    "sampler": ["DistributedError", "sampler.fanouts: (4, 2) on rank 0, (4, 3) on rank 1"],
+    "constant": ["DistributedError", "loss's factor: 1.0 on rank 0, 2.0 on rank 1"],
     "memory": ["ConfigError", "memory= and first_stage= are for one process, and this job has 2"],
     "own loop": ["ConfigError", "a loop of one's own is for one process"],
     "loss": ["ConfigError", "_compares is neither a mean nor a sum over the seeds"],
@@ -40,6 +48,20 @@ def test_what_differs_is_named_on_every_rank(told, name):
     for rank in told:
         for words in WORDS[name]:
             assert words in rank[name]
+
+
+def test_rank_0_goes_first_where_others_would_do_the_same_work(told):
+    first, last = told
+    assert [rank["loaded"] for rank in told] == ["pyg:Made"] * 2
+    assert (first["pyg:Made"], last["pyg:Made"]) == (False, True)  # whether what it makes was there
+    assert first["load error"] == "DataError: there is no such dataset"
+    assert "DataError: there is no such dataset (So rank 0 found; this is rank 1" in last["load error"]
+
+
+def test_all_ranks_know_of_a_checkpoint_when_it_is_there(told):
+    for rank in told:
+        assert (rank["file"], rank["again"]) == ("checkpoint-000000002.pt", "checkpoint-000000003.pt")
+        assert "ConfigError: checkpoint['odd'] is a object" in rank["save error"]
 
 
 def test_parameters_start_as_those_of_rank_0(told):
@@ -77,6 +99,38 @@ def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
 def test_every_rank_is_told_that_there_are_no_gpus(tmp_path):
     for outcome in run(2, scenarios.no_devices, folder=tmp_path, seconds=50.0):
         assert outcome.code == 1 and "ConfigError: ranks 0, 1 find no GPU for them" in outcome.text
+
+
+def test_a_checksum_takes_little_memory(monkeypatch):
+    """And sees a bit that flips, or moves, wherever it is."""
+    monkeypatch.setattr(facts, "CHUNK", 64)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bool, torch.complex64, torch.int64):
+        tensor = (torch.arange(1000) % 7 - 3).to(dtype)
+        before = tensor.clone()
+        with _Largest() as largest:
+            whole = facts.checksum(tensor)
+        assert largest.bytes <= 64 * 8 and torch.equal(tensor, before)
+        for at in (0, 63, 64, 999):
+            changed = tensor.clone()
+            changed[at] = 1 - changed[at].to(torch.complex64).real.clamp(0, 1)
+            assert (facts.checksum(changed) == whole) == torch.equal(changed, tensor)
+        assert facts.checksum(tensor.roll(1)) != whole
+    whole = facts.checksum(torch.arange(1000).view(20, 50).T)
+    assert whole != facts.checksum(torch.arange(1000)) and facts.checksum(torch.empty(0, 3)) == 0
+    monkeypatch.undo()
+    assert whole == facts.checksum(torch.arange(1000).view(20, 50).T)
+
+
+class _Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that is made within, views left out."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not func.is_view:
+            self.bytes = max(self.bytes, made.nbytes)
+        return made
 
 
 def _found(device="cuda:0", uuid="a", host="h", count=2):

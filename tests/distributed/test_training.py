@@ -17,7 +17,7 @@ from tests.distributed.ranks import run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
-NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of"]
+NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of", "synced"]
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +107,10 @@ def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, 
     for rank in ours:
         for name in ("one over", "one seed", "dropped", "dropped, of few", "state"):
             close(rank[name], one["few_seeds"][name])
-    assert [sorted(a + b) for a, b in zip(*(rank["seeds"][:-1] for rank in ours), strict=True)] == [
-        sorted(seeds) for seeds in one["few_seeds"]["seeds"][:-1]
+    assert [sorted(a + b) for a, b in zip(*(rank["seeds"] for rank in ours), strict=True)] == [
+        sorted(seeds) for seeds in one["few_seeds"]["seeds"]
     ]
+    assert [len(rank["seeds"][-1]) for rank in ours] == [1, 0]
 
 
 @pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged"])
@@ -123,10 +124,11 @@ def test_losses_are_those_of_the_global_batch(two, one, name):
 
 
 @pytest.mark.fuzz
-def test_four_ranks_some_without_seeds(folder, one):
-    for outcome in run(4, scenarios.all_of, ["few_seeds", "plain_run"], BATCH // 2, folder=folder):
+def test_four_ranks_some_without_seeds(folder, one, norms_of_one):
+    for outcome in run(4, scenarios.all_of, ["few_seeds", "plain_run", "synced"], BATCH // 2, folder=folder):
         assert outcome.code == 0, outcome.text
         close(outcome.result["plain_run"], one["plain_run"])
+        close(outcome.result["synced"], norms_of_one)
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, folder):
@@ -168,6 +170,16 @@ def test_choices_of_the_tuner_are_those_of_rank_0(folder, tmp_path, monkeypatch)
         plain = scenarios.epochs_of(scenarios.step_of(), scenarios.ids(173), 2 * BATCH, 1)
     close(first["tuned"]["losses"], plain, 1e-9)
     close(first["averaged"], one)
+
+
+@pytest.mark.fuzz
+def test_synchronised_batch_norm_is_compiled_and_tuned(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
+    with scenarios.cheaper(scenarios.quick):
+        one = scenarios.synced_compiled(2 * BATCH, sync=False)
+    for outcome in run(2, scenarios.all_of, ["synced_compiled"], BATCH, folder=folder, seconds=300.0):
+        assert outcome.code == 0, outcome.text
+        close(outcome.result["synced_compiled"], one, 1e-9)
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])
@@ -228,6 +240,43 @@ def test_batch_norm_is_per_share_and_its_statistics_are_the_mean_over_the_ranks(
         close(rank["normed"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
 
 
+@pytest.fixture(scope="module")
+def norms_of_one():
+    """BatchNorm in one process."""
+    return scenarios.synced(2 * BATCH, sync=False)
+
+
+@pytest.mark.parametrize("name", [*scenarios.SYNCED, "overflows"])
+def test_synchronised_batch_norm_is_that_of_one_process(two, norms_of_one, name):
+    for rank in two:
+        close(rank["synced"][name], norms_of_one[name])
+
+
+def test_synchronised_batch_norm_is_batch_norm_in_one_process(norms_of_one):
+    alone = scenarios.synced(2 * BATCH, names=["a rank without seeds"])  # momentum=None
+    for name, found in alone.items():
+        close(found, norms_of_one[name])
+
+
+def test_synchronised_batch_norm_is_that_of_plain_pytorch_on_the_batches_together(two):
+    """Nodes that several ranks have in their samples count once."""
+    model, graph = scenarios.model_of(norm="batch_norm", num_layers=3), scenarios.graph_of()
+    sampler = joestar.NeighborSampler(graph, [4, 3, 2], seed=scenarios.SEED)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses = []
+    for epoch in range(2):
+        order = shuffled(scenarios.ids(173).to(graph.indices.dtype), scenarios.SEED, epoch)
+        for number, seeds in enumerate(order.split(2 * BATCH)):
+            loss = F.cross_entropy(plain_logits(model, sampler, seeds, epoch, number), graph.ndata["y"][seeds])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    for rank in two:
+        close(rank["synced"]["plain"]["losses"], losses)
+        close(rank["synced"]["plain"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
+
+
 class _Alone:
     """A group of one."""
 
@@ -245,7 +294,7 @@ def test_what_a_captured_step_sums_in_stays_where_it_is():
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, 2.0)
         reduction.before([])
-        loss, _, happens = reduction(parameters, torch.tensor(3.0), [], ok, shares)
+        loss, _, happens = reduction(parameters, torch.tensor(3.0), [], ok, shares, ~ok)
         assert loss == 1.5 and happens and all((p.grad == 2.0).all() for p in parameters)
         assert all(not p.grad._is_view() for p in parameters)
         return [p.grad.data_ptr() for p in parameters]

@@ -28,6 +28,7 @@ from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 from joestar.lowering.sizes import same_size
+from joestar.torch_private import OpOverload
 
 PATTERN = "trim"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
@@ -179,7 +180,7 @@ def _aggregates(node: fx.Node, union: _Union) -> bool:
 
 def _row_by_row(node: fx.Node, union: _Union) -> list[fx.Node]:
     """The operands of which row ``i`` of a value is computed from row ``i`` alone; empty where that is not known."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.kwargs.get("out") is not None:
+    if not isinstance(node.target, OpOverload) or node.kwargs.get("out") is not None:
         return []
     kind, rank = node.target._schema.name.split("::")[-1], tensor(node).dim()
     operands = [value for value in node.all_input_nodes if union.holds(value)]

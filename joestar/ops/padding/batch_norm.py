@@ -1,4 +1,4 @@
-"""``joestar::masked_batch_norm`` and its running statistics."""
+"""``joestar::masked_batch_norm``, that over ranks, and running statistics."""
 
 import torch
 from torch import Tensor
@@ -29,6 +29,40 @@ def masked_batch_norm(
     return y.to(x.dtype), mean.detach(), (squares / (count - 1)).detach()
 
 
+def synced_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, parts: Tensor, eps: float, rank: int,
+    world: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``masked_batch_norm`` over the rows of all ranks.
+
+    Means and squares of the ranks are put together as Chan, Golub and LeVeque do it: no digits cancel.
+
+    Args:
+        parts: ``[n]``, what every row counts for, see ``ops.step.ranks``.
+
+    Returns:
+        As ``masked_batch_norm``, and the number of rows.
+    """
+    dtype, columns = wide_dtype(x.dtype), x.shape[1]
+    part = parts.to(dtype).unsqueeze(1)
+    own = part.sum()
+    valid = mask_rows(x, count, 0, 0).to(dtype)
+    mean = (valid * part).sum(0) / own.clamp(min=1e-9)
+    squares = ((valid - mean).square() * part).sum(0)
+    everyone = torch.ops.joestar.over_ranks(torch.cat([mean, squares, own.view(1)]), rank, world)
+    means, many, numbers = everyone[:, :columns], everyone[:, columns:-1], everyone[:, -1:]
+    rows = numbers.sum().round()
+    total = rows.clamp(min=1)
+    mean = (means * numbers).sum(0) / total
+    squares = (many + numbers * (means - mean).square()).sum(0)
+    y = mask_rows(x - mean, count, 0, 0) * torch.rsqrt(squares / total + eps)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype), mean.detach(), (squares / (rows - 1)).detach(), rows.detach()
+
+
 def running_average(buffer: Tensor, statistic: Tensor, momentum: float, count: Tensor, least: int) -> Tensor:
     """A running statistic after a batch of ``count`` rows, in its own dtype.
 
@@ -49,6 +83,11 @@ def cumulative_average(buffer: Tensor, statistic: Tensor, batches: Tensor, count
 compose(
     "masked_batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor count, float eps) -> (Tensor, Tensor, Tensor)",
     masked_batch_norm, padding=Padding.RULE,
+)  # fmt: skip
+compose(
+    "synced_batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor count, Tensor parts, float eps, int rank,"
+    " int world) -> (Tensor, Tensor, Tensor, Tensor)",
+    synced_batch_norm, padding=Padding.RULE,
 )  # fmt: skip
 compose(
     "running_average(Tensor buffer, Tensor statistic, float momentum, Tensor count, int least) -> Tensor",

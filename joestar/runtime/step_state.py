@@ -1,0 +1,54 @@
+"""The state of a step: everything that it takes to go on in another process."""
+
+from collections.abc import Mapping
+
+from joestar import __version__
+from joestar.errors import CheckpointError
+from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
+
+
+def state_of(step) -> dict:
+    """What ``Step.state_dict`` returns."""
+    programs = {kind: executor.state_dict() for kind, executor in step._executors.items()}
+    under_way = [epoch.state_dict() for epoch in step._unfinished()]
+    return {
+        "format": STATE_FORMAT,
+        "joestar": __version__,
+        "seed": step._seed,
+        "epochs": step._epochs,
+        "calls": step._calls,
+        "under_way": under_way + [dict(state) for state in step._resumed],
+        "model": step.model.state_dict(),
+        "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),
+        "update": step._update.state_dict() if step._update else {},
+        "programs": step._resumed_programs | {kind: state for kind, state in programs.items() if state},
+    }
+
+
+def load_state(step, state: Mapping) -> None:
+    """What ``Step.load_state_dict`` does.
+
+    Raises:
+        CheckpointError: for something else than a state, or one of another format, model, optimizer or program.
+    """
+    check_state(state)
+    if (state["optimizer"] is None) != (step._runner is None):
+        missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
+        raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
+    if step._update:
+        step._update.check_state(state.get("update", {}))
+    load_into(step.model, None if step._runner is None else step._runner.optimizer.optimizer, state)
+    if step._update:
+        step._update.load_state_dict(state.get("update", {}))
+    for epoch in step._unfinished():
+        epoch.close()
+    step._seed, step._epochs, step._calls = state["seed"], state["epochs"], state["calls"]
+    step._resumed = [dict(epoch) for epoch in state["under_way"]]
+    step._resumed_programs = dict(state["programs"])
+    for kind in list(step._resumed_programs):
+        if kind in step._executors:
+            step._executors[kind].load_state_dict(step._resumed_programs.pop(kind))
+    step._tune = step._tune and "train" not in state["programs"]
+    if step._runner is not None:
+        step._runner.state.seed = step._seed
+        step._runner.state.let_go()
