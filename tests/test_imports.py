@@ -23,7 +23,7 @@ ALLOWED = {
     "lowering": {"errors", "metrics", "pyg", "sampling", "nn", "data", "graph_api", "ops"},
     "fusion": {"errors", "lowering", "graph_api", "ops", "kernels"},
     "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
-    "store": {"errors", "profile", "lowering", "sampling", "data", "graph_api", "ops", "kernels"},
+    "store": {"errors", "distributed", "profile", "lowering", "sampling", "data", "graph_api", "ops", "kernels"},
     "stages": {
         "errors",
         "partitioning",

@@ -25,6 +25,7 @@ class Group:
         self.place, self.device, self.board = place, device, board
         self.rank, self.world, self.timeout = place.rank, place.world, board.timeout
         self._graphs: weakref.WeakSet = weakref.WeakSet()
+        self._memory: weakref.WeakSet = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.world}, {self.device})"
@@ -100,3 +101,12 @@ class Group:
         """Frees every captured step."""
         for owner in list(self._graphs):
             owner.drop_graph()
+
+    def frees_memory(self, owner) -> None:
+        """``owner.close()`` comes behind captured steps, which read what is mapped, and before communicators."""
+        self._memory.add(owner)
+
+    def free_memory(self) -> None:
+        """Gives back what is mapped by other ranks."""
+        for owner in list(self._memory):
+            owner.close()

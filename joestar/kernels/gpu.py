@@ -44,6 +44,7 @@ from joestar.kernels.gpu_join import join_columns_all, split_columns, split_colu
 from joestar.kernels.gpu_multi import multi_aggregate, multi_aggregate_grad
 from joestar.kernels.gpu_place import place_structure
 from joestar.kernels.gpu_sampling import rowwise_sample, sample_cols, sample_eids, slice_cols
+from joestar.kernels.gpu_shards import gather_shards
 from joestar.kernels.gpu_spmm import scatter_dst, spmm
 from joestar.kernels.gpu_spmm_forms import spmm_coo, spmm_csr, spmm_csr_extremum_grad
 from joestar.kernels.gpu_step import finish_step, overflow, take_batch
@@ -90,6 +91,7 @@ __all__ = [
     "gather_attend_grad",
     "gather_linear",
     "gather_linear_weight_grad",
+    "gather_shards",
     "gather_stored",
     "join_columns_all",
     "multi_aggregate",

@@ -7,6 +7,7 @@ from joestar.ops import (  # noqa: F401
     gather_attend,
     gather_linear,
     gather_rows,
+    gather_shards,
     head_linear,
     library,
     multi_aggregate,

@@ -14,12 +14,15 @@ from joestar.store.hot import (
 )
 from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
+from joestar.store.sharded import Sharded
+from joestar.store.spread import shard
 from joestar.store.structure import with_pinned_structure
 
 __all__ = [
     "FeatureStore",
     "HitShares",
     "Pinned",
+    "Sharded",
     "Speeds",
     "blend",
     "choose_hot",
@@ -32,6 +35,7 @@ __all__ = [
     "pinned_empty",
     "place_structure",
     "sampled_needs",
+    "shard",
     "slot_table",
     "speeds",
     "with_pinned_structure",

@@ -283,6 +283,8 @@ def feeding() -> None:
         gpu.fill_rows(x, ids, ids, x.float())
         for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
             gpu.gather_stored(x, cache, slot_of, ids)
+            for world in (2, 4):
+                gpu.gather_shards([x] * world, INDPTR[: world + 1], 64, cache, slot_of, ids)
     gpu.place_structure(INDPTR, ids, slots, INDPTR, ids)
     for index in (torch.int32, torch.int64):
         book(index)
