@@ -17,8 +17,10 @@ from joestar.store.place import place_structure
 from joestar.store.sharded import Sharded
 from joestar.store.spread import shard
 from joestar.store.structure import with_pinned_structure
+from joestar.store.tiers import FeaturePlan, plan_features
 
 __all__ = [
+    "FeaturePlan",
     "FeatureStore",
     "HitShares",
     "Pinned",
@@ -34,6 +36,7 @@ __all__ = [
     "pin",
     "pinned_empty",
     "place_structure",
+    "plan_features",
     "sampled_needs",
     "shard",
     "slot_table",

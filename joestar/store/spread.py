@@ -195,15 +195,12 @@ def hotness(sampler, batch: int) -> Tensor:
     From fanouts and degrees (``inclusion_probabilities``) for a sampler with ``fanouts``, else counted over some
     batches, ties by out-degree. Batches are of ``graph.train_idx``, or of all nodes.
     """
-    graph = sampler.graph
-    seeds = graph.train_idx
-    if seeds is None or not seeds.numel():
-        seeds = torch.arange(graph.num_nodes, device=graph.device)
+    graph, seeds = sampler.graph, _seeds(sampler.graph)
     fanouts = getattr(sampler, "fanouts", None)
     if fanouts is not None and all(isinstance(fanout, int) for fanout in fanouts):
         replace = getattr(sampler, "replace", False)
         return inclusion_probabilities(graph.indptr, graph.indices, fanouts, seeds, min(batch, seeds.numel()), replace)
-    counts = count_needed(_sampled(sampler, seeds, batch), graph.num_nodes, _zeros(graph))
+    counts = count_needed(sampled_batches(sampler, batch, COUNTED), graph.num_nodes, _zeros(graph))
     return blend(counts, graph.out_degrees())
 
 
@@ -211,9 +208,17 @@ def _zeros(graph) -> Tensor:
     return torch.zeros(graph.num_nodes, dtype=torch.int32, device=graph.device)
 
 
-def _sampled(sampler, seeds: Tensor, batch: int):
-    graph, random = sampler.graph, torch.Generator("cpu").manual_seed(0)
-    for number in range(COUNTED):
-        chosen = torch.randint(0, seeds.numel(), (batch,), generator=random, device="cpu").to(seeds.device).unique()
-        blocks = sampler.sample(graph.keyed(getattr(sampler, "seed", 0), _LOOK, number), seeds[chosen])
+def sampled_batches(sampler, batch: int, number: int):
+    """Ids that batches of random seeds of ``graph.train_idx``, or of all nodes, need: ``[n]`` each."""
+    graph, seeds, random = sampler.graph, _seeds(sampler.graph), torch.Generator("cpu").manual_seed(0)
+    for step in range(number):
+        chosen = torch.randperm(seeds.numel(), generator=random, device="cpu")[:batch].to(seeds.device)
+        blocks = sampler.sample(graph.keyed(getattr(sampler, "seed", 0), _LOOK, step), seeds[chosen])
         yield blocks[0].srcs
+
+
+def _seeds(graph) -> Tensor:
+    seeds = graph.train_idx
+    if seeds is None or not seeds.numel():
+        seeds = torch.arange(graph.num_nodes, device=graph.device)
+    return seeds.to(graph.device, graph.indices.dtype)

@@ -11,7 +11,7 @@ import joestar
 from joestar.distributed import peer_memory
 from joestar.distributed.peer_memory import NoPeerAccessError
 from joestar.graph_api.row_source import source_of
-from joestar.store import Sharded, spread
+from joestar.store import Sharded, Speeds, spread
 from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of
 from tests.runtime.common import planted_graph
 
@@ -136,6 +136,10 @@ def refused() -> dict:
     source = joestar.store.shard(x, dtype=torch.float16)  # and all are together still
     told["fine"] = bool(isinstance(source, Sharded) and torch.equal(source.rows(ids(300)).cpu(), x.half()))
     graph = planted_graph(nodes=400, degree=5)
+    with mock.patch("joestar.store.bandwidth.PEER_BYTES", 1 << 16):
+        slow = Speeds(48, 10.0, 10.0, 0.001, 1e6, 10.0)
+        sampler = joestar.NeighborSampler(graph, [4, 3])
+        told["plan"] = str(joestar.store.plan_features(graph, sampler, 20, room="14KiB", rates=slow))
     graph.ndata["x"] = joestar.store.shard(graph.ndata["x"], hot="3KiB")
     graph = graph.to(device)
     if last:
@@ -146,3 +150,58 @@ def refused() -> dict:
 
 def _fails(*args, **kwargs) -> None:
     raise OSError("the file is gone")
+
+
+# --- on GPUs ---
+
+
+def reads() -> dict:
+    """Rows of several dtypes and widths by the kernel, also in a CUDA graph; and what the memory of the device says."""
+    device, wrong = started(), []
+    group, random = joestar.distributed.current(), torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        for width in ((), (1,), (7,), (128,), (3, 100)):
+            x = torch.randn(3000, *width, generator=random).to(dtype)
+            chosen = torch.randint(0, 3000, (5000,), generator=random)
+            source = joestar.store.shard(x, hot=torch.arange(0, 3000, 7))
+            found = [source.rows(chosen.to(device)), source.rows(chosen.to(device, torch.int32))]
+            if device.type == "cuda":
+                fixed, graph = chosen.to(device), torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    found.append(source.rows(fixed))
+                graph.replay()
+            if not all(torch.equal(rows.cpu(), x[chosen]) for rows in found):
+                wrong.append(f"{dtype} {width}")
+            group.exchange("all have read")
+            source.close()
+    torch.cuda.synchronize()
+    before = _free()
+    source = joestar.store.shard(torch.zeros(1 << 20, 128))  # 512 MiB, half of it here
+    shard, taken = source.device_bytes, before - _free()
+    group.exchange("both have looked")
+    source.close()
+    group.exchange("both have closed")
+    return {"wrong": wrong, "shard": shard, "taken": taken, "given back": _free() - before + taken}
+
+
+def _free() -> int:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def no_peers() -> dict:
+    """Where the driver says that GPUs do not reach one another."""
+    import warnings
+
+    device = started()
+    x = torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
+    with (
+        mock.patch.object(torch.cuda, "can_device_access_peer", return_value=False),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        source = joestar.store.shard(x)
+    rows = source.rows(torch.arange(500, device=device))
+    text = " ".join(str(each.message) for each in said if issubclass(each.category, joestar.errors.JoestarWarning))
+    return {"kind": type(source).__name__, "same": torch.equal(rows.cpu(), x), "said": text}

@@ -91,6 +91,7 @@ WORDS = {
     "hosts": ["ConfigError", "rank 0 on near, rank 1 on far", "Start the job on one host"],
     "loading": ["DistributedError", "joestar.store.shard (loading) failed on rank 1: OSError: the file is gone"],
     "room": ["ConfigError", "do not fit", "free", "Take "],
+    "plan": ["on 2 GPUs with 14.0 KiB each", "-> hot rows on every GPU, the rest over peers (joestar.store.shard)"],
     "compile": ["DistributedError", "graph.ndata['x']: Sharded(torch.float32 [400,", "on rank 0", "on rank 1"],
 }
 

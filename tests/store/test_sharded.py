@@ -13,7 +13,8 @@ from joestar.errors import ConfigError, DataError, DistributedError, GraphError
 from joestar.graph_api.row_source import source_of
 from joestar.lowering.loss import check_labels
 from joestar.ops.gather_shards import reference
-from joestar.store import Sharded, choose_hot, shard
+from joestar.runtime.inference import Inference
+from joestar.store import FeatureStore, Sharded, choose_hot, shard
 from joestar.store.sharded import STRIPE, fill_shard, keep_hottest, shard_rows
 from joestar.store.spread import hotness
 from tests.store.test_features import some_graph
@@ -97,6 +98,19 @@ def test_training_predictions_and_exact_inference_are_those_of_a_tensor():
     store.close()
     with pytest.raises(DistributedError, match="gave it back"):
         got[3].predict(torch.arange(4))
+
+
+def test_exact_inference_gathers_some_rows_at_a_time():
+    graph = some_graph()
+    x, model = graph.ndata["x"], joestar.nn.GraphSAGE(6, 8, 2, 3)
+    expected = joestar.inference(model, graph)
+    for store in (sharded(x), FeatureStore(x, "cpu", hot=torch.arange(0, 120, 3))):
+        if isinstance(store, Sharded):
+            store.keep(torch.arange(30))
+        graph.ndata["x"] = store
+        torch.testing.assert_close(joestar.inference(model, graph, batch_size=40), expected)
+        stage = Inference(model, graph).plan.stages[0]
+        assert not [value.target for value in stage.whole if "gather" in str(value.target)]
 
 
 def test_a_sampler_without_fanouts_is_watched():

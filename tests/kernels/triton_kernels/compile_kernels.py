@@ -338,7 +338,8 @@ def resources() -> list[dict]:
             used = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", text.stdout)}
             module = function.fn.__module__.rpartition(".")[2]
             rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
-                         "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]), **settings})  # fmt: skip
+                         "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]),
+                         "vectors": len(re.findall(r"ld\.global\.v4", binary.asm["ptx"])), **settings})  # fmt: skip
     return rows
 
 
