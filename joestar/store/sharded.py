@@ -4,6 +4,8 @@ Rows belong to ranks in stripes of ``STRIPE``: ids that are in the order of time
 and a rank that loads its part from a file reads whole pages. Rows that batches need most often are on every GPU.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -138,11 +140,11 @@ def shard_rows(num_rows: int, world: int) -> int:
     return -(-stripes // world) * STRIPE
 
 
-def fill_shard(source: Tensor, shard: Tensor, rank: int, world: int, piece_bytes: int = COPY_BYTES) -> None:
+def fill_shard(source, shard: Tensor, rank: int, world: int, piece_bytes: int = COPY_BYTES) -> None:
     """Copies a rank's stripes of ``source`` ``[N, ...]``, some at a time, also from a mapped file; converts."""
-    rest, whole = source.shape[1:], source.shape[0] // STRIPE
+    rest, whole = tuple(source.shape[1:]), source.shape[0] // STRIPE
     own = range(rank, whole, world)
-    stripe_bytes = STRIPE * max(1, source[:1].numel() * source.element_size())
+    stripe_bytes = STRIPE * max(1, math.prod(rest) * source.dtype.itemsize)
     step = max(1, piece_bytes // stripe_bytes)
     for first in range(0, len(own), step):
         part = own[first : first + step]

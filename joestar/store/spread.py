@@ -1,5 +1,7 @@
 """``joestar.store.shard``: where features of a job with several GPUs go, in one call."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,13 +15,13 @@ from joestar.distributed.peer_memory import (
     host_memory,
     shared_pages,
 )
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, DistributedError
 from joestar.graph_api.arrays import say, to_tensor
 from joestar.graph_api.row_source import RowSource
 from joestar.profile.numbers import human_bytes, parse_bytes
 from joestar.store.features import FeatureStore
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
-from joestar.store.pinned import Pinned, copy_parts, free_host_bytes, resolved
+from joestar.store.pinned import COPY_BYTES, Pinned, free_host_bytes, resolved
 from joestar.store.sharded import Sharded, fill_shard, keep_hottest, shard_rows
 
 WHAT = "joestar.store.shard"
@@ -34,7 +36,7 @@ _LOOK = -3
 
 
 def shard(
-    x: Tensor, hot: int | str | Tensor | None = None, *, dtype: torch.dtype | None = None,
+    x, hot: int | str | Tensor | None = None, *, dtype: torch.dtype | None = None, place: str | None = None,
     device: torch.device | str | None = None,
 ) -> RowSource:  # fmt: skip
     """Features over the GPUs of this host: ``graph.ndata["x"] = joestar.store.shard(x, hot="8GiB")``.
@@ -45,10 +47,13 @@ def shard(
     A process that is alone puts ``x`` on the device or, where it does not fit, into page-locked host memory.
 
     Args:
-        x: floating-point ``[N, ...]``; a tensor or an array.
+        x: floating-point ``[N, ...]``: a tensor, an array, or whatever has ``shape``, ``dtype`` (PyTorch's) and gives
+            tensors for slices of rows, ``x[first:last]``: it is asked for some at a time.
         hot: what every GPU holds as well: bytes or a text such as ``"8GiB"``, for the rows that batches need most often
             as ``joestar.compile`` finds from graph and sampler; or their ids (``choose_hot``).
         dtype: in which rows are stored, by default ``x``'s: float16 and bfloat16 halve memory and traffic.
+        place: ``"peers"``: the ranks' memories, or an error; ``"host"``: page-locked host memory, once for all ranks;
+            ``None``: peers, or the host where GPUs do not reach one another.
         device: of a process that is alone; ranks have theirs.
 
     Returns:
@@ -59,22 +64,24 @@ def shard(
         DistributedError: if ranks call it with different features.
     """
     x = _checked(x, dtype)
+    if place not in (None, "peers", "host"):
+        raise ConfigError(f"place must be 'peers', 'host' or None; got {place!r}.")
     wants = 0 if hot is None or isinstance(hot, Tensor) else parse_bytes(hot, "hot")
     ids, group = hot if isinstance(hot, Tensor) else None, current()
     if group is None:
-        return _alone(x, ids, wants, dtype or x.dtype, resolved(device))
+        return _alone(x, ids, wants, dtype or x.dtype, resolved(device), place)
     with group.board.at(WHAT, long=True):
-        facts = {"x": f"{x.dtype} {list(x.shape)} #{digest(x, SAMPLE)}", "stored as": str(dtype or x.dtype)}
+        facts = {"x": f"{x.dtype} {list(x.shape)} #{_look(x)}", "stored as": str(dtype or x.dtype), "place": str(place)}
         group.agree(WHAT, facts | {"hot": f"{wants} bytes" if ids is None else f"{ids.numel()} ids"})
         check_one_host(group, WHAT)
-        source = _spread(x, ids, wants, dtype or x.dtype, group)
+        source = _spread(x, ids, wants, dtype or x.dtype, group, place)
         if ids is not None:
             attempt(group, f"{WHAT} (hot rows)", lambda: source.keep(ids))
         return source
 
 
-def _checked(x, dtype: torch.dtype | None) -> Tensor:
-    x = to_tensor(x, "shard: x")
+def _checked(x, dtype: torch.dtype | None):
+    x = x if isinstance(getattr(x, "dtype", None), torch.dtype) else to_tensor(x, "shard: x")
     if isinstance(x, Tensor) and x.is_meta:
         raise ConfigError(
             "shard: these features are sharded already, graph.ndata holds no rows: give what they came from."
@@ -84,45 +91,71 @@ def _checked(x, dtype: torch.dtype | None) -> Tensor:
             raise ConfigError(
                 f"shard takes floating-point features; got {kind}: use .float(), or keep them on every GPU."
             )
-    if x.dim() == 0 or x.numel() == 0:
+    if not math.prod(x.shape) or not len(x.shape):
         raise ConfigError(f"shard takes features [N, ...] with at least a row and a column; got {list(x.shape)}.")
-    return x.detach()
+    return x.detach() if isinstance(x, Tensor) else x
 
 
-def _alone(x: Tensor, ids: Tensor | None, wants: int, dtype: torch.dtype, device: torch.device) -> RowSource:
-    needed = x.numel() * dtype.itemsize
-    if device.type != "cuda" or needed + MARGIN <= torch.cuda.mem_get_info(device)[0]:
+def _look(x) -> str:
+    """A digest of some values."""
+    return digest(x if isinstance(x, Tensor) else x[: min(64, x.shape[0])], SAMPLE)
+
+
+def _alone(x, ids: Tensor | None, wants: int, dtype: torch.dtype, device: torch.device, place: str | None) -> RowSource:
+    needed = math.prod(x.shape) * dtype.itemsize
+    if not isinstance(x, Tensor):
+        whole = torch.empty(tuple(x.shape), dtype=dtype, device="cpu" if place == "host" else device)
+        _fill(x, whole, 0, x.shape[0])
+        x = whole
+    fits = x.device == device or device.type != "cuda" or needed + MARGIN <= torch.cuda.mem_get_info(device)[0]
+    if place != "host" and fits:
         return FeatureStore(x, device, "resident", dtype=dtype)
-    say(
-        f"features of {human_bytes(needed)} do not fit on {device} ({human_bytes(torch.cuda.mem_get_info(device)[0])} "
-        "free), and there is one process: they stay in page-locked host memory."
-    )
-    store = FeatureStore(x, device, "pinned" if ids is None else "cached", ids, dtype)
+    if place is None:
+        say(
+            f"features of {human_bytes(needed)} do not fit on {device}, which has "
+            f"{human_bytes(torch.cuda.mem_get_info(device)[0])} free, and there is one process: they stay in "
+            "page-locked host memory."
+        )
+    elif place == "peers":
+        raise ConfigError(f"features of {human_bytes(needed)} do not fit on {device}, and there is one process.")
+    store = FeatureStore(x.cpu(), device, "pinned" if ids is None else "cached", ids, dtype)
     store.wants = wants
     return store
 
 
-def _spread(x: Tensor, ids: Tensor | None, wants: int, dtype: torch.dtype, group: Group) -> RowSource:
+def _fill(x, out: Tensor, first: int, last: int) -> None:
+    """``out[first:last] = x[first:last]``, some rows at a time."""
+    step = max(1, COPY_BYTES // max(1, math.prod(x.shape[1:]) * x.dtype.itemsize))
+    for begin in range(first, last, step):
+        end = min(last, begin + step)
+        out[begin:end].copy_(x[begin:end])
+
+
+def _spread(x, ids: Tensor | None, wants: int, dtype: torch.dtype, group: Group, place: str | None) -> RowSource:
+    if place == "host":
+        return _on_host(x, wants, dtype, group)
     shape = (shard_rows(x.shape[0], group.world), *x.shape[1:])
     size = torch.Size(shape).numel() * dtype.itemsize
-    row = max(1, x[:1].numel() * dtype.itemsize)
+    row = math.prod(x.shape[1:]) * dtype.itemsize
     beside = wants if ids is None else ids.numel() * row + 4 * x.shape[0]
-    if group.device.type == "cpu":
-        _check_host(group, group.world * size + group.world * beside)
-        memory = host_memory(group, shape, dtype)
+    on_cpu = group.device.type == "cpu"
+    if on_cpu:
+        _check_host(group, group.world * (size + beside))
     else:
         _check_device(group, size, beside)
-        try:
-            memory = device_memory(group, shape, dtype)
-        except NoPeerAccessError as reason:
-            return _on_host(x, wants, dtype, group, reason)
+    try:
+        memory = (host_memory if on_cpu else device_memory)(group, shape, dtype)
+    except NoPeerAccessError as reason:
+        if place == "peers":
+            raise DistributedError(f"GPUs do not read one another's memory: {reason}") from reason
+        return _on_host(x, wants, dtype, group, reason)
     attempt(group, f"{WHAT} (loading)", lambda: _load(x, memory.own, group))
     source = Sharded(memory, x.shape, dtype, group.device, wants)
     group.frees_memory(source)
     return source
 
 
-def _load(x: Tensor, own: Tensor, group: Group) -> None:
+def _load(x, own: Tensor, group: Group) -> None:
     with torch.no_grad():
         fill_shard(x, own, group.rank, group.world)
     if own.is_cuda:
@@ -151,22 +184,20 @@ def _check_host(group: Group, needed: int) -> None:
         )
 
 
-def _on_host(x: Tensor, wants: int, dtype: torch.dtype, group: Group, reason: Exception) -> FeatureStore:
+def _on_host(x, wants: int, dtype: torch.dtype, group: Group, reason: Exception | None = None) -> FeatureStore:
     """All rows in page-locked pages that the ranks share, each of which loads a part."""
-    needed = x.numel() * dtype.itemsize
+    needed = math.prod(x.shape) * dtype.itemsize
     _check_host(group, needed)
-    if group.rank == 0:
+    if group.rank == 0 and reason is not None:
         say(
             f"GPUs do not read one another's memory ({reason}): features stay in page-locked host memory "
             f"({human_bytes(needed)}, once for all ranks) and cross the bus."
         )
     (pages,) = shared_pages(group, [tuple(x.shape), *[None] * (group.world - 1)], dtype)
-    bounds = [x.shape[0] * rank // group.world for rank in range(group.world + 1)]
-    first, last = bounds[group.rank], bounds[group.rank + 1]
-    attempt(group, f"{WHAT} (loading)", lambda: copy_parts(x[first:last], pages[first:last]))
-    store = attempt(
-        group, f"{WHAT} (locking)", lambda: FeatureStore(Pinned(pages, group.device), group.device, "pinned")
-    )
+    first, last = (x.shape[0] * rank // group.world for rank in (group.rank, group.rank + 1))
+    attempt(group, f"{WHAT} (loading)", lambda: _fill(x, pages, first, last))
+    device = group.device
+    store = attempt(group, f"{WHAT} (locking)", lambda: FeatureStore(Pinned(pages, device), device, "pinned"))
     store.wants = wants
     return store
 

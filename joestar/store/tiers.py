@@ -66,8 +66,8 @@ class FeaturePlan:
     def __str__(self) -> str:
         device, peers, host = self.rates
         lines = [
-            f"features of {human_bytes(self.table)} on {self.world} GPUs with {human_bytes(self.room)} each for them; "
-            f"a step of a rank reads {self.rows:,.0f} rows of {self.row:,} bytes ({human_bytes(self.rows * self.row)}), "
+            f"features of {human_bytes(self.table)}, {self.world} GPUs with {human_bytes(self.room)} each for them; a "
+            f"step of a rank reads {self.rows:,.0f} rows of {self.row:,} bytes ({human_bytes(self.rows * self.row)}), "
             f"from the device at {device:,.0f} GB/s, from peers at {peers:,.0f}, from the host at {host:,.0f}:"
         ]
         for choice in self.choices:
@@ -79,7 +79,7 @@ class FeaturePlan:
 _SAID = {
     REPLICATE: "all rows on every GPU (graph.to(device))",
     SHARD: "hot rows on every GPU, the rest over peers (joestar.store.shard)",
-    HOST: "hot rows on every GPU, the rest in host memory (joestar.store.FeatureStore)",
+    HOST: "hot rows on every GPU, the rest in host memory (joestar.store.shard, place='host')",
 }
 
 

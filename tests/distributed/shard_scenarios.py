@@ -1,6 +1,7 @@
 """What ranks do in the tests of features that are sharded over them."""
 
 import os
+import warnings
 from unittest import mock
 
 import torch
@@ -34,13 +35,8 @@ def graph_with(how: str, device: torch.device, dtype=torch.float64) -> joestar.G
     elif how == "ids":  # others on every rank
         graph.ndata["x"] = joestar.store.shard(x, hot=torch.arange(50) * 7 + joestar.distributed.rank())
     elif how == "host":
-        with mock.patch.object(spread, "_spread", _host):  # as where GPUs do not reach one another
-            graph.ndata["x"] = joestar.store.shard(x, hot="4KiB")
+        graph.ndata["x"] = joestar.store.shard(x, hot="4KiB", place="host")
     return graph.to(device)
-
-
-def _host(x, hot, wants, dtype, group):
-    return spread._on_host(x, wants, dtype, group, NoPeerAccessError("made up"))
 
 
 def trained(how: str, batch: int, device: torch.device, dtype=torch.float64) -> dict:
@@ -108,6 +104,31 @@ def resumes(batch: int, folder: str, first: bool) -> dict:
 # --- what is refused ---
 
 
+class Rows:
+    """A table that is read by slices."""
+
+    def __init__(self, x: torch.Tensor):
+        self.x, self.shape, self.dtype = x, list(x.shape), x.dtype
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        return self.x[rows].clone()
+
+
+def _without_links(x: torch.Tensor) -> str:
+    """What is said, and whether rows are right, where GPUs do not reach one another's memory."""
+    error = NoPeerAccessError("made up")
+    with (
+        mock.patch.multiple(
+            spread, host_memory=mock.Mock(side_effect=error), device_memory=mock.Mock(side_effect=error)
+        ),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        source = joestar.store.shard(Rows(x))
+    words = " ".join(str(each.message) for each in said if issubclass(each.category, joestar.errors.JoestarWarning))
+    return f"{torch.equal(source.rows(ids(300)).cpu(), x)} {type(source).__name__} {words}"
+
+
 def refused() -> dict:
     """Every misuse, and what each rank is told."""
     device = started()
@@ -135,6 +156,8 @@ def refused() -> dict:
         tried("room", lambda: joestar.store.shard(x, hot="1KiB"))
     source = joestar.store.shard(x, dtype=torch.float16)  # and all are together still
     told["fine"] = bool(isinstance(source, Sharded) and torch.equal(source.rows(ids(300)).cpu(), x.half()))
+    told["fine"] &= torch.equal(joestar.store.shard(Rows(x)).rows(ids(300)).cpu(), x)
+    told["without links"] = _without_links(x)
     graph = planted_graph(nodes=400, degree=5)
     with mock.patch("joestar.store.bandwidth.PEER_BYTES", 1 << 16):
         slow = Speeds(48, 10.0, 10.0, 0.001, 1e6, 10.0)
@@ -188,20 +211,3 @@ def _free() -> int:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
-
-
-def no_peers() -> dict:
-    """Where the driver says that GPUs do not reach one another."""
-    import warnings
-
-    device = started()
-    x = torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
-    with (
-        mock.patch.object(torch.cuda, "can_device_access_peer", return_value=False),
-        warnings.catch_warnings(record=True) as said,
-    ):
-        warnings.simplefilter("always")
-        source = joestar.store.shard(x)
-    rows = source.rows(torch.arange(500, device=device))
-    text = " ".join(str(each.message) for each in said if issubclass(each.category, joestar.errors.JoestarWarning))
-    return {"kind": type(source).__name__, "same": torch.equal(rows.cpu(), x), "said": text}

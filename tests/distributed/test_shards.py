@@ -91,7 +91,7 @@ WORDS = {
     "hosts": ["ConfigError", "rank 0 on near, rank 1 on far", "Start the job on one host"],
     "loading": ["DistributedError", "joestar.store.shard (loading) failed on rank 1: OSError: the file is gone"],
     "room": ["ConfigError", "do not fit", "free", "Take "],
-    "plan": ["on 2 GPUs with 14.0 KiB each", "-> hot rows on every GPU, the rest over peers (joestar.store.shard)"],
+    "plan": ["2 GPUs with 14.0 KiB each", "-> hot rows on every GPU, the rest over peers (joestar.store.shard)"],
     "compile": ["DistributedError", "graph.ndata['x']: Sharded(torch.float32 [400,", "on rank 0", "on rank 1"],
 }
 
@@ -106,6 +106,12 @@ def test_what_cannot_be_is_said_on_every_rank(told, name):
     for rank in told:
         for words in WORDS[name]:
             assert words in rank[name]
+
+
+def test_gpus_that_do_not_reach_one_another_fall_back_to_the_host(told):
+    first, second = (rank["without links"] for rank in told)
+    assert first.startswith("True FeatureStore GPUs do not read one another's memory (made up): features stay in page-")
+    assert second == "True FeatureStore "  # one rank says it
 
 
 def test_after_all_refusals_the_ranks_are_together_still(told):

@@ -58,12 +58,6 @@ def test_rows_of_every_dtype_and_width_come_over_the_link_and_memory_is_given_ba
         assert rank["taken"] > 0.9 * rank["shard"] and rank["given back"] > 0.9 * rank["shard"]
 
 
-def test_gpus_that_do_not_reach_one_another_fall_back_to_the_host(folder):
-    first, second = results(2, scenarios.no_peers, folder=folder, seconds=300.0)
-    assert first["kind"] == second["kind"] == "FeatureStore" and first["same"] and second["same"]
-    assert "cuda:0 does not reach cuda:1" in first["said"] and not second["said"]
-
-
 def test_what_cannot_be_is_said_on_every_rank(folder):
     for rank in results(2, scenarios.refused, folder=folder, seconds=300.0):
         for name, words in WORDS.items():

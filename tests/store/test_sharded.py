@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.distributed.peer_memory import PeerMemory
-from joestar.errors import ConfigError, DataError, DistributedError, GraphError
+from joestar.errors import CaptureError, ConfigError, DataError, DistributedError, GraphError
 from joestar.graph_api.row_source import source_of
 from joestar.lowering.loss import check_labels
 from joestar.ops.gather_shards import reference
@@ -111,6 +111,26 @@ def test_exact_inference_gathers_some_rows_at_a_time():
         torch.testing.assert_close(joestar.inference(model, graph, batch_size=40), expected)
         stage = Inference(model, graph).plan.stages[0]
         assert not [value.target for value in stage.whole if "gather" in str(value.target)]
+
+
+READS = {
+    "mean of all": lambda block, x: x + block.graph.ndata["x"].mean(),
+    "own lookup": lambda block, x: torch.index_select(block.graph.ndata["x"], 0, block.srcs),
+    "some": lambda block, x: F.normalize(block.graph.ndata["x"])[block.srcs],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_the_table_as_a_whole_is_refused(name):
+    class Reads(torch.nn.Module):
+        def forward(self, blocks, x):
+            return blocks[0].pull(joestar.fn.copy_u(READS[name](blocks[0], x)), "mean")
+
+    graph = some_graph()
+    graph.ndata["x"] = sharded(graph.ndata["x"])
+    step = joestar.compile(Reads(), joestar.NeighborSampler(graph, [3]), backend="eager")
+    with pytest.raises(CaptureError, match=r"are nowhere in one piece: take the rows that forward is given"):
+        step.predict(torch.arange(20))
 
 
 def test_a_sampler_without_fanouts_is_watched():
