@@ -38,6 +38,9 @@ _ADVICE = (
      "F.dropout (its masks are keyed by step and node), or random values as features"),
     (("inplace view on a graph input", "requires_grad"),
      "plain operations: a step may not change what its inputs are, only what is in a registered buffer (copy_)"),
+    (("at least two devices, meta", "and meta!"),
+     "the rows that forward is given, or block.srcdata['x'] and block.dstdata['x']: features that are sharded over "
+     "ranks are nowhere in one piece"),
     (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
     (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
     ((".item()", "Tensor.item", "tolist", "Data dependent operator"),

@@ -129,7 +129,7 @@ def test_reading_the_table_as_a_whole_is_refused(name):
     graph = some_graph()
     graph.ndata["x"] = sharded(graph.ndata["x"])
     step = joestar.compile(Reads(), joestar.NeighborSampler(graph, [3]), backend="eager")
-    with pytest.raises(CaptureError, match=r"are nowhere in one piece: take the rows that forward is given"):
+    with pytest.raises(CaptureError, match="nowhere in one piece"):
         step.predict(torch.arange(20))
 
 
