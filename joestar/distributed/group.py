@@ -107,6 +107,10 @@ class Group:
         self._memory.add(owner)
 
     def free_memory(self) -> None:
-        """Gives back what is mapped by other ranks."""
-        for owner in list(self._memory):
+        """Gives back what is mapped by other ranks, once all have stopped reading it or do not come any more."""
+        owners = list(self._memory)
+        if owners:
+            with contextlib.suppress(DistributedError):
+                self.exchange("joestar.distributed.shutdown, or the end of the script")
+        for owner in owners:
             owner.close()

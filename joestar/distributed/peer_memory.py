@@ -34,7 +34,7 @@ class PeerMemory:
 
     def close(self) -> None:
         """Gives the memory back. Whatever reads it must have ended: captured steps first, communicators afterwards."""
-        if self.own.is_cuda:
+        if self.own is not None and self.own.is_cuda:
             torch.cuda.synchronize(self.own.device)
         self.pieces, self.own = [], None
         self._held.clear()

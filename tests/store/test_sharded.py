@@ -96,6 +96,7 @@ def test_training_predictions_and_exact_inference_are_those_of_a_tensor():
     assert torch.equal(store.hot, choose_hot(score, 30))
     assert not any(name == "x" or "shard" in name for name in got[3].state_dict()["model"])
     store.close()
+    store.close()  # nothing more
     with pytest.raises(DistributedError, match="gave it back"):
         got[3].predict(torch.arange(4))
 
