@@ -138,6 +138,11 @@ def compile(
     if memory is not None or first_stage is not None:
         check_model(model)
         check_sampler(sampler)
+        if any(value.is_meta for value in sampler.graph.ndata.values()):
+            raise ConfigError(
+                "memory= and first_stage= bring features to the device in macro-batches, and those of this graph are "
+                "sharded over ranks (joestar.store.shard): take one of the two."
+            )
         staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune, deterministic)
         sampler = staged.sampler
     if whole_sample:

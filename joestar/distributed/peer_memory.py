@@ -138,6 +138,8 @@ def _check_peers(group: Group, what: str) -> None:
     """As far as a process sees the others' GPUs; else mapping their memory shows it."""
     devices = [each["device"] for each in group.exchange(f"{what}, devices", {"device": group.device.index})]
     own, seen = group.device.index, len(set(devices)) == group.world <= torch.cuda.device_count()
+    if len(set(devices)) < group.world:  # each is shown its own GPU under the same number: PyTorch takes them for one
+        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     lacking = [d for d in devices if seen and d != own and not torch.cuda.can_device_access_peer(own, d)]
     met = group.exchange(f"{what}, access", {"lacking": lacking})
     pairs = [f"cuda:{devices[rank]} does not reach cuda:{d}" for rank, each in enumerate(met) for d in each["lacking"]]

@@ -166,4 +166,4 @@ def keep_hottest(source, score: Tensor) -> None:
     count = min(source.shape[0], max(0, room) // max(1, source.row_bytes))
     source.wants = 0
     if count:
-        source.keep(choose_hot(score, count))
+        source.keep(choose_hot(score.cpu(), count))  # a GPU has no deterministic way to find the count-th largest

@@ -103,12 +103,14 @@ def _look(x) -> str:
 
 def _alone(x, ids: Tensor | None, wants: int, dtype: torch.dtype, device: torch.device, place: str | None) -> RowSource:
     needed = math.prod(x.shape) * dtype.itemsize
+    there = isinstance(x, Tensor) and x.device == device
+    fits = there or device.type != "cuda" or needed + MARGIN <= torch.cuda.mem_get_info(device)[0]
+    near = fits and place != "host"
     if not isinstance(x, Tensor):
-        whole = torch.empty(tuple(x.shape), dtype=dtype, device="cpu" if place == "host" else device)
+        whole = torch.empty(tuple(x.shape), dtype=dtype, device=device if near else "cpu")
         _fill(x, whole, 0, x.shape[0])
         x = whole
-    fits = x.device == device or device.type != "cuda" or needed + MARGIN <= torch.cuda.mem_get_info(device)[0]
-    if place != "host" and fits:
+    if near:
         return FeatureStore(x, device, "resident", dtype=dtype)
     if place is None:
         say(
@@ -243,8 +245,11 @@ def sampled_batches(sampler, batch: int, number: int):
     """Ids that batches of random seeds of ``graph.train_idx``, or of all nodes, need: ``[n]`` each."""
     graph, seeds, random = sampler.graph, _seeds(sampler.graph), torch.Generator("cpu").manual_seed(0)
     for step in range(number):
-        chosen = torch.randperm(seeds.numel(), generator=random, device="cpu")[:batch].to(seeds.device)
-        blocks = sampler.sample(graph.keyed(getattr(sampler, "seed", 0), _LOOK, step), seeds[chosen])
+        if seeds.numel() <= 8 * batch:
+            chosen = torch.randperm(seeds.numel(), generator=random, device="cpu")[:batch]
+        else:  # hardly any twice
+            chosen = torch.randint(0, seeds.numel(), (batch,), generator=random, device="cpu").unique()
+        blocks = sampler.sample(graph.keyed(getattr(sampler, "seed", 0), _LOOK, step), seeds[chosen.to(seeds.device)])
         yield blocks[0].srcs
 
 

@@ -123,9 +123,9 @@ def plan_features(
     if group is not None:  # all ranks must come to the same choice
         met = group.exchange("joestar.store.plan_features", {"all": [free, near, peers, host]})
         free, near, peers, host = (min(column) for column in zip(*(each["all"] for each in met), strict=True))
-    batches = list(sampled_batches(sampler, batch_size, BATCHES))
+    batches = [ids.cpu() for ids in sampled_batches(sampler, batch_size, BATCHES)]
     rows = sum(ids.numel() for ids in batches) / len(batches)
-    hits = HitShares(hotness(sampler, batch_size), batches)
+    hits = HitShares(hotness(sampler, batch_size).cpu(), batches)  # which needs sums in a fixed order
     return _planned(x.shape[0], row, rows, hits, world, free, (near, peers, host))
 
 

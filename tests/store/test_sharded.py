@@ -17,6 +17,7 @@ from joestar.runtime.inference import Inference
 from joestar.store import FeatureStore, Sharded, choose_hot, shard
 from joestar.store.sharded import STRIPE, fill_shard, keep_hottest, shard_rows
 from joestar.store.spread import hotness
+from tests.distributed.shard_scenarios import Rows
 from tests.store.test_features import some_graph
 
 ops = torch.ops.joestar
@@ -166,6 +167,8 @@ def test_what_ndata_keeps():
         store.keep(torch.tensor([1, 1]))
     with pytest.raises(ConfigError, match="sharded already"):
         shard(graph.ndata["x"])
+    with pytest.raises(ConfigError, match="take one of the two"):
+        joestar.compile(joestar.nn.GraphSAGE(6, 8, 1, 3), joestar.NeighborSampler(graph, [2]), memory="1MiB")
     check_labels(graph.ndata["y"], 120)
 
 
@@ -183,6 +186,13 @@ def test_alone_it_is_the_tensor():
     graph.ndata["x"] = shard(x, hot="1MiB", device="cpu")
     assert source_of(graph.ndata, "x") is None and torch.equal(graph.ndata["x"], x)
     assert torch.equal(shard(x.numpy(), dtype=torch.bfloat16, device="cpu").table, x.bfloat16())
+    assert torch.equal(shard(Rows(x), device="cpu").table, x)
+    host = shard(x, hot=40 * 4 + 6 * 12, place="host", device="cpu")
+    keep_hottest(host, torch.arange(40).float())
+    assert host.tier == "cached" and host.hot.tolist() == [34, 35, 36, 37, 38, 39]
+    assert torch.equal(host.rows(torch.arange(40)), x)
+    with pytest.raises(ConfigError, match="place must be"):
+        shard(x, place="moon")
     for wrong, message in (
         (x.long(), "floating-point"),
         (x[:0], "a row and a column"),
