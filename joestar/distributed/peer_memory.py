@@ -84,9 +84,8 @@ def shared_pages(group: Group, shapes: Sequence[Sequence[int] | None], dtype: to
     shape = shapes[group.rank]
     own = attempt(group, what, lambda: None if shape is None else _file(shape, dtype))
     try:
-        paths = [
-            each["path"] for each in group.exchange(f"{what}, names", {"path": own and f"/proc/{os.getpid()}/fd/{own}"})
-        ]
+        name = None if own is None else f"/proc/{os.getpid()}/fd/{own}"
+        paths = [each["path"] for each in group.exchange(f"{what}, names", {"path": name})]
         pairs = [(path, shape) for path, shape in zip(paths, shapes, strict=True) if shape is not None]
         return attempt(group, what, lambda: [_mapped(path, shape, dtype) for path, shape in pairs])
     finally:
@@ -126,9 +125,7 @@ def device_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> Pee
     own = attempt(group, what, lambda: _allocated(shape, dtype, group.device))
     try:
         handle = attempt(group, f"{what}, mapped", lambda: _rendezvous(own))
-    except (
-        DistributedError
-    ) as error:  # the same on all ranks; a rank that failed has left the others' wait by its error
+    except DistributedError as error:  # the same on all ranks
         raise NoPeerAccessError(str(error).splitlines()[0][:400]) from error
     pieces = [handle.get_buffer(rank, tuple(shape), dtype) for rank in range(group.world)]
     return PeerMemory(pieces, group.rank, [handle, own])

@@ -145,11 +145,14 @@ def _spread(x, ids: Tensor | None, wants: int, dtype: torch.dtype, group: Group,
         _check_host(group, group.world * (size + beside))
     else:
         _check_device(group, size, beside)
+    memory, reason = None, ""
     try:
         memory = (host_memory if on_cpu else device_memory)(group, shape, dtype)
-    except NoPeerAccessError as reason:
-        if place == "peers":
-            raise DistributedError(f"GPUs do not read one another's memory: {reason}") from reason
+    except NoPeerAccessError as error:
+        reason = str(error)
+    if memory is None and place == "peers":
+        raise DistributedError(f"GPUs do not read one another's memory: {reason}")
+    if memory is None:
         return _on_host(x, wants, dtype, group, reason)
     attempt(group, f"{WHAT} (loading)", lambda: _load(x, memory.own, group))
     source = Sharded(memory, x.shape, dtype, group.device, wants)
@@ -186,11 +189,11 @@ def _check_host(group: Group, needed: int) -> None:
         )
 
 
-def _on_host(x, wants: int, dtype: torch.dtype, group: Group, reason: Exception | None = None) -> FeatureStore:
+def _on_host(x, wants: int, dtype: torch.dtype, group: Group, reason: str = "") -> FeatureStore:
     """All rows in page-locked pages that the ranks share, each of which loads a part."""
     needed = math.prod(x.shape) * dtype.itemsize
     _check_host(group, needed)
-    if group.rank == 0 and reason is not None:
+    if group.rank == 0 and reason:
         say(
             f"GPUs do not read one another's memory ({reason}): features stay in page-locked host memory "
             f"({human_bytes(needed)}, once for all ranks) and cross the bus."
