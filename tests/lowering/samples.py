@@ -272,6 +272,7 @@ EXPLAINED = {
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
+    "gather_shards": "an op of Joestar's; tests/store/test_sharded.py",
 }  # fmt: skip
 """Names of rules without samples."""
 
