@@ -32,19 +32,18 @@ def one():
         return scenarios.all_tiers(2 * BATCH)
 
 
-@pytest.mark.parametrize("how", ["sharded", "ids"])
-def test_two_gpus_with_shards_train_what_one_with_a_tensor_trains(two, one, how):
+def test_two_gpus_with_shards_train_what_one_with_a_tensor_trains(two, one):
     for rank in two:
         for name in NAMES:
-            close(rank[how][name], one["replicated"][name], 1e-8)
-        assert rank[how]["kind"] == "Sharded " and rank[how]["program"] == ["gather_shards"]
+            close(rank["ids"][name], one["replicated"][name], 1e-8)
+        assert rank["ids"]["kind"] == "Sharded " and rank["ids"]["program"] == ["gather_shards"]
 
 
 def test_rows_of_the_host_that_ranks_share_train_the_same(two):
     for rank in two:
         for name in ("losses", "state"):
             close(rank["host, float32"][name], rank["sharded, float32"][name], 1e-3)
-        assert rank["host, float32"]["kind"] == "FeatureStore cached"
+        assert rank["host, float32"]["kind"] == "FeatureStore cached" and rank["host"]["same"]
 
 
 def test_memory_is_given_back_at_the_end_of_the_job(two):
