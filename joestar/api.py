@@ -7,6 +7,7 @@ import torch
 
 from joestar import distributed
 from joestar.errors import ConfigError, GraphError
+from joestar.graph_api.row_source import device_of
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
@@ -22,6 +23,7 @@ from joestar.runtime.update import Average, LossScale, Update
 from joestar.staged.staging import Staging
 from joestar.stages import LargeBatch, Partitions
 from joestar.step import Step
+from joestar.store.spread import choose_hot_rows
 
 BACKENDS = ("inductor", "eager")
 EXECUTIONS = ("padded", "exact")
@@ -136,12 +138,18 @@ def compile(
     if memory is not None or first_stage is not None:
         check_model(model)
         check_sampler(sampler)
+        if any(value.is_meta for value in sampler.graph.ndata.values()):
+            raise ConfigError(
+                "memory= and first_stage= bring features to the device in macro-batches, and those of this graph are "
+                "sharded over ranks (joestar.store.shard): take one of the two."
+            )
         staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune, deterministic)
         sampler = staged.sampler
     if whole_sample:
         check_sampler(sampler)
         sampler = SubgraphSampler(model, sampler)
     _check_parts(model, sampler)
+    choose_hot_rows(sampler, batch_size)
     check_loss(loss_fn)
     check_optimizer(optimizer)
     if (loss_fn is None) != (optimizer is None):
@@ -222,10 +230,11 @@ def _check_parts(model, sampler) -> None:
     check_sampler(sampler)
     graph = sampler.graph
     settle_and_check(model, graph)
-    for name, tensor in [*graph.ndata.items(), *model.named_parameters()]:
-        if tensor.device != graph.device:
+    places = [(name, device_of(graph.ndata, name)) for name in graph.ndata]
+    for name, device in [*places, *((name, value.device) for name, value in model.named_parameters())]:
+        if device != graph.device:
             raise GraphError(
-                f"{name} is on {tensor.device} and the graph on {graph.device}: move both to one device "
+                f"{name} is on {device} and the graph on {graph.device}: move both to one device "
                 "(graph.to(device), model.to(device)) before compile."
             )
     check_modules(model, graph)

@@ -96,6 +96,13 @@ class TrainConfig:
         shown="everything is on the device",
         metavar="SIZE",
     )
+    shard: str | None = setting(
+        None,
+        "Execution",
+        "Deal features out to the GPUs' memories; each holds so many bytes of rows that are read often, such as 8GiB.",
+        shown="features are on every GPU",
+        metavar="SIZE",
+    )
     partitions: str | None = setting(
         None,
         "Execution",
@@ -138,6 +145,8 @@ class TrainConfig:
             )
         if self.checkpoints is None and (self.resume or self.checkpoint_every is not None):
             raise ConfigError("--resume and --checkpoint-every need --checkpoints FOLDER.")
+        if self.shard is not None and (self.memory is not None or self.partitions is not None):
+            raise ConfigError("--shard is for features that stay where they are: leave out --memory and --partitions.")
         if self.group is not None and self.partitions is None:
             raise ConfigError("--group is of --partitions FILE: give both, or neither.")
         if self.model == "gat" and self.hidden % self.heads:
@@ -151,7 +160,7 @@ class TrainConfig:
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
 RUN_ONLY = (
     "epochs", "patience", "metric", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every",
-    "keep", "resume", "memory", "partitions", "group",
+    "keep", "resume", "memory", "shard", "partitions", "group",
 )  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)

@@ -33,8 +33,12 @@ def graph_facts(graph) -> dict[str, str]:
     facts = {"graph.num_nodes": str(graph.num_nodes), "graph.num_edges": str(graph.num_edges)}
     tensors = {"indptr": graph.indptr, "indices": graph.indices}
     tensors |= {f"ndata[{name!r}]": value for name, value in graph.ndata.items() if isinstance(value, Tensor)}
+    elsewhere = {f"ndata[{name!r}]": source for name, source in getattr(graph.ndata, "sources", {}).items()}
     tensors |= {f"edata[{name!r}]": value for name, value in graph.edata.items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
+        if tensor.is_meta:  # rows that are nowhere in one piece: compared when they were shared out
+            facts[f"graph.{name}"] = repr(elsewhere.get(name, tensor))
+            continue
         facts[f"graph.{name}"] = f"{tensor.dtype} {list(tensor.shape)} #{digest(tensor, SAMPLE)}"
     return facts
 

@@ -26,6 +26,7 @@ class Group:
     def __init__(self, place: Place, device: torch.device, board: Board, hosts: list[str]):
         self.place, self.device, self.board, self.hosts = place, device, board, hosts
         self._graphs: weakref.WeakSet = weakref.WeakSet()
+        self._memory: weakref.WeakSet = weakref.WeakSet()
 
     @property
     def rank(self) -> int:
@@ -157,3 +158,16 @@ class Group:
         """Frees every captured step."""
         for owner in list(self._graphs):
             owner.drop_graph()
+
+    def frees_memory(self, owner) -> None:
+        """``owner.close()`` comes behind captured steps, which read what is mapped, and before communicators."""
+        self._memory.add(owner)
+
+    def free_memory(self) -> None:
+        """Gives back what is mapped by other ranks, once all have stopped reading it or do not come any more."""
+        owners = list(self._memory)
+        if owners:
+            with contextlib.suppress(DistributedError):
+                self.exchange("joestar.distributed.shutdown, or the end of the script")
+        for owner in owners:
+            owner.close()

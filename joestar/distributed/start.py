@@ -169,7 +169,7 @@ def _leave(text: str) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the group: captured steps are freed, then the communicators. At the end of a script it comes by itself."""
+    """Leaves the group: frees captured steps, then shared memory, then communicators. A script's end does it, too."""
     global _group, _watch
     group, watch, _group, _watch = _group, _watch, None, None
     if group is None:
@@ -178,6 +178,7 @@ def shutdown() -> None:
         _leave_failed(group, watch)
         return
     group.free_graphs()
+    group.free_memory()
     watch.end()
     if _keeps_store(group):
         _wait_for_others(group, watch.store)

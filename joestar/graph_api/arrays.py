@@ -98,6 +98,11 @@ def settle(graph, dtype: torch.dtype | None) -> None:
     """
     x, y = graph.ndata.get("x"), graph.ndata.get("y")
     if x is not None and x.dtype == torch.float64 and dtype == torch.float32:
+        if x.is_meta:
+            raise GraphError(
+                "graph.ndata['x'] is stored over several ranks in float64 and the model computes in float32: take "
+                "joestar.store.shard(x, dtype=torch.float32), or model.double()."
+            )
         say("graph.ndata['x'] was float64 and is float32 now, as the model's parameters are (model.double() keeps it).")
         graph.ndata["x"] = x.float()
     if y is None:

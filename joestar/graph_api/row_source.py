@@ -38,3 +38,9 @@ class RowSource:
 def source_of(table, key: str) -> RowSource | None:
     """The source that ``table[key]`` was assigned from, if it was one."""
     return getattr(table, "sources", {}).get(key)
+
+
+def device_of(table, key: str) -> torch.device:
+    """Where programs read ``table[key]``: for rows of a source that is not the tensor's own device."""
+    tensor, source = table[key], source_of(table, key)
+    return getattr(source, "device", tensor.device) if tensor.is_meta else tensor.device

@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from joestar.errors import CaptureError
-from joestar.lowering.origin import innermost, user_line
+from joestar.lowering.inputs import Input
+from joestar.lowering.origin import innermost, node_line, user_line
 from joestar.pyg import takes_edge_index
 from joestar.torch_private import traceback_of_torch
 
@@ -37,6 +38,9 @@ _ADVICE = (
      "F.dropout (its masks are keyed by step and node), or random values as features"),
     (("inplace view on a graph input", "requires_grad"),
      "plain operations: a step may not change what its inputs are, only what is in a registered buffer (copy_)"),
+    (("at least two devices, meta", "and meta!"),
+     "the rows that forward is given, or block.srcdata['x'] and block.dstdata['x']: features that are sharded over "
+     "ranks are nowhere in one piece"),
     (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
     (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
     ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
@@ -88,8 +92,25 @@ def own(error: Exception, model: nn.Module, origin: str, given: tuple = ()) -> C
     where = innermost([frame for frame in frames[1:] if _PYG not in frame[0] and not frame[0].startswith(_TORCH)])
     if where:
         parts.append(f"at {where}")
-    parts.append(_loss_remedy(given) if given else _remedy(error, model, pyg))
+    if "device meta" in told:
+        parts.append(_META)
+    else:
+        parts.append(_loss_remedy(given) if given else _remedy(error, model, pyg))
     return CaptureError("\n  ".join(parts))
+
+
+_META = (
+    "Features that are sharded over ranks (joestar.store.shard) are nowhere in one piece: take the rows that forward "
+    "is given, or block.srcdata['x'] and block.dstdata['x']; what all rows are needed for, compute before shard."
+)
+
+
+def check_rows_are_there(gm: fx.GraphModule, roles: list[Input], origin: str) -> None:
+    """Raises ``CaptureError`` where a captured program computes with a table that has no memory."""
+    for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True):
+        if node.users and role.tensor is not None and role.tensor.is_meta:
+            line = node_line(next(iter(node.users)))
+            raise CaptureError(f"{origin} reads {role.name} as a whole at {line}.\n  {_META}")
 
 
 def _loss_remedy(given: tuple) -> str:

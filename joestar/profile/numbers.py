@@ -1,5 +1,26 @@
 """Numbers as people read them."""
 
+import re
+
+from joestar.errors import ConfigError
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_bytes(value: int | str, name: str = "memory") -> int:
+    """``"24GiB"``, ``"512 MB"`` (both in powers of 1,024) or a number of bytes.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
+        if found:
+            return int(float(found[1]) * _UNITS[found[2]])
+    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise ConfigError(f"{name} must be a number of bytes such as 24 * 2**30, or a text such as '24GiB'; got {value!r}.")
+
 
 def human_bytes(count: float) -> str:
     """``1536`` as ``1.5 KiB``."""

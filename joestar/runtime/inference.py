@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
+from joestar.graph_api.row_source import device_of
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
 from joestar.lowering.outputs import LEAF
@@ -213,10 +214,12 @@ def _check_parts(model, graph, autocast) -> None:
     settle_and_check(model, graph)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ConfigError(f"autocast must be None, torch.bfloat16 or torch.float16; got {autocast!r}.")
-    for name, tensor in [*graph.ndata.items(), *model.named_parameters(), *model.named_buffers()]:
-        if tensor.device != graph.device:
+    places = [(name, device_of(graph.ndata, name)) for name in graph.ndata]
+    values = [(name, value.device) for name, value in (*model.named_parameters(), *model.named_buffers())]
+    for name, device in [*places, *values]:
+        if device != graph.device:
             raise GraphError(
-                f"{name} is on {tensor.device} and the graph on {graph.device}: move both to one device "
+                f"{name} is on {device} and the graph on {graph.device}: move both to one device "
                 "(graph.to(device), model.to(device))."
             )
 

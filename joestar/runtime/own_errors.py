@@ -7,6 +7,7 @@ from torch import Tensor
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.graph_api import Block, SamplingContext
+from joestar.graph_api.row_source import source_of
 from joestar.lowering import causes
 from joestar.lowering.outputs import flatten, leaf_names, loss_and_values
 from joestar.lowering.sizes import same_size
@@ -31,7 +32,8 @@ def raise_own_error(program, seeds: Tensor, key: Tensor) -> None:
         if program.graph.positions is not None:
             blocks = [_of_first_node(block) for block in blocks]
         with torch.autocast(device, autocast, autocast is not None), traced_norms(alone=True):
-            outputs, tensors = call_model(model, blocks, program.graph.ndata.get("x")), []
+            x, source = program.graph.ndata.get("x"), source_of(program.graph.ndata, "x")
+            outputs, tensors = call_model(model, blocks, x, source), []
         structure = flatten(outputs, tensors, f"{type(program.model).__name__}.forward")
         check_rows(tensors, structure, seeds.numel(), program.loss is None, program.origin)
         if program.loss is not None:

@@ -170,6 +170,7 @@ class Program:
         tables = getattr(sampler, "history_tables", None)
         known = known_inputs(graph, model) | history_inputs(tables)
         captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample, known=known)
+        causes.check_rows_are_there(captured.gm, captured.roles, origin)
         verify_capture(captured.gm, origin)
         self.structure, self.logged, self.pushed = seen["structure"], seen["logged"], seen["pushed"]
         if tables is not None:

@@ -190,6 +190,11 @@ def _lookup(value, reads) -> Access | bool:
     return Access([(table, FIXED if table.fixed else ALL), (index, ROW)])
 
 
+def _stored(value, reads) -> bool:
+    """Rows of a store's table by an id per row: they need not be on the device all at once."""
+    return [how for _, how in reads] == [FIXED] * (len(reads) - 1) + [ROW]
+
+
 def _embedding(value, reads) -> Access | bool:
     if value.args[1].space is not value.space:
         return False
@@ -289,6 +294,8 @@ _RULES = {
     "einsum": _einsum,
     "index": _lookup,
     "embedding": _embedding,
+    "gather_rows": _stored,
+    "gather_shards": _stored,
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     "conv1d": _convolution(3),

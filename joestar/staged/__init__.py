@@ -1,6 +1,7 @@
 """Training on graphs in host memory: what is planned, and steps over macro-batches."""
 
-from joestar.staged.planning import Planner, parse_bytes
+from joestar.profile.numbers import parse_bytes
+from joestar.staged.planning import Planner
 from joestar.staged.staging import Staging
 from joestar.staged.step import StagedStep
 

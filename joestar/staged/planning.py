@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import re
 import time
 
 import torch
@@ -35,22 +34,6 @@ CLAIMS = {"cuda": 8, "cpu": 0}
 """Bytes per node of the tables of claims (``kernels.gpu_compact``): a CUDA graph's, and that of what runs before it."""
 PLANNING = -2
 """Epoch of the keys under which macro-batches are sampled for the plan."""
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def parse_bytes(value: int | str, name: str = "memory") -> int:
-    """``"24GiB"``, ``"512 MB"`` (both in powers of 1,024) or a number of bytes.
-
-    Raises:
-        ConfigError: for anything else.
-    """
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
-        if found:
-            return int(float(found[1]) * _UNITS[found[2]])
-    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    raise ConfigError(f"{name} must be a number of bytes such as 24 * 2**30, or a text such as '24GiB'; got {value!r}.")
 
 
 class Planner:

@@ -10,6 +10,7 @@ from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
+from joestar.profile.numbers import parse_bytes
 from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
@@ -17,7 +18,7 @@ from joestar.runtime.seeds import CheckedSeeds, check_seeds
 from joestar.staged.hidden import hidden_widths
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
-from joestar.staged.planning import Planner, parse_bytes
+from joestar.staged.planning import Planner
 from joestar.staged.pure import check_pure
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of

@@ -14,12 +14,17 @@ from joestar.store.hot import (
 )
 from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
+from joestar.store.sharded import Sharded
+from joestar.store.spread import shard
 from joestar.store.structure import with_pinned_structure
+from joestar.store.tiers import FeaturePlan, plan_features
 
 __all__ = [
+    "FeaturePlan",
     "FeatureStore",
     "HitShares",
     "Pinned",
+    "Sharded",
     "Speeds",
     "blend",
     "choose_hot",
@@ -31,7 +36,9 @@ __all__ = [
     "pin",
     "pinned_empty",
     "place_structure",
+    "plan_features",
     "sampled_needs",
+    "shard",
     "slot_table",
     "speeds",
     "with_pinned_structure",

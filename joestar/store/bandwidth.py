@@ -23,6 +23,8 @@ from joestar.store.pinned import pinned_empty, resolved
 
 SOURCE_BYTES = 2**29
 """Host memory that rows are gathered from; a quarter of them, about as dense as a macro-batch takes them."""
+PEER_BYTES = 2**28
+"""Memory of all ranks together that rows are read from, to see how fast that is."""
 _DENSITY = 4
 _REPEATS = 3
 _FORMAT = 1
@@ -95,6 +97,30 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
         device=rate(2 * moved, lambda: away.copy_(near)),
         host_gather=gathered,
     )
+
+
+def peer_rate(group, row_bytes: int = 512) -> float:
+    """Billions of bytes per second that a rank reads from others' memory, row by row, all ranks at a time.
+
+    Only rows of other ranks are read, as many as a quarter of the table. The smallest of the ranks' rates.
+    """
+    from joestar.store.sharded import STRIPE
+    from joestar.store.spread import shard  # which needs this module's neighbours
+
+    with group.board.at("joestar.store.plan_features", long=True):
+        width = -(-max(row_bytes, 1) // 4)
+        rows = max(STRIPE * group.world, PEER_BYTES // (4 * width))
+        source = shard(torch.zeros(1, dtype=torch.float32, device="cpu").expand(rows, width))
+        random = torch.Generator("cpu").manual_seed(group.rank)
+        ids = torch.randint(0, rows, (max(STRIPE, rows // _DENSITY),), generator=random, device="cpu")
+        ids = ids[ids // STRIPE % group.world != group.rank].to(group.device)
+        timed = _device_seconds if group.device.type == "cuda" else _seconds
+        group.exchange("joestar.store.plan_features (rows)")
+        found = ids.numel() * width * 4 / timed(lambda: source.rows(ids)) / 1e9
+        met = group.exchange("joestar.store.plan_features (rates)", {"rate": found})
+        if hasattr(source, "close"):
+            source.close()
+        return min(each["rate"] for each in met)
 
 
 def _spread(rows: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api.row_source import RowSource
 from joestar.store.fill import fill_rows, host_gather
+from joestar.store.hot import checked_hot
 from joestar.store.pinned import Pinned, pin, pinned_empty, resolved
 
 TIERS = ("resident", "cached", "pinned", "host")
@@ -58,12 +59,18 @@ class FeatureStore(RowSource):
             self.table = self.pinned.view
         self.in_place = self.tier == "resident"
         self.hot = None
+        self.wants = 0
         if hot is not None:
             self._keep(hot)
         self._staging: list[_Staging] | None = None
 
+    def keep(self, hot: Tensor) -> None:
+        """Holds these rows, different ids ``[H]``, on the device as well: the tier is then ``cached``."""
+        self.tier, self.wants = "cached", 0
+        self._keep(hot)
+
     def _keep(self, hot: Tensor) -> None:
-        hot = _checked_hot(hot, self.table.shape[0]).to(self.device)
+        hot = checked_hot(hot, self.table.shape[0]).to(self.device)
         self.hot = hot
         self.cache = torch.empty((hot.numel(), *self.table.shape[1:]), dtype=self.table.dtype, device=self.device)
         self.slot_of = slot_table(hot, self.table.shape[0])
@@ -207,11 +214,3 @@ def _checked_tier(tier: str | None, hot: Tensor | None) -> str:
     if tier != "cached" and hot is not None:
         raise ConfigError(f"tier {tier!r} keeps no hot rows: leave out hot=, or take tier='cached'")
     return tier
-
-
-def _checked_hot(hot: Tensor, rows: int) -> Tensor:
-    hot = hot.to(torch.int64)
-    inside = hot.dim() == 1 and (hot.numel() == 0 or 0 <= hot.min() <= hot.max() < rows)
-    if not inside or hot.unique().numel() != hot.numel():
-        raise DataError(f"hot: expected different ids in [0, {rows}), got {list(hot.shape)}; choose_hot gives them")
-    return hot

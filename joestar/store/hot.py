@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from joestar.errors import ConfigError, GraphError
+from joestar.errors import ConfigError, DataError, GraphError
 from joestar.kernels import has_native
 
 _UNIT = 2.0**32
@@ -210,3 +210,12 @@ def blend(counts: Tensor, prior: Tensor) -> Tensor:
     """A score by measured counts, where those are equal by the prior, float32 ``[N]``: few batches leave many ties."""
     largest = max(prior.max().item(), math.ulp(1.0)) if prior.numel() else 1.0
     return counts.to(torch.float32) + prior.to(torch.float32) * (0.999 / largest)
+
+
+def checked_hot(hot: Tensor, rows: int) -> Tensor:
+    """Ids of hot rows as int64; ``DataError`` unless they are different ones of ``rows`` rows."""
+    hot = hot.to(torch.int64)
+    inside = hot.dim() == 1 and (hot.numel() == 0 or 0 <= hot.min() <= hot.max() < rows)
+    if not inside or hot.unique().numel() != hot.numel():
+        raise DataError(f"hot: expected different ids in [0, {rows}), got {list(hot.shape)}; choose_hot gives them")
+    return hot

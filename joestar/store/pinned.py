@@ -235,12 +235,18 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _available() -> str:
+def free_host_bytes() -> int | None:
+    """Host memory that the system could give, if it says so."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return _gib(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024)
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
     except (OSError, StopIteration, ValueError):
-        return "unknown"
+        return None
+
+
+def _available() -> str:
+    free = free_host_bytes()
+    return "unknown" if free is None else _gib(free)
 
 
 def _lockable() -> str:

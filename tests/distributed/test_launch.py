@@ -53,7 +53,10 @@ def test_torchrun_shows_what_one_rank_raised(tmp_path):
 
 def test_the_command_line_on_two_processes_trains_what_one_trains(tmp_path):
     results = []
-    for name, words in (("two", ["--processes", "2", "--batch-size", "35"]), ("one", ["--batch-size", "70"])):
+    for name, words in (
+        ("two", ["--processes", "2", "--batch-size", "35", "--shard", "2MiB"]),
+        ("one", ["--batch-size", "70"]),
+    ):
         path = tmp_path / f"{name}.json"
         done = _run(
             [

@@ -274,6 +274,7 @@ EXPLAINED = {
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
     "masked_batch_norm": "what batch_norm becomes; test_padding_norm.py",
     "only_valid": "what history.py marks rows with; tests/stages",
+    "gather_shards": "an op of Joestar's; tests/store/test_sharded.py",
 }  # fmt: skip
 """Names of rules without samples."""
 

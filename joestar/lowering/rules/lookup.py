@@ -44,7 +44,8 @@ _ANYWHERE = {op.target for op in OPS.values() if op.padded_ids == "graph"}
 
 def _reads_strangers(node: fx.Node, index: fx.Node) -> bool:
     """Whether padded slots hold numbers that belong to no node or edge of the batch, NaN perhaps."""
-    if not node.meta["val"].dtype.is_floating_point or padded_dims(node.args[0].meta.get("val")):
+    table = node.args[0][0] if isinstance(node.args[0], (list, tuple)) else node.args[0]
+    if not node.meta["val"].dtype.is_floating_point or padded_dims(table.meta.get("val")):
         return False
     while index.op == "call_function" and index.target not in _ANYWHERE | RAGGED.keys():
         if not isinstance(index.args[0], fx.Node):
@@ -133,6 +134,7 @@ def _bounded_search(position: int):
 RULES = {
     **dict.fromkeys(("index_select", "gather"), _lookup(2)),
     "gather_rows": _lookup(3),
+    "gather_shards": _lookup(5),
     "take_along_dim": _lookup(1),
     **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
     "scatter_reduce": _scatter_reduce,

@@ -144,6 +144,10 @@ def _remember_rank(ctx, inputs, output) -> None:
     _, ctx.rank, _ = inputs
 
 
+def _nothing(ctx, inputs, output) -> None:
+    pass
+
+
 def _backward(ctx, grad: Tensor) -> tuple:
     return torch.ops.joestar.over_ranks_grad(grad.contiguous(), ctx.rank), None, None
 
@@ -154,8 +158,8 @@ def _parts_fake(ids, count, seeds, seed_count, rank, world, padded):
 
 define(
     "row_parts(Tensor ids, Tensor count, Tensor seeds, Tensor seed_count, int rank, int world, bool padded) -> Tensor",
-    row_parts, fake=_parts_fake, gradient=NO_GRADIENT,
-    padding=Padding.RULE, keeps_tables=True,
+    row_parts, fake=_parts_fake, gradient=NO_GRADIENT, padding=Padding.RULE,
+    keeps_tables=True,
 )  # fmt: skip
 define(
     "over_ranks(Tensor x, int rank, int world) -> Tensor", over_ranks,
@@ -167,8 +171,8 @@ define_gradient(
     fake=lambda grad, rank: grad.new_empty((grad.shape[1],)), keeps_tables=True,
 )  # fmt: skip
 define(
-    "counted(Tensor x) -> Tensor", counted, fake=lambda x: x.new_empty(x.shape), padding=Padding.SAFE, keeps_tables=True,
-    gradient=(lambda ctx, inputs, output: None, lambda ctx, grad: torch.ops.joestar.counted_grad(grad)),
+    "counted(Tensor x) -> Tensor", counted, fake=lambda x: x.new_empty(x.shape), padding=Padding.SAFE,
+    gradient=(_nothing, lambda ctx, grad: torch.ops.joestar.counted_grad(grad)), keeps_tables=True,
 )  # fmt: skip
 define_gradient(
     "counted_grad(Tensor grad) -> Tensor", counted_grad, fake=lambda grad: grad.new_empty(grad.shape), keeps_tables=True

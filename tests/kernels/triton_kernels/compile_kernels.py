@@ -69,7 +69,7 @@ from ops.segments import leaves_of as segment_leaves  # noqa: E402
 from ops.structures import Structure  # noqa: E402
 
 import joestar.kernels  # noqa: E402
-from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, tune  # noqa: E402
+from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, gpu_shards, tune  # noqa: E402
 from joestar.kernels.gpu_mailbox import opened  # noqa: E402
 from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
 from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
@@ -301,6 +301,8 @@ def feeding() -> None:
         gpu_fill.fill_rows(x, ids, ids, x.float())
         for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
             gpu_fill.gather_stored(x, cache, slot_of, ids)
+            for world in (2, 4):
+                gpu_shards.gather_shards([x] * world, INDPTR[: world + 1], 64, cache, slot_of, ids)
     gpu_place.place_structure(INDPTR, ids, slots, INDPTR, ids)
     for index in (torch.int32, torch.int64):
         book(index)
@@ -354,7 +356,8 @@ def resources() -> list[dict]:
             used = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", text.stdout)}
             module = function.fn.__module__.rpartition(".")[2]
             rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
-                         "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]), **settings})  # fmt: skip
+                         "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]),
+                         "vectors": len(re.findall(r"ld\.global\.v4", binary.asm["ptx"])), **settings})  # fmt: skip
     return rows
 
 

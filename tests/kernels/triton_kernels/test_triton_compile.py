@@ -48,6 +48,8 @@ def test_every_kernel_compiles_and_spills_no_registers(request):
     spilling = [row for row in found["resources"] if row["stack"]]
     assert not spilling, spilling
     _check_wide_rows(found["resources"])
+    shards = [row for row in found["resources"] if row["kernel"] == "gpu_shards._gather_shards"]
+    assert {row["vectors"] > 0 for row in shards if row["ALIGNED"] == 16} == {True}, "peers are read 16 bytes at a time"
     shuffles = [row for row in found["resources"] if row["kernel"] == "gpu_shuffle._shuffle_keys"]
     assert len(shuffles) == 1, "every epoch has another state: it must not lead to another binary"
 

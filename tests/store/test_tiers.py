@@ -1,0 +1,56 @@
+"""Where features of several GPUs should be: by room, by what is hot, by bandwidths."""
+
+import pytest
+import torch
+
+import joestar
+from joestar.errors import ConfigError
+from joestar.store import HitShares, Speeds, plan_features
+from joestar.store.tiers import _planned
+from tests.store.test_features import some_graph
+
+NODES, ROW, READ = 64_000, 500, 1000.0
+TABLE, SLOTS = NODES * ROW, 4 * NODES
+RATES = (1000.0, 100.0, 10.0)
+NEEDS = torch.where(torch.arange(NODES) < 640, 99.0, 1.0)  # half of what is read are 640 nodes
+HITS = HitShares(NEEDS, NEEDS)
+
+
+def planned(room: int, world: int = 4):
+    return _planned(NODES, ROW, READ, HITS, world, room, RATES)
+
+
+def test_what_fits_everywhere_is_everywhere():
+    plan = planned(TABLE)
+    assert plan.best.place == "replicate" and plan.best.seconds == pytest.approx(READ * ROW * 2 / 1e12)
+    assert "-> all rows on every GPU" in str(plan) and "1,000 rows of 500 bytes" in str(plan)
+
+
+def test_hot_rows_and_peers_before_the_host():
+    plan = planned(TABLE // 4 + SLOTS + 320 * ROW)
+    whole, shard, host = plan.choices
+    assert not whole.fits and "does not fit, 30.5 MiB per GPU" in str(plan)
+    assert plan.best is shard and shard.hot == 320 and shard.bytes == TABLE // 4 + SLOTS + 320 * ROW
+    away = 0.75 / 100e9 + 2 / 1000e9 / 4
+    assert shard.share == pytest.approx(0.25)
+    assert shard.seconds == pytest.approx(READ * ROW * (0.25 * 2e-12 + 0.75 * away))
+    assert host.fits and host.share > 0.6  # all that room is for hot rows
+    assert host.seconds == pytest.approx(READ * ROW * (host.share * 2e-12 + (1 - host.share) / 10e9))
+    assert "-> hot rows on every GPU, the rest over peers" in str(plan)
+
+
+def test_the_host_where_shards_do_not_fit_or_there_is_one_gpu():
+    small = planned(TABLE // 8)
+    assert small.best.place == "host" and not small.choices[1].fits
+    assert planned(TABLE // 2, world=1).best.place == "host"
+
+
+def test_rows_and_hits_come_from_the_sampler():
+    graph = some_graph()
+    sampler = joestar.NeighborSampler(graph, [3, 2])
+    rates = Speeds(24, 10.0, 10.0, 5.0, 1000.0, 10.0)
+    plan = plan_features(graph, sampler, 20, room=1200, world=2, rates=rates, peers=100.0)
+    assert (plan.table, plan.row, plan.world) == (120 * 24, 24, 2) and 20 < plan.rows < 120
+    assert plan.best.place == "host" and 0 < plan.best.share < 1 and plan.best.hot == (1200 - 480) // 24
+    with pytest.raises(ConfigError, match="has no 'z'; there is: x, y"):
+        plan_features(graph, sampler, name="z")
