@@ -12,7 +12,7 @@ from joestar.distributed.peer_memory import PeerMemory
 from joestar.errors import CaptureError, ConfigError, DataError, DistributedError, GraphError
 from joestar.graph_api.row_source import source_of
 from joestar.lowering.loss import check_labels
-from joestar.ops.dense.gather_shards import reference
+from joestar.ops.dense.gather_shards import gather_shards as reference
 from joestar.runtime.inference import Inference
 from joestar.store import FeatureStore, Sharded, choose_hot, shard
 from joestar.store.sharded import STRIPE, fill_shard, keep_hottest, shard_rows
