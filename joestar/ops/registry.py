@@ -65,7 +65,7 @@ class Op:
             must be ordered, on one stream or by events.
         makes: the set that it makes. loops: if it gives (offsets, sources, ...) of its first argument's rows with
             self-loops: ``"all"`` if each row certainly gets one more edge, else ``"some"``.
-        padded_ids: if it gives ids, whose those in padded entries are: the ``"batch"``'s or only the ``"graph"``'s.
+        padded_ids: of an op that gives ids: padded entries hold ids of the ``"batch"``, or any of the ``"graph"``.
     """
 
     name: str

@@ -40,10 +40,6 @@ _OVER_DIMS = {
     "gather", "take_along_dim", "index_select", "flip", "glu",
 }  # fmt: skip
 """Operations along dimensions that they are given: each row on its own unless dimension 0 is among them."""
-_SEGMENTS = {
-    _JOESTAR.spmm.default, _JOESTAR.sddmm.default, _JOESTAR.edge_softmax.default, _JOESTAR.edge_dst.default,
-    _JOESTAR.attend.default, _JOESTAR.edge_map.default,
-}  # fmt: skip
 
 
 @dataclass
@@ -65,7 +61,7 @@ def access(value) -> Access | None:
     """How a ``Value`` that has rows may be computed for some of them; ``None``: only for all at once."""
     if value.target is operator.getitem:
         return Access([(value.args[0], ROW)]) if value.args[0].space is value.space else None
-    if value.target in _SEGMENTS:
+    if value.target in OVER_SEGMENTS:
         return _segments(value)
     if not isinstance(value.target, OpOverload) or value.target.namespace not in ("aten", "joestar"):
         return None
@@ -312,7 +308,7 @@ def _segments(value) -> Access | None:
     indptr, edges = value.args[0], value.edges
     if indptr is None or edges is None:
         return None
-    found = _OVER_SEGMENTS[value.target](value, edges)
+    found = OVER_SEGMENTS[value.target](value, edges)
     if found is None:
         return None
     reads = [(operand, how) for operand, how in found if operand is not None]
@@ -347,7 +343,7 @@ def _edge_map(value, edges):
     return reads
 
 
-_OVER_SEGMENTS = {
+OVER_SEGMENTS = {
     _JOESTAR.spmm.default: _spmm,
     _JOESTAR.sddmm.default: lambda v, e: [(v.args[1], "edge"), (v.args[2], ALL), (v.args[3], "dst")],
     _JOESTAR.edge_softmax.default: lambda v, e: [(v.args[1], "edge")],
@@ -357,6 +353,7 @@ _OVER_SEGMENTS = {
     ),
     _JOESTAR.edge_map.default: _edge_map,
 }
+"""Operations over the in-edges of destinations -> (operand, how it is read) of what they read, offsets left out."""
 
 
 def tensors_of(arguments) -> list:

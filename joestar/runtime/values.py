@@ -22,7 +22,7 @@ from joestar.lowering.dropout import refuse_random
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
-from joestar.runtime.rows import is_view, tensors_of
+from joestar.runtime.rows import OVER_SEGMENTS, is_view, tensors_of
 from joestar.runtime.shortcuts import SHORTCUTS
 from joestar.torch_private import OpOverload, set_grad_enabled
 
@@ -249,7 +249,7 @@ class _Builder:
             return self.calls[key]
         space, fixed = self._space(meta)
         value = Value(target, tuple(args), dict(kwargs), meta, space, fixed, self.node)
-        if target in _OF_OFFSETS:
+        if target in OVER_SEGMENTS:
             value.nodes, value.edges = self.nodes, self._edges_of(args[0])
         if target in (_JOESTAR.edge_dst.default, _JOESTAR.edge_softmax.default, _JOESTAR.sddmm.default):
             value.space = value.edges
@@ -313,12 +313,6 @@ def _frozen(argument):
     if isinstance(argument, (list, tuple)):
         return tuple(map(_frozen, argument))
     return (type(argument), repr(argument) if isinstance(argument, float) else argument)
-
-
-_OF_OFFSETS = {
-    _JOESTAR.spmm.default, _JOESTAR.sddmm.default, _JOESTAR.edge_softmax.default, _JOESTAR.edge_dst.default,
-    _JOESTAR.attend.default, _JOESTAR.edge_map.default,
-}  # fmt: skip
 
 
 def row_bytes(meta) -> int:

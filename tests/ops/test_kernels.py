@@ -64,7 +64,8 @@ def test_every_kernel_has_samples_and_every_op_a_test():
     assert set(OPS) == set(cpu.__all__) - {"gather_rows"}
     tests = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("*.py"))
     tested = set(re.findall(r"\b(?:ops|joestar|gpu|reference)\.(\w+)|\"(\w+)\"", tests))
-    whole = {name for name, op in registry.OPS.items() if op.fake is not None}
+    ours = (op for op in registry.OPS.values() if op.reference.__module__.startswith("joestar."))  # no page's example
+    whole = {op.name for op in ours if op.fake is not None}
     missing = whole - set(OPS) - {name for pair in tested for name in pair}
     assert not missing, f"ops without samples in a database_*.py and without a test: {sorted(missing)}"
 
