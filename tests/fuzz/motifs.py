@@ -140,7 +140,7 @@ def scores(code: Code, h: Rows, hop: Hop) -> Rows:
 
 
 def _score(code: Code, key: str, query: str, edge: str, heads: int, width: int) -> str:
-    """An expression of ``edges``, of any attention: products of both ends, additive, gated, maybe with edge features."""
+    """The score of any attention: products of both ends, additive, gated, or per column, perhaps with edge features."""
     left = f'edges.src["{key}"]' + (f" + {edge}" if edge and code.chance(0.5) else "")
     form = code.pick("dot", "additive", "gated", "per column")
     if form == "dot":
