@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from joestar.kernels.checks import check_ids, check_offsets, check_values, require
+from joestar.kernels.checks import check_ids, check_offsets, check_values
 from joestar.kernels.cpu_edge_map import STEPS
 from joestar.kernels.cpu_spmm import scatter_dst, spmm
 from joestar.kernels.edge_program import Step
@@ -17,10 +17,10 @@ from joestar.kernels.segment_program import (
     HEAD,
     SIZES,
     SegmentProgram,
+    check_rows,
     check_segment,
     check_segment_wanted,
     dtype_of,
-    grad_rows,
     groups_of,
     segment_gradient,
 )
@@ -159,15 +159,13 @@ def _softmax(
 
 
 def segment_grad(
-    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, outputs: list[Tensor],
-    grads: list[Tensor], wanted: list[bool],
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, rows: list[Tensor],
+    wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     """See ``joestar.ops.aggregate.segment``."""
     indptr, indices, leaves, program, width, _, wide = _checked(indptr, indices, leaves, program, heads)
     line = segment_gradient(program, check_segment_wanted(program, leaves, wanted))
-    for y, grad in zip(outputs, grads, strict=False):
-        require(y.shape == grad.shape, f"grad {list(y.shape)}", f"{list(grad.shape)}")
-    rows = grad_rows(program, heads, width, indptr, outputs, grads)
+    check_rows(program, rows, indptr.numel() - 1, width, heads)
     out = [
         torch.zeros(leaf.shape, dtype=wide, device="cpu") if w else None for leaf, w in zip(leaves, wanted, strict=True)
     ]

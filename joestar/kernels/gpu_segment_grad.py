@@ -16,7 +16,7 @@ from joestar.kernels import tune
 from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.edge_program import EdgeGradient
 from joestar.kernels.gpu_columns import added_up
-from joestar.kernels.gpu_launch import cdiv, fill_tail, op, require
+from joestar.kernels.gpu_launch import cdiv, fill_tail, op
 from joestar.kernels.gpu_links import link_edges
 from joestar.kernels.gpu_segment import ahead, work_of
 from joestar.kernels.gpu_segment_steps import (
@@ -40,9 +40,9 @@ from joestar.kernels.segment_program import (
     HEAD,
     SIZES,
     SegmentProgram,
+    check_rows,
     check_segment_wanted,
     dtype_of,
-    grad_rows,
     groups_of,
     segment_gradient,
 )
@@ -333,8 +333,8 @@ def _over_sources(
 
 @op
 def segment_grad(
-    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, outputs: list[Tensor],
-    grads: list[Tensor], wanted: list[bool],
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, rows: list[Tensor],
+    wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     """See ``joestar.ops.aggregate.segment``.
 
@@ -343,8 +343,7 @@ def segment_grad(
     """
     parsed, width = checked(indptr, indices, leaves, program, heads)
     line = segment_gradient(parsed, check_segment_wanted(parsed, leaves, wanted))
-    for y, grad in zip(outputs, grads, strict=False):
-        require(y.shape == grad.shape, f"grad {list(y.shape)}", list(grad.shape))
+    check_rows(parsed, rows, indptr.numel() - 1, width, heads)
     out = [torch.empty_like(leaf) if w else leaf.new_empty(0) for leaf, w in zip(leaves, wanted, strict=True)]
     some = bool(width and indices.numel())
     for leaf, group in enumerate(groups_of(parsed.leaves, out)):
@@ -352,7 +351,6 @@ def segment_grad(
             for tensor in group:
                 tensor.zero_()
     if some:
-        rows = grad_rows(parsed, heads, width, indptr, outputs, grads)
         settings = {
             **_constants(parsed, [*leaves, *rows], line, wanted), **tile_of(parsed, width, heads),
             "ACC": accumulator(*rows),

@@ -252,19 +252,18 @@ def grad_rows(
     program: SegmentProgram, heads: int, width: int, indptr: Tensor, outputs: Sequence[Tensor],
     grads: Sequence[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """What a gradient reads per destination, in the outputs' dtype that is wide.
+    """What a gradient reads per destination, of float32 at least: elementwise work, which backends fuse.
 
     Per result its gradient, over the degree for a mean; for a softmax also the largest score, the inverse of the sum of
     exponentials, and the sum of gradient times result over what one score weighs.
     """
     saved = iter(outputs[len(program.results) :])
-    degree = (indptr[1:] - indptr[:-1]).clamp(min=1).unsqueeze(1)
     found = []
     for result, y, grad in zip(program.results, outputs, grads, strict=False):
         wide = torch.promote_types(y.dtype, torch.float32)
         grad = grad.to(wide)
         if result[0] == "mean":
-            grad = grad / degree
+            grad = grad / degrees(indptr)
         found.append(grad)
         if result[0] == "softmax":
             top, total = next(saved), next(saved)
@@ -273,6 +272,18 @@ def grad_rows(
                 product = product.view(-1, heads, width // heads).sum(-1)
             found += [top, 1 / torch.where(total > 0, total, 1), product]
     return [rows.contiguous() for rows in found]
+
+
+def degrees(indptr: Tensor) -> Tensor:
+    """What means are divided by, ``[num_dst, 1]``."""
+    return (indptr[1:] - indptr[:-1]).clamp(min=1).unsqueeze(1)
+
+
+def check_rows(program: SegmentProgram, rows: Sequence[Tensor], num_dst: int, width: int, heads: int) -> None:
+    """``ValueError`` unless ``rows`` are of the shapes that ``grad_rows`` gives."""
+    shapes = [[num_dst, width if kind == "dst" else heads] for kind in rows_kinds(program)]
+    came = [list(row.shape) for row in rows]
+    _require(came == shapes, f"rows {shapes} of destinations for a gradient", str(came))
 
 
 @functools.lru_cache(1024)

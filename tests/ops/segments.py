@@ -5,7 +5,7 @@ import random
 import torch
 
 from joestar.kernels.edge_program import BINARY, UNARY
-from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, sizes_of
+from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, grad_rows, sizes_of
 from joestar.ops.aggregate.segment import reference, reference_grad
 
 from .samples import values
@@ -118,10 +118,10 @@ def compare(run, program: str, heads: int, width: int, s, dtype, tolerance: floa
     results = len(SegmentProgram.parse(program).results)
     grads = [values(tuple(y.shape), dtype, seed) for seed, y in enumerate(good[:results])]
     wanted = differentiable(program)
-    found = run[1](*args, ours, grads, wanted)
-    expected = reference_grad(
-        s.indptr, s.indices, wide(leaves), program, heads, good, [grad.double() for grad in grads], wanted
-    )
+    parsed = SegmentProgram.parse(program)
+    rows = [grad_rows(parsed, heads, heads * width, s.indptr, y, grads) for y in (ours, good)]
+    found = run[1](*args, rows[0], wanted)
+    expected = reference_grad(s.indptr, s.indices, wide(leaves), program, heads, rows[1], wanted)
     for position, (a, b) in enumerate(zip([*ours, *found], [*good, *expected], strict=True)):
         scale = max(1.0, b.abs().max().item()) if b.numel() else 1.0
         case = f"{program}, {heads} heads, {s.name}, tensor {position}"

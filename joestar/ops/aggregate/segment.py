@@ -6,6 +6,8 @@ forward one (``kernels/segment_program.py``). Of the softmax only its largest sc
 destination are kept. Rows without edges are 0.
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +21,9 @@ from joestar.kernels.segment_program import (
     SegmentProgram,
     check_segment,
     check_segment_wanted,
+    degrees,
     dtype_of,
+    grad_rows,
     groups_of,
     width_of,
 )
@@ -104,11 +108,19 @@ def _softmax(score: Tensor, dst: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def reference_grad(
-    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, outputs: list[Tensor],
-    grads: list[Tensor], wanted: list[bool],
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, rows: list[Tensor],
+    wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of ``segment`` for the tensors of ``leaves`` that are ``wanted``, else empty ``[0]``."""
+    """Gradients of ``segment`` for the tensors of ``leaves`` that are ``wanted``, else empty ``[0]``.
+
+    ``rows``: per destination, see ``joestar.kernels.segment_program.grad_rows``.
+    """
     parsed = SegmentProgram.parse(program)
+    grads, left = [], iter(rows)
+    for result in parsed.results:
+        grad = next(left)
+        grads.append(grad * degrees(indptr) if result[0] == "mean" else grad)
+        list(itertools.islice(left, 3 if result[0] == "softmax" else 0))
     check_segment_wanted(parsed, leaves, wanted)
     wide = torch.promote_types(dtype_of(parsed, leaves), torch.float32)
     with torch.enable_grad():
@@ -141,7 +153,7 @@ def _fake(indptr, indices, leaves, program, heads):
     return out
 
 
-def _grad_fake(indptr, indices, leaves, program, heads, outputs, grads, wanted):
+def _grad_fake(indptr, indices, leaves, program, heads, rows, wanted):
     return [leaf.new_empty(leaf.shape if w else (0,)) for leaf, w in zip(leaves, wanted, strict=True)]
 
 
@@ -158,9 +170,9 @@ def _backward(ctx, grads):
     indptr, indices, *rest = ctx.saved_tensors
     leaves, outputs = rest[: ctx.num_leaves], rest[ctx.num_leaves :]
     wanted = list(ctx.needs_input_grad[2])
-    results = len(SegmentProgram.parse(ctx.program).results)
-    grads = [grad.contiguous() for grad in grads[:results]]
-    found = ops.segment_grad(indptr, indices, leaves, ctx.program, ctx.heads, outputs, grads, wanted)
+    program = SegmentProgram.parse(ctx.program)
+    rows = grad_rows(program, ctx.heads, width_of(program, leaves, ctx.heads), indptr, outputs, grads)
+    found = ops.segment_grad(indptr, indices, leaves, ctx.program, ctx.heads, rows, wanted)
     return None, None, [g if w else None for g, w in zip(found, wanted, strict=True)], None, None
 
 
@@ -198,6 +210,6 @@ define(
     cpu="cpu_segment", cuda="gpu_segment", autocast=_autocast,
 )  # fmt: skip
 define_gradient(
-    f"segment_grad({_ARGUMENTS}, Tensor[] outputs, Tensor[] grads, bool[] wanted) -> Tensor[]", reference_grad,
+    f"segment_grad({_ARGUMENTS}, Tensor[] rows, bool[] wanted) -> Tensor[]", reference_grad,
     fake=_grad_fake, cpu="cpu_segment", cuda="gpu_segment_grad",
 )  # fmt: skip

@@ -74,6 +74,7 @@ from joestar.kernels.gpu_mailbox import opened  # noqa: E402
 from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
 from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
 from joestar.kernels.layout import REDUCTIONS  # noqa: E402
+from joestar.kernels.segment_program import SegmentProgram, grad_rows  # noqa: E402
 from joestar.stages.device_slots import DeviceSlots  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
@@ -232,7 +233,8 @@ def segments(dtype: torch.dtype, heads: int, width: int) -> None:
         outputs = gpu.segment(*args)
         for deterministic in (False, True):
             torch.use_deterministic_algorithms(deterministic)
-            gpu.segment_grad(*args, outputs, outputs, segment_wanted(program))
+            rows = grad_rows(SegmentProgram.parse(program), heads, heads * width, INDPTR, outputs, outputs)
+            gpu.segment_grad(*args, rows, segment_wanted(program))
         torch.use_deterministic_algorithms(False)
 
 

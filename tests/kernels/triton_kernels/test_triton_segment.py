@@ -11,6 +11,7 @@ from ops.test_segment import hostile
 
 from joestar.kernels import gpu, gpu_links, gpu_segment_grad, tune
 from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.kernels.segment_program import SegmentProgram, grad_rows
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
 RUN = gpu.segment, gpu.segment_grad
@@ -99,5 +100,6 @@ def test_no_racing_kernel_is_launched(monkeypatch):
     leaves = leaves_of(program, heads, width, s, torch.float32)
     args = (s.indptr, s.indices, leaves, program, heads)
     outputs = gpu.segment(*args)
-    first, second = (gpu.segment_grad(*args, outputs, [outputs[0]], differentiable(program)) for _ in range(2))
+    rows = grad_rows(SegmentProgram.parse(program), heads, heads * width, s.indptr, outputs, outputs)
+    first, second = (gpu.segment_grad(*args, rows, differentiable(program)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)) and first[0].abs().sum() > 0
