@@ -5,7 +5,7 @@ from lowering.harness import NUM_FEATURES, SEEDS, same
 
 import joestar.nn as jnn
 
-from .graphs import JOESTAR, captured, captured_each, count, only, reasons
+from .graphs import JOESTAR, again, captured, captured_each, count, only, reasons
 
 PATTERN = "dropout-aggregate"
 BASE = ("extract-select", "sample-gather-aggregate", "aggregate-update", "relu-dropout")
@@ -40,6 +40,10 @@ def assert_same(on, off):
 
 def test_seeds_rows_of_every_layer_are_read_in_the_matrices():
     on, off = captured_each(sage(jk="cat"), (3, 2, 2), disables=(ON, OFF))
+    on.trace()
+    chosen = {site.key: "in-matrix" for site in on.program.sites if site.kind == "own"}
+    assert len(chosen) == 2
+    on = again(on, choices=chosen)
     assert count(on.trace(), JOESTAR.dropout_bits.default) == 2
     assert_same(on, off)
 

@@ -321,7 +321,9 @@ MOTIFS: dict[str, list[Motif]] = {
     "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
     "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],
     "sample-structural": [Motif(looped_sum)],
-    "own-beside": [Motif(gated, rows.relu_dropout, inner=True), Motif(gated, rows.tanh, inner=True)],
+    "own-beside": [
+        Motif(gated, before, inner=True, choices={"beside": "in-matrix"}) for before in (rows.relu_dropout, rows.tanh)
+    ],
     "gather-update": [Motif(updated)],
     "attention": [Motif(attention), Motif(attention, inner=True)],
     "softmax-aggregate": [Motif(any_attention, inner=inner, choices=ATTENDED) for inner in (False, True)],

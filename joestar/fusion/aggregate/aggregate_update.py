@@ -18,11 +18,12 @@ column of ones follows, which makes the bias part of the weights: its gradient i
 reduction of its own over the many rows. (An inner layer's matrix has a gradient itself: no column that needs none.)
 Where both weights are neighbouring columns of one (``split-update``), that one is taken.
 
-What else reads the own rows (a residual, a gate), or fewer of them (the seeds' rows, for jumping knowledge), reads them
-in the matrix: their gradient is then one of few destinations, and nobody but the aggregation reads the sources' rows.
+What else reads the own rows (a residual, a gate), or fewer of them (the seeds' rows, for jumping knowledge), may read
+them in the matrix: their gradient is then one of few destinations, and nobody but the aggregation reads the sources'
+rows. A choice ``own:hop<n>`` per place with such readers, by default ``in-matrix`` on a GPU and ``apart`` on a CPU.
 
-Must not fire when the aggregated rows or either product has another reader (a norm in between), when the own rows are
-those of other nodes, or when the aggregation is no sum or mean, or weighted.
+Must not fire when the aggregated rows or either product has another reader (a norm in between), when own rows that stay
+apart have one, when they are those of other nodes, or when the aggregation is no sum or mean, or weighted.
 """
 
 import operator
@@ -30,6 +31,7 @@ import operator
 import torch
 from torch import fx
 
+from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.match.emit import emit, is_product, leads, tensor
 from joestar.fusion.match.gathers import at_most
 from joestar.fusion.record import Reject
@@ -37,20 +39,25 @@ from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_shape, same_size
 
 PATTERN = "aggregate-update"
+APART, IN_MATRIX = "apart", "in-matrix"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 
 
 def run(gm: fx.GraphModule, context) -> int:
     """Joins every pair of products that fits; returns how many."""
-    joined = 0
+    joined, taken = 0, {}
     for node in list(gm.graph.nodes):
         if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
             continue
         pair = _linear_pair(node)
         if pair is None:
             continue
-        if context.admits(PATTERN, node, _match(*pair)):
-            _rewrite(gm, node, *pair, context)
+        match = _match(*pair)
+        in_matrix = bool(match) and _reads_matrix(*pair, taken, context)
+        if match and not in_matrix and len(pair[1].args[0].users) > 1:
+            match = Reject("own rows have another reader")
+        if context.admits(PATTERN, node, match):
+            _rewrite(gm, node, *pair, context, in_matrix)
             joined += 1
     return joined
 
@@ -92,6 +99,21 @@ def _match(first: fx.Node, second: fx.Node) -> bool | Reject:
     return True
 
 
+def _reads_matrix(first: fx.Node, second: fx.Node, taken: dict[str, int], context) -> bool:
+    """Whether other readers of the own rows, if there are any, shall read them in the matrix."""
+    own, source = second.args[0], _aggregation(first.args[0])
+    inner = source is first.args[0]
+    if len(own.users) < 2 and not (inner and _leading(source.graph, source.args[2], own)):
+        return False
+    return chosen("own", site_name(source, taken), context, source)
+
+
+def chosen(kind: str, name: str, context, node: fx.Node) -> bool:
+    """Whether own rows are read in a matrix with the aggregated ones: a choice, by default taken on a GPU."""
+    default = IN_MATRIX if context.device == "cuda" else APART
+    return context.choose(kind, name, (APART, IN_MATRIX), default, node) == IN_MATRIX
+
+
 def _own_rows(fused: fx.Node, own: fx.Node) -> str:
     """Why ``own`` is not ``features[dsts]`` of a ``sample_aggregate``."""
     if own.target is not _ATEN.index_select.default or own.args[0] is not argument(fused, "x") or own.args[1] != 0:
@@ -108,11 +130,11 @@ def _own_slice(spmm: fx.Node, own: fx.Node) -> str:
     return "" if leads(own, spmm.args[2], spmm.meta["val"].shape[0]) else "the own rows are those of other nodes"
 
 
-def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, context) -> None:
+def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, context, in_matrix: bool) -> None:
     graph, rows, own = gm.graph, first.args[0], second.args[0]
     source = _aggregation(rows)
     inner = source is rows
-    matrix = matrix_of(graph, source, rows)
+    matrix = matrix_of(graph, source, rows, None if in_matrix else add)
     width = int(tensor(matrix).shape[1])
     with graph.inserting_before(add):
         bias = _added_biases(graph, first, second)
@@ -127,7 +149,8 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     add.replace_all_uses_with(product)
     for node in (add, first, second):
         graph.erase_node(node)
-    read_in_matrix(graph, matrix, own, argument(source, "x") if inner else None)
+    if in_matrix:
+        read_in_matrix(graph, matrix, own, argument(source, "x") if inner else None)
     for node in dict.fromkeys((rows, source)):
         graph.erase_node(node)
     if not own.users:
@@ -135,9 +158,10 @@ def _rewrite(gm: fx.GraphModule, add: fx.Node, first: fx.Node, second: fx.Node, 
     context.fired(PATTERN, product, detail)
 
 
-def matrix_of(graph: fx.Graph, source: fx.Node, rows: fx.Node) -> fx.Node:
-    """Aggregated and own rows side by side, computed as early as can be: others may read them as well."""
-    with graph.inserting_after(_last(graph, source.all_input_nodes)):
+def matrix_of(graph: fx.Graph, source: fx.Node, rows: fx.Node, reader: fx.Node | None = None) -> fx.Node:
+    """Aggregated and own rows side by side, in front of their reader; as early as can be if they may have others."""
+    place = graph.inserting_before(reader) if reader else graph.inserting_after(_last(graph, source.all_input_nodes))
+    with place:
         if source is rows:
             indptr, indices, x, _, reduce = rows.args
             return emit(graph, rows, _JOESTAR.aggregate_cat.default, indptr, indices, x, None, 1.0, reduce)
@@ -171,12 +195,9 @@ def read_in_matrix(graph: fx.Graph, matrix: fx.Node, own: fx.Node, x: fx.Node | 
     """Lets what else reads the own rows, or the first of the aggregated rows ``x``, read them in the matrix."""
     width, count = int(tensor(own).shape[1]), tensor(own).shape[0]
     after = set(_behind(graph, matrix))
-    parts = [own, *(user for user in (x.users if x is not None else ()) if user is not own)]
-    for part in parts:
-        rows = tensor(part).shape[0] if tensor(part) is not None else None
+    for part in [own, *(_leading(graph, x, own) if x is not None else ())]:
+        rows = tensor(part).shape[0]
         if not part.users or not after >= set(part.users):
-            continue
-        if part is not own and not (leads(part, x, rows) and at_most(graph, rows, count)):
             continue
         with graph.inserting_before(next(node for node in graph.nodes if node in part.users)):
             new = emit(graph, part, _ATEN.slice.Tensor, matrix, 1, width, 2 * width)
@@ -185,6 +206,16 @@ def read_in_matrix(graph: fx.Graph, matrix: fx.Node, own: fx.Node, x: fx.Node | 
         part.replace_all_uses_with(new)
         if part is not own:
             graph.erase_node(part)
+
+
+def _leading(graph: fx.Graph, x: fx.Node, own: fx.Node) -> list[fx.Node]:
+    """Slices of the rows ``x`` that have the first of the own rows."""
+    slices = [user for user in x.users if user is not own and user.target is _ATEN.slice.Tensor]
+    count = tensor(own).shape[0]
+    return [
+        part for part in slices
+        if leads(part, x, tensor(part).shape[0]) and at_most(graph, tensor(part).shape[0], count)
+    ]  # fmt: skip
 
 
 def _behind(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:

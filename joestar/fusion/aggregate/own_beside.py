@@ -11,6 +11,8 @@ What neither ``aggregate-update`` nor ``own-aggregate`` took: residuals without 
 trained. Nobody but the aggregation reads ``x`` then, so ``dropout-aggregate`` may follow; and the gradient of own rows,
 of which there are few, is added where the kernel writes that of ``x``, not by a pass over all sources' rows.
 
+A choice ``beside:hop<n>`` per aggregation, by default ``in-matrix`` on a GPU and ``apart`` on a CPU.
+
 Must not fire where ``x`` needs no gradients or has a reader besides the aggregation and its leading rows, or where the
 aggregation is a max or min, or weighted.
 """
@@ -18,7 +20,8 @@ aggregation is a max or min, or weighted.
 import torch
 from torch import fx
 
-from joestar.fusion.aggregate.aggregate_update import matrix_of, read_in_matrix
+from joestar.fusion.aggregate.aggregate_update import APART, chosen, matrix_of, read_in_matrix
+from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.match.emit import emit, leads, name, tensor
 from joestar.fusion.record import Reject
 
@@ -28,11 +31,14 @@ _ATEN, _SPMM = torch.ops.aten, torch.ops.joestar.spmm.default
 
 def run(gm: fx.GraphModule, context) -> int:
     """Rewrites every aggregation that fits; returns how many."""
-    joined = 0
+    joined, taken = 0, {}
     for node in list(gm.graph.nodes):
         if node.target is not _SPMM or _own(node) is None:
             continue
-        if context.admits(PATTERN, node, _match(node, context)):
+        match = _match(node, context)
+        if match and not chosen("beside", site_name(node, taken), context, node):
+            match = Reject(f"{APART} is chosen")
+        if context.admits(PATTERN, node, match):
             _rewrite(gm.graph, node, context)
             joined += 1
     return joined
