@@ -66,6 +66,7 @@ ALLOWED = {
     },
     "staged": {
         "errors",
+        "distributed",
         "step",
         "runtime",
         "stages",

@@ -1,8 +1,10 @@
 """The processes of a job as the rest of the package sees them."""
 
 import contextlib
+import socket
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,17 +15,26 @@ from joestar.distributed.place import Place
 from joestar.errors import DistributedError
 
 
+def host_name() -> str:
+    """The same for all processes of a host, and for no others: containers of several hosts may share a name."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        name += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return name
+
+
 class Group:
     """All ranks. Whatever waits for others is named, ends when one of them has failed, and says so.
 
     Attributes:
-        rank, world: of this process, and how many there are; device: its own; timeout: seconds.
+        rank, world: of this process, and how many there are; device: its own; timeout: seconds. host: name of its host.
         board: what ranks tell one another beside collectives.
     """
 
     def __init__(self, place: Place, device: torch.device, board: Board):
         self.place, self.device, self.board = place, device, board
         self.rank, self.world, self.timeout = place.rank, place.world, board.timeout
+        self.host = host_name()
         self._graphs: weakref.WeakSet = weakref.WeakSet()
 
     def __repr__(self) -> str:

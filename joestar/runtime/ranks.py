@@ -10,7 +10,7 @@ from joestar.distributed import Group
 from joestar.distributed.division import arranged, present, share, weights
 from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, sampler_facts, values_of
 from joestar.distributed.reduction import Reduction
-from joestar.errors import ConfigError
+from joestar.graph_api import Graph
 from joestar.runtime.executor import Executor
 from joestar.runtime.loss_parts import MEAN, SUM, LossParts, loss_parts
 from joestar.runtime.state import Run, StepState
@@ -21,13 +21,14 @@ class Ranks:
 
     Args:
         group: the ranks; executor: of the ``train`` program, whose bounds are agreed on from now on.
+        graph: whose nodes the seeds of all ranks are: that of the program, or the whole one of which it sees parts.
 
     Attributes:
         world: number of ranks.
     """
 
-    def __init__(self, group: Group, executor: Executor):
-        self.group, self.executor = group, executor
+    def __init__(self, group: Group, executor: Executor, graph: Graph):
+        self.group, self.executor, self.graph = group, executor, graph
         self.rank, self.world = group.rank, group.world
         self.reduction = Reduction(group)
         self._parts: tuple = (None, None)
@@ -60,10 +61,14 @@ class Ranks:
 
     def divided(self, order: Tensor, batch: int) -> tuple[Tensor, int, Tensor]:
         """This rank's part of an order: (ids ``[steps * batch]``, how many are meant, ``Run.shares``)."""
-        own, end = share(order, batch, self.rank, self.world)
-        return own, end, self._shares(order, batch)
+        return *self.own(order, batch), self.shares(order, batch)
 
-    def _shares(self, order: Tensor, batch: int) -> Tensor:
+    def own(self, order: Tensor, batch: int) -> tuple[Tensor, int]:
+        """This rank's seeds of an order: (ids ``[steps * batch]``, how many are meant)."""
+        return share(order, batch, self.rank, self.world)
+
+    def shares(self, order: Tensor, batch: int) -> Tensor:
+        """``Run.shares``, on the device of ``order``; the program must have been traced."""
         parts = self._loss_parts(order)
         ones = torch.ones(order.numel(), dtype=torch.float64, device=order.device)
         means = weights(ones, batch, self.rank, self.world)
@@ -77,7 +82,7 @@ class Ranks:
     def _loss_parts(self, seeds: Tensor) -> LossParts:
         captured = self.executor.program.captured
         if self._parts[0] is not captured:
-            found = loss_parts(self.executor.program, seeds)
+            found = loss_parts(self.executor.program, seeds, self.graph)
             facts = {"kind": found.kind, "value on the same outputs": f"{found.tried:.6g}"}
             self.group.agree(f"{self.executor.program.loss.name}, tried before the first step", facts)
             self._parts = captured, found
@@ -120,16 +125,21 @@ class Ranks:
         return self.group.board.at(what, long=True)
 
 
-def check_single(group: Group) -> None:
-    """Raises ``ConfigError`` for what one process alone can do."""
-    raise ConfigError(
-        f"memory= and first_stage= are for one process, and this job has {group.world}: start one, or put the graph on "
-        "every device (graph.to(device)) and compile without them."
-    )
+def compare(group: Group, model, sampler, options: dict) -> None:
+    """Before memory is planned: all ranks have the same.
+
+    Raises:
+        DistributedError: on all ranks, with what differs.
+    """
+    facts = graph_facts(sampler.graph) | model_facts(model) | sampler_facts(sampler)
+    group.agree("joestar.compile, before it plans", facts | {name: plain(value) for name, value in options.items()})
 
 
 def join(group: Group, model, sampler, optimizer, options: dict) -> None:
     """Before anything is compiled: all ranks have the same, and start from the parameters and buffers of rank 0.
+
+    Args:
+        sampler: as the user gave it, over the whole graph.
 
     Raises:
         DistributedError: on all ranks, with what differs.

@@ -98,6 +98,20 @@ class StepRunner:
     def _begin_share(self, order: Tensor, batch: int, epoch: int, population: Tensor | None) -> Run:
         self.ranks.prepare(order, batch, self.seed, epoch, population)
         own, end, shares = self.ranks.divided(order, batch)
+        return self._own_run(own, end, shares, batch, epoch)
+
+    def begin_own(
+        self, own: Tensor, end: int, order: Tensor, batch: int, epoch: int, population: Tensor
+    ) -> Run:  # fmt: skip
+        """A run over this rank's seeds, which have other numbers on its device than in the ``order`` of all ranks.
+
+        Args:
+            own: ids on the device ``[steps * batch]``, of which ``end`` are meant; order: ids in the whole graph.
+        """
+        self.ranks.prepare(order, batch, self.seed, epoch, population)
+        return self._own_run(own, end, self.ranks.shares(order, batch).to(own.device), batch, epoch)
+
+    def _own_run(self, own: Tensor, end: int, shares: Tensor, batch: int, epoch: int) -> Run:
         run = self._new_run(own, batch, epoch)
         run.end, run.shares = end, shares
         return run
