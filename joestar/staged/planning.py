@@ -258,7 +258,8 @@ class Planner:
             elif self.device.type == "cpu":
                 sources[name] = Source(value, dtype, host=True)
             else:
-                sources[name] = Source(pin(value, self.device).view, dtype, host=True)
+                locked = pin(value, self.device) if self.ranks is None else self.ranks.pin(value, self.device)
+                sources[name] = Source(locked.view, dtype, host=True)
         hot = plan.hot_ids.to(self.graph.indices.dtype)
         return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse, self.own_book)
 

@@ -1,4 +1,4 @@
-"""Batches of predictions over macro-batches: which of them a process carries out, in steps that its arena has room for."""
+"""Batches of predictions over macro-batches: what a process carries out of them, in steps that have room."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Several processes, each with its own GPU and a share of every step's seeds, before their first step over macro-batches.
+"""Several processes, each with its GPU and a share of every step's seeds, before their first step over macro-batches.
 
 Each plans for its own device, from the sizes and speeds that it finds; what decides about numbers of steps and of draws
 (the budget, the seeds of a macro-batch) is agreed on.
@@ -12,8 +12,11 @@ from torch import Tensor
 from joestar.distributed import Group
 from joestar.errors import ConfigError
 from joestar.profile.numbers import seconds
+from joestar.staged.shared import pinned_together
 from joestar.stages import Partitions
+from joestar.stages.large_batch import use_threads
 from joestar.stages.plan import Plan
+from joestar.store.pinned import Pinned
 
 
 class PlanningRanks:
@@ -49,6 +52,10 @@ class PlanningRanks:
         met = self.group.exchange("memory that macro-batches need", {"needed": needed, "error": str(error)})
         return ConfigError(max(met, key=lambda each: each["needed"])["error"])
 
+    def pin(self, source: Tensor, device: torch.device) -> Pinned:
+        """Rows that the ranks of a host read in place, from one copy if they are copied at all."""
+        return pinned_together(source, device, self.group)
+
     def spread(self, plan: Plan) -> str:
         """In words, how the plans of the ranks differ."""
         own = {"hot": plan.hot, "bus": plan.bus, "seconds": plan.epoch_seconds}
@@ -59,6 +66,39 @@ class PlanningRanks:
             f"{min(bus) / 1e9:.2f} to {max(bus) / 1e9:.2f} GB over the bus, epochs of {seconds(min(took))} to "
             f"{seconds(max(took))}; a step takes what the slowest needs"
         )
+
+
+class ImaginedRanks(PlanningRanks):
+    """One of ``world`` processes, without the others: to plan for them."""
+
+    def __init__(self, world: int):
+        self.group = _Imagined(world)
+
+    def spread(self, plan: Plan) -> str:
+        """What the plan is of."""
+        return f"that is for one of {self.group.world} ranks, with its share of every step"
+
+
+class _Imagined:
+    """A group whose ranks all say the same."""
+
+    def __init__(self, world: int):
+        self.rank, self.world = 0, world
+
+    def exchange(self, what: str, brought: dict) -> list[dict]:
+        return [brought] * self.world
+
+
+def imagined(world: int, first_stage) -> ImaginedRanks:
+    """So many processes, of which this one stands for all; the host's CPU threads are divided among them.
+
+    Raises:
+        ConfigError: for a first stage that one process alone can do.
+    """
+    ranks = ImaginedRanks(world)
+    check_divided(ranks.group, first_stage)
+    use_threads(max(1, len(cores()) // world))
+    return ranks
 
 
 def check_divided(group: Group, first_stage) -> None:
@@ -72,16 +112,18 @@ def check_divided(group: Group, first_stage) -> None:
 
 
 def own_threads(group: Group) -> int:
-    """CPU threads of this rank's first stage: its part of the host's cores; every core counts for as many as may use it.
+    """CPU threads of this rank's first stage: of every core that it may use, as large a part as others may use it, too.
 
     torchrun sets ``OMP_NUM_THREADS=1``, which is right for many things, but not for a first stage.
     """
-    if "JOESTAR_NUM_THREADS" in os.environ:
-        own = None
-    else:
-        own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    own = None if "JOESTAR_NUM_THREADS" in os.environ else cores()
     met = group.exchange("cores of the hosts", {"host": group.host, "cores": own})
     if own is None:
         return int(os.environ["JOESTAR_NUM_THREADS"])
     users = [each["cores"] for each in met if each["host"] == group.host and each["cores"] is not None]
-    return max(1, int(sum(1 / sum(core in cores for cores in users) for core in own) + 1e-6))
+    return max(1, int(sum(1 / sum(core in theirs for theirs in users) for core in own) + 1e-6))
+
+
+def cores() -> list[int]:
+    """Numbers of the CPU cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

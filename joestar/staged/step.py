@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -135,9 +135,15 @@ class StagedStep(Step):
         ranks = self._runner.ranks
         return (order, order.numel()) if ranks is None else ranks.own(order, batch)
 
-    def at_macro_batches(self) -> contextlib.AbstractContextManager:
-        """What is done within may take long, and other ranks wait for it."""
-        return contextlib.nullcontext() if self.group is None else self.group.board.at("its macro-batches", long=True)
+    @contextlib.contextmanager
+    def at_macro_batches(self) -> Iterator[None]:
+        """What is done within may take long, and other ranks wait for it; afterwards nothing of theirs may any more."""
+        if self.group is None:
+            yield
+            return
+        with self.group.board.at("its macro-batches", long=True):
+            yield
+        self.group.board.settle()
 
     def ensured_together(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
         """``ensured``, where all ranks have a new macro-batch: the last one that has it lets them go on.

@@ -113,8 +113,7 @@ class Plan:
             "have to be loaded)\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
-            f"{slowest} decide{'' if slowest == 'steps' else 's'})"
-            + (f"\n{self.ranks}" if self.ranks else "")
+            f"{slowest} decide{'' if slowest == 'steps' else 's'})" + (f"\n{self.ranks}" if self.ranks else "")
         )
 
 

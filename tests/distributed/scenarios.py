@@ -292,7 +292,6 @@ def differences(batch: int) -> dict:
     refused("given seeds", lambda: step(ids(10) + odd))
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0 + odd], dtype=torch.float64)
     refused("class weights", lambda: next(step_of(loss=nn.CrossEntropyLoss(weight)).epoch(ids(100), batch)))
-    refused("memory", lambda: step_of(memory="1GiB"))
     refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
     refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
     refused("calls", lambda: step.evaluate(ids(50)) if odd else next(step.epoch(ids(100), batch)))

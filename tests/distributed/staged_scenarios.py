@@ -1,13 +1,17 @@
 """What ranks do in the tests of steps over macro-batches. ``alone`` are their counterparts over the whole graph."""
 
+import contextlib
 import os
 import threading
 from unittest import mock
 
+import numpy as np
 import torch
 
 import joestar
+from joestar.partitioning import Partitioning
 from joestar.staged.planning import Planner
+from joestar.staged.shared import shared_copy
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan, Speeds
 from tests.distributed import scenarios
@@ -34,15 +38,18 @@ def staged_of(batch: int, cold: int = 400, whole: bool = True, **options):
     hot = torch.arange(0, 400, 10)
     plan = Plan(1 << 30, False, number, 4, 40, cold, graph.num_edges, hot_ids=hot, batch=batch, seconds={"bus": 1.0})
     stage = (Whole if whole else LargeBatch)(number)
-    with mock.patch.object(Planner, "plan", lambda self: plan), mock.patch.object(Planner, "_measured", Speeds):
+    with mock.patch.multiple(Planner, plan=lambda self: plan, _measured=lambda self: Speeds()):
         return scenarios.step_of(graph, memory=1 << 30, first_stage=stage, batch_size=batch, **options)
 
 
-def all_of(names: list[str], *args) -> dict:
+def all_of(names: list[str], batch: int, folder: str) -> dict:
     """Several scenarios in the same processes, one after the other."""
     joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     with cheaper(quick):
-        return {name: globals()[name](*args) for name in names}
+        return {name: globals()[name](batch, *[folder] * (name in IN_FOLDER)) for name in names}
+
+
+IN_FOLDER = ("goes_on", "fitted", "shared")
 
 
 # --- training ---
@@ -89,17 +96,12 @@ def losses_of(batch: int, staged: bool = True) -> dict:
         "weighted": (ignored, torch.nn.CrossEntropyLoss(weight=weight)),
         "unknown": (unknown, torch.nn.functional.binary_cross_entropy_with_logits),
         "of seeds": (labels, lambda out, y, seeds: (out.square().mean(1) * (seeds % 3)).mean()),
-        "logged": (labels, scenarios._with_hits),
     }
     for name, (y, loss) in cases.items():
         with mock.patch.object(scenarios, "planted_graph", _labelled(y)):
             make = staged_of if staged else lambda batch, **more: scenarios.step_of(**more)
             step = make(batch, loss=loss, accumulate=2)
-        logged, losses, epoch = [], [], step.epoch(torch.arange(173), batch)
-        for value in epoch:
-            losses.append(value.item())
-            logged.append({key: entry.item() for key, entry in epoch.logged.items()})
-        results[name] = {"losses": losses, "logged": logged, "state": state_of(step)}
+        results[name] = {"losses": epochs_of(step, torch.arange(173), batch, 1), "state": state_of(step)}
     return results
 
 
@@ -145,7 +147,7 @@ def one_hop(batch: int) -> dict:
     graph, number = host_graph(), STEPS * batch
     plan = Plan(1 << 30, False, number, 4, 40, 400, graph.num_edges, hot_ids=torch.arange(0, 400, 10), batch=batch)
     model = scenarios.model_of(num_layers=1)
-    with mock.patch.object(Planner, "plan", lambda self: plan), mock.patch.object(Planner, "_measured", Speeds):
+    with mock.patch.multiple(Planner, plan=lambda self: plan, _measured=lambda self: Speeds()):
         step = joestar.compile(
             model, joestar.NeighborSampler(graph, [3], seed=7), torch.nn.functional.cross_entropy,
             torch.optim.Adam(model.parameters(), 0.01), backend="eager", memory=1 << 30, batch_size=batch,
@@ -192,7 +194,29 @@ def goes_on(batch: int, folder: str) -> dict:
     epoch = step.epoch(torch.arange(173), batch)
     losses += [next(epoch).item(), next(epoch).item()]
     joestar.Checkpoints(os.path.join(folder, "after")).save(step)
-    return {"losses": losses, "number": step.first_stage.num_seeds}
+    board = joestar.distributed.current().board  # from now on no rank waits for another for long
+    return {"losses": losses, "number": step.first_stage.num_seeds, "doing": board.doing, "long": board.long}
+
+
+# --- memory of the host ---
+
+
+def shared(batch: int, folder: str) -> dict:
+    """Rows of a file, copied once for both ranks: what one writes, the other reads."""
+    group, path = joestar.distributed.current(), os.path.join(folder, "rows.npy")
+    if group.rank == 0:
+        np.save(path, np.arange(30.0).reshape(10, 3))
+    group.exchange("the file")
+    mapped, own = torch.from_numpy(np.load(path, mmap_mode="c")), torch.ones(4)
+    whole = shared_copy(mapped, group)
+    found = {"same": torch.equal(whole, mapped), "own": shared_copy(own, group) is None}
+    group.exchange("compared")
+    whole[group.rank, 0] = -1.0 - group.rank
+    group.exchange("written")
+    found["written"] = whole[:, 0].tolist()
+    with mock.patch("os.open", side_effect=OSError) if is_last() else contextlib.nullcontext():
+        found["apart"] = shared_copy(mapped, group) is None
+    return found
 
 
 # --- what differs, and what fails ---
@@ -210,13 +234,14 @@ def refused(batch: int) -> dict:
             told[name] = f"{type(error).__name__}: {error}"
 
     graph = host_graph()
-    parts = joestar.partition(graph, 4)
+    parts = Partitioning(torch.arange(400, dtype=torch.int32) % 4, 4, 0, {})
     tried("partitions", lambda: scenarios.step_of(graph, first_stage=joestar.Partitions(parts, 2)))
     tried("memory", lambda: scenarios.step_of(graph, memory="1GiB" if is_last() else "2GiB"))
     changed = host_graph()
     changed.ndata["x"][150, 3] += is_last()
-    tried("graph", lambda: scenarios.step_of(changed, memory="60KiB", batch_size=batch))
-    tried("too small", lambda: scenarios.step_of(graph, memory="20KiB", batch_size=batch))
+    with mock.patch.object(Planner, "_measured", return_value=Speeds()):
+        tried("graph", lambda: scenarios.step_of(changed, memory="60KiB", batch_size=batch))
+        tried("too small", lambda: scenarios.step_of(graph, memory="20KiB", batch_size=batch))
     return told
 
 

@@ -29,7 +29,6 @@ WORDS = {
     "parameters": ["DistributedError", "model.convs.0", "on rank 0", "on rank 1"],
     "given seeds": ["DistributedError", "seeds: 10 ids"],
     "class weights": ["DistributedError", "tried before the first step", "value on the same outputs: "],
-    "memory": ["ConfigError", "memory= and first_stage= are for one process, and this job has 2"],
     "own loop": ["ConfigError", "a loop of one's own is for one process"],
     "loss": ["ConfigError", "_compares is neither a mean nor a sum over the seeds"],
 }
