@@ -121,6 +121,7 @@ def cut(batch: int) -> dict:
     step = staged_of(batch, cold=275 if is_last() else 400)
     losses = epochs_of(step, torch.arange(173), batch)
     counted = {"cut": step.traffic.cut, "alone": step.traffic.alone, "told": str(step.report())}
+    counted["long"] = joestar.distributed.current().board.long
     return {"losses": losses, "state": state_of(step), **counted}
 
 
@@ -194,8 +195,7 @@ def goes_on(batch: int, folder: str) -> dict:
     epoch = step.epoch(torch.arange(173), batch)
     losses += [next(epoch).item(), next(epoch).item()]
     joestar.Checkpoints(os.path.join(folder, "after")).save(step)
-    board = joestar.distributed.current().board  # from now on no rank waits for another for long
-    return {"losses": losses, "number": step.first_stage.num_seeds, "doing": board.doing, "long": board.long}
+    return {"losses": losses, "number": step.first_stage.num_seeds}
 
 
 # --- memory of the host ---
