@@ -1,22 +1,24 @@
 """Random programs over macro-batches on several ranks, beside the same ranks with the whole graph each.
 
-Every rank runs ``staged.check``: both of its runs are of all ranks together, which ``tests/distributed`` compares with one
-process. Plans have room for any step, so that no rank is alone with an error; some are cut on one rank and not on another.
+Every rank runs ``staged.check``: both of its runs are of all ranks together, which ``tests/distributed`` compares with
+one process. Plans have room for any step, so that no rank is alone with an error; some macro-batches are cut on one
+rank and not on another.
 """
 
 import os
+from dataclasses import replace
 from unittest import mock
 
 import torch
 
 import joestar
 from joestar.runtime.seeds import shuffled
-from joestar.staged.predicting import batches_of
+from joestar.stages.plan import Plan
 
 from . import staged
 
 TOLERANCE = {"exact": 1e-12, "padded": 1e-9}
-"""Ranks with the whole graph predict whole batches, those with macro-batches pieces: products have other shapes."""
+"""Bounds are chosen from seeds of all ranks, or from those of a rank's first macro-batch: sums have another order."""
 EPOCHS = 12
 """More than there are in a case, epochs within epochs counted."""
 
@@ -39,12 +41,15 @@ class OnRanks(staged.Drawn):
             least = max(map(size, macros))
             setattr(self, name, max(1, self.rng.choice((least, least, least + 3, getattr(self, name)))))
 
+    def plan(self, dtype: torch.dtype) -> Plan:
+        """As drawn, for predictions in whole batches: models that mix the rows of a batch see no pieces."""
+        return replace(super().plan(dtype), batch=self.batch + 1)
+
     def _steps(self, graph) -> list[torch.Tensor]:
         """Seeds of all steps that there may be: of epochs, and of what happens in between."""
         ids, world = torch.tensor(self.order, dtype=graph.indices.dtype), joestar.distributed.world_size()
-        some, backwards = ids[: self.batch], batches_of(ids.flip(0), self.batch + 1, self.batch)
-        rows = backwards.order.view(-1, backwards.width)
-        found = [some, *(row[row >= 0] for row in rows)]
+        some, backwards = ids[: self.batch], ids.flip(0).split(self.batch + 1)
+        found = [some, *backwards]
         for epoch in range(EPOCHS if self.shuffle else 1):
             order = shuffled(ids, 0, epoch) if self.shuffle else ids
             found += [part[rank::world] for part in order.split(self.batch * world) for rank in range(world)]
