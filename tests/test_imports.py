@@ -10,9 +10,10 @@ PACKAGE = Path(joestar.__file__).parent
 ALLOWED = {
     "errors": set(),
     "garbage": set(),
+    "locks": {"garbage"},
     "distributed": {"errors"},
     "metrics": {"errors"},
-    "kernels": {"errors", "_native"},
+    "kernels": {"errors", "locks", "_native"},
     "ops": {"errors", "kernels", "_native"},
     "graph_api": {"errors", "ops"},
     "sampling": {"errors", "graph_api", "ops"},
@@ -23,9 +24,10 @@ ALLOWED = {
     "lowering": {"errors", "metrics", "pyg", "sampling", "nn", "data", "graph_api", "ops"},
     "fusion": {"errors", "lowering", "graph_api", "ops", "kernels"},
     "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
-    "store": {"errors", "profile", "lowering", "sampling", "data", "graph_api", "ops", "kernels"},
+    "store": {"errors", "locks", "profile", "lowering", "sampling", "data", "graph_api", "ops", "kernels"},
     "stages": {
         "errors",
+        "locks",
         "partitioning",
         "store",
         "profile",
@@ -38,6 +40,7 @@ ALLOWED = {
     },
     "runtime": {
         "errors",
+        "locks",
         "distributed",
         "garbage",
         "metrics",
@@ -67,6 +70,7 @@ ALLOWED = {
     "staged": {
         "errors",
         "distributed",
+        "locks",
         "step",
         "runtime",
         "stages",
@@ -95,6 +99,7 @@ ALLOWED = {
     },
     "bench": {
         "errors",
+        "locks",
         "distributed",
         "api",
         "staged",

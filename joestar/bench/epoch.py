@@ -31,6 +31,7 @@ from joestar.bench.measure import PeakMemory
 from joestar.bench.step import PRECISIONS, Setting, check_device, graph_of, machine, network, orders
 from joestar.errors import ConfigError, JoestarError
 from joestar.graph_api import Graph
+from joestar.kernels.scratch import release_tables
 from joestar.staged.planning import parse_bytes
 from joestar.store import speeds
 
@@ -152,6 +153,7 @@ def _row(
 ) -> Row:  # fmt: skip
     gc.collect()
     if device.type == "cuda":
+        release_tables()  # of the rows before, as large as their arenas
         torch.cuda.empty_cache()
     torch.manual_seed(setting.seed)
     net = network(model, graph, setting).to(device)

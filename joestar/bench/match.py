@@ -20,8 +20,8 @@ from torch import Tensor
 
 from joestar.graph_api import Graph
 from joestar.graph_api.row_source import RowSource
+from joestar.locks import TRACING
 from joestar.runtime.epochs import Epoch
-from joestar.runtime.locks import TRACING
 from joestar.runtime.state import Run
 from joestar.stages import Pipeline
 from joestar.step import Step

@@ -20,6 +20,7 @@ import triton
 from joestar.kernels.determinism import deterministic, is_deterministic
 from joestar.kernels.digest import source_digest
 from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.locks import synchronize
 
 try:
     import fcntl
@@ -131,7 +132,7 @@ def _milliseconds(launch: Callable[[Config], None], config: Config) -> float:
 
     The device sleeps while the launch is queued: what passes between the events is then the kernel, not the host.
     """
-    torch.cuda.synchronize()  # another stream may be at work
+    synchronize()  # another stream may be at work
     try:
         launch(config)
         times = []

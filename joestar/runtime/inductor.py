@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx
 
 from joestar.fusion import overlap
+from joestar.locks import TRACING
 from joestar.ops.digest import source_digest
 from joestar.ops.library import decompositions
 from joestar.runtime import beforehand
-from joestar.runtime.locks import TRACING
 from joestar.runtime.recompute import RecomputeMasks
 
 

@@ -15,6 +15,7 @@ from joestar.fusion.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.graph_api.history import check_layers
 from joestar.graph_api.row_source import source_of
+from joestar.locks import TRACING
 from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
@@ -33,7 +34,6 @@ from joestar.profile.sizes import measure
 from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
 from joestar.runtime.inductor import compile_graph
-from joestar.runtime.locks import TRACING
 from joestar.runtime.modes import TrainingModes
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version

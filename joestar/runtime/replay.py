@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from joestar.errors import StaleBackwardError
+from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.side_by_side import forking
-from joestar.runtime.locks import CAPTURING
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
 
@@ -65,17 +65,18 @@ class ReplayedProgram:
         torch.cuda.current_stream(device).wait_stream(stream)
         self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True, device="cpu")
         self.grads = []
-        torch.cuda.synchronize(device)
+        synchronize(device)
         gc.collect()
         self.forward_graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
+        with RECORDING, torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
             self._forward()
             told = torch.cat([self.counts, self.ok.view(1).to(torch.int64)])
             self.seen.copy_(told, non_blocking=True)
         if self.differentiable:
             self.backward_graph = torch.cuda.CUDAGraph()
             pool = self.forward_graph.pool()
-            with torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local"):
+            recorded = torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local")
+            with RECORDING, recorded:
                 self._backward()
         self.moves = [result.requires_grad for result in self.results]
         self.results = [result.detach() for result in self.results]
@@ -109,7 +110,7 @@ class ReplayedProgram:
         """Gives the graphs' memory back; their forward calls can no longer be differentiated."""
         self.generation += 1
         self.grads = []
-        torch.cuda.synchronize(self.program.graph.device)  # they may still run
+        synchronize(self.program.graph.device)  # they may still run
         for graph in (self.forward_graph, self.backward_graph):
             if graph is not None:
                 graph.reset()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import DistributedError
+from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
 from joestar.runtime.mailbox import Mailbox
@@ -278,7 +279,7 @@ class StepRunner:
         self.state.let_go()
         with contextlib.suppress(Exception):  # a device that failed cannot say
             if self.state.device.type == "cuda":
-                torch.cuda.synchronize(self.state.device)
+                synchronize(self.state.device)
             self.state.flag.zero_()
             if self._mailbox is not None:
                 self._mailbox.number = int(self._mailbox.sequence)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.side_by_side import forking
-from joestar.runtime.locks import CAPTURING
 
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
@@ -84,10 +84,11 @@ class StepGraph:
             for _ in range(WARM_UP):
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.synchronize(device)
+        synchronize(device)
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"), forking(stream):
+        recorded = torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local")
+        with RECORDING, recorded, forking(stream):
             step()
 
     def replay(self) -> None:
@@ -98,7 +99,7 @@ class StepGraph:
     def free(self) -> None:
         """Gives the graph's memory back."""
         if self.graph is not None:
-            torch.cuda.synchronize(self.device)  # it may still run
+            synchronize(self.device)  # it may still run
             self.graph.reset()
         self._tables = {}
         torch.cuda.empty_cache()

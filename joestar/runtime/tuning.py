@@ -16,6 +16,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, PaddingError
 from joestar.fusion import Site
+from joestar.locks import synchronize
 from joestar.ops.determinism import is_deterministic
 from joestar.profile import tuner
 from joestar.profile.choices import Found, cache_key, recall, remember
@@ -138,7 +139,7 @@ class StepTimer:
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
 
     def drop(self, candidate: Candidate) -> None:
         """Frees the candidate's program, its captured graph and their memory."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError
+from joestar.locks import TRACING
 from joestar.profile.ledger import HistoryRecord, Report
-from joestar.runtime.locks import TRACING
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import Run
 from joestar.staged.hidden import exchanging

@@ -12,10 +12,10 @@ from torch import Tensor
 from joestar.distributed.division import seeds_per_rank
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.locks import TRACING
 from joestar.profile.ledger import Expected, FeedingRecord, Report
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.guards import ChangeGuard
-from joestar.runtime.locks import TRACING
 from joestar.runtime.prediction import PREDICTED, Rows, agree_on, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run

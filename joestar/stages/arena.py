@@ -147,7 +147,7 @@ class Arena:
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
         self.graph.multilabel, self.graph.class_names = whole.multilabel, whole.class_names
         on_gpu = self.device.type == "cuda"
-        self._stream = torch.cuda.Stream(self.device) if on_gpu else None
+        self._stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None  # the bus waits for nobody
         if on_gpu:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))  # the book is there
         self._in_use: torch.cuda.Event | None = None

@@ -28,8 +28,8 @@ class Placed:
 
 
 def keeps_book(device: torch.device) -> bool:
-    """Whether a device keeps the book of slots of its arenas itself: a GPU, if ``JOESTAR_GPU_BOOK=1`` asks for it."""
-    return device.type == "cuda" and os.environ.get("JOESTAR_GPU_BOOK") == "1"
+    """Whether a device keeps the book of slots of its arenas itself: a GPU, unless ``JOESTAR_GPU_BOOK=0``."""
+    return device.type == "cuda" and os.environ.get("JOESTAR_GPU_BOOK") != "0"
 
 
 class DeviceSlots:

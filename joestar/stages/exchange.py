@@ -8,10 +8,10 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
+from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.history import HistoryStore
 from joestar.stages.partitions import PartitionBatch
@@ -122,7 +122,7 @@ class Exchange:
 
     def _wait(self) -> None:
         if self.device.device.type == "cuda":
-            torch.cuda.synchronize(self.device.device)
+            synchronize(self.device.device)
 
     # --- loading ---
 

@@ -7,6 +7,7 @@ view of it is in use any more. Where there is no GPU, the view is the host tenso
 """
 
 import contextlib
+import functools
 import math
 import mmap
 import weakref
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import DataError
+from joestar.locks import RECORDING
 
 COPY_BYTES = 2**26
 """Bytes copied at a time, so that a source mapped from a file does not have to fit into memory beside its copy."""
@@ -24,8 +26,6 @@ IN_PLACE_BYTES = 2**26
 """Tensors from this size on are locked where they are; pages of smaller ones may hold other things as well."""
 _PORTABLE_MAPPED = 1 | 2
 _ALREADY_REGISTERED = 712
-_held: list[tuple[int, torch.device, object]] = []
-"""What to unlock when no CUDA graph is being captured, which unlocking would break."""
 
 
 class _LockedAlreadyError(DataError):
@@ -195,7 +195,7 @@ def mapped_from_file(address: int, size: int) -> bool:
 
 
 def _register(address: int, size: int, device: torch.device) -> None:
-    _unlock_held()
+    RECORDING.settle()  # perhaps these very pages are still locked
     with torch.cuda.device(device):
         code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE_MAPPED))
         if code == 0:
@@ -211,20 +211,16 @@ def _register(address: int, size: int, device: torch.device) -> None:
 
 
 def _unregister(address: int, device: torch.device, memory: object) -> None:
-    """``memory`` is what must outlive the lock."""
-    _held.append((address, device, memory))
-    if not torch.cuda.is_current_stream_capturing():
-        _unlock_held()
+    """``memory`` is what must outlive the lock. Unlocking waits for the device, which no capture stands."""
+    RECORDING.soon(functools.partial(_unlock, address, device, memory), not torch.cuda.is_current_stream_capturing())
 
 
-def _unlock_held() -> None:
-    while _held:
-        address, device, memory = _held.pop()
-        with torch.cuda.device(device):
-            torch.cuda.synchronize()  # a kernel may still read
-            if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
-                _clear_error(device)
-        del memory
+def _unlock(address: int, device: torch.device, memory: object) -> None:
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # a kernel may still read
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+            _clear_error(device)
+    del memory
 
 
 def _clear_error(device: torch.device) -> None:

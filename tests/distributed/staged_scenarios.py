@@ -32,14 +32,19 @@ def is_last() -> bool:
     return joestar.distributed.rank() == joestar.distributed.world_size() - 1
 
 
-def staged_of(batch: int, cold: int = 400, whole: bool = True, **options):
+def staged_of(batch: int, cold: int = 400, whole: bool = True, graph=None, **options):
     """A step over macro-batches of a plan that is given, which keep every neighbour or sample."""
-    graph, number = host_graph(), STEPS * batch
+    graph, number = host_graph() if graph is None else graph, STEPS * batch
     hot = torch.arange(0, 400, 10)
     plan = Plan(1 << 30, False, number, 4, 40, cold, graph.num_edges, hot_ids=hot, batch=batch, seconds={"bus": 1.0})
     stage = (Whole if whole else LargeBatch)(number)
     with mock.patch.multiple(Planner, plan=lambda self: plan, _measured=lambda self: Speeds()):
         return scenarios.step_of(graph, memory=1 << 30, first_stage=stage, batch_size=batch, **options)
+
+
+def nodes_of(step, *numbers: int) -> torch.Tensor:
+    """Nodes, where the step wants them."""
+    return torch.arange(*numbers, device=step.whole.device)
 
 
 def all_of(names: list[str], batch: int, folder: str) -> dict:
@@ -49,7 +54,7 @@ def all_of(names: list[str], batch: int, folder: str) -> dict:
         return {name: globals()[name](batch, *[folder] * (name in IN_FOLDER)) for name in names}
 
 
-IN_FOLDER = ("goes_on", "fitted", "shared")
+IN_FOLDER = ("goes_on", "fitted", "shared", "from_file")
 
 
 # --- training ---
@@ -59,7 +64,7 @@ def plain_run(batch: int, step=None) -> dict:
     """Epochs with clipping and a schedule, calls of the step, scores and outputs between two steps."""
     step = staged_of(batch, clip_grad_norm=0.5) if step is None else step
     schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.5)
-    nodes, losses, results = torch.arange(400), [], {}
+    nodes, losses, results = nodes_of(step, 400), [], {}
     for number in range(2):
         for position, loss in enumerate(step.epoch(nodes[:173], batch)):
             losses.append(loss.item())
@@ -77,7 +82,7 @@ def plain_run(batch: int, step=None) -> dict:
 def few_seeds(batch: int, step=None) -> dict:
     """Last global batches that leave ranks without a seed; an epoch with fewer seeds than ranks; drop_last."""
     step = staged_of(batch, model=scenarios.model_of(dropout=0.4)) if step is None else step
-    nodes = torch.arange(400)
+    nodes = nodes_of(step, 400)
     results = {"one over": epochs_of(step, nodes[:81], batch), "one seed": epochs_of(step, nodes[:1], batch)}
     results["dropped"] = epochs_of(step, nodes[:173], batch, drop_last=True)
     results["call"] = step(nodes[:1]).item()
@@ -101,7 +106,7 @@ def losses_of(batch: int, staged: bool = True) -> dict:
         with mock.patch.object(scenarios, "planted_graph", _labelled(y)):
             make = staged_of if staged else lambda batch, **more: scenarios.step_of(**more)
             step = make(batch, loss=loss, accumulate=2)
-        results[name] = {"losses": epochs_of(step, torch.arange(173), batch, 1), "state": state_of(step)}
+        results[name] = {"losses": epochs_of(step, nodes_of(step, 173), batch, 1), "state": state_of(step)}
     return results
 
 
@@ -177,7 +182,7 @@ def fitted(batch: int, folder: str, step=None) -> dict:
     """``fit`` with validation and checkpoints, then the run that it is a part of goes on with other ranks."""
     step = staged_of(batch) if step is None else step
     history = step.fit(
-        torch.arange(173), torch.arange(180, 290), epochs=2, batch_size=batch,
+        nodes_of(step, 173), nodes_of(step, 180, 290), epochs=2, batch_size=batch,
         checkpoints=joestar.Checkpoints(os.path.join(folder, "fit")), checkpoint_every=2,
     )  # fmt: skip
     return {
@@ -217,6 +222,19 @@ def shared(batch: int, folder: str) -> dict:
     with mock.patch("os.open", side_effect=OSError) if is_last() else contextlib.nullcontext():
         found["apart"] = shared_copy(mapped, group) is None
     return found
+
+
+def from_file(batch: int, folder: str) -> dict:
+    """Features mapped from a file: GPUs read them from one copy for all ranks of the host."""
+    group, path, graph = joestar.distributed.current(), os.path.join(folder, "x.npy"), host_graph()
+    if group.rank == 0:
+        np.save(path, graph.ndata["x"].numpy())
+    group.exchange("the file")
+    graph.ndata["x"] = torch.from_numpy(np.load(path, mmap_mode="c"))
+    step = staged_of(batch, graph=graph)
+    with open("/proc/self/maps") as maps:
+        shared = sum("memfd:joestar" in line for line in maps)
+    return {"losses": epochs_of(step, torch.arange(173), batch), "state": state_of(step), "shared": shared}
 
 
 # --- what differs, and what fails ---

@@ -21,7 +21,7 @@ from tests.runtime.plain import plain_logits
 
 BATCH, NODES = 20, 173
 NAMES = ["plain_run", "few_seeds", "losses_of", "cut", "overflows", "sampled", "one_hop", "planned", "goes_on"]
-NAMES += ["fitted", "shared", "refused"]
+NAMES += ["fitted", "shared", "from_file", "refused"]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,8 @@ def test_a_macro_batch_that_is_cut_on_one_rank_changes_nothing(two):
     with scenarios.cheaper(scenarios.quick):
         step = scenarios.step_of()
         losses = scenarios.epochs_of(step, torch.arange(NODES), 2 * BATCH)
+    for rank in two:
+        close(rank["from_file"]["losses"], losses)
     for rank in (first, last):
         close(rank["losses"], losses)
         close(rank["state"], scenarios.state_of(step))

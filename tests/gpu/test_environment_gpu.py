@@ -118,9 +118,10 @@ def test_memory_of_a_failed_capture_is_given_back(monkeypatch):
     works = runner.StepRunner._update
 
     def fails(self, *args):
-        works(self, *args)
+        made = works(self, *args)
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("made up")
+        return made
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.StepRunner, "_update", fails)

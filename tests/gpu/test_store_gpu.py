@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from store.structures import case, cases, placed
 
 import joestar
 from joestar.graph_api import Graph
+from joestar.locks import RECORDING
 from joestar.nn import GraphSAGE
 from joestar.sampling import NeighborSampler
 from joestar.store import FeatureStore, choose_hot, fill_rows, pin, pinned_empty, place_structure, with_pinned_structure
@@ -43,6 +45,21 @@ def test_large_tensors_are_locked_where_they_are_and_can_be_locked_again():
         gc.collect()
     both = pin(x), pin(x)
     assert both[1].host.data_ptr() != x.data_ptr() and torch.equal(both[1].view[-1].cpu(), x[-1])
+
+
+def test_memory_given_back_in_another_thread_waits_for_the_end_of_a_capture():
+    """As the garbage collector does in whatever thread it runs; a capture allows no waiting for the device."""
+    x, graph, stream = torch.randn(2**18, 80), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    held, total = [pin(x)], torch.zeros(1, device="cuda")
+    with RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        total += 1
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        total += 1
+    graph.replay()
+    assert total.item() == 2
+    assert pin(x).host.data_ptr() == x.data_ptr(), "unlocked behind the capture, and locked anew"
 
 
 def test_a_mapped_file(tmp_path):

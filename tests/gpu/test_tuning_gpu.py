@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from joestar.kernels import tune
 from joestar.ops.backward_forms import FORMS
 from joestar.profile.sizes import step_key
 from joestar.runtime import tuning
@@ -55,6 +56,16 @@ def test_every_option_trains_alike_in_a_cuda_graph(model, kinds):
         assert train(step, epochs=1) == pytest.approx(expected, rel=1e-3), choices
         taken = {site.key: site.taken for site in step._executors["train"].program.sites}
         assert taken.items() >= choices.items()
+
+
+def test_kernels_of_the_backward_pass_are_timed_before_a_graph_is_recorded(monkeypatch):
+    """By autograd's thread, for which the thread that captures waits."""
+    monkeypatch.setattr(tune, "SMALL", 0)
+    tune.forget()
+    train(make(model="GAT", backend="eager"), epochs=1)
+    timed = list(tune._load())
+    tune.forget()
+    assert any("grad" in name for name in timed), timed
 
 
 @pytest.mark.parametrize("form", FORMS["spmm"]["cuda"])

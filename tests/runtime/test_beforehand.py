@@ -10,8 +10,8 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen.common import KernelTemplate
 
 from joestar.garbage import PATIENT, FewerCollections, fewer_collections
+from joestar.locks import TRACING
 from joestar.runtime import beforehand
-from joestar.runtime.locks import TRACING
 from joestar.runtime.program import Program
 from tests.runtime.common import make_step, planted_graph
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.errors import ChangedAfterCompileError, JoestarError
-from joestar.runtime.locks import TRACING
+from joestar.locks import TRACING
 from joestar.runtime.program import Program
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans

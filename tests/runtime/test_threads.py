@@ -4,12 +4,14 @@ import os
 import pickle
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+import joestar
 from joestar.kernels import scratch
-from joestar.runtime.locks import CAPTURING, TRACING, ProcessLock
+from joestar.locks import CAPTURING, TRACING, ProcessLock, RecordingLock, synchronize
 from joestar.runtime.step_graph import StreamOrder
 from tests.runtime.common import make_step, planted_graph
 
@@ -87,6 +89,72 @@ def test_locks_keep_threads_apart_and_let_one_in_again():
         assert len(inside) == 1
     other.join()
     assert len(inside) == 2
+
+
+def test_what_must_not_happen_during_a_recording_happens_behind_it():
+    lock, seen = RecordingLock(), []
+    lock.soon(lambda: seen.append("alone"))
+    assert seen == ["alone"]
+    with lock:
+        with lock:
+            lock.soon(lambda: seen.append("own"))
+        other = threading.Thread(target=lock.soon, args=(lambda: lock.soon(lambda: seen.append("other's")),))
+        other.start()
+        other.join()  # it does not wait
+        assert seen == ["alone"]
+    assert seen == ["alone", "own", "other's"]
+
+
+def test_what_fails_behind_a_recording_leaves_the_lock_free():
+    lock, seen = RecordingLock(), []
+    lock.__enter__()
+    lock.soon(lambda: 1 / 0)
+    lock.soon(lambda: seen.append("next"))
+    with pytest.raises(ZeroDivisionError):
+        lock.__exit__()
+    other = threading.Thread(target=lock.settle)
+    other.start()
+    other.join()
+    assert seen == ["next"]
+
+
+def test_runs_before_a_capture_wait_for_threads_that_wait_for_the_device(monkeypatch):
+    """Autograd's, which time kernels of the backward pass."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "synchronize", seen.append)
+    with CAPTURING:
+        other = threading.Thread(target=synchronize, args=(3,))
+        other.start()
+        other.join()
+    assert seen == [3]
+
+
+def test_many_threads_put_off_and_record():
+    lock, seen, inside = RecordingLock(), [], []
+
+    def work(number: int):
+        for turn in range(50):
+            lock.soon(lambda: seen.append(list(inside)))
+            with lock:
+                inside.append(number)
+                if turn % 3 == 0:
+                    lock.soon(lambda: seen.append(list(inside)))
+                inside.pop()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [[]] * (4 * (50 + 17))
+
+
+def test_nobody_waits_for_a_device_but_behind_captures():
+    """``torch.cuda.synchronize`` ends the capture of another thread; finalizers and pipelines run in any."""
+    root = Path(joestar.__file__).parent
+    allowed = {root / "locks.py", root / "store" / "pinned.py", *(root / "bench").rglob("*.py")}
+    found = [path for path in root.rglob("*.py") if "cuda.synchronize(" in path.read_text(encoding="utf-8")]
+    assert not set(found) - allowed, "call joestar.locks.synchronize"
 
 
 def test_tables_belong_to_a_thread_or_to_a_graph():
