@@ -68,7 +68,7 @@ class Staging:
         budget = free_memory_of(model, group) if memory is None else parse_bytes(memory)
         if group is not None:
             check_divided(group, first_stage)
-            use_threads(own_threads(group))
+            use_threads(own_threads(group), host_work=group.device.type == "cuda")
             budget = ranks.least(budget)
         self.exchange: Exchange | None = None
         if isinstance(first_stage, Partitions):

@@ -128,9 +128,15 @@ def drawn(
     return stage.sample(graph, sampler, seeds, key) if found is None else found
 
 
-def use_threads(number: int) -> None:
-    """CPU threads of all first stages of this process from now on; what they make does not depend on it."""
+def use_threads(number: int, host_work: bool = False) -> None:
+    """CPU threads of all first stages of this process from now on; what they make does not depend on it.
+
+    Args:
+        host_work: PyTorch's, too: of shuffling seeds, and of gathering what a GPU is to be brought.
+    """
     set_num_threads(number)
+    if host_work:
+        torch.set_num_threads(number)
 
 
 def in_huge_pages(graph: Graph) -> None:

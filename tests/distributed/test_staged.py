@@ -195,6 +195,16 @@ def test_fit_validates_and_writes_as_one_process(two, folder):
     assert len(list((folder / "fit").iterdir())) == len(list((folder / "alone" / "fit").iterdir()))
 
 
+@pytest.mark.fuzz
+def test_four_ranks_some_without_seeds(folder, one):
+    names = ["few_seeds", "plain_run"]
+    for outcome in run(4, staged_scenarios.all_of, names, BATCH // 2, str(folder), folder=folder):
+        assert outcome.code == 0, outcome.text
+        close(outcome.result["plain_run"], one["plain_run"])
+        for name in ("one over", "one seed", "dropped", "call", "state"):
+            close(outcome.result["few_seeds"][name], one["few_seeds"][name])
+
+
 def test_rows_of_a_file_are_copied_once_for_all_ranks_of_a_host(two):
     for rank in two:
         assert rank["shared"] == {"same": True, "own": True, "apart": True, "written": [-1.0, -2.0, *range(6, 30, 3)]}
