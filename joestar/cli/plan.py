@@ -40,7 +40,7 @@ def plan(
     Examples:
         joestar plan cora --memory 40MiB
         joestar plan graphs/papers --memory 24GiB --fanouts 15,10,5 --hidden 128
-        joestar plan graphs/papers --memory 24GiB --gpus 4       # as joestar train --gpus 4 does
+        joestar plan graphs/papers --memory 24GiB --gpus 4
         joestar plan graphs/papers --memory 24GiB --partitions parts.npz --group 96
     """
     import joestar

@@ -72,7 +72,7 @@ class _Trial:
     """Loss and logged values of all rows, and of each of two parts."""
 
     def __init__(self, program, nodes: Tensor, graph: Graph):
-        self.program, self.nodes, self.data = program, nodes, graph.ndata
+        self.program, self.nodes, self.graph = program, nodes, graph
         self.cut = max(1, len(nodes) * 2 // 5)
         if None in program.shapes:
             raise ConfigError(
@@ -93,8 +93,9 @@ class _Trial:
     def _called(self, start: int, end: int) -> list[float]:
         """Loss and logged values of some rows."""
         loss, nodes, device = self.program.loss, self.nodes[start:end], self.program.graph.device
-        given = {name: nodes.long() if name == "seeds" else self.data[name][nodes] for name in ("y", *loss.inputs)}
-        given = {name: value.to(device) for name, value in given.items()}
+        data = {name: self.graph.ndata[name][nodes] for name in ("y", *loss.inputs) if name != "seeds"}
+        data |= {"seeds": self.graph.ids_of(nodes).long()} if "seeds" in loss.inputs else {}
+        given = {name: value.to(device) for name, value in data.items()}
         outputs = self.program.assembled([rows[start:end] for rows in self.outputs])
         value, logged = loss_and_values(loss.call(outputs, given.pop("y"), **given), loss.name)
         return [float(entry) for entry in (value, *logged.values())]
