@@ -10,8 +10,8 @@ processes build them beside each other; they take turns at being timed, and the 
     python benchmarks/order_grid.py --read order_cuda.csv                                    # today's estimate
     python benchmarks/order_grid.py --fit order_cuda.csv                                     # speeds for order_cost
 
-``--fit`` prints speeds that fit a CSV, to be put into ``joestar/fusion/order_cost.py``, and what share of cells that a
-fit to three quarters had not seen it gets right.
+``--fit`` prints speeds that fit a CSV, to be put into ``joestar/fusion/order/order_cost.py``, and what share of cells
+that a fit to three quarters had not seen it gets right.
 """
 
 import argparse
@@ -30,8 +30,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from joestar.fusion import order_cost
-from joestar.fusion.order_cost import AGGREGATE, UPDATE, Exchange, Speeds
+from joestar.fusion.order import order_cost
+from joestar.fusion.order.order_cost import AGGREGATE, UPDATE, Exchange, Speeds
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTHS, COLUMNS, FANOUTS = (16, 64, 128, 256, 602, 1024, 2048, 4096, 8192), (16, 64, 128, 256, 512), (2, 5, 10, 25, 50)
@@ -105,7 +105,7 @@ class Bench:
         from joestar.profile.sizes import step_key
         from joestar.profile.tuner import Candidate
         from joestar.runtime.seeds import shuffled
-        from joestar.runtime.tuning import StepTimer, Variants, untouched
+        from joestar.runtime.tuning import StepTimer, Variants, state_restored
 
         graph = self.graph(cell, cell.width if cell.where == "first" else 16)
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ class Bench:
             taken: Candidate(((sites[-1].key, taken),), trainer.executor.slack) for taken in (UPDATE, AGGREGATE)
         }
         found = dict.fromkeys(candidates, math.inf)
-        with untouched(trainer):
+        with state_restored(trainer):
             for candidate in candidates.values():
                 timer.milliseconds(candidate, 0)
             with self.alone():

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 import joestar
 from joestar.bench.planted import planted
 from joestar.profile import tuner
-from joestar.profile.tuner import Candidate, Contest, Space
+from joestar.profile.tuner import Candidate, Space, Trials
 from joestar.runtime.seeds import shuffled
-from joestar.runtime.tuning import StepTimer, Variants, untouched
+from joestar.runtime.tuning import StepTimer, Variants, state_restored
 
 LARGEST = 2000
 """Candidates of the largest space that is swept."""
@@ -58,13 +58,13 @@ def sweep(name: str, graph: joestar.Graph, batch: int, fanouts: list[int]) -> di
     def timer() -> StepTimer:
         return StepTimer(trainer, variants, order, batch, profile, "eager")
 
-    with untouched(trainer):
+    with state_restored(trainer):
         start = time.perf_counter()
-        contest = Contest(space, timer(), time.perf_counter, float("inf"))
-        contest.play(everything, 1)
-        tuner.halve(contest, everything)
-        best, times = contest.ranked()[0], {c: contest.milliseconds(c) for c in everything}
-        contest.close()
+        trials = Trials(space, timer(), time.perf_counter, float("inf"))
+        trials.time_rounds(everything, 1)
+        tuner.halve(trials, everything)
+        best, times = trials.ranked()[0], {c: trials.milliseconds(c) for c in everything}
+        trials.close()
         swept = time.perf_counter() - start
         outcome = tuner.tune(space, timer(), timer())
         found = outcome.winner

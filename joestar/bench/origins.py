@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from joestar.lowering.origin import frames_of, layer_of, model_line
 from joestar.runtime import program
+from joestar.torch_private import OpOverload
 
 MARK = re.compile(r'  File "<string>", line 1, in joestar_layer\n    (?P<layer>[^\n]*)\n')
 PROGRAM = inspect.getsourcefile(program)
@@ -89,7 +89,7 @@ class Program:
 
 def eager_program(gm: fx.GraphModule) -> Program:
     """The operations of a graph that runs node by node."""
-    calls = [node for node in gm.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    calls = [node for node in gm.graph.nodes if isinstance(node.target, OpOverload)]
     return Program([(node.target._schema.name, Origin.of(node)) for node in calls])
 
 
@@ -146,7 +146,9 @@ def recorded() -> Iterator[list[Program]]:
 
     With a version of PyTorch that keeps no such record, there are no programs.
     """
-    from torch._inductor import compile_fx, config, debug
+    from joestar.torch_private import compile_fx
+    from joestar.torch_private import inductor_config as config
+    from joestar.torch_private import inductor_debug as debug
 
     found: list[Program] = []
     if not (hasattr(config.trace, "provenance_tracking_level") and hasattr(debug, "_inductor_kernel_stack_trace")):

@@ -206,7 +206,7 @@ class _Run:
         return result
 
     def _measured(self, name: str, settings: dict, memory: PeakMemory) -> Stage:
-        from torch._inductor import config
+        from joestar.torch_private import inductor_config as config
 
         graph = self.sampler.graph
         model, optimizer = copy.deepcopy((self.model, self.optimizer), {id(graph): graph})

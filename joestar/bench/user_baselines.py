@@ -100,6 +100,14 @@ class ResidualLayer(pyg.SAGEConv):
         return self.skip(x[1]) + F.dropout(h, self.dropout, self.training)
 
 
+class SoftmaxLayer(pyg.SAGEConv):
+    """A softmax aggregation with a learnt temperature ``t``."""
+
+    def __init__(self, before: int, after: int):
+        super().__init__((before, before), after, aggr=pyg.aggr.SoftmaxAggregation(learn=True))
+        self.t = self.aggr_module.t
+
+
 class PNALayer(nn.Module):
     """PyG's degree-scaled aggregations of the plain neighbours, and a linear map of them beside the own row."""
 
@@ -165,6 +173,15 @@ class PygModel(nn.Module):
             case "gatv2":
                 heads = 1 if last else options.get("heads", 4)
                 return pyg.GATv2Conv(pair, after // heads, heads, dropout=self.dropout, add_self_loops=False)
+            case "dot_attention":
+                heads, edges = 1 if last else options.get("heads", 4), options["edge_channels"]
+                return pyg.TransformerConv(pair, after // heads, heads, dropout=self.dropout, edge_dim=edges)
+            case "softmax_aggregation":
+                return SoftmaxLayer(before, after)
+            case "gat_edges":
+                heads, edges = 1 if last else options.get("heads", 4), options["edge_channels"]
+                loops = {"add_self_loops": False, "edge_dim": edges}
+                return pyg.GATConv(before, after // heads, heads, dropout=self.dropout, **loops)
             case "pna":
                 return PNALayer(before, after, options["mean_log"])
             case "update_first":

@@ -27,7 +27,7 @@ from joestar.ops.memory import keep_freed_memory
 
 MODELS = (
     "degree_biased_sampler", "edge_features", "residual_norm", "jumping_knowledge", "two_aggregators", "gatv2", "pna",
-    "update_first",
+    "update_first", "dot_attention", "softmax_aggregation", "gat_edges",
 )  # fmt: skip
 BASELINES = ("eager", "kept")
 PRECISIONS = ("fp32", "tf32")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 
-from joestar.bench import epoch, inference, user_models
+from joestar.bench import epoch, inference, passes, user_models
 from joestar.bench.step import Setting, check_device, machine, run
 from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json
@@ -55,6 +55,20 @@ def bench_user(setting: user_models.UserSetting, report: str | None, console: Co
     _user_tables(result, console)
     console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     _kernels(result, console)
+    if report is not None:
+        write_json(report, result)
+
+
+def bench_passes(
+    setting: user_models.UserSetting, only: tuple[str, ...] | None, report: str | None, console: Console
+) -> None:
+    """Measures every model without each of the passes, prints the table, and writes the JSON if a file is given."""
+    check_writable(report, "--json")
+    result = passes.run(setting, only, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    setting = result["setting"]
+    console.print(f"\n{setting['shape']}, on {_about(setting)}", highlight=False)
+    _show(console, "Without one pass", passes.lines(result["rows"]))
+    console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
     if report is not None:
         write_json(report, result)
 

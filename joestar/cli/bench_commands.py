@@ -1,4 +1,4 @@
-"""``joestar bench step | user | inference | kernels``: their flags."""
+"""``joestar bench step | user | passes | inference | epoch | kernels``: their flags."""
 
 from typing import Annotated
 
@@ -99,6 +99,40 @@ def user(
         batch_size, steps=steps, baselines=words(baselines), folder=examples or str(FOLDER), kernels=kernels,
     )  # fmt: skip
     bench_user(setting, json_file, out())
+
+
+@app.command("passes", cls=Command)
+@plain_errors
+def passes(
+    shape: Shape = "small",
+    device: Device = "cpu",
+    models: Annotated[str, option("Of sage, gcn, gin, gat and the user models; by commas.", metavar="NAMES")] = "all",
+    only: Annotated[str, option("Passes to leave out in turn; by commas.", metavar="NAMES")] = "fired",
+    precision: Annotated[str, option("tf32 where a GPU's products may use it.", metavar="fp32|tf32")] = "fp32",
+    fanouts: Fanouts = "15,10,5",
+    hidden: Hidden = 128,
+    batch_size: Batch = 1000,
+    steps: Steps = 15,
+    examples: Annotated[
+        str | None, option("Folder of the user models.", metavar="FOLDER", show_default="that of the checkout")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """Time every model without each pass that rewrites it, one at a time: what a pass earns.
+
+    Examples:
+        joestar bench passes --models sage,gin              # 200 k nodes, on the CPU
+        joestar bench passes --device cuda --shape products --precision tf32
+    """
+    from joestar.bench.passes import MODELS
+    from joestar.bench.user_models import FOLDER, UserSetting
+    from joestar.cli.bench import bench_passes, numbers, words
+
+    setting = UserSetting(
+        shape, device, MODELS if models == "all" else words(models), precision, numbers(fanouts, "--fanouts"), hidden,
+        batch_size, steps=steps, baselines=(), folder=examples or str(FOLDER),
+    )  # fmt: skip
+    bench_passes(setting, None if only == "fired" else words(only), json_file, out())
 
 
 @app.command("inference", cls=Command)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from joestar import torch_private
 from joestar.cli.console import human_bytes
 from joestar.runtime import compiler
 
@@ -90,7 +91,7 @@ def cuda() -> Finding:
 def _driver_version() -> str | None:
     """The newest CUDA that the driver can do, or ``None`` where there is no driver."""
     try:
-        number = torch._C._cuda_getDriverVersion()
+        number = torch_private.driver_version()
     except (AttributeError, RuntimeError):
         return None
     return f"{number // 1000}.{number % 1000 // 10}" if number > 0 else None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed.group import Group
+from joestar.torch_private import foreach_copy
 
 ALIGNED = 16
 """Elements: every piece begins at a multiple of them, as kernels like it."""
@@ -54,7 +55,7 @@ class Reduction:
         grads, statistics, (values, void) = pieces[: len(parameters)], pieces[len(parameters) : -2], pieces[-2:]
         with torch.no_grad():
             if grads:
-                torch._foreach_copy_(grads, [p.grad for p in parameters])
+                foreach_copy(grads, [p.grad for p in parameters])
                 layout.gradients.masked_fill_(absent, 0.0)
             for piece, buffer in zip(statistics, means, strict=True):
                 piece.copy_(_part(buffer.to(flat.dtype), shares[1]))

@@ -29,7 +29,7 @@ class PassContext:
         autocast: dtype that products run in, or ``None`` for that of their operands.
         places: every place where a pattern was looked at: fired, or refused and why.
         sites: every place where there was a choice.
-        hoisted: values that became inputs (``fusion.hoist.Hoisted``).
+        hoisted: values that became inputs (``fusion.clean.hoist.Hoisted``).
     """
 
     roles: list[Input]

@@ -8,38 +8,23 @@ import torch
 from torch import fx
 
 from joestar.errors import ConfigError, VerificationError
-from joestar.fusion import (
+from joestar.fusion.aggregate import (
     aggregate_update,
-    attention,
     backward_format,
-    bias,
     bias_on_read,
-    bias_relu,
-    cse,
-    dce,
     dropout_aggregate,
-    edge_map_reduce,
-    extract_select,
-    factor_aggregate,
-    gather_aggregate,
-    gather_attention,
-    gather_update,
-    hoist,
-    join_together,
     kept_bits,
-    multi_aggregate,
-    narrow_linear,
-    overlap,
     own_aggregate,
-    relu_dropout,
-    row_factors,
-    sample_gather_aggregate,
-    sample_structural,
-    segments,
-    simplify,
-    spmm_gemm_order,
+    own_beside,
 )
+from joestar.fusion.backend import overlap
+from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
+from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
+from joestar.fusion.edges import attention, edge_map_reduce, segments, softmax_aggregate
+from joestar.fusion.gather import gather_aggregate, gather_attention, gather_update, multi_aggregate
+from joestar.fusion.order import factor_aggregate, number_factors, row_factors, spmm_gemm_order
+from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
 from joestar.lowering.inputs import Input
 from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
 
@@ -81,8 +66,11 @@ PASSES = (
     Pass("cse", cse.run, requires=frozenset({"no dead code"}), ensures=CANONICAL),
     Pass("segments", segments.run, requires=CANONICAL),
     Pass("extract-select", extract_select.run, requires=CANONICAL, ensures=frozenset({"fused sampling"})),
+    Pass("trim", trim.run, requires=CANONICAL),
     Pass("hoist", hoist.run, requires=CANONICAL),
     Pass("sample-structural", sample_structural.run, requires=CANONICAL),
+    Pass("number-factors", number_factors.run, requires=CANONICAL),
+    Pass("split-update", split_update.run, requires=CANONICAL),
     Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("multi-aggregate", multi_aggregate.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),
@@ -93,11 +81,13 @@ PASSES = (
     Pass("bias", bias.run, requires=CANONICAL),
     Pass("aggregate-update", aggregate_update.run, requires=CANONICAL),
     Pass("own-aggregate", own_aggregate.run, requires=CANONICAL),
+    Pass("own-beside", own_beside.run, requires=CANONICAL),
     Pass("gather-update", gather_update.run, requires=CANONICAL),
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("narrow-linear", narrow_linear.run),
     Pass("attention", attention.run),
+    Pass("softmax-aggregate", softmax_aggregate.run),
     Pass("edge-map-reduce", edge_map_reduce.run),
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from joestar.errors import GraphError, SamplerError
 from joestar.graph_api.computation import Computation
-from joestar.graph_api.gathered import Gathered, look_up
+from joestar.graph_api.gathered import Gathered
 from joestar.graph_api.reversed import Reversed
+from joestar.ops.padding.rows_at import rows_at
 
 
 class Block(Computation):
@@ -112,6 +113,12 @@ class Block(Computation):
 
         Makes a set of its own, like a sample: call it in a sampler, not in a model. Edge data are carried over.
         """
+        indptr, rest = self._positions(kept)
+        eids = None if self._eids is None else lambda: rows_at(self.eids, rest)
+        return Block(indptr, rows_at(self.indices, rest), self.srcs, self.dsts, self.graph, eids)
+
+    def _positions(self, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """(offsets, positions among the block's edges) of the edges that are kept."""
         context = self.graph.context
         size = context.next_size("sample")
         count = torch.full((), self.num_dst, dtype=torch.int64, device=self.indptr.device)
@@ -119,8 +126,7 @@ class Block(Computation):
             self.indptr, kept.to(torch.float32), self.dsts, count, True, -1, False, context.key, 0, size
         )
         context.record(rest.shape[0])
-        eids = None if self._eids is None else lambda: look_up(self.eids, rest)
-        return Block(indptr, look_up(self.indices, rest), self.srcs, self.dsts, self.graph, eids)
+        return indptr, rest
 
     def remove_self_loops(self) -> "Block":
         """The block without edges between equal nodes; see ``keep_edges``."""

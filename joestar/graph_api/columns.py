@@ -6,10 +6,11 @@ from torch import Tensor
 from joestar.errors import GraphError, SamplerError
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
-from joestar.graph_api.gathered import Gathered, look_up
+from joestar.graph_api.gathered import Gathered
 from joestar.graph_api.probs import edge_weight, node_weight
 from joestar.graph_api.reversed import Reversed
 from joestar.graph_api.validate import check_nodes
+from joestar.ops.padding.rows_at import rows_at
 
 
 class Columns(Computation):
@@ -115,7 +116,7 @@ class Columns(Computation):
         indptr, indices, size = self.indptr, self.indices, context.next_size("slice")
         new_indptr, kept, _ = torch.ops.joestar.slice_rows(indptr, indices, self.dsts, srcs, count, size)
         context.record(kept.shape[0])
-        structure = new_indptr, look_up(indices, kept), lambda: look_up(self.eids, kept)
+        structure = new_indptr, rows_at(indices, kept), lambda: rows_at(self.eids, kept)
         return Columns(self.graph, self.dsts, structure, whole=False)
 
     def reverse(self) -> Reversed:
@@ -200,7 +201,7 @@ class Columns(Computation):
         )
         context.record(picked.shape[0])
         picked = torch.ops.joestar.mask_rows(picked, count, 0, 0)  # padding holds a node's id, not a position
-        return self._compacted(indptr, look_up(self.indices, picked), lambda: look_up(self.eids, picked))
+        return self._compacted(indptr, rows_at(self.indices, picked), lambda: rows_at(self.eids, picked))
 
     def _weighted(self, k: int, weight: Tensor, of_graph: bool, replace: bool) -> Block:
         graph = self.graph
@@ -209,7 +210,7 @@ class Columns(Computation):
             indptr, indices = graph.indptr, graph.indices
         else:
             indptr, indices = self.indptr, self.indices
-            weight = look_up(weight, self.eids) if of_graph else weight
+            weight = rows_at(weight, self.eids) if of_graph else weight
         context = graph.context
         size, site = context.next_size("sample"), context.next_site()
         sub, picked, _ = torch.ops.joestar.weighted_sample(
@@ -217,7 +218,7 @@ class Columns(Computation):
             **self._hashed(),
         )  # fmt: skip
         context.record(picked.shape[0])
-        return self._compacted(sub, look_up(indices, picked), lambda: picked if direct else look_up(self.eids, picked))
+        return self._compacted(sub, rows_at(indices, picked), lambda: picked if direct else rows_at(self.eids, picked))
 
     def collective_sample(self, k: int, node_probs: Tensor | str | None = None) -> Block:
         """Samples up to ``k`` of the sources of this slice together and keeps the edges from them (layer-wise).

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
 from joestar.graph_api.row_source import source_of
+from joestar.ops.padding.rows_at import rows_at
 
 
 class Gathered:
@@ -35,7 +35,7 @@ class Gathered:
             known = ", ".join(sorted({*self.table, *self.values})) or "nothing"
             raise GraphError(f"{self.name}[{key!r}]: neither graph nor block has such a tensor; there is: {known}.")
         source = source_of(self.table, key)
-        value = look_up(self.table[key], self.ids()) if source is None else source.rows(self.ids())
+        value = rows_at(self.table[key], self.ids()) if source is None else source.rows(self.ids())
         self.values[key] = value
         return value
 
@@ -60,10 +60,3 @@ class Gathered:
 
     def __repr__(self) -> str:
         return f"Gathered({self.name}: {', '.join(self.keys())})"
-
-
-def look_up(table: Tensor, ids: Tensor) -> Tensor:
-    """``table[ids]``; rows of 0 if the table is empty: ids are then padding only."""
-    if table.shape[0] == 0:
-        return table.new_zeros((ids.shape[0], *table.shape[1:]))
-    return torch.index_select(table, 0, ids)

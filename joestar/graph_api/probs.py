@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from joestar.errors import SamplerError
 from joestar.graph_api.arrays import to_tensor
+from joestar.torch_private import statically_known_true
 
 _CHECKED = WeakTensorKeyDictionary()
 """Tensor -> its version when its contents were found good."""

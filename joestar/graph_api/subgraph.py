@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from joestar.graph_api.block import Block
-from joestar.ops import edge_sets  # noqa: F401  (registers merge_hops and append_loops)
 
 
 class Subgraph(Block):
@@ -51,18 +50,9 @@ class Subgraph(Block):
         return made
 
     def _without_loops(self) -> "LocalEdges":
-        context = self.graph.context
-        size = context.next_size("sample")
-        kept = (self.indices != self._ends("v")).to(torch.float32)
-        indptr, rest, _ = torch.ops.joestar.weighted_sample(
-            self.indptr, kept, self.dsts, self._count(), True, -1, False, context.key, 0, size
-        )
-        context.record(rest.shape[0])
+        indptr, rest = self._positions(self.indices != self._ends("v"))
         indices = torch.ops.joestar.rows_at(self.indices, rest)
         return LocalEdges(indptr, indices, self.dsts, origin=rest)
-
-    def _count(self) -> Tensor:
-        return torch.full((), self.num_dst, dtype=torch.int64, device=self.indptr.device)
 
     def edges(self) -> "LocalEdges":
         """Its edges, as a model gets them."""

@@ -1,19 +1,52 @@
-"""Machine level: kernels behind the ops."""
+"""Machine level: kernels behind the ops, whose files name theirs (``joestar/ops``)."""
+
+import functools
+import importlib
+from collections.abc import Callable
+
+NAMED: dict[str, dict[str, Callable]] = {"cpu": {}, "cuda": {}}
+"""Device type -> op -> its kernel, filled by the ops: what ``joestar.kernels.cpu`` and ``joestar.kernels.gpu`` show."""
 
 
-def native_kernels():
-    """The C++ kernels (``joestar.kernels.cpu``), or ``None`` where the extension is not built."""
+@functools.cache
+def has_native() -> bool:
+    """Whether the extension with the C++ kernels is built."""
+    return _imports("joestar._native")
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there is Triton."""
+    return _imports("triton")
+
+
+def _imports(name: str) -> bool:
     try:
-        from joestar.kernels import cpu
+        importlib.import_module(name)
     except ImportError:
-        return None
-    return cpu
+        return False
+    return True
 
 
-def gpu_kernels():
-    """The Triton kernels (``joestar.kernels.gpu``), or ``None`` where there is no Triton."""
-    try:
-        from joestar.kernels import gpu
-    except ImportError:
+def find(named: str) -> Callable | None:
+    """The kernel ``"module.function"`` of this folder, ``None`` where what it needs is not there.
+
+    Modules ``gpu_*`` need Triton, others the extension.
+    """
+    if not (has_triton() if named.startswith("gpu") else has_native()):
         return None
-    return gpu
+    module, _, function = named.partition(".")
+    return getattr(importlib.import_module(f"joestar.kernels.{module}"), function)
+
+
+def of_op(device: str, name: str):
+    """The kernel of an op; for the name ``__all__`` the names of all ops with one.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    if name == "__all__":
+        return sorted(NAMED[device])
+    if name not in NAMED[device]:
+        raise AttributeError(f"no op of the name {name!r} has a kernel for {device}")
+    return NAMED[device][name]

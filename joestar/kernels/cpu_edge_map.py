@@ -16,7 +16,7 @@ from joestar.kernels.edge_program import MEANING, EdgeProgram, check_leaves, che
 _CHUNK = 2**20
 """Numbers per value of a chunk of edges."""
 
-_STEPS = {
+STEPS = {
     **MEANING,
     "relu_grad": lambda grad, a: torch.where(a <= 0, 0, grad),
     "leaky_relu_grad": lambda grad, a, slope: torch.where(a > 0, grad, grad * slope),
@@ -27,6 +27,7 @@ _STEPS = {
     "silu_grad": lambda grad, a: grad * torch.sigmoid(a) * (1 + a * torch.sigmoid(-a)),
     "larger_grad": lambda grad, a, b: torch.where(a > b, grad, torch.where(a == b, grad / 2, 0)),
 }
+"""What all pointwise steps compute, those of gradients too."""
 
 
 class _Chunk:
@@ -64,7 +65,7 @@ def _chunks(indptr: Tensor, indices: Tensor, width: int) -> Iterator[_Chunk]:
 
 def _run(steps: tuple, values: list[Tensor | None]) -> list[Tensor | None]:
     for name, *arguments in steps:
-        values.append(_STEPS[name](*(values[a] if isinstance(a, int) else a for a in arguments)))
+        values.append(STEPS[name](*(values[a] if isinstance(a, int) else a for a in arguments)))
     return values
 
 

@@ -30,11 +30,11 @@ WITH_NUMBER = ("leaky_relu", "elu", "add_scalar", "mul_scalar")
 OPERANDS = {
     **dict.fromkeys(BINARY, 2), **dict.fromkeys((*UNARY, *WITH_NUMBER), 1),
     "relu_grad": 2, "leaky_relu_grad": 2, "elu_grad": 2, "sigmoid_grad": 2, "tanh_grad": 2, "abs_grad": 2,
-    "silu_grad": 2, "larger_grad": 3,
+    "silu_grad": 2, "larger_grad": 3, "dot": 2, "total": 1, "spread": 1,
 }  # fmt: skip
 """Values that a step reads. Those that end in ``_grad``, of gradients only, read the gradient of a step's result first;
 then its argument, or its result for ``sigmoid`` and ``tanh``. ``larger_grad``: where the second is larger than the
-third, half where they are equal."""
+third, half where they are equal. ``dot``, ``total`` and ``spread`` are steps of segment programs."""
 
 NUMBERS = dict.fromkeys((*WITH_NUMBER, "leaky_relu_grad", "elu_grad"), 1)
 """Numbers that follow the values of a step."""
@@ -219,7 +219,7 @@ def gradient(program: EdgeProgram, wanted: tuple[bool, ...]) -> EdgeGradient:
     maximum or minimum half each.
     """
     first = len(program.leaves)
-    moved = [_renumbered(step, lambda value: value + (value >= first)) for step in program.steps]
+    moved = [renumbered(step, lambda value: value + (value >= first)) for step in program.steps]
     steps, needed = list(moved), {leaf for leaf in range(first) if wanted[leaf]}
     for number, step in enumerate(moved, first + 1):
         if needed.intersection(operands(step)):
@@ -232,13 +232,13 @@ def gradient(program: EdgeProgram, wanted: tuple[bool, ...]) -> EdgeGradient:
 
     for number in range(first + len(moved), first, -1):
         if number in found and number in needed:
-            for value, part in _parts(moved[number - first - 1], number, found[number], push, needed.__contains__):
+            for value, part in parts_of(moved[number - first - 1], number, found[number], push, needed.__contains__):
                 found[value] = push("add", found[value], part) if value in found else part
     results = tuple(found.get(leaf, -1) if wanted[leaf] else -1 for leaf in range(first))
-    return _living((*program.leaves, "grad"), steps, results)
+    return living((*program.leaves, "grad"), steps, results)
 
 
-def _parts(
+def parts_of(
     step: Step, result: int, grad: int, push: Callable[..., int], needed: Callable[[int], bool]
 ) -> Iterable[tuple[int, int]]:
     """(a value that the step reads, its gradient through the step), for the values that need one."""
@@ -268,12 +268,12 @@ def _parts(
     return [(a, push(f"{name}_grad", grad, of, *arguments[1:]))]
 
 
-def _renumbered(step: Step, number: Callable[[int], int]) -> Step:
+def renumbered(step: Step, number: Callable[[int], int]) -> Step:
     count = 1 + OPERANDS[step[0]]
     return (step[0], *map(number, step[1:count]), *step[count:])
 
 
-def _living(leaves: tuple[str, ...], steps: list[Step], results: tuple[int, ...]) -> EdgeGradient:
+def living(leaves: tuple[str, ...], steps: list[Step], results: tuple[int, ...]) -> EdgeGradient:
     """Without the steps that no result depends on."""
     alive = set(results)
     for number in range(len(leaves) + len(steps) - 1, len(leaves) - 1, -1):
@@ -282,5 +282,5 @@ def _living(leaves: tuple[str, ...], steps: list[Step], results: tuple[int, ...]
     kept = [number for number in range(len(leaves), len(leaves) + len(steps)) if number in alive]
     place = {-1: -1, **{leaf: leaf for leaf in range(len(leaves))}}
     place.update({number: len(leaves) + i for i, number in enumerate(kept)})
-    living = tuple(_renumbered(steps[number - len(leaves)], place.__getitem__) for number in kept)
-    return EdgeGradient(leaves, living, tuple(place[result] for result in results))
+    left = tuple(renumbered(steps[number - len(leaves)], place.__getitem__) for number in kept)
+    return EdgeGradient(leaves, left, tuple(place[result] for result in results))

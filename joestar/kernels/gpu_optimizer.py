@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_launch import cdiv, on_device
+from joestar.torch_private import foreach_add
 
 BLOCK = 1024
 TOGETHER = 24
@@ -118,7 +119,7 @@ def adam(
             DECOUPLED=decoupled, MAXIMIZE=maximize, AMSGRAD=bool(largest), SIZES=sizes, FIRST=first, COUNT=len(sizes),
             BLOCK=BLOCK,
         )  # fmt: skip
-    torch._foreach_add_(steps, [ok_number] * len(steps))  # a tensor instead of a list would be read by the host
+    foreach_add(steps, [ok_number] * len(steps))  # a tensor instead of a list would be read by the host
 
 
 @on_device

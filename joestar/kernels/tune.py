@@ -21,6 +21,7 @@ from joestar.kernels.determinism import deterministic, is_deterministic
 from joestar.kernels.digest import source_digest
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.locks import synchronize
+from joestar.torch_private import gpu_sleep
 
 try:
     import fcntl
@@ -138,7 +139,7 @@ def _milliseconds(launch: Callable[[Config], None], config: Config) -> float:
         times = []
         for _ in range(REPEATS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(_QUEUEING)
+            gpu_sleep(_QUEUEING)
             start.record()
             launch(config)
             end.record()

@@ -16,6 +16,7 @@ from joestar.errors import CaptureError
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
+from joestar.lowering.sizes import NODES
 
 _COMPARISONS = (sympy.Eq, sympy.Ne, sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
 
@@ -66,7 +67,9 @@ def _sizes(node: fx.Node) -> tuple:
 def _grown(gm: fx.GraphModule) -> dict[sympy.Symbol, sympy.Expr]:
     """Symbol of a node set -> what it grew from plus a non-negative rest: destinations are among the sources."""
     grown: dict[sympy.Symbol, sympy.Expr] = {}
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.joestar.compact.default):
+    for node in gm.graph.nodes:
+        if node.target not in NODES:
+            continue
         before, after = (node.args[0].meta["val"].shape[0], node.meta["val"][0].shape[0])
         if not isinstance(before, torch.SymInt) or not isinstance(after, torch.SymInt):
             continue
@@ -103,7 +106,7 @@ def check_side_effects(origin: str) -> None:
 
     An attribute that holds at the end what it held before, such as ``None``, has not changed.
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from joestar.torch_private import InstructionTranslator
 
     effects = InstructionTranslator.current_tx().output.side_effects
     if effects.tensor_hooks:

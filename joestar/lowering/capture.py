@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._device import DeviceContext
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
@@ -23,14 +21,24 @@ from joestar.lowering.cumulative import cumulative_averages
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.origin import node_line
 from joestar.pyg import SubgraphSampler, substituted
+from joestar.torch_private import (
+    DeviceContext,
+    HigherOrderOperator,
+    detect_fake_mode,
+    dynamo,
+    len_torch_function_stack,
+    make_fx,
+    pop_torch_function_stack,
+    push_on_torch_function_stack,
+)
 
 SEEDS_HINT = 11
 """Size of the seed tensor during capture; any size will do, the dimension is symbolic."""
 
 
-_RNN = {"allow_rnn": True} if hasattr(torch._dynamo.config, "allow_rnn") else {}
+_RNN = {"allow_rnn": True} if hasattr(dynamo.config, "allow_rnn") else {}
 """``nn.LSTM`` and ``nn.GRU`` are traced as one op each."""
-_NO_COLLECTION = {"run_gc_after_compile": False} if hasattr(torch._dynamo.config, "run_gc_after_compile") else {}
+_NO_COLLECTION = {"run_gc_after_compile": False} if hasattr(dynamo.config, "run_gc_after_compile") else {}
 """Dynamo would search the heap for garbage after every capture."""
 
 
@@ -55,7 +63,7 @@ class Captured:
     differentiable: bool = True
 
 
-def size_hints(num_sizes: int) -> list[int]:
+def distinct_sizes(num_sizes: int) -> list[int]:
     """Distinct, growing stand-ins for the sizes of the sets, so that an input integer can be told by its value."""
     return [1009 + 1013 * position for position in range(num_sizes)]
 
@@ -94,18 +102,17 @@ def _with_or_without_default_device(program: Callable, seeds_like: Tensor, label
 @contextlib.contextmanager
 def _without_default_device() -> Iterator[bool]:
     """PyTorch's default device is the CPU within; yields whether it was another."""
-    stack = torch._C
-    modes = [stack._pop_torch_function_stack() for _ in range(stack._len_torch_function_stack())][::-1]
+    modes = [pop_torch_function_stack() for _ in range(len_torch_function_stack())][::-1]
     others = [mode for mode in modes if not isinstance(mode, DeviceContext)]
     for mode in others:
-        stack._push_on_torch_function_stack(mode)
+        push_on_torch_function_stack(mode)
     try:
         yield len(others) < len(modes)
     finally:
         for _ in others:
-            stack._pop_torch_function_stack()
+            pop_torch_function_stack()
         for mode in modes:
-            stack._push_on_torch_function_stack(mode)
+            push_on_torch_function_stack(mode)
 
 
 def _capture(
@@ -115,10 +122,10 @@ def _capture(
     device = seeds_like.device
     seeds = torch.zeros(SEEDS_HINT, dtype=seeds_like.dtype, device=device)
     key = torch.zeros(3, dtype=torch.int64, device=device)
-    hints = size_hints(len(labels))
+    hints = distinct_sizes(len(labels))
     carriers = [torch.empty(hint, 0, device=device, dtype=torch.float32) for hint in hints]
     for dynamic in (seeds, *carriers):
-        torch._dynamo.mark_dynamic(dynamic, 0)
+        dynamo.mark_dynamic(dynamic, 0)
     seen = {}
 
     def backend(gm: fx.GraphModule, example_inputs):
@@ -150,7 +157,7 @@ def _read(
     stand_ins = substituted(sampling is SubgraphSampler.sample)
     try:
         try:
-            with torch._dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages(), stand_ins:
+            with dynamo.config.patch({**_RNN, **_NO_COLLECTION}), cumulative_averages(), stand_ins:
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)
@@ -185,7 +192,7 @@ def _uncached(program: types.FunctionType) -> types.FunctionType:
 def _check_plain(gm: fx.GraphModule, origin: str) -> None:
     """Raises for what the re-trace would drop without a word: functions of functions, and their backward passes."""
     for node in gm.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             raise CaptureError(
                 f"{origin}: {node.target.name()} at {node_line(node)} is a higher-order function. Hooks, checkpoint, "
                 "cond, map and torch.autograd.Function cannot be lowered: call plain torch functions."
@@ -196,7 +203,7 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
     """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept."""
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta["example_value"] for node in placeholders]
-    mode = torch._guards.detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
+    mode = detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
     with mode, fx_traceback.preserve_node_meta():
         traced = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):

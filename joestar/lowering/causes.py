@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.utils import _traceback
 
 from joestar.errors import CaptureError
 from joestar.lowering.origin import innermost, user_line
 from joestar.pyg import takes_edge_index
+from joestar.torch_private import traceback_of_torch
 
 _PYG = "torch_geometric"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -187,18 +187,18 @@ def _pyg_remedy(model: nn.Module) -> str:
 def plain_messages() -> Iterator[None]:
     """Within, PyTorch prints no tracebacks of what it raises, and does not cut paths of files elsewhere."""
     loggers = [] if "TORCH_LOGS" in os.environ else [logging.getLogger(name) for name in _NOISY]
-    shorten = getattr(_traceback, "shorten_filename", None)
+    shorten = getattr(traceback_of_torch, "shorten_filename", None)
     for logger in loggers:
         logger.addFilter(_unheard)
     if shorten is not None:
-        _traceback.shorten_filename = _whole
+        traceback_of_torch.shorten_filename = _whole
     try:
         yield
     finally:
         for logger in loggers:
             logger.removeFilter(_unheard)
         if shorten is not None:
-            _traceback.shorten_filename = shorten
+            traceback_of_torch.shorten_filename = shorten
 
 
 def _unheard(record: logging.LogRecord) -> bool:

@@ -3,6 +3,8 @@
 import torch
 from torch import fx
 
+from joestar.torch_private import OpOverload
+
 aten = torch.ops.aten
 
 SHAPE_SCALARS = {aten.arange.default, aten.arange.start, aten.arange.start_step}
@@ -33,7 +35,7 @@ def is_symbolic(value) -> bool:
 
 def values_to_counts(context, node: fx.Node) -> None:
     """Replaces every size among the arguments of a node that stands for a value, not for a shape."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target in SHAPE_SCALARS:
+    if not isinstance(node.target, OpOverload) or node.target in SHAPE_SCALARS:
         return
     if node.target in _FILLS:
         _fill_with_count(context, node)

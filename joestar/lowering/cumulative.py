@@ -5,27 +5,28 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from joestar.torch_private import BatchNorm
 
 
 @contextlib.contextmanager
 def cumulative_averages() -> Iterator[None]:
     """While a program is traced, ``nn.BatchNorm1d(momentum=None)`` divides by the number of batches on the device."""
-    plain = _BatchNorm.forward
+    plain = BatchNorm.forward
 
     def forward(self, input: Tensor) -> Tensor:
         if self.momentum is not None or not self.training or self.running_mean is None or input.dim() != 2:
             return plain(self, input)
         return _cumulative(self, input)
 
-    _BatchNorm.forward = forward
+    BatchNorm.forward = forward
     try:
         yield
     finally:
-        _BatchNorm.forward = plain
+        BatchNorm.forward = plain
 
 
-def _cumulative(norm: _BatchNorm, x: Tensor) -> Tensor:
+def _cumulative(norm: BatchNorm, x: Tensor) -> Tensor:
     norm.num_batches_tracked.add_(1)
     count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
     y, mean, var = torch.ops.joestar.masked_batch_norm(x, norm.weight, norm.bias, count, norm.eps)

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
+
+from joestar.torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, tree_leaves
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MADE = "made of"

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError
 from joestar.lowering.dropout import refuse_random
 from joestar.lowering.origin import node_line
+from joestar.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -21,7 +22,7 @@ _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_drop
 
 def is_in_place(node: fx.Node) -> bool:
     """Whether the node writes to its first argument (``aten.relu_`` and the like)."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     return node.target not in _IN_PLACE_BUFFERS and node.target._schema.is_mutable
 
@@ -41,7 +42,7 @@ def is_view(node: fx.Node) -> bool:
     """Whether the node's tensor, or list of tensors, may share memory with its first argument."""
     if node.target is operator.getitem:
         return is_view(node.args[0])
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
     return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
 
@@ -196,7 +197,7 @@ def root(node: fx.Node) -> fx.Node:
         if node.target is operator.getitem:
             node = node.args[0]
             continue
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             return node
         returns = node.target._schema.returns
         if not returns or returns[0].alias_info is None or not node.all_input_nodes:

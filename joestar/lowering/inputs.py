@@ -65,7 +65,7 @@ class Input:
     def rebindable(self) -> bool:
         """Whether it may hold other values in the next step: all but constants, and what was computed from inputs.
 
-        What is held is written in place; what was hoisted from it is then computed again (``fusion.hoist``).
+        What is held is written in place; what was hoisted from it is then computed again (``fusion.clean.hoist``).
         """
         return self.kind not in _FIXED
 

@@ -13,6 +13,7 @@ from joestar.errors import ConfigError, LabelError
 from joestar.lowering.functional import ancestors
 from joestar.lowering.inputs import NUM_SEEDS, SEEDS, Input
 from joestar.metrics.tasks import family
+from joestar.torch_private import OpOverload
 
 IGNORE_INDEX = -100
 _ATEN = torch.ops.aten
@@ -271,7 +272,7 @@ def _is_fixed(role: Input) -> bool:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    overload = isinstance(node.target, torch._ops.OpOverload)
+    overload = isinstance(node.target, OpOverload)
     if not overload:
         return node.op == "call_function"
     return node.target.namespace == "aten" and torch.Tag.nondeterministic_seeded not in node.target.tags

@@ -26,6 +26,7 @@ from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression, item, padded_dims, size_table
 from joestar.lowering.symbolic import emit, evaluate
+from joestar.torch_private import OpOverload, set_grad_enabled
 
 aten = torch.ops.aten
 
@@ -181,7 +182,7 @@ def pad(gm: fx.GraphModule, roles: list[Input], bounds: list[int], batch: int) -
         with gm.graph.inserting_before(node):
             values_to_counts(context, node)
             written = _functional_write(context, node) if is_in_place(node) else None
-            if isinstance(node.target, torch._ops.OpOverload) and _touches_padding(node):
+            if isinstance(node.target, OpOverload) and _touches_padding(node):
                 rule_for(node)(context, node)
             if written is not None:
                 context.write(*written, node)
@@ -275,4 +276,4 @@ def _drop_sizes(gm: fx.GraphModule, roles: list[Input]) -> list[Input]:
 
 
 def _writes(node: fx.Node) -> bool:
-    return is_in_place(node) or node.target is torch._C._set_grad_enabled
+    return is_in_place(node) or node.target is set_grad_enabled

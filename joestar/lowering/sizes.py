@@ -12,31 +12,19 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.inputs import Input, Kind
-from joestar.ops import edge_sets  # noqa: F401  (registers merge_hops and append_loops)
+from joestar.ops.registry import OPS
 
-_JOESTAR = torch.ops.joestar
-
-RAGGED = {
-    _JOESTAR.slice_cols.default: 4,
-    _JOESTAR.rowwise_sample.default: 7,
-    _JOESTAR.sample_cols.default: 8,
-    _JOESTAR.weighted_sample.default: 9,
-    _JOESTAR.slice_rows.default: 5,
-    _JOESTAR.compact.default: 5,
-    _JOESTAR.merge_hops.default: 4,
-}
+RAGGED = {op.target: op.position(op.makes.bound) for op in OPS.values() if op.makes}
 """Ops that make a set of data-dependent size: position of the bound among their arguments; the count is output 2."""
 
-LOOPED = {
-    _JOESTAR.add_self_loops.default, _JOESTAR.block_self_loops.default, _JOESTAR.sampled_self_loops.default,
-}  # fmt: skip
+ROW_IDS = {op.target: op.position(op.makes.rows) for op in OPS.values() if op.makes and op.makes.rows}
+"""Those that make edges: position of the ids of their rows."""
+
+NODES = RAGGED.keys() - ROW_IDS.keys()
+"""Those that make nodes, which begin with those of their first argument; output 0 are their ids."""
+
+LOOPED = {op.target: op.loops for op in OPS.values() if op.loops}
 """Ops that give (offsets, sources, ...) of a block with self-loops; the offsets of the block are their first input."""
-
-APPENDED = _JOESTAR.append_loops.default
-"""As ``LOOPED``, one more loop per row whatever the row has: their true number is known."""
-
-ROW_IDS_ARGUMENT = 2
-"""Position of the ids of the rows among the arguments of the ops that make edges."""
 
 
 def expression(size) -> sympy.Expr | None:
@@ -135,15 +123,15 @@ def size_table(gm: fx.GraphModule, roles: list[Input]) -> SizeTable:
             if symbol in table.bounds:
                 continue  # the same sample, drawn again; what needs its count may stand in between
             table.bounds[symbol] = (size_of[bound], node)
-            if node.target is _JOESTAR.compact.default:
+            if node.target in NODES:
                 table.ids[symbol] = item(gm, node, 0)
                 table.parents[symbol] = expression(node.args[0].meta["val"].shape[0])
             else:
-                table.edges[symbol] = (item(gm, node, 0), node.args[ROW_IDS_ARGUMENT])
-        elif node.target in LOOPED or node.target is APPENDED:
+                table.edges[symbol] = (item(gm, node, 0), node.args[ROW_IDS[node.target]])
+        elif node.target in LOOPED:
             rows = expression(node.args[0].meta["val"].shape[0])
             edges = expression(node.meta["val"][1].shape[0])
             if rows is not None and rows - 1 in table.ids:
                 table.edges[edges] = (item(gm, node, 0), table.ids[rows - 1])
-                table.exact |= {edges} if node.target is APPENDED else set()
+                table.exact |= {edges} if LOOPED[node.target] == "all" else set()
     return table

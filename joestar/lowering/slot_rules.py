@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from joestar.torch_private import OpOverload
+
 _ATEN, _OPS = torch.ops.aten, torch.ops.joestar
 _IDS = (torch.int32, torch.int64)
 
@@ -71,7 +73,7 @@ def joined(node: fx.Node) -> list:
 
 def numbers(node: fx.Node) -> list[float]:
     """Numbers among the arguments of an op that are values, not sizes, dimensions or places."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return []
     found = []
     for place, argument in enumerate(node.target._schema.arguments):

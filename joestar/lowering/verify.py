@@ -6,14 +6,23 @@ import operator
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_leaves
 
 from joestar.errors import CaptureError, VerificationError
 from joestar.lowering import fakes
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import same_shape, same_size
+from joestar.torch_private import (
+    FakeTensor,
+    OpOverload,
+    free_unbacked_symbols,
+    set_grad_enabled,
+    sym_cos,
+    sym_log2,
+    sym_sin,
+    sym_sqrt,
+    sym_tanh,
+    tree_leaves,
+)
 
 NAMESPACES = ("aten", "joestar")
 _SYMBOLIC = {
@@ -21,9 +30,9 @@ _SYMBOLIC = {
     operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.getitem,
     operator.lshift, operator.rshift, operator.and_, operator.or_, builtins.abs, builtins.round, operator.abs,
     math.ceil, math.floor, math.trunc, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not,
-    torch.sym_sum, torch._sym_sqrt, torch._sym_log2, torch._sym_cos, torch._sym_sin, torch._sym_tanh,
+    torch.sym_sum, sym_sqrt, sym_log2, sym_cos, sym_sin, sym_tanh,
 }  # fmt: skip
-_GRAD_MODE = {torch._C._set_grad_enabled}
+_GRAD_MODE = {set_grad_enabled}
 _TO_HOST = {
     torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default,
     torch.ops.aten.is_nonzero.default, torch.ops.aten.allclose.default,
@@ -32,7 +41,7 @@ _TO_HOST = {
 
 def namespace(node: fx.Node) -> str:
     """Namespace of the op a node calls (``aten``, ``joestar``), or an empty string."""
-    return node.target.namespace if isinstance(node.target, torch._ops.OpOverload) else ""
+    return node.target.namespace if isinstance(node.target, OpOverload) else ""
 
 
 def foreign_nodes(gm: fx.GraphModule) -> list[fx.Node]:
@@ -63,17 +72,36 @@ def verify_capture(gm: fx.GraphModule, origin: str) -> None:
                 f"{origin}: a tensor at {node_line(node)} is hidden from the trace (tensor.data, torch.vmap, "
                 "torch.func). Write instead: .detach() and plain torch functions."
             )
-        if node.target in _TO_HOST or (namespace(node) and "val" not in node.meta and not node.users):
-            raise CaptureError(
-                f"{origin}: {node.target} at {node_line(node)} would bring a value to the host in every step (.item(), "
-                "float(tensor), bool(tensor), torch.equal). Write instead: keep the value in a tensor."
-            )
+        if node.target in _TO_HOST:
+            raise _brings_to_host(node, origin)
         if _depends_on_data(node.meta.get("val")):
-            raise CaptureError(
-                f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (nonzero, "
-                "unique, indexing by a mask), so it cannot be padded. Write instead: torch.where(mask, x, 0), sums "
-                "weighted by the mask."
-            )
+            raise _size_of_data(node, origin)
+    for node in gm.graph.nodes:  # assertions about a size or value: what made it tells more
+        if namespace(node) and "val" not in node.meta and not node.users:
+            masked = next((other for other in gm.graph.nodes if _picks_by_mask(other)), None)
+            raise _brings_to_host(node, origin) if masked is None else _size_of_data(masked, origin)
+
+
+def _picks_by_mask(node: fx.Node) -> bool:
+    """Whether the size of a result depends on data, though the trace found it to equal another size."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return node.target in (torch.ops.aten.masked_select.default, torch.ops.aten.nonzero.default)
+    return any(index is not None and index.meta["val"].dtype == torch.bool for index in node.args[1])
+
+
+def _size_of_data(node: fx.Node, origin: str) -> CaptureError:
+    return CaptureError(
+        f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (nonzero, "
+        "unique, indexing by a mask), so it cannot be padded. Write instead: torch.where(mask, x, 0), sums "
+        "weighted by the mask."
+    )
+
+
+def _brings_to_host(node: fx.Node, origin: str) -> CaptureError:
+    return CaptureError(
+        f"{origin}: {node.target} at {node_line(node)} would bring a value to the host in every step (.item(), "
+        "float(tensor), bool(tensor), torch.equal). Write instead: keep the value in a tensor."
+    )
 
 
 def _depends_on_data(value) -> bool:
@@ -106,7 +134,7 @@ def verify_fakes(gm: fx.GraphModule, stage: str) -> None:
     for node, what in fakes.strangers(gm.graph):
         raise VerificationError(
             f"{stage} left node {node.name} with {what} for a value; expected a fake tensor of the graph's mode. "
-            "Make values by running the op on those of its arguments (fusion.emit.emit, lowering.fakes.run)."
+            "Make values by running the op on those of its arguments (fusion.match.emit.emit, lowering.fakes.run)."
         )
 
 

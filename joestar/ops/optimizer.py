@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
-from joestar.kernels import gpu_kernels
+from joestar.kernels import has_triton
 from joestar.ops import optimizer_formulas as formulas
 
 COLUMNS = 9
@@ -15,7 +15,7 @@ COLUMNS = 9
 
 def available() -> bool:
     """Whether the kernels are there."""
-    return gpu_kernels() is not None
+    return has_triton()
 
 
 def hyperparameters(optimizer: Optimizer, group: dict) -> list[float]:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adagrad, NAdam, Optimizer, RAdam, RMSprop
 
+from joestar.torch_private import foreach_copy
+
 Muon = getattr(torch.optim, "Muon", None)
 
 
@@ -208,7 +210,7 @@ def _together(
         _write(moments[name], torch.where(ok, flat.state[name], old[name]), sizes)
     for name in scalars:
         new = torch.where(ok, flat.scalars[name], old_scalars[name])
-        torch._foreach_copy_(scalars[name], list(new.to(scalars[name][0].dtype).unbind()))
+        foreach_copy(scalars[name], list(new.to(scalars[name][0].dtype).unbind()))
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
@@ -217,7 +219,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 def _write(tensors: list[Tensor], flat: Tensor, sizes: list[int]) -> None:
     parts = [part.view(t.shape) for part, t in zip(flat.split(sizes), tensors, strict=True)]
-    torch._foreach_copy_(tensors, parts)
+    foreach_copy(tensors, parts)
 
 
 def _muon(weight: Tensor, state: dict, group: dict, h: Tensor, ok: Tensor) -> None:

@@ -77,7 +77,7 @@ class Space:
             self._known[key] = tuple(self._ask(dict(choices)))
         return self._known[key]
 
-    def settled(self, wanted: Mapping[str, str], slack: float) -> Candidate:
+    def canonical(self, wanted: Mapping[str, str], slack: float) -> Candidate:
         """The candidate nearest to some choices: those that belong to no site any more are left out."""
         taken, seen = {}, set()
         while site := next((site for site in self.sites(taken) if site.key not in seen), None):
@@ -92,7 +92,7 @@ class Space:
         choices, found = dict(candidate.choices), {}
         for site in self.sites(choices):
             for option in site.options:
-                found[self.settled({**choices, site.key: option}, candidate.slack)] = None
+                found[self.canonical({**choices, site.key: option}, candidate.slack)] = None
         found.update(dict.fromkeys(Candidate(candidate.choices, slack) for slack in self.slacks))
         found.pop(candidate, None)
         return list(found)
@@ -113,7 +113,7 @@ class Space:
 
 
 @dataclass
-class Contest:
+class Trials:
     """Candidates timed against the default in interleaved rounds.
 
     Attributes:
@@ -129,11 +129,11 @@ class Contest:
     ratios: dict[Candidate, list[float]] = field(default_factory=dict)
     rounds: int = 0
 
-    def play(self, candidates: Iterable[Candidate], rounds: int = ROUNDS) -> None:
+    def time_rounds(self, candidates: Iterable[Candidate], rounds: int = ROUNDS) -> None:
         """Times each of the candidates once a round, and the default before and after them."""
         others = [c for c in dict.fromkeys(candidates) if c != self.space.default]
         for turn in range(rounds):
-            if self.times and self.late() and not turn:
+            if self.times and self.past_deadline() and not turn:
                 return
             before = self._time(self.space.default)
             shift = turn % max(len(others), 1)
@@ -147,7 +147,7 @@ class Contest:
     def _runs(self, candidate: Candidate) -> bool:
         if candidate in self.times:
             return math.isfinite(self.times[candidate][-1])
-        return not self.late()
+        return not self.past_deadline()
 
     def _time(self, candidate: Candidate) -> float:
         milliseconds = self.timer.milliseconds(candidate, self.rounds)
@@ -158,7 +158,7 @@ class Contest:
         extra = self.space.slacks
         return (milliseconds + extra[candidate.slack]) / (base + extra[self.space.default.slack])
 
-    def late(self) -> bool:
+    def past_deadline(self) -> bool:
         """Whether the time for new candidates is over."""
         return self.clock() > self.deadline
 
@@ -195,56 +195,56 @@ class Contest:
         return statistics.median(times) if times and math.isfinite(times[-1]) else None
 
 
-def screen(contest: Contest) -> list[Candidate]:
+def screen(trials: Trials) -> list[Candidate]:
     """Times the space, or what looks promising of it; the best first."""
-    candidates = contest.space.everything(FULL)
+    candidates = trials.space.everything(FULL)
     if candidates is None:
-        candidates = _climb(contest)
+        candidates = _climb(trials)
     else:
-        contest.play(candidates)
-    halve(contest, candidates)
-    return contest.ranked()
+        trials.time_rounds(candidates)
+    halve(trials, candidates)
+    return trials.ranked()
 
 
-def _climb(contest: Contest) -> list[Candidate]:
+def _climb(trials: Trials) -> list[Candidate]:
     """Single changes, combinations of those that helped, then the neighbourhoods of the leaders until they stay."""
-    space, explored = contest.space, {contest.space.default}
-    contest.play(space.neighbours(space.default))
-    contest.play(_combinations(contest))
-    while not contest.late():
-        leaders = contest.ranked()[:FINALISTS]
-        contest.keep(leaders)
+    space, explored = trials.space, {trials.space.default}
+    trials.time_rounds(space.neighbours(space.default))
+    trials.time_rounds(_combinations(trials))
+    while not trials.past_deadline():
+        leaders = trials.ranked()[:FINALISTS]
+        trials.keep(leaders)
         centre = next((candidate for candidate in leaders if candidate not in explored), None)
         if centre is None:
             break
         explored.add(centre)
-        new = [c for c in space.neighbours(centre) if c not in contest.times]
-        contest.play([leaders[0], *new[: MOST - len(contest.times)]])
-    return contest.ranked()[: 2 * FINALISTS]
+        new = [c for c in space.neighbours(centre) if c not in trials.times]
+        trials.time_rounds([leaders[0], *new[: MOST - len(trials.times)]])
+    return trials.ranked()[: 2 * FINALISTS]
 
 
-def _combinations(contest: Contest) -> list[Candidate]:
+def _combinations(trials: Trials) -> list[Candidate]:
     """The two, three, ... most helpful single changes together, one per site."""
-    space, choices, slack, found = contest.space, {}, None, []
-    for candidate in contest.ranked():
-        if contest.cost(candidate) >= 1.0:
+    space, choices, slack, found = trials.space, {}, None, []
+    for candidate in trials.ranked():
+        if trials.cost(candidate) >= 1.0:
             break
         new = {key: option for key, option in candidate.choices if key not in choices}
         choices |= new
         if candidate.slack != space.default.slack and slack is None:
             slack = candidate.slack
-        found.append(space.settled(choices, space.default.slack if slack is None else slack))
-    return [candidate for candidate in dict.fromkeys(found) if candidate not in contest.times]
+        found.append(space.canonical(choices, space.default.slack if slack is None else slack))
+    return [candidate for candidate in dict.fromkeys(found) if candidate not in trials.times]
 
 
-def halve(contest: Contest, candidates: list[Candidate]) -> None:
+def halve(trials: Trials, candidates: list[Candidate]) -> None:
     """The better half is timed again, until the finalists are left."""
     alive = list(candidates)
     while True:
-        alive = sorted(alive, key=contest.cost)
+        alive = sorted(alive, key=trials.cost)
         alive = alive[: max(FINALISTS, len(alive) // 2)]
-        contest.keep(alive)
-        contest.play(alive)
+        trials.keep(alive)
+        trials.time_rounds(alive)
         if len(alive) <= FINALISTS:
             return
 
@@ -269,11 +269,11 @@ def tune(
         seconds: by ``clock``, after which nothing new is begun.
     """
     start = clock()
-    first = Contest(space, screening, clock, start + SCREENING * seconds)
+    first = Trials(space, screening, clock, start + SCREENING * seconds)
     best = screen(first)[:2]
     first.close()
-    last = Contest(space, final, clock, start + seconds)
-    last.play(best, 2 * ROUNDS)
+    last = Trials(space, final, clock, start + seconds)
+    last.time_rounds(best, 2 * ROUNDS)
     winner = last.ranked()[0]
     if not last.beats_default(winner):
         winner = space.default

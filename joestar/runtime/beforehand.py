@@ -19,7 +19,7 @@ import torch
 @functools.cache
 def begin(device: str) -> "Future | None":
     """Begins with what graphs on a type of device will need, once a process."""
-    from torch._inductor import codecache, cpu_vec_isa
+    from joestar.torch_private import codecache, cpu_vec_isa
 
     prefetch = getattr(getattr(codecache, "triton_key", None), "prefetch", None)
     if prefetch is not None:  # PyTorch waits for it by itself
@@ -52,7 +52,7 @@ class Later:
 @contextlib.contextmanager
 def templates_later() -> Iterator[None]:
     """Modules that are imported within get templates that are compiled when they are used."""
-    from torch._inductor.codegen.common import KernelTemplate
+    from joestar.torch_private import KernelTemplate
 
     compiled = getattr(KernelTemplate, "_template_from_string", None)
     if compiled is None or importlib.util.find_spec("jinja2") is None:  # without it, templates are None
@@ -67,4 +67,4 @@ def import_inductor() -> None:
     """Imports all of Inductor, if that has not happened."""
     if "torch._inductor.compile_fx" not in sys.modules:
         with templates_later():
-            import torch._inductor.compile_fx  # noqa: F401
+            from joestar.torch_private import compile_fx  # noqa: F401

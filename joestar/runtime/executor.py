@@ -128,7 +128,7 @@ class Executor:
         self.widened += outgrown
         self.overflows = 0
 
-    def adopt(self, program: Program, slack: float) -> None:
+    def use(self, program: Program, slack: float) -> None:
         """Goes on with a variant of the program, as far as it is compiled, and with another slack of its bounds."""
         for release in self.before_compile:
             release()
@@ -169,7 +169,7 @@ class Executor:
             self.program.options = replace(self.program.options, choices=dict(choices))
         elif choices != {site.key: site.taken for site in self.program.sites}:
             options = replace(self.program.options, choices=dict(choices))
-            self.adopt(self.program.variant(options), state["slack"])
+            self.use(self.program.variant(options), state["slack"])
         self.slack = state["slack"]
         self.resumed = state
 

@@ -12,12 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from joestar.fusion import overlap
+from joestar import torch_private
+from joestar.fusion.backend import overlap
+from joestar.fusion.backend.recompute import RecomputeMasks
 from joestar.locks import TRACING
 from joestar.ops.digest import source_digest
-from joestar.ops.library import decompositions
+from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
-from joestar.runtime.recompute import RecomputeMasks
 
 
 def compile_graph(
@@ -30,14 +31,13 @@ def compile_graph(
         deterministic: nothing is chosen by timing, and libraries work on one stream only.
     """
     beforehand.import_inductor()
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
     beforehand.finish(device)
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
     with torch.compiler.config.patch(tag):
-        inner = TRACING(torch.compiler.config.patch(tag)(compile_fx_inner))
-        return compile_fx(gm, _faked(example), inner, settings(device, disabled, deterministic), Decompositions(device))
+        inner = TRACING(torch.compiler.config.patch(tag)(torch_private.compile_fx.compile_fx_inner))
+        options = settings(device, disabled, deterministic)
+        return torch_private.compile_fx.compile_fx(gm, _faked(example), inner, options, Decompositions(device))
 
 
 class Decompositions(dict):
@@ -48,7 +48,7 @@ class Decompositions(dict):
     """
 
     def __init__(self, device: torch.device):
-        from torch._inductor.decomposition import select_decomp_table
+        from joestar.torch_private import select_decomp_table
 
         super().__init__({**select_decomp_table(), **decompositions(device)})
         self.device = device.type
@@ -69,8 +69,7 @@ def _without_meta(padded: fx.GraphModule) -> fx.GraphModule:
 
 def _faked(example: list) -> list:
     """Inputs without memory, of fixed shapes, under an environment for shapes."""
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from joestar.torch_private import FakeTensorMode, ShapeEnv
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     return [mode.from_tensor(v, static_shapes=True) if isinstance(v, Tensor) else v for v in example]
@@ -94,12 +93,11 @@ def _content(tensor: Tensor) -> str:
 def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
-    On a GPU our last pass (``fusion.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per read before
-    it gives a value a loop of its own; the hash behind dropout then grows into expressions that take minutes to
-    compile. There, too, masks are computed again, not stored.
+    On a GPU our last pass (``fusion.backend.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per
+    read before it gives a value a loop of its own; the hash behind dropout then grows into expressions that take
+    minutes to compile. There, too, masks are computed again, not stored.
     """
-    from torch._inductor import config
-
+    config = torch_private.inductor_config
     fixed = {"deterministic": True} if deterministic and hasattr(config, "deterministic") else {}
     if device.type != "cpu":
         alone = deterministic or overlap.NAME in disabled

@@ -21,7 +21,7 @@ from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
 from joestar.runtime.features import settle_and_check
-from joestar.runtime.modes import check_modules
+from joestar.runtime.modes import check_modules, evaluating
 from joestar.runtime.own_errors import raise_own_error
 from joestar.runtime.program import Options, Program
 from joestar.runtime.ranges import Runner, steps_of
@@ -88,20 +88,16 @@ class Inference:
         self.plan = Plan(values_of(captured, graph))
 
     def _capture(self):
-        training = {module: module.training for module in self.model.modules()}
         program = Program("predict", self.model, _EveryNeighbour(self.graph, self.layers), None, Options())
         ids = torch.zeros(1, dtype=self.graph.indices.dtype, device=self.graph.device)
-        self.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(self.model):
                 captured = program._capture(ids, ["slice", "compact"] * self.layers)
         except CaptureError:
             program.sampler = _Few(self.graph, self.layers)
-            raise_own_error(program, ids, torch.zeros(3, dtype=torch.int64, device=self.graph.device))
+            with evaluating(self.model):
+                raise_own_error(program, ids, torch.zeros(3, dtype=torch.int64, device=self.graph.device))
             raise
-        finally:
-            for module, mode in training.items():
-                module.training = mode
         if program.structure != LEAF:
             raise CaptureError(
                 f"{type(self.model).__name__}.forward returns a structure of tensors ({program.structure!r}): exact "

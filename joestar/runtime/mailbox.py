@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from joestar.ops.step import TAG_BITS, opened_mailbox
+from joestar.ops.step.launches import TAG_BITS, opened_mailbox
 
 _TAG = (1 << TAG_BITS) - 1
 _SPINS = 256

@@ -49,8 +49,7 @@ class TrainingModes:
     @contextlib.contextmanager
     def set(self) -> Iterator[None]:
         """Modules have these flags within, and those of the user afterwards."""
-        before = {module: module.training for module in self.model.modules()}
-        try:
+        with _kept(self.model):
             if self.kind == "predict":
                 self.model.eval()
             elif self.kind == "train" and not self.model.training:
@@ -58,6 +57,21 @@ class TrainingModes:
                 for name, module in self.model.named_modules():
                     module.training = module.training and name not in self._frozen
             yield
-        finally:
-            for module, mode in before.items():
-                module.training = mode
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model is in evaluation mode within, and every module in its own afterwards."""
+    with _kept(model):
+        model.eval()
+        yield
+
+
+@contextlib.contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    before = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode

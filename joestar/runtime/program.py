@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
-from joestar.fusion import overlap, run_passes
-from joestar.fusion.hoist import Hoisted, memory
+from joestar.fusion import run_passes
+from joestar.fusion.backend import overlap
+from joestar.fusion.clean.hoist import Hoisted, memory
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.graph_api.history import check_layers
 from joestar.graph_api.row_source import source_of

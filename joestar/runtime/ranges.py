@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError
-from joestar.fusion.edge_region import leaves_of
+from joestar.fusion.edges.edge_region import leaves_of
 from joestar.profile.numbers import human_bytes
 from joestar.runtime.rows import ALL, ROW, in_order
 from joestar.runtime.stages import Plan, Stage

@@ -13,7 +13,7 @@ from torch import Tensor
 from joestar.errors import StaleBackwardError
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
-from joestar.ops.side_by_side import forking
+from joestar.ops.step.side_by_side import forking
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from joestar.fusion.edge_region import leaves_of
+from joestar.fusion.edges.edge_region import leaves_of
 from joestar.lowering.rules.pointwise_ops import POINTWISE
+from joestar.torch_private import OpOverload
 
 ROW, ALL, FIXED = "row", "all", "fixed"
 """What of an operand is read: the same rows, any rows, or a tensor without rows."""
@@ -66,7 +67,7 @@ def access(value) -> Access | None:
         return Access([(value.args[0], ROW)]) if value.args[0].space is value.space else None
     if value.target in _SEGMENTS:
         return _segments(value)
-    if not isinstance(value.target, torch._ops.OpOverload) or value.target.namespace not in ("aten", "joestar"):
+    if not isinstance(value.target, OpOverload) or value.target.namespace not in ("aten", "joestar"):
         return None
     reads = _same_rows(value)
     if reads is None:
@@ -364,7 +365,7 @@ def tensors_of(arguments) -> list:
 
 def is_view(target) -> bool:
     """Whether a result shares memory with its first operand."""
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.returns:
+    if not isinstance(target, OpOverload) or not target._schema.returns:
         return False
     first = target._schema.returns[0]
     return first.alias_info is not None and not first.alias_info.is_write

@@ -354,7 +354,7 @@ class StepRunner:
             self.counters.seconds.clear()
             self.counters.seconds.update(seconds)
 
-    def rehearsal(self, order: Tensor, batch: int) -> Callable[[int], None]:
+    def dry_run(self, order: Tensor, batch: int) -> Callable[[int], None]:
         """A function that carries out a whole step, of a position, with the flag set: as long, and changing nothing.
 
         The optimizer may allocate its state, as zeros, and gradients are left behind. The program must be compiled.

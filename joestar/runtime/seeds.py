@@ -9,8 +9,8 @@ from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.validate import ID_DTYPES, check_ids
-from joestar.ops import step
 from joestar.ops.hashing import host_key_state, row_state
+from joestar.ops.step import launches
 
 SHUFFLE_SITE = 0xFFFFFFFF
 
@@ -98,8 +98,8 @@ def spread_nodes(number: int, graph: Graph, seed: int, epoch: int) -> Tensor:
 def _hashes(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
     """62-bit hashes of the positions below ``n``: int64 ``[n]``."""
     a, b = host_key_state(seed, epoch, 0, SHUFFLE_SITE)
-    if device.type == "cuda" and step.has_kernels():
-        return step.shuffle_keys(n, a, b, device)
+    if device.type == "cuda" and launches.has_kernels():
+        return launches.shuffle_keys(n, a, b, device)
     position = torch.arange(n, dtype=torch.int64, device=device)
     a, b = row_state((a, b), position)
     return ((a >> 1) << 31) | (b >> 1)

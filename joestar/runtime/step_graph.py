@@ -8,7 +8,7 @@ import torch
 
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
-from joestar.ops.side_by_side import forking
+from joestar.ops.step.side_by_side import forking
 
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""

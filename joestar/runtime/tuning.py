@@ -121,13 +121,13 @@ class StepTimer:
         self.programs[candidate] = program
         own = self.runner.executor
         executor = Executor(program, Counters(), candidate.slack, own.warm_up, own.patience, own.execution)
-        rival = StepRunner(executor, self.runner.update, self.runner.seed, self.runner.cuda_graph)
-        rival.memory = self.memory
-        launch = rival.rehearsal(self.order, self.batch)
-        self._ready[candidate] = rival, launch, 1
+        other = StepRunner(executor, self.runner.update, self.runner.seed, self.runner.cuda_graph)
+        other.memory = self.memory
+        launch = other.dry_run(self.order, self.batch)
+        self._ready[candidate] = other, launch, 1
         self._timed(lambda: launch(0), 1)  # the first is slower
         launches = min(LAUNCHES, max(1, round(SPAN / max(self._timed(lambda: launch(0), 1), 1e-3))))
-        self._ready[candidate] = rival, launch, launches
+        self._ready[candidate] = other, launch, launches
 
     def _timed(self, launch: Callable[[], None], launches: int) -> float:
         self._wait()
@@ -144,9 +144,9 @@ class StepTimer:
     def drop(self, candidate: Candidate) -> None:
         """Frees the candidate's program, its captured graph and their memory."""
         self.programs.pop(candidate, None)
-        rival, *_ = self._ready.pop(candidate, (None,))
-        if rival is not None:
-            rival.drop_graph()
+        other, *_ = self._ready.pop(candidate, (None,))
+        if other is not None:
+            other.drop_graph()
 
     def release(self, candidate: Candidate) -> Program:
         """The candidate's compiled program; all else that is held for timing is freed."""
@@ -171,7 +171,7 @@ def tune(runner: StepRunner, seeds: Tensor, batch: int) -> TuningRecord:
         return TuningRecord(found.candidates, time.perf_counter() - start, True, key)
     if os.environ.get("JOESTAR_TUNE", "1") == "0":
         return TuningRecord([], time.perf_counter() - start, False, key)
-    with untouched(runner):
+    with state_restored(runner):
         found = _search(runner, variants, shuffled(seeds, runner.seed, 0), batch)
     remember(key, found, facts)
     seconds = time.perf_counter() - start
@@ -207,7 +207,7 @@ def _search(runner: StepRunner, variants: Variants, order: Tensor, batch: int) -
     final = StepTimer(runner, variants, order, batch, profile, backend)
     outcome = tuner.tune(space, screening, final)
     winner = outcome.winner
-    executor.adopt(final.release(winner), winner.slack)
+    executor.use(final.release(winner), winner.slack)
     return Found(dict(winner.choices), winner.slack, outcome.candidates)
 
 
@@ -230,12 +230,12 @@ def _take(executor: Executor, variants: Variants, found: Found) -> bool:
         program = variants.of(found.choices, executor.program.options.backend)
     except ConfigError:
         return False
-    executor.adopt(program, found.slack)
+    executor.use(program, found.slack)
     return True
 
 
 @contextlib.contextmanager
-def untouched(runner: StepRunner) -> Iterator[None]:
+def state_restored(runner: StepRunner) -> Iterator[None]:
     """Whatever runs inside, afterwards all is as before, bit for bit: buffers, gradients, optimizer, random generators.
 
     Parameters and the tensors of the optimizer's state are not written by steps whose flag is set.

@@ -12,6 +12,7 @@ from torch import Tensor
 from joestar.errors import CheckpointError
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.state import Run, StepState
+from joestar.torch_private import amp_unscale, amp_update_scale
 
 
 @dataclass
@@ -41,13 +42,13 @@ class LossScale:
         inverse = self.scale.double().reciprocal().float()
         for dtype in {grad.dtype for grad in grads}:
             same = [grad for grad in grads if grad.dtype == dtype]
-            torch._amp_foreach_non_finite_check_and_unscale_(same, found, inverse)
+            amp_unscale(same, found, inverse)
         return found
 
     def follow(self, found: Tensor, happened: Tensor) -> None:
         """Shrinks or grows the scale behind an optimizer's step that ``happened``."""
         scale, steps = self.scale.clone(), self.steps.clone()
-        torch._amp_update_scale_(scale, steps, found, self.growth, self.backoff, self.interval)
+        amp_update_scale(scale, steps, found, self.growth, self.backoff, self.interval)
         self.scale.copy_(torch.where(happened, scale, self.scale))
         self.steps.copy_(torch.where(happened, steps, self.steps))
 

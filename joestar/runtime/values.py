@@ -24,6 +24,7 @@ from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 from joestar.runtime.rows import is_view, tensors_of
 from joestar.runtime.shortcuts import SHORTCUTS
+from joestar.torch_private import OpOverload, set_grad_enabled
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _NODES, _EDGES = sympy.Symbol("nodes", integer=True, positive=True), sympy.Symbol("edges", integer=True, positive=True)
@@ -134,7 +135,7 @@ class _Builder:
             self.node = node
             if node.op == "get_attr":
                 self.known[node] = self.const(getattr(gm, node.target))
-            elif node.op == "call_function" and node.target is not torch._C._set_grad_enabled:
+            elif node.op == "call_function" and node.target is not set_grad_enabled:
                 self.known[node] = self._call(node)
         (output,) = gm.graph.find_nodes(op="output")
         result = self.known[output.args[0][-1]]
@@ -268,7 +269,7 @@ class _Builder:
         return next((space for space in self.spaces.values() if space.indptr is indptr), None)
 
     def _check(self, node: fx.Node) -> None:
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             return
         if node.target._schema.is_mutable and node.target is not _ATEN.batch_norm.default:
             raise CaptureError(

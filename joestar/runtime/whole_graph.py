@@ -1,8 +1,5 @@
 """Exact outputs of a model that takes ``(x, edge_index)``: it runs as it is, once, over the whole graph."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +9,7 @@ from joestar.graph_api.row_source import source_of
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg.call import arguments_of
 from joestar.runtime.features import call_model, settle_and_check
+from joestar.runtime.modes import evaluating
 from joestar.runtime.seeds import check_seeds
 
 
@@ -44,17 +42,6 @@ class WholeGraph:
         eids = torch.arange(graph.num_edges, device=graph.device)
         whole = Subgraph(graph.indptr, graph.indices, nodes, graph, eids, graph.num_nodes)
         whole.arguments = self.arguments
-        with torch.no_grad(), _evaluating(self.model), torch.autocast(device, self.autocast, self.autocast is not None):
+        with torch.no_grad(), evaluating(self.model), torch.autocast(device, self.autocast, self.autocast is not None):
             output = call_model(self.model, [whole], graph.ndata.get("x"), source_of(graph.ndata, "x"))
         return output if rows is None else torch.index_select(output, 0, rows)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -5,7 +5,6 @@ import weakref
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from joestar.distributed import Group
 from joestar.errors import ConfigError, GraphError
@@ -29,6 +28,7 @@ from joestar.stages import LargeBatch, Partitions
 from joestar.stages.exchange import Exchange
 from joestar.stages.large_batch import use_threads
 from joestar.step import Step
+from joestar.torch_private import tree_map_only
 
 
 class Staging:
@@ -197,7 +197,7 @@ class MovedStep(Step):
 
     def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
         """As ``Step.predict``; ``idx`` and what is returned are on the CPU."""
-        return _pytree.tree_map_only(Tensor, lambda t: t.to(self.whole.device), super().predict(idx, batch_size, full))
+        return tree_map_only(Tensor, lambda t: t.to(self.whole.device), super().predict(idx, batch_size, full))
 
 
 class _Moved:

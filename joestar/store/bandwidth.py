@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from joestar.kernels import native_kernels
+from joestar.kernels import has_native
 from joestar.kernels.digest import source_digest
 from joestar.kernels.tune import write_beside
 from joestar.store.fill import fill_rows, host_gather
@@ -86,7 +86,7 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
     def rate(size: int, work: Callable[[], object], clock=timed) -> float:
         return size / clock(work) / 1e9
 
-    gathered = rate(moved, host_side, _seconds) if native_kernels() is not None else 0.0
+    gathered = rate(moved, host_side, _seconds) if has_native() else 0.0
     return Speeds(
         row_bytes=row_bytes,
         host_to_device=rate(moved, lambda: near.copy_(staging.host, non_blocking=True)),
@@ -139,7 +139,7 @@ def _name(device: torch.device, row_bytes: int) -> str:
     """What the speeds depend on: device, threads, code."""
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     threads = 0
-    if native_kernels() is not None:
+    if has_native():
         from joestar.kernels.machine import num_threads
 
         threads = num_threads()

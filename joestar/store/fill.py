@@ -1,32 +1,30 @@
 """Rows into slots of an arena: from memory that the GPU reads in place, or through a staging buffer."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from joestar.errors import DataError
-from joestar.kernels import gpu_kernels, native_kernels
+from joestar.kernels import find
+
+_ON_GPU = {"fill_rows": "gpu_fill", "place_structure": "gpu_place"}
 
 
-def kernels_for(tensor: Tensor):
-    """The module of ``fill_rows``, ``gather_stored`` and ``place_structure`` for a tensor's device.
+def kernel_for(tensor: Tensor, name: str) -> Callable:
+    """``fill_rows``, ``gather_into`` or ``place_structure`` for a tensor's device.
 
     Raises:
         DataError: where neither Triton nor the C++ extension can run.
     """
     if tensor.is_cuda:
-        found = gpu_kernels()
+        found = find(f"{_ON_GPU[name]}.{name}")
         missing = "Triton, which comes with PyTorch's CUDA builds on Linux"
     else:
-        found = _cpu_store() if native_kernels() is not None else None
+        found = find(f"cpu_store.{name}")
         missing = "the extension joestar._native; build it with: make native"
     if found is None:
         raise DataError(f"features outside of the GPU need {missing}.")
     return found
-
-
-def _cpu_store():
-    from joestar.kernels import cpu_store
-
-    return cpu_store
 
 
 def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs: int | None = None) -> None:
@@ -42,7 +40,7 @@ def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs:
     Raises:
         ValueError: for shapes or dtypes that do not fit. IndexError: on a CPU, for a row that is not there.
     """
-    kernels_for(out).fill_rows(source, ids, slots, out, programs)
+    kernel_for(out, "fill_rows")(source, ids, slots, out, programs)
 
 
 def host_gather(table: Tensor, ids: Tensor, out: Tensor | None = None) -> Tensor:
@@ -55,4 +53,4 @@ def host_gather(table: Tensor, ids: Tensor, out: Tensor | None = None) -> Tensor
     Raises:
         ValueError: for shapes or dtypes that do not fit. IndexError: for an id that is no row.
     """
-    return kernels_for(table).gather_into(table, ids, out)
+    return kernel_for(table, "gather_into")(table, ids, out)

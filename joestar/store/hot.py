@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError, GraphError
-from joestar.kernels import native_kernels
+from joestar.kernels import has_native
 
 _UNIT = 2.0**32
 """Costs (minus the logarithm of the probability not to be drawn) are integers, so that sums do not depend on order."""
@@ -118,7 +118,7 @@ def _in_parts(cost: Tensor, function) -> Tensor:
 
 
 def _add_row_values(indptr: Tensor, indices: Tensor, value: Tensor, out: Tensor) -> None:
-    if out.is_cpu and native_kernels() is not None:
+    if out.is_cpu and has_native():
         from joestar.kernels import cpu_store
 
         return cpu_store.add_row_values(indptr, indices, value, out)

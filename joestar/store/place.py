@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from joestar.store.fill import kernels_for
+from joestar.store.fill import kernel_for
 
 
 def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor,
@@ -25,4 +25,4 @@ def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: 
         ValueError: for shapes or dtypes that do not fit, and on a CPU for a slot that occurs twice.
         IndexError: on a CPU, for a slot or a source that is not there.
     """
-    kernels_for(out_indptr).place_structure(indptr, indices, slots, out_indptr, out_indices, table)
+    kernel_for(out_indptr, "place_structure")(indptr, indices, slots, out_indptr, out_indices, table)

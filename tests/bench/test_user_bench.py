@@ -71,7 +71,7 @@ def test_baseline_learns(name, graph):
     if name == "degree_biased_sampler":
         sampler = DegreeBiasedBlocks(graph.indptr, graph.indices, [200, 200])
     else:
-        edges = graph.edata["f"] if name == "edge_features" else None
+        edges = graph.edata["f"] if "edge_channels" in options else None
         sampler = NeighborBlocks(graph.indptr, graph.indices, [5, 5], edges)
     optimizer, losses = torch.optim.Adam(model.parameters(), 2e-3 if name == "pna" else 1e-2), []
     for seeds in [part for _ in range(12) for part in graph.train_idx.split(100)]:

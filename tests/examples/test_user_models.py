@@ -48,11 +48,11 @@ def sampler_of(name: str, graph, layers: int = 2):
 
 def in_pyg(name: str, graph, net, blocks) -> torch.Tensor:
     """Logits of the PyG model with the same parameters on the same blocks."""
-    layers = len(blocks)
-    model = PygModel(name, FEATURES, 16, layers, CLASSES, 0.0, **options_of(name, graph)).double()
+    layers, options = len(blocks), options_of(name, graph)
+    model = PygModel(name, FEATURES, 16, layers, CLASSES, 0.0, **options).double()
     ours, theirs = dict(net.named_parameters()), dict(model.named_parameters())
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
-    edge_data = graph.edata.get("f") if name == "edge_features" else None
+    edge_data = graph.edata["f"] if "edge_channels" in options else None
     converted = []
     for block in blocks:
         dst = torch.repeat_interleave(torch.arange(block.num_dst), block.in_degrees())

@@ -88,7 +88,7 @@ def test_same_numbers(name):
 def test_by_default_on_a_gpu_where_the_column_costs_a_tile(monkeypatch, tile, moved):
     """Rows of 2 * 6 columns, and one of ones."""
     monkeypatch.setattr("joestar.kernels.layout.CAT_ALIGNMENT", 1)
-    monkeypatch.setattr("joestar.fusion.bias_on_read._TILE", tile)
+    monkeypatch.setattr("joestar.fusion.aggregate.bias_on_read._TILE", tile)
     _, more = MODELS["joined"]
     case = make(known("joined"), *more, hops=())
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))

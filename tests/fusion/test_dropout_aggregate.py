@@ -38,10 +38,16 @@ def assert_same(on, off):
         same(on.padded(on.seeds(batch), step), expected, 1e-12)
 
 
+def test_seeds_rows_of_every_layer_are_read_in_the_matrices():
+    on, off = captured_each(sage(jk="cat"), (3, 2, 2), disables=(ON, OFF))
+    assert count(on.trace(), JOESTAR.dropout_bits.default) == 2
+    assert_same(on, off)
+
+
 def test_must_not_fire():
-    jumping = captured(sage(jk="cat"), (3, 2, 2), disable=ON)
-    assert count(jumping.program.captured.gm, JOESTAR.dropout_bits.default) == 0
-    assert "the activated rows have another reader" in reasons(jumping, PATTERN)
+    largest = captured(sage(aggr=["mean", "max"]), (3, 2, 2), disable=ON)
+    assert count(largest.program.captured.gm, JOESTAR.dropout_bits.default) == 0
+    assert "the activated rows have another reader" in reasons(largest, PATTERN)
     other = captured(sage(act="elu"), (3, 2, 2), disable=ON)
     assert set(reasons(other, PATTERN)) == {"the rows are not the result of ReLU and dropout"}
 

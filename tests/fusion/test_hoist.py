@@ -8,8 +8,8 @@ from torch import nn
 import joestar
 import joestar.nn as jnn
 from joestar import fn
-from joestar.fusion import hoist
-from joestar.fusion.hoist import Hoisted
+from joestar.fusion.clean import hoist
+from joestar.fusion.clean.hoist import Hoisted
 from joestar.lowering.inputs import Kind
 
 from .graphs import ATEN, Model, captured, captured_each, count, mean, only

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from joestar.fusion import order_cost
-from joestar.fusion.order_cost import AGGREGATE, SPEEDS, UPDATE, Exchange, seconds
+from joestar.fusion.order import order_cost
+from joestar.fusion.order.order_cost import AGGREGATE, SPEEDS, UPDATE, Exchange, seconds
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -12,9 +12,9 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 import joestar
 from joestar.errors import ConfigError
-from joestar.fusion import overlap
-from joestar.fusion.overlap import Overlap, run, schedule
-from joestar.ops.side_by_side import Program
+from joestar.fusion.backend import overlap
+from joestar.fusion.backend.overlap import Overlap, run, schedule
+from joestar.ops.step.side_by_side import Program
 from joestar.runtime.inductor import settings as inductor_settings
 
 from .graphs import ATEN, JOESTAR, count

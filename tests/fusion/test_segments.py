@@ -116,3 +116,22 @@ def test_must_not_fire():
         expected = off.exact(off.seeds(batch), 0)
         same(on.padded(on.seeds(batch), 0), expected, 1e-12)
         same(on.exact(on.seeds(batch), 0), expected, 1e-12)
+
+
+def by_columns(m, blocks, x):
+    """Sums of as many columns as there are destinations, divided by degrees along the columns: no mean."""
+    block = blocks[0]
+    src, dst = ends(block)
+    degrees = x.new_zeros(block.num_dst).scatter_add(0, dst, x.new_ones(block.num_edges)).clamp(min=1)
+    total = scattered(block, x[:, :1].index_select(0, src).expand(-1, block.num_dst).contiguous())
+    wide = (total / degrees + total / degrees.view(1, -1)).sum(1, keepdim=True)
+    src, dst = ends(blocks[1])
+    return scattered(blocks[1], (x[: block.num_dst] * wide).index_select(0, src))
+
+
+def test_sums_divided_along_their_columns_are_no_mean():
+    on = captured(Model(by_columns), disable=ON)
+    spmm = on.trace().graph.find_nodes(op="call_function", target=JOESTAR.spmm.default)
+    assert len(spmm) >= 2 and "mean" not in {node.args[4] for node in spmm}
+    expected = again(on, OFF)
+    same(on.exact(on.seeds(SEEDS), 0), expected.exact(expected.seeds(SEEDS), 0), 1e-12)

@@ -9,7 +9,7 @@ from torch import nn
 
 import joestar.nn as jnn
 from joestar import fn
-from joestar.fusion.spmm_gemm_order import AGGREGATE, UPDATE
+from joestar.fusion.order.spmm_gemm_order import AGGREGATE, UPDATE
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, only, reasons
 from .together import captured_together

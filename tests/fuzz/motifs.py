@@ -80,7 +80,7 @@ def scaled_rows(code: Code, h: Rows, hop: Hop) -> Rows:
 
 def sum_and_own(code: Code, h: Rows, hop: Hop) -> Rows:
     """Neighbours' sum or mean plus own rows, scaled or not."""
-    own = code.pick("", f"torch.full((1,), 1.5, dtype={h}.dtype) * ") + f"{h}[: {hop.name}.num_dst]"
+    own = code.pick("", "1.5 * ", f"torch.full((1,), 1.5, dtype={h}.dtype) * ") + f"{h}[: {hop.name}.num_dst]"
     return code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}") + {own}', h.width)
 
 
@@ -100,6 +100,34 @@ def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})") ->
     alpha = code.let(f"{block}.edge_softmax(F.leaky_relu({block}.apply_edges(fn.u_add_v({left}, {right})), 0.2))")
     alpha = code.dropout(alpha) if code.chance(0.5) else alpha
     return code.rows(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum").flatten(1)', heads * width)
+
+
+def numbers(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Rows times a number of Python's in front of an aggregation, behind it, or in front of own rows' product."""
+    scaled = code.rows(f"{h} {code.pick('* 0.5', '/ 3', '* -2')}", h.width)
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({scaled}), "{code.pick("sum", "mean")}")', h.width)
+    if code.chance(0.5):
+        near = code.rows(f"{near} {code.pick('* 2', '/ 0.7')}", h.width)
+    width = code.width()
+    own = code.rows(f"{h}[: {hop.name}.num_dst]{code.pick('', ' * 0.3')}", h.width)
+    near, own = code.linear(near, width), code.linear(own, width)
+    return code.rows(f"{near} + {own}", width)
+
+
+def gated(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Neighbours' sum or mean and own rows, mixed by a factor that is trained."""
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}")', h.width)
+    own = code.rows(f"{h}[: {hop.name}.num_dst]", h.width)
+    return code.rows(f"{near}.tanh() + {code.parameter(1)} * {own}", h.width)
+
+
+def beside(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A product of neighbours' sum or mean and own rows side by side, which may have another reader."""
+    near = code.rows(f'{hop.name}.pull(fn.copy_u({h}), "{code.pick("sum", "mean")}")', h.width)
+    own = code.rows(f"{h}[: {hop.name}.num_dst]", h.width)
+    left, right = code.pick((near, own), (own, near))
+    out = code.linear(code.rows(f"torch.cat([{left}, {right}], {code.pick(1, -1)})", 2 * h.width), h.width)
+    return code.rows(f"{out} + {own}", h.width) if code.chance(0.5) else out
 
 
 def _message(code: Code, h: Rows, hop: Hop) -> tuple[str, str]:
@@ -137,6 +165,47 @@ def scores(code: Code, h: Rows, hop: Hop) -> Rows:
     alpha = code.let(f"{hop.name}.edge_softmax(({pairs} * {code.parameter(1, heads, width)}).sum(-1))")
     rows = f"{h}.unflatten(1, ({heads}, {width}))"
     return code.rows(f'{hop.name}.pull(fn.u_mul_e({rows}, {alpha}), "sum").flatten(1)', heads * width)
+
+
+def _score(code: Code, key: str, query: str, edge: str, heads: int, width: int) -> str:
+    """An expression of ``edges``, of any attention: products of ends, additive, gated, maybe with edge features."""
+    left = f'edges.src["{key}"]' + (f" + {edge}" if edge and code.chance(0.5) else "")
+    form = code.pick("dot", "additive", "gated", "per column")
+    if form == "dot":
+        return f'(({left}) * edges.dst["{query}"]).sum(-1) / {code.pick(2, 0.5)}'
+    if form == "additive":
+        bend = code.pick("F.leaky_relu({}, 0.2)", "{}.tanh()", "F.elu({})")
+        return f"({bend.format(f'({left} + edges.dst[{query!r}])')} * {code.parameter(1, heads, width)}).sum(-1)"
+    if form == "gated":
+        return f'(({left}).sigmoid() * edges.dst["{query}"].tanh()).sum(-1, keepdim=True).squeeze(-1)'
+    return f"({left}) * {code.parameter(1)}"
+
+
+def any_attention(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Softmax of any score, per head or per column, of plain or computed values, with or without loops and dropout."""
+    heads, width = code.pick(1, 2, 3), code.pick(2, 4)
+    key, query, value = (
+        code.let(f"{code.linear(h, heads * width)}.unflatten(1, ({heads}, {width}))") for _ in range(3)
+    )
+    edge, block = "", hop.name
+    if hop.edata:
+        narrow = code.own(f"nn.Linear(3, {heads * width}, bias={code.chance(0.5)})")
+        edge = code.let(f'{narrow}({hop.name}.edata["f"]).unflatten(1, ({heads}, {width}))')
+    elif code.chance(0.5):
+        block = code.let(f"{hop.name}.add_self_loops()")
+    score = _score(code, "k", "q", edge, heads, width)
+    ends = f'src={{"k": {key}}}, dst={{"q": {query}[: {hop.name}.num_dst]}}'
+    alpha = code.let(f"{block}.apply_edges(lambda edges: {score}, {ends})")
+    if "sum(-1" not in score:
+        rows = code.let(f"{block}.apply_edges(fn.copy_u({value}))")
+        alpha = code.let(f"{block}.edge_softmax({alpha}.flatten(1)).unflatten(1, ({heads}, {width}))")
+        return code.rows(f'{block}.pull(fn.copy_e({rows} * {alpha}), "sum").flatten(1)', heads * width)
+    alpha = code.let(f"{block}.edge_softmax({alpha})")
+    alpha = code.dropout(alpha) if code.chance(0.4) else alpha
+    if edge or code.chance(0.3):
+        rows = code.let(f"{block}.apply_edges(fn.copy_u({value})){f' + {edge}' if edge else ''}")
+        return code.rows(f'{block}.pull(fn.copy_e({rows} * {alpha}.unsqueeze(-1)), "sum").flatten(1)', heads * width)
+    return code.rows(f'{block}.pull(fn.u_mul_e({value}, {alpha}), "sum").flatten(1)', heads * width)
 
 
 def ordered_attention(code: Code, h: Rows, hop: Hop) -> Rows:
@@ -221,6 +290,7 @@ def scattered(code: Code, h: Rows, hop: Hop) -> Rows:
 
 
 FUSED = {"message": "fused"}
+ATTENDED = {"softmax": "fused"}
 TOGETHER = {"reductions": "together"}
 READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
 
@@ -233,6 +303,8 @@ MOTIFS: dict[str, list[Motif]] = {
     "cse": [Motif(before=rows.twice, inner=True), Motif(layers.gcn)],
     "segments": [Motif(scattered), Motif(scattered, rows.tanh, inner=True)],
     "extract-select": [Motif()],
+    "number-factors": [Motif(numbers), Motif(numbers, rows.tanh, inner=True)],
+    "split-update": [Motif(beside), Motif(beside, rows.relu_dropout, inner=True)],
     "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
     "multi-aggregate": [
         Motif(reductions, choices=TOGETHER),
@@ -249,8 +321,10 @@ MOTIFS: dict[str, list[Motif]] = {
     "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
     "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],
     "sample-structural": [Motif(looped_sum)],
+    "own-beside": [Motif(gated, rows.relu_dropout, inner=True), Motif(gated, rows.tanh, inner=True)],
     "gather-update": [Motif(updated)],
     "attention": [Motif(attention), Motif(attention, inner=True)],
+    "softmax-aggregate": [Motif(any_attention, inner=inner, choices=ATTENDED) for inner in (False, True)],
     "edge-map-reduce": [
         *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),
         Motif(message, alone=True, choices=FUSED),
@@ -268,6 +342,9 @@ MOTIFS: dict[str, list[Motif]] = {
     "dce-after": [Motif(layers.sage_sum)],
 }
 """Name of a pass -> its motifs."""
+
+ELSEWHERE = {"trim": "pyg/test_trim.py"}
+"""Passes that no program over blocks has a place for -> whose tests make random programs for them."""
 
 
 def motifs_of(name: str) -> list[Motif]:

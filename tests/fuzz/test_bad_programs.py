@@ -290,7 +290,7 @@ SIZES = [as_text, halves, logarithm, rows_in_a_list, rows_by_number, rows_apart,
 @pytest.mark.parametrize("operation", SIZES, ids=lambda operation: operation.__name__)
 def test_loops_and_branches(operation, monkeypatch):
     """With few stand-in rows: TorchDynamo unrolls a loop over a thousand of them before it is refused."""
-    monkeypatch.setattr(capture, "size_hints", lambda count: [53 + 67 * position for position in range(count)])
+    monkeypatch.setattr(capture, "distinct_sizes", lambda count: [53 + 67 * position for position in range(count)])
     refused(operation)
 
 

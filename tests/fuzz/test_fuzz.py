@@ -14,7 +14,7 @@ from joestar.fusion import PASSES
 
 from .execute import ALL, Report, run_pack
 from .generate import PER_PACK, PER_SHARD, write
-from .motifs import motifs_of
+from .motifs import ELSEWHERE, motifs_of
 from .rows import MODULES
 
 SHARDS = 30
@@ -52,7 +52,7 @@ def test_executions_agree(shard):
     assert not report.wrong, f"{len(report.wrong)} programs differ:\n\n" + "\n\n".join(report.wrong[:3])
     refused = "\n".join(f"{name}: {message}" for name, message in report.refused.items())
     assert len(report.refused) <= PER_SHARD // 10, f"{len(report.refused)} programs were refused:\n{refused}"
-    seldom = {name: count for name, count in report.rewrites.items() if count < FIRED}
+    seldom = {name: n for name, n in report.rewrites.items() if n < FIRED and name not in ELSEWHERE}
     assert not seldom, (
         f"passes that rewrote less often than {FIRED} times in this shard: {seldom}. Their motifs in "
         "tests/fuzz/motifs.py no longer make them fire: look at the refusals with PYTHONPATH=tests python -m fuzz N."
@@ -66,7 +66,7 @@ def test_executions_agree(shard):
 
 def test_every_pass_has_a_motif():
     for spec in PASSES:
-        assert motifs_of(spec.name)
+        assert spec.name in ELSEWHERE or motifs_of(spec.name)
     with pytest.raises(LookupError, match=r"pass 'new' has no motif.*Add to MOTIFS in tests/fuzz/motifs\.py"):
         motifs_of("new")
 

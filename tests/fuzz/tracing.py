@@ -94,7 +94,7 @@ class Inputs:
         """What every program starts with: number of seeds, sizes, seeds, key; the places of the last two."""
         seeds = self.dynamic(torch.zeros(capturing.SEEDS_HINT, dtype=seeds.dtype))
         self.add(NUM_SEEDS, seeds.shape[0])
-        for position, hint in enumerate(capturing.size_hints(len(labels))):
+        for position, hint in enumerate(capturing.distinct_sizes(len(labels))):
             self.add(size_input(position), self.dynamic(torch.empty(hint, 0)).shape[0])
         key = self.mode.from_tensor(torch.zeros(3, dtype=torch.int64), static_shapes=True)
         return self.add(SEEDS, seeds), self.add(KEY, key)

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from joestar.ops.side_by_side import Call, Input, Program, Value, forking, side_stream
+from joestar.ops.step.side_by_side import Call, Input, Program, Value, forking, side_stream
 
 from .test_step_graph import exact_products, make, train  # noqa: F401  (a fixture of all tests there)
 

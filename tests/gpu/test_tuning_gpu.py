@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from joestar.kernels import tune
-from joestar.ops.backward_forms import FORMS
+from joestar.ops.aggregate.backward_forms import FORMS
 from joestar.profile.sizes import step_key
 from joestar.runtime import tuning
 

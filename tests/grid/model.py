@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import joestar.nn as jnn
-from joestar.ops.reference.dropout import dropout_bits, edge_dropout_bits
+from joestar.ops.reference import dropout_bits, edge_dropout_bits
 
 from .cells import Cell
 

@@ -272,6 +272,8 @@ EXPLAINED = {
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
+    "masked_batch_norm": "what batch_norm becomes; test_padding_norm.py",
+    "only_valid": "what history.py marks rows with; tests/stages",
 }  # fmt: skip
 """Names of rules without samples."""
 

@@ -12,7 +12,7 @@ import joestar
 import joestar.nn as jnn
 from joestar.errors import VerificationError
 from joestar.fusion import Pass, run_passes
-from joestar.fusion.emit import emit
+from joestar.fusion.match.emit import emit
 from joestar.lowering import fakes
 from joestar.lowering.inputs import KEY, constant
 from joestar.lowering.sizes import same_shape, same_size

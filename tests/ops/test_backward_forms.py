@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.ops import reference
-from joestar.ops.backward_forms import FORMS, by_source, grad_x
+from joestar.ops.aggregate.backward_forms import FORMS, by_source, grad_x
 
 from .database import FLOATS, IDS, TOLERANCE, values
 from .structures import structures

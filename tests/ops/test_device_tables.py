@@ -6,7 +6,7 @@ import pathlib
 from torch import ops
 
 import joestar
-from joestar.ops.library import KEEPS_TABLES, SCHEMAS, keeps_tables
+from joestar.ops.registry import OPS, keeps_tables
 
 KERNELS = pathlib.Path(joestar.__file__).parent / "kernels"
 SHARED = {"scratch.current_tables"}
@@ -77,9 +77,10 @@ def test_every_state_of_a_kernel_module_is_known():
 
 
 def test_ops_that_share_tables_say_so():
-    reaching = set().union(*map(users, SHARED)) & SCHEMAS.keys()
-    assert reaching == KEEPS_TABLES
-    assert {"compact", "collective_sample"} == KEEPS_TABLES, "as the ordering of streams is tested for"
+    reaching = set().union(*map(users, SHARED)) & OPS.keys()
+    keeping = {op.name for op in OPS.values() if op.keeps_tables}
+    assert reaching == keeping
+    assert keeping == {"compact", "collective_sample"}, "as the ordering of streams is tested for"
 
 
 def test_asking_an_op():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from joestar.ops import gather_linear as module
+from joestar.ops.dense import gather_linear as module
 
 ops = torch.ops.joestar
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 
-from joestar.ops import side_by_side
-from joestar.ops.side_by_side import VIEWS, Call, Input, Program, Value
+from joestar.ops.step import side_by_side
+from joestar.ops.step.side_by_side import VIEWS, Call, Input, Program, Value
 
 MM, T, SUMS = "aten.mm.default", "aten.t.default", "joestar.column_sums.default"
 BACKWARD = Program(

@@ -254,7 +254,7 @@ def test_places_of_the_same_text_are_one_row():
 def test_every_chosen_alternative_is_worded_so_that_it_is_told_from_a_refusal():
     """``PlaceSummary.verdict`` reads the wording: no pass may speak of a choice in other words."""
     texts = []
-    for path in Path(fusion.__file__).parent.glob("*.py"):
+    for path in Path(fusion.__file__).parent.rglob("*.py"):
         texts += re.findall(r"Reject\(\s*f?\"([^\"]*)\"", path.read_text())
     assert len(texts) > 90
     spoken = [text for text in texts if re.search(r"cho(?:se|ice|ose)", text)]

@@ -92,9 +92,9 @@ def test_sites_that_open_with_a_choice():
 
 def test_choices_without_a_site_are_left_out():
     space = Space(opening, {0.03: 0.0})
-    closed = space.settled({"backward:hop1": "linked", "order:b": "left"}, 0.03)
+    closed = space.canonical({"backward:hop1": "linked", "order:b": "left"}, 0.03)
     assert closed == space.default
-    assert space.settled({"order:a": "update-first", "backward:hop1": "scatter"}, 0.03).choices == (
+    assert space.canonical({"order:a": "update-first", "backward:hop1": "scatter"}, 0.03).choices == (
         ("order:a", "update-first"),
     )
 

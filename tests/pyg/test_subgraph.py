@@ -106,3 +106,19 @@ def test_no_edges_at_all():
     assert indptr.tolist() == [0, 1, 2, 3] and sources.tolist() == [0, 1, 2]
     assert not origin.any() and loop.all()
     assert torch.ops.joestar.rows_at(torch.zeros(0, 5), origin).shape == (3, 5)
+
+
+def test_every_neighbour_gives_what_pygs_loader_gives():
+    """``NeighborLoader`` itself samples by pyg-lib or torch-sparse, neither of which is on PyPI."""
+    pytest.importorskip("pyg_lib", reason="NeighborLoader needs pyg-lib (or torch-sparse)", exc_type=Exception)
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+    from torch_geometric.nn import GCN
+
+    graph, seeds = toy_graph(), torch.tensor([3, 17, 40, 5])
+    src, dst, _ = graph.coo()
+    data = Data(graph.ndata["x"], torch.stack([src, dst]).long())
+    (batch,) = NeighborLoader(data, [-1, -1], seeds, batch_size=4, shuffle=False)
+    model = GCN(8, 8, 2, 4).double()
+    step = joestar.compile(model, joestar.NeighborSampler(graph, [-1, -1]), backend="eager", warm_up=2)
+    torch.testing.assert_close(step(seeds), model(batch.x, batch.edge_index)[: batch.batch_size])

@@ -77,7 +77,7 @@ def test_a_step_behind_the_raised_flag_changes_nothing():
     train(step, IDX, epochs=1)
     runner = step._runner
     before = {name: value.clone() for name, value in step.model.state_dict().items()}
-    launch = runner.rehearsal(IDX.int(), 100)
+    launch = runner.dry_run(IDX.int(), 100)
     for position in (0, 3):
         launch(position)
         assert bool(runner.state.flag) and int(runner.state.key[2]) == position

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from joestar.ops.step import TAG_BITS
+from joestar.ops.step.launches import TAG_BITS
 from joestar.runtime import mailbox as mailbox_module
 from joestar.runtime.mailbox import Mailbox
 

@@ -7,7 +7,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from joestar.runtime.recompute import RecomputeMasks
+from joestar.fusion.backend.recompute import RecomputeMasks
 
 
 def kept(with_pass: bool) -> tuple[list[torch.dtype], torch.Tensor]:

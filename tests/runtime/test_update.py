@@ -201,7 +201,7 @@ def test_a_step_behind_the_flag_changes_nothing():
                                         runner.state.logged, runner.state.losses)]  # fmt: skip
 
         before = everything()
-        launch = runner.rehearsal(IDX.int(), 100)
+        launch = runner.dry_run(IDX.int(), 100)
         for position in range(4):
             launch(position)
         for ours, theirs in zip(before, everything(), strict=True):

@@ -15,7 +15,7 @@ from joestar.errors import ConfigError, DataError, GraphError
 from joestar.graph_api import Graph
 from joestar.graph_api.row_source import source_of
 from joestar.nn import GraphSAGE
-from joestar.ops.gather_rows import reference
+from joestar.ops import reference
 from joestar.sampling import NeighborSampler
 from joestar.store import FeatureStore, choose_hot, pin, with_pinned_structure
 
@@ -153,7 +153,7 @@ def test_the_op_is_its_reference(ids, shape):
     index = torch.randint(0, 50, (200,), generator=random).to(ids)
     for args in ((table, cache, slot_of, index), (table, None, None, index), (table, cache, slot_of, index[:0])):
         got = ops.gather_rows(*args)
-        assert torch.equal(got, reference(*args))
+        assert torch.equal(got, reference.gather_rows(*args))
         torch.library.opcheck(ops.gather_rows.default, args, test_utils=("test_schema", "test_faketensor"))
     with pytest.raises(IndexError, match="row 50 of a table of 50 rows"):
         ops.gather_rows(table, cache, slot_of, index[:1] * 0 + 50)

@@ -9,18 +9,18 @@ from torch import fx
 from joestar.lowering.rules import contract, lookup, loss, norm, reduce, rowwise, shapes
 from joestar.lowering.rules.pointwise import pointwise
 from joestar.lowering.rules.pointwise_ops import POINTWISE
+from joestar.ops.registry import Padding, op_of
 
 RULES = {**rowwise.RULES, **lookup.RULES, **shapes.RULES, **reduce.RULES, **contract.RULES, **norm.RULES, **loss.RULES}
 
-_OWN = {"masked_batch_norm": norm.masked_batch_norm, "only_valid": rowwise.only_valid}
-
 
 def rule_for(node: fx.Node):
-    """The rule of a node's op; Joestar's own and pointwise ops are safe: padded rows have degree 0 and stay finite."""
+    """The rule of a node's op; Joestar's own say which they need (``registry.Padding``)."""
     target = node.target
     name = target._schema.name.partition("::")[2]
-    if target.namespace == "joestar" and name not in lookup.OWN:
-        return _OWN.get(name, rowwise.safe)
+    op = op_of(target)
+    if op is not None and op.padding is not Padding.RULE:
+        return rowwise.safe if op.padding is Padding.SAFE else refuse_unknown
     if name in ("max", "min") and target._overloadname == "other":
         return pointwise
     if name in RULES:

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.sizes import APPENDED, LOOPED, RAGGED, expression, padded_dims
+from joestar.lowering.sizes import RAGGED, expression, padded_dims
+from joestar.ops.registry import OPS
+from joestar.torch_private import OpOverload
 
 aten = torch.ops.aten
 
 
-_STRUCTURE = {
-    *LOOPED, APPENDED, torch.ops.joestar.edge_dst.default, torch.ops.joestar.sample_eids.default,
-    torch.ops.joestar.collective_sample.default,
-}  # fmt: skip
+_IDS = {op.target for op in OPS.values() if op.padded_ids}
+"""Ops that give ids, which are in range in padded entries, too."""
 
 
 def _in_range(index: fx.Node) -> bool:
@@ -20,8 +20,8 @@ def _in_range(index: fx.Node) -> bool:
     if index.op == "placeholder":
         return True
     target = index.target
-    if isinstance(target, torch._ops.OpOverload):
-        if target in RAGGED or target in _STRUCTURE:
+    if isinstance(target, OpOverload):
+        if target in _IDS:
             return True
         if target._schema.name in ("aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"):
             return _in_range(index.args[0])
@@ -38,10 +38,7 @@ def _valid_index(context, node: fx.Node, index: fx.Node) -> fx.Node:
     return context.guard(index, 0, node)
 
 
-_ANYWHERE = {
-    torch.ops.joestar.sample_eids.default, torch.ops.joestar.weighted_sample.default,
-    torch.ops.joestar.sampled_self_loops.default,
-}  # fmt: skip
+_ANYWHERE = {op.target for op in OPS.values() if op.padded_ids == "graph"}
 """Ops whose padded ids are in range, but of an edge or node that need not be in the batch: it may hold anything."""
 
 
@@ -132,9 +129,6 @@ def _bounded_search(position: int):
 
     return rule
 
-
-OWN = ("gather_rows",)
-"""Joestar's ops that read at an index of the user's."""
 
 RULES = {
     **dict.fromkeys(("index_select", "gather"), _lookup(2)),

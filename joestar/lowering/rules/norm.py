@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.sizes import expression, padded_dims
+from joestar.torch_private import detect_fake_mode
 
 joestar = torch.ops.joestar
 aten = torch.ops.aten
@@ -35,7 +36,7 @@ def lower_batch_norm(gm: fx.GraphModule) -> int:
 
 def _lowered(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
     x, weight, bias, running_mean, running_var, _, momentum, eps = node.args[:8]
-    mode = torch._guards.detect_fake_mode([x.meta["val"]])
+    mode = detect_fake_mode([x.meta["val"]])
 
     def call(target, *args, **kwargs) -> fx.Node:
         new = gm.graph.call_function(target, args, kwargs)
@@ -71,4 +72,8 @@ def _instance_norm(context, node: fx.Node) -> None:
     raise context.refuse(node, "normalises over rows of single graphs", "Use LayerNorm or BatchNorm.")
 
 
-RULES = {"batch_norm": _batch_norm, "native_batch_norm": _instance_norm, "instance_norm": _instance_norm}
+RULES = {
+    **dict.fromkeys(("native_batch_norm", "instance_norm"), _instance_norm),
+    "batch_norm": _batch_norm,
+    "masked_batch_norm": masked_batch_norm,
+}

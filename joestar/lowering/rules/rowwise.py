@@ -102,6 +102,7 @@ RULES = {
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), tamed({0: 1}, _normalised_shape)),
     **dict.fromkeys(("cdist", "pairwise_distance"), tamed({0: 1, 1: 0}, last_dimension)),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrence),
+    "only_valid": only_valid,
     "bilinear": tamed({0: 0}, last_dimension),
     "cosine_similarity": tamed({0: 1, 1: 1}, _similarity),
     "group_norm": tamed({0: 1}, batch_only(2)),

@@ -63,9 +63,13 @@ JITFunction.__getitem__ = compile_only
 
 from ops.database import OPS  # noqa: E402
 from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape, leaves_of  # noqa: E402
+from ops.segments import PROGRAMS  # noqa: E402
+from ops.segments import differentiable as segment_wanted  # noqa: E402
+from ops.segments import leaves_of as segment_leaves  # noqa: E402
+from ops.structures import Structure  # noqa: E402
 
 import joestar.kernels  # noqa: E402
-from joestar.kernels import gpu, gpu_book, gpu_edge_products, tune  # noqa: E402
+from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, tune  # noqa: E402
 from joestar.kernels.gpu_mailbox import opened  # noqa: E402
 from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
 from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
@@ -179,7 +183,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     weight = torch.zeros(EDGES, 4, dtype=dtype)
     gpu.spmm(INDPTR, indices, x, weight, "sum")
     gpu.spmm_grad_x(INDPTR, indices, grad, weight, NODES, "sum")
-    gpu.spmm_grad_x_transposed(INDPTR, indices, grad, weight, NODES, "mean")
+    gpu_grad.spmm_grad_x_transposed(INDPTR, indices, grad, weight, NODES, "mean")
     gpu.spmm_grad_weight(INDPTR, indices, x, grad, weight, "mean")
     gpu.spmm_extremum_grad(INDPTR, indices, x, weight, grad, grad)
     scores, bits = (weight[:NODES], weight[:ROWS]), torch.zeros(EDGES, 1, dtype=torch.int32)
@@ -192,7 +196,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         sums, alpha = gpu.gather_attend(INDPTR, indices, ids, rows, by, by, 0.2, bits, 2.0)
         gpu.gather_attend_grad(INDPTR, indices, ids, rows, alpha, sums, grad, grad, 0.2, bits, 2.0)
     gpu.column_sums(table)
-    gpu.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))
+    gpu_heads.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))
     rows, wide = x[:, 0].contiguous(), torch.zeros(ROWS, 4, 32, dtype=dtype)
     gpu.attend_own_grad(INDPTR, indices, rows, vectors, vectors, *scores, top, total, wide, 0.2, bits, 2.0)
     gpu.sddmm(INDPTR, indices, x, grad, "dot")
@@ -201,7 +205,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.edge_softmax(INDPTR, weight)
     gpu.edge_softmax_grad(INDPTR, weight, weight)
     gpu.scatter_src(INDPTR, indices, weight, NODES)
-    gpu.scatter_src_transposed(INDPTR, indices, weight, NODES)
+    gpu_grad.scatter_src_transposed(INDPTR, indices, weight, NODES)
     gpu.scatter_dst(INDPTR, weight)
 
 
@@ -215,6 +219,20 @@ def messages(dtype: torch.dtype, width: int) -> None:
         for deterministic in (False, True):
             torch.use_deterministic_algorithms(deterministic)
             gpu.edge_map_grad(*args, torch.zeros(grad_shape(args), dtype=dtype), differentiable(program))
+        torch.use_deterministic_algorithms(False)
+
+
+def segments(dtype: torch.dtype, heads: int, width: int) -> None:
+    """Segment programs of known layers; both orders of the sources."""
+    indices = torch.zeros(EDGES, dtype=torch.int32)
+    structure = Structure("large", INDPTR, indices, NODES, ROWS)
+    for name in PROGRAMS if EVERYTHING else ("dot", "of nodes"):
+        program = PROGRAMS[name][0]
+        args = (INDPTR, indices, segment_leaves(program, heads, width, structure, dtype), program, heads)
+        outputs = gpu.segment(*args)
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            gpu.segment_grad(*args, outputs, outputs, segment_wanted(program))
         torch.use_deterministic_algorithms(False)
 
 
@@ -279,11 +297,11 @@ def feeding() -> None:
     ids, slots = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(NODES, dtype=torch.int32)
     for dtype, width in ((torch.float32, 128), (torch.bfloat16, 37), (torch.float16, 768)):
         x = torch.zeros(NODES, width, dtype=dtype)
-        gpu.fill_rows(x, ids, ids.long(), x)
-        gpu.fill_rows(x, ids, ids, x.float())
+        gpu_fill.fill_rows(x, ids, ids.long(), x)
+        gpu_fill.fill_rows(x, ids, ids, x.float())
         for cache, slot_of in ((x[:9].contiguous(), slots), (None, None)):
-            gpu.gather_stored(x, cache, slot_of, ids)
-    gpu.place_structure(INDPTR, ids, slots, INDPTR, ids)
+            gpu_fill.gather_stored(x, cache, slot_of, ids)
+    gpu_place.place_structure(INDPTR, ids, slots, INDPTR, ids)
     for index in (torch.int32, torch.int64):
         book(index)
 
@@ -358,12 +376,16 @@ def main() -> None:
                     dense_products(dtype)
             messages(torch.float32, 100)
             messages(torch.bfloat16, 128)
+            segments(torch.float32, 4, 32)
+            segments(torch.float32, 1, 47)
+            segments(torch.bfloat16, 1, 128)
         else:
             structure(torch.int32)
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
             messages(torch.float32, 100)
+            segments(torch.float32, 4, 32)
             dense_products(torch.float32)
         wide_rows(torch.float32, WIDEST)
         feeding()

@@ -8,7 +8,8 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 from store.structures import cases, check_own_table, placed
 
 from joestar.kernels import gpu_fill
-from joestar.kernels.gpu import fill_rows, gather_stored, place_structure
+from joestar.kernels.gpu_fill import fill_rows, gather_stored
+from joestar.kernels.gpu_place import place_structure
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 

@@ -7,7 +7,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 from ops.test_gather_attend import check
 
-from joestar.kernels import gpu, gpu_attend_rows, gpu_gather_attend, tune
+from joestar.kernels import gpu, gpu_attend_rows, gpu_gather_attend, gpu_heads, tune
 from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import INTERPRETED
 
@@ -36,8 +36,8 @@ def test_other_dtypes(dtype, tolerance):
 def test_block_diagonal(transposed):
     weight = torch.randn(3, 4, 5)
     weight = weight.transpose(1, 2) if transposed else weight
-    assert torch.equal(gpu.block_diagonal(weight), torch.block_diag(*weight))
-    assert torch.equal(gpu.block_diagonal(weight[:, 1:]), torch.block_diag(*weight[:, 1:]))
+    assert torch.equal(gpu_heads.block_diagonal(weight), torch.block_diag(*weight))
+    assert torch.equal(gpu_heads.block_diagonal(weight[:, 1:]), torch.block_diag(*weight[:, 1:]))
 
 
 def test_every_setting_of_edge_products(monkeypatch):

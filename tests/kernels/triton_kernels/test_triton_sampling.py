@@ -120,7 +120,7 @@ def test_many_blocks(monkeypatch, most):
 )
 def test_claims_of_earlier_calls_lose(monkeypatch, layout):
     """What one call claimed must not show in the next, nor in other ops with the same table, nor once it is cleared."""
-    gpu.release_claims()
+    gpu_compact.release_claims()
     monkeypatch.setattr(gpu_compact, "_LAYOUTS", (layout,))
     indptr, indices = _large(90)
     for shift in range(4):
@@ -134,7 +134,7 @@ def test_claims_of_earlier_calls_lose(monkeypatch, layout):
     assert calls.item() == 8
     largest = torch.iinfo(table.dtype).max
     assert (table.min() >> bits) == (largest >> bits if 8 % period == 0 else period - 1 - 7 % period)
-    gpu.release_claims()
+    gpu_compact.release_claims()
 
 
 def test_large_sets_have_a_table_of_their_own():
@@ -142,12 +142,12 @@ def test_large_sets_have_a_table_of_their_own():
     small, same, large = (gpu_compact.claims(place, 77, size) for size in (5, 2**24, 2**24 + 1))
     assert small.table is same.table and small.table.dtype == torch.int32
     assert large.table.dtype == torch.int64 and large.table.numel() == 77
-    gpu.release_claims()
+    gpu_compact.release_claims()
 
 
 def test_clearing_spreads_over_programs():
     """A table of more entries than the programs of a call take at once."""
-    gpu.release_claims()
+    gpu_compact.release_claims()
     nodes = 3 * 2**16 + 5
     found = gpu_compact.claims(torch.device("cpu"), nodes, 10)
     assert gpu_compact.clearing_programs(nodes) == 4
@@ -156,7 +156,7 @@ def test_clearing_spreads_over_programs():
     ids, offsets = torch.tensor([5, nodes - 1, 5, 3]), torch.tensor([0, 2])
     gpu.compact(ids[:1], torch.tensor(1), offsets, ids[1:3], nodes, 4)
     assert (found.table == torch.iinfo(torch.int32).max).all()
-    gpu.release_claims()
+    gpu_compact.release_claims()
 
 
 @pytest.mark.parametrize(("k", "replace"), [(0, False), (1, True), (16, False), (17, False), (18, True), (65, False)])

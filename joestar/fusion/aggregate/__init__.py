@@ -1,0 +1,1 @@
+"""Passes around sums over in-edges: what goes into them, what comes out, their gradients' forms."""

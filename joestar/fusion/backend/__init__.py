@@ -1,0 +1,1 @@
+"""Passes over Inductor's own graphs."""

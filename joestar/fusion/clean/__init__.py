@@ -1,0 +1,1 @@
+"""Passes that take away: dead, equal, trivial and constant values."""

@@ -1,0 +1,29 @@
+"""Dead-code elimination: nodes that nobody reads and that write nothing.
+
+Before                                   After
+    a = aten.relu(x)                         b = aten.neg(x)
+    b = aten.neg(x)                          return b
+    return b
+
+Must not fire on writes to buffers (``aten.add_(num_batches_tracked, 1)``, ``aten.batch_norm`` in training) or on
+switches of the gradient mode. Inputs of the graph stay, read or not: their roles are kept by position.
+"""
+
+import torch
+from torch import fx
+
+from joestar.lowering.functional import is_in_place
+from joestar.torch_private import set_grad_enabled
+
+_KEEP = {torch.ops.aten.batch_norm.default, set_grad_enabled}
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Removes dead nodes; returns how many."""
+    removed = 0
+    for node in reversed(list(gm.graph.nodes)):
+        if node.op in ("placeholder", "output") or node.users or node.target in _KEEP or is_in_place(node):
+            continue
+        gm.graph.erase_node(node)
+        removed += 1
+    return removed

@@ -1,0 +1,63 @@
+"""Operations that give back what they read are removed, and views take one form: patterns see what is behind them.
+
+Before                                              After
+    a = aten.slice(x, 0, 0, 9223372036854775807)        u = aten.unsqueeze(x, 1)
+    b = aten.to.dtype(a, torch.float32)  (x: float32)
+    u = aten.unsqueeze(b, 1)
+
+    h = aten.view(y, [-1, 4, 8])  (y: [n, 32])          h = aten.unflatten(y, 1, [4, 8])
+
+``x[:, None]`` and ``.float()`` write such nodes; ``.view(-1, H, C)`` is how heads are split in many a script. Must not
+fire where the result is written in place, where a copy is asked for, or where a view changes the number of rows.
+"""
+
+import torch
+from torch import fx
+
+from joestar.fusion.match.emit import emit
+from joestar.lowering.functional import is_in_place
+from joestar.lowering.rules.arguments import argument
+from joestar.lowering.sizes import expression, same_shape, same_size
+
+_ATEN = torch.ops.aten
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Removes every operation without effect, and writes views of heads in one form; returns how many."""
+    removed = 0
+    for node in list(gm.graph.nodes):
+        if _splits_columns(node):
+            with gm.graph.inserting_before(node):
+                sizes = [int(size) for size in node.meta["val"].shape[1:]]
+                new = emit(gm.graph, node, _ATEN.unflatten.int, node.args[0], 1, sizes)
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+            removed += 1
+        elif _does_nothing(node) and not any(is_in_place(user) for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+            removed += 1
+    return removed
+
+
+def _does_nothing(node: fx.Node) -> bool:
+    if node.target is _ATEN.slice.Tensor:
+        return argument(node, "step") == 1 and _same_shape(node)
+    if node.target is _ATEN.to.dtype:
+        return len(node.args) == 2 and not node.kwargs and node.args[0].meta["val"].dtype == node.args[1]
+    if node.target in (_ATEN.view.default, _ATEN.reshape.default):
+        return _same_shape(node)
+    return False
+
+
+def _splits_columns(node: fx.Node) -> bool:
+    """Whether a view gives every row of a matrix two dimensions of known sizes."""
+    if node.target not in (_ATEN.view.default, _ATEN.reshape.default) or any(map(is_in_place, node.users)):
+        return False
+    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
+    known = all(expression(size) is None for size in (*before[1:], *after[1:]))
+    return len(before) == 2 and len(after) == 3 and known and same_size(before[0], after[0])
+
+
+def _same_shape(node: fx.Node) -> bool:
+    return same_shape(node.args[0].meta["val"].shape, node.meta["val"].shape)

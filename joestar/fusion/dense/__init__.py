@@ -1,0 +1,1 @@
+"""Passes over rows: biases, activations, joined and narrow products."""

@@ -1,0 +1,1 @@
+"""Passes over values of edges: attention, edge programs, scatters."""

@@ -1,0 +1,1 @@
+"""Passes that read tables of features in place."""

@@ -1,0 +1,1 @@
+"""Passes by algebra: whether to aggregate or to multiply first, factors of rows."""

@@ -1,0 +1,351 @@
+"""SpMM/GEMM order: update rows before they are aggregated, or aggregate first (thesis 5.3.3, figure 5.10).
+
+Before (update first)                              After (aggregate first)
+    h = aten.linear(x, w)            [num_src, C]      a = aten.mul(x, s)
+    z = aten.mul(h, s)               s: [num_src, 1]   a = spmm(sub, local, a, None, "sum")       [num_dst, F]
+    y = spmm(sub, local, z, None, "sum")               y = aten.linear(a, w)                      [num_dst, C]
+
+Before (attention, H heads of C features)          After
+    h = aten.unflatten(aten.linear(x, w), -1, [H, C])  v = (att * w.view(H, C, F)).sum(1)         [H, F]
+    e = aten.sum(aten.mul(h, att), [-1])               e = aten.linear(x, v)
+    y = spmm(sub, local, h, alpha, "sum")              a = spmm(sub, local, x[:, None], alpha, "sum")  [num_dst, H, F]
+                                                       y = head_linear(a, w.view(H, C, F))           [num_dst, H, C]
+
+And the other way round, where the aggregated rows have no reader but the product: ``linear(spmm(x), w, b)`` becomes
+``spmm(linear(x, w)) + b``. Both are correct (sum and mean are linear); which is faster depends on sizes and device: the
+place is a choice ``order:<weight>``, whose default is the cheaper one by an estimate (``order_cost``) under the sizes
+of the traced batch.
+
+Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
+attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
+a product would come before an aggregation of messages of edges.
+"""
+
+import operator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from joestar.fusion.match.emit import emit, is_column, is_product, leads, name, scaled
+from joestar.fusion.order import order_cost
+from joestar.fusion.order.order_cost import AGGREGATE, UPDATE
+from joestar.fusion.record import Reject
+
+PATTERN = "spmm-gemm-order"
+_ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
+_SPMM, _LINEAR = _JOESTAR.spmm.default, _ATEN.linear.default
+
+
+def run(gm: fx.GraphModule, context) -> int:
+    """Exchanges every product and aggregation whose other order is chosen; returns how many."""
+    moved = 0
+    products = [node for node in gm.graph.nodes if is_product(node)]
+    before = [node for node in products if _aggregates(node)]
+    behind = [node for node in products if node not in before and _reads_aggregated(node)]
+    for node in products:
+        if node in before and _aggregates(node):
+            moved += _aggregate_first(gm, node, context)
+        elif node in behind and _reads_aggregated(node):
+            moved += _update_first(gm, node, context)
+    return moved
+
+
+def _reads_aggregated(linear: fx.Node) -> bool:
+    return isinstance(linear.args[0], fx.Node) and linear.args[0].target is _SPMM
+
+
+def _aggregates(linear: fx.Node) -> bool:
+    """Whether an aggregation reads the product, through factors, heads or slices."""
+    stack = list(linear.users)
+    while stack:
+        node = stack.pop()
+        if node.target is _SPMM:
+            return True
+        if node.target in (_ATEN.unflatten.int, _ATEN.slice.Tensor) or (
+            node.target is _ATEN.mul.Tensor and any(map(is_column, node.args))
+        ):
+            stack.extend(node.users)
+    return False
+
+
+# --- aggregate first ---
+
+
+@dataclass
+class _Product:
+    """A linear map whose readers commute with it.
+
+    Attributes:
+        linear: the node; heads: into how many its result is split, at most.
+        steps: readers in graph order: (kind, node, what it reads).
+    """
+
+    linear: fx.Node
+    heads: int = 1
+    steps: list[tuple[str, fx.Node, fx.Node]] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[fx.Node]:
+        """Readers of a kind."""
+        return [node for found, node, _ in self.steps if found == kind]
+
+
+def _read(linear: fx.Node) -> _Product | Reject:
+    """Every reader of the product, or why one of them does not commute with it."""
+    product = _Product(linear)
+    bias = len(linear.args) > 2 and linear.args[2] is not None
+    stack = [linear]
+    while stack:
+        value = stack.pop(0)
+        for user in value.users:
+            kind = _kind(user, value)
+            if isinstance(kind, Reject):
+                return kind
+            if bias and kind in ("factor", "score", "heads"):
+                return Reject("the product has a bias, and its rows are scaled before the aggregation")
+            if bias and kind == "spmm" and user.args[3] is not None:
+                return Reject("the product has a bias, and the aggregation has edge weights")
+            if kind == "heads":
+                product.heads = max(product.heads, _heads(user))
+            if kind == "slice" and not all(_is_score(reader, user) for reader in user.users):
+                kind = "own"
+            product.steps.append((kind, user, value))
+            if kind in ("factor", "heads", "slice"):
+                stack.append(user)
+    order = {node: position for position, node in enumerate(linear.graph.nodes)}
+    product.steps.sort(key=lambda step: order[step[1]])
+    return product if product.of("spmm") else Reject("nothing aggregates the product")
+
+
+def _kind(user: fx.Node, value: fx.Node) -> str | Reject:
+    rows = value.meta["val"]
+    if user.target is _SPMM and user.args[2] is value:
+        if user.args[4] not in ("sum", "mean"):
+            return Reject(f"the aggregation is a {user.args[4]}")
+        if user.args[3] is value or (rows.dim() == 3 and (user.args[3] is None or user.args[3].meta["val"].dim() != 2)):
+            return Reject("the heads are aggregated with one weight for all")
+        return "spmm"
+    if user.target is _ATEN.slice.Tensor and leads(user, value, user.meta["val"].shape[0]):
+        return "slice"
+    if scaled(user, value) is not None:
+        return "factor"
+    if user.target is _ATEN.unflatten.int and rows.dim() == 2 and user.args[1] in (-1, 1) and len(user.args[2]) == 2:
+        return "heads"
+    if _is_score(user, value):
+        return "score"
+    return Reject(f"the product is also read by {name(user)}")
+
+
+def _is_score(mul: fx.Node, rows: fx.Node) -> bool:
+    """Whether ``mul`` is ``rows [n, H, C] * att [1, H, C]``, and its sum over C is all that is read."""
+    if mul.target is not _ATEN.mul.Tensor or rows.meta["val"].dim() != 3 or len(mul.users) != 1:
+        return False
+    att = mul.args[1] if mul.args[0] is rows else mul.args[0]
+    (total,) = mul.users
+    fits = isinstance(att, fx.Node) and att is not rows and tuple(att.meta["val"].shape) == (
+        1, *rows.meta["val"].shape[1:]
+    )  # fmt: skip
+    plain = total.target is _ATEN.sum.dim_IntList and list(total.args[1] or ()) in ([-1], [2]) and len(total.args) == 2
+    return fits and plain and not total.kwargs
+
+
+def _aggregate_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
+    product = _read(linear)
+    if not isinstance(product, Reject):
+        costs = _costs(product, context)
+        default = AGGREGATE if costs[AGGREGATE] < costs[UPDATE] else UPDATE
+        chosen = context.choose("order", _site(linear), (UPDATE, AGGREGATE), default, linear)
+        if chosen == UPDATE:
+            product = Reject("updating first is chosen" + (", by cost" if default == UPDATE else ""))
+    if not context.admits(PATTERN, linear, product):
+        return 0
+    _exchange(gm.graph, product)
+    context.fired(PATTERN, product.steps[-1][1], f"aggregates before {_site(linear)}")
+    _erase(gm.graph, product)
+    return 1
+
+
+def _site(linear: fx.Node) -> str:
+    return linear.args[1].name
+
+
+def _exchange(graph: fx.Graph, product: _Product) -> None:
+    """Computes what every reader gives from the rows before the product."""
+    linear = product.linear
+    x, weight = linear.args[:2]
+    bias = linear.args[2] if len(linear.args) > 2 else None
+    rows = {linear: x}  # what stands for a value before the product
+    for kind, node, value in product.steps:
+        with graph.inserting_before(node):
+            if kind == "heads":
+                rows[node] = rows[value]
+            elif kind == "factor":
+                rows[node] = emit(graph, node, _ATEN.mul.Tensor, rows[value], scaled(node, value))
+            elif kind == "slice":
+                rows[node] = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
+            elif kind == "own":
+                own = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
+                new = emit(graph, node, _LINEAR, own, weight, bias)
+                _replace(graph, node, _split(graph, node, new))
+            elif kind == "score":
+                (total,) = node.users
+                _replace(graph, total, _score(graph, node, value, rows[value], weight))
+            else:
+                _replace(graph, node, _aggregated(graph, node, rows[value], weight, bias))
+
+
+def _replace(graph: fx.Graph, node: fx.Node, new: fx.Node) -> None:
+    node.replace_all_uses_with(new)
+
+
+def _heads(rows: fx.Node) -> int:
+    """Heads of rows ``[n, H, C]``; 1 for ``[n, C]``."""
+    shape = rows.meta["val"].shape
+    return int(shape[1]) if len(shape) == 3 else 1
+
+
+def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node) -> fx.Node:
+    """Rows ``[n, H C]`` as ``[n, H, C]`` if the node they stand for has heads."""
+    shape = node.meta["val"].shape
+    return emit(graph, node, _ATEN.unflatten.int, rows, -1, [*map(int, shape[1:])]) if len(shape) == 3 else rows
+
+
+def _by_head(graph: fx.Graph, like: fx.Node, weight: fx.Node, heads: int) -> fx.Node:
+    """Weights ``[H C, F]`` as ``[H, C, F]``."""
+    total, width = weight.meta["val"].shape
+    return emit(graph, like, _ATEN.view.default, weight, [heads, int(total) // heads, int(width)])
+
+
+def _score(graph, mul: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node) -> fx.Node:
+    """``(W x * att).sum(-1)`` as ``x`` times ``[H, F]``."""
+    att = mul.args[1] if mul.args[0] is value else mul.args[0]
+    by_head = _by_head(graph, mul, weight, _heads(value))
+    column = emit(graph, mul, _ATEN.unsqueeze.default, emit(graph, mul, _ATEN.squeeze.dim, att, 0), -1)
+    vector = emit(
+        graph, mul, _ATEN.sum.dim_IntList, emit(graph, mul, _ATEN.mul.Tensor, by_head, column), [1]
+    )  # fmt: skip
+    new = emit(graph, mul, _LINEAR, x, vector)
+    return new
+
+
+def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias) -> fx.Node:
+    indptr, indices, value, edge_weight, reduce = spmm.args
+    if value.meta["val"].dim() == 3:
+        shared = emit(graph, spmm, _ATEN.unsqueeze.default, x, 1)
+        rows = emit(graph, spmm, _SPMM, indptr, indices, shared, edge_weight, reduce)
+        return emit(graph, spmm, _JOESTAR.head_linear.default, rows, _by_head(graph, spmm, weight, _heads(value)))
+    rows = emit(graph, spmm, _SPMM, indptr, indices, x, edge_weight, reduce)
+    new = emit(graph, spmm, _LINEAR, rows, weight)
+    if bias is not None:
+        new = emit(graph, spmm, _ATEN.add.Tensor, new, _biases(graph, spmm, indptr, bias, reduce))
+    return new
+
+
+def _biases(graph: fx.Graph, like: fx.Node, indptr: fx.Node, bias: fx.Node, reduce: str) -> fx.Node:
+    """The bias as often as it was aggregated: once per edge for a sum, once for a mean of any edges."""
+    high = emit(graph, like, _ATEN.slice.Tensor, indptr, 0, 1, 9223372036854775807)
+    low = emit(graph, like, _ATEN.slice.Tensor, indptr, 0, 0, -1)
+    degree = emit(graph, like, _ATEN.sub.Tensor, high, low)
+    if reduce == "mean":
+        degree = emit(graph, like, _ATEN.clamp.default, degree, 0, 1)
+    times = emit(graph, like, _ATEN.to.dtype, degree, bias.meta["val"].dtype)
+    return emit(graph, like, _ATEN.mul.Tensor, emit(graph, like, _ATEN.unsqueeze.default, times, -1), bias)
+
+
+def _erase(graph: fx.Graph, product: _Product) -> None:
+    """Removes what nobody reads any more, last first."""
+    old = [node for kind, node, _ in product.steps] + [
+        total for node in product.of("score") for total in list(node.users)
+    ]
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for node in sorted({*old, product.linear}, key=order.__getitem__, reverse=True):
+        graph.erase_node(node)
+
+
+# --- update first ---
+
+
+def _update_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
+    """``linear(spmm(x), w, b)`` as ``spmm(linear(x, w)) + b``."""
+    match = _aggregated_rows(linear)
+    if not isinstance(match, Reject):
+        costs = _costs_of(linear, match, context)
+        default = UPDATE if costs[UPDATE] < costs[AGGREGATE] else AGGREGATE
+        chosen = context.choose("order", _site(linear), (UPDATE, AGGREGATE), default, linear)
+        if chosen == AGGREGATE:
+            match = Reject("aggregating first is chosen" + (", by cost" if default == AGGREGATE else ""))
+    if not context.admits(PATTERN, linear, match):
+        return 0
+    indptr, indices, x, edge_weight, reduce = match.args
+    with gm.graph.inserting_before(linear):
+        rows = emit(gm.graph, linear, _LINEAR, x, linear.args[1])
+        new = emit(gm.graph, linear, _SPMM, indptr, indices, rows, edge_weight, reduce)
+        if len(linear.args) > 2 and linear.args[2] is not None:
+            bias = linear.args[2]
+            if context.autocast is not None and _hands_out_rows(gm):  # their dtype is that of a product
+                bias = emit(gm.graph, linear, _ATEN.to.dtype, bias, context.autocast)
+            new = emit(gm.graph, linear, _ATEN.add.Tensor, new, bias)
+    context.fired(PATTERN, new, f"applies {_site(linear)} before aggregating")
+    linear.replace_all_uses_with(new)
+    gm.graph.erase_node(linear)
+    gm.graph.erase_node(match)
+    return 1
+
+
+def _hands_out_rows(gm: fx.GraphModule) -> bool:
+    """Whether the program's result is rows, not a loss."""
+    (output,) = gm.graph.find_nodes(op="output")
+    return output.args[0][0].meta["val"].dim() > 0
+
+
+def _aggregated_rows(linear: fx.Node) -> fx.Node | Reject:
+    spmm = linear.args[0]
+    if spmm.args[4] not in ("sum", "mean"):
+        return Reject(f"the aggregation is a {spmm.args[4]}")
+    if spmm.meta["val"].dim() != 2:
+        return Reject("the aggregated rows are no vectors")
+    if spmm.args[1].target is _ATEN.arange.default:
+        return Reject("messages of edges are aggregated, and there are more of these than results")
+    return spmm if len(spmm.users) == 1 else Reject("the aggregated rows have another reader")
+
+
+# --- what either order costs ---
+
+
+def _costs(product: _Product, context) -> dict[str, float]:
+    spmm = product.of("spmm")[0]
+    x, weight = product.linear.args[:2]
+    return _estimate(context, spmm, x, weight, product.heads, len(product.of("score")), spmm.args[3])
+
+
+def _costs_of(linear: fx.Node, spmm: fx.Node, context) -> dict[str, float]:
+    return _estimate(context, spmm, spmm.args[2], linear.args[1], 1, 0, spmm.args[3])
+
+
+def _estimate(context, spmm, x, weight, heads: int, scores: int, edge_weight) -> dict[str, float]:
+    """Seconds of either order, forward and backward, under the traced batch's sizes."""
+    columns, width = map(int, weight.meta["val"].shape)
+    exchange = order_cost.Exchange(
+        src=context.size(x.meta["val"].shape[0]), dst=context.size(spmm.meta["val"].shape[0]),
+        edges=_edges(spmm, context), width=width, columns=columns, heads=heads,
+        size=x.meta["val"].element_size(), scores=scores, table=_reads_table(x, context),
+        in_place=context.device == "cuda", grad_rows=context.depends_on_grad(x),
+        grad_edges=edge_weight is not None and context.depends_on_grad(edge_weight),
+    )  # fmt: skip
+    return order_cost.seconds(exchange, order_cost.SPEEDS.get(context.device, order_cost.SPEEDS["cpu"]))
+
+
+def _edges(spmm: fx.Node, context) -> int:
+    """Edges that are aggregated over; of the first rows of a union of hops, their share, as if degrees were equal."""
+    indptr, edges = spmm.args[0], context.size(spmm.args[1].meta["val"].shape[0])
+    if indptr.target is not operator.getitem or indptr.args[0].target is not _JOESTAR.first_rows.default:
+        return edges
+    whole, rows = (context.size(node.meta["val"].shape[0]) for node in (indptr.args[0].args[0], indptr))
+    return max(1, edges * rows // whole)
+
+
+def _reads_table(x: fx.Node, context) -> bool:
+    """Whether the rows are gathered from a table without gradients: aggregation then reads them in place."""
+    if x.target is not _ATEN.index_select.default:
+        return False
+    return x.args[0].op == "placeholder" and not context.needs_grad(x.args[0])

@@ -1,0 +1,1 @@
+"""Passes over sampling and what reads samples at once."""

@@ -1,0 +1,364 @@
+"""Gradients of segment programs on the GPU, in at most two passes over the edges, without atomic additions to rows.
+
+The gradient is a program as well: its leaves are those of the program, and, as rows of destinations, what the
+forward pass left (``segment_program.grad_rows``). The first pass goes over destinations: gradients of their rows, of
+edges' rows and numbers, and, as sums of every program's share, of vectors and narrow weights. The second goes over
+sources, each of which adds up its own edges, from a list whose order changes between runs; under
+``torch.use_deterministic_algorithms(True)`` in edge order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.determinism import is_deterministic
+from joestar.kernels.edge_program import EdgeGradient
+from joestar.kernels.gpu_columns import added_up
+from joestar.kernels.gpu_launch import cdiv, fill_tail, op, require
+from joestar.kernels.gpu_links import link_edges
+from joestar.kernels.gpu_segment import ahead, work_of
+from joestar.kernels.gpu_segment_steps import (
+    checked,
+    columns,
+    described,
+    edge_leaves,
+    held_leaves,
+    leaf_values,
+    prepared,
+    run_steps,
+    store_tile,
+    tile,
+    tile_of,
+    zeros,
+)
+from joestar.kernels.gpu_spmm import row_edges, transposed
+from joestar.kernels.gpu_structure import edge_dst
+from joestar.kernels.gpu_tiles import accumulator, tile_configs
+from joestar.kernels.segment_program import (
+    HEAD,
+    SIZES,
+    SegmentProgram,
+    check_segment_wanted,
+    dtype_of,
+    grad_rows,
+    groups_of,
+    segment_gradient,
+)
+
+TAIL = 128
+"""Zeros behind the last edge that a program writes at a time."""
+_AHEAD = 2
+"""Edges of a destination that are read before the first is used."""
+
+
+@triton.jit
+def _added(sums, values, loaded, valid, SUMMED: tl.constexpr, TIMES: tl.constexpr, RESULTS: tl.constexpr):
+    """``sums`` plus the gradients of the leaves ``SUMMED``, times their feature ``TIMES`` unless that is -1."""
+    more = ()
+    for s in tl.static_range(len(SUMMED)):
+        value = tl.where(valid, values[RESULTS[SUMMED[s]]], 0)
+        if TIMES[s] >= 0:
+            value = value * loaded[SUMMED[s]][TIMES[s]].to(value.dtype)
+        more = more + (sums[s] + value,)  # noqa: RUF005
+    return more
+
+
+@triton.jit
+def _store_edges(
+    outs, values, e, valid, head, column, inside, part, num_edges,
+    EDGES: tl.constexpr, OF_EDGES: tl.constexpr, SCALARS: tl.constexpr, RESULTS: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of edges' rows, and of their scalars: the sum over the heads of part ``part``."""
+    for s in tl.static_range(len(EDGES)):
+        value = values[RESULTS[EDGES[s]]]
+        store_tile(outs[EDGES[s]], e, value, valid, head, column, inside, OF_EDGES[s], HEADS, WIDTH)
+    for s in tl.static_range(len(SCALARS)):
+        known = head < HEADS
+        value = tl.sum(tl.where(known, values[RESULTS[SCALARS[s]]], 0), 1, keep_dims=True)
+        tl.store(outs[SCALARS[s]] + part * num_edges.to(tl.int64) + e, value, valid)
+
+
+@triton.jit(do_not_specialize=["n", "num_edges"])
+def _segment_grad_dst(
+    indptr, indices, leaves, outs, partial, n, num_edges,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, NAMES: tl.constexpr, READ: tl.constexpr,
+    NUMBERS: tl.constexpr, RESULTS: tl.constexpr, FROM_SRC: tl.constexpr, DSTS: tl.constexpr, OF_DSTS: tl.constexpr,
+    EDGES: tl.constexpr, OF_EDGES: tl.constexpr, SCALARS: tl.constexpr, SUMMED: tl.constexpr, OF_SUMMED: tl.constexpr,
+    TIMES: tl.constexpr, NOTHING: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr, TAIL: tl.constexpr, AHEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the leaves ``DSTS``, ``EDGES`` and ``SCALARS``, and the program's share of those of ``SUMMED``.
+
+    ``partial`` ``[programs, len(SUMMED), WIDTH]``. ``OF_...``: sizes; ``NOTHING``: as many -1 as there are ``DSTS``.
+    """
+    part = tl.program_id(1)
+    head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
+    totals = zeros(OF_SUMMED, 0, ROWS, TALL, BLOCK, ACC)
+    at_tile = tl.program_id(0)
+    while at_tile * ROWS < n:
+        i = at_tile * ROWS + tl.arange(0, ROWS)[:, None, None]
+        start, end = row_edges(indptr, None, None, i, n)
+        held = held_leaves(
+            leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, HEAD_WIDTH, WIDTH, ACC
+        )
+        longest = tl.max(end - start)
+        sums = zeros(OF_DSTS, 0, ROWS, TALL, BLOCK, ACC)
+        done = tl.zeros((), tl.int64)
+        while done < longest:
+            loaded = ()
+            for j in tl.static_range(AHEAD):
+                e = start + done + j
+                source = e
+                if FROM_SRC:
+                    source = tl.load(indices + e, e < end, 0).to(tl.int64)
+                leaf = edge_leaves(
+                    leaves,
+                    e,
+                    source,
+                    e < end,
+                    head,
+                    column,
+                    inside,
+                    KINDS,
+                    PLACES,
+                    COLUMNS,
+                    "dst",
+                    HEADS,
+                    HEAD_WIDTH,
+                    WIDTH,
+                    BLOCK,
+                )
+                loaded = loaded + (leaf,)  # noqa: RUF005
+            for j in tl.static_range(AHEAD):
+                e = start + done + j
+                valid = e < end
+                values = leaf_values(held, loaded[j], KINDS, COLUMNS, "dst", ACC)
+                values = run_steps(values, inside, NAMES, READ, NUMBERS, ACC)
+                sums = _added(sums, values, loaded[j], valid, DSTS, NOTHING, RESULTS)
+                totals = _added(totals, values, loaded[j], valid, SUMMED, TIMES, RESULTS)
+                _store_edges(
+                    outs, values, e, valid, head, column, inside, part, num_edges,
+                    EDGES, OF_EDGES, SCALARS, RESULTS, HEADS, WIDTH,
+                )  # fmt: skip
+            done += AHEAD
+        for s in tl.static_range(len(DSTS)):
+            store_tile(outs[DSTS[s]], i.to(tl.int64), sums[s], i < n, head, column, inside, OF_DSTS[s], HEADS, WIDTH)
+        at_tile += tl.num_programs(0)
+    for s in tl.static_range(len(SUMMED)):
+        own = partial + (tl.program_id(0).to(tl.int64) * len(SUMMED) + s) * WIDTH
+        total = tl.sum(totals[s], 0, keep_dims=True)
+        store_tile(own, 0, total, n >= 0, head, column, inside, OF_SUMMED[s], HEADS, WIDTH)
+    last, size = tl.load(indptr + n), num_edges.to(tl.int64)
+    for s in tl.static_range(len(EDGES)):
+        per_edge: tl.constexpr = WIDTH if OF_EDGES[s] == 2 else HEADS
+        fill_tail(outs[EDGES[s]], last * per_edge, size * per_edge, 0, TAIL)
+    for s in tl.static_range(len(SCALARS)):
+        fill_tail(outs[SCALARS[s]] + part * size, last, size, 0, TAIL)
+
+
+@triton.jit
+def _left(at, last, order):
+    """Negative behind the last edge of a source."""
+    if order is None:
+        return at
+    else:
+        return last - at - 1
+
+
+@triton.jit(do_not_specialize=["num_src"])
+def _segment_grad_src(
+    first, links, order, leaves, outs, num_src,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, NAMES: tl.constexpr, READ: tl.constexpr,
+    NUMBERS: tl.constexpr, RESULTS: tl.constexpr, SRCS: tl.constexpr, OF_SRCS: tl.constexpr, NOTHING: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the leaves ``SRCS``: every source adds up what comes back along its edges.
+
+    These are a list, see ``link_edges``; or, given ``order``, the edges ``order[first[s] : first[s + 1]]``, whose
+    destinations are ``links``.
+    """
+    s = tile(ROWS)
+    known = s < num_src
+    head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
+    held = held_leaves(
+        leaves, s, head, column, known, inside, KINDS, PLACES, COLUMNS, "src", HEADS, HEAD_WIDTH, WIDTH, ACC
+    )
+    sums = zeros(OF_SRCS, 0, ROWS, TALL, BLOCK, ACC)
+    at = tl.load(first + s, known, -1)
+    last = at
+    if order is not None:
+        last = tl.load(first + s + 1, known, -1)
+    while tl.max(_left(at, last, order)) >= 0:
+        valid = _left(at, last, order) >= 0
+        link = tl.load(links + at, valid, -1)
+        if order is None:
+            e, row = at.to(tl.int64), link & 0xFFFFFFFF
+            at = (link >> 32).to(tl.int32)
+        else:
+            e, row = tl.load(order + at, valid, 0), link.to(tl.int64)
+            at += 1
+        loaded = edge_leaves(
+            leaves, e, row, valid, head, column, inside, KINDS, PLACES, COLUMNS, "src", HEADS, HEAD_WIDTH, WIDTH, BLOCK
+        )
+        values = leaf_values(held, loaded, KINDS, COLUMNS, "src", ACC)
+        values = run_steps(values, inside, NAMES, READ, NUMBERS, ACC)
+        sums = _added(sums, values, loaded, valid, SRCS, NOTHING, RESULTS)
+    for k in tl.static_range(len(SRCS)):
+        store_tile(outs[SRCS[k]], s.to(tl.int64), sums[k], known, head, column, inside, OF_SRCS[k], HEADS, WIDTH)
+
+
+def _constants(program: SegmentProgram, tensors: list[Tensor], line: EdgeGradient, wanted: list[bool]) -> dict:
+    """What both passes know of the gradient's steps; leaves that they do not read are not loaded."""
+    names = [kind if leaf in line.read else "none" for leaf, kind in enumerate(line.leaves)]
+    for leaf, group in enumerate(groups_of(program.leaves, wanted)):
+        if names[leaf] == "none" and len(group) > 1 and group[1]:
+            names[leaf] = "features"
+    return {**described(line.leaves, tensors, line.steps, names), "RESULTS": line.results}
+
+
+def _grid_configs(width: int, size: int, sums: int) -> list[tune.Config]:
+    """Rows, warps and programs of a pass that keeps ``sums`` tiles of float32, or half as many others; default first.
+
+    Programs of one warp wait for no other and exchange nothing; many sums take more threads to a row.
+    """
+    per_warp = min(config["ROWS"] for config in tile_configs(width, size))
+    tried = [(1, 1, 2112), (2, 4, 1056), (1, 2, 2112), (1, 4, 1056)]
+    if sums > 8:
+        tried.reverse()
+    return [{"ROWS": per_warp * rows, "num_warps": warps, "GRID": grid} for rows, warps, grid in tried]
+
+
+def _slots(program: SegmentProgram, line: EdgeGradient, wanted: list[bool], settings: dict) -> list[tuple]:
+    """(leaf, feature or -1, place of the tensor) of every sum over all edges."""
+    slots = []
+    for leaf, (kind, result) in enumerate(zip(program.leaves, line.results, strict=True)):
+        first = settings["PLACES"][leaf]
+        if result < 0:
+            continue
+        if kind.startswith("vector"):
+            slots.append((leaf, -1, first))
+        elif kind.startswith("narrow"):
+            slots += [(leaf, k, first + 1) for k in range(settings["COLUMNS"][leaf] if wanted[first + 1] else 0)]
+            slots += [(leaf, -1, first + 2)] * (kind == "narrow" and wanted[first + 2])
+    return slots
+
+
+def _over_destinations(
+    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: EdgeGradient,
+    wanted: list[bool], out: list[Tensor], settings: dict, name: tuple,
+) -> None:  # fmt: skip
+    """Fills the gradients of all leaves but sources' rows."""
+    n, edges, width, device = indptr.numel() - 1, indices.numel(), settings["WIDTH"], indptr.device
+    wide, places = torch.promote_types(name[0], torch.float32), settings["PLACES"]
+    parts, size = cdiv(settings["HEADS"], settings["TALL"]), name[0].itemsize
+    of = {"dst": (), "edge": (), "scalar": ()}
+    outs = [tensors[0]] * len(program.leaves)
+    for leaf, (kind, result) in enumerate(zip(program.leaves, line.results, strict=True)):
+        family = kind.removesuffix("_head")
+        if result >= 0 and family in of:
+            of[family] += (leaf,)
+            scalar = kind == "scalar"
+            outs[leaf] = torch.empty((parts, edges), dtype=wide, device=device) if scalar else out[places[leaf]]
+    slots = _slots(program, line, wanted, settings)
+    if not (slots or any(of.values())):
+        return
+    size_of = {key: tuple(SIZES[program.leaves[leaf]] for leaf in found) for key, found in of.items()}
+    settings = {
+        **settings, "FROM_SRC": any(kind.startswith("src") for kind in settings["KINDS"]), "DSTS": of["dst"],
+        "OF_DSTS": size_of["dst"], "EDGES": of["edge"], "OF_EDGES": size_of["edge"], "SCALARS": of["scalar"],
+        "NOTHING": (-1,) * len(of["dst"]), "TAIL": TAIL, "AHEAD": ahead(program.leaves, settings, _AHEAD),
+        "SUMMED": tuple(leaf for leaf, _, _ in slots), "TIMES": tuple(k for _, k, _ in slots),
+        "OF_SUMMED": tuple(SIZES[program.leaves[leaf]] for leaf, _, _ in slots),
+    }  # fmt: skip
+    found = []
+
+    def launch(config: tune.Config) -> None:
+        config, tiles = dict(config), cdiv(n, config["ROWS"])
+        grid = max(1, min(config.pop("GRID", tiles), tiles))
+        partial = torch.empty((grid, len(slots), width), dtype=wide, device=device)
+        if HEAD in settings["OF_SUMMED"]:
+            partial.zero_()
+        _segment_grad_dst[(grid, parts)](indptr, indices, tensors, tuple(outs), partial, n, edges, **settings, **config)
+        found[:] = [added_up(partial) if slots else partial]
+
+    columns_of_tile = settings["TALL"] * settings["BLOCK"]
+    configs = tile_configs(columns_of_tile, size)
+    if slots:
+        configs = _grid_configs(columns_of_tile, size, len(slots) * (1 if size == 4 else 2))
+    shape = (*name, *wanted, tune.size_class(n), tune.size_class(edges))
+    launch(tune.choose("segment_grad_dst", shape, configs, launch, work_of(program, n, edges, width, size), device))
+    for leaf in of["scalar"]:
+        out[places[leaf]].copy_(outs[leaf].sum(0).view(out[places[leaf]].shape))
+    for slot, (_, k, place) in enumerate(slots):
+        if k < 0:
+            out[place].copy_(found[0][slot][: out[place].numel()])
+        elif k == 0:
+            out[place].copy_(found[0][slot : slot + out[place].shape[1]].t())
+
+
+def _over_sources(
+    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: EdgeGradient,
+    out: list[Tensor], settings: dict, name: tuple,
+) -> None:  # fmt: skip
+    """Fills the gradients of sources' rows."""
+    asked = enumerate(zip(program.leaves, line.results, strict=True))
+    srcs = tuple(leaf for leaf, (kind, result) in asked if kind.startswith("src") and result >= 0)
+    if not srcs:
+        return
+    places, order = settings["PLACES"], None
+    outs = tuple(out[places[leaf]] if leaf in srcs else tensors[0] for leaf in range(len(program.leaves)))
+    num_src, width, edges = outs[srcs[0]].shape[0], settings["WIDTH"], indices.numel()
+    if is_deterministic():
+        rows = edge_dst(indptr, edges, indices)
+        first, links, order = transposed(indptr, indices, rows, num_src)
+    else:
+        first, links = link_edges(indptr, indices, num_src)
+    of = tuple(SIZES[program.leaves[leaf]] for leaf in srcs)
+    settings = {**settings, "SRCS": srcs, "OF_SRCS": of, "NOTHING": (-1,) * len(srcs)}
+
+    def launch(config: tune.Config) -> None:
+        grid = (max(1, cdiv(num_src, config["ROWS"])), cdiv(settings["HEADS"], settings["TALL"]))
+        _segment_grad_src[grid](first, links, order, tensors, outs, num_src, **settings, **config)
+
+    size = name[0].itemsize
+    shape = (*name, tune.size_class(num_src), tune.size_class(edges))
+    configs = tile_configs(settings["TALL"] * settings["BLOCK"], size)
+    launch(tune.choose("segment_grad_src", shape, configs, launch, 2 * (num_src + edges) * width * size, indptr.device))
+
+
+@op
+def segment_grad(
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, outputs: list[Tensor],
+    grads: list[Tensor], wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    """See ``joestar.ops.aggregate.segment``.
+
+    The sums of sources' rows run in an order that changes between runs, but under
+    ``torch.use_deterministic_algorithms(True)``.
+    """
+    parsed, width = checked(indptr, indices, leaves, program, heads)
+    line = segment_gradient(parsed, check_segment_wanted(parsed, leaves, wanted))
+    for y, grad in zip(outputs, grads, strict=False):
+        require(y.shape == grad.shape, f"grad {list(y.shape)}", list(grad.shape))
+    out = [torch.empty_like(leaf) if w else leaf.new_empty(0) for leaf, w in zip(leaves, wanted, strict=True)]
+    some = bool(width and indices.numel())
+    for leaf, group in enumerate(groups_of(parsed.leaves, out)):
+        if line.results[leaf] < 0 or not some:
+            for tensor in group:
+                tensor.zero_()
+    if some:
+        rows = grad_rows(parsed, heads, width, indptr, outputs, grads)
+        settings = {
+            **_constants(parsed, [*leaves, *rows], line, wanted), **tile_of(parsed, width, heads),
+            "ACC": accumulator(*rows),
+        }  # fmt: skip
+        name = (dtype_of(parsed, leaves), width, heads, program.replace(" ", "_"))
+        tensors = prepared(line.leaves, [*leaves, *rows])
+        _over_destinations(indptr, indices, tensors, parsed, line, wanted, out, settings, name)
+        _over_sources(indptr, indices, tensors, parsed, line, out, settings, name)
+    return out

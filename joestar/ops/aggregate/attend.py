@@ -1,0 +1,117 @@
+"""``joestar::attend``: attention over the in-edges of destinations, and its gradients, from the ops that it fuses."""
+
+import torch
+from torch import Tensor
+
+from joestar.kernels.layout import shares_rows
+from joestar.ops.aggregate.edge_softmax import edge_softmax
+from joestar.ops.aggregate.scatter import scatter_dst, scatter_src
+from joestar.ops.aggregate.spmm import spmm, spmm_grad_x
+from joestar.ops.aggregate.values import widen
+from joestar.ops.dense.dropout import dropout_apply
+from joestar.ops.registry import CSC, Padding, define, define_gradient, rows_dtype
+from joestar.ops.sampling.edge_dst import edge_dst, valid_edges
+
+ops = torch.ops.joestar
+_SCORES = "Tensor s_src, Tensor s_dst, Tensor x"
+
+
+def attend(
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, slope: float, bits: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Graph attention: ``y[d, h] = sum over e of d of m[e, h] alpha[e, h] x[indices[e], h]``.
+
+    ``alpha`` is the softmax, over the in-edges of a destination, of ``leaky_relu(s_src[indices[e]] + s_dst[d])``.
+
+    Args:
+        s_src: ``[N, H]``, s_dst: ``[num_dst, H]``, scores of both ends; slope: of the leaky ReLU.
+        x: ``[N, H, F]``, or ``[N, 1, F]``: rows that the heads share. All values have one floating-point dtype.
+        bits: if given (``edge_dropout_bits``), the coefficients ``m`` are ``scale`` where their bit is set, else 0.
+
+    Returns:
+        ``y`` ``[num_dst, H, F]``; the largest logit and the sum of exponentials per destination and head
+        ``[num_dst, H]``, in float32 for 16-bit values: what the gradients need. A row without edges is 0 in all three.
+    """
+    z, logits = _logits(indptr, indices, widen(s_src), widen(s_dst), slope)
+    rows = edge_dst(indptr, z.shape[0], indptr)
+    top = z.new_full(s_dst.shape, -torch.inf).scatter_reduce(0, rows[:, None].expand_as(z), logits, "amax")
+    total = z.new_zeros(s_dst.shape).index_add(0, rows, torch.exp(logits - top[rows]))
+    empty = (indptr[1:] == indptr[:-1])[:, None]
+    alpha = edge_softmax(indptr, logits)
+    alpha = alpha if bits is None else _masked(alpha, bits, scale)
+    y = spmm(indptr, indices[: z.shape[0]], widen(x), alpha, "sum")
+    return y.to(x.dtype), torch.where(empty, 0, top), total
+
+
+def attend_grad(
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, top: Tensor, total: Tensor, grad: Tensor,
+    slope: float, bits: Tensor | None, scale: float, needs_x: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``attend`` for ``s_src``, ``s_dst`` and (empty ``[0]`` unless ``needs_x``) ``x``.
+
+    Coefficients are computed again from ``top`` and ``total``. A logit's gradient is
+    ``alpha (m p - sum over the row of alpha m p)`` with ``p = <x[source], grad>``, where ``grad`` ``[num_dst, H, F]``
+    is the gradient of the result.
+    """
+    z, logits = _logits(indptr, indices, widen(s_src), widen(s_dst), slope)
+    src, rows = valid_edges(indptr, indices)
+    wide, own = widen(x)[src], widen(grad)[rows]
+    alpha = torch.exp(logits - top[rows]) / total[rows]
+    applied = alpha if bits is None else _masked(alpha, bits, scale)
+    weighted = applied * (wide * own).sum(-1)
+    for_logits = weighted - alpha * scatter_dst(indptr, weighted)[rows]
+    for_z = torch.where(z > 0, for_logits, slope * for_logits)
+    grad_src = scatter_src(indptr, src, for_z, s_src.shape[0]).to(s_src.dtype)
+    grad_dst = scatter_dst(indptr, for_z).to(s_dst.dtype)
+    if not needs_x:
+        return grad_src, grad_dst, x.new_empty(0)
+    grad_x = spmm_grad_x(indptr, src, widen(grad), applied, x.shape[0], "sum", shares_rows(x, s_dst))
+    return grad_src, grad_dst, grad_x.to(x.dtype)
+
+
+def _logits(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+    """(sum of both scores, leaky ReLU of it), ``[E, H]`` over the valid edges."""
+    src, rows = valid_edges(indptr, indices)
+    z = s_src[src] + s_dst[rows]
+    return z, torch.where(z > 0, z, slope * z)
+
+
+def _masked(alpha: Tensor, bits: Tensor, scale: float) -> Tensor:
+    return dropout_apply(alpha, bits[: alpha.shape[0]], 0.0, False) * scale
+
+
+def _fake(indptr, indices, s_src, s_dst, x, slope, bits, scale):
+    rows = s_dst.shape
+    wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    top, total = (x.new_empty(rows, dtype=wide) for _ in range(2))
+    return x.new_empty((*rows, x.shape[2])), top, total
+
+
+def _grad_fake(indptr, indices, s_src, s_dst, x, top, total, grad, slope, bits, scale, needs_x):
+    return s_src.new_empty(s_src.shape), s_dst.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else (0,))
+
+
+def _setup(ctx, inputs, output):
+    indptr, indices, s_src, s_dst, x, ctx.slope, bits, ctx.scale = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(indptr, indices, s_src, s_dst, x, *output[1:], bits)
+
+
+def _backward(ctx, grad, *of_saved):
+    *saved, bits = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    grads = ops.attend_grad(*saved, grad.contiguous(), ctx.slope, bits, ctx.scale, needs[4])
+    return None, None, *(g if needed else None for g, needed in zip(grads, needs[2:5], strict=True)), None, None, None
+
+
+define(
+    f"attend({CSC}, {_SCORES}, float slope, Tensor? bits, float scale) -> (Tensor, Tensor, Tensor)", attend, fake=_fake,
+    gradient=(_setup, _backward), padding=Padding.SAFE, cpu="cpu_attend", cuda="gpu_attend",
+    autocast=rows_dtype("attend", "x", "s_src", "s_dst"),
+)  # fmt: skip
+define_gradient(
+    f"attend_grad({CSC}, {_SCORES}, Tensor top, Tensor total, Tensor grad, float slope, Tensor? bits,"
+    " float scale, bool needs_x) -> (Tensor, Tensor, Tensor)", attend_grad, fake=_grad_fake, cpu="cpu_attend",
+    cuda="gpu_attend",
+)  # fmt: skip

@@ -1,0 +1,203 @@
+"""``joestar::segment``: what a program computes per edge, reduced per destination, softmax among the reductions.
+
+Attention of any score is one op: scores, their softmax over a destination's edges and the weighted sum are made where
+rows are read, forward in one pass over the edges, and again in the backward pass, whose program is derived from the
+forward one (``kernels/segment_program.py``). Of the softmax only its largest score and its sum of exponentials per
+destination are kept. Rows without edges are 0.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from joestar.kernels.cpu_segment import unpacked
+from joestar.kernels.edge_program import MEANING
+from joestar.kernels.segment_program import (
+    FULL,
+    HEAD,
+    SIZES,
+    SegmentProgram,
+    check_segment,
+    check_segment_wanted,
+    dtype_of,
+    groups_of,
+    width_of,
+)
+from joestar.ops.registry import Padding, define, define_gradient
+from joestar.ops.sampling.edge_dst import valid_edges
+
+ops = torch.ops.joestar
+
+_ARGUMENTS = "Tensor indptr, Tensor indices, Tensor[] leaves, str program, int heads"
+
+
+def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int) -> list[Tensor]:
+    """Plain PyTorch, all edges' values in memory, which autograd differentiates.
+
+    Args:
+        indptr: int64 ``[num_dst + 1]``; indices: rows of the ``src`` leaves per edge, ``[E]``.
+        leaves: the tensors of the program's leaves, all of one dtype, bits int32.
+        program: see ``joestar.kernels.segment_program``; heads: into which the columns split.
+
+    Returns:
+        Per result ``[num_dst, W]`` or ``[num_dst, H]`` in the leaves' dtype; then, per softmax, the largest score and
+        the sum of exponentials of each destination, at least float32; all 0 where there are no edges.
+    """
+    parsed = SegmentProgram.parse(program)
+    n = indptr.numel() - 1
+    width = check_segment(parsed, leaves, heads, n, indices.numel()) // heads
+    src, dst = valid_edges(indptr, indices)
+    dtype = dtype_of(parsed, leaves)
+    wide = torch.promote_types(dtype, torch.float32)
+    values = [
+        _leaf(kind, group, src, dst, (heads, width), wide)
+        for kind, group in zip(parsed.leaves, groups_of(parsed.leaves, leaves), strict=True)
+    ]
+    for name, *arguments in parsed.steps:
+        read = [values[a] if isinstance(a, int) else a for a in arguments]
+        across = {
+            "dot": lambda a, b: (a * b).sum(2, keepdim=True),
+            "total": lambda a: a.sum(2, keepdim=True),
+            "spread": lambda a: a.expand(-1, heads, width),
+        }
+        values.append({**MEANING, **across}[name](*read))
+    found, saved = [], []
+    for result in parsed.results:
+        rows = [heads, width if parsed.size_of(result) == FULL else 1]
+        value, weight = values[result[-1]], None
+        if result[0] == "softmax":
+            columns = width if parsed.score_size(result) == FULL else 1
+            weight, *rest = _softmax(values[result[1]].expand(src.numel(), heads, columns), dst, n)
+            saved += rest
+            value = value * weight
+        y = value.new_zeros(n, *rows).index_add(0, dst, value.expand(src.numel(), *rows))
+        if result[0] == "mean":
+            y = y / (indptr[1:] - indptr[:-1]).clamp(min=1).view(-1, 1, 1)
+        found.append(y.flatten(1).to(dtype))
+    return [*found, *saved]
+
+
+def _leaf(kind: str, tensors: tuple, src: Tensor, dst: Tensor, sizes: tuple[int, int], wide: torch.dtype) -> Tensor:
+    first, *rest = (t if t.dtype == torch.int32 else t.to(wide) for t in tensors)
+    shape = (-1, sizes[0], sizes[1] if SIZES[kind] == FULL else 1)
+    if kind == "src_row":
+        return first[src][:, None]
+    if kind == "bits":
+        return unpacked(first[: src.numel()], sizes[0]).to(wide).view(shape)
+    if kind.startswith(("src", "dst")):
+        return first[src if kind.startswith("src") else dst].view(shape)
+    if kind.startswith("vector"):
+        return first.view(shape)
+    value = first[: src.numel()]
+    if kind == "scalar":
+        return value.view(-1, 1, 1)
+    return (F.linear(value, *rest) if rest else value).view(shape)
+
+
+def _softmax(score: Tensor, dst: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(softmax per destination, largest scores, sums of exponentials)."""
+    index = dst.view(-1, 1, 1).expand_as(score)
+    top = score.new_zeros(n, *score.shape[1:]).scatter_reduce(0, index, score.detach(), "amax", include_self=False)
+    power = (score - top[dst]).exp()
+    total = torch.zeros_like(top).index_add(0, dst, power)
+    return power / total[dst], top.flatten(1), total.detach().flatten(1)
+
+
+def reference_grad(
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, outputs: list[Tensor],
+    grads: list[Tensor], wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of ``segment`` for the tensors of ``leaves`` that are ``wanted``, else empty ``[0]``."""
+    parsed = SegmentProgram.parse(program)
+    check_segment_wanted(parsed, leaves, wanted)
+    wide = torch.promote_types(dtype_of(parsed, leaves), torch.float32)
+    with torch.enable_grad():
+        own = [
+            (leaf if leaf.dtype == torch.int32 else leaf.detach().to(wide, copy=True)).requires_grad_(w)
+            for leaf, w in zip(leaves, wanted, strict=True)
+        ]
+        asked = [leaf for leaf in own if leaf.requires_grad]
+        found = []
+        if asked:
+            made = reference(indptr, indices, own, program, heads)[: len(parsed.results)]
+            pairs = [(y, grad.to(wide)) for y, grad in zip(made, grads, strict=False) if y.requires_grad]
+            found = torch.autograd.grad([y for y, _ in pairs], asked, [g for _, g in pairs], materialize_grads=True)
+    given = iter(found)
+    return [
+        next(given).to(leaf.dtype).contiguous() if w else leaf.new_empty(0)
+        for leaf, w in zip(leaves, wanted, strict=True)
+    ]
+
+
+def _fake(indptr, indices, leaves, program, heads):
+    parsed = SegmentProgram.parse(program)
+    like, n = leaves[0], indptr.shape[0] - 1
+    dtype, width = dtype_of(parsed, leaves), width_of(parsed, leaves, heads)
+    wide = torch.promote_types(dtype, torch.float32)
+    out = [like.new_empty((n, width if parsed.size_of(r) == FULL else heads), dtype=dtype) for r in parsed.results]
+    for result in parsed.softmaxes:
+        columns = heads if parsed.score_size(result) == HEAD else width
+        out += [like.new_empty((n, columns), dtype=wide) for _ in range(2)]
+    return out
+
+
+def _grad_fake(indptr, indices, leaves, program, heads, outputs, grads, wanted):
+    return [leaf.new_empty(leaf.shape if w else (0,)) for leaf, w in zip(leaves, wanted, strict=True)]
+
+
+def _setup(ctx, inputs, output):
+    indptr, indices, leaves, ctx.program, ctx.heads = inputs
+    parsed = SegmentProgram.parse(ctx.program)
+    check_segment_wanted(parsed, leaves, [leaf.requires_grad for leaf in leaves])
+    ctx.mark_non_differentiable(*output[len(parsed.results) :])
+    ctx.num_leaves = len(leaves)
+    ctx.save_for_backward(indptr, indices, *leaves, *output)
+
+
+def _backward(ctx, grads):
+    indptr, indices, *rest = ctx.saved_tensors
+    leaves, outputs = rest[: ctx.num_leaves], rest[ctx.num_leaves :]
+    wanted = list(ctx.needs_input_grad[2])
+    results = len(SegmentProgram.parse(ctx.program).results)
+    grads = [grad.contiguous() for grad in grads[:results]]
+    found = ops.segment_grad(indptr, indices, leaves, ctx.program, ctx.heads, outputs, grads, wanted)
+    return None, None, [g if w else None for g, w in zip(found, wanted, strict=True)], None, None
+
+
+_ORDER = (("src", "src_row", "src_head"), ("dst", "edge", "dst_head", "edge_head"), ("narrow", "narrow_plain"))
+"""Kinds of leaves whose dtype counts under autocast, the first that there are."""
+
+
+def _common_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dtype) -> torch.dtype:
+    """The dtype of the rows of sources, else of other rows; products would give ``short``."""
+    groups = list(zip(program.leaves, groups_of(program.leaves, leaves), strict=True))
+    for kinds in _ORDER:
+        found = [tensors[0].dtype for kind, tensors in groups if kind in kinds]
+        if found:
+            return short if "narrow" in kinds else max(found, key=lambda dtype: dtype.itemsize)
+    return short
+
+
+def _autocast(device: str):
+    """Leaves come in several dtypes under autocast, and the op takes one, as ``edge_map`` does."""
+
+    def run(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int) -> list[Tensor]:
+        parsed = SegmentProgram.parse(program)
+        floats = {leaf.dtype for leaf in leaves if leaf.dtype != torch.int32}
+        if len(floats) > 1:
+            dtype = _common_dtype(parsed, leaves, torch.get_autocast_dtype(device))
+            leaves = [leaf if leaf.dtype == torch.int32 else leaf.to(dtype) for leaf in leaves]
+        with torch.autocast(device, enabled=False):
+            return torch.ops.joestar.segment(indptr, indices, leaves, program, heads)
+
+    return run
+
+
+define(
+    f"segment({_ARGUMENTS}) -> Tensor[]", reference, fake=_fake, gradient=(_setup, _backward), padding=Padding.SAFE,
+    cpu="cpu_segment", cuda="gpu_segment", autocast=_autocast,
+)  # fmt: skip
+define_gradient(
+    f"segment_grad({_ARGUMENTS}, Tensor[] outputs, Tensor[] grads, bool[] wanted) -> Tensor[]", reference_grad,
+    fake=_grad_fake, cpu="cpu_segment", cuda="gpu_segment_grad",
+)  # fmt: skip

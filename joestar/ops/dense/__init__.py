@@ -1,0 +1,1 @@
+"""Ops on rows: products, biases, dropout, reads of tables."""

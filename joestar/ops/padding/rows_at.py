@@ -1,0 +1,32 @@
+"""``joestar::rows_at`` and ``joestar::scatter_valid``: reads from what may be empty, writes of valid entries only."""
+
+import torch
+from torch import Tensor
+
+from joestar.ops.registry import compose
+
+
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]`` ``[n, ...]``; rows of 0 where ``x`` has none, as an empty set of edges has in front of its loops."""
+    if isinstance(x.shape[0], int) and x.shape[0] == 0:
+        return x.new_zeros((index.shape[0], *x.shape[1:]))
+    return torch.index_select(x, 0, index)
+
+
+def scatter_valid(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool, count: Tensor
+) -> Tensor:
+    """``x.scatter_reduce(dim, index, source, reduce)`` of the first ``count`` entries of the source along ``dim``."""
+    rows = x.shape[dim]
+    shape = [-1 if d == dim else 1 for d in range(source.dim())]
+    valid = (torch.arange(source.shape[dim], device=x.device) < count).reshape(shape)
+    extended = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, 1))], dim)
+    index = torch.where(valid, index, rows)
+    return extended.scatter_reduce(dim, index, source, reduce, include_self=include_self).narrow(dim, 0, rows)
+
+
+compose("rows_at(Tensor x, Tensor index) -> Tensor", rows_at)
+compose(
+    "scatter_valid(Tensor x, int dim, Tensor index, Tensor source, str reduce, bool include_self, Tensor count)"
+    " -> Tensor", scatter_valid,
+)  # fmt: skip

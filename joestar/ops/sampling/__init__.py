@@ -1,0 +1,1 @@
+"""Ops that make or read structure: picks, slices, local ids, self-loops, rows of edges."""

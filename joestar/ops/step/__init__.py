@@ -1,0 +1,1 @@
+"""Ops and kernels around the program of a training step."""

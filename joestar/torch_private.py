@@ -1,0 +1,48 @@
+"""All of PyTorch's private API that Joestar relies on, in one table: what another version moves is found here.
+
+Names are imported at their first use, as some take a second: ``from joestar.torch_private import FakeTensor``.
+"""
+
+import importlib
+
+_TABLE = {
+    "torch": "sym_sqrt=_sym_sqrt sym_log2=_sym_log2 sym_cos=_sym_cos sym_sin=_sym_sin sym_tanh=_sym_tanh"
+    " foreach_add=_foreach_add_ foreach_copy=_foreach_copy_ amp_update_scale=_amp_update_scale_"
+    " amp_unscale=_amp_foreach_non_finite_check_and_unscale_",
+    "torch._C": "set_grad_enabled=_set_grad_enabled driver_version=_cuda_getDriverVersion"
+    " len_torch_function_stack=_len_torch_function_stack pop_torch_function_stack=_pop_torch_function_stack"
+    " push_on_torch_function_stack=_push_on_torch_function_stack",
+    "torch._dispatch.python": "enable_python_dispatcher",
+    "torch._dynamo": "dynamo=",
+    "torch._dynamo.symbolic_convert": "InstructionTranslator",
+    "torch._guards": "detect_fake_mode",
+    "torch._inductor.codecache": "codecache=",
+    "torch._inductor.codegen.common": "KernelTemplate",
+    "torch._inductor.compile_fx": "compile_fx=",
+    "torch._inductor.config": "inductor_config=",
+    "torch._inductor.cpu_vec_isa": "cpu_vec_isa=",
+    "torch._inductor.custom_graph_pass": "CustomGraphPass get_hash_for_files",
+    "torch._inductor.debug": "inductor_debug=",
+    "torch._inductor.decomposition": "select_decomp_table",
+    "torch._inductor.pattern_matcher": "stable_topological_sort",
+    "torch._ops": "OpOverload HigherOrderOperator",
+    "torch._subclasses": "FakeTensor FakeTensorMode",
+    "torch.cuda": "gpu_sleep=_sleep",
+    "torch.fx.experimental.proxy_tensor": "make_fx",
+    "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
+    "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",
+    "torch.utils._device": "DeviceContext",
+    "torch.utils._pytree": "tree_leaves tree_map_only",
+    "torch.utils._traceback": "traceback_of_torch=",
+}
+"""Module -> what is read there: ``ours=theirs``, one name where they are the same, ``ours=`` for the module itself."""
+NAMES = {entry.partition("=")[0]: (module, entry) for module, row in _TABLE.items() for entry in row.split()}
+
+
+def __getattr__(name: str):
+    if name not in NAMES:
+        raise AttributeError(name)
+    module, entry = NAMES[name]
+    found, theirs = importlib.import_module(module), entry.rpartition("=")[2]
+    globals()[name] = found = getattr(found, theirs) if theirs else found
+    return found

@@ -1,0 +1,135 @@
+"""Segment programs to test with: those of known layers, and random ones; and their tensors."""
+
+import random
+
+import torch
+
+from joestar.kernels.edge_program import BINARY, UNARY
+from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, sizes_of
+from joestar.ops.aggregate.segment import reference, reference_grad
+
+from .samples import values
+from .structures import structures
+
+DOT = "src dst src narrow bits | add 0 3 | dot 1 5 | mul_scalar 6 0.5 | add 2 3 | mul 8 4 -> softmax 7 9"
+ADDITIVE = "src dst edge vector | add 0 1 | add 4 2 | leaky_relu 5 0.2 | mul 6 3 | total 7 -> softmax 8 0"
+PER_COLUMN = "src vector | mul 0 1 -> softmax 2 0"
+OF_NODES = (
+    "src_head dst_head edge_head src vector_head scalar | add 0 1 | add 6 2 | leaky_relu 7 0.2 | mul 8 4 | mul 9 5"
+    " -> softmax 10 3"
+)
+SHARED = "src_head dst_head src_row | add 0 1 | tanh 3 | mul 2 3 -> softmax 4 2, sum 5"
+SEVERAL = (
+    "src scalar narrow_plain | mul 0 1 | tanh 1 | total 3 | maximum 5 4 | spread 6 | mul 7 2"
+    " -> sum 8, mean 6, softmax 4 8, softmax 0 6"
+)
+PROGRAMS = {
+    "dot": (DOT, 2, 3),
+    "additive": (ADDITIVE, 2, 3),
+    "per column": (PER_COLUMN, 1, 5),
+    "of nodes": (OF_NODES, 3, 2),
+    "shared rows": (SHARED, 3, 4),
+    "several": (SEVERAL, 2, 3),
+    "one head": (DOT, 1, 5),
+    "heads of one column": (ADDITIVE, 3, 1),
+}
+"""Name -> (program, H, columns of a head)."""
+NARROW = 3
+
+
+def random_program(seed: int) -> str:
+    """Any leaves, one to five steps of tame growth, one or two results, a softmax more often than not."""
+    rng = random.Random(seed)
+    leaves = ["src", *rng.choices([*SIZES], k=rng.randint(1, 3))]
+    rng.shuffle(leaves)
+    steps: list[tuple] = []
+
+    def pick(least: int = 0) -> int:
+        sizes = sizes_of(leaves, steps)
+        return rng.choice([value for value, size in enumerate(sizes) if size >= least])
+
+    for _ in range(rng.randint(1, 5)):
+        kind = rng.choice(["binary", "binary", "unary", "number", "dot", "total", "spread"])
+        if kind == "binary":
+            steps.append((rng.choice([op for op in BINARY if op != "div"]), pick(), pick()))
+        elif kind == "unary":
+            steps.append((rng.choice([op for op in UNARY if op != "exp"]), pick()))
+        elif kind == "number":
+            steps.append(
+                (rng.choice(["leaky_relu", "elu", "add_scalar", "mul_scalar"]), pick(), rng.choice([0.3, 0.7]))
+            )
+        elif kind == "dot":
+            steps.append(("dot", *rng.sample([pick(FULL), pick()], 2)))
+        else:
+            steps.append((kind, pick(FULL if kind == "total" else 0)))
+    results = []
+    for _ in range(rng.randint(1, 2)):
+        last = len(leaves) + len(steps) - 1
+        name = rng.choice(["softmax", "softmax", "sum", "mean"])
+        results.append((name, last, pick()) if name == "softmax" else (name, last))
+    return str(SegmentProgram(tuple(leaves), tuple(steps), tuple(results)))
+
+
+def leaves_of(program: str, heads: int, width: int, s, dtype) -> list:
+    """Tensors for a program's leaves over a structure; NaN in edges' rows behind the last one."""
+    edges, columns, out = s.indices.numel(), {FULL: heads * width, HEAD: heads}, []
+    for kind in SegmentProgram.parse(program).leaves:
+        seed, size = 10 * len(out), columns.get(SIZES[kind], 1)
+        family = kind.removesuffix("_head")
+        if family in ("src", "dst", "edge"):
+            rows = {"src": s.num_src, "dst": s.num_dst, "edge": edges}[family]
+            out.append(values((rows, size), dtype, seed, s.edges if family == "edge" else None))
+        elif kind == "src_row":
+            out.append(values((s.num_src, width), dtype, seed))
+        elif family == "vector":
+            out.append(values((size,), dtype, seed))
+        elif kind == "scalar":
+            out.append(values((edges,), dtype, seed, s.edges))
+        elif kind == "bits":
+            generator = torch.Generator().manual_seed(seed)
+            words = (edges, -(-heads // 32))
+            out.append(torch.randint(-(2**31), 2**31, words, generator=generator, dtype=torch.int32))
+        else:
+            out += [values((edges, NARROW), dtype, seed, s.edges), values((size, NARROW), dtype, seed + 1)]
+            out += [values((size,), dtype, seed + 2)] if kind == "narrow" else []
+    return out
+
+
+def differentiable(program: str) -> list[bool]:
+    """Which of the tensors may have a gradient."""
+    out = []
+    for kind in SegmentProgram.parse(program).leaves:
+        out += {"narrow": [False, True, True], "narrow_plain": [False, True], "bits": [False], "src_row": [False]}.get(
+            kind, [True]
+        )
+    return out
+
+
+def wide(leaves: list) -> list:
+    """The same in float64."""
+    return [leaf if leaf.dtype == torch.int32 else leaf.double() for leaf in leaves]
+
+
+def compare(run, program: str, heads: int, width: int, s, dtype, tolerance: float) -> None:
+    """``run``: (the op, its gradient). Both against autograd of plain PyTorch in float64."""
+    leaves = leaves_of(program, heads, width, s, dtype)
+    args = (s.indptr, s.indices, leaves, program, heads)
+    ours, good = run[0](*args), reference(s.indptr, s.indices, wide(leaves), program, heads)
+    results = len(SegmentProgram.parse(program).results)
+    grads = [values(tuple(y.shape), dtype, seed) for seed, y in enumerate(good[:results])]
+    wanted = differentiable(program)
+    found = run[1](*args, ours, grads, wanted)
+    expected = reference_grad(
+        s.indptr, s.indices, wide(leaves), program, heads, good, [grad.double() for grad in grads], wanted
+    )
+    for position, (a, b) in enumerate(zip([*ours, *found], [*good, *expected], strict=True)):
+        scale = max(1.0, b.abs().max().item()) if b.numel() else 1.0
+        case = f"{program}, {heads} heads, {s.name}, tensor {position}"
+        assert a.shape == b.shape and torch.isfinite(a).all(), case
+        error = (a.double() - b.double()).abs().max().item() if b.numel() else 0.0
+        assert error <= tolerance * scale, f"{case}: error {error:.3g} at values up to {scale:.3g}"
+
+
+def structure(name: str, ids=torch.int64):
+    """One of ``structures`` by name."""
+    return next(s for s in structures() if s.name == name).to(ids)
