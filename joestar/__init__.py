@@ -57,9 +57,9 @@ _PLACES = {
 }
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
-    "api", "bench", "cli", "data", "distributed", "errors", "fusion", "garbage", "graph_api", "kernels", "lowering",
-    "metrics", "nn", "ops", "partitioning", "profile", "pyg", "runtime", "sampling", "staged", "stages", "step",
-    "store",
+    "api", "bench", "cli", "data", "distributed", "errors", "fusion", "garbage", "graph_api", "kernels", "locks",
+    "lowering", "metrics", "nn", "ops", "partitioning", "profile", "pyg", "runtime", "sampling", "staged", "stages",
+    "step", "store", "torch_private",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

@@ -1,5 +1,6 @@
 """``joestar.compile``: a model and a sampler become one step."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 
@@ -18,7 +19,7 @@ from joestar.runtime.features import settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
-from joestar.runtime.ranks import check_single, check_synced, join
+from joestar.runtime.ranks import check_synced, compare, join
 from joestar.runtime.update import Average, LossScale, Update
 from joestar.staged.staging import Staging
 from joestar.stages import LargeBatch, Partitions
@@ -126,8 +127,6 @@ def compile(
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
     group = distributed.current()
-    if group is not None and (memory is not None or first_stage is not None):
-        check_single(group)
     staged = None
     whole_sample = takes_edge_index(model)
     if whole_sample and (memory is not None or first_stage is not None):
@@ -143,7 +142,12 @@ def compile(
                 "memory= and first_stage= bring features to the device in macro-batches, and those of this graph are "
                 "sharded over ranks (joestar.store.shard): take one of the two."
             )
-        staged = Staging(model, sampler, loss_fn, memory, first_stage, batch_size, autocast, tune, deterministic)
+        given = memory, first_stage, batch_size, autocast, tune, deterministic
+        with contextlib.nullcontext() if group is None else group.board.at("joestar.compile, planning", long=True):
+            if group is not None:
+                names = "memory", "first_stage", "batch_size", "autocast", "tune", "deterministic"
+                compare(group, model, sampler, loss_fn, dict(zip(names, given, strict=True)))
+            staged = Staging(model, sampler, loss_fn, *given, group)
         sampler = staged.sampler
     if whole_sample:
         check_sampler(sampler)
@@ -187,7 +191,8 @@ def compile(
         clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
         further = {"loss_fn": name, "accumulate": accumulate, "loss_scale": scale, "ema": ema, "tune": tune}
         given = {"cuda_graph": graphed, **clips, **further, **run, **vars(options)}
-        join(group, model, sampler.sampler if whole_sample else sampler, loss_fn, optimizer, given)
+        users = staged.users_sampler if staged else sampler.sampler if whole_sample else sampler
+        join(group, model, users, loss_fn, optimizer, given)
     update = None
     if optimizer is not None:
         if staged is None:
@@ -199,8 +204,8 @@ def compile(
         raise ConfigError("accumulate, loss_scale and ema need loss_fn and optimizer; in your own loop do it there.")
     elif clip_grad_norm is not None or clip_grad_value is not None:
         raise ConfigError("gradient clipping needs loss_fn and optimizer; in your own loop clip before opt.step().")
-    given = model, sampler, loss_fn, update, options, run, graphed, tune
-    return Step(*given, group) if staged is None else staged.step(*given)
+    given = model, sampler, loss_fn, update, options, run, graphed, tune, group
+    return Step(*given) if staged is None else staged.step(*given)
 
 
 def _loss_scale(given) -> LossScale | None:

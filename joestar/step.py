@@ -71,7 +71,7 @@ class Step:
             self._runner = StepRunner(self._executor("train"), update, self._seed, cuda_graph)
         self.group = group
         if group is not None and self._runner is not None:
-            self._runner.ranks = Ranks(group, self._runner.executor)
+            self._runner.ranks = Ranks(group, self._runner.executor, self.graph)
             group.frees(self._runner)
         self._tune = tune
         self._tuning: TuningRecord | None = None
@@ -271,8 +271,7 @@ class Step:
 
     def _one_step(self, runner: StepRunner, seeds: Tensor) -> Tensor:
         batch = seeds_per_rank(seeds.numel(), seeds.numel(), runner.world)
-        if self.group is not None:
-            runner.ranks.agree_on_call(seeds, self._calls, self._seed, self.optimizer)
+        self._agree_on_call(runner, seeds)
         self._ready(seeds, batch)
         executor, number = runner.executor, -1 - self._calls
         some = population(executor, seeds, batch, self._seed, number) if executor.needs(seeds[:batch]) else None
@@ -280,6 +279,11 @@ class Step:
         loss = runner.take(run)
         self.logged = runner.logged(run)
         return loss
+
+    def _agree_on_call(self, runner: StepRunner, seeds: Tensor) -> None:
+        """Several ranks: they are given the same seeds."""
+        if self.group is not None:
+            runner.ranks.agree_on_call(seeds, self._calls, self._seed, self.optimizer)
 
     def fit(
         self, train_idx: Tensor, val_idx: Tensor | None = None, epochs: int = 10, batch_size: int = 1000,

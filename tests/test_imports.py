@@ -81,6 +81,7 @@ ALLOWED = {
     },
     "staged": {
         "errors",
+        "distributed",
         "locks",
         "step",
         "runtime",

@@ -20,6 +20,15 @@ def add_to(app: typer.Typer) -> None:
 
 def plan(
     config: TrainConfig,
+    gpus: Annotated[
+        int | None,
+        option(
+            "Plan for one of so many GPUs that train together; --batch-size is per GPU.",
+            min=1,
+            metavar="N",
+            rich_help_panel="Execution",
+        ),
+    ] = None,
     json_file: Annotated[
         str | None, option("Write the plan as JSON.", "--json", metavar="FILE", rich_help_panel="Output")
     ] = None,
@@ -31,6 +40,7 @@ def plan(
     Examples:
         joestar plan cora --memory 40MiB
         joestar plan graphs/papers --memory 24GiB --fanouts 15,10,5 --hidden 128
+        joestar plan graphs/papers --memory 24GiB --gpus 4
         joestar plan graphs/papers --memory 24GiB --partitions parts.npz --group 96
     """
     import joestar
@@ -38,6 +48,7 @@ def plan(
     from joestar.cli.console import say
     from joestar.cli.files import check_writable, write_json
     from joestar.staged import Planner, parse_bytes
+    from joestar.staged.several import imagined
     from joestar.staged.staging import free_memory_of, partition_planner
 
     check_writable(json_file, "--json")
@@ -48,7 +59,9 @@ def plan(
     model = build.build_model(config, graph).to(device)
     budget = free_memory_of(model) if config.memory is None else parse_bytes(config.memory, "--memory")
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
-    planner, stage = Planner(model, sampler, budget, batch=config.batch_size), build.build_first_stage(config)
+    stage = build.build_first_stage(config)
+    ranks = None if gpus in (None, 1) else imagined(gpus, stage)
+    planner = Planner(model, sampler, budget, batch=config.batch_size, ranks=ranks)
     found = planner.plan() if stage is None else partition_planner(planner, stage).plan().plan
     for line in str(found).splitlines():
         say(console, line)

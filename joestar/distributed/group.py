@@ -14,6 +14,9 @@ from joestar.distributed.board import Board
 from joestar.distributed.place import Place
 from joestar.errors import DistributedError, JoestarError
 
+PART = 1 << 24
+"""Numbers that are summed at a time."""
+
 
 class Group:
     """All ranks. Whatever waits for others is named, ends when one of them has failed, and says so.
@@ -37,6 +40,11 @@ class Group:
     def world(self) -> int:
         """Number of processes."""
         return self.place.world
+
+    @property
+    def host(self) -> str:
+        """Name of this process's host."""
+        return self.hosts[self.rank]
 
     @property
     def timeout(self) -> float:
@@ -145,7 +153,11 @@ class Group:
 
     def _joined(self, tensor: Tensor) -> Tensor:
         whole = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
-        dist.all_reduce(whole)
+        for part in whole.view(-1).split(PART):
+            there = part.to(self.device)  # GPUs add up what is in host memory, too: faster than hosts, and always there
+            dist.all_reduce(there)
+            if there.device != part.device:
+                part.copy_(there)
         return whole.to(tensor.dtype)
 
     # --- the end ---

@@ -1,9 +1,11 @@
 """Which process this is, as launchers say it in the environment, and which device is its own."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,14 @@ from joestar.errors import ConfigError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets. ``LOCAL_WORLD_SIZE`` is looked at, too."""
+
+
+def host_name() -> str:
+    """The same for all processes of a host, and for no others: containers of several hosts may share a name."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        name += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return name
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def find_device(place: Place, wanted: str | None = None) -> Found:
     """
     if wanted not in (None, "cpu", "cuda"):
         raise ConfigError(f"device must be 'cpu', 'cuda' or None; got {wanted!r}.")
-    host, visible = socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    host, visible = host_name(), os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
     if wanted != "cuda" and not count:
         return Found(host, visible, count, "cpu")

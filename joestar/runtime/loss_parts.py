@@ -5,6 +5,7 @@ weighted by what their rows weigh (one each; class weights, none for ``ignore_in
 their sum. What is neither cannot be divided among ranks without changing it, and is refused.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError
+from joestar.graph_api import Graph
 from joestar.lowering.loss import ClassLoss
 from joestar.lowering.outputs import loss_and_values
 
@@ -38,17 +40,22 @@ class LossParts:
     void: float = float("nan")
 
 
-def loss_parts(program, seeds: Tensor) -> LossParts:
+def loss_parts(program, seeds: Tensor, graph: Graph) -> LossParts:
     """The parts of a traced ``train`` program's loss, tried on some of ``seeds``.
+
+    Args:
+        graph: whose nodes these are: that of the program, or the whole one of which it sees parts.
 
     Raises:
         ConfigError: if it is neither a mean nor a sum over seeds.
     """
-    data = program.graph.ndata
+    data = graph.ndata
     known = _known_labels(data["y"])
-    candidates = [_of_classes(loss) for loss in program.class_losses] + [known, None]
+    classes = [_over(loss, graph) for loss in program.class_losses] if graph is not program.graph else None
+    classes = program.class_losses if classes is None else [loss for loss in classes if loss is not None]
+    candidates = [_of_classes(loss) for loss in classes] + [known, None]
     nodes = _tried(seeds, data["y"], candidates[0])
-    trial = _Trial(program, nodes)
+    trial = _Trial(program, nodes, graph)
     for rows in candidates:
         weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu") if rows is None else rows(nodes).cpu()
         if trial.is_mean(weights):
@@ -73,8 +80,8 @@ def is_tried_again(epoch: int) -> bool:
     return 0 < epoch <= 8 or (epoch > 0 and epoch & (epoch - 1) == 0)
 
 
-def check_again(program, found: LossParts, seeds: Tensor) -> None:
-    """Tries some other seeds, of which the loss must be made up in the way that was found before.
+def check_again(program, found: LossParts, seeds: Tensor, graph: Graph) -> None:
+    """Tries some other seeds of a graph, of which the loss must be made up in the way that was found before.
 
     Raises:
         ConfigError: if it is not.
@@ -83,7 +90,7 @@ def check_again(program, found: LossParts, seeds: Tensor) -> None:
     weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu")
     if found.rows is not None:
         weights = found.rows(nodes).cpu()
-    trial = _Trial(program, nodes)
+    trial = _Trial(program, nodes, graph)
     if trial.is_sum() if found.kind == SUM else not weights.any() or trial.is_mean(weights):
         return
     raise ConfigError(
@@ -95,8 +102,8 @@ def check_again(program, found: LossParts, seeds: Tensor) -> None:
 class _Trial:
     """Loss and logged values of all rows, and of each of two parts."""
 
-    def __init__(self, program, nodes: Tensor):
-        self.program, self.nodes = program, nodes
+    def __init__(self, program, nodes: Tensor, graph: Graph):
+        self.program, self.nodes, self.graph = program, nodes, graph
         self.cut = max(1, len(nodes) * 2 // 5)
         if None in program.shapes:
             raise ConfigError(
@@ -116,10 +123,12 @@ class _Trial:
     @torch.no_grad()
     def _called(self, start: int, end: int) -> list[float]:
         """Loss and logged values of some rows."""
-        data, loss, nodes = self.program.graph.ndata, self.program.loss, self.nodes[start:end]
+        loss, nodes, device = self.program.loss, self.nodes[start:end], self.program.graph.device
+        data = {name: self.graph.ndata[name][nodes] for name in ("y", *loss.inputs) if name != "seeds"}
+        data |= {"seeds": self.graph.ids_of(nodes).long()} if "seeds" in loss.inputs else {}
+        given = {name: value.to(device) for name, value in data.items()}
         outputs = self.program.assembled([rows[start:end] for rows in self.outputs])
-        further = {name: nodes.long() if name == "seeds" else data[name][nodes] for name in loss.inputs}
-        value, logged = loss_and_values(loss.call(outputs, data["y"][nodes], **further), loss.name)
+        value, logged = loss_and_values(loss.call(outputs, given.pop("y"), **given), loss.name)
         return [float(entry) for entry in (value, *logged.values())]
 
     def is_mean(self, weights: Tensor, of: int = 0) -> bool:
@@ -155,6 +164,16 @@ def _tried(seeds: Tensor, labels: Tensor, rows: Callable[[Tensor], Tensor] | Non
     nodes = torch.cat([nodes, nodes]) if len(nodes) == 1 else nodes
     random = torch.Generator().manual_seed(5)
     return nodes[torch.randperm(len(nodes), generator=random, device="cpu").to(nodes.device)]
+
+
+def _over(loss: ClassLoss, graph: Graph) -> ClassLoss | None:
+    """A loss of a program over parts of a graph, for that graph's nodes; ``None`` if its ids are computed."""
+    if loss.target is not None:
+        return None
+    labels = graph.ndata["y"]
+    return dataclasses.replace(
+        loss, labels=labels, weight=None if loss.weight is None else loss.weight.to(labels.device)
+    )
 
 
 def _of_classes(loss: ClassLoss) -> Callable[[Tensor], Tensor]:

@@ -75,9 +75,7 @@ def predict(executor: Executor, seeds: Tensor, batch: int, seed: int, group: Gro
 
 def _predict_together(executor: Executor, seeds: Tensor, batch: int, seed: int, group: Group):
     """Batches in turn to the ranks: each is what it is in one process, as draws are keyed by its number."""
-    group.agree("step.predict or step.evaluate", {
-        "seeds": f"{seeds.numel()} ids #{checksum(seeds)}", "batch_size": str(batch), "seed": str(seed)
-    })  # fmt: skip
+    agree_on(group, seeds, batch, seed)
     with group.board.at("step.predict or step.evaluate", long=True):
         if executor.execution == "padded":
             executor.prepare(seeds, batch, seed, -1)
@@ -89,6 +87,13 @@ def _predict_together(executor: Executor, seeds: Tensor, batch: int, seed: int, 
             results.make(logits(executor, seeds[:batch], batch, seed, -1, 0, whole=False))
         group.exchange("the end of step.predict or step.evaluate")
     return executor.program.assembled(group.join_rows(results.tensors))
+
+
+def agree_on(group: Group, seeds: Tensor, batch: int, seed: int) -> None:
+    """Raises ``DistributedError`` on all ranks unless they predict the same."""
+    group.agree("step.predict or step.evaluate", {
+        "seeds": f"{seeds.numel()} ids #{checksum(seeds)}", "batch_size": str(batch), "seed": str(seed)
+    })  # fmt: skip
 
 
 class Rows:

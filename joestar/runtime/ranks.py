@@ -12,6 +12,7 @@ from joestar.distributed.division import arranged, present, share, weights
 from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, values_of
 from joestar.distributed.reduction import Reduction
 from joestar.errors import ConfigError
+from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss
 from joestar.ops.step import ranks as within
 from joestar.runtime.executor import Executor
@@ -29,10 +30,11 @@ class Ranks:
 
     Args:
         group: the ranks; executor: of the ``train`` program, whose bounds are agreed on from now on.
+        graph: whose nodes the seeds of all ranks are: that of the program, or the whole one of which it sees parts.
     """
 
-    def __init__(self, group: Group, executor: Executor):
-        self.group, self.executor = group, executor
+    def __init__(self, group: Group, executor: Executor, graph: Graph):
+        self.group, self.executor, self.graph = group, executor, graph
         self.reduction = Reduction(group)
         self._parts: tuple = (None, None)
         self._written: tuple = (None, [])
@@ -79,18 +81,23 @@ class Ranks:
 
     def divided(self, order: Tensor, batch: int, epoch: int) -> tuple[Tensor, int, Tensor]:
         """This rank's part of an order: (ids ``[steps * batch]``, how many are meant, ``Run.shares``)."""
-        if is_tried_again(epoch):
-            first = epoch * TRIED_AGAIN % order.numel()
-            check_again(self.executor.program, self._loss_parts(order), order[first : first + TRIED_AGAIN])
-        own, end = share(order, batch, self.rank, self.world)
-        return own, end, self._shares(order, batch)
+        return *self.own(order, batch), self.shares(order, batch, epoch)
+
+    def own(self, order: Tensor, batch: int) -> tuple[Tensor, int]:
+        """This rank's seeds of an order: (ids ``[steps * batch]``, how many are meant)."""
+        return share(order, batch, self.rank, self.world)
 
     def owned(self, order: Tensor, batch: int) -> int:
         """Steps over an order in which this rank has seeds of its own: the last one may lack them."""
         full, rest = divmod(order.numel(), batch * self.world)
         return full + (rest > self.rank)
 
-    def _shares(self, order: Tensor, batch: int) -> Tensor:
+    def shares(self, order: Tensor, batch: int, epoch: int) -> Tensor:
+        """``Run.shares``, on the device of ``order``; the program must have been traced."""
+        if is_tried_again(epoch):
+            first = epoch * TRIED_AGAIN % order.numel()
+            some = order[first : first + TRIED_AGAIN]
+            check_again(self.executor.program, self._loss_parts(order), some, self.graph)
         parts = self._loss_parts(order)
         ones = torch.ones(order.numel(), dtype=torch.float64, device=order.device)
         means = weights(ones, batch, self.rank, self.world)
@@ -104,7 +111,7 @@ class Ranks:
     def _loss_parts(self, seeds: Tensor) -> LossParts:
         captured = self.executor.program.captured
         if self._parts[0] is not captured:
-            found = loss_parts(self.executor.program, seeds)
+            found = loss_parts(self.executor.program, seeds, self.graph)
             facts = {"kind": found.kind, "value on the same outputs": f"{found.tried:.6g}"}
             self.group.agree(f"{self.executor.program.loss.name}, tried before the first step", facts)
             self._parts = captured, found
@@ -217,23 +224,32 @@ def _meet_within(group: Group, model: torch.nn.Module) -> None:
     group.frees(others)
 
 
-def check_single(group: Group) -> None:
-    """Raises ``ConfigError`` for what one process alone can do."""
-    raise ConfigError(
-        f"memory= and first_stage= are for one process, and this job has {group.world}: start one, or put the graph on "
-        "every device (graph.to(device)) and compile without them."
-    )
+def compare(group: Group, model, sampler, loss_fn, options: dict) -> None:
+    """Before memory is planned: all ranks have the same.
+
+    Raises:
+        DistributedError: on all ranks, with what differs.
+    """
+    facts = _facts_of(model, sampler, loss_fn)
+    group.agree("joestar.compile, before it plans", facts | {name: plain(value) for name, value in options.items()})
+
+
+def _facts_of(model, sampler, loss_fn) -> dict[str, str]:
+    facts = graph_facts(sampler.graph) | model_facts(model)
+    facts |= Settings(model, {"sampler": sampler} | ({} if loss_fn is None else {"loss": loss_fn})).texts()
+    return facts | {"sampler.seed": plain(getattr(sampler, "seed", 0))}
 
 
 def join(group: Group, model, sampler, loss_fn, optimizer, options: dict) -> None:
     """Before anything is compiled: all ranks have the same, and start from the parameters and buffers of rank 0.
 
+    Args:
+        sampler: as the user gave it, over the whole graph.
+
     Raises:
         DistributedError: on all ranks, with what differs.
     """
-    facts = graph_facts(sampler.graph) | model_facts(model)
-    facts |= Settings(model, {"sampler": sampler} | ({} if loss_fn is None else {"loss": loss_fn})).texts()
-    facts |= {"sampler.seed": plain(getattr(sampler, "seed", 0)), "optimizer": type(optimizer).__name__}
+    facts = _facts_of(model, sampler, loss_fn) | {"optimizer": type(optimizer).__name__}
     if optimizer is not None:
         facts["optimizer's parameters"] = str([[list(p.shape) for p in g["params"]] for g in optimizer.param_groups])
     facts |= {name: plain(value) for name, value in options.items()}

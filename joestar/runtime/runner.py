@@ -99,8 +99,23 @@ class StepRunner:
     def _begin_share(self, order: Tensor, batch: int, epoch: int, population: Tensor | None) -> Run:
         self.ranks.prepare(order, batch, self.seed, epoch, population)
         own, end, shares = self.ranks.divided(order, batch, epoch)
+        return self._own_run(own, end, shares, self.ranks.owned(order, batch), batch, epoch)
+
+    def begin_own(
+        self, own: Tensor, end: int, order: Tensor, batch: int, epoch: int, population: Tensor
+    ) -> Run:  # fmt: skip
+        """A run over this rank's seeds, which have other numbers on its device than in the ``order`` of all ranks.
+
+        Args:
+            own: ids on the device ``[steps * batch]``, of which ``end`` are meant; order: ids in the whole graph.
+        """
+        self.ranks.prepare(order, batch, self.seed, epoch, population)
+        shares = self.ranks.shares(order, batch, epoch).to(own.device)
+        return self._own_run(own, end, shares, self.ranks.owned(order, batch), batch, epoch)
+
+    def _own_run(self, own: Tensor, end: int, shares: Tensor, owned: int, batch: int, epoch: int) -> Run:
         run = self._new_run(own, batch, epoch)
-        run.end, run.shares, run.owned = end, shares, self.ranks.owned(order, batch)
+        run.end, run.shares, run.owned = end, shares, owned
         return run
 
     def _new_run(self, order: Tensor, batch: int, epoch: int) -> Run:

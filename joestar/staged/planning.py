@@ -13,12 +13,13 @@ from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.staged.heaviest import heaviest_steps
+from joestar.staged.several import PlanningRanks
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
 from joestar.stages.device_slots import DeviceSlots, keeps_book
 from joestar.stages.large_batch import drawn, has_fast_way, in_huge_pages
 from joestar.stages.macro import nodes_of
-from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least
+from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least, shortest
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
 
@@ -45,11 +46,13 @@ class Planner:
         first_stage: fixes the size of macro-batches; ``None``: the plan chooses.
         reuse: whether rows of earlier macro-batches are found again (``stages.slots``).
         own_book: whether the device keeps the book of slots; by default if it ``keeps_book``.
+        ranks: several processes that plan together, each for its own device and its share of the seeds.
     """
 
     def __init__(self, model, sampler, budget: int, seeds: Tensor | None = None, batch: int = 1000,
                  autocast: torch.dtype | None = None, first_stage: LargeBatch | None = None,
-                 speeds: Speeds | None = None, reuse: bool = True, own_book: bool | None = None):  # fmt: skip
+                 speeds: Speeds | None = None, reuse: bool = True, own_book: bool | None = None,
+                 ranks: PlanningRanks | None = None):  # fmt: skip
         self.model, self.sampler, self.budget = model, sampler, budget
         self.graph: Graph = sampler.graph
         self.device = next((p.device for p in model.parameters()), self.graph.device)
@@ -60,10 +63,13 @@ class Planner:
         given = self.graph.train_idx if seeds is None else seeds
         if given is None or not given.numel():
             given = spread_nodes(self.graph.num_nodes, self.graph, self.seed, 0)
-        self.seeds = shuffled(given.to(self.graph.indices.dtype), self.seed, 0)
+        self.ranks = ranks
+        self.every = self.seeds = shuffled(given.to(self.graph.indices.dtype), self.seed, 0)
+        if ranks is not None:
+            self.seeds = ranks.share(self.every)
         self.batch = min(batch, self.seeds.numel())
         key = step_key(self.seed, 0, 0, self.graph.device)
-        self.sizes = measure(sampler, self.graph, self.seeds[: self.batch], key)
+        self.sizes = measure(sampler, self.graph, self.every[: self.batch], key)  # the same on all ranks
 
     def _measured(self) -> Speeds:
         x = self.graph.ndata.get("x")
@@ -154,12 +160,17 @@ class Planner:
         look = Look(lambda number, index: sample(self._some(number, index), index), score, self.device, self.reuse)
         for index in range(SMALL):
             look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
-        for index, seeds in enumerate(heaviest_steps(self.sampler, self.seeds, self.batch, self.seed)):
+        for index, seeds in enumerate(heaviest_steps(self.sampler, self.every, self.batch, self.seed)):
             look.alone(sample(seeds, 4000 + index))
         compute = -(-total // self.batch) * self._step_seconds()
-        found = choose(look, wanted, costs, self.budget, total, compute, self.speeds)
+        best = shortest if self.ranks is None else self.ranks.best
+        found = choose(look, wanted, costs, self.budget, total, compute, self.speeds, best)
         if found is None:
-            raise self._too_small(look.shape(wanted[0]), least(look, wanted[0], costs))
+            parts = least(look, wanted[0], costs)
+            error = self._too_small(look.shape(wanted[0]), parts)
+            raise error if self.ranks is None else self.ranks.neediest(sum(parts.values()), error)
+        if self.ranks is not None:
+            found.ranks = self.ranks.spread(found)
         found.hot_ids, found.batch = look.hottest(found.hot), self.batch
         return found
 
@@ -230,7 +241,8 @@ class Planner:
             elif self.device.type == "cpu":
                 sources[name] = Source(value, dtype, host=True)
             else:
-                sources[name] = Source(pin(value, self.device).view, dtype, host=True)
+                locked = pin(value, self.device) if self.ranks is None else self.ranks.pin(value, self.device)
+                sources[name] = Source(locked.view, dtype, host=True)
         hot = plan.hot_ids.to(self.graph.indices.dtype)
         return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse, self.own_book)
 

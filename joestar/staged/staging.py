@@ -6,6 +6,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from joestar.distributed import Group
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import settle_classes
@@ -20,11 +21,13 @@ from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
 from joestar.staged.pure import check_pure
+from joestar.staged.several import PlanningRanks, check_divided, own_threads
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch, Partitions
 from joestar.stages.exchange import Exchange
+from joestar.stages.large_batch import use_threads
 from joestar.step import Step
 from joestar.torch_private import tree_map_only
 
@@ -32,12 +35,15 @@ from joestar.torch_private import tree_map_only
 class Staging:
     """Plans, and makes the step.
 
+    Args:
+        group: several processes, each with a share of every step's seeds and a plan of its own.
+
     Attributes:
         plan: what goes where. sampler: the user's, over the graph that programs are compiled on.
     """
 
     def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool,
-                 deterministic: bool = False):  # fmt: skip
+                 deterministic: bool = False, group: Group | None = None):  # fmt: skip
         if first_stage is not None and not isinstance(first_stage, (LargeBatch, Partitions)):
             raise ConfigError(
                 f"first_stage must be a joestar.LargeBatch or joestar.Partitions; got {type(first_stage).__name__}."
@@ -59,7 +65,12 @@ class Staging:
         if loss_fn is not None:
             settle_for_loss(graph, loss_fn)
         self.users_sampler = sampler
-        budget = free_memory_of(model) if memory is None else parse_bytes(memory)
+        ranks = None if group is None else PlanningRanks(group)
+        budget = free_memory_of(model, group) if memory is None else parse_bytes(memory)
+        if group is not None:
+            check_divided(group, first_stage)
+            use_threads(own_threads(group), host_work=group.device.type == "cuda")
+            budget = ranks.least(budget)
         self.exchange: Exchange | None = None
         if isinstance(first_stage, Partitions):
             if loss_fn is None:
@@ -72,7 +83,9 @@ class Staging:
             )
             self._over_parts(model, planner, first_stage)
             return
-        planner = Planner(model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic)
+        planner = Planner(
+            model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic, ranks=ranks
+        )
         self.plan = planner.plan()
         if self.plan.fits:
             self.arena, self.first_stage = None, None
@@ -82,6 +95,8 @@ class Staging:
             check_pure(sampler)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
+            if group is not None:
+                group.exchange("the arena, filled")
             empty = _page_locked if planner.device.type == "cuda" else None
             self.first_stage = LargeBatch(1) if first_stage is None else copy.copy(first_stage)
             self.first_stage.num_seeds, self.first_stage.empty = self.plan.num_seeds, empty
@@ -140,14 +155,14 @@ def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(number, dtype=dtype, pin_memory=True, device="cpu")
 
 
-def free_memory_of(model) -> int:
-    """Bytes that are free on the model's device, less a tenth."""
+def free_memory_of(model, group: Group | None = None) -> int:
+    """Bytes that are free on the model's device, less a tenth; of a host's memory, the part of one of its ranks."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.9)
     from joestar.runtime.inference import free_memory
 
-    return int(free_memory(device) * 0.9)
+    return int(free_memory(device) * 0.9) // (1 if group is None else group.place.local_world)
 
 
 class MovedStep(Step):

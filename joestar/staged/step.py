@@ -4,21 +4,23 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from joestar.distributed.division import seeds_per_rank
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.locks import TRACING
 from joestar.profile.ledger import Expected, FeedingRecord, Report
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.guards import ChangeGuard
-from joestar.runtime.prediction import PREDICTED, Rows, logits
+from joestar.runtime.prediction import PREDICTED, Rows, agree_on, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
+from joestar.staged.predicting import Batches, batches_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -47,7 +49,10 @@ class StagedStep(Step):
         self.traffic = Traffic()
         self._written = Written(sampler.graph, arena.hot_ids)
         self._streams = StreamOrder(arena.device)
+        self._last_met: list[dict] = []
         super().__init__(model, over(sampler, arena.graph), *given)
+        if self.group is not None and self._runner is not None:
+            self._runner.ranks.graph = self.whole
 
     @property
     def whole(self) -> Graph:
@@ -83,13 +88,20 @@ class StagedStep(Step):
             "macro-batches": seen.macro_batches, "cut": seen.cut, "loaded alone": seen.alone, "made again": seen.again,
         }  # fmt: skip
         found.graph = repr(self.whole)
-        found.feeding = FeedingRecord(str(plan), rows, dict(seen.seconds), counts)
+        found.feeding = FeedingRecord(str(plan) + self._of_all_ranks(), rows, dict(seen.seconds), counts)
         return found
 
     def _planned_ones(self, seen: Traffic) -> float:
         """How many macro-batches of the planned size were fed: the first of an epoch, its last and cut ones have fewer
         seeds."""
         return max(1, seen.seeds) / max(1, self.plan.num_seeds)
+
+    def _of_all_ranks(self) -> str:
+        """How much the ranks had fed when their latest macro-batches began."""
+        if not self._last_met:
+            return ""
+        loaded, cut = ([each[name] for each in self._last_met] for name in ("fresh", "cut"))
+        return f"\nso far {min(loaded):,} to {max(loaded):,} rows loaded per rank, {min(cut)} to {max(cut)} cut"
 
     # --- training ---
 
@@ -105,14 +117,50 @@ class StagedStep(Step):
         """A run over ``order``, of which the macro-batch of step ``position`` is shown."""
         runner = self._runner
         program = runner.executor.program
+        own, end = self.divided(order, batch)
         first, slots = self._shown(feed, program, batch, epoch, position)
-        local = torch.zeros(order.numel(), dtype=slots.dtype, device=slots.device)
+        local = torch.zeros(own.numel(), dtype=slots.dtype, device=slots.device)
         known = slice(first * batch, first * batch + slots.numel())
         local[known] = slots
         self._check_labels(program, order, slots)
-        run = runner.begin(local, batch, epoch, slots)
+        if runner.ranks is None:
+            run = runner.begin(local, batch, epoch, slots)
+        else:
+            run = runner.begin_own(local, end, order, batch, epoch, slots)
         run.filled = known
         return run
+
+    def divided(self, order: Tensor, batch: int) -> tuple[Tensor, int]:
+        """This process's seeds of an order: (ids, how many of them are meant)."""
+        ranks = self._runner.ranks
+        return (order, order.numel()) if ranks is None else ranks.own(order, batch)
+
+    @contextlib.contextmanager
+    def at_macro_batches(self) -> Iterator[None]:
+        """What is done within may take long, and other ranks wait for it; afterwards nothing of theirs may any more."""
+        if self.group is None:
+            yield
+            return
+        with self.group.board.at("its macro-batches", long=True):
+            yield
+        self.group.board.settle()
+
+    def ensured_together(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
+        """``ensured``, where all ranks have a new macro-batch: the last one that has it lets them go on.
+
+        They would find out in the sum of the next step, where nobody may take long.
+        """
+        if self.group is None or position not in feed.borders:
+            return self.ensured(feed, position)
+        with self.at_macro_batches():
+            shown = self.ensured(feed, position)
+            fed = {"fresh": self.traffic.fresh, "cut": self.traffic.cut}
+            try:
+                self._last_met = self.group.exchange(f"the macro-batch of step {position}", fed)
+            except BaseException:  # the run does not know its seeds' slots
+                feed.forget()
+                raise
+        return shown
 
     def ensured(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
         """``feed.ensure``, behind what was launched on another stream."""
@@ -153,24 +201,32 @@ class StagedStep(Step):
                 loss.check(slots)
 
     def _one_step(self, runner, seeds: Tensor) -> Tensor:
-        self._ready(seeds, seeds.numel())
+        batch = seeds_per_rank(seeds.numel(), seeds.numel(), runner.world)
+        self._agree_on_call(runner, seeds)
+        self._ready(seeds, batch)
         number = -1 - self._calls
-        with contextlib.closing(self._feed(seeds, seeds.numel(), number)) as feed:
-            run = self.begin(feed, seeds, seeds.numel(), number, 0)
+        own, end = self.divided(seeds, batch)
+        with self.at_macro_batches(), contextlib.closing(self._feed(own[:end], batch, number)) as feed:
+            run = self.begin(feed, seeds, batch, number, 0)
             loss = runner.take(run)
             self.logged = runner.logged(run)
         return loss
 
     # --- state ---
 
+    @property
+    def _world(self) -> int:
+        return 1 if self.group is None else self.group.world
+
     def state_dict(self) -> dict:
         """As ``Step.state_dict``, with the size of macro-batches: what is drawn depends on it."""
-        return super().state_dict() | {"macro_batch": self.first_stage.num_seeds}
+        return super().state_dict() | {"macro_batch": self.first_stage.num_seeds * self._world}
 
     def load_state_dict(self, state: Mapping) -> None:
         """As ``Step.load_state_dict``; macro-batches are as large as they were, whatever was planned here."""
         super().load_state_dict(state)
-        self.first_stage.num_seeds = state.get("macro_batch", self.first_stage.num_seeds)
+        if "macro_batch" in state:
+            self.first_stage.num_seeds = max(1, state["macro_batch"] // self._world)
 
     # --- inference ---
 
@@ -193,7 +249,7 @@ class StagedStep(Step):
             ConfigError: for ``full``, which needs the graph on the device.
         """
         seeds = self._seeds(idx)
-        batch = min(PREDICTED, self.plan.batch) if batch_size is None else check_batch_size(batch_size)
+        batch = min(PREDICTED, self.plan.batch * self._world) if batch_size is None else check_batch_size(batch_size)
         self._check()
         if full:
             raise ConfigError(
@@ -202,20 +258,44 @@ class StagedStep(Step):
             )
         batch = min(batch, seeds.numel())
         executor = self._executor("predict")
-        results = Rows(seeds.numel(), self.whole.device)
-        with contextlib.closing(self._feed(seeds, batch, PREDICTIONS)) as feed:
+        if self.group is None:
+            results = Rows(seeds.numel(), self.whole.device)
+            self._put(results, executor, batches_of(seeds, batch, batch))
+            return executor.program.assembled(results.tensors)
+        return self._predicted_together(executor, seeds, batch)
+
+    def _predicted_together(self, executor, seeds: Tensor, batch: int):
+        """Every rank carries out a part; what has more seeds than was planned for, in pieces."""
+        group, results = self.group, Rows(seeds.numel(), self.whole.device, torch.zeros)
+        agree_on(group, seeds, batch, self._seed)
+        with group.board.at("step.predict or step.evaluate", long=True):
+            own = batches_of(seeds, batch, max(1, self.plan.batch), group.rank, group.world)
+            if own.starts:
+                self._put(results, executor, own)
+            else:  # of fewer steps than ranks, this one has none: only shapes are wanted
+                some = Rows(batch, self.whole.device)
+                self._put(some, executor, batches_of(seeds[: own.width], own.width, own.width))
+                results.make(some.tensors)
+            group.exchange("the end of step.predict or step.evaluate")
+        return executor.program.assembled(group.join_rows(results.tensors))
+
+    def _put(self, results: Rows, executor, batches: Batches) -> None:
+        """Carries out batches."""
+        width = batches.width
+        with contextlib.closing(self._feed(batches.order, width, PREDICTIONS)) as feed:
             slots, first = None, 0
             for step in range(feed.total):
                 if step == 0:
-                    first, slots = self._shown(feed, executor.program, batch, PREDICTIONS, 0)
+                    first, slots = self._shown(feed, executor.program, width, PREDICTIONS, 0)
                 elif (shown := self.ensured(feed, step)) is not None:
                     first, slots = shown
                     executor.program.refresh()
                 if first == step and executor.execution == "padded":
-                    executor.prepare(slots, batch, self._seed, PREDICTIONS)
-                part = slots[(step - first) * batch : (step - first + 1) * batch]
-                results.put(step * batch, logits(executor, part, batch, self._seed, PREDICTIONS, step, whole=False))
-        return executor.program.assembled(results.tensors)
+                    executor.prepare(slots, width, self._seed, PREDICTIONS)
+                start = batches.starts[step]
+                part = slots[start - batches.starts[first] :][: batches.counts[step]]
+                number = batches.batches[step]
+                results.put(start, logits(executor, part, width, self._seed, PREDICTIONS, number, whole=False))
 
 
 class StagedEpoch(Epoch):
@@ -228,13 +308,16 @@ class StagedEpoch(Epoch):
         self._feed: Feed | None = None
 
     def _started(self, order: Tensor) -> Run:
-        self._seeds_in_order = order
-        self._feed = self._step._feed(order, self.batch_size, self.number)
-        return self._step.begin(self._feed, order, self.batch_size, self.number, self._position)
+        step = self._step
+        own, end = step.divided(order, self.batch_size)
+        self._seeds_in_order = own[:end]
+        self._feed = step._feed(own[:end], self.batch_size, self.number)
+        with step.at_macro_batches():
+            return step.begin(self._feed, order, self.batch_size, self.number, self._position)
 
     def _ahead(self) -> None:
         run = self._run
-        shown = self._step.ensured(self._feed, run.position)
+        shown = self._step.ensured_together(self._feed, run.position)
         if shown is None:
             return
         try:

@@ -11,6 +11,7 @@ from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.probs import edge_weight
 from joestar.graph_api.validate import check_ids
 from joestar.kernels import cpu_stages
+from joestar.kernels.machine import set_num_threads
 from joestar.sampling import NeighborSampler
 from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.union import FirstStageContext, run_sampler, union
@@ -125,6 +126,17 @@ def drawn(
     picked = picked and type(stage).sample is LargeBatch.sample
     found = stage.pick(graph, sampler, seeds, key) if picked else None
     return stage.sample(graph, sampler, seeds, key) if found is None else found
+
+
+def use_threads(number: int, host_work: bool = False) -> None:
+    """CPU threads of all first stages of this process from now on; what they make does not depend on it.
+
+    Args:
+        host_work: PyTorch's, too: of shuffling seeds, and of gathering what a GPU is to be brought.
+    """
+    set_num_threads(number)
+    if host_work:
+        torch.set_num_threads(number)
 
 
 def in_huge_pages(graph: Graph) -> None:

@@ -68,7 +68,8 @@ class Plan:
             the macro-batch before.
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
         bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``. batch: seeds per step planned for.
-        nodes, mean_edges: of a macro-batch.
+        nodes, mean_edges: of a macro-batch. ranks: how the plans of several processes differ, in words; this is the one
+            of this process then, for its seeds.
     """
 
     budget: int
@@ -87,6 +88,7 @@ class Plan:
     batch: int = 1000
     nodes: float = 0.0
     mean_edges: float = 0.0
+    ranks: str = ""
 
     @property
     def memory(self) -> int:
@@ -111,7 +113,7 @@ class Plan:
             "have to be loaded)\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
-            f"{slowest} decide{'' if slowest == 'steps' else 's'})"
+            f"{slowest} decide{'' if slowest == 'steps' else 's'})" + (f"\n{self.ranks}" if self.ranks else "")
         )
 
 
@@ -299,20 +301,26 @@ def _power(low: float, high: float, at: float) -> float:
     return math.exp((1 - at) * math.log(max(low, 1e-9)) + at * math.log(max(high, 1e-9)))
 
 
+def shortest(plans: list[Plan | None]) -> Plan | None:
+    """The one with the shortest expected epoch."""
+    return min((plan for plan in plans if plan is not None), key=lambda plan: plan.epoch_seconds, default=None)
+
+
 def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int, compute: float,
-           speeds: Speeds) -> Plan | None:  # fmt: skip
+           speeds: Speeds, best: Callable[[list[Plan | None]], Plan | None] = shortest) -> Plan | None:  # fmt: skip
     """The plan with the shortest expected epoch among these sizes of macro-batches; ``None`` if none fits.
 
     The size that is chosen has been sampled.
 
     Args:
         total: seeds of an epoch; compute: seconds of its steps.
+        best: which of the plans, one for each size, ``None`` for what does not fit.
     """
     for number in {wanted[0], wanted[-1], wanted[len(wanted) // 2]} - look.known.keys():
         look.at(number)
     while True:
         plans = [_of_size(look, number, costs, budget, total, compute, speeds) for number in wanted]
-        found = min((plan for plan in plans if plan is not None), key=lambda plan: plan.epoch_seconds, default=None)
+        found = best(plans)
         if found is None or found.num_seeds in look.known:
             return found
         look.at(found.num_seeds)

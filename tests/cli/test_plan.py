@@ -1,6 +1,7 @@
 """``joestar plan``, and training under a budget."""
 
 import json
+import re
 
 from typer.testing import CliRunner
 
@@ -26,6 +27,17 @@ def test_a_plan_is_shown_and_written(tmp_path):
 
 def test_what_fits_is_said():
     assert "everything fits into 1.0 GiB" in ran("plan", "--memory", "1GiB", *SMALL)
+
+
+def test_a_plan_for_one_of_several_gpus():
+    """As many seeds per step of each, and a share of the epoch's: half as many macro-batches of a size, or smaller."""
+    given = ["plan", "cora", "--memory", "15MiB", *SMALL]
+    shown = ran(*given, "--gpus", "2")
+    assert "that is for one of 2 ranks, with its share of every step" in shown and "ranks" not in ran(*given)
+    number, seeds = (
+        int(word.replace(",", "")) for word in re.search(r"(\d+) macro-batches of (\S+) seeds", shown).groups()
+    )
+    assert number == -(-70 // seeds)
 
 
 def test_training_under_a_budget(tmp_path):

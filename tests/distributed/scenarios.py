@@ -417,7 +417,6 @@ def differences(batch: int) -> dict:
     refused("class weights", lambda: step_of(loss=nn.CrossEntropyLoss(weight)))
     refused("value", lambda: next(step_of(loss=_of_rank).epoch(ids(100), batch)))
     refused("later", lambda: epochs_of(step_of(_all_kept_in_the_trial(), loss=_of_kept), ids(390), batch))
-    refused("memory", lambda: step_of(memory="1GiB"))
     refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
     refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
     refused("calls", lambda: step.evaluate(ids(50)) if odd else next(step.epoch(ids(100), batch)))

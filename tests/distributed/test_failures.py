@@ -37,7 +37,6 @@ WORDS = {
     "module": ["DistributedError", "type(model.activation): ReLU on rank 0, ELU on rank 1"],
     "sampler": ["DistributedError", "sampler.fanouts: (4, 2) on rank 0, (4, 3) on rank 1"],
     "constant": ["DistributedError", "loss's factor: 1.0 on rank 0, 2.0 on rank 1"],
-    "memory": ["ConfigError", "memory= and first_stage= are for one process, and this job has 2"],
     "own loop": ["ConfigError", "a loop of one's own is for one process"],
     "loss": ["ConfigError", "_compares is neither a mean nor a sum over the seeds"],
 }

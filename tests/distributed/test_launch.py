@@ -81,3 +81,15 @@ def test_the_command_line_on_two_processes_trains_what_one_trains(tmp_path):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert two["validation"] == pytest.approx(one["validation"], abs=0.01)
     assert results[0]["results"]["test"] == pytest.approx(results[1]["results"]["test"], abs=0.01)
+
+
+def test_the_command_line_on_two_processes_under_a_memory_budget(tmp_path):
+    path = tmp_path / "run.json"
+    given = ["--device", "cpu", "--backend", "eager", "--epochs", "3", "--fanouts", "5,5", "--hidden", "16"]
+    words = ["--batch-size", "10", "--memory", "15MiB", "--processes", "2", "--report", str(path)]
+    done = _run(["-m", "joestar", "train", "cora", *given, *words])
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, of which this is 0: " in done.stdout and done.stdout.count("best epoch") == 1
+    content = json.loads(path.read_text())
+    assert content["ledger"]["feeding"]["counts"]["macro-batches"] > 3
+    assert content["epochs"][-1]["loss"] < content["epochs"][0]["loss"]

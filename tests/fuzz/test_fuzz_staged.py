@@ -16,8 +16,9 @@ from joestar.profile.sizes import step_key
 from joestar.staged.planning import Planner
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Speeds
+from tests.distributed.ranks import run
 
-from . import staged
+from . import staged, staged_ranks
 from .subjects import build, forget
 
 PER_GROUP = 6
@@ -25,6 +26,9 @@ GROUPS, QUICK = 14, 1
 """Groups of cases; those of ``make test``."""
 EDGES = 8, 2
 """Cases in which the edges of mini-batches are looked at; those of ``make test``."""
+
+RANKS, PER_LAUNCH = 3, 16
+"""Launches of two ranks, and the cases of each."""
 
 fuzzed = partial(pytest.param, marks=pytest.mark.fuzz)
 
@@ -39,6 +43,18 @@ def test_macro_batches_of_everything_are_the_whole_graph(group):
     assert tally.cases >= PER_GROUP - 2, tally.refused
     assert tally.cut + tally.again and tally.plain and tally.whole_runs, tally
     assert tally.crowded <= PER_GROUP // 2 and tally.finite >= tally.cases // 2, tally
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("group", range(RANKS))
+def test_so_they_are_on_several_ranks(group, tmp_path):
+    cases = list(range(group * PER_LAUNCH, (group + 1) * PER_LAUNCH))
+    for outcome in run(2, staged_ranks.checked, cases, folder=tmp_path, seconds=400.0):
+        assert outcome.code == 0, outcome.text
+        wrong, tally = outcome.result["wrong"], outcome.result["tally"]
+        assert not wrong, f"{len(wrong)} cases differ:\n\n" + "\n\n".join(wrong[:2])
+        assert tally["cases"] >= PER_LAUNCH - 4 and tally["cut"] and tally["again"], tally
+        assert not tally["crowded"] and tally["finite"] >= tally["cases"] // 2, tally
 
 
 class Noted(LargeBatch):

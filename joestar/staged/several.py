@@ -1,0 +1,129 @@
+"""Several processes, each with its GPU and a share of every step's seeds, before their first step over macro-batches.
+
+Each plans for its own device, from the sizes and speeds that it finds; what decides about numbers of steps and of draws
+(the budget, the seeds of a macro-batch) is agreed on.
+"""
+
+import os
+
+import torch
+from torch import Tensor
+
+from joestar.distributed import Group
+from joestar.errors import ConfigError
+from joestar.profile.numbers import seconds
+from joestar.staged.shared import pinned_together
+from joestar.stages import Partitions
+from joestar.stages.large_batch import use_threads
+from joestar.stages.plan import Plan
+from joestar.store.pinned import Pinned
+
+
+class PlanningRanks:
+    """What the planners of several processes tell one another.
+
+    Args:
+        group: the processes.
+    """
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def share(self, seeds: Tensor) -> Tensor:
+        """As many of the seeds for every rank: its own ones, and the first again where there is one too few."""
+        rank, world = self.group.rank, self.group.world
+        own = seeds[rank::world]
+        return torch.cat([own, seeds[: -(-seeds.numel() // world) - own.numel()]])
+
+    def least(self, budget: int) -> int:
+        """The smallest budget of any rank: with less, a part of the ranks would keep everything on the device."""
+        return min(each["budget"] for each in self.group.exchange("memory that ranks may use", {"budget": budget}))
+
+    def best(self, plans: list[Plan | None]) -> Plan | None:
+        """The plan of this rank for the size of macro-batches with which the slowest rank is the fastest."""
+        own = [None if plan is None else plan.epoch_seconds for plan in plans]
+        met = [each["seconds"] for each in self.group.exchange("the size of macro-batches", {"seconds": own})]
+        slowest = [None if None in column else max(column) for column in zip(*met, strict=True)]
+        fitting = [index for index, value in enumerate(slowest) if value is not None]
+        return plans[min(fitting, key=lambda index: slowest[index])] if fitting else None
+
+    def neediest(self, needed: int, error: ConfigError) -> ConfigError:
+        """What the rank that needs most has to say of that: the same on all."""
+        met = self.group.exchange("memory that macro-batches need", {"needed": needed, "error": str(error)})
+        return ConfigError(max(met, key=lambda each: each["needed"])["error"])
+
+    def pin(self, source: Tensor, device: torch.device) -> Pinned:
+        """Rows that the ranks of a host read in place, from one copy if they are copied at all."""
+        return pinned_together(source, device, self.group)
+
+    def spread(self, plan: Plan) -> str:
+        """In words, how the plans of the ranks differ."""
+        own = {"hot": plan.hot, "bus": plan.bus, "seconds": plan.epoch_seconds}
+        met = self.group.exchange("plans of all ranks", own)
+        hot, bus, took = ([each[name] for each in met] for name in ("hot", "bus", "seconds"))
+        return (
+            f"{self.group.world} ranks, of which this is {self.group.rank}: {min(hot):,} to {max(hot):,} hot nodes, "
+            f"{min(bus) / 1e9:.2f} to {max(bus) / 1e9:.2f} GB over the bus, epochs of {seconds(min(took))} to "
+            f"{seconds(max(took))}; a step takes what the slowest needs"
+        )
+
+
+class ImaginedRanks(PlanningRanks):
+    """One of ``world`` processes, without the others: to plan for them."""
+
+    def __init__(self, world: int):
+        self.group = _Imagined(world)
+
+    def spread(self, plan: Plan) -> str:
+        """What the plan is of."""
+        return f"that is for one of {self.group.world} ranks, with its share of every step"
+
+
+class _Imagined:
+    """A group whose ranks all say the same."""
+
+    def __init__(self, world: int):
+        self.rank, self.world = 0, world
+
+    def exchange(self, what: str, brought: dict) -> list[dict]:
+        return [brought] * self.world
+
+
+def imagined(world: int, first_stage) -> ImaginedRanks:
+    """So many processes, of which this one stands for all; the host's CPU threads are divided among them.
+
+    Raises:
+        ConfigError: for a first stage that one process alone can do.
+    """
+    ranks = ImaginedRanks(world)
+    check_divided(ranks.group, first_stage)
+    use_threads(max(1, len(cores()) // world))
+    return ranks
+
+
+def check_divided(group: Group, first_stage) -> None:
+    """Raises ``ConfigError`` for the first stage that one process alone can do."""
+    if isinstance(first_stage, Partitions):
+        raise ConfigError(
+            f"first_stage=joestar.Partitions(...) is for one process, and this job has {group.world}: hidden rows that "
+            "one process writes would have to reach the others at the right step. Take joestar.LargeBatch (or memory= "
+            "alone), which divides every step among the ranks, or start one process."
+        )
+
+
+def own_threads(group: Group) -> int:
+    """CPU threads of this rank's first stage: of every core that it may use, as large a part as others may use it, too.
+
+    torchrun sets ``OMP_NUM_THREADS=1``, which is right for many things, but not for a first stage.
+    """
+    own = None if "JOESTAR_NUM_THREADS" in os.environ else cores()
+    met = group.exchange("cores of the hosts", {"host": group.host, "cores": own})
+    if own is None:
+        return int(os.environ["JOESTAR_NUM_THREADS"])
+    users = [each["cores"] for each in met if each["host"] == group.host and each["cores"] is not None]
+    return max(1, int(sum(1 / sum(core in theirs for theirs in users) for core in own) + 1e-6))
+
+
+def cores() -> list[int]:
+    """Numbers of the CPU cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
