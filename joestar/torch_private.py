@@ -12,6 +12,7 @@ _TABLE = {
     "torch._C": "set_grad_enabled=_set_grad_enabled driver_version=_cuda_getDriverVersion"
     " len_torch_function_stack=_len_torch_function_stack pop_torch_function_stack=_pop_torch_function_stack"
     " push_on_torch_function_stack=_push_on_torch_function_stack",
+    "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",
     "torch._dynamo.symbolic_convert": "InstructionTranslator",
@@ -25,9 +26,11 @@ _TABLE = {
     "torch._inductor.debug": "inductor_debug=",
     "torch._inductor.decomposition": "select_decomp_table",
     "torch._inductor.pattern_matcher": "stable_topological_sort",
+    "torch._prims_common": "contiguous_strides=make_contiguous_strides_for",
     "torch._ops": "OpOverload HigherOrderOperator",
     "torch._subclasses": "FakeTensor FakeTensorMode",
     "torch.cuda": "gpu_sleep=_sleep",
+    "torch.distributed._symmetric_memory": "symmetric_memory=",
     "torch.fx.experimental.proxy_tensor": "make_fx",
     "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",

@@ -146,16 +146,17 @@ def _check_peers(group: Group, what: str) -> None:
 
 def _allocated(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory that others can map. Not from ``symm_mem.empty``, whose pool (torch 2.13) never gives memory back."""
-    from torch._C._distributed_c10d import _SymmetricMemory
+    from joestar.torch_private import SymmetricMemory, contiguous_strides
 
     shape = tuple(shape)
-    strides = torch._prims_common.make_contiguous_strides_for(shape)
+    strides = contiguous_strides(shape)
     with torch.inference_mode(False):
-        return _SymmetricMemory.empty_strided_p2p(shape, strides, dtype, device)
+        return SymmetricMemory.empty_strided_p2p(shape, strides, dtype, device)
 
 
 def _rendezvous(own: Tensor):
     import torch.distributed as dist
-    import torch.distributed._symmetric_memory as symmetric
+
+    from joestar.torch_private import symmetric_memory as symmetric
 
     return symmetric.rendezvous(own, dist.group.WORLD.group_name)
