@@ -97,4 +97,6 @@ def _bits(graph: fx.Graph, dropout: fx.Node) -> fx.Node:
         ids, key, site, p = dropout.args[1:5]
         return emit(graph, dropout, _JOESTAR.dropout_bits.default, ids, key, site, p, columns)
     words = emit(graph, dropout, _ATEN.slice.Tensor, rows, 1, 0, -(-columns // 32))
-    return emit(graph, dropout, _ATEN.full_like.default, words, -1, dtype=torch.int32)
+    return emit(
+        graph, dropout, _ATEN.full_like.default, words, -1, dtype=torch.int32, memory_format=torch.contiguous_format
+    )
