@@ -16,7 +16,7 @@ Before (additive scores, with dropout)                   After
     y = spmm(indptr, indices, rows, d, "sum")
 
 A score per column is a softmax per column (softmax aggregation). Nothing per edge is stored that the score or the value
-computes, forward or backward; ``fusion/segment_region.py`` says what that can be.
+computes, forward or backward; ``fusion/edges/segment_region.py`` says what that can be.
 
 A choice ``softmax:<hop>``, by default taken on a GPU, and on a CPU where messages would be stored per edge.
 
