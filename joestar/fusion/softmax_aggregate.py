@@ -15,7 +15,9 @@ Before (additive scores, with dropout)                   After
     d = keyed_edge_dropout(a, indptr, dsts, key, site, p)       "src vector bits | ... -> softmax 7 8", H)
     y = spmm(indptr, indices, rows, d, "sum")
 
-A score per column is a softmax per column (softmax aggregation). Nothing per edge is stored that the score or the value
+A score per column is a softmax per column (softmax aggregation). Where scores and values read no other rows of sources
+than gathered features, these are read in place, and the outermost hop is not relabelled, as in ``edge_map_reduce.py``.
+Nothing per edge is stored that the score or the value
 computes, forward or backward; ``fusion/segment_region.py`` says what that can be.
 
 A choice ``softmax:<hop>``, by default taken on a GPU, and on a CPU where messages would be stored per edge.
@@ -34,7 +36,9 @@ from torch import fx
 
 from joestar.fusion.attention import mask_bits
 from joestar.fusion.backward_format import site_name
+from joestar.fusion.edge_map_reduce import own_rows, table_gathers
 from joestar.fusion.emit import emit, erase_unread
+from joestar.fusion.gathers import global_edges
 from joestar.fusion.record import Reject
 from joestar.fusion.segment_region import SegmentRegion, behind, is_view, operands_of, row_size
 from joestar.kernels.segment_program import HEAD
@@ -203,8 +207,14 @@ def _rewrite(graph: fx.Graph, chain: _Chain, match: tuple, context) -> None:
     (region, score), spmm = match, chain.spmm
     with graph.inserting_before(spmm):
         program = region.program(("softmax", score, _value(graph, chain, region)))
-        operands = [x for leaf in region.leaves for x in operands_of(graph, spmm, region, leaf)]
-        made = emit(graph, spmm, _JOESTAR.segment.default, *region.edges, operands, str(program), region.heads)
+        gathers, edges = table_gathers(region, context), region.edges
+        if gathers:
+            edges = global_edges(graph, spmm, *edges, gathers[0].args[2])
+        operands = []
+        for leaf in region.leaves:
+            in_place = gathers and leaf.kind == "src"
+            operands += [leaf.operands[0].args[0]] if in_place else operands_of(graph, spmm, region, leaf)
+        made = emit(graph, spmm, _JOESTAR.segment.default, *edges, operands, str(program), region.heads)
         y = emit(graph, spmm, operator.getitem, made, 0)
         shape = [int(size) for size in spmm.meta["val"].shape[1:]]
         if len(shape) > 1:
@@ -213,9 +223,12 @@ def _rewrite(graph: fx.Graph, chain: _Chain, match: tuple, context) -> None:
             y = emit(graph, spmm, _ATEN.squeeze.dim, y, 1)
     per = "head" if program.score_size(program.results[0]) == HEAD else "column"
     dropped = ", dropout" if chain.dropout is not None else ""
-    context.fired(PATTERN, y, f"{program}, a score per {per}, {region.heads} heads{dropped}")
+    place = f" of {gathers[0].args[0].name}" if gathers else ""
+    context.fired(PATTERN, y, f"{program}, a score per {per}, {region.heads} heads{dropped}{place}")
     spmm.replace_all_uses_with(y)
     erase_unread(graph, spmm)
+    for gather in gathers:
+        own_rows(graph, gather)
 
 
 def _value(graph: fx.Graph, chain: _Chain, region: SegmentRegion):

@@ -91,6 +91,19 @@ def test_with_the_whole_table(name):
     assert len(programs(gm)) == 2 and count(gm, JOESTAR.edge_softmax.default) == 0
 
 
+def test_features_are_read_in_place():
+    """Where nothing else reads rows of sources: by sampled ids, and the outermost hop is not relabelled."""
+    case = under(all_layers()["per column"])
+    gm = case.program.captured.gm
+    first, second = gm.graph.find_nodes(op="call_function", target=SEGMENT)
+    assert first.args[2][0].name == "features" and first.args[1].args[0].target is JOESTAR.sample_cols.default
+    assert second.args[1].args[0].target is JOESTAR.compact.default
+    assert count(gm, JOESTAR.compact.default) == 1
+    for name in ("gated", "one head"):  # products of them are read as well
+        gm = under(all_layers()[name]).program.captured.gm
+        assert count(gm, JOESTAR.compact.default) == 2
+
+
 def test_a_choice():
     """By default on a CPU where messages would be stored, not where sources' rows are weighted."""
     for name, default in (("dot product", "fused"), ("additive", "stored")):
