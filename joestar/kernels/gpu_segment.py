@@ -28,7 +28,7 @@ from joestar.kernels.gpu_segment_steps import (
 )
 from joestar.kernels.gpu_spmm import row_edges
 from joestar.kernels.gpu_tiles import accumulator, tile_configs
-from joestar.kernels.segment_program import FULL, SIZES, SegmentProgram, dtype_of
+from joestar.kernels.segment_program import FULL, SegmentProgram, dtype_of
 
 
 @triton.jit
@@ -147,9 +147,9 @@ def work_of(program: SegmentProgram, n: int, edges: int, width: int, size: int) 
 
 def ahead(kinds: tuple[str, ...], leaves: dict, most: int) -> int:
     """Edges that are loaded before the first is used: fewer, the more each brings along."""
-    rows = sum(SIZES.get(kind) == FULL and kind != "vector" for kind in kinds)
+    rows = sum(kind in ("src", "src_row", "edge") for kind in kinds)
     numbers = sum(leaves["COLUMNS"])
-    return max(1, min(most, 2 * most // max(1, rows), 4 * most // max(1, numbers)))
+    return max(1, min(most, most // max(1, rows), 4 * most // max(1, numbers)))
 
 
 @op
@@ -169,7 +169,6 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
     from_src = any(kind.startswith("src") for kind in parsed.leaves)
     settings = {
         **constants, **results, **sizes, "FROM_SRC": from_src, "ACC": accumulator(*outs),
-        "AHEAD": ahead(parsed.leaves, constants, 4),
     }  # fmt: skip
     tensors, targets = prepared(parsed.leaves, leaves), tuple(outs)
     parts = cdiv(sizes["HEADS"], sizes["TALL"])
@@ -179,7 +178,9 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
         _segment[grid](indptr, indices, tensors, targets, n, **settings, **config)
 
     shape = (dtype, width, heads, program.replace(" ", "_"), tune.size_class(n), tune.size_class(edges))
-    configs = tile_configs(sizes["TALL"] * sizes["BLOCK"], dtype.itemsize)
+    few = ahead(parsed.leaves, constants, 4)
+    tiles = tile_configs(sizes["TALL"] * sizes["BLOCK"], dtype.itemsize)
+    configs = [{**config, "AHEAD": few} for config in tiles[:3]] + [{**tiles[0], "AHEAD": 2 * few}]
     work = work_of(parsed, n, edges, width, dtype.itemsize)
     launch(tune.choose("segment", shape, configs, launch, work, indptr.device))
     return outs

@@ -91,14 +91,25 @@ def test_with_the_whole_table(name):
     assert len(programs(gm)) == 2 and count(gm, JOESTAR.edge_softmax.default) == 0
 
 
+def test_features_are_read_in_place():
+    """Where nothing else reads rows of sources: by sampled ids, and the outermost hop is not relabelled."""
+    case = under(all_layers()["per column"])
+    gm = case.program.captured.gm
+    first, second = gm.graph.find_nodes(op="call_function", target=SEGMENT)
+    assert first.args[2][0].name == "features" and first.args[1].args[0].target is JOESTAR.sample_cols.default
+    assert second.args[1].args[0].target is JOESTAR.compact.default
+    assert count(gm, JOESTAR.compact.default) == 1
+    for name in ("gated", "one head"):  # products of them are read as well
+        gm = under(all_layers()[name]).program.captured.gm
+        assert count(gm, JOESTAR.compact.default) == 2
+
+
 def test_a_choice():
-    """By default on a CPU where messages would be stored, not where sources' rows are weighted."""
-    for name, default in (("dot product", "fused"), ("additive", "stored")):
-        case = under(all_layers()[name], choice="stored")
-        assert programs(case.program.captured.gm) == []
-        assert reasons(case, PATTERN) == ["storing scores and coefficients is chosen"] * 2
-        sites = [(site.key, site.options, site.default) for site in case.program.sites if site.kind == "softmax"]
-        assert sites == [(f"softmax:hop{hop}", ("stored", "fused"), default) for hop in (1, 0)]
+    case = under(all_layers()["dot product"], choice="stored")
+    assert programs(case.program.captured.gm) == []
+    assert reasons(case, PATTERN) == ["storing scores and coefficients is chosen"] * 2
+    sites = [(site.key, site.options, site.default) for site in case.program.sites if site.kind == "softmax"]
+    assert sites == [(f"softmax:hop{hop}", ("stored", "fused"), "stored") for hop in (1, 0)]
 
 
 def test_attention_of_nodes_keeps_its_op():
@@ -180,7 +191,8 @@ def test_training_is_that_of_plain_pytorch():
     net.double()
     other, sampler = copy.deepcopy(net), joestar.NeighborSampler(data, [3, 2])
     sgd, theirs = (torch.optim.SGD(m.parameters(), 0.1) for m in (net, other))
-    step = joestar.compile(net, sampler, F.cross_entropy, sgd, backend="eager")
+    fused = {f"softmax:hop{hop}": "fused" for hop in range(2)}
+    step = joestar.compile(net, sampler, F.cross_entropy, sgd, backend="eager", choices=fused)
     before = [parameter.clone() for parameter in net.parameters()]
     for number in range(1, 5):
         seeds = torch.arange(10 * number - 10, 10 * number)

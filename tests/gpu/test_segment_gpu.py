@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from ops.segments import PROGRAMS, compare, random_program, structure
 from ops.structures import structures, wide
 from ops.test_segment import hostile
 
+import joestar
+from joestar.bench.planted import planted
+from joestar.bench.user_models import FOLDER, example
 from joestar.kernels import gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -52,3 +56,22 @@ def test_large(name, heads, width, deterministic):
         compare(RUN, PROGRAMS[name][0], heads, width, wide().to(torch.int32), torch.float32, 1e-3)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["dot_attention", "softmax_aggregation", "gat_edges"])
+def test_training(name):
+    """Losses with one op for the whole attention, the default, and with stored values."""
+    module, losses = example(FOLDER, name), []
+    for choice in ("fused", "stored"):
+        torch.manual_seed(0)
+        graph = planted("tiny", torch.device("cuda"))
+        options = module.prepare(graph) if hasattr(module, "prepare") else {}
+        net = module.Net(graph.ndata["x"].shape[1], 32, 2, graph.num_classes, 0.3, **options).cuda()
+        step = joestar.compile(
+            net, joestar.NeighborSampler(graph, [5, 4]), F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-2),
+            choices={} if choice == "fused" else {f"softmax:hop{hop}": choice for hop in range(2)},
+        )  # fmt: skip
+        losses.append(torch.stack([loss.clone() for loss in step.epoch(graph.train_idx[:400], 100, shuffle=False)]))
+        fired = [p for p in step.report().programs[0].places if p.pattern == "softmax-aggregate" and p.fired]
+        assert len(fired) == (2 if choice == "fused" else 0)
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)

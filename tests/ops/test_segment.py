@@ -173,6 +173,17 @@ def test_hostile_scores():
     hostile(ops.segment, torch.float32)
 
 
+@pytest.mark.parametrize("case", ["huge", "far apart", "masked out", "the last alone"])
+def test_gradients_of_hostile_scores(case):
+    scores = torch.tensor(SCORES[case], dtype=torch.float64)[:, None].requires_grad_()
+    rows = values((4, 3), torch.float64, 1).requires_grad_()
+    indptr, indices = torch.tensor([0, 0, 4]), torch.arange(4)
+    y, *_ = ops.segment(indptr, indices, [scores, rows], "edge_head src -> softmax 0 1", 1)
+    good = torch.softmax(scores[:, 0], 0) @ rows
+    found, expected = (torch.autograd.grad(out, [scores, rows], values((3,), torch.float64, 2)) for out in (y[1], good))
+    torch.testing.assert_close(found, expected)
+
+
 def padded(args, rows=3, edges=5):
     """The same edges, with rows and edges behind them: rows of NaN, NaN for edges, ids of a source."""
     indptr, indices, leaves, program, heads = args

@@ -134,9 +134,9 @@ def _chosen(node: fx.Node, region: Region, taken: dict[str, int], context) -> Re
 # --- the first layer ------------------------------------------------------------------------------------------------
 
 
-def _gathers(region: Region, context) -> list[fx.Node]:
-    """Gathers of features that the program's sources are, if it can read these in place."""
-    rows = [leaf.operands[0] for leaf in region.leaves if leaf.kind == "src"]
+def table_gathers(region, context) -> list[fx.Node]:
+    """Gathers of features that all rows of sources in a region's program are, if it can read these in place."""
+    rows = [leaf.operands[0] for leaf in region.leaves if leaf.kind.startswith("src")]
     if not rows or not all(gathers_rows(x) and readable_in_place(x, context) for x in rows):
         return []
     if any(x.args[2] is not rows[0].args[2] for x in rows):
@@ -150,7 +150,7 @@ def _yields(reader: fx.Node, gather: fx.Node) -> bool:
     return reader.target is _SDDMM or destinations(reader, gather) is not None
 
 
-def _own_rows(graph: fx.Graph, gather: fx.Node) -> None:
+def own_rows(graph: fx.Graph, gather: fx.Node) -> None:
     """The destinations' rows of a table that is read in place are gathered alone."""
     for part in list(gather.users):
         dsts = destinations(part, gather)
@@ -165,7 +165,7 @@ def _own_rows(graph: fx.Graph, gather: fx.Node) -> None:
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, region: Region, context) -> None:
-    program, gathers = str(region.program()), _gathers(region, context)
+    program, gathers = str(region.program()), table_gathers(region, context)
     shape = node.meta["val"].shape
     heads = 0 if node.target is _SPMM else math.prod(map(int, node.args[0].meta["val"].shape[1:-1]))
     reduce = f"heads:{heads}" if heads else node.args[4]
@@ -187,4 +187,4 @@ def _rewrite(graph: fx.Graph, node: fx.Node, region: Region, context) -> None:
     node.replace_all_uses_with(y)
     erase_unread(graph, node)
     for gather in gathers:
-        _own_rows(graph, gather)
+        own_rows(graph, gather)

@@ -15,10 +15,12 @@ Before (additive scores, with dropout)                   After
     d = keyed_edge_dropout(a, indptr, dsts, key, site, p)       "src vector bits | ... -> softmax 7 8", H)
     y = spmm(indptr, indices, rows, d, "sum")
 
-A score per column is a softmax per column (softmax aggregation). Nothing per edge is stored that the score or the value
-computes, forward or backward; ``fusion/edges/segment_region.py`` says what that can be.
+A score per column is a softmax per column (softmax aggregation). Where scores and values read no other rows of sources
+than gathered features, these are read in place, and the outermost hop is not relabelled, as in ``edge_map_reduce.py``.
+Nothing per edge is stored
+that the score or the value computes, forward or backward; ``fusion/edges/segment_region.py`` says what that can be.
 
-A choice ``softmax:<hop>``, by default taken on a GPU, and on a CPU where messages would be stored per edge.
+A choice ``softmax:<hop>``, by default taken on a GPU; a CPU is faster with stored values while these fit its cache.
 
 Must not fire when scores or coefficients have another reader (``return_attention_weights``), when the reduction is no
 sum, when something else than a product is done with the coefficients, when a mask is one per column, when rows have
@@ -34,8 +36,10 @@ from torch import fx
 
 from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.edges.attention import mask_bits
+from joestar.fusion.edges.edge_map_reduce import own_rows, table_gathers
 from joestar.fusion.edges.segment_region import SegmentRegion, behind, is_view, operands_of, row_size
 from joestar.fusion.match.emit import emit, erase_unread
+from joestar.fusion.match.gathers import global_edges
 from joestar.fusion.record import Reject
 from joestar.kernels.segment_program import HEAD
 from joestar.lowering.rules.arguments import argument
@@ -78,7 +82,7 @@ def run(gm: fx.GraphModule, context) -> int:
             continue
         match = _match(chain, context)
         if match:
-            match = _chosen(chain, match, taken, context)
+            match = _chosen(node, match, taken, context)
         if context.admits(PATTERN, node, match):
             _rewrite(gm.graph, chain, match, context)
             fused += 1
@@ -191,10 +195,9 @@ def _is_shared(chain: _Chain, columns: int) -> bool:
     return len(rows) == 2 and rows[0] == 1 and rows[1] * row_size(chain.softmax) == columns
 
 
-def _chosen(chain: _Chain, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
-    """A CPU adds up rows of sources by coefficients that are stored faster than it computes these twice."""
-    default = FUSED if context.device == "cuda" or chain.rows is None else STORED
-    if context.choose("softmax", site_name(chain.spmm, taken), (STORED, FUSED), default, chain.spmm) == FUSED:
+def _chosen(node: fx.Node, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
+    default = FUSED if context.device == "cuda" else STORED
+    if context.choose("softmax", site_name(node, taken), (STORED, FUSED), default, node) == FUSED:
         return match
     return Reject("storing scores and coefficients is chosen")
 
@@ -203,8 +206,14 @@ def _rewrite(graph: fx.Graph, chain: _Chain, match: tuple, context) -> None:
     (region, score), spmm = match, chain.spmm
     with graph.inserting_before(spmm):
         program = region.program(("softmax", score, _value(graph, chain, region)))
-        operands = [x for leaf in region.leaves for x in operands_of(graph, spmm, region, leaf)]
-        made = emit(graph, spmm, _JOESTAR.segment.default, *region.edges, operands, str(program), region.heads)
+        gathers, edges = table_gathers(region, context), region.edges
+        if gathers:
+            edges = global_edges(graph, spmm, *edges, gathers[0].args[2])
+        operands = []
+        for leaf in region.leaves:
+            in_place = gathers and leaf.kind == "src"
+            operands += [leaf.operands[0].args[0]] if in_place else operands_of(graph, spmm, region, leaf)
+        made = emit(graph, spmm, _JOESTAR.segment.default, *edges, operands, str(program), region.heads)
         y = emit(graph, spmm, operator.getitem, made, 0)
         shape = [int(size) for size in spmm.meta["val"].shape[1:]]
         if len(shape) > 1:
@@ -213,9 +222,12 @@ def _rewrite(graph: fx.Graph, chain: _Chain, match: tuple, context) -> None:
             y = emit(graph, spmm, _ATEN.squeeze.dim, y, 1)
     per = "head" if program.score_size(program.results[0]) == HEAD else "column"
     dropped = ", dropout" if chain.dropout is not None else ""
-    context.fired(PATTERN, y, f"{program}, a score per {per}, {region.heads} heads{dropped}")
+    place = f" of {gathers[0].args[0].name}" if gathers else ""
+    context.fired(PATTERN, y, f"{program}, a score per {per}, {region.heads} heads{dropped}{place}")
     spmm.replace_all_uses_with(y)
     erase_unread(graph, spmm)
+    for gather in gathers:
+        own_rows(graph, gather)
 
 
 def _value(graph: fx.Graph, chain: _Chain, region: SegmentRegion):
