@@ -1,4 +1,4 @@
-"""Attention of any score as one op: scores, softmax over a destination's edges and weighted sum (ARCHITECTURE G).
+"""Attention of any score as one op: scores, softmax over a destination's edges and weighted sum.
 
 Before (dot products with edge features)                 After
     k = sddmm(indptr, indices, keys, None, "copy_lhs")      y, _, _ = segment(indptr, indices,
