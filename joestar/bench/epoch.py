@@ -32,7 +32,7 @@ from joestar.bench.step import PRECISIONS, Setting, check_device, graph_of, mach
 from joestar.errors import ConfigError, JoestarError
 from joestar.graph_api import Graph
 from joestar.kernels.scratch import release_tables
-from joestar.staged.planning import parse_bytes
+from joestar.profile.numbers import parse_bytes
 from joestar.store import speeds
 
 MODES = tuple(epoch_modes.MODES)
