@@ -154,8 +154,10 @@ def _segment_grad_dst(
         store_tile(own, 0, total, n >= 0, head, column, inside, OF_SUMMED[s], HEADS, WIDTH)
     last, size = tl.load(indptr + n), num_edges.to(tl.int64)
     for s in tl.static_range(len(EDGES)):
-        per_edge: tl.constexpr = WIDTH if OF_EDGES[s] == 2 else HEADS
-        fill_tail(outs[EDGES[s]], last * per_edge, size * per_edge, 0, TAIL)
+        if OF_EDGES[s] == 2:  # a constant of its own could be set for the first one only
+            fill_tail(outs[EDGES[s]], last * WIDTH, size * WIDTH, 0, TAIL)
+        else:
+            fill_tail(outs[EDGES[s]], last * HEADS, size * HEADS, 0, TAIL)
     for s in tl.static_range(len(SCALARS)):
         fill_tail(outs[SCALARS[s]] + part * size, last, size, 0, TAIL)
 

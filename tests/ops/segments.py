@@ -23,6 +23,11 @@ SEVERAL = (
     "src scalar narrow_plain | mul 0 1 | tanh 1 | total 3 | maximum 5 4 | spread 6 | mul 7 2"
     " -> sum 8, mean 6, softmax 4 8, softmax 0 6"
 )
+STORED = (
+    "edge_head edge_head src_row edge edge bits | add 0 1 | leaky_relu 6 0.2 | add 3 4 | mul 8 5 | add 2 9"
+    " -> softmax 7 10"
+)
+"""Several values per edge that are trained, of heads and of rows."""
 PROGRAMS = {
     "dot": (DOT, 2, 3),
     "additive": (ADDITIVE, 2, 3),
@@ -30,6 +35,7 @@ PROGRAMS = {
     "of nodes": (OF_NODES, 3, 2),
     "shared rows": (SHARED, 3, 4),
     "several": (SEVERAL, 2, 3),
+    "stored": (STORED, 2, 3),
     "one head": (DOT, 1, 5),
     "heads of one column": (ADDITIVE, 3, 1),
 }
