@@ -18,7 +18,8 @@ from joestar.bench.measure import PeakMemory, Timing, time_steps
 from joestar.bench.planted import SHAPES, planted
 from joestar.bench.user_models import UserSetting, example
 from joestar.errors import ConfigError
-from joestar.fusion import PASSES, overlap
+from joestar.fusion import PASSES
+from joestar.fusion.backend import overlap
 
 MODELS = (*step.MODELS, *user_models.MODELS)
 NEEDED = frozenset({"dce", "simplify", "cse", "dce-after"})

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from joestar.distributed.group import Group
 from joestar.errors import ConfigError, DistributedError
+from joestar.locks import synchronize
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -35,7 +36,7 @@ class PeerMemory:
     def close(self) -> None:
         """Gives the memory back. Whatever reads it must have ended: captured steps first, communicators afterwards."""
         if self.own is not None and self.own.is_cuda:
-            torch.cuda.synchronize(self.own.device)
+            synchronize(self.own.device)
         self.pieces, self.own = [], None
         self._held.clear()
 

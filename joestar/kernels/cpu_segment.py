@@ -126,7 +126,7 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
     n, columns = indptr.numel() - 1, {True: width, False: heads}
     out = [torch.zeros(n, columns[program.size_of(r) == FULL], dtype=wide, device="cpu") for r in program.results]
     for result in program.softmaxes:
-        out += [torch.zeros(n, columns[program.score_size(result) == FULL], dtype=wide) for _ in range(2)]
+        out += [torch.zeros(n, columns[program.score_size(result) == FULL], dtype=wide, device="cpu") for _ in range(2)]
     everything = range(len(program.leaves))
     for block in _blocks(indptr, indices, heads, width):
         values = block.run(program.steps, block.values(program.leaves, leaves, everything, wide))
@@ -148,7 +148,7 @@ def _softmax(
 ) -> None:
     size, score_size = program.size_of(result), program.score_size(result)
     score = block.flat(values[result[1]], score_size)
-    order = torch.arange(block.count)
+    order = torch.arange(block.count, device="cpu")
     top[block.rows] = highest = spmm(block.offsets, order, score, None, "max")
     highest = torch.index_select(highest, 0, block.local)
     power = score.sub(highest).exp_() if score.numel() else score

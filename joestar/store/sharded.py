@@ -45,7 +45,7 @@ class Sharded(RowSource):
         """Where the shards and the hot rows are, for the kernel."""
         found = [shard.data_ptr() for shard in self.shards] + [0 if self.cache is None else self.cache.data_ptr()]
         with torch.inference_mode(False):
-            return torch.tensor(found, dtype=torch.int64).to(self.device)
+            return torch.tensor(found, dtype=torch.int64, device="cpu").to(self.device)
 
     @torch.inference_mode(False)
     def keep(self, hot: Tensor) -> None:

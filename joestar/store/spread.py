@@ -18,6 +18,7 @@ from joestar.distributed.peer_memory import (
 from joestar.errors import ConfigError, DistributedError
 from joestar.graph_api.arrays import say, to_tensor
 from joestar.graph_api.row_source import RowSource
+from joestar.locks import synchronize
 from joestar.profile.numbers import human_bytes, parse_bytes
 from joestar.store.features import FeatureStore
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
@@ -164,7 +165,7 @@ def _load(x, own: Tensor, group: Group) -> None:
     with torch.no_grad():
         fill_shard(x, own, group.rank, group.world)
     if own.is_cuda:
-        torch.cuda.synchronize(own.device)  # the others may read once all have come to the next meeting
+        synchronize(own.device)  # the others may read once all have come to the next meeting
 
 
 def _check_device(group: Group, size: int, beside: int) -> None:

@@ -26,17 +26,17 @@ def _quick(monkeypatch):
 
 def test_command_line(tmp_path):
     file = tmp_path / "passes.json"
-    only = ["--models", "sage,residual_norm", "--only", "aggregate-update"]
+    only = ["--models", "sage,residual_norm", "--only", "sample-gather-aggregate"]
     found = CliRunner().invoke(app, [*ARGUMENTS, *only, "--json", str(file)])
     assert found.exit_code == 0, found.output
     rows = json.loads(file.read_text())["rows"]
     assert [(row["model"], row["without"]) for row in rows] == [
-        (model, without) for model in ("sage", "residual_norm") for without in ("", "aggregate-update", "")
+        (model, without) for model in ("sage", "residual_norm") for without in ("", "sample-gather-aggregate", "")
     ]
     for row in rows:
         assert row["step"]["median"] > 0
-        assert ("aggregate-update" in row["fired"]) == (row["without"] == ""), row
-    assert "aggregate-update" in found.output and "%" in found.output
+        assert ("sample-gather-aggregate" in row["fired"]) == (row["without"] == ""), row
+    assert "sample-gather-aggregate" in found.output and "%" in found.output
 
 
 def test_wrong_words_are_refused():

@@ -16,6 +16,7 @@ from joestar.cli.main import app
 COMMANDS = [
     (), ("train",), ("evaluate",), ("predict",), ("profile",), ("info",), ("doctor",), ("partition",), ("plan",),
     ("bench",), ("bench", "step"), ("bench", "user"), ("bench", "inference"), ("bench", "epoch"), ("bench", "kernels"),
+    ("bench", "passes"),
     ("generate",), ("convert",),
 ]  # fmt: skip
 WIDTHS = (80, 120)

@@ -23,6 +23,8 @@ from .runs import Runs, Tolerance, autocast_of, differences, usual
 from .subjects import Split, Subject, build, forget
 
 ALL = tuple(spec.name for spec in PASSES)
+OF_UNIONS = {"trim"}
+"""Passes over unions of hops, which programs over blocks have not: random ones are in ``pyg/test_trim.py``."""
 ONE_ROW = "more than 1 value per channel"
 """What PyTorch's batch norm says of one row, which Joestar normalises by its own mean."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .execute import ALL, Report, run_pack
+from .execute import ALL, OF_UNIONS, Report, run_pack
 from .generate import PER_PACK, write
 
 PACKS = range(0, 200, 21)
@@ -22,4 +22,4 @@ def test_compiled_programs_agree(pack):
 def test_fifty_programs_steered_to_all_passes():
     numbers = [pack * PER_PACK + position for pack in PACKS for position in range(PER_PACK)]
     assert len(numbers) == 50
-    assert {write(number).steered for number in numbers} >= set(ALL)
+    assert {write(number).steered for number in numbers} >= set(ALL) - OF_UNIONS

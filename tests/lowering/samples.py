@@ -273,6 +273,7 @@ EXPLAINED = {
     "_reshape_alias": "made by autograd, behind capture",
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
     "masked_batch_norm": "what batch_norm becomes; test_padding_norm.py",
+    **dict.fromkeys(("synced_batch_norm", "row_parts"), "of several ranks; tests/distributed/test_training.py"),
     "only_valid": "what history.py marks rows with; tests/stages",
     "gather_shards": "an op of Joestar's; tests/store/test_sharded.py",
 }  # fmt: skip

@@ -86,8 +86,8 @@ def test_sizes_are_compared_in_one_place():
 
 def test_no_value_is_made_outside_the_graphs_mode():
     """``device="meta"`` makes a tensor that no op of the graph can be run on together with the others."""
-    found = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if '"meta"' in path.read_text()
-             and 'device="meta"' in path.read_text()]  # fmt: skip
+    found = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if 'device="meta"' in path.read_text()
+             and path.parent.name != "store"]  # fmt: skip
     assert not found, f"use lowering.fakes.run in {found}"
 
 

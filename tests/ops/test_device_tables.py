@@ -11,6 +11,7 @@ from joestar.ops.registry import OPS, keeps_tables
 KERNELS = pathlib.Path(joestar.__file__).parent / "kernels"
 SHARED = {"scratch.current_tables"}
 """Where calls find what others left: of the thread and stream, or of a CUDA graph."""
+RANKS = "joestar.ops.step.ranks"
 HARMLESS = {"gpu_race._TABLES": "written once, before a capture; only read by kernels"}
 
 
@@ -78,9 +79,15 @@ def test_every_state_of_a_kernel_module_is_known():
 
 def test_ops_that_share_tables_say_so():
     reaching = set().union(*map(users, SHARED)) & OPS.keys()
-    keeping = {op.name for op in OPS.values() if op.keeps_tables}
+    keeping = {op.name for op in OPS.values() if op.keeps_tables and op.reference.__module__ != RANKS}
     assert reaching == keeping
     assert keeping == {"compact", "collective_sample"}, "as the ordering of streams is tested for"
+
+
+def test_ops_that_wait_for_other_ranks_are_ordered_likewise():
+    of_ranks = {op.name: op.keeps_tables for op in OPS.values() if op.reference.__module__ == RANKS}
+    assert of_ranks.keys() >= {"row_parts", "over_ranks", "over_ranks_grad"}
+    assert all(of_ranks.values())
 
 
 def test_asking_an_op():

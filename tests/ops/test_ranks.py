@@ -153,3 +153,20 @@ def test_rows_that_are_no_nodes_are_refused():
             next(step.epoch(torch.arange(20), 10))
     finally:
         ranks.meet(None)
+
+
+@pytest.mark.parametrize("has_loss", [True, False])
+def test_gradients_of_a_loss_without_weight_are_zero(has_loss):
+    """Whatever they would be, NaN too."""
+    partners = ranks.Partners(lambda tensor: None, 0, 1, torch.tensor(True), torch.tensor(has_loss))
+    ranks.meet(partners)
+    try:
+        x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+        (ops.counted(x) * torch.tensor([2.0, 3.0, float("nan")], dtype=torch.float64)).sum().backward()
+        grad = ops.counted_grad(torch.tensor([2.0, float("nan")], dtype=torch.float64))
+    finally:
+        partners.drop_graph()
+    expected = torch.tensor([2.0, 3.0, float("nan")], dtype=torch.float64) * (1 if has_loss else 0)
+    assert torch.equal(x.grad[:2], expected[:2])
+    assert x.grad[2].isnan() if has_loss else x.grad[2] == 0
+    assert has_loss or not grad.any()
