@@ -65,7 +65,7 @@ MODELS = {
     "layer norm": (lambda: gnn.GraphSAGE(8, 8, 3, 4, norm="layer_norm", norm_kwargs={"mode": "node"}), (), 3),
     "batch norm": (lambda: gnn.GraphSAGE(8, 8, 3, 4, norm="batch_norm"), (), 1),
     "jumping": (lambda: gnn.GraphSAGE(8, 8, 3, 4, jk="cat"), (), 3),
-    "attention": (lambda: gnn.GAT(8, 8, 3, 4, heads=2), (), 1),
+    "attention": (lambda: gnn.GAT(8, 8, 3, 4, heads=2), (), 3),
     "reads all": (ReadsAll, (), 2),
     "skips": (lambda: Skips(False), (), 2),
     "backwards": (lambda: Skips(True), (), 0),
