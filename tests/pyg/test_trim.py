@@ -106,7 +106,8 @@ class Chance(nn.Module):
 def results(output, model) -> list[torch.Tensor]:
     """The output, and gradients of a weighted sum of it."""
     weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-    return [output.detach(), *torch.autograd.grad((output * weight).sum(), list(model.parameters()))]
+    total, parameters = (output * weight).sum(), list(model.parameters())
+    return [output.detach(), *torch.autograd.grad(total, parameters, materialize_grads=True)]
 
 
 @pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.fuzz) for number in range(3, 30))])

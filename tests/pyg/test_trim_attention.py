@@ -1,5 +1,6 @@
 """Attention of PyG in several layers: cut down to hops and one op at once, and what it gives stays PyG's."""
 
+import random
 from unittest import mock
 
 import pytest
@@ -76,6 +77,39 @@ class Inverse(gnn.MessagePassing):
         return x_j * softmax(score.reciprocal(), index, ptr, size_i)[:, None]
 
 
+STEPS = {
+    "leaky": lambda _, m: nn.functional.leaky_relu(m), "vector": lambda conv, m: m * conv.vector,
+    "half": lambda _, m: m * 0.5 + 0.1, "inverse": lambda _, m: 1 / (1.5 + m.tanh()), "pole": lambda _, m: 1 / m.exp(),
+    "root": lambda _, m: m.abs().sqrt(), "softmax": lambda _, m: m.softmax(1), "all": lambda _, m: m - m.mean(0),
+    "norm": lambda _, m: nn.functional.layer_norm(m, (8,)), "linear": lambda conv, m: conv.query(m).sigmoid(),
+    "heads": lambda _, m: m.view(-1, 2, 4).flip(2).flatten(1),
+}  # fmt: skip
+"""What a layer may compute per edge."""
+
+
+class Message(gnn.MessagePassing):
+    """Steps per edge at random, some of which are infinite at 0 or look at all edges; a softmax or another sum."""
+
+    def __init__(self, draw: random.Random):
+        super().__init__(aggr=draw.choice(["sum", "mean", "max"]), node_dim=0)
+        self.key, self.query, self.mix = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(16, 8)
+        self.of_data, self.vector = nn.Linear(4, 8), nn.Parameter(torch.rand(8))
+        self.steps = draw.sample(list(STEPS), draw.randint(1, 3))
+        self.weighs, self.reads, self.joins = (draw.random() < chance for chance in (0.8, 0.7, 0.3))
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, k=self.key(x), q=self.query(x), edge_attr=edge_attr)
+
+    def message(self, x_j, k_j, q_i, edge_attr, index, ptr, size_i):
+        score = self.mix(torch.cat([k_j, q_i], 1)) if self.joins else k_j + q_i
+        score = score + self.of_data(edge_attr) if self.reads else score
+        for step in self.steps:
+            score = STEPS[step](self, score)
+        if not self.weighs:
+            return x_j * score
+        return x_j.view(-1, 2, 4).mul(softmax(score.view(-1, 2, 4).sum(-1), index, ptr, size_i)[..., None]).flatten(1)
+
+
 class Told(nn.Module):
     """The model reads the coefficients of all edges."""
 
@@ -121,6 +155,13 @@ def test_gives_what_pyg_gives(name, layers):
     assert found[pattern] == layers
     # a loop's data are a mean over the edges of its node, which is cut down as well, once for all layers
     assert found["trim"] == layers + (name == "GATConv")
+
+
+@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.fuzz) for number in range(2, 30))])
+def test_random_messages_give_what_pyg_gives(number):
+    draw = random.Random(number)
+    with fused():
+        compare(WithEdges(lambda: Message(draw), draw.randint(2, 3)), EDGES)
 
 
 def test_dropout_of_coefficients_is_the_same():
