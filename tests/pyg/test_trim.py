@@ -65,7 +65,7 @@ MODELS = {
     "layer norm": (lambda: gnn.GraphSAGE(8, 8, 3, 4, norm="layer_norm", norm_kwargs={"mode": "node"}), (), 3),
     "batch norm": (lambda: gnn.GraphSAGE(8, 8, 3, 4, norm="batch_norm"), (), 1),
     "jumping": (lambda: gnn.GraphSAGE(8, 8, 3, 4, jk="cat"), (), 3),
-    "attention": (lambda: gnn.GAT(8, 8, 3, 4, heads=2), (), 1),
+    "attention": (lambda: gnn.GAT(8, 8, 3, 4, heads=2), (), 3),
     "reads all": (ReadsAll, (), 2),
     "skips": (lambda: Skips(False), (), 2),
     "backwards": (lambda: Skips(True), (), 0),
@@ -106,7 +106,8 @@ class Chance(nn.Module):
 def results(output, model) -> list[torch.Tensor]:
     """The output, and gradients of a weighted sum of it."""
     weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-    return [output.detach(), *torch.autograd.grad((output * weight).sum(), list(model.parameters()))]
+    total, parameters = (output * weight).sum(), list(model.parameters())
+    return [output.detach(), *torch.autograd.grad(total, parameters, materialize_grads=True)]
 
 
 @pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.fuzz) for number in range(3, 30))])

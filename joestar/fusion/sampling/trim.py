@@ -12,214 +12,66 @@ nodes of a hop come before those of the next, and an edge into a node of hop ``j
 farthest: rows read from an aggregation's first ``n_j`` are the first ``n_{j+1}`` of its operand. The structure may be
 the union itself, that without loops, or one with a loop per node. (PyG's ``trim_to_layer`` is told which layer it is.)
 
-Must not fire where the rows' readers do not treat each row by itself (a norm over all nodes, a softmax over edges, an
-index by the user's own code): these read all rows, and so does what stands in front of them.
+What is computed per edge follows: edges of the first rows are the first edges, and a softmax per destination knows no
+other destinations. Values of edges keep their number; those of rows that nobody reads are never read either (they are
+what the op makes of zeros, like padding, and get gradients of 0). Attention stays recognisable to the passes behind:
+
+    s = sddmm(indptr, indices, k, q, "dot")                   s = sddmm(p, e, k, aten.slice(q, 0, 0, n1), "dot")
+    a = edge_softmax(indptr, s)                               a = edge_softmax(p, s)
+    y = spmm(indptr, indices, v, a, "sum")       [n]          y = spmm(p, e, v, a, "sum")                       [n1]
+
+Must not fire where the rows' readers do not treat each row by itself (a norm over all nodes, coefficients that the
+model returns, an index by the user's own code): these read all rows, and so does what stands in front of them. Nor
+where an op on values of edges may be infinite at zeros (``1 / s``): a gradient of 0 times that is NaN.
 """
 
 import operator
-from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
 from joestar.fusion.clean import dce
-from joestar.fusion.match.emit import emit, leads, name, tensor
+from joestar.fusion.match.emit import emit, name
 from joestar.fusion.record import Reject
-from joestar.lowering.rules.arguments import argument
-from joestar.lowering.rules.pointwise_ops import POINTWISE
+from joestar.fusion.sampling.union_rows import (
+    OFFSETS,
+    Union,
+    edge_by_edge,
+    leading,
+    need,
+    needs_of,
+    over_edges,
+    roots_of,
+    row_by_row,
+    union_of,
+)
 from joestar.lowering.sizes import same_size
-from joestar.torch_private import OpOverload
 
 PATTERN = "trim"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_MERGE, _COMPACT, _SPMM = _JOESTAR.merge_hops.default, _JOESTAR.compact.default, _JOESTAR.spmm.default
-_UNARY = {"clone", "contiguous", "to", "_to_copy", "detach", "alias", "layer_norm", "rms_norm"}
-_ALONG = frozenset(
-    ["unsqueeze", "unflatten", "select", "slice", "sum", "mean", "amax", "amin", "softmax", "log_softmax", "squeeze"]
-)
+_MERGE, _SPMM = _JOESTAR.merge_hops.default, _JOESTAR.spmm.default
 
 
 def run(gm: fx.GraphModule, context) -> int:
     """Cuts down what reads the union of a sample's hops; returns the number of aggregations that became smaller."""
     trimmed = 0
     for merge in list(gm.graph.find_nodes(op="call_function", target=_MERGE)):
-        union = _union(merge)
-        if union is None or (roots := _roots(gm.graph, union)) == []:
+        union = union_of(merge)
+        if union is None or (roots := roots_of(gm.graph, union)) == []:
             continue
-        needs = _needs(gm.graph, union)
+        needs = needs_of(gm.graph, union)
         if context.admits(PATTERN, merge, _match(roots, needs, union)):
             trimmed += _Cut(gm.graph, union, needs, context).run(roots)
             dce.run(gm, context)
     return trimmed
 
 
-# --- the union and its structures ---
-
-
-@dataclass
-class _Union:
-    """The nodes of a sample, hop by hop.
-
-    Attributes:
-        nodes: ids of all of them; firsts, counts: per hop from the seeds: ids of the nodes up to it, and their number.
-        seeds_edges: offsets and sources of the seeds' edges, and the sources of the union's.
-        edges: sources of the edges -> offsets, for every structure among these nodes that is known.
-    """
-
-    nodes: fx.Node
-    firsts: list[fx.Node]
-    counts: list[fx.Node]
-    seeds_edges: tuple[fx.Node, fx.Node, fx.Node | None]
-    edges: dict[fx.Node, fx.Node] = field(default_factory=dict)
-
-    @property
-    def size(self):
-        """Number of nodes."""
-        return tensor(self.nodes).shape[0]
-
-    def rows(self, level: int):
-        """Number of nodes up to a hop."""
-        return self.size if level == len(self.firsts) else tensor(self.firsts[level]).shape[0]
-
-    def level(self, size) -> int | None:
-        """The hop up to which there are so many nodes."""
-        return next((level for level in range(len(self.firsts) + 1) if same_size(self.rows(level), size)), None)
-
-    def holds(self, value) -> bool:
-        """Whether a value has a row per node."""
-        found = tensor(value) if isinstance(value, fx.Node) else None
-        return found is not None and found.dim() > 0 and same_size(found.shape[0], self.size)
-
-
-def _union(merge: fx.Node) -> _Union | None:
-    """What a ``merge_hops`` puts together, if these are hops that were compacted one after the other."""
-    indptrs, values, nodes, starts, _ = merge.args
-    compacts = [value.args[0] for value in values if value.target is operator.getitem and value.args[1] == 1]
-    if len(compacts) != len(values) or any(node.target is not _COMPACT for node in compacts):
-        return None
-    firsts = [node.args[0] for node in compacts]
-    ends = [_item(node, 0) for node in compacts]
-    counts = [node.args[1] for node in compacts]
-    if None in ends or ends[-1] is not nodes or ends[:-1] != firsts[1:]:
-        return None
-    if [node.args[2] for node in compacts] != list(indptrs) or not _is_zero(starts[0]) or starts[1:] != counts[:-1]:
-        return None
-    union = _Union(nodes, firsts, counts, (indptrs[0], values[0], _item(merge, 1)))
-    if _item(merge, 0) is not None and _item(merge, 1) is not None:
-        union.edges[_item(merge, 1)] = _item(merge, 0)
-    for node in merge.graph.nodes:
-        _derived(node, union)
-    return union
-
-
-def _item(node: fx.Node, index: int) -> fx.Node | None:
-    return next((user for user in node.users if user.target is operator.getitem and user.args[1] == index), None)
-
-
-def _is_zero(node: fx.Node) -> bool:
-    return node.target is _ATEN.zeros.default or (node.target is _ATEN.full.default and node.args[1] == 0)
-
-
-def _derived(node: fx.Node, union: _Union) -> None:
-    """Adds a structure that has some of the edges of a known one, or a loop more per node."""
-    if node.target is _JOESTAR.append_loops.default and union.edges.get(node.args[1]) is node.args[0]:
-        indptr, indices = _item(node, 0), _item(node, 1)
-        union.edges |= {indices: indptr} if indptr is not None and indices is not None else {}
-    if node.target is not _JOESTAR.rows_at.default and node.target is not _ATEN.index_select.default:
-        return
-    picked, table = node.args[-1], node.args[0]
-    if table not in union.edges or picked.target is not operator.getitem or picked.args[1] != 1:
-        return
-    sample = picked.args[0]
-    if sample.target is not _JOESTAR.weighted_sample.default or sample.args[0] is not union.edges[table]:
-        return
-    whole = sample.args[2] is union.nodes and sample.args[4] is True and sample.args[5] == -1
-    if whole and _item(sample, 0) is not None:
-        union.edges[node] = _item(sample, 0)
-
-
-# --- which rows are read ---
-
-
-def _roots(graph: fx.Graph, union: _Union) -> list[fx.Node]:
-    """Leading rows of values with a row per node."""
-    found = graph.find_nodes(op="call_function", target=_ATEN.slice.Tensor)
-    return [node for node in found if union.holds(node.args[0]) and _leading(node, union) is not None]
-
-
-def _leading(node: fx.Node, union: _Union) -> int | None:
-    """The hop whose nodes' rows a slice has, if it has those from the first on."""
-    if node.target is not _ATEN.slice.Tensor or argument(node, "dim") != 0:
-        return None
-    level = union.level(tensor(node).shape[0])
-    return level if level is not None and leads(node, node.args[0], union.rows(level)) else None
-
-
-def _needs(graph: fx.Graph, union: _Union) -> dict[fx.Node, int]:
-    """For every value with a row per node, the hop up to whose nodes its rows are read."""
-    needs: dict[fx.Node, int] = {}
-    for node in reversed(list(graph.nodes)):
-        if union.holds(node):
-            needs[node] = max((_need(user, node, union, needs) for user in node.users), default=len(union.firsts))
-    return needs
-
-
-def _need(user: fx.Node, node: fx.Node, union: _Union, needs: dict[fx.Node, int]) -> int:
-    most = len(union.firsts)
-    if not union.holds(user):
-        level = _leading(user, union)
-        return most if level is None else level
-    if _aggregates(user, union) and node is not user.args[3]:
-        return min(needs[user] + 1, most)
-    return needs[user] if node in _row_by_row(user, union) else most
-
-
-def _aggregates(node: fx.Node, union: _Union) -> bool:
-    return node.target is _SPMM and union.holds(node.args[2]) and union.edges.get(node.args[1]) is node.args[0]
-
-
-def _row_by_row(node: fx.Node, union: _Union) -> list[fx.Node]:
-    """The operands of which row ``i`` of a value is computed from row ``i`` alone; empty where that is not known."""
-    if not isinstance(node.target, OpOverload) or node.kwargs.get("out") is not None:
-        return []
-    kind, rank = node.target._schema.name.split("::")[-1], tensor(node).dim()
-    operands = [value for value in node.all_input_nodes if union.holds(value)]
-    if node.target is _JOESTAR.keyed_dropout.default:
-        return operands if {*operands} == {*node.args[:2]} else []
-    if node.target is _ATEN.index_select.default:
-        return operands if node.args[1] == 0 and operands == [node.args[2]] and node.args[0] is not operands[0] else []
-    if kind in POINTWISE:
-        return operands if all(tensor(value).dim() == rank for value in operands) else []
-    if node.target is _ATEN.cat.default:
-        inside = argument(node, "dim") % rank != 0 and {*node.args[0]} == {*operands}
-        return operands if inside else []
-    if operands != [node.args[0]]:
-        return []
-    if kind == "linear":
-        return operands if rank > 1 and not any(map(union.holds, node.args[1:])) else []
-    if kind in ("view", "reshape"):
-        return operands if node.args[1][0] == -1 and all(isinstance(n, int) for n in node.args[1]) else []
-    if kind in ("layer_norm", "rms_norm"):
-        return operands if len(node.args[1]) < rank else []
-    if kind in _ALONG:
-        return operands if _inside(node, kind, tensor(node.args[0]).dim() + (kind == "unsqueeze")) else []
-    return operands if kind in _UNARY else []
-
-
-def _inside(node: fx.Node, kind: str, rank: int) -> bool:
-    """Whether an op works along other dimensions than the rows."""
-    dims = argument(node, "dim")
-    if dims is None or dims == []:
-        return False
-    return all(dim % rank != 0 for dim in (dims if isinstance(dims, (list, tuple)) else [dims]))
-
-
-def _match(roots: list[fx.Node], needs: dict[fx.Node, int], union: _Union) -> bool | Reject:
+def _match(roots: list[fx.Node], needs: dict[fx.Node, int], union: Union) -> bool | Reject:
     most = len(union.firsts)
     if any(needs[root.args[0]] < most for root in roots):
         return True
     row = roots[0].args[0]
-    reader = next((user for user in row.users if _need(user, row, union, needs) == most), row)
+    reader = next((user for user in row.users if need(user, row, union, needs) == most), row)
     return Reject(f"all rows of {row.name} are read by {name(reader)}")
 
 
@@ -229,7 +81,7 @@ def _match(roots: list[fx.Node], needs: dict[fx.Node, int], union: _Union) -> bo
 class _Cut:
     """Twins of values that have only the rows that are read."""
 
-    def __init__(self, graph: fx.Graph, union: _Union, needs: dict[fx.Node, int], context):
+    def __init__(self, graph: fx.Graph, union: Union, needs: dict[fx.Node, int], context):
         self.graph, self.union, self.needs, self.context = graph, union, needs, context
         self.twins: dict[fx.Node, fx.Node] = {}
         self.parts: dict[tuple[fx.Node, int], fx.Node] = {}
@@ -242,7 +94,7 @@ class _Cut:
             cut += self._twin(node)
         for root in roots:
             with self.graph.inserting_before(root):
-                root.replace_all_uses_with(self._rows(root, root.args[0], _leading(root, self.union)))
+                root.replace_all_uses_with(self._rows(root, root.args[0], leading(root, self.union)))
             self.graph.erase_node(root)
         return cut
 
@@ -252,22 +104,40 @@ class _Cut:
 
     def _twin(self, node: fx.Node) -> int:
         """Makes the twin, if the op allows that; returns 1 for an aggregation."""
-        level, union = self.needs[node], self.union
-        aggregation = _aggregates(node, union)
-        operands = [node.args[2]] if aggregation else _row_by_row(node, union)
-        if not operands:
-            return 0
+        over = over_edges(node, self.union)
         with self.graph.inserting_before(node):
-            if aggregation:
-                rows = self._rows(node, node.args[2], min(level + 1, self.most))
-                new = emit(self.graph, node, _SPMM, *self._head(node, level), rows, *node.args[3:])
-                self.context.fired(PATTERN, new, f"rows of nodes up to hop {level} of {self.most}")
+            if over is not None:
+                new = self._twin_over_edges(node, *over)
             else:
-                parts = {value: self._rows(node, value, level) for value in operands}
+                parts = self._edge_parts(node) if node in self.union.owners else self._row_parts(node)
+                if not parts:
+                    return 0
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: parts.get(value, value))
                 new = emit(self.graph, node, node.target, *args, **kwargs)
         self.twins[node] = new
-        return int(aggregation)
+        if node.target is not _SPMM or over is None:
+            return 0
+        self.context.fired(PATTERN, new, f"rows of nodes up to hop {self.needs[node]} of {self.most}")
+        return 1
+
+    def _row_parts(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        return {x: self._rows(node, x, self.needs[node]) for x in row_by_row(node, self.union.holds)}
+
+    def _edge_parts(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        return {x: self.twins[x] for x in edge_by_edge(node, self.union) if x in self.twins}
+
+    def _twin_over_edges(self, node: fx.Node, rows: dict[int, int], edges: tuple[int, ...]) -> fx.Node:
+        level, args, place = self.needs[node], list(node.args), OFFSETS[node.target]
+        for operand, farther in rows.items():
+            if args[operand] is not None:
+                args[operand] = self._rows(node, args[operand], min(level + farther, self.most))
+        for operand in edges:
+            args[operand] = self.twins.get(args[operand], args[operand])
+        indices = node.args[1] if node.args[1] in self.union.edges else self.union.sources(node.args[place])
+        args[place], sources = self._head(node, indices, level)
+        if args[1] is indices:
+            args[1] = sources
+        return emit(self.graph, node, node.target, *args)
 
     def _rows(self, like: fx.Node, value: fx.Node, level: int) -> fx.Node:
         """The rows of a value up to those of a hop, computed in front of ``like``."""
@@ -289,13 +159,13 @@ class _Cut:
         sizes = [node for node in inputs if isinstance(node.meta["val"], torch.SymInt)]
         return next(node for node in sizes if same_size(node.meta["val"], self.union.rows(level)))
 
-    def _head(self, like: fx.Node, level: int) -> tuple[fx.Node, fx.Node]:
-        """The structure of an aggregation, cut down to the rows up to those of a hop."""
-        indptr, indices, _, weight, _ = like.args
-        if level == 0 and indices is self.union.seeds_edges[2] and weight is None:
+    def _head(self, like: fx.Node, indices: fx.Node, level: int) -> tuple[fx.Node, fx.Node]:
+        """The structure of an op over edges, cut down to the rows up to those of a hop."""
+        seeds = level == 0 and like.args[1] is self.union.seeds_edges[2]
+        if seeds and like.target is _SPMM and like.args[3] is None:
             return self.union.seeds_edges[:2]
         if (indices, level) not in self.heads:
-            first, count = self.union.firsts[level], self.union.counts[level]
-            both = emit(self.graph, like, _JOESTAR.first_rows.default, indptr, indices, first, count)
+            head = (self.union.edges[indices], indices, self.union.firsts[level], self.union.counts[level])
+            both = emit(self.graph, like, _JOESTAR.first_rows.default, *head)
             self.heads[indices, level] = tuple(emit(self.graph, like, operator.getitem, both, i) for i in range(2))
         return self.heads[indices, level]
