@@ -70,6 +70,9 @@ def test_same_numbers(name):
         same(on.padded(on.seeds(batch), step), expected, 1e-10)
 
 
+ALL_FUSED = {f"softmax:hop{hop}": "fused" for hop in range(2)}
+
+
 @pytest.mark.parametrize("name", ["dot product", "plain products", "per column"])
 def test_small_bounds(name):
     case = under(all_layers()[name], factor=1.0, extra=1, tight=True)
@@ -87,7 +90,8 @@ def test_with_the_whole_table(name):
     expected = nothing.exact(nothing.seeds(), 0)
     same(everything.padded(everything.seeds(), 0), expected, 1e-10)
     gm = fx.GraphModule(nothing.program.captured.gm, copy.deepcopy(nothing.program.lowered))
-    run_passes(gm, list(nothing.program.lowered_roles), device="cuda", sizes=nothing.program.sizes)
+    roles = list(nothing.program.lowered_roles)
+    run_passes(gm, roles, device="cuda", sizes=nothing.program.sizes, choices=ALL_FUSED)
     assert len(programs(gm)) == 2 and count(gm, JOESTAR.edge_softmax.default) == 0
 
 
@@ -149,17 +153,22 @@ LAYERS_OF = {"dot_attention": "mul", "softmax_aggregation": "per column", "gat_e
 
 @pytest.mark.parametrize("name", LAYERS_OF)
 def test_examples(name):
-    """Every layer is one op on a GPU; ``tests/examples`` compares losses, gradients and training with PyG's layers."""
+    """Every layer can be one op on a GPU, and is by default where messages would be stored per edge;
+    ``tests/examples`` compares losses, gradients and training with PyG's layers."""
     module, data = example(FOLDER, name), small_graph()
     options = module.prepare(data) if hasattr(module, "prepare") else {}
     if options:
         data.edata["f"] = data.edata["f"].double()
     case = captured(module.Net(NUM_FEATURES, 8, 2, NUM_CLASSES, **options), (3, 2), graph=data)
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
-    _, context = run_passes(gm, list(case.program.lowered_roles), device="cuda", sizes=case.program.sizes)
+    roles, sizes = list(case.program.lowered_roles), case.program.sizes
+    _, context = run_passes(gm, roles, device="cuda", sizes=sizes, choices=ALL_FUSED)
     fired = [place.detail for place in context.places if place.pattern == PATTERN and place.fired]
     assert len(fired) == len(programs(gm)) == 2 and all(LAYERS_OF[name] in detail for detail in fired)
     assert count(gm, JOESTAR.edge_softmax.default) == 0
+    gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+    run_passes(gm, roles, device="cuda", sizes=sizes)
+    assert len(programs(gm)) == (0 if name in ("gatv2", "gat_edges") else 2), "plain rows have another form"
 
 
 # --- training ---

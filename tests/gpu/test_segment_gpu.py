@@ -69,7 +69,7 @@ def test_training(name):
         net = module.Net(graph.ndata["x"].shape[1], 32, 2, graph.num_classes, 0.3, **options).cuda()
         step = joestar.compile(
             net, joestar.NeighborSampler(graph, [5, 4]), F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-2),
-            choices={} if choice == "fused" else {f"softmax:hop{hop}": choice for hop in range(2)},
+            choices={f"softmax:hop{hop}": choice for hop in range(2)},
         )  # fmt: skip
         losses.append(torch.stack([loss.clone() for loss in step.epoch(graph.train_idx[:400], 100, shuffle=False)]))
         fired = [p for p in step.report().programs[0].places if p.pattern == "softmax-aggregate" and p.fired]

@@ -20,7 +20,8 @@ than gathered features, these are read in place, and the outermost hop is not re
 Nothing per edge is stored
 that the score or the value computes, forward or backward; ``fusion/edges/segment_region.py`` says what that can be.
 
-A choice ``softmax:<hop>``, by default taken on a GPU; a CPU is faster with stored values while these fit its cache.
+A choice ``softmax:<hop>``, by default taken on a GPU where messages would be stored per edge; a CPU is faster with
+stored values while these fit its cache.
 
 Must not fire when scores or coefficients have another reader (``return_attention_weights``), when the reduction is no
 sum, when something else than a product is done with the coefficients, when a mask is one per column, when rows have
@@ -82,7 +83,7 @@ def run(gm: fx.GraphModule, context) -> int:
             continue
         match = _match(chain, context)
         if match:
-            match = _chosen(node, match, taken, context)
+            match = _chosen(chain, match, taken, context)
         if context.admits(PATTERN, node, match):
             _rewrite(gm.graph, chain, match, context)
             fused += 1
@@ -195,9 +196,10 @@ def _is_shared(chain: _Chain, columns: int) -> bool:
     return len(rows) == 2 and rows[0] == 1 and rows[1] * row_size(chain.softmax) == columns
 
 
-def _chosen(node: fx.Node, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
-    default = FUSED if context.device == "cuda" else STORED
-    if context.choose("softmax", site_name(node, taken), (STORED, FUSED), default, node) == FUSED:
+def _chosen(chain: _Chain, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
+    """Scores of plain rows have a fused form besides, ``edge-map-reduce``, against which this one was not timed yet."""
+    default = FUSED if context.device == "cuda" and chain.rows is None else STORED
+    if context.choose("softmax", site_name(chain.spmm, taken), (STORED, FUSED), default, chain.spmm) == FUSED:
         return match
     return Reject("storing scores and coefficients is chosen")
 
