@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "check.hpp"
 #include "joestar/dropout.hpp"
 
@@ -112,10 +116,25 @@ void masks_apply(std::int64_t columns) {
 }
 
 void gradients_pass_where_the_result_is_positive() {
-  const std::vector<float> grad{1.0F, -2.0F, 3.0F, 4.0F}, y{0.5F, 0.0F, -1.0F, 2.0F};
-  std::vector<float> out(4);
-  relu_dropout_grad(grad.data(), y.data(), 4, 2.0, out.data());
-  CHECK((out == std::vector<float>{2.0F, 0.0F, 0.0F, 8.0F}));
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> grad{1.0F, -2.0F, 3.0F, 4.0F, 5.0F}, y{0.5F, 0.0F, -1.0F, 2.0F, nan};
+  std::vector<float> out(5);
+  relu_dropout_grad(grad.data(), y.data(), 5, 2.0, out.data());
+  CHECK((out == std::vector<float>{2.0F, 0.0F, 0.0F, 8.0F, 10.0F}));
+}
+
+void nan_passes_relu() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (std::int64_t columns : {1, 2, 8, 33, 70}) {
+    const std::int64_t words = (columns + 31) / 32;
+    const std::vector<float> x(static_cast<std::size_t>(columns), nan);
+    const std::vector<std::uint32_t> bits(static_cast<std::size_t>(words), 0xFFFFFFFFU), none(bits.size(), 0U);
+    std::vector<float> out(x.size());
+    dropout_apply(x.data(), bits.data(), x.data(), 1, columns, 2.0, out.data());
+    CHECK(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
+    dropout_apply(x.data(), none.data(), x.data(), 1, columns, 2.0, out.data());
+    CHECK(std::all_of(out.begin(), out.end(), [](float value) { return value == 0.0F; }));
+  }
 }
 
 }  // namespace
@@ -130,6 +149,7 @@ int main() {
   as_many_are_kept_as_asked();
   for (std::int64_t columns : {1, 4, 31, 32, 33, 64, 65, 100, 128, 130, 256, 300}) masks_apply(columns);
   gradients_pass_where_the_result_is_positive();
+  nan_passes_relu();
   nothing_to_do();
   return report("dropout");
 }

@@ -70,7 +70,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float)
         require(right, f"a bias {x.dtype} [{width}]", f"{bias.dtype} {list(bias.shape)}")
     y = torch.relu(x if bias is None else x + bias)
     every = torch.full((x.shape[0], _words(width)), -1, dtype=torch.int32, device="cpu")
-    kept = positive_bits(torch.where(y.isnan(), 1, y), every if bits is None else bits)
+    kept = positive_bits(y, every if bits is None else bits)
     return y if bits is None else gated_dropout(y, bits, None, scale), kept
 
 

@@ -16,9 +16,12 @@ def keep_numerator(p: float) -> int:
 
 
 def positive_bits(x: Tensor, bits: Tensor) -> Tensor:
-    """``bits`` of the entries of ``x`` ``[n, D]`` that are positive, int32 ``[n, ceil(D / 32)]``; 0 past column D."""
+    """``bits`` of the entries of ``x`` ``[n, D]`` that are positive or NaN (which ReLU lets pass).
+
+    int32 ``[n, ceil(D / 32)]``; 0 past column D.
+    """
     rows, words = bits.shape
-    positive = torch.nn.functional.pad((x > 0).to(torch.int32), (0, 32 * words - x.shape[1]))
+    positive = torch.nn.functional.pad((~(x <= 0)).to(torch.int32), (0, 32 * words - x.shape[1]))
     shift = torch.arange(32, dtype=torch.int32, device=x.device)
     packed = (positive.reshape(rows, 32, words) << shift[:, None]).sum(1, dtype=torch.int32)
     return (bits & packed).contiguous()

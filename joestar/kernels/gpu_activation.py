@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_bits import kept_bits, rows_within_warps, store_bits, unknown_bits, whole_words
+from joestar.kernels.gpu_bits import kept_bits, passes_relu, rows_within_warps, store_bits, unknown_bits, whole_words
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, check_rows, op, require
 from joestar.kernels.gpu_tiles import (
@@ -36,7 +36,7 @@ def _bias_relu(
     value = tl.load(x + at, mask, 0).to(ACC)
     if bias is not None:
         value += tl.load(bias + column, column < WIDTH, 0).to(ACC)
-    holds = (value > 0) | (value != value)  # NaN passes, as in torch
+    holds = passes_relu(value)
     if bits is not None:
         holds = holds & kept_bits(bits, i, column, mask, WORDS)
         value *= scale

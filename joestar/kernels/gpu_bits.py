@@ -17,6 +17,12 @@ def kept_bits(bits, row, column, mask, WORDS: tl.constexpr):
 
 
 @triton.jit
+def passes_relu(value):
+    """Positive, or NaN, as in torch: a model that has diverged must not train on as if nothing were."""
+    return (value > 0) | (value != value)
+
+
+@triton.jit
 def whole_words(part, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Columns of part ``part`` of a row, ``[1, BLOCK]``: all those of ``WIDE`` words, in order of their bits."""
     lane = tl.arange(0, BLOCK)[None, :]

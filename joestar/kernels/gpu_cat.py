@@ -16,7 +16,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.determinism import is_deterministic
-from joestar.kernels.gpu_bits import kept_bits, rows_within_warps, store_bits, unknown_bits, whole_words
+from joestar.kernels.gpu_bits import kept_bits, passes_relu, rows_within_warps, store_bits, unknown_bits, whole_words
 from joestar.kernels.gpu_grad import spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
 from joestar.kernels.gpu_links import gathered_grad
@@ -31,7 +31,7 @@ def _activated(x, added, bits, row, column, mask, WIDTH: tl.constexpr, WORDS: tl
     if added is not None:
         value += added
     if bits is not None:
-        value = tl.where((value > 0) & kept_bits(bits, row, column, mask, WORDS), value, 0)
+        value = tl.where(passes_relu(value) & kept_bits(bits, row, column, mask, WORDS), value, 0)
     return value
 
 
@@ -61,7 +61,7 @@ def _aggregate_rows(
     if CAT or factor is not None:
         own = _activated(x, added, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
         if kept is not None:
-            store_bits(kept, i.to(tl.int64), own > 0, part, i < n, WORDS, WIDE, BLOCK)
+            store_bits(kept, i.to(tl.int64), passes_relu(own), part, i < n, WORDS, WIDE, BLOCK)
     if factor is not None:
         own *= tl.load(factor).to(ACC)
     sums = tl.zeros([ROWS, BLOCK], ACC)
@@ -77,7 +77,7 @@ def _aggregate_rows(
                 weights = weights + (tl.load(weight + e, e < end, 0).to(ACC),)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
             if kept is not None:
-                store_bits(kept, sources[j], values[j] > 0, part, start + done + j < end, WORDS, WIDE, BLOCK)
+                store_bits(kept, sources[j], passes_relu(values[j]), part, start + done + j < end, WORDS, WIDE, BLOCK)
             sums += values[j] if weight is None else values[j] * weights[j]
         done += AHEAD
     if bits is not None:
@@ -220,5 +220,5 @@ def _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scal
     column = torch.arange(width, device=grad.device)
     words = cdiv(width, 32)
     kept = (bits[:, column % words] >> (column // words).to(torch.int32)) & 1 != 0
-    kept = kept if x is None else kept & (x > 0)
+    kept = kept if x is None else kept & ~(x <= 0)
     return torch.where(kept, total * scale, torch.zeros_like(total))

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_bits import kept_bits
+from joestar.kernels.gpu_bits import kept_bits, passes_relu
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, require
 from joestar.kernels.gpu_spmm import row_edges
@@ -130,7 +130,7 @@ def _own_part(
     if bits is not None:
         kept = kept_bits(bits, row, column, kept, WORDS)
         if x is not None:
-            kept = kept & (tl.load(x + row * WIDTH + column, (s < num_src) & inside, 0) > 0)
+            kept = kept & passes_relu(tl.load(x + row * WIDTH + column, (s < num_src) & inside, 0))
     total = tl.zeros([ROWS, BLOCK], ACC)
     if CAT or factor is not None:
         total = tl.load(grad + row * stride + (WIDTH if CAT else 0) + column, (s < num_dst) & inside, 0).to(ACC)

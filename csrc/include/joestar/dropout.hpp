@@ -147,7 +147,7 @@ template <bool Gated, class T>
 JOESTAR_INLINE T masked(T x, T gate, std::uint32_t word, std::uint32_t shift, Accumulator<T> scale) {
   using A = Accumulator<T>;
   const A value = load(x) * scale;
-  const bool kept = (word >> shift & 1U) != 0 && (!Gated || load(gate) > A{0});
+  const bool kept = (word >> shift & 1U) != 0 && (!Gated || !(load(gate) <= A{0}));  // NaN passes ReLU
   return store<T>(kept ? value : A{0});
 }
 
@@ -213,7 +213,7 @@ JOESTAR_CLONES void mask_rows(const T* x, const std::uint32_t* bits, const T* ga
 
 }  // namespace detail
 
-// y [rows, columns] = x where its bit is set (and `gate`, if there is one, is positive), times `scale`; else 0.
+// y [rows, columns] = x where its bit is set (and `gate`, if there is one, is positive or NaN), times `scale`; else 0.
 template <class T>
 void dropout_apply(const T* x, const std::uint32_t* bits, const T* gate, std::int64_t rows, std::int64_t columns,
                    double scale, T* y) {
@@ -237,13 +237,13 @@ JOESTAR_CLONES void scale_where_positive(const T* JOESTAR_RESTRICT grad, const T
   using A = Accumulator<T>;
   for (std::int64_t i = first; i < last; ++i) {
     const A value = load(grad[i]) * scale;
-    out[i] = store<T>(load(y[i]) > A{0} ? value : A{0});
+    out[i] = store<T>(!(load(y[i]) <= A{0}) ? value : A{0});
   }
 }
 
 }  // namespace detail
 
-// out [n] = grad * scale where y > 0, else 0: the gradient of dropout_apply with relu, whose result was y.
+// out [n] = grad * scale where y > 0 or NaN, else 0: the gradient of dropout_apply with relu, whose result was y.
 template <class T>
 void relu_dropout_grad(const T* grad, const T* y, std::int64_t n, double scale, T* out) {
   parallel_ranges(n, 32768, [&](std::int64_t first, std::int64_t last) {

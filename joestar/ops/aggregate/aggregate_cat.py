@@ -28,7 +28,7 @@ def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | Non
 
 
 def activated(value: Tensor, bits: Tensor, x: Tensor, scale: float) -> Tensor:
-    return torch.where(x > 0, dropout_apply(value, bits, 0.0, False) * scale, torch.zeros_like(value)).contiguous()
+    return torch.where(~(x <= 0), dropout_apply(value, bits, 0.0, False) * scale, torch.zeros_like(value)).contiguous()
 
 
 def aggregate_cat_grad(

@@ -122,7 +122,7 @@ def _cat_grad_x(indptr, indices, grad, x, bits, scale, reduce, form) -> Tensor:
     if bits is None:
         return total
     kept = ops.dropout_apply(total, bits, 0.0, False) * scale
-    return torch.where(x > 0, kept, torch.zeros_like(kept))
+    return torch.where(~(x <= 0), kept, torch.zeros_like(kept))
 
 
 define(

@@ -23,7 +23,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float)
     """
     y = torch.relu(x if bias is None else x + bias).contiguous()
     every = x.new_full((x.shape[0], -(-x.shape[1] // 32)), -1, dtype=torch.int32)
-    kept = positive_bits(torch.where(y.isnan(), 1, y), every if bits is None else bits)
+    kept = positive_bits(y, every if bits is None else bits)
     return y if bits is None else dropout_apply(y, bits, 0.0, False) * scale, kept
 
 

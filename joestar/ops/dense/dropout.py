@@ -49,7 +49,7 @@ def _bits(a: Tensor, b: Tensor, p: float, columns: int) -> Tensor:
 
 
 def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
-    """``x`` ``[n, ...]`` where its bit is set (and it is positive, with ``relu``), over ``1 - p``; else 0.
+    """``x`` ``[n, ...]`` where its bit is set (and it is positive or NaN, with ``relu``), over ``1 - p``; else 0.
 
     Bit ``c // W`` of word ``c % W`` is column c, W words to a row: neighbouring columns read neighbouring words.
     """
@@ -58,17 +58,17 @@ def dropout_apply(x: Tensor, bits: Tensor, p: float, relu: bool) -> Tensor:
     keep = ((bits[:, None, :] >> shift[:, None]) & 1).reshape(rows, words * 32) != 0
     keep = keep[:, : math.prod(x.shape[1:])].reshape(x.shape)
     if relu:
-        keep = keep & (x > 0)
+        keep = keep & ~(x <= 0)  # NaN passes ReLU
     return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype, device=x.device)).contiguous()
 
 
 def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
-    """Gradient of ``dropout_apply`` with ReLU, whose result was ``y``: ``grad / (1 - p)`` where ``y > 0``, else 0.
+    """Gradient of ``dropout_apply`` with ReLU, whose result was ``y``: ``grad / (1 - p)`` or, where ``y <= 0``, 0.
 
     The result is positive exactly where an entry was positive and kept: no mask is needed.
     """
     zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
-    return torch.where(y > 0, grad * (1.0 / (1.0 - p)), zero).contiguous()
+    return torch.where(~(y <= 0), grad * (1.0 / (1.0 - p)), zero).contiguous()
 
 
 def keyed_dropout(
