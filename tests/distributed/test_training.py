@@ -113,7 +113,7 @@ def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, 
     assert [len(rank["seeds"][-1]) for rank in ours] == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged"])
+@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged", "hinge"])
 def test_losses_are_those_of_the_global_batch(two, one, name):
     for rank in two:
         ours, theirs = rank["losses_of"][name], one["losses_of"][name]
