@@ -2,15 +2,19 @@
 
 A loss is called on rows that are drawn at random, whole and in two parts. It is a mean if the whole is the parts' mean,
 weighted by what their rows weigh (one each; class weights, none for ``ignore_index``; known labels), a sum if it is
-their sum. What is neither cannot be divided among ranks without changing it, and is refused.
+their sum. What is neither cannot be divided among ranks without changing it, and is refused; so is what is 0 for all
+rows that are drawn, of which both holds.
 """
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
@@ -21,7 +25,11 @@ MEAN, SUM = "mean", "sum"
 TRIED = 256
 """Seeds of the trial, besides one of every class."""
 TRIED_AGAIN = 128
-"""Seeds of the trials before further epochs: others each time."""
+"""Seeds of the trials before further epochs and calls: others each time."""
+_RANGES = ((0.05, 0.95), (-6.0, 2.0))
+"""Of the rows: some losses want probabilities, others are 0 for them. Uneven, so that sums do not cancel out."""
+_WIDE = (-20.0, 60.0)
+"""Where a value is 0 in both: last, as float32 has few digits of many a loss there."""
 
 
 @dataclass
@@ -40,33 +48,51 @@ class LossParts:
     void: float = float("nan")
 
 
-def loss_parts(program, seeds: Tensor, graph: Graph) -> LossParts:
+def loss_parts(program, seeds: Tensor, graph: Graph, further: bool = False) -> LossParts:
     """The parts of a traced ``train`` program's loss, tried on some of ``seeds``.
 
     Args:
         graph: whose nodes these are: that of the program, or the whole one of which it sees parts.
+        further: tried on other nodes as well: steps will be over other seeds, too.
 
     Raises:
-        ConfigError: if it is neither a mean nor a sum over seeds.
+        ConfigError: if it is neither a mean nor a sum over seeds, or if that cannot be told of a value.
     """
-    data = graph.ndata
-    known = _known_labels(data["y"])
-    classes = [_over(loss, graph) for loss in program.class_losses] if graph is not program.graph else None
-    classes = program.class_losses if classes is None else [loss for loss in classes if loss is not None]
+    labels = graph.ndata["y"]
+    known = _known_labels(labels)
+    found = program.class_losses if graph is program.graph else [_over(loss, graph) for loss in program.class_losses]
+    classes = [loss for loss in found if loss is not None]
     candidates = [_of_classes(loss) for loss in classes] + [known, None]
-    nodes = _tried(seeds, data["y"], candidates[0])
-    trial = _Trial(program, nodes, graph)
+    nodes = _tried(seeds, labels, candidates[0])
+    others = _further(seeds, graph, classes) if further else nodes[:0]
+    trials = _first_trials(program, nodes, others, graph)
+    trials.check_told()
     for rows in candidates:
-        weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu") if rows is None else rows(nodes).cpu()
-        if trial.is_mean(weights):
+        if trials.is_mean(_weights(rows, trials.nodes)):
             void = 0.0 if rows is known else float("nan")
-            return LossParts(MEAN, rows, trial.logged_kinds(), trial.whole[0], void)
-    if trial.is_sum():
-        return LossParts(SUM, None, trial.logged_kinds(), trial.whole[0])
+            return LossParts(MEAN, rows, trials.logged_kinds(), trials.tried, void)
+    if trials.is_sum():
+        return LossParts(SUM, None, trials.logged_kinds(), trials.tried)
     raise ConfigError(
         f"{program.loss.name} is neither a mean nor a sum over the seeds of a batch (the loss of a batch does not "
         f"follow from those of its parts), so that several ranks cannot divide it. {_REMEDY}"
     )
+
+
+def _first_trials(program, nodes: Tensor, others: Tensor, graph: Graph) -> "_Trials":
+    """With other nodes than the seeds, unless the loss fails for these: they are not what is trained on."""
+    if len(others):
+        try:
+            return _Trials(program, _mixed(torch.cat([nodes, others])), graph)
+        except ConfigError:
+            raise
+        except Exception:
+            pass
+    return _Trials(program, nodes, graph)
+
+
+def _weights(rows: Callable[[Tensor], Tensor] | None, nodes: Tensor) -> Tensor:
+    return torch.ones(len(nodes), dtype=torch.float64, device="cpu") if rows is None else rows(nodes).cpu()
 
 
 _REMEDY = (
@@ -76,33 +102,117 @@ _REMEDY = (
 
 
 def is_tried_again(epoch: int) -> bool:
-    """Before the next eight epochs, then ever more rarely: a trial takes about a millisecond."""
-    return 0 < epoch <= 8 or (epoch > 0 and epoch & (epoch - 1) == 0)
+    """Before the next eight epochs, then ever more rarely, and so for calls: a trial takes about a millisecond.
+
+    Args:
+        epoch: its number, from 0, or -1 less the number of the call, from 1.
+    """
+    number = _number(epoch)
+    return 0 < number <= 8 or (number > 0 and number & (number - 1) == 0)
+
+
+def some_again(order: Tensor, epoch: int) -> Tensor:
+    """The seeds for ``check_again``: others in every epoch, all of a call of few."""
+    first = _number(epoch) * TRIED_AGAIN % max(1, order.numel() - TRIED_AGAIN + 1)
+    return order[first : first + TRIED_AGAIN]
+
+
+def _number(epoch: int) -> int:
+    return epoch if epoch >= 0 else -1 - epoch
 
 
 def check_again(program, found: LossParts, seeds: Tensor, graph: Graph) -> None:
     """Tries some other seeds of a graph, of which the loss must be made up in the way that was found before.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: if it is not, or if a logged value is not.
     """
     nodes = torch.cat([seeds, seeds]) if len(seeds) == 1 else seeds
-    weights = torch.ones(len(nodes), dtype=torch.float64, device="cpu")
-    if found.rows is not None:
-        weights = found.rows(nodes).cpu()
-    trial = _Trial(program, nodes, graph)
-    if trial.is_sum() if found.kind == SUM else not weights.any() or trial.is_mean(weights):
-        return
-    raise ConfigError(
-        f"{program.loss.name} looked like a {found.kind} over the seeds of a batch, and is none for the {len(nodes)} "
-        f"seeds from {int(nodes[0])} on: a part of it is shared by few seeds. Several ranks cannot divide it. {_REMEDY}"
-    )
+    weights = _weights(found.rows, nodes)
+    trials = _Trials(program, nodes, graph)
+    if not (trials.is_sum() if found.kind == SUM else not weights.any() or trials.is_mean(weights)):
+        raise ConfigError(
+            f"{program.loss.name} looked like a {found.kind} over the seeds of a batch, and is none for the "
+            f"{len(nodes)} seeds from {int(nodes[0])} on: a part of it is shared by few seeds. Several ranks cannot "
+            f"divide it. {_REMEDY}"
+        )
+    for entry, (name, before) in enumerate(zip(program.logged, found.logged, strict=True), 1):
+        now = before if trials.is_zero(entry) else trials.logged_kind(entry)
+        if now != before:
+            raise ConfigError(
+                f"{name!r}, which {program.loss.name} logs, looked like a {before} over the seeds of a batch, and is a "
+                f"{now} for the {len(nodes)} seeds from {int(nodes[0])} on: several ranks cannot put it together. Log "
+                "one or the other."
+            )
+
+
+class _Trials:
+    """Loss and logged values for rows of several ranges: what a kind is has to hold in all in which it is a number."""
+
+    def __init__(self, program, nodes: Tensor, graph: Graph):
+        self.program, self.nodes, self.graph = program, nodes, graph
+        self.made, failed = [], []
+        for drawn in _RANGES:
+            try:
+                self.made.append(_Trial(program, nodes, graph, drawn))
+            except ConfigError:
+                raise
+            except Exception as error:  # of a loss that wants probabilities, say
+                failed.append(error)
+        if not self.made:
+            raise failed[0]
+        if any(self.is_zero(entry) for entry in range(len(self.made[0].whole))):
+            with contextlib.suppress(Exception):  # others did not fail
+                self.made.append(_Trial(program, nodes, graph, _WIDE))
+
+    @property
+    def tried(self) -> float:
+        """The loss of the first trial in which it is a number."""
+        return next((trial.whole[0] for trial in self.made if math.isfinite(trial.whole[0])), float("nan"))
+
+    def _finite(self, of: int) -> list["_Trial"]:
+        return [trial for trial in self.made if math.isfinite(trial.whole[of])]
+
+    def is_zero(self, of: int = 0) -> bool:
+        """Of such a value, both kinds hold."""
+        finite = self._finite(of)
+        return bool(finite) and all(trial.whole[of] == 0 for trial in finite)
+
+    def is_mean(self, weights: Tensor, of: int = 0) -> bool:
+        """In which rows have these weights."""
+        finite = self._finite(of)
+        return bool(finite) and all(trial.is_mean(weights, of) for trial in finite)
+
+    def is_sum(self, of: int = 0) -> bool:
+        """Over rows."""
+        finite = self._finite(of)
+        return bool(finite) and all(trial.is_sum(of) for trial in finite)
+
+    def check_told(self) -> None:
+        """Raises ``ConfigError`` for a loss, or a value that is logged, that is 0 in all trials."""
+        name = self.program.loss.name
+        names = [name, *(f"{entry!r}, which {name} logs," for entry in self.program.logged)]
+        for of, what in enumerate(names):
+            if self.is_zero(of):
+                raise ConfigError(
+                    f"{what} is 0 for {len(self.nodes)} seeds, whatever the model returns for them (drawn from "
+                    f"{_WIDE[0]:g} to {_WIDE[1]:g}), so that several ranks cannot tell whether it is a mean or a sum "
+                    "over seeds. Leave it out, or let it depend on more: on all of the outputs, on all seeds."
+                )
+
+    def logged_kinds(self) -> list[str]:
+        """Of all values that are logged."""
+        return [self.logged_kind(entry) for entry in range(1, len(self.made[0].whole))]
+
+    def logged_kind(self, of: int) -> str:
+        """What is neither is averaged."""
+        return SUM if self.is_sum(of) and not self.is_mean(_weights(None, self.nodes), of) else MEAN
 
 
 class _Trial:
-    """Loss and logged values of all rows, and of each of two parts."""
+    """Loss and logged values of all rows, drawn from a range, and of each of two parts."""
 
-    def __init__(self, program, nodes: Tensor, graph: Graph):
+    def __init__(self, program, nodes: Tensor, graph: Graph, drawn: tuple[float, float]):
         self.program, self.nodes, self.graph = program, nodes, graph
         self.cut = max(1, len(nodes) * 2 // 5)
         if None in program.shapes:
@@ -111,13 +221,15 @@ class _Trial:
                 "global batch cannot be put together: several ranks need a row per seed in all that the loss is given."
             )
         self.exact = program.loss_dtype == torch.float64
-        self.outputs = [self._random(shape) for shape in program.shapes]
+        self.outputs = [self._random(shape, *drawn) for shape in program.shapes]
         n = len(nodes)
-        self.whole, self.first, self.rest = (self._called(a, b) for a, b in ((0, n), (0, self.cut), (self.cut, n)))
+        with _Probabilities():
+            self.whole, self.first, self.rest = (self._called(a, b) for a, b in ((0, n), (0, self.cut), (self.cut, n)))
 
-    def _random(self, shape: tuple[int, ...]) -> Tensor:
+    def _random(self, shape: tuple[int, ...], low: float, high: float) -> Tensor:
         random = torch.Generator().manual_seed(17)
-        values = torch.rand(len(self.nodes), *shape, generator=random, dtype=torch.float64, device="cpu") * 0.9 + 0.05
+        values = torch.rand(len(self.nodes), *shape, generator=random, dtype=torch.float64, device="cpu")
+        values = values * (high - low) + low
         return values.to(self.program.graph.device, torch.float64 if self.exact else torch.float32)
 
     @torch.no_grad()
@@ -133,21 +245,26 @@ class _Trial:
 
     def is_mean(self, weights: Tensor, of: int = 0) -> bool:
         first, rest = float(weights[: self.cut].sum()), float(weights[self.cut :].sum())
-        if first + rest == 0:
-            return False
-        parts = (first * self.first[of] if first else 0.0) + (rest * self.rest[of] if rest else 0.0)
-        return self._close(self.whole[of], parts / (first + rest))
+        whole = first + rest
+        return whole != 0 and self._is(of, first / whole, rest / whole)
 
     def is_sum(self, of: int = 0) -> bool:
-        return self._close(self.whole[of], self.first[of] + self.rest[of])
+        return self._is(of, 1.0, 1.0)
 
-    def logged_kinds(self) -> list[str]:
-        ones = torch.ones(len(self.nodes), dtype=torch.float64, device="cpu")
-        entries = range(1, len(self.whole))
-        return [SUM if self.is_sum(i) and not self.is_mean(ones, i) else MEAN for i in entries]
+    def _is(self, of: int, first: float, rest: float) -> bool:
+        """Whether the whole is made of so much of the first part and of the rest."""
+        parts = [by * value[of] for by, value in ((first, self.first), (rest, self.rest)) if by]
+        off = abs(self.whole[of] - sum(parts))
+        return off <= (1e-9 if self.exact else 2e-5) * max(abs(value) for value in (self.whole[of], *parts))
 
-    def _close(self, a: float, b: float) -> bool:
-        return abs(a - b) <= (1e-9 if self.exact else 2e-5) * max(abs(a), abs(b), 1e-3)
+
+class _Probabilities(TorchDispatchMode):
+    """What wants probabilities raises without them; on a GPU nothing would work afterwards."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.binary_cross_entropy.default and bool(((args[0] < 0) | (args[0] > 1)).any()):
+            raise ValueError("binary_cross_entropy wants probabilities")
+        return func(*args, **(kwargs or {}))
 
 
 def _tried(seeds: Tensor, labels: Tensor, rows: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -161,7 +278,28 @@ def _tried(seeds: Tensor, labels: Tensor, rows: Callable[[Tensor], Tensor] | Non
         nodes = torch.cat([nodes, seeds[of_class[:TRIED]]])
     if rows is not None:
         nodes = torch.cat([nodes, seeds[rows(seeds) == 0][:TRIED]])
-    nodes = torch.cat([nodes, nodes]) if len(nodes) == 1 else nodes
+    return _mixed(torch.cat([nodes, nodes]) if len(nodes) == 1 else nodes)
+
+
+def _further(seeds: Tensor, graph: Graph, classes: list[ClassLoss]) -> Tensor:
+    """Nodes to train on, or of the whole graph, as seeds of other steps may be; none with labels out of range."""
+    nodes, number = graph.train_idx, graph.num_nodes if graph.train_idx is None else len(graph.train_idx)
+    spread = torch.linspace(0, number - 1, min(TRIED, number), dtype=torch.float64, device="cpu").long()
+    nodes = spread if nodes is None else nodes[spread.to(nodes.device)]
+    nodes, labels = nodes.to(seeds), graph.ndata["y"]
+    for loss in classes:
+        ids = loss.ids(nodes)
+        fine = ((ids >= 0) & (ids < loss.classes)) | (ids == loss.ignore_index)
+        nodes = nodes[fine if fine.dim() == 1 else fine.flatten(1).all(1)]
+    if classes or labels.dtype.is_floating_point:
+        return nodes
+    own, ids = labels[seeds], labels[nodes]
+    fine = (ids >= own.min()) & (ids <= own.max())
+    return nodes[fine if fine.dim() == 1 else fine.flatten(1).all(1)]
+
+
+def _mixed(nodes: Tensor) -> Tensor:
+    """In an order of its own, the same on all ranks."""
     random = torch.Generator().manual_seed(5)
     return nodes[torch.randperm(len(nodes), generator=random, device="cpu").to(nodes.device)]
 

@@ -16,7 +16,7 @@ from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss
 from joestar.ops.step import ranks as within
 from joestar.runtime.executor import Executor
-from joestar.runtime.loss_parts import MEAN, SUM, TRIED_AGAIN, LossParts, check_again, is_tried_again, loss_parts
+from joestar.runtime.loss_parts import MEAN, SUM, LossParts, check_again, is_tried_again, loss_parts, some_again
 from joestar.runtime.settings import Settings
 from joestar.runtime.state import Run, StepState
 from joestar.torch_private import tree_map
@@ -95,10 +95,9 @@ class Ranks:
     def shares(self, order: Tensor, batch: int, epoch: int) -> Tensor:
         """``Run.shares``, on the device of ``order``; the program must have been traced."""
         if is_tried_again(epoch):
-            first = epoch * TRIED_AGAIN % order.numel()
-            some = order[first : first + TRIED_AGAIN]
-            check_again(self.executor.program, self._loss_parts(order), some, self.graph)
-        parts = self._loss_parts(order)
+            found = self._loss_parts(order, epoch)
+            check_again(self.executor.program, found, some_again(order, epoch), self.graph)
+        parts = self._loss_parts(order, epoch)
         ones = torch.ones(order.numel(), dtype=torch.float64, device=order.device)
         means = weights(ones, batch, self.rank, self.world)
         sums = present(order.numel(), batch, self.rank, self.world, order.device)
@@ -108,10 +107,10 @@ class Ranks:
         logged = [means if kind == MEAN else sums for kind in parts.logged]
         return torch.stack([own, means, *logged], 1)
 
-    def _loss_parts(self, seeds: Tensor) -> LossParts:
+    def _loss_parts(self, seeds: Tensor, epoch: int) -> LossParts:
         captured = self.executor.program.captured
         if self._parts[0] is not captured:
-            found = loss_parts(self.executor.program, seeds, self.graph)
+            found = loss_parts(self.executor.program, seeds, self.graph, further=epoch < 0)
             facts = {"kind": found.kind, "value on the same outputs": f"{found.tried:.6g}"}
             self.group.agree(f"{self.executor.program.loss.name}, tried before the first step", facts)
             self._parts = captured, found

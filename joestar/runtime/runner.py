@@ -134,7 +134,7 @@ class StepRunner:
             if self.ranks is None:
                 self._carry_out(run)
             else:
-                with self.ranks.step(run, long=self._differentiated != self._compiled):
+                with self.ranks.step(run, long=self._compiles_within):
                     self._carry_out(run)
         except DistributedError:  # a device that waits for other ranks cannot say how far it has come
             self.state.let_go()
@@ -170,9 +170,19 @@ class StepRunner:
         return dict(zip(names, run.logged(run.position - 1).unbind(), strict=True)) if names else {}
 
     def _is_padded(self, run: Run) -> bool:
-        if self.executor.execution == "padded" and self.executor.program.run is None:  # another run had it traced anew
+        if self._lacks_program:
             self.executor.prepare(run.known, run.batch, self.seed, run.epoch)
         return self.executor.execution == "padded" and run.batch <= self.executor.program.batch
+
+    @property
+    def _lacks_program(self) -> bool:
+        """Another run had it traced anew: it is compiled within the next step."""
+        return self.executor.execution == "padded" and self.executor.program.run is None
+
+    @property
+    def _compiles_within(self) -> bool:
+        """The next step takes long: it compiles the backward pass, if not all."""
+        return self._lacks_program or self._differentiated != self._compiled
 
     def _launch(self) -> tuple[bool, list[int]]:
         """One padded step on the device: (whether it fitted, true sizes). It changes nothing unless it fits."""

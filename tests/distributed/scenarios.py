@@ -281,6 +281,7 @@ def losses_of(batch: int) -> dict:
         "unknown": (unknown, F.binary_cross_entropy_with_logits),
         "hardly known": (hardly, F.binary_cross_entropy_with_logits),
         "logged": (labels, _with_hits),
+        "hinge": (labels, lambda out, y: F.relu(-out).sum() / 100),
     }
     for name, (y, loss) in cases.items():
         graph = graph_of()
@@ -296,7 +297,7 @@ def losses_of(batch: int) -> dict:
 
 def _with_hits(out, y):
     hits = (out.argmax(1) == y).double()
-    return F.cross_entropy(out, y), {"accuracy": hits.mean(), "hits": hits.sum()}
+    return F.cross_entropy(out, y), {"accuracy": hits.mean(), "hits": hits.sum(), "negatives": (out < 0).sum()}
 
 
 def stops_and_goes_on(batch: int, folder: str) -> dict:
@@ -417,6 +418,10 @@ def differences(batch: int) -> dict:
     refused("class weights", lambda: step_of(loss=nn.CrossEntropyLoss(weight)))
     refused("value", lambda: next(step_of(loss=_of_rank).epoch(ids(100), batch)))
     refused("later", lambda: epochs_of(step_of(_all_kept_in_the_trial(), loss=_of_kept), ids(390), batch))
+    refused("calls of few", lambda: _step_of_some_kept()(ids(40)))
+    few = _step_of_some_kept(ids(60))
+    refused("later calls", lambda: [few(ids(start, start + 40)) for start in (0, 20, 100)])
+    refused("nothing", lambda: next(step_of(loss=_with_nothing).epoch(ids(100), batch)))
     refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
     refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
     refused("calls", lambda: step.evaluate(ids(50)) if odd else next(step.epoch(ids(100), batch)))
@@ -469,6 +474,19 @@ def _all_kept_in_the_trial():
     kept[_tried(order, graph.ndata["y"], None)] = 1
     graph.ndata["kept"] = kept
     return graph
+
+
+def _step_of_some_kept(train_idx=None):
+    """Calls for nodes from 100 on have seeds that are left out."""
+    graph = graph_of()
+    nodes = ids(graph.num_nodes)
+    graph.ndata["kept"] = 1.0 - ((nodes >= 100) & (nodes % 3 == 0)).double()
+    graph.train_idx = train_idx
+    return step_of(graph, loss=_of_kept)
+
+
+def _with_nothing(out, y):
+    return F.cross_entropy(out, y), {"odd": (y < 0).sum()}
 
 
 def _compares(out, y):

@@ -33,6 +33,13 @@ WORDS = {
     "class weights": ["DistributedError", "loss.weight: torch.float64 [4] #"],
     "value": ["DistributedError", "_of_rank, tried before the first step", "value on the same outputs: "],
     "later": ["ConfigError", "_of_kept looked like a mean over the seeds of a batch, and is none for the 128 seeds"],
+    "calls of few": ["ConfigError", "_of_kept is neither a mean nor a sum over the seeds"],
+    "later calls": [
+        "ConfigError",
+        "_of_kept looked like a mean over the seeds",
+        "is none for the 40 seeds from 100 on",
+    ],
+    "nothing": ["ConfigError", "'odd', which _with_nothing logs, is 0 for"],
     "dropout": ["DistributedError", ".p: 0.5 on rank 0, 0.25 on rank 1"],
     "module": ["DistributedError", "type(model.activation): ReLU on rank 0, ELU on rank 1"],
     "sampler": ["DistributedError", "sampler.fanouts: (4, 2) on rank 0, (4, 3) on rank 1"],

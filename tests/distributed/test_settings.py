@@ -12,7 +12,6 @@ from torch import nn
 from joestar.cli.several import joined
 from joestar.distributed.board import differences
 from joestar.errors import ConfigError
-from joestar.runtime.loss_parts import is_tried_again
 from joestar.runtime.settings import Settings
 
 
@@ -115,10 +114,6 @@ def test_what_only_other_methods_read_is_a_rank_s_own(monkeypatch):
     assert differences([texts(0), texts(1)]) == []
     assert differences([texts(0), texts(1, factor=2.0)]) == ["loss[1].factor: 1.0 on rank 0, 2.0 on rank 1"]
     assert differences([texts(0), texts(1, smoothing=0.0)]) == ["loss[1].smoothing: 0.1 on rank 0, 0.0 on rank 1"]
-
-
-def test_losses_are_tried_again_ever_more_rarely():
-    assert [epoch for epoch in range(-3, 100) if is_tried_again(epoch)] == [*range(1, 9), 16, 32, 64]
 
 
 def test_functions_differ_by_their_code():

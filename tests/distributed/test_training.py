@@ -1,5 +1,6 @@
 """Several ranks train what one process trains: the same seeds, draws and losses, whatever the ranks' shares are."""
 
+import contextlib
 import copy
 import os
 
@@ -113,7 +114,7 @@ def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, 
     assert [len(rank["seeds"][-1]) for rank in ours] == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged"])
+@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged", "hinge"])
 def test_losses_are_those_of_the_global_batch(two, one, name):
     for rank in two:
         ours, theirs = rank["losses_of"][name], one["losses_of"][name]
@@ -303,6 +304,34 @@ def test_what_a_captured_step_sums_in_stays_where_it_is():
     assert not set(summed([first])) & set(places)
     assert summed([first, second]) == places
     assert all(place % 16 == 0 for place in places)
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_others_wait_for_a_step_that_compiles(execution, monkeypatch):
+    """Also for one that compiles what another run had traced anew, which others know of before it begins."""
+    step = scenarios.step_of(execution=execution)
+    told = []
+
+    class Waited:
+        def step(self, run, long):
+            told.append(long)
+            return contextlib.nullcontext()
+
+    runner = step._runner
+    run = runner.begin(torch.arange(40), 10, 0)
+    carried_out = runner._carry_out
+
+    def alone(run):
+        monkeypatch.setattr(runner, "ranks", None)
+        carried_out(run)
+
+    monkeypatch.setattr(runner, "_carry_out", alone)
+    for number in range(4):
+        if number == 2:
+            runner.executor.program.run = None
+        monkeypatch.setattr(runner, "ranks", Waited())
+        runner.take(run)
+    assert told == [True, False, execution == "padded", False]
 
 
 def test_one_process_has_nothing_to_do_with_it(monkeypatch):
