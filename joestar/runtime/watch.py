@@ -25,7 +25,7 @@ from torch import nn
 from joestar.graph_api.computation import Computation
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
-_HOOKS = (
+HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
     "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
 )  # fmt: skip
@@ -175,7 +175,7 @@ class Watched:
             self._remember(members)
             for name, member in members.items():
                 self._note(f"{path}.{name}", member, names if kind == "_modules" else frozenset())
-        for kind in _HOOKS:
+        for kind in HOOKS:
             self._note_hooks(f"{path}.{kind}", vars(module).get(kind, {}))
 
     def _note_hooks(self, path: str, hooks: Mapping) -> None:
@@ -232,7 +232,7 @@ class Watched:
         """What the code of a class names; ``names`` does code that can reach an object of it."""
         return _names_in(kind)
 
-    def _is_part(self, name: str, names: frozenset[str] | None) -> bool:
+    def _is_part(self, base: type, name: str, names: frozenset[str] | None) -> bool:
         """Whether a method or constant of a class counts, where code of the class names these."""
         return True
 
@@ -244,7 +244,7 @@ class Watched:
             self._classes.add(base)
             self._remember(vars(base))
             for name, value in sorted(vars(base).items()):
-                if not self._is_part(name, names):
+                if not self._is_part(base, name, names):
                     continue
                 function = function_of(value)
                 if function is not None:

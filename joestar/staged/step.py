@@ -148,9 +148,10 @@ class StagedStep(Step):
     def ensured_together(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
         """``ensured``, where all ranks have a new macro-batch: the last one that has it lets them go on.
 
-        They would find out in the sum of the next step, where nobody may take long.
+        They would find out in the sum of the next step, where nobody may take long. In the middle of a macro-batch
+        that is one which was made before and is made again: on all ranks, as all made the call that took the arena.
         """
-        if self.group is None or position not in feed.borders:
+        if self.group is None or (position not in feed.borders and feed.arena.held_by(feed)):
             return self.ensured(feed, position)
         with self.at_macro_batches():
             shown = self.ensured(feed, position)
@@ -331,6 +332,9 @@ class StagedEpoch(Epoch):
             raise
 
     def _taken(self, position: int) -> Tensor:
+        owned = self._run.owned
+        if owned is not None and position >= owned:  # this rank's seed only fills the step
+            return self._seeds_in_order[:0].clone()
         return self._seeds_in_order[position * self.batch_size : (position + 1) * self.batch_size].clone()
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ class FeatureStore(RowSource):
         self.device = resolved(device)
         self.pinned = None
         host = source.host if isinstance(source, Pinned) else source
-        if (dtype or host.dtype) == torch.float64 and self.tier != "resident":
-            raise DataError("features in float64 are not stored outside of the GPU; give dtype=torch.float32")
+        if self.tier != "resident":
+            check_outside(dtype or host.dtype)
         if self.tier == "resident":
             self.table = host.to(self.device, dtype or host.dtype)
         elif self.tier == "host":
@@ -198,6 +198,12 @@ def slot_table(hot: Tensor, num_nodes: int) -> Tensor:
     table = torch.full((num_nodes,), -1, dtype=torch.int32, device=hot.device)
     table[hot] = torch.arange(hot.numel(), dtype=torch.int32, device=hot.device)
     return table
+
+
+def check_outside(dtype: torch.dtype) -> None:
+    """Raises ``DataError`` for a dtype in which rows are not stored outside of the GPU."""
+    if dtype == torch.float64:
+        raise DataError("features in float64 are not stored outside of the GPU; give dtype=torch.float32")
 
 
 def _is_ready(source: Tensor | Pinned, device: torch.device, dtype: torch.dtype | None) -> bool:

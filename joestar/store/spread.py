@@ -20,7 +20,7 @@ from joestar.graph_api.arrays import say, to_tensor
 from joestar.graph_api.row_source import RowSource
 from joestar.locks import synchronize
 from joestar.profile.numbers import human_bytes, parse_bytes
-from joestar.store.features import FeatureStore
+from joestar.store.features import FeatureStore, check_outside
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
 from joestar.store.pinned import COPY_BYTES, Pinned, free_host_bytes, resolved
 from joestar.store.sharded import Sharded, fill_shard, keep_hottest, shard_rows
@@ -62,6 +62,7 @@ def shard(
 
     Raises:
         ConfigError: on all ranks, if they are on several hosts, or if the shards do not fit; with numbers.
+        DataError: for float64 where rows go to host memory, before any are loaded.
         DistributedError: if ranks call it with different features.
     """
     x = _checked(x, dtype)
@@ -107,6 +108,8 @@ def _alone(x, ids: Tensor | None, wants: int, dtype: torch.dtype, device: torch.
     there = isinstance(x, Tensor) and x.device == device
     fits = there or device.type != "cuda" or needed + MARGIN <= torch.cuda.mem_get_info(device)[0]
     near = fits and place != "host"
+    if not near:
+        check_outside(dtype)
     if not isinstance(x, Tensor):
         whole = torch.empty(tuple(x.shape), dtype=dtype, device=device if near else "cpu")
         _fill(x, whole, 0, x.shape[0])
@@ -192,6 +195,7 @@ def _check_host(group: Group, needed: int) -> None:
 
 def _on_host(x, wants: int, dtype: torch.dtype, group: Group, reason: str = "") -> FeatureStore:
     """All rows in page-locked pages that the ranks share, each of which loads a part."""
+    check_outside(dtype)  # before rows are loaded
     needed = math.prod(x.shape) * dtype.itemsize
     _check_host(group, needed)
     if group.rank == 0 and reason:

@@ -157,6 +157,9 @@ def refused() -> dict:
     tried("values", lambda: joestar.store.shard(x + last))
     tried("dtype", lambda: joestar.store.shard(x, dtype=torch.bfloat16 if last else None))
     tried("hot", lambda: joestar.store.shard(x, hot="1KiB" if last else "2KiB"))
+    with mock.patch.object(spread, "_fill", mock.Mock(side_effect=AssertionError("rows were loaded"))):
+        tried("double", lambda: joestar.store.shard(x.double(), place="host"))
+        tried("as double", lambda: joestar.store.shard(x, place="host", dtype=torch.float64))
     tried("wrong hot", lambda: joestar.store.shard(x, hot=torch.tensor([7, 300 if last else 8])))
     with mock.patch.object(peer_memory.socket, "gethostname", return_value="far" if last else "near"):
         tried("hosts", lambda: joestar.store.shard(x))

@@ -13,6 +13,7 @@ from joestar.partitioning import Partitioning
 from joestar.staged.planning import Planner
 from joestar.staged.shared import shared_copy
 from joestar.stages import LargeBatch
+from joestar.stages.feed import Feed
 from joestar.stages.plan import Plan, Speeds
 from tests.distributed import scenarios
 from tests.distributed.scenarios import cheaper, epochs_of, quick, state_of
@@ -130,6 +131,25 @@ def cut(batch: int) -> dict:
     counted = {"cut": step.traffic.cut, "alone": step.traffic.alone, "told": str(step.report())}
     counted["long"] = joestar.distributed.current().board.long
     return {"losses": losses, "state": state_of(step), **counted}
+
+
+def remade(batch: int) -> dict:
+    """Scores, another epoch and a single step in the middle of macro-batches, which are then made again."""
+    step, began, begin = staged_of(batch), [], Feed._begin
+
+    def noted(feed, position):
+        began.append(joestar.distributed.current().board.long)
+        begin(feed, position)
+
+    between = {
+        1: lambda: step.evaluate(torch.arange(40), 20),
+        3: lambda: next(step.epoch(torch.arange(90), batch)),
+        5: lambda: step(torch.arange(30)),
+    }
+    with mock.patch.object(Feed, "_begin", noted):
+        for position, _ in enumerate(step.epoch(torch.arange(16 * batch), batch)):
+            between.get(position, int)()
+    return {"again": step.traffic.again, "long": began}
 
 
 def overflows(batch: int) -> dict:

@@ -1,5 +1,6 @@
 """What ranks compare of their scripts: every setting that a program may be traced with, and nothing else."""
 
+import functools
 import io
 import itertools
 
@@ -114,6 +115,137 @@ def test_what_only_other_methods_read_is_a_rank_s_own(monkeypatch):
     assert differences([texts(0), texts(1)]) == []
     assert differences([texts(0), texts(1, factor=2.0)]) == ["loss[1].factor: 1.0 on rank 0, 2.0 on rank 1"]
     assert differences([texts(0), texts(1, smoothing=0.0)]) == ["loss[1].smoothing: 0.1 on rank 0, 0.0 on rank 1"]
+
+
+class _Base(_Logging):
+    """A forward pass that others extend; its parts are called from here alone."""
+
+    def __init__(self, rank: int, scale: float = 1.0):
+        super().__init__(rank)
+        self.scale = scale
+
+    def forward(self, x):
+        return self._scaled(super().forward(x))
+
+    def _scaled(self, x):
+        return x * self.scale
+
+
+class _Extended(_Base):
+    def forward(self, x):
+        return super().forward(x)
+
+
+class _ExtendedTwice(_Extended):
+    def forward(self, x):
+        return _Base.forward(self, x) + 1
+
+    def _scaled(self, x):
+        return super()._scaled(x)
+
+
+@pytest.mark.parametrize("kind", [_Base, _Extended, _ExtendedTwice])
+def test_what_an_overridden_method_reads_counts(kind):
+    def texts(rank, scale):
+        return Settings(kind(rank, scale), {}).texts()
+
+    assert differences([texts(0, 1.0), texts(1, 1.0)]) == []
+    assert differences([texts(0, 1.0), texts(1, 2.0)]) == ["model.scale: 1.0 on rank 0, 2.0 on rank 1"]
+
+
+FACTOR = 1.0
+
+
+class _Parts(nn.Module):
+    """Methods of which every subclass calls another."""
+
+    def _plain(self, x):
+        return x
+
+    def _scaled(self, x):
+        return x * FACTOR
+
+
+class _CallsPlain(_Parts):
+    def forward(self, x):
+        return self._plain(x)
+
+
+class _CallsScaled(_Parts):
+    def forward(self, x):
+        return self._scaled(x)
+
+
+def test_methods_of_a_base_count_for_every_subclass(monkeypatch):
+    def texts(factor, *kinds):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        return Settings(nn.Sequential(*(kind() for kind in kinds)), {}).texts()
+
+    assert differences([texts(each, _CallsPlain) for each in (1.0, 2.0)]) == []
+    for kinds in [(_CallsScaled, _CallsPlain), (_CallsPlain, _CallsScaled)]:
+        (line,) = differences([texts(each, *kinds) for each in (1.0, 2.0)])
+        assert line.endswith("FACTOR: 1.0 on rank 0, 2.0 on rank 1")
+
+
+class _Hook:
+    """A hook that is an object, or a method of one."""
+
+    def __init__(self, factor: float, rank: int):
+        self.factor, self.rank = factor, rank
+
+    def __call__(self, module, args, out):
+        return out * self.factor
+
+    def method(self, module, args, out):
+        return out * self.factor
+
+    def log(self):
+        """Not part of the forward pass."""
+        print(self.rank)
+
+
+def _global_hook(module, args, out):
+    return out * FACTOR
+
+
+def _reading_hook(module, args, out):
+    return out * module.best
+
+
+def _hooked(hook, factor: float, rank: int) -> nn.Module:
+    """A model whose hook's factor is in a closure, a default, ..."""
+    model = nn.Sequential(_Logging(rank))
+    model[0].best = factor if hook.startswith("attribute") else rank
+    hooks = {
+        "closure": lambda module, args, out: out * factor,
+        "default": lambda module, args, out, by=factor: out * by,
+        "object": _Hook(factor, rank),
+        "method": _Hook(factor, rank).method,
+        "partial": functools.partial(lambda by, module, args, out: out * by, factor),
+        "global": _global_hook,
+        "attribute": _reading_hook,
+        "attribute, partial": functools.partial(_reading_hook),
+    }
+    model[0].register_forward_hook(hooks[hook])
+    return model
+
+
+HOOKS = ["closure", "default", "object", "method", "partial", "global", "attribute", "attribute, partial"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_a_hook_reads_counts(hook, monkeypatch):
+    def texts(rank, factor):
+        monkeypatch.setitem(globals(), "FACTOR", factor if hook == "global" else 1.0)
+        return Settings(_hooked(hook, factor, rank), {}).texts()
+
+    assert differences([texts(0, 1.0), texts(1, 1.0)]) == []
+    (line,) = differences([texts(0, 1.0), texts(1, 2.0)])
+    assert line.replace("(", "").replace(")", "").endswith(": 1.0 on rank 0, 2.0 on rank 1")
+
+
+def test_losses_are_tried_again_ever_more_rarely():
+    assert [epoch for epoch in range(-3, 100) if is_tried_again(epoch)] == [*range(1, 9), 16, 32, 64]
 
 
 def test_functions_differ_by_their_code():

@@ -78,6 +78,8 @@ WORDS = {
     "dtype": ["DistributedError", "stored as: torch.float32 on rank 0, torch.bfloat16 on rank 1"],
     "hot": ["DistributedError", "hot: 2048 bytes on rank 0, 1024 bytes on rank 1"],
     "wrong hot": ["DistributedError", "failed on rank 1: DataError: hot: expected different ids in [0, 300)"],
+    "double": ["DataError: features in float64 are not stored outside of the GPU; give dtype=torch.float32"],
+    "as double": ["DataError: features in float64 are not stored outside of the GPU; give dtype=torch.float32"],
     "hosts": ["ConfigError", "rank 0 on near, rank 1 on far", "Start the job on one host"],
     "loading": ["DistributedError", "joestar.store.shard (loading) failed on rank 1: OSError: the file is gone"],
     "room": ["ConfigError", "do not fit", "free", "Take "],

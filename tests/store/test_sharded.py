@@ -211,6 +211,11 @@ def test_float64_rows_are_not_dropped_silently():
         joestar.compile(model, joestar.NeighborSampler(graph, [2]), backend="eager")
 
 
+class _Unread(Rows):
+    def __getitem__(self, rows):
+        raise AssertionError("rows were loaded")
+
+
 def test_alone_it_is_the_tensor():
     x = torch.randn(40, 3)
     graph = some_graph(40)
@@ -222,6 +227,8 @@ def test_alone_it_is_the_tensor():
     keep_hottest(host, torch.arange(40).float())
     assert host.tier == "cached" and host.hot.tolist() == [34, 35, 36, 37, 38, 39]
     assert torch.equal(host.rows(torch.arange(40)), x)
+    with pytest.raises(DataError, match="float64 are not stored outside"):
+        shard(_Unread(x), place="host", dtype=torch.float64, device="cpu")
     with pytest.raises(ConfigError, match="place must be"):
         shard(x, place="moon")
     for wrong, message in (
