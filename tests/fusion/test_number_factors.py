@@ -36,7 +36,7 @@ def in_one_weight(m, blocks, x):
     return mean(blocks[1], nn.functional.linear(mean(blocks[0], x * 0.005), m.mix.weight * 0.005))
 
 
-FORMS = {"before": (before, 2), "behind": (behind, 1), "both": (both, 3), "in one weight": (in_one_weight, 1)}
+FORMS = {"before": (before, 2), "behind": (behind, 1), "both": (both, 4), "in one weight": (in_one_weight, 1)}
 
 
 @functools.cache
