@@ -32,7 +32,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.aggregate.backward_format import site_name
-from joestar.fusion.match.emit import emit, is_product, leads, tensor
+from joestar.fusion.match.emit import emit, has_plain_bias, is_product, leads, tensor
 from joestar.fusion.match.gathers import at_most
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
@@ -93,6 +93,8 @@ def _match(first: fx.Node, second: fx.Node) -> bool | Reject:
         return Reject("the rows are no vectors")
     if not same_shape(first.meta["val"].shape, second.meta["val"].shape):
         return Reject("one product is broadcast over the columns of the other")
+    if not (has_plain_bias(first) and has_plain_bias(second)):
+        return Reject("a bias is broadcast over the columns")
     for part, text in ((first, "a product has"), (second, "a product has"), (rows, "the aggregation has")):
         if len(part.users) != 1:
             return Reject(f"{text} another reader")

@@ -17,7 +17,7 @@ reader than the product, or when the aggregation is a max or min, or weighted.
 import torch
 from torch import fx
 
-from joestar.fusion.match.emit import emit, is_product, leads, tensor
+from joestar.fusion.match.emit import emit, has_plain_bias, is_product, leads, tensor
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 
@@ -31,7 +31,7 @@ def run(gm: fx.GraphModule, context) -> int:
     for node in list(gm.graph.nodes):
         if not is_product(node) or node.args[0].target is not _ATEN.cat.default or not _aggregated(node.args[0]):
             continue
-        if context.admits(PATTERN, node, _match(node.args[0])):
+        if context.admits(PATTERN, node, _match(node)):
             _rewrite(gm.graph, node, context)
             split += 1
     return split
@@ -42,12 +42,15 @@ def _aggregated(cat: fx.Node) -> list[fx.Node]:
     return [part for part in cat.args[0] if part.target is _SPMM]
 
 
-def _match(cat: fx.Node) -> bool | Reject:
+def _match(linear: fx.Node) -> bool | Reject:
+    cat = linear.args[0]
     parts, found = cat.args[0], _aggregated(cat)
     if len(parts) != 2 or len(found) != 1 or argument(cat, "dim") not in (1, -1):
         return Reject("it is not of one aggregation and own rows side by side")
     if len(cat.users) != 1:
         return Reject("the rows side by side have another reader")
+    if not has_plain_bias(linear):
+        return Reject("the bias is broadcast over the columns")
     spmm, own = found[0], next(part for part in parts if part is not found[0])
     if spmm.args[4] not in ("sum", "mean") or spmm.args[3] is not None:
         return Reject("the aggregation has edge weights" if spmm.args[3] else f"the aggregation is a {spmm.args[4]}")

@@ -61,6 +61,14 @@ def is_product(value) -> bool:
     return all(tensor(operand) is not None and tensor(operand).dim() == 2 for operand in value.args[:2])
 
 
+def has_plain_bias(linear: fx.Node) -> bool:
+    """Whether a product has no bias, or one with an entry per column (PyTorch also takes one for all columns)."""
+    bias = linear.args[2] if len(linear.args) > 2 else linear.kwargs.get("bias")
+    if bias is None:
+        return True
+    return tensor(bias).dim() == 1 and same_size(tensor(bias).shape[0], tensor(linear.args[1]).shape[0])
+
+
 def is_column(value) -> bool:
     """Whether a node holds one value per row, ``[n, 1]``."""
     found = tensor(value)

@@ -11,7 +11,9 @@ Before                                              After
 What reads features in place, or puts own rows beside aggregated ones, sees them as they are. Weights have a few rows.
 
 Must not fire when the scaled rows have a reader that is no aggregation, leading slice or product; for a max or min and
-a negative number; or for numbers so large or small that weights in 16 bits might leave their range.
+a negative number; for numbers outside 0.001 to 1000, nor where those in one weight multiply to such a number; or in
+float16 (rows, weights or autocast), but for 1 and -1: rows that only fit its range once they are scaled (features of
+1e5 times 0.001) would be infinite. Sums of float32 and bfloat16 have room for three more digits.
 """
 
 import torch
@@ -35,7 +37,7 @@ def run(gm: fx.GraphModule, context) -> int:
         number = _number(node)
         if number is None or not _worth_it(node):
             continue
-        if context.admits(PATTERN, node, _match(node, number)):
+        if context.admits(PATTERN, node, _match(node, number, context)):
             queue[:0] = _rewrite(gm.graph, node, number, context)
             moved += 1
     return moved
@@ -69,9 +71,13 @@ def _is_leading(node: fx.Node) -> bool:
     return argument(node, "dim") == 0 and argument(node, "start") in (0, None)
 
 
-def _match(node: fx.Node, number: float) -> bool | Reject:
-    if not _RANGE[0] <= abs(number) <= _RANGE[1]:
-        return Reject(f"{number:g} is so large or small that scaled weights might leave the range of their dtype")
+def _match(node: fx.Node, number: float, context) -> bool | Reject:
+    weights = [user.args[1] for user in node.users if is_product(user) and user.args[0] is node]
+    for total in (number, *(number * _held(weight) for weight in weights)):
+        if not _RANGE[0] <= abs(total) <= _RANGE[1]:
+            return Reject(f"{total:g} is so large or small that scaled weights might leave the range of their dtype")
+    if abs(number) != 1 and _is_float16(node, context):
+        return Reject("rows that are not scaled might leave the range of float16")
     for user in node.users:
         if user.target is _SPMM and user.args[2] is node and user.args[3] is not node:
             if number < 0 and user.args[4] not in ("sum", "mean"):
@@ -79,6 +85,21 @@ def _match(node: fx.Node, number: float) -> bool | Reject:
         elif not _is_leading(user) and not (is_product(user) and user.args[0] is node and user.args[1] is not node):
             return Reject(f"the scaled rows are also read by {name(user)}")
     return True
+
+
+def _held(weight: fx.Node) -> float:
+    """The product of the numbers by which a weight is already multiplied."""
+    total = 1.0
+    while weight.target is _ATEN.mul.Tensor and isinstance(weight.args[1], (int, float)):
+        weight, total = weight.args[0], total * weight.args[1]
+    return total
+
+
+def _is_float16(node: fx.Node, context) -> bool:
+    """Whether the rows, what reads them, or what they are multiplied by is in float16."""
+    values = {node, *(value for user in node.users for value in (user, *user.all_input_nodes))}
+    dtypes = {tensor(value).dtype for value in values if tensor(value) is not None}
+    return torch.float16 in dtypes or context.autocast is torch.float16
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, number: float, context) -> list[fx.Node]:
