@@ -39,6 +39,7 @@ def measured(tmp_path_factory):
     return result, lines, kept
 
 
+@pytest.mark.fuzz
 def test_every_model_on_every_number_of_processes(measured):
     result, lines, kept = measured
     rows = {(row["model"], row["world"]): Row(**row) for row in result["rows"]}
@@ -52,6 +53,7 @@ def test_every_model_on_every_number_of_processes(measured):
     json.dumps(result)
 
 
+@pytest.mark.fuzz
 def test_sums_over_ranks_are_counted(measured):
     for row in (Row(**row) for row in measured[0]["rows"]):
         if row.world == 1:
@@ -71,6 +73,7 @@ def scaling_network(name: str):
     return network(name, graph_of("shuffled", "cpu", SETTING), SETTING)
 
 
+@pytest.mark.fuzz
 def test_processes_train_what_one_trains_with_their_batches_together(measured):
     with scenarios.cheaper(scenarios.quick):
         one = measure(Task(replace(SETTING, batch_size=40, models=("sage",)), "eager"))
@@ -78,6 +81,7 @@ def test_processes_train_what_one_trains_with_their_batches_together(measured):
     assert two["loss"] == pytest.approx(one[0]["loss"], rel=1e-5)
 
 
+@pytest.mark.fuzz
 def test_the_tables_fit_a_terminal(measured):
     rows = [Row(**row) for row in measured[0]["rows"]] + [Row("gin", 2, note="rank 1 of 2 ended with code 1: odd")]
     (_, times), (_, sums) = tables(rows)

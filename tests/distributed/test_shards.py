@@ -56,6 +56,7 @@ def test_memory_is_given_back_at_the_end_of_the_job(two):
         assert "shutdown() gave it back" in rank["after"]["told"]
 
 
+@pytest.mark.fuzz
 def test_four_ranks_go_on_where_two_stopped_and_one_where_four_did(folder, tmp_path):
     path = str(tmp_path / "kept")
     (first, _) = results(2, scenarios.resumes, BATCH, path, True, folder=folder)

@@ -220,7 +220,11 @@ def test_rows_of_a_file_are_copied_once_for_all_ranks_of_a_host(two):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("raises", "rank 1 failed: StageError: make (first stage) failed at item 2: MemoryError: made up by the first"),
+        pytest.param(
+            "raises",
+            "rank 1 failed: StageError: make (first stage) failed at item 2: MemoryError: made up by the first",
+            marks=pytest.mark.fuzz,
+        ),
         pytest.param("interrupted", "rank 1 failed: KeyboardInterrupt", marks=pytest.mark.fuzz),
     ],
 )

@@ -53,6 +53,7 @@ def test_agrees_with_pytorch():
     check(dropout=False)
 
 
+@pytest.mark.fuzz
 @pytest.mark.usefixtures("gpu_choices")
 @pytest.mark.parametrize("dropout", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_agrees_under_the_choices_of_a_gpu(dropout):

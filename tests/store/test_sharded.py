@@ -102,6 +102,7 @@ def test_training_predictions_and_exact_inference_are_those_of_a_tensor():
         got[3].predict(torch.arange(4))
 
 
+@pytest.mark.fuzz
 def test_exact_inference_gathers_some_rows_at_a_time():
     graph = some_graph()
     x, model = graph.ndata["x"], joestar.nn.GraphSAGE(6, 8, 2, 3)
