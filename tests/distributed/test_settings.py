@@ -244,10 +244,6 @@ def test_what_a_hook_reads_counts(hook, monkeypatch):
     assert line.replace("(", "").replace(")", "").endswith(": 1.0 on rank 0, 2.0 on rank 1")
 
 
-def test_losses_are_tried_again_ever_more_rarely():
-    assert [epoch for epoch in range(-3, 100) if is_tried_again(epoch)] == [*range(1, 9), 16, 32, 64]
-
-
 def test_functions_differ_by_their_code():
     losses = (lambda out, y: 1 * out, lambda out, y: 2 * out, lambda out, y: out * 2)
     texts = [Settings(nn.Identity(), {"loss": loss}).texts() for loss in losses]
