@@ -154,12 +154,19 @@ SAMPLES: dict[str, list[Sample]] = {
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v), rows(2, 4), rows(2, 4), rows(2, 4), hostile=False)
     + of(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), rows(2, 4), rows(2, 4), rows(2, 2), hostile=False),
     # --- rows on their own ---
-    "layer_norm": of(lambda x, w, b: F.layer_norm(x, (4,), w, b), rows(4), shared(4), shared(4), hostile=False),
+    "layer_norm": of(lambda x, w, b: F.layer_norm(x, (4,), w, b), rows(4), shared(4), shared(4), hostile=False)
+    + of(lambda x, w: F.layer_norm(x, (4,), w, eps=0.0), rows(4), shared(4), hostile=False)
+    + of(lambda x, w: F.layer_norm(x - 0.5, (1, 4), w, eps=1e-300), rows(1, 4), shared(1, 4), hostile=False)
+    + of(lambda x, w: F.layer_norm(x - x, (4,), w + x[:, :1].sum(), eps=1e-12), rows(4), shared(4), hostile=False),
     "native_layer_norm": of(lambda x, w, b: aten.native_layer_norm(x, [4], w, b, 1e-5)[0], rows(4), shared(4),
-                            shared(4), hostile=False),
+                            shared(4), hostile=False)
+    + of(lambda x, w: aten.native_layer_norm(x, [4], w, None, 0.0)[0], rows(4), shared(4), hostile=False),
     "rms_norm": of(lambda x, w: F.rms_norm(x, (4,), w), rows(4), shared(4), hostile=False)
-    + of(lambda x, w: F.rms_norm(x, (4,), w, 1e-3), rows(4), shared(4), hostile=False),
-    "group_norm": of(lambda x, w, b: F.group_norm(x, 2, w, b), rows(4), shared(4), shared(4), hostile=False),
+    + of(lambda x, w: F.rms_norm(x, (4,), w, 1e-3), rows(4), shared(4), hostile=False)
+    + of(lambda x, w: F.rms_norm(x, (4,), w, 0.0), rows(4), shared(4), hostile=False),
+    "group_norm": of(lambda x, w, b: F.group_norm(x, 2, w, b), rows(4), shared(4), shared(4), hostile=False)
+    + of(lambda x, w: F.group_norm(x, 2, w, eps=0.0), rows(4), shared(4), hostile=False)
+    + of(lambda x, w: F.group_norm(x, 2, w, eps=0.0), rows(2, 3), shared(2), hostile=False),
     "batch_norm": of(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), rows(4), shared(4), shared(4),
                      hostile=False)
     + of(lambda x, m, v: F.batch_norm(x, m, v), rows(4), shared(4, grad=False), shared(4, grad=False)),

@@ -72,6 +72,17 @@ def test_norms_of_rows():
     }, cube=nn.Parameter(torch.randn(WIDTH, WIDTH, WIDTH)))  # fmt: skip
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-300, 1e-5])
+def test_norms_of_aggregates(eps):
+    """Which are rows of zeros in the padding: without an ``eps``, 0 / 0."""
+    check_rows({
+        "layer_norm": pulled(lambda b, y: F.layer_norm(y, (WIDTH,), eps=eps)),
+        "rms_norm": pulled(lambda b, y: F.rms_norm(y, (WIDTH,), eps=eps)),
+        "group_norm": pulled(lambda b, y: F.group_norm(y, 2, eps=eps)),
+        "group_norm of planes": pulled(lambda b, y: F.group_norm(y.view(-1, 2, 4), 2, eps=eps).flatten(1)),
+    })  # fmt: skip
+
+
 def test_recurrence_in_rows():
     check_rows({
         "lstm": lambda m, b, h: m.lstm(h.view(-1, 2, 4))[0].reshape(-1, WIDTH),

@@ -13,6 +13,7 @@ from torch_geometric.utils import softmax
 
 import joestar
 from joestar.fusion.context import PassContext
+from joestar.fusion.sampling.union_rows import FINITE
 from pyg.common import toy_graph
 from pyg.test_trim import BATCHES, compare, results
 
@@ -75,6 +76,21 @@ class Inverse(gnn.MessagePassing):
     def message(self, x_j, z_i, z_j, index, ptr, size_i):
         score = (z_i * z_j * (self.factor.square() + 0.5)).sum(-1)
         return x_j * softmax(score.reciprocal(), index, ptr, size_i)[:, None]
+
+
+class Normed(gnn.MessagePassing):
+    """Norms of rows of edges, which are 0 / 0 with an ``eps`` of 0 where nobody reads the rows."""
+
+    def __init__(self, norm, eps: float):
+        super().__init__(aggr="add", node_dim=0)
+        self.norm, self.eps, self.factor = norm, eps, nn.Parameter(torch.rand(8))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, z=x.sigmoid())
+
+    def message(self, x_j, z_i, z_j, index, ptr, size_i):
+        rows = self.norm(x_j, (8,), eps=self.eps) * self.factor
+        return rows * softmax((z_i * z_j).sum(-1), index, ptr, size_i)[:, None]
 
 
 STEPS = {
@@ -184,6 +200,42 @@ def test_scores_that_could_be_infinite_are_those_of_all_edges():
     with fused():
         program = compare(Plain(Inverse, 2), ())
     assert (rewrites(program)["trim"], rewrites(program)[SOFTMAX]) == (1, 2)
+
+
+@pytest.mark.parametrize(("eps", "smaller"), [(0.0, 1), (1e-300, 1), (1e-5, 2)])
+@pytest.mark.parametrize("norm", [nn.functional.layer_norm, nn.functional.rms_norm], ids=["layer_norm", "rms_norm"])
+def test_norms_of_edges_that_nobody_reads_are_finite(norm, eps, smaller):
+    program = compare(Plain(lambda: Normed(norm, eps), 2), ())
+    assert rewrites(program)["trim"] == smaller
+
+
+@pytest.mark.parametrize("name", sorted(FINITE))
+def test_pointwise_ops_of_edges_are_finite_at_zero(name):
+    """In value and derivative, whatever numbers other operands have."""
+    packet = getattr(torch.ops.aten, name)
+    op = next(getattr(packet, kind) for kind in ("Tensor", "self", "default") if hasattr(packet, kind))
+    needed = [argument for argument in op._schema.arguments if not argument.has_default_value()]
+    for number in (0.0, 1.0, -2.0):
+        given = [operand(argument, number) for argument in needed]
+        given += [torch.full((3,), number)] if name in ("clamp", "clip") else []  # a bound is needed
+        found = op(*given)
+        found = found if isinstance(found, torch.Tensor) else found[0]
+        assert found.isfinite().all()
+        if found.requires_grad:
+            grads = torch.autograd.grad(found.sum(), [x for x in given if getattr(x, "requires_grad", False)])
+            assert all(grad.isfinite().all() for grad in grads)
+
+
+def operand(argument, number: float):
+    """Zeros for the first rows; ``number``, as a scalar, a vector or a mask, for everything else."""
+    if str(argument.type) != "Tensor":
+        return number
+    if argument.name in ("mask", "condition"):
+        return torch.tensor([True, False, True])
+    if argument.name in ("self", "input"):
+        return torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+    shape = () if argument.name == "value" else (3,)
+    return torch.full(shape, number, dtype=torch.float64, requires_grad=argument.name != "value")
 
 
 def test_coefficients_that_the_model_reads_are_those_of_all_edges():

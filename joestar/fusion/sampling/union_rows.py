@@ -13,7 +13,8 @@ from torch import fx
 
 from joestar.fusion.match.emit import leads, tensor
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.rules.pointwise_ops import POINTWISE, SINGULAR
+from joestar.lowering.rules.pointwise_ops import POINTWISE
+from joestar.lowering.rules.rowwise import LEAST_EPS
 from joestar.lowering.sizes import same_size
 from joestar.torch_private import OpOverload
 
@@ -34,6 +35,20 @@ _UNARY = {"clone", "contiguous", "to", "_to_copy", "detach", "alias", "layer_nor
 _ALONG = frozenset(
     ["unsqueeze", "unflatten", "select", "slice", "sum", "mean", "amax", "amin", "softmax", "log_softmax", "squeeze"]
 )
+_DIVISIONS = {"div": 1, "divide": 1, "true_divide": 1, "addcdiv": 2}
+"""Ops over edges that are finite unless values of edges are the divisor -> its position."""
+FINITE = frozenset([
+    "abs", "absolute", "add", "addcmul", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clip", "cos", "elu", "eq",
+    "erf", "erfc", "fix", "floor", "fmax", "fmin", "ge", "greater", "greater_equal", "gt", "hardshrink", "hardsigmoid",
+    "hardswish", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "less", "less_equal", "log_sigmoid",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mish", "mul",
+    "multiply", "ne", "neg", "negative", "not_equal", "positive", "prelu", "relu", "relu6", "round", "rsub", "selu",
+    "sgn", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "special_erf", "special_erfc", "special_expit",
+    "square", "sub", "subtract", "tanh", "threshold", "trunc", "where",
+])  # fmt: skip
+"""Pointwise ops that are finite, as is their derivative, wherever what they are given is: at 0 above all."""
+_PLAIN = {"keyed_dropout", "index_select", "cat", "linear", "view", "reshape"} | _ALONG | _UNARY
+_EDGEWISE = FINITE | _PLAIN - {"layer_norm", "rms_norm"}
 
 
 # --- the union and its structures ---
@@ -214,11 +229,20 @@ def _level(node: fx.Node, union: Union, needs: dict[fx.Node, int]) -> int:
 
 
 def edge_by_edge(node: fx.Node, union: Union) -> list[fx.Node]:
-    """As ``row_by_row``, of values of edges, if those of edges that nobody reads stay finite."""
+    """As ``row_by_row``, of values of edges, if those of edges that nobody reads (0 at first) stay finite."""
     operands = row_by_row(node, lambda value: union.holds_edges(value, union.owners[node]))
-    kind = node.target._schema.name.split("::")[-1] if operands else ""
-    poles = [node.args[place] for place, _ in SINGULAR.get(kind, ()) if place < len(node.args)]
-    return [] if any(pole in operands for pole in poles) else operands
+    return operands if operands and _stays_finite(node, operands) else []
+
+
+def _stays_finite(node: fx.Node, operands: list[fx.Node]) -> bool:
+    """Whether an op and its derivatives are finite for operands that are, but may be 0."""
+    kind = node.target._schema.name.split("::")[-1]
+    if kind in ("layer_norm", "rms_norm"):
+        eps = argument(node, "eps")
+        return eps is None or eps >= LEAST_EPS  # None: the smallest step of the dtype
+    if kind in _DIVISIONS:
+        return node.args[_DIVISIONS[kind]] not in operands
+    return kind in _EDGEWISE
 
 
 def row_by_row(node: fx.Node, holds: Callable[[object], bool]) -> list[fx.Node]:

@@ -1,8 +1,9 @@
 """Ops that treat every row on its own, and the conditions under which they do."""
 
+import torch
 from torch import fx
 
-from joestar.lowering.rules.arguments import padded_among
+from joestar.lowering.rules.arguments import argument, padded_among
 from joestar.lowering.rules.pointwise import guard_operand, guard_product
 from joestar.lowering.sizes import expression, padded_dims
 
@@ -75,6 +76,46 @@ def _normalised_shape(context, node: fx.Node) -> None:
         )  # fmt: skip
 
 
+def normalising(dims, rule):
+    """A rule for norms of rows: as ``rule``, and padded rows are such that the norm and its derivative are finite.
+
+    An ``eps`` keeps rows of equal entries finite, where there is one. Else these rows are 2, 3, 4 and so on.
+
+    Args:
+        dims: node -> the dimensions, counted from the front, along which the rows shall differ.
+    """
+
+    def norm_rule(context, node: fx.Node) -> None:
+        rule(context, node)
+        eps, before = argument(node, "eps"), node.args[0]
+        tiny = eps is not None and eps < LEAST_EPS
+        guard_operand(context, node, 0, 1, always=tiny)
+        if tiny and node.args[0] is not before:
+            node.update_arg(0, _uneven(context, node, next(iter(dims(node)), None)))
+
+    return norm_rule
+
+
+def _uneven(context, node: fx.Node, dim: int | None) -> fx.Node:
+    """The operand of a norm, to whose padded rows of ones 1, 2, 3 and so on are added along a dimension."""
+    rows, aten = node.args[0], torch.ops.aten
+    if dim is None:
+        return rows
+    ones = context.guard(context.call(aten.zeros_like.default, rows, like=rows), 1, node)
+    return context.call(aten.add.Tensor, rows, context.call(aten.cumsum.default, ones, dim, like=rows), like=rows)
+
+
+def _normalised_dims(node: fx.Node) -> list[int]:
+    shape = node.args[0].meta["val"].shape
+    return [dim for dim in range(len(shape) - len(node.args[1]), len(shape)) if shape[dim] != 1]
+
+
+def _group_dims(node: fx.Node) -> list[int]:
+    """Channels, if a group has several; else what follows them."""
+    shape, groups = node.args[0].meta["val"].shape, node.args[1]
+    return [1] if shape[1] != groups else [dim for dim in range(2, len(shape)) if shape[dim] != 1]
+
+
 def _attention(context, node: fx.Node) -> None:
     for operand in node.args[:3]:
         value = operand.meta["val"]
@@ -88,6 +129,9 @@ def _recurrence(context, node: fx.Node) -> None:
         raise context.refuse(node, "runs a recurrence over padded rows", "Use batch_first=True with rows as batch.")
 
 
+LEAST_EPS = 1e-12
+"""Norms of equal or zero entries divide by its root, and by its third power in derivatives: finite in float32."""
+
 _SAFE = (
     "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes",
     "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "type_as",
@@ -99,13 +143,13 @@ _SAFE = (
 RULES = {
     **dict.fromkeys(_SAFE, safe),
     **dict.fromkeys(("outer", "ger"), lambda context, node: guard_product(context, node, (0, 1))),
-    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), tamed({0: 1}, _normalised_shape)),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), normalising(_normalised_dims, _normalised_shape)),
     **dict.fromkeys(("cdist", "pairwise_distance"), tamed({0: 1, 1: 0}, last_dimension)),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrence),
     "only_valid": only_valid,
     "bilinear": tamed({0: 0}, last_dimension),
     "cosine_similarity": tamed({0: 1, 1: 1}, _similarity),
-    "group_norm": tamed({0: 1}, batch_only(2)),
+    "group_norm": normalising(_group_dims, batch_only(2)),
     "conv1d": batch_only(3),
     "conv2d": batch_only(4),
     "scaled_dot_product_attention": tamed({0: 0, 3: 0}, _attention),
