@@ -35,6 +35,7 @@ _TABLE = {
     "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",
     "torch.utils._device": "DeviceContext",
+    "torch.utils._python_dispatch": "TorchDispatchMode",
     "torch.utils._pytree": "tree_leaves tree_map tree_map_only",
     "torch.utils._traceback": "traceback_of_torch=",
 }

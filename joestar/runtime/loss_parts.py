@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import ClassLoss
 from joestar.lowering.outputs import loss_and_values
+from joestar.torch_private import TorchDispatchMode
 
 MEAN, SUM = "mean", "sum"
 TRIED = 256

@@ -12,7 +12,8 @@ import joestar
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, SamplerError, StageError
 from joestar.profile.ledger import Report
-from joestar.staged.planning import Planner, parse_bytes
+from joestar.profile.numbers import parse_bytes
+from joestar.staged.planning import Planner
 from joestar.staged.step import StagedStep, borders
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
