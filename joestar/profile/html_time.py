@@ -128,7 +128,6 @@ class Bar:
     bar: Markup
     saved: float | None = None
     factor: float | None = None
-    baseline: bool = False
 
 
 def stages(profile: ProfileRecord) -> dict | None:
@@ -148,7 +147,7 @@ def stages(profile: ProfileRecord) -> dict | None:
 
 def _baseline(stage: StageRecord, axis: LinearAxis) -> Bar:
     text = f"{stage.stage}: {numbers.milliseconds(stage.milliseconds)}"
-    return Bar(stage, chart(text, [Box(0, axis.at(stage.milliseconds), "rest")], height=24), baseline=True)
+    return Bar(stage, chart(text, [Box(0, axis.at(stage.milliseconds), "rest")], height=24))
 
 
 def _stage(stage: StageRecord, before: float | None, first: StageRecord, axis: LinearAxis) -> Bar:

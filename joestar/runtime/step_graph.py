@@ -9,19 +9,15 @@ import torch
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
+from joestar.streams import own_stream
 
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
 
 
-_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
-
-
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures on a device: cuBLAS keeps 64 MiB and more for every stream that it has worked on."""
-    if device not in _STREAMS:
-        _STREAMS.setdefault(device, torch.cuda.Stream(device))
-    return _STREAMS[device]
+    """The stream of all captures on a device."""
+    return own_stream("captures", device)
 
 
 class StreamOrder:
@@ -45,7 +41,7 @@ class GraphMemory:
     Memory that is free at the end of one capture serves the next one; only blocks of the same stream do.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self):
         self.pool = torch.cuda.graph_pool_handle()
         self.tables: dict = {}
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.bench.planted import Shape, planted
+from joestar.ops.step.side_by_side import side_stream
 from joestar.runtime import runner, step_graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -70,6 +71,34 @@ def test_two_threads_on_streams_of_their_own():
         thread.join()
     for model in models:
         assert found[model] == pytest.approx(expected[model], rel=1e-3), model
+
+
+def test_nobody_else_gets_the_streams_of_captures():
+    ours = {step_graph.capture_stream(torch.device("cuda", 0)), side_stream(torch.device("cuda", 0))}
+    assert len(ours) == 2
+    assert not ours & {torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(100)}
+
+
+def test_a_thread_that_waits_for_every_stream_there_is_loses_no_capture():
+    """PyTorch has 32 streams per priority, which it hands out in turn."""
+    streams, ended, seen = [torch.cuda.Stream() for _ in range(64)], threading.Event(), []
+
+    def wait():
+        while not ended.is_set():
+            for stream in streams:
+                stream.synchronize()
+            seen.append(len(streams))
+
+    expected = train(make())
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert train(make()) == pytest.approx(expected, rel=1e-4)
+    finally:
+        ended.set()
+        thread.join()
+    assert seen
 
 
 def test_graphs_own_their_tables_and_give_them_back():

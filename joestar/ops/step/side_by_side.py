@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from joestar.ops.registry import NO_GRADIENT, Padding, define
+from joestar.streams import own_stream
 
 RESHAPES = frozenset({"aten.view.default", "aten.reshape.default"})
 """Ops that launch nothing if their argument is contiguous."""
@@ -34,7 +35,6 @@ _PRIORITY = -1
 _prepared: dict[torch.cuda.Stream, list["Program"]] = {}
 """Streams on which a CUDA graph is being prepared now -> the programs that ran: in whatever thread, as backward passes
 run in autograd's."""
-_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,8 @@ def forking(stream: torch.cuda.Stream) -> Iterator[list[Program]]:
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The second stream of a device: one for all programs, as libraries keep workspaces for every stream."""
-    if device not in _streams:
-        _streams.setdefault(device, torch.cuda.Stream(device, priority=_PRIORITY))
-    return _streams[device]
+    """The second stream of a device, for all programs."""
+    return own_stream("side by side", device, _PRIORITY)
 
 
 @functools.cache
