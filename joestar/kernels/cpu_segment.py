@@ -9,24 +9,26 @@ import torch
 from torch import Tensor
 
 from joestar.kernels.checks import check_ids, check_offsets, check_values
-from joestar.kernels.cpu_edge_map import STEPS
 from joestar.kernels.cpu_spmm import scatter_dst, spmm
-from joestar.kernels.edge_program import Step
-from joestar.kernels.segment_program import (
-    FULL,
-    HEAD,
-    SIZES,
-    SegmentProgram,
-    check_rows,
-    check_segment,
-    check_segment_wanted,
-    dtype_of,
-    groups_of,
-    segment_gradient,
-)
+from joestar.kernels.segment_gradient import check_rows, check_segment_wanted, degrees, segment_gradient
+from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, check_segment, dtype_of, groups_of
+from joestar.kernels.segment_steps import MEANING, Step
 
 _BLOCK = 2**18
 """Numbers per value of a block of edges; more where one destination has more."""
+
+STEPS = {
+    **MEANING,
+    "relu_grad": lambda grad, a: torch.where(a <= 0, 0, grad),
+    "leaky_relu_grad": lambda grad, a, slope: torch.where(a > 0, grad, grad * slope),
+    "elu_grad": lambda grad, a, alpha: torch.where(a > 0, grad, grad * alpha * torch.exp(a)),
+    "sigmoid_grad": lambda grad, y: grad * y * (1 - y),
+    "tanh_grad": lambda grad, y: grad * (1 - y * y),
+    "abs_grad": lambda grad, a: grad * torch.sign(a),
+    "silu_grad": lambda grad, a: grad * torch.sigmoid(a) * (1 + a * torch.sigmoid(-a)),
+    "larger_grad": lambda grad, a, b: torch.where(a > b, grad, torch.where(a == b, grad / 2, 0)),
+}
+"""What all pointwise steps compute, those of gradients too."""
 
 
 class _Block:
@@ -39,16 +41,18 @@ class _Block:
         self.edges, self.src = slice(first, last), indices[first:last].long()  # index_add_ is slow with int32
         self.offsets = indptr[top : bottom + 1] - first
         self.count = last - first
-        degrees = self.offsets[1:] - self.offsets[:-1]
-        self.local = torch.repeat_interleave(degrees, output_size=self.count)
+        self.degrees = self.offsets[1:] - self.offsets[:-1]
+        self.local = torch.repeat_interleave(self.degrees, output_size=self.count)
         self.dst = self.local + top
 
     def leaf(self, kind: str, tensors: tuple[Tensor, ...], wide: torch.dtype) -> Tensor:
         """The value of a leaf."""
-        first, shape = tensors[0], (-1, self.heads, self.width if SIZES[kind] == FULL else 1)
+        first, shape = tensors[0], (-1, self.heads, self.width if SIZES.get(kind) == FULL else 1)
         if kind == "src_row":
             shape = (-1, 1, self.width)
-        if kind.startswith(("src", "dst")):
+        if kind == "degree":
+            value, shape = torch.index_select(self.degrees, 0, self.local), (-1, 1, 1)
+        elif kind.startswith(("src", "dst")):
             value = torch.index_select(first, 0, self.src if kind.startswith("src") else self.dst)
         elif kind == "bits":
             value = unpacked(first[self.edges], self.heads)
@@ -92,9 +96,9 @@ class _Block:
 
 
 def unpacked(words: Tensor, heads: int) -> Tensor:
-    """Bits int32 ``[E, words]`` as 0 and 1, ``[E, H]``."""
-    head = torch.arange(heads, device=words.device)
-    return torch.index_select(words, 1, head // 32) >> (head % 32) & 1
+    """Bits int32 ``[E, words]`` as 0 and 1, ``[E, H]``, laid out as ``dropout_apply`` reads them."""
+    head, count = torch.arange(heads, device=words.device), words.shape[1]
+    return torch.index_select(words, 1, head % count) >> (head // count) & 1
 
 
 def _blocks(indptr: Tensor, indices: Tensor, heads: int, width: int) -> Iterator[_Block]:
@@ -124,7 +128,10 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
     """See ``joestar.ops.aggregate.segment``."""
     indptr, indices, leaves, program, width, dtype, wide = _checked(indptr, indices, leaves, program, heads)
     n, columns = indptr.numel() - 1, {True: width, False: heads}
-    out = [torch.zeros(n, columns[program.size_of(r) == FULL], dtype=wide, device="cpu") for r in program.results]
+    out = []
+    for result in program.results:
+        rows = indices.numel() if result[0] == "edges" else n
+        out.append(torch.zeros(rows, columns[program.size_of(result) == FULL], dtype=wide, device="cpu"))
     for result in program.softmaxes:
         out += [torch.zeros(n, columns[program.score_size(result) == FULL], dtype=wide, device="cpu") for _ in range(2)]
     everything = range(len(program.leaves))
@@ -134,11 +141,13 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
         for result, y in zip(program.results, out, strict=False):
             if result[0] == "softmax":
                 _softmax(block, program, result, values, y, next(saved), next(saved))
+            elif result[0] == "edges":
+                y[block.edges] = block.flat(values[result[1]], program.size_of(result))
             else:
                 y[block.rows] = block.summed(values[result[1]], program.size_of(result))
     for result, y in zip(program.results, out, strict=False):
         if result[0] == "mean":
-            y /= (indptr[1:] - indptr[:-1]).clamp(min=1).unsqueeze(1)
+            y /= degrees(indptr)
     results = len(program.results)
     return [*(y.to(dtype) for y in out[:results]), *out[results:]]
 
@@ -165,7 +174,7 @@ def segment_grad(
     """See ``joestar.ops.aggregate.segment``."""
     indptr, indices, leaves, program, width, _, wide = _checked(indptr, indices, leaves, program, heads)
     line = segment_gradient(program, check_segment_wanted(program, leaves, wanted))
-    check_rows(program, rows, indptr.numel() - 1, width, heads)
+    check_rows(program, rows, indptr.numel() - 1, indices.numel(), width, heads)
     out = [
         torch.zeros(leaf.shape, dtype=wide, device="cpu") if w else None for leaf, w in zip(leaves, wanted, strict=True)
     ]

@@ -1,7 +1,7 @@
 """Gradients of segment programs on the GPU, in at most two passes over the edges, without atomic additions to rows.
 
-The gradient is a program as well: its leaves are those of the program, and, as rows of destinations, what the
-forward pass left (``segment_program.grad_rows``). The first pass goes over destinations: gradients of their rows, of
+The gradient is a program as well: its leaves are those of the program, the gradients of the results, and what the
+forward pass left (``segment_gradient.grad_rows``). The first pass goes over destinations: gradients of their rows, of
 edges' rows and numbers, and, as sums of every program's share, of vectors and narrow weights. The second goes over
 sources, each of which adds up its own edges, from a list whose order changes between runs; under
 ``torch.use_deterministic_algorithms(True)`` in edge order.
@@ -14,16 +14,17 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.determinism import is_deterministic
-from joestar.kernels.edge_program import EdgeGradient
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, fill_tail, op
 from joestar.kernels.gpu_links import link_edges
 from joestar.kernels.gpu_segment import ahead, work_of
 from joestar.kernels.gpu_segment_steps import (
+    TAIL,
     checked,
     columns,
     described,
     edge_leaves,
+    fill_behind,
     held_leaves,
     leaf_values,
     prepared,
@@ -31,24 +32,15 @@ from joestar.kernels.gpu_segment_steps import (
     store_tile,
     tile,
     tile_of,
+    tiles_of,
     zeros,
 )
 from joestar.kernels.gpu_spmm import row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import accumulator, tile_configs
-from joestar.kernels.segment_program import (
-    HEAD,
-    SIZES,
-    SegmentProgram,
-    check_rows,
-    check_segment_wanted,
-    dtype_of,
-    groups_of,
-    segment_gradient,
-)
+from joestar.kernels.segment_gradient import SegmentGradient, check_rows, check_segment_wanted, segment_gradient
+from joestar.kernels.segment_program import HEAD, SIZES, SegmentProgram, dtype_of, groups_of
 
-TAIL = 128
-"""Zeros behind the last edge that a program writes at a time."""
 _AHEAD = 2
 """Edges of a destination that are read before the first is used."""
 
@@ -154,10 +146,7 @@ def _segment_grad_dst(
         store_tile(own, 0, total, n >= 0, head, column, inside, OF_SUMMED[s], HEADS, WIDTH)
     last, size = tl.load(indptr + n), num_edges.to(tl.int64)
     for s in tl.static_range(len(EDGES)):
-        if OF_EDGES[s] == 2:  # a constant of its own could be set for the first one only
-            fill_tail(outs[EDGES[s]], last * WIDTH, size * WIDTH, 0, TAIL)
-        else:
-            fill_tail(outs[EDGES[s]], last * HEADS, size * HEADS, 0, TAIL)
+        fill_behind(outs[EDGES[s]], last, num_edges, OF_EDGES[s], HEADS, WIDTH, TAIL)
     for s in tl.static_range(len(SCALARS)):
         fill_tail(outs[SCALARS[s]] + part * size, last, size, 0, TAIL)
 
@@ -214,7 +203,7 @@ def _segment_grad_src(
         store_tile(outs[SRCS[k]], s.to(tl.int64), sums[k], known, head, column, inside, OF_SRCS[k], HEADS, WIDTH)
 
 
-def _constants(program: SegmentProgram, tensors: list[Tensor], line: EdgeGradient, wanted: list[bool]) -> dict:
+def _constants(program: SegmentProgram, tensors: list[Tensor], line: SegmentGradient, wanted: list[bool]) -> dict:
     """What both passes know of the gradient's steps; leaves that they do not read are not loaded."""
     names = [kind if leaf in line.read else "none" for leaf, kind in enumerate(line.leaves)]
     for leaf, group in enumerate(groups_of(program.leaves, wanted)):
@@ -235,7 +224,7 @@ def _grid_configs(width: int, size: int, sums: int) -> list[tune.Config]:
     return [{"ROWS": per_warp * rows, "num_warps": warps, "GRID": grid} for rows, warps, grid in tried]
 
 
-def _slots(program: SegmentProgram, line: EdgeGradient, wanted: list[bool], settings: dict) -> list[tuple]:
+def _slots(program: SegmentProgram, line: SegmentGradient, wanted: list[bool], settings: dict) -> list[tuple]:
     """(leaf, feature or -1, place of the tensor) of every sum over all edges."""
     slots = []
     for leaf, (kind, result) in enumerate(zip(program.leaves, line.results, strict=True)):
@@ -251,7 +240,7 @@ def _slots(program: SegmentProgram, line: EdgeGradient, wanted: list[bool], sett
 
 
 def _over_destinations(
-    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: EdgeGradient,
+    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: SegmentGradient,
     wanted: list[bool], out: list[Tensor], settings: dict, name: tuple,
 ) -> None:  # fmt: skip
     """Fills the gradients of all leaves but sources' rows."""
@@ -288,10 +277,9 @@ def _over_destinations(
         _segment_grad_dst[(grid, parts)](indptr, indices, tensors, tuple(outs), partial, n, edges, **settings, **config)
         found[:] = [added_up(partial) if slots else partial]
 
-    columns_of_tile = settings["TALL"] * settings["BLOCK"]
-    configs = tile_configs(columns_of_tile, size)
+    configs = tiles_of(settings, size)
     if slots:
-        configs = _grid_configs(columns_of_tile, size, len(slots) * (1 if size == 4 else 2))
+        configs = _grid_configs(settings["TALL"] * settings["BLOCK"], size, len(slots) * (1 if size == 4 else 2))
     shape = (*name, *wanted, tune.size_class(n), tune.size_class(edges))
     launch(tune.choose("segment_grad_dst", shape, configs, launch, work_of(program, n, edges, width, size), device))
     for leaf in of["scalar"]:
@@ -304,7 +292,7 @@ def _over_destinations(
 
 
 def _over_sources(
-    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: EdgeGradient,
+    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: SegmentGradient,
     out: list[Tensor], settings: dict, name: tuple,
 ) -> None:  # fmt: skip
     """Fills the gradients of sources' rows."""
@@ -329,7 +317,7 @@ def _over_sources(
 
     size = name[0].itemsize
     shape = (*name, tune.size_class(num_src), tune.size_class(edges))
-    configs = tile_configs(settings["TALL"] * settings["BLOCK"], size)
+    configs = tiles_of(settings, size)
     launch(tune.choose("segment_grad_src", shape, configs, launch, 2 * (num_src + edges) * width * size, indptr.device))
 
 
@@ -345,7 +333,7 @@ def segment_grad(
     """
     parsed, width = checked(indptr, indices, leaves, program, heads)
     line = segment_gradient(parsed, check_segment_wanted(parsed, leaves, wanted))
-    check_rows(parsed, rows, indptr.numel() - 1, width, heads)
+    check_rows(parsed, rows, indptr.numel() - 1, indices.numel(), width, heads)
     out = [torch.empty_like(leaf) if w else leaf.new_empty(0) for leaf, w in zip(leaves, wanted, strict=True)]
     some = bool(width and indices.numel())
     for leaf, group in enumerate(groups_of(parsed.leaves, out)):

@@ -1,8 +1,9 @@
 """Segment programs inside Triton kernels: leaves are loaded and steps run for a tile ``[rows, heads, columns]``.
 
-As in ``gpu_edge_steps``, a program is a tuple of constants. Values that are the same for all columns of a head, or for
-all heads, have 1 there, and steps spread them. Rows of one end, ``OWN``, are held in registers while a tile goes over
-its edges; so are vectors and narrow weights.
+A program reaches a kernel as tuples that are constants of its compilation: ``KINDS`` (of leaves), ``PLACES`` (each
+leaf's first tensor), ``COLUMNS`` (of narrow features), ``NAMES``, ``READ`` (three values a step) and ``NUMBERS``.
+Values that are the same for all columns of a head, or for all heads, have 1 there, and steps spread them. Rows of one
+end, ``OWN``, are held in registers while a tile goes over its edges; so are vectors and narrow weights.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.edge_program import Step, operands
-from joestar.kernels.gpu_edge_steps import _forward_step
-from joestar.kernels.gpu_launch import check_ids, check_offsets, power_of_two
-from joestar.kernels.gpu_tiles import check_values
+from joestar.kernels.gpu_launch import check_ids, check_offsets, fill_tail, power_of_two
+from joestar.kernels.gpu_pointwise import pointwise_step
+from joestar.kernels.gpu_tiles import check_values, column_block, tile_configs
 from joestar.kernels.segment_program import SegmentProgram, check_segment, groups_of
+from joestar.kernels.segment_steps import Step, operands
+from joestar.kernels.tune import Config
 
+TAIL = 128
+"""Zeros behind the last edge that a program writes at a time."""
 _WIDEST = 256
 """Columns of a tile, but where one head has more."""
 
 
 def described(kinds: Sequence[str], tensors: Sequence[Tensor], steps: tuple[Step, ...], names: Sequence[str]) -> dict:
-    """The constants of a kernel that runs ``steps`` over leaves of ``kinds``, loaded as ``names``; see there."""
+    """The constants of a kernel that runs ``steps`` over leaves of ``kinds``, loaded as ``names``.
+
+    "none" loads nothing; ``features`` are those of a narrow leaf whose value is not read.
+    """
     groups = groups_of(kinds, tensors)
     read = [(*operands(step), operands(step)[0], operands(step)[0])[:3] for step in steps]
     return {
@@ -48,12 +55,27 @@ def prepared(kinds: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Tensor, .
 
 def tile_of(program: SegmentProgram, width: int, heads: int) -> dict:
     """How rows are cut: ``HEADS`` of ``HEAD_WIDTH`` columns, ``TALL`` of them in a tile, each padded to ``BLOCK``."""
+    if not program.has_heads:
+        block = column_block(width)
+        heads = -(-width // block)
+        return {"HEADS": heads, "HEAD_WIDTH": min(width, block), "WIDTH": width, "TALL": 1, "BLOCK": block}
     head_width = width // heads
-    if not program.has_heads and head_width > _WIDEST:
-        heads, head_width = -(-width // _WIDEST), _WIDEST
     block = power_of_two(head_width)
     tall = max(1, min(power_of_two(heads), _WIDEST // block))
     return {"HEADS": heads, "HEAD_WIDTH": head_width, "WIDTH": width, "TALL": tall, "BLOCK": block}
+
+
+def tiles_of(sizes: dict, bytes_per_value: int, across: bool = False) -> list[Config]:
+    """``tile_configs`` of what ``tile_of`` gives; for a head wider than a tile, first so many warps as hold it.
+
+    Args:
+        across: whether columns are added up, which warps that share a row exchange: those of one warp come first.
+    """
+    columns_of_tile = sizes["TALL"] * sizes["BLOCK"]
+    tiles = tile_configs(columns_of_tile, bytes_per_value)
+    if columns_of_tile > _WIDEST:
+        return [{"ROWS": 1, "num_warps": min(8, columns_of_tile // _WIDEST)}, *tiles]
+    return sorted(tiles, key=lambda config: across and config["num_warps"] > 1)
 
 
 def checked(
@@ -107,7 +129,13 @@ def _step(
     elif NAME == "spread":
         return tl.where(inside, values[READ[3 * K]], 0)
     else:
-        return _forward_step(values, NAMES, READ, NUMBERS, K, ACC)
+        return pointwise_step(values, NAMES, READ, NUMBERS, K, ACC)
+
+
+@triton.jit
+def _degree(indptr, row, used):
+    """How many edges a destination has, 1 where not ``used``."""
+    return tl.load(indptr + row + 1, used, 1) - tl.load(indptr + row, used, 0)
 
 
 @triton.jit
@@ -134,6 +162,8 @@ def _held_leaf(
     elif KIND == OWN + "_row":
         lane = column - head * HEAD_WIDTH
         held = held + (tl.load(leaf + i.to(tl.int64) * HEAD_WIDTH + lane, used & inside, 0).to(ACC),)  # noqa: RUF005
+    elif KIND == "degree" and OWN == "dst":
+        held = held + (_degree(leaf, i, used).to(ACC),)  # noqa: RUF005
     elif KIND == "narrow" or KIND == "narrow_plain":
         at = tl.program_id(2) * WIDTH + column + 0 * i  # as if they were rows, to be where rows are; the id is 0
         for k in tl.static_range(COUNT):
@@ -171,7 +201,7 @@ def _edge_leaf(
     leaf = leaves[PLACES[L]]
     known = valid & (head < HEADS)
     loaded = ()
-    if KIND == OWN or KIND == OWN + "_head" or KIND == OWN + "_row":
+    if KIND == OWN or KIND == OWN + "_head" or KIND == OWN + "_row" or (KIND == "degree" and OWN == "dst"):
         loaded = ()
     elif KIND == "src_row":
         lane = tl.arange(0, BLOCK)[None, None, :]
@@ -185,10 +215,13 @@ def _edge_leaf(
     elif KIND == "edge_head":
         loaded = loaded + (tl.load(leaf + e * HEADS + head, known, 0),)  # noqa: RUF005
     elif KIND == "bits":
-        word = tl.load(leaf + e * ((HEADS + 31) // 32) + head // 32, known, 0)
-        loaded = loaded + ((word >> (head % 32)) & 1,)  # noqa: RUF005
+        WORDS: tl.constexpr = (HEADS + 31) // 32
+        word = tl.load(leaf + e * WORDS + head % WORDS, known, 0)
+        loaded = loaded + ((word >> (head // WORDS)) & 1,)  # noqa: RUF005
     elif KIND == "scalar":
         loaded = loaded + (tl.load(leaf + e, valid, 0),)  # noqa: RUF005
+    elif KIND == "degree":
+        loaded = loaded + (_degree(leaf, other, valid),)  # noqa: RUF005
     elif KIND == "narrow" or KIND == "narrow_plain" or KIND == "features":
         for k in tl.static_range(COUNT):
             loaded = loaded + (tl.load(leaf + e * COUNT + k, valid, 0),)  # noqa: RUF005
@@ -218,7 +251,8 @@ def _leaf_value(
 ):
     KIND: tl.constexpr = KINDS[L]
     COUNT: tl.constexpr = COLUMNS[L]
-    if KIND == "vector" or KIND == "vector_head" or KIND == OWN or KIND == OWN + "_head" or KIND == OWN + "_row":
+    OF_ROW: tl.constexpr = KIND == OWN or KIND == OWN + "_head" or KIND == OWN + "_row"
+    if KIND == "vector" or KIND == "vector_head" or OF_ROW or (KIND == "degree" and OWN == "dst"):
         return held[L][0]
     elif KIND == "narrow" or KIND == "narrow_plain":
         value = loaded[L][0].to(ACC) * held[L][0]
@@ -255,6 +289,18 @@ def zeros(
         else:
             sums = sums + (tl.full([ROWS, TALL, 1], VALUE, ACC),)  # noqa: RUF005
     return sums
+
+
+@triton.jit
+def fill_behind(
+    out, last, num_edges, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Zeros behind the last edge in what has a number per column (``SIZE`` 2) or head of every edge."""
+    size = num_edges.to(tl.int64)
+    if SIZE == 2:
+        fill_tail(out, last * WIDTH, size * WIDTH, 0, BLOCK)
+    else:
+        fill_tail(out, last * HEADS, size * HEADS, 0, BLOCK)
 
 
 @triton.jit

@@ -1,39 +1,37 @@
 """Programs of ``joestar::segment``: values per edge and their reductions per destination, softmax among them.
 
-A program is an edge program (``edge_program.py``) whose columns are ``H`` heads of ``D`` each, ``W = H D``, and whose
-values have one of three sizes: a number per edge, one per head, or one per column. Pointwise steps spread the smaller
-operand; ``dot a b`` adds up the products over the columns of each head, ``total a`` the columns, and ``spread a`` gives
-every column its head's value. What comes behind ``->`` are the results::
+A program computes values out of leaves, step by step (``segment_steps.py``), each for one edge and column; its text is
+an argument of the op. Values are numbered: first the leaves, then the steps. Columns are ``H`` heads of ``D`` each,
+``W = H D``, and values have one of three sizes: a number per edge, one per head, or one per column. Pointwise steps
+spread the smaller operand; ``dot a b`` adds up the products over the columns of each head, ``total a`` the columns, and
+``spread a`` gives every column its head's value. What comes behind ``->`` are the results::
 
     src dst src | dot 0 1 | mul_scalar 3 0.25 -> softmax 4 2
 
 is attention by scaled products: the sum of the third leaf's rows, weighted by the softmax of value 4 over the in-edges
 of each destination, per head; with a score per column it is a softmax per column. ``sum 4`` and ``mean 4`` are the
-other reductions.
+other reductions; ``edges 4`` is no reduction: the value of every edge is stored.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from joestar.kernels.edge_program import (
-    BINARY,
-    LEAVES,
-    NUMBERS,
-    OPERANDS,
-    UNARY,
-    WIDEST_NARROW,
-    WITH_NUMBER,
-    EdgeGradient,
-    Step,
-    living,
-    operands,
-    parts_of,
-    renumbered,
-)
+from joestar.kernels.segment_steps import ACROSS, BINARY, NUMBERS, OPERANDS, UNARY, WITH_NUMBER, Step, operands
+
+LEAVES = {"src": 1, "dst": 1, "edge": 1, "scalar": 1, "vector": 1, "narrow": 3, "narrow_plain": 2}
+"""Kinds of leaves, and how many tensors each takes.
+
+``src`` ``[N, W]`` and ``dst`` ``[num_dst, W]``: rows of an edge's ends; ``edge`` ``[E, W]``; ``scalar`` ``[E]`` or
+``[E, 1]``; ``vector`` ``[W]``; ``narrow``: features ``f`` ``[E, K]`` with a weight ``[W, K]`` and a bias ``[W]``, whose
+value is ``f @ weight.T + bias``; ``narrow_plain``: without a bias.
+"""
+
+WIDEST_NARROW = 16
+"""Most columns of the features of a narrow leaf."""
 
 ONE, HEAD, FULL = 0, 1, 2
 """Sizes of values: a number per edge, per head, per column."""
@@ -42,16 +40,17 @@ SIZES = {
     **dict.fromkeys(LEAVES, FULL), "src_row": FULL, "scalar": ONE,
     "src_head": HEAD, "dst_head": HEAD, "edge_head": HEAD, "vector_head": HEAD, "bits": HEAD,
 }  # fmt: skip
-"""Kinds of leaves: those of edge programs; ``src_row`` ``[N, D]``, rows that all heads read, without a gradient; and
-such with a number per head: ``src_head`` ``[N, H]``, ``dst_head`` ``[num_dst, H]``, ``edge_head`` ``[E, H]``,
-``vector_head`` ``[H]``, and ``bits``, int32 ``[E, ceil(H / 32)]``, whose value is 1 where a head's bit is set, else 0.
+"""Sizes of these and of more kinds, of a tensor each: ``src_row`` ``[N, D]``, rows that all heads read, without a
+gradient; and such with a number per head: ``src_head`` ``[N, H]``, ``dst_head`` ``[num_dst, H]``, ``edge_head``
+``[E, H]``, ``vector_head`` ``[H]``, and ``bits``, int32 ``[E, words]``, ``words = ceil(H / 32)``, whose value is 1
+where a head's bit is set, else 0: that of head ``h`` is bit ``h // words`` of word ``h % words``.
 """
 
-ACROSS = ("dot", "total", "spread")
-"""Steps between sizes."""
-
-REDUCTIONS = {"softmax": 2, "sum": 1, "mean": 1}
+REDUCTIONS = {"softmax": 2, "sum": 1, "mean": 1, "edges": 1}
 """Reductions, and how many values each reads."""
+
+_OF_GRADIENTS = {**SIZES, "degree": ONE}
+"""With what only gradients read: ``degree``, the edges' offsets, whose value is how many edges a destination has."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,18 @@ class SegmentProgram:
 
     def __post_init__(self):
         for kind in self.leaves:
-            _require(kind in SIZES, f"leaves out of {', '.join(SIZES)}", repr(kind))
+            require(kind in SIZES, f"leaves out of {', '.join(SIZES)}", repr(kind))
         for number, step in enumerate(self.steps, len(self.leaves)):
             _check_step(step, number)
-        _require(bool(self.results), "a reduction behind ->", "none")
+        require(bool(self.results), "a reduction behind ->", "none")
         values = len(self.leaves) + len(self.steps)
         for name, *read in self.results:
             right = REDUCTIONS.get(name) == len(read) and all(isinstance(v, int) and 0 <= v < values for v in read)
-            _require(right, "'softmax score value', 'sum value' or 'mean value'", repr(_text((name, *read))))
+            require(
+                right, "'softmax score value', 'sum value', 'mean value' or 'edges value'", repr(_text((name, *read)))
+            )
         for step, size in zip(self.steps, self.sizes[len(self.leaves) :], strict=True):
-            _require(size >= 0, f"columns that {step[0]} adds up", repr(_text(step)))
+            require(size >= 0, f"columns that {step[0]} adds up", repr(_text(step)))
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class SegmentProgram:
     @property
     def has_heads(self) -> bool:
         """Whether anything depends on how columns are split into heads."""
-        sizes = {*self.sizes, *map(self.size_of, self.results)}
+        sizes = {*self.sizes, *map(self.size_of, self.results), *map(self.score_size, self.softmaxes)}
         return HEAD in sizes or "src_row" in self.leaves or any(step[0] in ACROSS for step in self.steps)
 
     def __str__(self) -> str:
@@ -113,7 +114,7 @@ class SegmentProgram:
         return _parse(text)
 
 
-def _require(holds: bool, expected: str, came: str) -> None:
+def require(holds: bool, expected: str, came: str) -> None:
     if not holds:
         raise ValueError(f"segment program: expected {expected}; got {came}")
 
@@ -125,17 +126,17 @@ def _text(step: tuple) -> str:
 def _check_step(step: Step, number: int) -> None:
     name, *arguments = step
     known = (*BINARY, *UNARY, *WITH_NUMBER, *ACROSS)
-    _require(name in known, f"steps out of {', '.join(known)}", repr(name))
+    require(name in known, f"steps out of {', '.join(known)}", repr(name))
     count = OPERANDS[name]
     right = len(arguments) == count + NUMBERS.get(name, 0)
-    _require(right, f"{count} values and {NUMBERS.get(name, 0)} numbers of {name}", repr(_text(step)))
+    require(right, f"{count} values and {NUMBERS.get(name, 0)} numbers of {name}", repr(_text(step)))
     earlier = all(isinstance(value, int) and 0 <= value < number for value in arguments[:count])
-    _require(earlier, f"values before {number}, which the step defines", repr(_text(step)))
+    require(earlier, f"values before {number}, which the step defines", repr(_text(step)))
 
 
 def sizes_of(leaves: Sequence[str], steps: Sequence[Step]) -> tuple[int, ...]:
     """The size of every value."""
-    sizes = [SIZES[kind] for kind in leaves]
+    sizes = [_OF_GRADIENTS[kind] for kind in leaves]
     for step in steps:
         largest = max(sizes[value] for value in operands(step))
         if step[0] in ("dot", "total"):
@@ -147,7 +148,7 @@ def sizes_of(leaves: Sequence[str], steps: Sequence[Step]) -> tuple[int, ...]:
 @functools.lru_cache(1024)
 def _parse(text: str) -> SegmentProgram:
     program, arrow, results = text.partition("->")
-    _require(bool(arrow), "-> in front of the reductions", repr(text))
+    require(bool(arrow), "-> in front of the reductions", repr(text))
     leaves, *lines = (part.split() for part in program.split("|"))
     try:
         steps = tuple(_step(*line) for line in lines)
@@ -168,7 +169,7 @@ def _step(name: str, *words: str) -> Step:
 def groups_of(kinds: Sequence[str], tensors: Sequence) -> list[tuple]:
     """The tensors of every leaf; ``ValueError`` unless there are as many as the leaves take."""
     counts = [LEAVES.get(kind, 1) for kind in kinds]
-    _require(sum(counts) == len(tensors), f"{sum(counts)} tensors for {' '.join(kinds)!r}", str(len(tensors)))
+    require(sum(counts) == len(tensors), f"{sum(counts)} tensors for {' '.join(kinds)!r}", str(len(tensors)))
     given = iter(tensors)
     return [tuple(next(given) for _ in range(count)) for count in counts]
 
@@ -197,15 +198,15 @@ def check_segment(program: SegmentProgram, tensors: Sequence, heads: int, num_ds
     num_src = None
     for kind, (first, *others) in zip(program.leaves, groups_of(program.leaves, tensors), strict=True):
         own = torch.int32 if kind == "bits" else dtype
-        _require(own == torch.int32 or own.is_floating_point, "leaves of a floating-point dtype", str(own))
+        require(own == torch.int32 or own.is_floating_point, "leaves of a floating-point dtype", str(own))
         for tensor in (first, *others):
-            _require(tensor.dtype == own, f"{'bits' if kind == 'bits' else 'leaves'} of {own}", str(tensor.dtype))
+            require(tensor.dtype == own, f"{'bits' if kind == 'bits' else 'leaves'} of {own}", str(tensor.dtype))
         dims = {"vector": (1,), "vector_head": (1,), "scalar": (1, 2)}.get(kind, (2,))
-        _require(first.dim() in dims, f"a tensor of {dims[-1]} dimensions for {kind!r}", str(list(first.shape)))
+        require(first.dim() in dims, f"a tensor of {dims[-1]} dimensions for {kind!r}", str(list(first.shape)))
         if kind.startswith("src"):
             num_src = first.shape[0] if num_src is None else num_src
     width = width_of(program, tensors, heads)
-    _require(heads >= 1 and width % heads == 0, f"columns in {heads} heads", str(width))
+    require(heads >= 1 and width % heads == 0, f"columns in {heads} heads", str(width))
     shapes = {
         "src": (num_src, width), "dst": (num_dst, width), "edge": (num_edges, width), "vector": (width,),
         "src_head": (num_src, heads), "dst_head": (num_dst, heads), "edge_head": (num_edges, heads),
@@ -214,156 +215,12 @@ def check_segment(program: SegmentProgram, tensors: Sequence, heads: int, num_ds
     for kind, (first, *others) in zip(program.leaves, groups_of(program.leaves, tensors), strict=True):
         shape, came = tuple(first.shape), ", ".join(str(list(tensor.shape)) for tensor in (first, *others))
         if kind == "scalar":
-            _require(shape in ((num_edges,), (num_edges, 1)), f"a scalar of each of {num_edges} edges", came)
+            require(shape in ((num_edges,), (num_edges, 1)), f"a scalar of each of {num_edges} edges", came)
         elif others:
             weights = [(width, shape[1]), (width,)][: len(others)]
             right = shape[0] == num_edges and [tuple(tensor.shape) for tensor in others] == weights
-            _require(right, f"features [{num_edges}, K], a weight [{width}, K] and, if narrow, a bias [{width}]", came)
-            _require(1 <= shape[1] <= WIDEST_NARROW, f"features of 1 to {WIDEST_NARROW} columns", came)
+            require(right, f"features [{num_edges}, K], a weight [{width}, K] and, if narrow, a bias [{width}]", came)
+            require(1 <= shape[1] <= WIDEST_NARROW, f"features of 1 to {WIDEST_NARROW} columns", came)
         else:
-            _require(shape == shapes[kind], f"{kind} {list(shapes[kind])}", came)
+            require(shape == shapes[kind], f"{kind} {list(shapes[kind])}", came)
     return width
-
-
-def check_segment_wanted(program: SegmentProgram, tensors: Sequence, wanted: Sequence[bool]) -> tuple[bool, ...]:
-    """Per leaf whether any of its tensors wants a gradient; ``ValueError`` where it has none."""
-    _require(len(wanted) == len(tensors), f"wanted of {len(tensors)} tensors", str(len(wanted)))
-    asked = groups_of(program.leaves, wanted)
-    for kind, (first, *_) in zip(program.leaves, asked, strict=True):
-        _require(not (first and "narrow" in kind), "no gradient of narrow features", "one; make them an edge leaf")
-        _require(not (first and kind in ("bits", "src_row")), f"no gradient of {kind}", "one")
-    return tuple(any(group) for group in asked)
-
-
-# --- the gradient ---------------------------------------------------------------------------------------------------
-
-
-def rows_kinds(program: SegmentProgram) -> tuple[str, ...]:
-    """Kinds of what a gradient reads per destination besides the leaves, see ``grad_rows``."""
-    kinds = []
-    for result in program.results:
-        kinds.append("dst" if program.size_of(result) == FULL else "dst_head")
-        if result[0] == "softmax":
-            kinds += 3 * ["dst" if program.score_size(result) == FULL else "dst_head"]
-    return tuple(kinds)
-
-
-def grad_rows(
-    program: SegmentProgram, heads: int, width: int, indptr: Tensor, outputs: Sequence[Tensor],
-    grads: Sequence[Tensor],
-) -> list[Tensor]:  # fmt: skip
-    """What a gradient reads per destination, of float32 at least: elementwise work, which backends fuse.
-
-    Per result its gradient, over the degree for a mean; for a softmax also the largest score, the inverse of the sum of
-    exponentials, and the sum of gradient times result over what one score weighs.
-    """
-    saved = iter(outputs[len(program.results) :])
-    found = []
-    for result, y, grad in zip(program.results, outputs, grads, strict=False):
-        wide = torch.promote_types(y.dtype, torch.float32)
-        grad = grad.to(wide)
-        if result[0] == "mean":
-            grad = grad / degrees(indptr)
-        found.append(grad)
-        if result[0] == "softmax":
-            top, total = next(saved), next(saved)
-            product = grad * y.to(wide)
-            if program.score_size(result) < program.size_of(result):
-                product = product.view(-1, heads, width // heads).sum(-1)
-            found += [top, 1 / torch.where(total > 0, total, 1), product]
-    return [rows.contiguous() for rows in found]
-
-
-def degrees(indptr: Tensor) -> Tensor:
-    """What means are divided by, ``[num_dst, 1]``."""
-    return (indptr[1:] - indptr[:-1]).clamp(min=1).unsqueeze(1)
-
-
-def check_rows(program: SegmentProgram, rows: Sequence[Tensor], num_dst: int, width: int, heads: int) -> None:
-    """``ValueError`` unless ``rows`` are of the shapes that ``grad_rows`` gives."""
-    shapes = [[num_dst, width if kind == "dst" else heads] for kind in rows_kinds(program)]
-    came = [list(row.shape) for row in rows]
-    _require(came == shapes, f"rows {shapes} of destinations for a gradient", str(came))
-
-
-@functools.lru_cache(1024)
-def segment_gradient(program: SegmentProgram, wanted: tuple[bool, ...]) -> EdgeGradient:
-    """How the gradients of the ``wanted`` leaves follow from the leaves and ``grad_rows``.
-
-    Its leaves are those of the program, then ``rows_kinds``. The gradient of a scalar is one per head, to be added up.
-    """
-    rows, first = rows_kinds(program), len(program.leaves)
-    kinds = (*program.leaves, *rows)
-    steps = [renumbered(step, lambda value: value + len(rows) * (value >= first)) for step in program.steps]
-    needed = {leaf for leaf in range(first) if wanted[leaf]}
-    for number, step in enumerate(steps, len(kinds)):
-        if needed.intersection(operands(step)):
-            needed.add(number)
-    backward = _Backward(kinds, steps, needed)
-    row = first
-    for name, *read in program.results:
-        at = [value + len(rows) * (value >= first) for value in read]
-        if name == "softmax":
-            backward.softmax(*at, row)
-        else:
-            backward.add(at[0], row)
-        row += 4 if name == "softmax" else 1
-    for number in range(len(kinds) + len(program.steps) - 1, len(kinds) - 1, -1):
-        if number in backward.found and number in needed:
-            backward.through(number)
-    found = backward.found
-    results = tuple(found.get(leaf, -1) if wanted[leaf] else -1 for leaf in range(first))
-    return living(kinds, backward.steps, results)
-
-
-class _Backward:
-    """Steps that are being written from the results to the leaves; ``found``: value -> its gradient so far."""
-
-    def __init__(self, kinds: tuple[str, ...], steps: list[Step], needed: set[int]):
-        self.kinds, self.steps, self.needed = kinds, list(steps), needed
-        self.found: dict[int, int] = {}
-
-    def push(self, *step) -> int:
-        self.steps.append(step)
-        return len(self.kinds) + len(self.steps) - 1
-
-    def sizes(self) -> tuple[int, ...]:
-        return sizes_of(self.kinds, self.steps)
-
-    def add(self, value: int, part: int) -> None:
-        """Adds a part to the gradient of a value, of the value's size: of a number per edge, one per head."""
-        if value not in self.needed:
-            return
-        sizes = self.sizes()
-        if sizes[part] == FULL and sizes[value] < FULL:
-            part = self.push("total", part)
-        elif sizes[part] < FULL and sizes[value] == FULL:
-            part = self.push("spread", part)
-        self.found[value] = self.push("add", self.found[value], part) if value in self.found else part
-
-    def softmax(self, score: int, value: int, row: int) -> None:
-        """``row`` to ``row + 3`` are what ``grad_rows`` gives for the result."""
-        grad, top, inverse, delta = range(row, row + 4)
-        alpha = self.push("mul", self.push("exp", self.push("sub", score, top)), inverse)
-        self.add(value, self.push("mul", grad, alpha))
-        if score in self.needed:
-            sizes = self.sizes()
-            across = sizes[top] < max(sizes[grad], sizes[value])
-            passed = self.push("dot" if across else "mul", grad, value)
-            self.add(score, self.push("mul", self.push("sub", passed, delta), alpha))
-
-    def through(self, number: int) -> None:
-        """Hands the gradient of a step to what it reads."""
-        step, grad = self.steps[number - len(self.kinds)], self.found[number]
-        for value, part in self._parts(step, number, grad):
-            self.add(value, part())
-
-    def _parts(self, step: Step, number: int, grad: int) -> list[tuple[int, Callable[[], int]]]:
-        name, *read = step
-        if name == "dot":
-            a, b = read
-            return [(a, lambda: self.push("mul", grad, b)), (b, lambda: self.push("mul", grad, a))]
-        if name in ("total", "spread"):
-            return [(read[0], lambda: grad)]
-        parts = parts_of(step, number, grad, self.push, self.needed.__contains__)
-        return [(value, lambda part=part: part) for value, part in parts]

@@ -93,59 +93,98 @@ def two_widths(self, block, h, own):
     return gated + block.pull(fn.copy_e(self.dst(shared)), "mean")
 
 
+def head_weights(self, block, h, own):
+    """Weights of the aggregation of message's heads."""
+    value = split(block.apply_edges(fn.u_add_v(self.mix(h), own)).tanh())
+    weight = split(self.lin(block.edata["f"])).sum(-1)
+    order = torch.arange(block.num_edges, dtype=block.indices.dtype)
+    return torch.ops.joestar.spmm(block.indptr, order, value, weight, "sum").flatten(1)
+
+
+def head_gates(self, block, h, own):
+    """A gate per head, of sources and edges."""
+    rows = block.apply_edges(fn.u_mul_v(split(self.mix(h)), split(own)))
+    gate = block.apply_edges(fn.copy_u(self.eps * h[:, :HEADS])) + self.lin(block.edata["f"])[:, :HEADS]
+    return block.pull(fn.copy_e(rows * gate.sigmoid()[..., None]), "sum").flatten(1)
+
+
+def one_gate(self, block, h, own):
+    """A number per source that all heads read: stored per edge, as leaves of ends have one per head at least."""
+    rows = block.apply_edges(fn.u_sub_v(split(self.mix(h)), split(own)))
+    gate = block.apply_edges(fn.copy_u(h[:, :1]))[..., None]
+    return block.pull(fn.copy_e((rows * gate).tanh()), "sum").flatten(1)
+
+
+def one_gate_of_pairs(self, block, h, own):
+    """The same, of both ends."""
+    rows = block.apply_edges(fn.copy_u(split(self.mix(h))))
+    gate = block.apply_edges(fn.u_mul_v(h[:, :1], own[:, :1]))[..., None]
+    return block.pull(fn.copy_e((rows + gate).sigmoid()), "mean").flatten(1)
+
+
 def looped(self, block, h, own):
     block = block.add_self_loops()
     return block.pull(lambda edges: (edges.src["h"] - edges.dst["g"]).abs(), "mean", src={"h": h}, dst={"g": own})
 
 
 LAYERS = {
-    "edge features": (pulled(edge_features), "src narrow | add 0 1 | relu 2, sum"),
-    "without a bias": (pulled(lambda self, e: e.src["h"] * self.plain(e.data["f"])), "src narrow_plain | mul 0 1, sum"),
-    "scores": (scores, "src dst vector | add 0 1 | leaky_relu 3 0.2 | mul 4 2, heads:2"),
+    "edge features": (pulled(edge_features), "src narrow | add 0 1 | relu 2 -> sum 3"),
+    "without a bias": (
+        pulled(lambda self, e: e.src["h"] * self.plain(e.data["f"])), "src narrow_plain | mul 0 1 -> sum 2",
+    ),
+    "scores": (scores, "src dst vector | add 0 1 | leaky_relu 3 0.2 | mul 4 2 | total 5 -> edges 6, 2 heads"),
     "both ends": (
         pulled(lambda self, e: F.elu(e.src["h"] - e.dst["g"]) * 2 - 1, "mean"),
-        "src dst | sub 0 1 | elu 2 1.0 | mul_scalar 3 2.0 | add_scalar 4 -1.0, mean",
+        "src dst | sub 0 1 | elu 2 1.0 | mul_scalar 3 2.0 | add_scalar 4 -1.0 -> mean 5",
     ),
     "a destination alone": (
-        pulled(lambda self, e: e.dst["g"] * e.data["w"][:, None]), "dst scalar | mul 0 1, sum",
+        pulled(lambda self, e: e.dst["g"] * e.data["w"][:, None]), "dst scalar | mul 0 1 -> sum 2",
     ),
     "vectors": (
         pulled(lambda self, e: (3 - e.src["h"] * self.bias + self.eps).abs()),
-        "src vector vector | mul 0 1 | neg 3 | add_scalar 4 3.0 | add 5 2 | abs 6, sum",
+        "src vector vector | mul 0 1 | neg 3 | add_scalar 4 3.0 | add 5 2 | abs 6 -> sum 7",
     ),
     "a value twice": (
         pulled(lambda self, e: F.silu(e.src["h"]) / (1 + e.src["h"] ** 2)),
-        "src | silu 0 | mul 0 0 | add_scalar 2 1.0 | div 1 3, sum",
+        "src | silu 0 | mul 0 0 | add_scalar 2 1.0 | div 1 3 -> sum 4",
     ),
     "extrema": (
         pulled(lambda self, e: torch.maximum(e.src["h"], e.dst["g"]) - torch.minimum(e.src["h"], self.bias)),
-        "src dst vector | maximum 0 1 | minimum 0 2 | sub 3 4, sum",
+        "src dst vector | maximum 0 1 | minimum 0 2 | sub 3 4 -> sum 5",
     ),
     "an alpha": (
         pulled(lambda self, e: torch.add(e.src["h"].exp(), e.dst["g"], alpha=-0.5)),
-        "src dst | exp 0 | mul_scalar 1 -0.5 | add 2 3, sum",
+        "src dst | exp 0 | mul_scalar 1 -0.5 | add 2 3 -> sum 4",
     ),
     "a number per destination": (
         pulled(lambda self, e: (e.src["h"] * e.dst["q"][:, None]).tanh() / 4),
-        "src scalar | mul 0 1 | tanh 2 | mul_scalar 3 0.25, sum",
+        "src dst_head | mul 0 1 | tanh 2 | mul_scalar 3 0.25 -> sum 4",
     ),
     "edge values": (
-        pulled(lambda self, e: e.src["h"] * self.mix(e.src["h"]).softmax(1)), "src edge | mul 0 1, sum",
+        pulled(lambda self, e: e.src["h"] * self.mix(e.src["h"]).softmax(1)), "src edge | mul 0 1 -> sum 2",
     ),
     "heads": (
         of_heads,
-        "src dst vector narrow scalar | sub 0 1 | sigmoid 5 | mul 6 2 | mul 3 4 | add 7 8, mean",
+        "scalar src dst vector narrow | sub 1 2 | sigmoid 5 | mul 6 3 | mul 4 0 | add 7 8 -> mean 9, 2 heads",
     ),
-    "one sum of all columns": (weighted_by(lambda self, m: m.sum(-1)), "src dst | mul 0 1 | tanh 2, heads:1"),
+    "one sum of all columns": (
+        weighted_by(lambda self, m: m.sum(-1)), "src dst | mul 0 1 | tanh 2 | total 3 -> edges 4",
+    ),
     "a sum of columns kept": (
         weighted_by(lambda self, m: split(m).sum(2, keepdim=True).flatten(1).mean(1)),
-        "src dst | mul 0 1 | tanh 2, heads:2",
+        "src dst | mul 0 1 | tanh 2 | total 3 -> edges 4, 2 heads",
     ),
-    "self-loops": (looped, "src dst | sub 0 1 | abs 2, mean"),
+    "self-loops": (looped, "src dst | sub 0 1 | abs 2 -> mean 3"),
     "weights outside": (
         pulled(lambda self, e: (e.src["h"] - e.dst["g"]).abs() * e.data["w"][:, None]),
-        "src dst scalar | sub 0 1 | abs 3 | mul 4 2, sum",
+        "scalar src dst | sub 1 2 | abs 3 | mul 4 0 -> sum 5",
     ),
-    "a shared value": (two_widths, "edge src | sigmoid 1 | mul 2 0, sum"),
+    "weights of heads": (head_weights, "src dst edge_head | add 0 1 | tanh 3 | mul 4 2 -> sum 5, 2 heads"),
+    "gates of heads": (
+        head_gates, "src dst src_head edge_head | mul 0 1 | add 2 3 | sigmoid 5 | mul 4 6 -> sum 7, 2 heads",
+    ),
+    "a gate of all heads": (one_gate, "src dst scalar | sub 0 1 | mul 3 2 | tanh 4 -> sum 5, 2 heads"),
+    "a gate of both ends": (one_gate_of_pairs, "src scalar | add 0 1 | sigmoid 2 -> mean 3, 2 heads"),
+    "a shared value": (two_widths, "edge src | sigmoid 1 | mul 2 0 -> sum 3"),
 }  # fmt: skip
 """Name -> (layer, the text of its program and the reduction)."""

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from ops.segments import PROGRAMS, compare, random_program, structure
 from ops.structures import structures, wide
-from ops.test_segment import hostile
+from ops.test_segment import bits_of_many_heads, hostile
 
 import joestar
 from joestar.bench.planted import planted
@@ -48,8 +48,26 @@ def test_hostile_scores():
     hostile(on_gpu(gpu.segment), torch.float32)
 
 
+def test_bits_of_many_heads():
+    bits_of_many_heads(on_gpu(gpu.segment))
+
+
+@pytest.mark.parametrize("program", ["src | mul 0 0 -> sum 1", "src scalar | mul 0 1 | total 2 -> edges 3"])
+def test_float16_under_autocast(program):
+    """What PyTorch computes in float32 is more than float16 holds: squares, and sums of columns."""
+    leaves = [torch.full((4, 6), 300.0), torch.full((4,), 100.0)][: 2 if "scalar" in program else 1]
+    indptr, indices = torch.tensor([0, 1, 4], device="cuda"), torch.tensor([0, 1, 2, 3], device="cuda")
+    with torch.autocast("cuda", torch.float16):
+        (y,) = torch.ops.joestar.segment(indptr, indices, [leaf.cuda().half() for leaf in leaves], program, 1)
+    expected = [[180000.0]] * 4 if "scalar" in program else [[90000.0] * 6, [270000.0] * 6]
+    assert y.dtype == torch.float32 and y.tolist() == expected
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("name", "heads", "width"), [("dot", 4, 32), ("additive", 1, 47), ("per column", 1, 300)])
+@pytest.mark.parametrize(
+    ("name", "heads", "width"),
+    [("dot", 4, 32), ("additive", 1, 47), ("per column", 1, 300), ("a score per edge", 1, 300)],
+)
 def test_large(name, heads, width, deterministic):
     torch.use_deterministic_algorithms(deterministic)
     try:

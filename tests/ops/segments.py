@@ -4,8 +4,9 @@ import random
 
 import torch
 
-from joestar.kernels.edge_program import BINARY, UNARY
-from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, grad_rows, sizes_of
+from joestar.kernels.segment_gradient import grad_rows
+from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, sizes_of
+from joestar.kernels.segment_steps import BINARY, UNARY
 from joestar.ops.aggregate.segment import reference, reference_grad
 
 from .samples import values
@@ -28,10 +29,34 @@ STORED = (
     " -> softmax 7 10"
 )
 """Several values per edge that are trained, of heads and of rows."""
+GINE = "src narrow | add 0 1 | relu 2 -> sum 3"
+GATV2 = "src dst vector | add 0 1 | leaky_relu 3 0.2 | mul 4 2 | total 5 -> edges 6"
+EVERY_LEAF = (
+    "src dst edge scalar vector narrow narrow_plain | add 0 1 | mul 7 3 | add 8 2 | mul 9 4 | add 10 5 | add 11 6"
+    " -> mean 12"
+)
+KEPT = "src edge scalar dst_head | mul 0 1 | mul 2 3 | mul 4 5 -> edges 6, mean 4, edges 2, mean 5"
+"""Values per edge and column, and per head, beside reductions."""
+MESSAGES = {
+    "rows": ("src -> sum 0", 1, 5),
+    "gine": (GINE, 1, 6),
+    "gatv2": (GATV2, 2, 3),
+    "every leaf": (EVERY_LEAF, 1, 5),
+    "steps": ("src edge scalar | sub 0 1 | silu 3 | mul_scalar 4 -1.5 | maximum 5 2 -> sum 6", 1, 3),
+    "of a vector": (
+        "dst narrow_plain vector | minimum 0 1 | sigmoid 3 | add_scalar 4 1.5 | div 2 5 | neg 6 | total 7 -> edges 8",
+        1, 17,
+    ),
+    "heads": ("src dst | mul 0 1 | tanh 2 | exp 3 | elu 4 0.7 | abs 5 | total 6 -> edges 7", 4, 2),
+}  # fmt: skip
+"""Of one result, and without a softmax."""
 PROGRAMS = {
+    **MESSAGES,
+    "kept": (KEPT, 2, 3),
     "dot": (DOT, 2, 3),
     "additive": (ADDITIVE, 2, 3),
     "per column": (PER_COLUMN, 1, 5),
+    "a score per edge": ("scalar src narrow | add 1 2 | tanh 3 -> softmax 0 4", 1, 5),
     "of nodes": (OF_NODES, 3, 2),
     "shared rows": (SHARED, 3, 4),
     "several": (SEVERAL, 2, 3),
@@ -44,7 +69,10 @@ NARROW = 3
 
 
 def random_program(seed: int) -> str:
-    """Any leaves, one to five steps of tame growth, one or two results, a softmax more often than not."""
+    """Any leaves, one to five choices of steps of tame growth, one or two results, a softmax more often than not.
+
+    Exponentials are those of numbers in (-1, 1), divisors lie in (0.3, 1.3).
+    """
     rng = random.Random(seed)
     leaves = ["src", *rng.choices([*SIZES], k=rng.randint(1, 3))]
     rng.shuffle(leaves)
@@ -55,7 +83,7 @@ def random_program(seed: int) -> str:
         return rng.choice([value for value, size in enumerate(sizes) if size >= least])
 
     for _ in range(rng.randint(1, 5)):
-        kind = rng.choice(["binary", "binary", "unary", "number", "dot", "total", "spread"])
+        kind = rng.choice(["binary", "binary", "unary", "number", "dot", "total", "spread", "div", "exp"])
         if kind == "binary":
             steps.append((rng.choice([op for op in BINARY if op != "div"]), pick(), pick()))
         elif kind == "unary":
@@ -64,6 +92,14 @@ def random_program(seed: int) -> str:
             steps.append(
                 (rng.choice(["leaky_relu", "elu", "add_scalar", "mul_scalar"]), pick(), rng.choice([0.3, 0.7]))
             )
+        elif kind == "exp":
+            steps.append(("tanh", pick()))
+            steps.append(("exp", len(leaves) + len(steps) - 1))
+        elif kind == "div":
+            above, below = pick(), pick()
+            steps.append(("sigmoid", below))
+            steps.append(("add_scalar", len(leaves) + len(steps) - 1, 0.3))
+            steps.append(("div", above, len(leaves) + len(steps) - 1))
         elif kind == "dot":
             steps.append(("dot", *rng.sample([pick(FULL), pick()], 2)))
         else:
@@ -71,7 +107,7 @@ def random_program(seed: int) -> str:
     results = []
     for _ in range(rng.randint(1, 2)):
         last = len(leaves) + len(steps) - 1
-        name = rng.choice(["softmax", "softmax", "sum", "mean"])
+        name = rng.choice(["softmax", "softmax", "sum", "mean", "edges"])
         results.append((name, last, pick()) if name == "softmax" else (name, last))
     return str(SegmentProgram(tuple(leaves), tuple(steps), tuple(results)))
 
@@ -122,9 +158,11 @@ def compare(run, program: str, heads: int, width: int, s, dtype, tolerance: floa
     args = (s.indptr, s.indices, leaves, program, heads)
     ours, good = run[0](*args), reference(s.indptr, s.indices, wide(leaves), program, heads)
     results = len(SegmentProgram.parse(program).results)
-    grads = [values(tuple(y.shape), dtype, seed) for seed, y in enumerate(good[:results])]
-    wanted = differentiable(program)
-    parsed = SegmentProgram.parse(program)
+    wanted, parsed = differentiable(program), SegmentProgram.parse(program)
+    grads = [
+        values(tuple(y.shape), dtype, seed, s.edges if parsed.results[seed][0] == "edges" else None)
+        for seed, y in enumerate(good[:results])
+    ]
     rows = [grad_rows(parsed, heads, heads * width, s.indptr, y, grads) for y in (ours, good)]
     found = run[1](*args, rows[0], wanted)
     expected = reference_grad(s.indptr, s.indices, wide(leaves), program, heads, rows[1], wanted)

@@ -1,11 +1,14 @@
 """Segment programs: text, values and gradients against plain PyTorch in float64, padding, hostile scores."""
 
+import itertools
+
 import pytest
 import torch
 
 from joestar.kernels import cpu_segment
-from joestar.kernels.edge_program import LEAVES
-from joestar.kernels.segment_program import SegmentProgram, segment_gradient
+from joestar.kernels.segment_gradient import rows_kinds
+from joestar.kernels.segment_program import LEAVES, REDUCTIONS, SIZES, SegmentProgram
+from joestar.kernels.segment_steps import ACROSS, BINARY, UNARY, WITH_NUMBER
 from joestar.ops.aggregate.segment import reference
 
 from .samples import values
@@ -98,10 +101,38 @@ def test_random_programs_cover_the_language():
     """Else the test above shows less than it says."""
     texts = [random_program(seed) for seed in range(100)]
     words = {word for text in texts for word in text.split()}
-    missing = {"dot", "total", "spread", "softmax", "sum", "mean", "bits", "scalar", "narrow", "src_head"} - {
-        word.strip(",") for word in words
-    }
+    missing = {*BINARY, *UNARY, *WITH_NUMBER, *ACROSS, *REDUCTIONS, *SIZES} - words
     assert not missing and len(set(texts)) == 100
+
+
+def test_a_score_per_edge_has_heads():
+    """What a softmax leaves is one per head, of a number per edge as well."""
+    assert SegmentProgram.parse("scalar src -> softmax 0 1").has_heads
+    assert not SegmentProgram.parse("scalar src | mul 0 1 -> softmax 2 1").has_heads
+    programs = [SegmentProgram.parse(random_program(seed)) for seed in range(300)]
+    without = [program for program in programs if not program.has_heads]
+    for program in without:  # tiles are cut anywhere: nothing that is read or stored may be one per head
+        kinds = {*program.leaves, *itertools.chain(*rows_kinds(program))}
+        assert not kinds.intersection(("src_head", "dst_head", "edge_head", "vector_head", "bits", "src_row")), program
+    assert 10 < len(without) < 200
+
+
+def bits_of_many_heads(run):
+    """The mask that a layer's dropout applies: words are not filled one after the other. 31 to 70 columns."""
+    s, key = structure("padded"), torch.tensor([7, 3, 0])
+    for heads in (31, 32, 33, 40, 64, 70):
+        edges = s.indices.numel()
+        bits = ops.edge_dropout_bits(s.indptr, edges, torch.arange(s.num_dst), key, 0, 0.5, heads)
+        ones = torch.ones(edges, heads)
+        y = run(s.indptr, s.indices, [ones, bits], "edge_head bits | mul 0 1 -> edges 2", heads)[0]
+        expected = ops.dropout_apply(ones, bits, 0.0, False)
+        assert torch.equal(y[: s.edges], expected[: s.edges]), heads
+        assert 0.3 < y[: s.edges].mean() < 0.7
+
+
+def test_bits_of_many_heads():
+    bits_of_many_heads(ops.segment)
+    bits_of_many_heads(reference)
 
 
 def test_attention_by_hand():
@@ -135,13 +166,6 @@ def test_numerical_gradients(name):
         return tuple(y for y in ops.segment(indptr, indices, own, *rest) if y.requires_grad)
 
     assert torch.autograd.gradcheck(run, [leaf for leaf in leaves if leaf.requires_grad])
-
-
-def test_gradients_have_no_dead_steps():
-    """Without a gradient of the scores, only the coefficients are made again."""
-    line = segment_gradient(SegmentProgram.parse("src_head src -> softmax 0 1"), (False, True))
-    assert [step[0] for step in line.steps] == ["sub", "exp", "mul", "mul"] and line.results[0] == -1
-    assert 1 not in line.read  # nor are the rows read
 
 
 SCORES = {
@@ -206,8 +230,10 @@ def test_padding_is_never_read(name):
     results = []
     for args in (exact, padded(exact)):
         outputs = [y for y in ops.segment(*args) if y.requires_grad]
-        true = exact[0].numel() - 1
-        grads = [torch.cat([values((true, y.shape[1]), torch.float64, 3), y[true:] + torch.nan]) for y in outputs]
+        grads = []
+        for y in outputs:
+            true = exact[0].numel() - 1 if y.shape[0] == args[0].numel() - 1 else exact[1].numel()
+            grads.append(torch.cat([values((true, y.shape[1]), torch.float64, 3), y[true:] + torch.nan]))
         asked = [leaf for leaf in args[2] if leaf.requires_grad]
         results.append((*outputs, *torch.autograd.grad(outputs, asked, [grad.detach() for grad in grads])))
     for good, ours in zip(*results, strict=True):
@@ -218,12 +244,12 @@ def test_padding_is_never_read(name):
 def test_many_blocks(monkeypatch):
     """A CPU takes some destinations at a time; one with more edges than a block is a block of its own."""
     monkeypatch.setattr(cpu_segment, "_BLOCK", 6 * 4)
-    for program, heads, width in (PROGRAMS["dot"], PROGRAMS["several"], PROGRAMS["per column"]):
+    for program, heads, width in (PROGRAMS[name] for name in ("dot", "several", "per column", "every leaf", "gatv2")):
         for name in ("hub", "padded"):
             compare(RUN, program, heads, width, structure(name), torch.float64, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["dot", "of nodes", "several"])
+@pytest.mark.parametrize("name", ["dot", "of nodes", "several", "gine", "gatv2", "kept"])
 def test_registration(name):
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(ops.segment, call("padded", *PROGRAMS[name]), test_utils=checks)

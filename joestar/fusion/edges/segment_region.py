@@ -1,8 +1,8 @@
-"""What an attention computes per edge, as a segment program: scores and values, grown backwards from their reduction.
+"""What a reduction over edges computes per edge, as a segment program, grown backwards from it to what it reads.
 
-As in ``edge_region.py``, but values may have a number per column, per head or per edge, and scores are sums over the
-columns of a head. A value inside has readers inside alone; rows of the ends of edges and products of a few columns of
-edge data are made where they are read, whoever else reads them.
+Values have a number per column, per head or per edge. One inside has readers inside alone; what somebody else reads as
+well is stored anyway, and is read from there. Rows of the ends of edges (``sddmm``) and products of a few columns of
+edge data are made where they are read, whoever else reads them. Views that keep rows apart are looked through.
 """
 
 import math
@@ -12,29 +12,40 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from joestar.fusion.edges.edge_region import OF_BOTH, VIEWS, Leaf, Value, edge_product, steps_of, tensors
-from joestar.fusion.match.emit import emit, name, tensor
+from joestar.fusion.edges.edge_steps import (
+    OF_BOTH,
+    Leaf,
+    Value,
+    behind,
+    edge_product,
+    fixed,
+    is_view,
+    row_size,
+    steps_of,
+)
+from joestar.fusion.match.emit import name, tensor
 from joestar.fusion.record import Reject
 from joestar.kernels.segment_program import FULL, HEAD, ONE, SegmentProgram
-from joestar.lowering.sizes import expression, same_size
+from joestar.lowering.sizes import same_size
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _SDDMM, _SUM = _JOESTAR.sddmm.default, _ATEN.sum.dim_IntList
 
 
 @dataclass
-class SegmentRegion:
-    """Operations on edges in front of a softmax and of what it weighs.
+class Region:
+    """Operations on edges in front of a reduction.
 
     Attributes:
         like: a value ``[E, ...]`` of the edges: their number and dtype.
-        edges: (offsets, sources) of the edges; the sources ``None`` until an end is read.
+        edges: (offsets, sources) of the edges; each ``None`` if not known before an end is read.
         heads, width: how columns are split.
-        inside, border, leaves, steps: as in ``Region``.
+        inside: values that the program computes; border: values in front of those, nearest first.
+        leaves, steps: the program; values: of the nodes.
     """
 
     like: fx.Node
-    edges: tuple[fx.Node, fx.Node | None]
+    edges: tuple[fx.Node | None, fx.Node | None]
     heads: int
     width: int
     inside: set[fx.Node] = field(default_factory=set)
@@ -71,13 +82,17 @@ class SegmentRegion:
 
     # --- growth ---
 
-    def grow(self, roots: Iterable[fx.Node], readers: set[fx.Node], context) -> Reject | None:
-        """Encloses what is in front of ``roots``, which ``readers`` read, and writes the program."""
-        self._enclose({behind(root) for root in roots}, readers)
+    def grow(self, roots: Iterable[fx.Node], readers: set[fx.Node], context, strict: bool = True) -> Reject | None:
+        """Encloses what is in front of ``roots``, which ``readers`` read, and writes the program.
+
+        Args:
+            strict: whether values with another reader end the region.
+        """
+        self._enclose({behind(root) for root in roots}, readers, strict)
         if self.edges[1] is None:
-            found = [node for node in self.border if node.target is _SDDMM and node.args[0] is self.edges[0]]
+            found = self.loads()
             if not found:
-                return Reject("neither scores nor values read an end of their edges")
+                return Reject("the values read no end of their edges")
             self.edges = found[0].args[:2]
         inside, border = self.inside, set(self.border)
         for node in self.like.graph.nodes:
@@ -86,17 +101,21 @@ class SegmentRegion:
             elif node in border:
                 value = self._loaded(node, context)
                 if value is None:
-                    return Reject(f"{name(node)} in front of the softmax is no step of a program")
+                    return Reject(f"{name(node)} in front of the reduction is no step of a program")
                 self.values[node] = value
         return None
 
-    def _enclose(self, waiting: set[fx.Node], readers: set[fx.Node]) -> None:
+    def loads(self) -> list[fx.Node]:
+        """Values in front of the region that hold rows of the ends of its edges: the program reads the rows instead."""
+        return [node for node in self.border if self._of_ends(node)]
+
+    def _enclose(self, waiting: set[fx.Node], readers: set[fx.Node], strict: bool) -> None:
         position, border = {node: index for index, node in enumerate(self.like.graph.nodes)}, {}
         while waiting:
             node = max(waiting, key=position.__getitem__)
             waiting.remove(node)
             operands = self._operands(node)
-            if operands is None or not _read_within(node, self.inside | readers):
+            if operands is None or (strict and not _read_within(node, self.inside | readers)):
                 border[node] = None
                 continue
             self.inside.add(node)
@@ -132,9 +151,9 @@ class SegmentRegion:
         own, rows = tuple(value.shape[1:]), tuple(result.shape[1:])
         if value.dim() == result.dim() and same_size(value.shape[0], result.shape[0]):
             heads = own == (self.heads, 1) and rows == (self.heads, self.width)
-            known = own == rows or heads or (math.prod(own) == 1 if _fixed(own) else False)
+            known = own == rows or heads or (math.prod(own) == 1 if fixed(own) else False)
             return "value" if known and self.size(operand) is not None else None
-        if value.dim() > result.dim() or not _fixed(value.shape) or self.size(node) == ONE:
+        if value.dim() > result.dim() or not fixed(value.shape) or self.size(node) == ONE:
             return None
         return "vector" if value.dim() < result.dim() or value.shape[0] == 1 else None
 
@@ -188,10 +207,8 @@ class SegmentRegion:
         size = self.size(node)
         if size is None:
             return None
-        if node.target is _SDDMM and node.args[:2] == self.edges:
-            ends = self._ends(node)
-            if ends is not None:
-                return ends
+        if self._of_ends(node):
+            return self._ends(node)
         product = edge_product(self, node, context)
         if product is not None:
             data, weight, bias = product
@@ -200,59 +217,26 @@ class SegmentRegion:
             return self.leaf("scalar", node)
         return self.leaf("edge" if size == FULL else "edge_head", node)
 
-    def _ends(self, node: fx.Node) -> Value | None:
-        """Rows of the ends of edges, or a step of both."""
-        *_, src, dst, op = node.args
+    def _of_ends(self, node: fx.Node) -> bool:
+        """Whether a node holds rows of the ends of the region's edges, or a step of both."""
+        if node.target is not _SDDMM or self.size(node) is None:
+            return False
+        *edges, src, dst, op = node.args
+        if any(own not in (None, found) for own, found in zip(self.edges, edges, strict=True)):
+            return False
         rows = [row for row in (src, dst) if row is not None]
         sizes = {self._size(row_size(row)) for row in rows}
         same = all(row.meta["val"].dtype == node.meta["val"].dtype for row in rows)
-        if len(sizes) > 1 or None in sizes or not same or (op == "dot" and not all(map(self.by_heads, rows))):
-            return None
-        kind = "" if sizes == {FULL} else "_head"
+        if len(sizes) > 1 or not sizes <= {HEAD, FULL} or not same:
+            return False  # leaves of ends have a number per head: one that several heads read is stored per edge
+        return all(map(self.by_heads, rows)) if op == "dot" else op in ("copy_lhs", "copy_rhs", *OF_BOTH)
+
+    def _ends(self, node: fx.Node) -> Value:
+        *_, src, dst, op = node.args
+        kind = "" if self._size(row_size(src if dst is None else dst)) == FULL else "_head"
         ends = [self.leaf("src" + kind, behind(src))] if op != "copy_rhs" else []
         ends += [self.leaf("dst" + kind, behind(dst))] if op != "copy_lhs" else []
-        if op in ("copy_lhs", "copy_rhs"):
-            return ends[0]
-        return self.step(op, *ends) if op in (*OF_BOTH, "dot") else None
-
-
-def operands_of(graph: fx.Graph, like: fx.Node, region: SegmentRegion, leaf: Leaf) -> list[fx.Node]:
-    """The tensors of a leaf, as the op takes them; what has to be made of them is inserted."""
-    if leaf.kind == "bits":
-        return list(leaf.operands)
-    if leaf.kind == "vector_head":
-        return tensors(graph, like, Leaf("vector", leaf.operands, leaf.shape or (1,)))
-    found = tensors(graph, like, leaf)
-    if leaf.kind.endswith("_head"):
-        found = [emit(graph, like, _ATEN.unsqueeze.default, x, 1) if tensor(x).dim() == 1 else x for x in found]
-    return found
-
-
-def row_size(node: fx.Node) -> int | None:
-    """Numbers per row, ``None`` if that depends on the data."""
-    sizes = node.meta["val"].shape[1:]
-    return math.prod(map(int, sizes)) if _fixed(sizes) else None
-
-
-def _fixed(sizes) -> bool:
-    return all(expression(size) is None for size in sizes)
-
-
-def behind(node: fx.Node) -> fx.Node:
-    """The value that a chain of views shows, rows kept apart."""
-    while is_view(node):
-        node = node.args[0]
-    return node
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether a node shows the same rows in another shape."""
-    if node.target not in VIEWS or tensor(node) is None or tensor(node.args[0]) is None:
-        return False
-    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
-    if not (len(before) and len(after) and same_size(before[0], after[0])):
-        return False
-    return row_size(node) is not None and row_size(node) == row_size(node.args[0])
+        return ends[0] if op in ("copy_lhs", "copy_rhs") else self.step(op, *ends)
 
 
 def _read_within(node: fx.Node, readers: set[fx.Node]) -> bool:

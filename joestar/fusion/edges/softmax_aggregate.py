@@ -16,9 +16,9 @@ Before (additive scores, with dropout)                   After
     y = spmm(indptr, indices, rows, d, "sum")
 
 A score per column is a softmax per column (softmax aggregation). Where scores and values read no other rows of sources
-than gathered features, these are read in place, and the outermost hop is not relabelled, as in ``edge_map_reduce.py``.
-Nothing per edge is stored
-that the score or the value computes, forward or backward; ``fusion/edges/segment_region.py`` says what that can be.
+than gathered features, these are read in place, and the outermost hop is not relabelled (``emit_segment.py``). Nothing
+per edge is stored that the score or the value computes, forward or backward; ``segment_region.py`` says what that can
+be.
 
 A choice ``softmax:<hop>``, by default taken on a GPU where messages would be stored per edge; a CPU is faster with
 stored values while these fit its cache.
@@ -29,7 +29,6 @@ other columns than values, or when a head is too wide for one program. Attention
 ``attention.py`` takes before, keeps its own op.
 """
 
-import operator
 from dataclasses import dataclass
 
 import torch
@@ -37,10 +36,9 @@ from torch import fx
 
 from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.edges.attention import mask_bits
-from joestar.fusion.edges.edge_map_reduce import own_rows, table_gathers
-from joestar.fusion.edges.segment_region import SegmentRegion, behind, is_view, operands_of, row_size
-from joestar.fusion.match.emit import emit, erase_unread
-from joestar.fusion.match.gathers import global_edges
+from joestar.fusion.edges.edge_steps import behind, is_view, row_size
+from joestar.fusion.edges.emit_segment import replace_by_segment
+from joestar.fusion.edges.segment_region import Region
 from joestar.fusion.record import Reject
 from joestar.kernels.segment_program import HEAD
 from joestar.lowering.rules.arguments import argument
@@ -138,7 +136,7 @@ def _match(chain: _Chain, context) -> tuple | Reject:
     if not _fits_rows(chain, heads * width) and context.depends_on_grad(chain.rows):
         return Reject("heads share rows that need gradients")
     spmm, score = chain.spmm, chain.softmax.args[1]
-    region = SegmentRegion(score, (spmm.args[0], None if chain.rows is None else spmm.args[1]), heads, width)
+    region = Region(score, (spmm.args[0], None if chain.rows is None else spmm.args[1]), heads, width)
     products = [(node, part) for node in chain.readers - {spmm} for part in node.args[:2]]
     if any(region.size(x) is None for x in chain.factors) or any(region.kind(*pair) != "value" for pair in products):
         return Reject("a factor of the coefficients is no value of the edges")
@@ -207,32 +205,14 @@ def _chosen(chain: _Chain, match: tuple, taken: dict[str, int], context) -> tupl
 def _rewrite(graph: fx.Graph, chain: _Chain, match: tuple, context) -> None:
     (region, score), spmm = match, chain.spmm
     with graph.inserting_before(spmm):
-        program = region.program(("softmax", score, _value(graph, chain, region)))
-        gathers, edges = table_gathers(region, context), region.edges
-        if gathers:
-            edges = global_edges(graph, spmm, *edges, gathers[0].args[2])
-        operands = []
-        for leaf in region.leaves:
-            in_place = gathers and leaf.kind == "src"
-            operands += [leaf.operands[0].args[0]] if in_place else operands_of(graph, spmm, region, leaf)
-        made = emit(graph, spmm, _JOESTAR.segment.default, *edges, operands, str(program), region.heads)
-        y = emit(graph, spmm, operator.getitem, made, 0)
-        shape = [int(size) for size in spmm.meta["val"].shape[1:]]
-        if len(shape) > 1:
-            y = emit(graph, spmm, _ATEN.unflatten.int, y, 1, shape)
-        elif not shape:
-            y = emit(graph, spmm, _ATEN.squeeze.dim, y, 1)
+        value = _value(graph, chain, region)
+    y, program, place = replace_by_segment(graph, spmm, region, ("softmax", score, value), context)
     per = "head" if program.score_size(program.results[0]) == HEAD else "column"
     dropped = ", dropout" if chain.dropout is not None else ""
-    place = f" of {gathers[0].args[0].name}" if gathers else ""
     context.fired(PATTERN, y, f"{program}, a score per {per}, {region.heads} heads{dropped}{place}")
-    spmm.replace_all_uses_with(y)
-    erase_unread(graph, spmm)
-    for gather in gathers:
-        own_rows(graph, gather)
 
 
-def _value(graph: fx.Graph, chain: _Chain, region: SegmentRegion):
+def _value(graph: fx.Graph, chain: _Chain, region: Region):
     """The product of what the coefficients weigh, and of their mask."""
     parts = [region.value(factor) for factor in chain.factors]
     if chain.rows is not None:

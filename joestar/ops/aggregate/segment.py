@@ -1,11 +1,12 @@
-"""``joestar::segment``: what a program computes per edge, reduced per destination, softmax among the reductions.
+"""``joestar::segment``: what a program computes per edge, reduced per destination, or stored per edge.
 
 Attention of any score is one op: scores, their softmax over a destination's edges and the weighted sum are made where
 rows are read, forward in one pass over the edges, and again in the backward pass, whose program is derived from the
-forward one (``kernels/segment_program.py``). Of the softmax only its largest score and its sum of exponentials per
+forward one (``kernels/segment_gradient.py``). Of the softmax only its largest score and its sum of exponentials per
 destination are kept. Rows without edges are 0.
 """
 
+import functools
 import itertools
 
 import torch
@@ -13,20 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from joestar.kernels.cpu_segment import unpacked
-from joestar.kernels.edge_program import MEANING
+from joestar.kernels.segment_gradient import check_segment_wanted, degrees, grad_rows, rows_kinds
 from joestar.kernels.segment_program import (
     FULL,
     HEAD,
     SIZES,
     SegmentProgram,
     check_segment,
-    check_segment_wanted,
-    degrees,
     dtype_of,
-    grad_rows,
     groups_of,
     width_of,
 )
+from joestar.kernels.segment_steps import MEANING, Step
 from joestar.ops.registry import Padding, define, define_gradient
 from joestar.ops.sampling.edge_dst import valid_edges
 
@@ -44,8 +43,9 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
         program: see ``joestar.kernels.segment_program``; heads: into which the columns split.
 
     Returns:
-        Per result ``[num_dst, W]`` or ``[num_dst, H]`` in the leaves' dtype; then, per softmax, the largest score and
-        the sum of exponentials of each destination, at least float32; all 0 where there are no edges.
+        Per result ``[num_dst, W]`` or ``[num_dst, H]`` in the leaves' dtype, ``[E, ...]`` of values of edges; then, per
+        softmax, the largest score and the sum of exponentials of each destination, at least float32; all 0 where there
+        are no edges.
     """
     parsed = SegmentProgram.parse(program)
     n = indptr.numel() - 1
@@ -74,9 +74,13 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
             weight, *rest = _softmax(values[result[1]].expand(src.numel(), heads, columns), dst, n)
             saved += rest
             value = value * weight
-        y = value.new_zeros(n, *rows).index_add(0, dst, value.expand(src.numel(), *rows))
+        value = value.expand(src.numel(), *rows)
+        if result[0] == "edges":
+            y = torch.cat([value, value.new_zeros(indices.numel() - src.numel(), *rows)])
+        else:
+            y = value.new_zeros(n, *rows).index_add(0, dst, value)
         if result[0] == "mean":
-            y = y / (indptr[1:] - indptr[:-1]).clamp(min=1).view(-1, 1, 1)
+            y = y / degrees(indptr)[..., None]
         found.append(y.flatten(1).to(dtype))
     return [*found, *saved]
 
@@ -113,14 +117,13 @@ def reference_grad(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of ``segment`` for the tensors of ``leaves`` that are ``wanted``, else empty ``[0]``.
 
-    ``rows``: per destination, see ``joestar.kernels.segment_program.grad_rows``.
+    ``rows``: gradients of the results, and what the forward pass left: ``joestar.kernels.segment_gradient.grad_rows``.
     """
     parsed = SegmentProgram.parse(program)
     grads, left = [], iter(rows)
-    for result in parsed.results:
-        grad = next(left)
-        grads.append(grad * degrees(indptr) if result[0] == "mean" else grad)
-        list(itertools.islice(left, 3 if result[0] == "softmax" else 0))
+    for kinds in rows_kinds(parsed):
+        grads.append(next(left))
+        list(itertools.islice(left, len(kinds) - 1))
     check_segment_wanted(parsed, leaves, wanted)
     wide = torch.promote_types(dtype_of(parsed, leaves), torch.float32)
     with torch.enable_grad():
@@ -146,7 +149,12 @@ def _fake(indptr, indices, leaves, program, heads):
     like, n = leaves[0], indptr.shape[0] - 1
     dtype, width = dtype_of(parsed, leaves), width_of(parsed, leaves, heads)
     wide = torch.promote_types(dtype, torch.float32)
-    out = [like.new_empty((n, width if parsed.size_of(r) == FULL else heads), dtype=dtype) for r in parsed.results]
+    out = [
+        like.new_empty(
+            (indices.shape[0] if r[0] == "edges" else n, width if parsed.size_of(r) == FULL else heads), dtype=dtype
+        )
+        for r in parsed.results
+    ]
     for result in parsed.softmaxes:
         columns = heads if parsed.score_size(result) == HEAD else width
         out += [like.new_empty((n, columns), dtype=wide) for _ in range(2)]
@@ -176,7 +184,10 @@ def _backward(ctx, grads):
     return None, None, [g if w else None for g, w in zip(found, wanted, strict=True)], None, None
 
 
-_ORDER = (("src", "src_row", "src_head"), ("dst", "edge", "dst_head", "edge_head"), ("narrow", "narrow_plain"))
+_ORDER = (
+    ("src", "src_row", "src_head"), ("dst", "edge", "dst_head", "edge_head"), ("narrow", "narrow_plain"),
+    ("scalar", "vector", "vector_head"),
+)  # fmt: skip
 """Kinds of leaves whose dtype counts under autocast, the first that there are."""
 
 
@@ -186,21 +197,48 @@ def _common_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dt
     for kinds in _ORDER:
         found = [tensors[0].dtype for kind, tensors in groups if kind in kinds]
         if found:
-            return short if "narrow" in kinds else max(found, key=lambda dtype: dtype.itemsize)
+            return short if "narrow" in kinds else functools.reduce(torch.promote_types, found)
     return short
 
 
+def _result_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dtype, device: str) -> torch.dtype:
+    """What PyTorch would compute of the values: the widest dtype of the leaves, products being ``short``."""
+    groups = zip(program.leaves, groups_of(program.leaves, leaves), strict=True)
+    found = [short if kind.startswith("narrow") else tensors[0].dtype for kind, tensors in groups if kind != "bits"]
+    found += [torch.float32] if device == "cuda" and any(map(_is_wide, program.steps)) else []
+    return functools.reduce(torch.promote_types, found)
+
+
+def _is_wide(step: Step) -> bool:
+    """Whether PyTorch may compute a step in float32 under autocast on CUDA; products with itself are squares there."""
+    return step[0] in ("exp", "total") or (step[0] == "mul" and step[1] == step[2])
+
+
+def _leaves_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dtype, wanted: torch.dtype):
+    """The dtype that an op takes its leaves in under autocast.
+
+    Results are stored in it: float16, which could not hold what PyTorch computes in float32, only where that is
+    ``wanted``. bfloat16 has the range.
+    """
+    floats = {leaf.dtype for leaf in leaves if leaf.dtype != torch.int32}
+    if len(floats) > 1:
+        return wanted if short == torch.float16 else _common_dtype(program, leaves, short)
+    (own,) = floats
+    return torch.promote_types(own, wanted) if short == torch.float16 else own
+
+
 def _autocast(device: str):
-    """Leaves come in several dtypes under autocast, and the op takes one, as ``edge_map`` does."""
+    """Leaves come in several dtypes under autocast, and the op takes one; results are as wide as PyTorch's."""
 
     def run(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int) -> list[Tensor]:
-        parsed = SegmentProgram.parse(program)
-        floats = {leaf.dtype for leaf in leaves if leaf.dtype != torch.int32}
-        if len(floats) > 1:
-            dtype = _common_dtype(parsed, leaves, torch.get_autocast_dtype(device))
-            leaves = [leaf if leaf.dtype == torch.int32 else leaf.to(dtype) for leaf in leaves]
+        parsed, short = SegmentProgram.parse(program), torch.get_autocast_dtype(device)
+        wanted = _result_dtype(parsed, leaves, short, device)
+        dtype = _leaves_dtype(parsed, leaves, short, wanted)
+        leaves = [leaf if leaf.dtype == torch.int32 else leaf.to(dtype) for leaf in leaves]
         with torch.autocast(device, enabled=False):
-            return torch.ops.joestar.segment(indptr, indices, leaves, program, heads)
+            out = torch.ops.joestar.segment(indptr, indices, leaves, program, heads)
+        count = len(parsed.results)
+        return [y.to(torch.promote_types(y.dtype, wanted)) for y in out[:count]] + out[count:]
 
     return run
 
