@@ -9,6 +9,7 @@ from torch import fx
 
 from joestar.errors import ConfigError, VerificationError
 from joestar.fusion.aggregate import (
+    activation_on_read,
     aggregate_update,
     backward_format,
     bias_on_read,
@@ -83,6 +84,7 @@ PASSES = (
     Pass("own-aggregate", own_aggregate.run, requires=CANONICAL),
     Pass("own-beside", own_beside.run, requires=CANONICAL),
     Pass("gather-update", gather_update.run, requires=CANONICAL),
+    Pass("activation-on-read", activation_on_read.run),
     Pass("relu-dropout", relu_dropout.run),
     Pass("dropout-aggregate", dropout_aggregate.run),
     Pass("narrow-linear", narrow_linear.run),

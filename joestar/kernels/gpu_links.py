@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.activations import Before, parsed
+from joestar.kernels.gpu_activations import through_reading
 from joestar.kernels.gpu_bits import kept_bits, passes_relu
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, require
@@ -18,7 +20,9 @@ from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import (
     accumulator,
     column_block,
+    for_activations,
     heads_and_width,
+    of_columns,
     tile_columns,
     tile_configs,
     tile_rows,
@@ -28,6 +32,7 @@ MOST_EDGES = 2**31 - 1
 """Edges of one call: numbers of edges are int32 in lists."""
 _RESIDENT = 132 * 32
 """Warps that gather gradients tile after tile: 32 for each multiprocessor of an H200, which holds them at once."""
+_NOTHING = Before()
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -153,50 +158,78 @@ def _listed(
 
 
 @triton.jit
-def _store_rows(s, total, kept, column, inside, bits, out, num_src, scale, WIDTH: tl.constexpr):
-    """Stores the gradients of sources ``s`` and returns them, not rounded, 0 behind the last one."""
+def _read_again(s, column, inside, rows, bias, num_src, WIDTH: tl.constexpr, ACC: tl.constexpr):
+    """The rows ``s`` that went into norm and activation."""
+    value = tl.load(rows + s.to(tl.int64) * WIDTH + column, (s < num_src) & inside, 0).to(ACC)
+    if bias is not None:
+        value += bias
+    return value
+
+
+@triton.jit
+def _store_rows(
+    s, total, kept, before, gain, shift, column, inside, bits, out, num_src, scale,
+    ACT: tl.constexpr, EPS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradients of sources ``s`` and returns them, not rounded, 0 behind the last one.
+
+    With ``ACT`` they have gone back through activation and norm of the rows ``before``; also returned are the rows
+    whose sums are the gradients of ``gain`` and ``shift``.
+    """
     if bits is not None:
         total = tl.where(kept, total * scale, 0)
     valid = (s < num_src) & inside
+    by_gain, by_shift = total, total
+    if ACT is not None:
+        total, by_gain, by_shift = through_reading(total, before, gain, shift, valid, ACT, EPS, WIDTH, ACC)
     tl.store(out + s.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), valid)
-    return tl.where(valid, total, 0)
+    return tl.where(valid, total, 0), by_gain, by_shift
 
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad(
-    heads, links, scales, factor, grad, x, bits, out, num_src, num_dst, scale,
+    heads, links, scales, factor, grad, x, bits, out, rows, bias, gain, shift, num_src, num_dst, scale,
     CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
-    ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ACT: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """``out[s]`` = the gradients of the rows that read source ``s``; with ``bits`` back through dropout and ReLU.
 
-    Without ``x`` the bits are those of the entries that ReLU let through, too.
+    Without ``x`` the bits are those of the entries that ReLU let through, too. With ``ACT`` (see ``gpu_activations``)
+    that, and the norm, take the place of ReLU: ``rows`` are what they had, with a ``bias`` to add.
     """
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
+    bias = of_columns(bias, column, inside, ACC)
+    gain, shift = of_columns(gain, column, inside, ACC), of_columns(shift, column, inside, ACC)
     stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
     s = tile_rows(ROWS)
     e = _first_edge(heads, s, num_src)
     total, kept = _own_part(
         s, column, inside, factor, grad, x, bits, num_src, num_dst, CAT, WIDTH, WORDS, ACC, BLOCK, ROWS
     )
+    before = total
+    if ACT is not None:
+        before = _read_again(s, column, inside, rows, bias, num_src, WIDTH, ACC)
     total = _listed(e, total, links, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
-    _store_rows(s, total, kept, column, inside, bits, out, num_src, scale, WIDTH)
+    _store_rows(s, total, kept, before, gain, shift, column, inside, bits, out, num_src, scale, ACT, EPS, WIDTH, ACC)
 
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad_summed(
-    heads, links, scales, factor, grad, x, bits, out, sums, num_src, num_dst, scale,
+    heads, links, scales, factor, grad, x, bits, out, rows, bias, gain, shift, sums, num_src, num_dst, scale,
     CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
-    ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ACT: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """``_gather_grad`` by programs that take every so many tiles, and add up their rows in ``sums``, not yet rounded.
 
     The first edge of a source is read three tiles ahead, its link two and that of the second edge one, so that no row
-    waits for them; few sources have more edges. ``sums`` is ``[programs, WIDTH]``.
+    waits for them; few sources have more edges. ``sums`` is ``[programs, 1, WIDTH]``, with a norm 3 in place of
+    1: those for ``gain`` and ``shift``, too.
     """
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
+    bias = of_columns(bias, column, inside, ACC)
+    gain, shift = of_columns(gain, column, inside, ACC), of_columns(shift, column, inside, ACC)
     stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
     step = tl.num_programs(0) * ROWS
     s = tile_rows(ROWS)
@@ -207,6 +240,8 @@ def _gather_grad_summed(
     second = _next_edge(link)
     second_link = tl.load(links + second, second >= 0, -1)
     added = tl.zeros([ROWS, BLOCK], ACC)
+    if EPS > 0:
+        gains, shifts = tl.zeros([ROWS, BLOCK], ACC), tl.zeros([ROWS, BLOCK], ACC)
     first = tl.program_id(0) * ROWS
     while first < num_src:
         e_3 = _first_edge(heads, s + 3 * step, num_src)
@@ -216,18 +251,30 @@ def _gather_grad_summed(
         total, kept = _own_part(
             s, column, inside, factor, grad, x, bits, num_src, num_dst, CAT, WIDTH, WORDS, ACC, BLOCK, ROWS
         )
+        before = total
+        if ACT is not None:
+            before = _read_again(s, column, inside, rows, bias, num_src, WIDTH, ACC)
         once = _read_by(e, link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
         twice = _read_by(second, second_link, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
         total += once + twice
         third = _next_edge(second_link)
         total = _listed(third, total, links, scales, grad, column, stride, inside, HEADS, HEAD_WIDTH, ACC)
-        added += _store_rows(s, total, kept, column, inside, bits, out, num_src, scale, WIDTH)
+        stored, by_gain, by_shift = _store_rows(
+            s, total, kept, before, gain, shift, column, inside, bits, out, num_src, scale, ACT, EPS, WIDTH, ACC
+        )
+        added += stored
+        if EPS > 0:
+            gains += by_gain
+            shifts += by_shift
         e, link, second, second_link = e_1, link_1, second_1, second_link_1
         e_1, link_1, e_2 = e_2, link_2, e_3
         s += step
         first += step
-    at = sums + tl.program_id(0).to(tl.int64) * WIDTH + column
+    at = sums + tl.program_id(0).to(tl.int64) * (3 * WIDTH if EPS > 0 else WIDTH) + column
     tl.store(at, tl.sum(added, 0, keep_dims=True), inside)
+    if EPS > 0:
+        tl.store(at + WIDTH, tl.sum(gains, 0, keep_dims=True), inside)
+        tl.store(at + 2 * WIDTH, tl.sum(shifts, 0, keep_dims=True), inside)
 
 
 def gathered_grad(
@@ -244,13 +291,45 @@ def gathered_grad(
     Returns:
         (rows, their sum if ``biased``, else ``[0]``).
     """
+    out, sums = _gathered(indptr, indices, grad, num_src, weight, reduce, x, factor, bits, scale, cat, biased)
+    return out, sums[0] if biased else grad.new_empty(0)
+
+
+def gathered_through(
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, weight: Tensor | None, reduce: str,
+    factor: Tensor | None, bits: Tensor | None, scale: float, cat: bool, before: Before,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``gathered_grad`` of the rows that ``before`` made of ``x`` ``[num_src, D]``, and back through that.
+
+    Returns:
+        Gradients for ``x`` and, ``[0]`` where there is none, for ``gain``, ``shift`` and ``bias``.
+    """
+    vectors = before.gain, before.shift, before.bias
+    summed = any(vector is not None for vector in vectors)
+    out, sums = _gathered(
+        indptr, indices, grad, x.shape[0], weight, reduce, None, factor, bits, scale, cat, summed, x, before
+    )
+    places = (1, 2, 0) if before.eps else (0, 0, 0)
+    of_vectors = (
+        grad.new_empty(0) if vector is None else sums[place].to(vector.dtype)
+        for vector, place in zip(vectors, places, strict=True)
+    )
+    return out, *of_vectors
+
+
+def _gathered(
+    indptr, indices, grad, num_src, weight, reduce, x, factor, bits, scale, cat: bool, summed: bool,
+    rows: Tensor | None = None, before: Before = _NOTHING,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(gradients of rows, their sums ``[1, D]`` if ``summed``, with a norm ``[3, D]``)."""
     n, edges, device = indptr.numel() - 1, indices.numel(), grad.device
     check_linkable(edges)
     heads, head_width = heads_and_width(grad, weight)
     width = heads * head_width // (2 if cat else 1)
     out = grad.new_empty((num_src, width) if cat else (num_src, *grad.shape[1:]))
+    vectors = 3 if before.eps else 1
     if not out.numel():
-        return out, grad.new_zeros(width if biased else 0)
+        return out, grad.new_zeros((vectors, width)) if summed else None
     first = torch.full((num_src,), -1, dtype=torch.int32, device=device)
     links = torch.empty(edges, dtype=torch.int64, device=device)
     wide = torch.float64 if torch.float64 in (grad.dtype, None if weight is None else weight.dtype) else torch.float32
@@ -259,25 +338,29 @@ def gathered_grad(
     _link(indptr, indices, weight if own else None, first, links, scales, mean)
     if heads > 1:
         scales = weight if not mean else _per_degree(indptr, indices, weight.to(wide))
-    block = column_block(width)
+    block, act = column_block(width), None if before.act is None else parsed(before.act)
 
     sizes = {"CAT": cat, "HEADS": heads if heads > 1 else int(own), "HEAD_WIDTH": max(1, head_width), "WIDTH": width,
-             "WORDS": cdiv(width, 32), "ACC": accumulator(grad, weight), "BLOCK": block}  # fmt: skip
+             "WORDS": cdiv(width, 32), "ACT": act, "EPS": before.eps, "ACC": accumulator(grad, weight),
+             "BLOCK": block}  # fmt: skip
 
-    def launch(config: tune.Config) -> Tensor:
+    def launch(config: tune.Config) -> Tensor | None:
         tiles, parts = cdiv(num_src, config["ROWS"]), cdiv(width, block)
-        operands = first, links, scales, factor, grad, x, bits, out
-        if not biased:
+        operands = first, links, scales, factor, grad, x, bits, out, rows, before.bias, before.gain, before.shift
+        if not summed:
             _gather_grad[(tiles, parts)](*operands, num_src, n, scale, **sizes, **config)
-            return grad.new_empty(0)
+            return None
         programs = min(tiles, _RESIDENT // config["num_warps"])
-        sums = torch.empty((programs, width), dtype=wide, device=device)
+        sums = torch.empty((programs, vectors, width), dtype=wide, device=device)
         _gather_grad_summed[(programs, parts)](*operands, sums, num_src, n, scale, **sizes, **config)
-        return added_up(sums, grad.dtype)
+        return added_up(sums, grad.dtype if act is None else None)
 
-    form = (cat, heads, own, factor is not None, bits is not None, x is not None, biased)
+    form = (cat, heads, own, factor is not None, bits is not None, x is not None, summed)
+    configs = tile_configs(width, grad.element_size())
+    if act is not None:
+        form, configs = (*form, *act, before.eps > 0), for_activations(configs, before.eps > 0)
     shape = (grad.dtype, width, *form, tune.size_class(num_src), tune.size_class(edges))
-    configs, work = tile_configs(width, grad.element_size()), 3 * out.numel() * out.element_size()
+    work = 3 * out.numel() * out.element_size()
     return out, launch(tune.choose("gather_grad", shape, configs, launch, work, device))
 
 

@@ -85,6 +85,24 @@ def tile_configs(width: int, bytes_per_value: int) -> list[Config]:
     return [{"ROWS": per_warp * rows, "num_warps": warps} for rows, warps in pairs]
 
 
+def for_activations(configs: list[Config], normed: bool) -> list[Config]:
+    """Settings for kernels that need more registers: none that gives a warp more rows than others do.
+
+    If ``normed`` programs of one warp, where nothing that a row has passes through shared memory.
+    """
+    fewest = min(config["ROWS"] / config["num_warps"] for config in configs)
+    few = [config for config in configs if config["ROWS"] / config["num_warps"] == fewest]
+    return [config for config in few if config["num_warps"] == 1] if normed else few
+
+
+@triton.jit
+def of_columns(vector, column, inside, ACC: tl.constexpr):
+    """A vector's entries of these columns, nothing if there is no vector."""
+    if vector is not None:
+        vector = tl.load(vector + column, inside, 0).to(ACC)
+    return vector
+
+
 @triton.jit
 def tile_rows(ROWS: tl.constexpr):
     """Rows of this program's tile, ``[ROWS, 1]``.

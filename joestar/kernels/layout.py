@@ -1,5 +1,6 @@
 """Layouts that kernels and their callers agree on."""
 
+import torch
 from torch import Tensor
 
 CAT_ALIGNMENT = 8
@@ -8,6 +9,11 @@ CAT_ALIGNMENT = 8
 
 REDUCTIONS = ("sum", "mean", "max", "min", "sum2", "mean2")
 """What ``multi_aggregate`` computes; ``sum2`` and ``mean2`` are those of the squares."""
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What values of a dtype accumulate in: those of 16 bits in float32."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def power_of_two(n: int) -> int:

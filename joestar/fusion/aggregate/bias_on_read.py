@@ -7,15 +7,16 @@ Before                                               After, if ``on-read`` is ch
     both, kept = aggregate_cat_kept(sub, local, h,       both, kept = aggregate_cat_kept(sub, local, h, bits, 2.0,
                                     bits, 2.0, "mean")                                   "mean", b)
 
-The same for ``aten.linear(x, w, b)``, and for ``aggregate_rows_kept``. The aggregation's gradient writes that of every
-row of ``h`` once, and adds them up on the way: the gradient of the bias takes no pass over the rows of its own, and the
-product no tile more for one column.
+The same for ``aten.linear(x, w, b)``, and for ``aggregate_rows_kept`` and ``aggregate_activated``. The aggregation's
+gradient writes that of every row of ``h`` once, and adds them up on the way: the gradient of the bias takes no pass
+over the rows of its own, and the product no tile more for one column.
 
 A choice ``bias:hop1`` per aggregation, named as for ``backward-format``, by default ``on-read`` on a GPU where the
 column of ones makes the product's matrix a tile of 64 columns wider (two times 128 columns: 264 in place of 256).
 
 Must not fire when the product has no bias, or one that is no vector of its columns or that the step writes, when the
-product, or the matrix with ones, has another reader, or where the aggregation notes no bits.
+product, or the matrix with ones, has another reader, or for an aggregation that neither notes bits nor applies an
+activation.
 """
 
 import operator
@@ -34,7 +35,10 @@ from joestar.lowering.sizes import same_shape
 PATTERN = "bias-on-read"
 ON_READ, ADDED = "on-read", "added"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_KEPT = {_JOESTAR.aggregate_cat_kept.default: 6, _JOESTAR.aggregate_rows_kept.default: 8}
+_KEPT = {
+    _JOESTAR.aggregate_cat_kept.default: 6, _JOESTAR.aggregate_rows_kept.default: 8,
+    _JOESTAR.aggregate_activated.default: 13,
+}  # fmt: skip
 """Number of arguments in front of the bias."""
 _TILE = 64
 """Columns of the smallest tile in which a GPU's library multiplies."""

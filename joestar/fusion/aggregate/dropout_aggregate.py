@@ -34,7 +34,7 @@ def run(gm: fx.GraphModule, context) -> int:
     """Fuses every pair; returns how many."""
     fused = 0
     for node in list(gm.graph.nodes):
-        plain = node.target is _SPMM and not _of_edges(node) and _activated(node.args[2], context)
+        plain = node.target is _SPMM and not of_edges(node) and _activated(node.args[2], context)
         waiting = node.target in _BITS and node.args[_BITS[node.target]] is None
         if not plain and not waiting:
             continue
@@ -45,7 +45,7 @@ def run(gm: fx.GraphModule, context) -> int:
     return fused
 
 
-def _of_edges(spmm: fx.Node) -> bool:
+def of_edges(spmm: fx.Node) -> bool:
     """Whether what is aggregated are values of edges, in their order: a message, which other passes take whole."""
     return spmm.args[1].target is _ATEN.arange.default
 
