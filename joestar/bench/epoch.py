@@ -27,9 +27,9 @@ from torch import Tensor
 from joestar.bench import epoch_modes
 from joestar.bench.busy import busy_share
 from joestar.bench.epoch_modes import Fed, Job
-from joestar.bench.measure import PeakMemory
+from joestar.bench.measure import PeakMemory, check_words
 from joestar.bench.step import PRECISIONS, Setting, check_device, graph_of, machine, network, orders
-from joestar.errors import ConfigError, JoestarError
+from joestar.errors import JoestarError
 from joestar.graph_api import Graph
 from joestar.kernels.scratch import release_tables
 from joestar.profile.numbers import parse_bytes
@@ -85,11 +85,7 @@ def run(
     Raises:
         ConfigError: for unknown modes or another precision, or a GPU that is not there.
     """
-    for name, value, allowed in (
-        *(("mode", mode, MODES) for mode in modes), ("precision", setting.precision, (*PRECISIONS, "fp16"))
-    ):  # fmt: skip
-        if value not in allowed:
-            raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
+    check_words(mode=(modes, MODES), precision=([setting.precision], (*PRECISIONS, "fp16")))
     device, limit = check_device(setting.device), parse_bytes(budget, "--budget")
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
     result = {"machine": machine(device), "setting": {**asdict(setting), "budget": limit}, "rows": []}

@@ -60,7 +60,7 @@ def plan(
     budget = free_memory_of(model) if config.memory is None else parse_bytes(config.memory, "--memory")
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
     stage = build.build_first_stage(config)
-    ranks = None if gpus in (None, 1) else imagined(gpus, stage)
+    ranks = None if gpus in (None, 1) else imagined(gpus)
     planner = Planner(model, sampler, budget, batch=config.batch_size, ranks=ranks)
     found = planner.plan() if stage is None else partition_planner(planner, stage).plan().plan
     for line in str(found).splitlines():

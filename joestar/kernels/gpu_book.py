@@ -80,24 +80,43 @@ def _list_free(keep, used, hand, ends, out, pool, count, ALONE: tl.constexpr, BL
     tl.store(out + place, slot.to(tl.int32), free & (place < count))
 
 
-@triton.jit(do_not_specialize=["num_nodes", "first", "turn"])
-def _take(
-    bits, slot_of, owner, since, used, free, ends, fresh, fresh_slots, num_nodes, first, turn, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Gives free slots to needed nodes that have none, in the order of nodes; who had them has none any more."""
+@triton.jit(do_not_specialize=["num_nodes"])
+def _list_fresh(bits, slot_of, ends, fresh, num_nodes, BLOCK: tl.constexpr):
+    """Needed nodes that have no slot, in the order of nodes; ``ends``: how many there are up to the end of a block."""
     node, needed, slot = _needed(bits, slot_of, num_nodes, BLOCK)
     new = needed & (slot < 0)
     number = new.to(tl.int64)
     place = tl.load(ends + tl.program_id(0)) - tl.sum(number) + tl.cumsum(number) - number
-    taken = tl.load(free + place, new, 0).to(tl.int64)
-    leaving = tl.load(owner + taken, new, -1).to(tl.int64)  # not needed here, or its slot would be in use
-    tl.store(slot_of + leaving, tl.full([BLOCK], -1, tl.int32), new & (leaving >= 0))
-    tl.store(slot_of + node, (taken + first).to(tl.int32), new)
-    tl.store(owner + taken, node.to(owner.dtype.element_ty), new)
-    tl.store(since + taken, tl.zeros([BLOCK], tl.int32) + turn, new)
-    tl.store(used + taken, tl.full([BLOCK], 1, tl.uint8), new)
     tl.store(fresh + place, node.to(fresh.dtype.element_ty), new)
-    tl.store(fresh_slots + place, (taken + first).to(tl.int32), new)
+
+
+@triton.jit(do_not_specialize=["n", "pool", "first", "turn"])
+def _give(fresh, free, slot_of, owner, since, used, hand, fresh_slots, n, pool, first, turn, BLOCK: tl.constexpr):
+    """Gives each of these nodes its free slot; who had it has none any more. The search goes on behind the last one."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    node, taken = tl.load(fresh + i, inside, 0).to(tl.int64), tl.load(free + i, inside, 0).to(tl.int64)
+    leaving = tl.load(owner + taken, inside, -1).to(tl.int64)  # not needed here, or its slot would be in use
+    tl.store(slot_of + leaving, tl.full([BLOCK], -1, tl.int32), inside & (leaving >= 0))
+    tl.store(slot_of + node, (taken + first).to(tl.int32), inside)
+    tl.store(owner + taken, node.to(owner.dtype.element_ty), inside)
+    tl.store(since + taken, tl.zeros([BLOCK], tl.int32) + turn, inside)
+    tl.store(used + taken, tl.full([BLOCK], 1, tl.uint8), inside)
+    tl.store(fresh_slots + i, (taken + first).to(tl.int32), inside)
+    tl.store(hand + 0 * i, tl.where(taken + 1 == pool, 0, taken + 1), i == n - 1)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _fill_near(table, ids, slots, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """``out[slots[i]] = table[ids[i]]`` of narrow rows, converted; the ids themselves without a table."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    row, slot = tl.load(ids + i, inside, 0).to(tl.int64), tl.load(slots + i, inside, 0).to(tl.int64)
+    for column in tl.static_range(WIDTH):
+        value = row
+        if table is not None:
+            value = tl.load(table + row * WIDTH + column, inside, 0)
+        tl.store(out + slot * WIDTH + column, value.to(out.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["pool"])
@@ -164,22 +183,43 @@ def list_free(keep: Tensor, used: Tensor, hand: Tensor, counts: Tensor, number: 
 
 @on_device
 def take_free(
-    bits: Tensor, slot_of: Tensor, owner: Tensor, since: Tensor, used: Tensor, free: Tensor, counts: Tensor, first: int,
-    turn: int,
+    bits: Tensor, slot_of: Tensor, owner: Tensor, since: Tensor, used: Tensor, free: Tensor, counts: Tensor,
+    hand: Tensor, first: int, turn: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gives ``free`` slots to marked nodes without one; (these nodes, ascending; their slots, int32).
 
     Args:
         owner: ids ``[pool]``, who has a slot, or -1; since: int32 ``[pool]``, the turn in which it got it.
-        counts: as of ``count_nodes``.
+        counts: as of ``count_nodes``. hand: int64 ``[1]``, set to the slot behind the last one.
     """
     fresh, slots = torch.empty_like(free, dtype=owner.dtype), torch.empty_like(free)
+    if not free.numel():
+        return fresh, slots
     ends = counts[2].cumsum(0)
-    _take[(ends.numel(),)](
-        bits, slot_of, owner, since, used, free, ends, fresh, slots, slot_of.numel(), first, turn,
-        BLOCK=_NODES, num_warps=8,
-    )  # fmt: skip
+    _list_fresh[(ends.numel(),)](bits, slot_of, ends, fresh, slot_of.numel(), BLOCK=_NODES, num_warps=8)
+    _give[(cdiv(free.numel(), _BLOCK),)](
+        fresh, free, slot_of, owner, since, used, hand, slots, free.numel(), owner.numel(), first, turn, BLOCK=_BLOCK
+    )
     return fresh, slots
+
+
+@on_device
+def fill_near(table: Tensor | None, ids: Tensor, slots: Tensor, out: Tensor) -> None:
+    """``out[slots[i]] = table[ids[i]]``, converted to ``out``'s dtype; ``out[slots[i]] = ids[i]`` without a table.
+
+    Args:
+        table: ``[N, ...]`` of few numbers a row, contiguous, memory of the device. ids, slots: int32 or int64 ``[n]``,
+            contiguous, each slot once. out: ``[K, ...]``, contiguous, of real numbers or truth values, as ``table``.
+    """
+    right = ids.dtype in ID_DTYPES and slots.dtype in ID_DTYPES and ids.is_contiguous() and slots.is_contiguous()
+    require(right and ids.shape == slots.shape, "as many contiguous ids as slots", f"{ids.dtype}, {slots.dtype}")
+    width = out[:1].numel()
+    same = table is None or (table.is_contiguous() and table.shape[1:] == out.shape[1:])
+    require(same and out.is_contiguous() and (table is not None or width == 1), "rows alike", f"{list(out.shape)}")
+    if not ids.numel() or not width:
+        return
+    table, out = (t.view(torch.uint8) if t is not None and t.dtype == torch.bool else t for t in (table, out))
+    _fill_near[(cdiv(ids.numel(), _BLOCK),)](table, ids, slots, out, ids.numel(), WIDTH=width, BLOCK=_BLOCK)
 
 
 @on_device

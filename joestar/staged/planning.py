@@ -18,6 +18,7 @@ from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
 from joestar.stages.device_slots import DeviceSlots, keeps_book
 from joestar.stages.large_batch import drawn, has_fast_way, in_huge_pages
+from joestar.stages.loading_time import seconds_per_load
 from joestar.stages.macro import nodes_of
 from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least, shortest
 from joestar.store import bandwidth, pin
@@ -59,7 +60,8 @@ class Planner:
         self.seed = int(getattr(sampler, "seed", 0))
         self.first_stage, self.autocast, self.reuse = first_stage, autocast, reuse
         self.own_book = keeps_book(self.device) if own_book is None else own_book
-        self.speeds = speeds or self._measured()
+        if speeds is not None:
+            self.speeds = speeds
         given = self.graph.train_idx if seeds is None else seeds
         if given is None or not given.numel():
             given = spread_nodes(self.graph.num_nodes, self.graph, self.seed, 0)
@@ -76,7 +78,15 @@ class Planner:
         row = 512 if x is None else max(16, x[:1].numel() * x.element_size())
         found = bandwidth.speeds(self.device, row)
         products = products_per_second() if self.device.type == "cpu" else Speeds.products
-        return Speeds(found.zero_copy * 1e9, found.device * 1e9, STEP_SECONDS[self.device.type], products)
+        load = seconds_per_load(self.graph, self.sampler, self.seeds, self.device, self.own_book, self.reuse)
+        sparse = tuple((float(every), rate * 1e9) for every, rate in found.sparse.items())
+        step = STEP_SECONDS[self.device.type]
+        return Speeds(found.zero_copy * 1e9, found.device * 1e9, step, products, load, sparse)
+
+    @functools.cached_property
+    def speeds(self) -> Speeds:
+        """Of this machine, measured when somebody asks: not if everything fits."""
+        return self._measured()
 
     # --- what things take ---
 

@@ -21,7 +21,7 @@ from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
 from joestar.staged.pure import check_pure
-from joestar.staged.several import PlanningRanks, check_divided, own_threads
+from joestar.staged.several import PlanningRanks, check_partitions, own_threads
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
 from joestar.staged.written import Written
@@ -68,7 +68,7 @@ class Staging:
         ranks = None if group is None else PlanningRanks(group)
         budget = free_memory_of(model, group) if memory is None else parse_bytes(memory)
         if group is not None:
-            check_divided(group, first_stage)
+            check_partitions(group, first_stage, model)
             use_threads(own_threads(group), host_work=group.device.type == "cuda")
             budget = ranks.least(budget)
         self.exchange: Exchange | None = None
@@ -79,7 +79,7 @@ class Staging:
                     "own chooses its seeds itself: take joestar.LargeBatch for it."
                 )
             planner = Planner(
-                model, sampler, budget, None, batch_size, autocast, reuse=not deterministic, own_book=False
+                model, sampler, budget, None, batch_size, autocast, reuse=not deterministic, own_book=False, ranks=ranks
             )
             self._over_parts(model, planner, first_stage)
             return
@@ -112,6 +112,8 @@ class Staging:
         found, self.parts = over_parts.plan(), over_parts.stage
         self.plan, self.arena = found.plan, planner.arena(found.plan)
         self.exchange = over_parts.exchange(found, self.arena.graph.num_slots)
+        if planner.ranks is not None:
+            planner.ranks.group.exchange("the arena, filled")
         number = max(1, self.plan.num_seeds // self.plan.batch) * self.plan.batch
         self.first_stage = LargeBatch(number, empty=_page_locked if planner.device.type == "cuda" else None)
         self.sampler = over(sampler, self.arena.graph)
@@ -140,8 +142,8 @@ def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPla
             f"edge data ({', '.join(planner.graph.edata)}) do not travel with partitions yet: take joestar.LargeBatch, "
             "or remove what is not needed from graph.edata."
         )
-    stage = first_stage.prepare(planner.graph, planner.seeds.unique())
-    widths = hidden_widths(planner.model, planner.sampler, planner.seeds, planner.autocast)
+    stage = first_stage.prepare(planner.graph, planner.every.unique())
+    widths = hidden_widths(planner.model, planner.sampler, planner.every, planner.autocast)
     hops, within = len(widths) + 1, first_stage.fanouts
     if within is not None and len(within) < hops:
         raise ConfigError(

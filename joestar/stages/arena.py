@@ -5,21 +5,26 @@ next one, whose missing rows are loaded meanwhile, and of earlier ones as long a
 (``stages/slots.py``). A macro-batch's local ids on the device *are* slots, so that compiled programs read features in
 place, as of any graph. All addresses are fixed. The structure of the next macro-batch is built in a second buffer and
 copied where it is, in the stream of the steps.
+
+On a GPU rows come over the bus on a stream that does nothing else. Slots are taken, and structure is built, on another
+one beside it, so that the bus goes from the rows of one macro-batch straight to those of the next.
 """
 
 import contextlib
 import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from joestar.graph_api import Graph
+from joestar.kernels import find
 from joestar.stages.device_slots import DeviceSlots, Placed
-from joestar.stages.exchange import Exchange, Rows
+from joestar.stages.exchange import Exchange
+from joestar.stages.loaded import Begun, Loaded, Prepared
 from joestar.stages.macro import MacroBatch, Picked
-from joestar.stages.slots import Slots, Taken
+from joestar.stages.slots import Slots
 from joestar.store import fill_rows, place_structure
 
 ROOM = 1.03
@@ -44,61 +49,6 @@ class Source:
     def row_bytes(self) -> int:
         """Bytes of a row where it is read."""
         return self.rows[:1].numel() * self.rows.element_size()
-
-
-@dataclass(eq=False)
-class Prepared:
-    """A macro-batch on its way to an arena, on the CPU, for a GPU in page-locked memory.
-
-    Attributes:
-        alone: whether it must be loaded when no step reads the one before it any more.
-        indptr, indices, seeds: as the macro-batch has them, or the picked edges. edata: by name, in its order.
-        taken: slots of its nodes, where the CPU keeps the book; degrees: of the nodes to be loaded, in the whole graph.
-        rows: of the picked edges, where the device keeps the book. history: its hidden rows.
-    """
-
-    alone: bool
-    indptr: Tensor
-    indices: Tensor
-    seeds: Tensor
-    edata: dict[str, Tensor]
-    taken: Taken | None = None
-    degrees: Tensor | None = None
-    rows: Tensor | None = None
-    history: Rows | None = None
-
-    @property
-    def size(self) -> str:
-        """In words."""
-        return f"{self.indptr.numel() - 1:,} rows and {self.indices.numel():,} edges"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its tensors."""
-        taken = () if self.taken is None else (self.taken.slots, self.taken.fresh, self.taken.fresh_slots)
-        tensors = *taken, self.rows, self.indptr, self.indices, self.seeds, self.degrees, *self.edata.values()
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-@dataclass(eq=False)
-class Loaded:
-    """A macro-batch on the device, not yet what the arena's graph shows.
-
-    Attributes:
-        seeds: slots of its seeds ``[m]``, in their order; nodes, cold, fresh, edges: how many (``Taken``); bytes: that
-            came over the bus.
-        ready: when the device has all of it (CUDA).
-    """
-
-    seeds: Tensor
-    nodes: int
-    cold: int
-    fresh: int
-    edges: int
-    bytes: int
-    edata: dict[str, Tensor]
-    ready: torch.cuda.Event | None = None
-    history: Rows | None = None
 
 
 class Arena:
@@ -147,10 +97,13 @@ class Arena:
         self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
         self.graph.multilabel, self.graph.class_names = whole.multilabel, whole.class_names
         on_gpu = self.device.type == "cuda"
-        self._stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None  # the bus waits for nobody
-        if on_gpu:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))  # the book is there
+        self._stream, self._beside = (
+            torch.cuda.Stream(self.device, priority=-1) if on_gpu else None for _ in range(2)
+        )  # the bus waits for nobody
+        for stream in (self._stream, self._beside) if on_gpu else ():
+            stream.wait_stream(torch.cuda.current_stream(self.device))  # the book is there
         self._in_use: torch.cuda.Event | None = None
+        self._read: torch.cuda.Event | None = None
         self.with_degrees = True
         self.holder: weakref.ref | None = None
         self.preparing, self.loading = threading.Lock(), threading.Lock()
@@ -160,6 +113,22 @@ class Arena:
         self.hot_ids = hot
         self._known = None if whole.ids is None else whole.ids.to(self.device)
         self._fill_hot(hot)
+        self._read_on((self._stream, self._beside), *self._tables())
+
+    def _tables(self) -> list[Tensor]:
+        """All that loads read or write, on the device."""
+        graph = self.graph
+        found = [*graph.ndata.values(), *graph.edata.values(), graph.ids, graph.positions, graph.whole_degrees]
+        found += [*self._next, self._known, *(source.rows for source in self.sources.values() if not source.host)]
+        found += vars(self.slots).values()
+        return [tensor for tensor in found if isinstance(tensor, Tensor) and tensor.device == graph.indptr.device]
+
+    @staticmethod
+    def _read_on(streams: tuple[torch.cuda.Stream | None, ...], *tensors: Tensor) -> None:
+        """Memory of these is given to nobody before what the streams do with it is over, whoever frees it and when."""
+        for stream in streams:
+            for tensor in tensors if stream is not None else ():
+                tensor.record_stream(stream)
 
     def held_by(self, feed) -> bool:
         """Whether the arena holds macro-batches of this feed."""
@@ -178,6 +147,10 @@ class Arena:
         self.with_degrees, self._forget = True, True
         self.graph.whole_degrees[: self.hot] = self._degrees(self.hot_ids.cpu()).to(self.device)
 
+    def forget(self) -> None:
+        """No row outside of the hot ones is found again by the feed that begins next."""
+        self._forget = True
+
     def _degrees(self, ids: Tensor) -> Tensor:
         ids, offsets = ids.long(), self.whole.indptr
         known = self.whole.whole_degrees
@@ -185,7 +158,7 @@ class Arena:
 
     def begin(self) -> None:
         """A feed begins: nobody reads a macro-batch any more but steps that are launched, or prepares one."""
-        with self.preparing, self.loading, self._loads():
+        with self.preparing, self.loading, self._on(self._beside):
             self.slots.begin()
             if self._forget:
                 self.slots.clear()
@@ -199,16 +172,31 @@ class Arena:
         Through ``.data``: a step that runs meanwhile reads other slots of the same tensors, and autograd would take
         the count of writes for a change of what it has saved. ``touched`` counts, when the rows are shown.
         """
-        places = slots.long()
+        self._fill_far(ids, slots)
+        self._fill_near(ids, slots)
+
+    def _fill_far(self, ids: Tensor, slots: Tensor) -> None:
+        """What comes over the bus."""
         for name, source in self.sources.items():
-            rows = self.graph.ndata[name]
             if source.host:
-                fill_rows(source.rows, ids, slots, rows)
-            else:
-                rows.data.index_copy_(0, places, source.rows.index_select(0, ids).to(source.dtype))
-        self.graph.positions.data.index_copy_(0, places, ids)
+                fill_rows(source.rows, ids, slots, self.graph.ndata[name])
+
+    def _fill_near(self, ids: Tensor, slots: Tensor) -> None:
+        """What is on the device."""
+        for name, source in self.sources.items():
+            if not source.host:
+                self._put_near(source.rows, ids, slots, self.graph.ndata[name])
+        self._put_near(None, ids, slots, self.graph.positions)
         if self._known is not None:
-            self.graph.ids.data.index_copy_(0, places, self._known.index_select(0, ids))
+            self._put_near(self._known, ids, slots, self.graph.ids)
+
+    def _put_near(self, table: Tensor | None, ids: Tensor, slots: Tensor, out: Tensor) -> None:
+        """``out[slots] = table[ids]``, or the ids: one kernel where the device keeps the book."""
+        if self.own_book and not out.is_complex() and (table is None or table.is_contiguous()):
+            find("gpu_book.fill_near")(table, ids, slots, out.data)
+            return
+        rows = ids if table is None else table.index_select(0, ids)
+        out.data.index_copy_(0, slots.long(), rows.to(out.dtype))
 
     # --- loading, beside the steps ---
 
@@ -241,50 +229,73 @@ class Arena:
         ready = self._stream is None or tensor.is_pinned()
         return tensor if ready else self._new(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
-    def load(self, made: Prepared) -> Loaded | None:
-        """Brings a macro-batch into its slots, which no step to come may read unless it is ``alone``; ``None`` if the
-        device keeps the book, and too few slots are free.
+    def take(self, made: Prepared) -> bool:
+        """Brings a macro-batch's structure and finds the slots of its nodes, beside the loads and steps before it: not
+        before the latest one was loaded. ``False`` if the device keeps the book, and too few slots are free.
 
-        On a GPU on a stream of its own, from any thread; nothing waits for the device but its book.
+        On a GPU on a stream beside that of loads, from any thread; waits for the device's book alone.
         """
-        with self._loads():
+        with self._on(self._beside):
             indptr, indices = self._brought("indptr", made.indptr), self._brought("indices", made.indices)
             placed = self._placed(made, indices)
             if placed is None:
-                return None
+                return False
             degrees = made.degrees if made.taken is not None else self._fresh_degrees(placed.fresh)
-            if self._in_use is not None:
-                self._stream.wait_event(self._in_use)  # the last step that read what is written
-            self._fill(placed.fresh, placed.fresh_slots)
-            if degrees is not None:
-                there = degrees.to(self.device, non_blocking=True)
-                self.graph.whole_degrees.data.index_copy_(0, placed.fresh_slots.long(), there)
-            place_structure(indptr, indices, placed.rows, *self._next, table=placed.table)
-            edata = self._edge_data(made.edata, indptr, placed.rows)
-            seeds = torch.index_select(placed.table, 0, made.seeds.to(self.device, non_blocking=True))
-            seeds = seeds.to(self.graph.indices.dtype)
-            fresh = placed.fresh.numel()
-            moved = fresh * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
-            moved += 0 if made.taken is not None or degrees is None else degrees.nbytes
-            if made.history is not None:
-                moved += self.exchange.load(made.history)
-            loaded = Loaded(
-                seeds, placed.nodes, placed.cold, fresh, made.indices.numel(), moved, edata, history=made.history
-            )
-            if self._stream is not None:
-                loaded.ready = torch.cuda.Event()
-                loaded.ready.record(self._stream)
+            made.begun = Begun(indptr, indices, placed, degrees, self._event())
+        return True
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def load(self, made: Prepared, stopped: Callable[[], bool] | None = None) -> Loaded | None:
+        """Brings a macro-batch into its slots, which no step to come may read unless it is ``alone``; ``None`` if the
+        device keeps the book, and too few slots are free.
+
+        On a GPU on streams of its own, from any thread; nothing waits for the device but its book, unless slots were
+        taken before, and, of historical embeddings on several ranks, for these, unless ``stopped()``.
+        """
+        if made.begun is None and not self.take(made):
+            return None
+        begun, made.begun = made.begun, None
+        placed = begun.placed
+        with self._on(self._stream):
+            # The last step that read what rows are written over; hidden rows also wait until those before are shown.
+            self._wait(begun.taken, self._read if made.history is None else self._in_use)
+            self._read_on((self._stream,), placed.fresh, placed.fresh_slots)  # also if this is given up below
+            self._fill_far(placed.fresh, placed.fresh_slots)
+            moved = 0 if made.history is None else self.exchange.load(made.history, stopped)
+        with self._on(self._beside):
+            seeds, edata, done = self._build(made, begun)
+        with self._on(self._stream):
+            self._wait(done)
+            ready = self._event()
+        fresh = placed.fresh.numel()
+        moved += fresh * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
+        moved += 0 if made.taken is not None or begun.degrees is None else begun.degrees.nbytes
         self.slots.loaded(placed)
-        return loaded
+        return Loaded(seeds, placed.nodes, placed.cold, fresh, made.indices.numel(), moved, edata, ready, made.history)
+
+    def _build(self, made: Prepared, begun: Begun) -> tuple[Tensor, dict[str, Tensor], torch.cuda.Event | None]:
+        """All but what comes over the bus, when the macro-batch before is shown: (slots of the seeds, edge tensors)."""
+        placed = begun.placed
+        self._wait(self._in_use)
+        self._fill_near(placed.fresh, placed.fresh_slots)
+        if begun.degrees is not None:
+            there = begun.degrees.to(self.device, non_blocking=True)
+            self.graph.whole_degrees.data.index_copy_(0, placed.fresh_slots.long(), there)
+        place_structure(begun.indptr, begun.indices, placed.rows, *self._next, table=placed.table)
+        edata = self._edge_data(made.edata, begun.indptr, placed.rows)
+        seeds = torch.index_select(placed.table, 0, made.seeds.to(self.device, non_blocking=True))
+        return seeds.to(self.graph.indices.dtype), edata, self._event()
 
     def _placed(self, made: Prepared, sources: Tensor) -> Placed | None:
         """Slots on the device; ``sources`` of the picked edges."""
         if made.taken is None:
             return self.slots.take(self._brought("rows", made.rows), sources, made.alone)
         taken, rows = made.taken, made.indptr.numel() - 1
-        table, places = self._brought("slots", taken.slots), self._brought("places", taken.fresh_slots)
-        fresh = self._brought("fresh", taken.fresh)
+        table = self._brought("slots", taken.slots)
+        fresh, places = (t.to(self.device, non_blocking=True) for t in (taken.fresh, taken.fresh_slots))
         return Placed(table[:rows], table, fresh, places, table.numel(), taken.cold, taken.turn)
 
     def _fresh_degrees(self, fresh: Tensor) -> Tensor | None:
@@ -292,7 +303,7 @@ class Arena:
         return self._copied(self._degrees(fresh.cpu())) if self.with_degrees else None
 
     def _brought(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor on the device, in memory of its own: one load follows another there."""
+        """The tensor on the device, in memory of its own: there one macro-batch is built behind another."""
         if self._stream is None:
             return tensor
         room = self._buffers.get(name)
@@ -315,25 +326,38 @@ class Arena:
         return found
 
     @contextlib.contextmanager
-    def _loads(self):
-        """On a GPU: on the stream of loads."""
-        if self._stream is None:
+    def _on(self, stream: torch.cuda.Stream | None):
+        """On a GPU: on this stream."""
+        if stream is None:
             yield
             return
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
             yield
+
+    def _event(self) -> torch.cuda.Event | None:
+        """On a GPU: when the current stream has come so far."""
+        if self._stream is None:
+            return None
+        found = torch.cuda.Event()
+        found.record(torch.cuda.current_stream(self.device))
+        return found
+
+    def _wait(self, *events: torch.cuda.Event | None) -> None:
+        """On the current stream, not on the host."""
+        for event in events:
+            if event is not None:
+                torch.cuda.current_stream(self.device).wait_event(event)
 
     def close_epoch(self) -> None:
         """Steps launched so far come before what is loaded from now on."""
-        if self._stream is not None:
-            self._in_use = torch.cuda.Event()
-            self._in_use.record(torch.cuda.current_stream(self.device))
+        self._read = self._in_use = self._event()
 
     # --- showing ---
 
     @torch.no_grad()
     def show(self, loaded: Loaded) -> None:
         """Makes a loaded macro-batch what the graph is, on the current stream, behind the steps launched so far."""
+        read = self._event()
         if loaded.ready is not None:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(loaded.ready)
@@ -347,7 +371,7 @@ class Arena:
         if loaded.history is not None:
             self.exchange.show(loaded.history, loaded.nodes)
         self.touched()
-        self.close_epoch()
+        self._read, self._in_use = read, self._event()
 
     def touched(self) -> None:
         """Tells autograd that rows were, or are about to be, written by kernels of ours."""

@@ -92,10 +92,9 @@ class DeviceSlots:
         self._turn += 1  # before anything is written, so that an interrupt leaves nothing that ``begin`` does not find
         taken = self._kernels.list_free(self._keep, self._used, hand, free, fresh, alone)
         ids, slots = self._kernels.take_free(
-            self._bits, self.slot_of, self._owner, self._since, self._used, taken, found, self.hot, self._turn
-        )
-        if fresh:
-            self._hand.copy_((taken[-1:] + 1) % self.pool)
+            self._bits, self.slot_of, self._owner, self._since, self._used, taken, found, self._hand, self.hot,
+            self._turn,
+        )  # fmt: skip
         self._keep, self._used = self._used, self._keep
         return Placed(torch.index_select(self.slot_of, 0, rows), self.slot_of, ids, slots, nodes, cold, self._turn)
 

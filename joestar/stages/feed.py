@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError, StageError
-from joestar.stages.arena import Arena, Loaded, Prepared
+from joestar.stages.arena import Arena
 from joestar.stages.gate import Gate
+from joestar.stages.loaded import Loaded, Prepared
 from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.pipeline import Pipeline
 
@@ -94,7 +95,7 @@ class Feed:
         self.arena, self.traffic = arena, traffic
         self.total = -(-order.numel() // batch)
         self.borders = [*range(0, self.total, steps), self.total] if borders is None else borders
-        self.before = before
+        self.before, self.order = before, order
         self._maker = _Maker(arena, sample, order, batch, self.borders, key, traffic)
         self._gate: Gate | None = None
         self._pipeline: Pipeline | None = None
@@ -146,13 +147,12 @@ class Feed:
             previous.close()
         self.close()
         self.arena.begin()
-        first, count = bisect.bisect_right(self.borders, step) - 1, len(self.borders) - 1
+        first, count = self.index(step), len(self.borders) - 1
         if self.before is not None:
             self.before(first)
         self._gate, self._shown = Gate(), None
-        load = functools.partial(_load, self.arena, self._gate)
-        make = functools.partial(self._maker, self._gate)
-        make.__name__, load.__name__ = "first stage", "load"
+        load, make = _Loader(self.arena, self._gate), functools.partial(self._maker, self._gate)
+        make.__name__ = "first stage"
         self._pipeline = Pipeline(make, count, load, start=first, wake=self._gate.close)
 
     def _next(self) -> Piece:
@@ -185,6 +185,11 @@ class Feed:
             self.arena.holder = None
         self.close()
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether pieces of the macro-batch that is shown are still to be loaded."""
+        return bool(self._rest)
+
     def forget(self) -> None:
         """What is shown did not reach whoever asked for it: the next step loads it again."""
         self._abandon()
@@ -194,6 +199,16 @@ class Feed:
         self._shown = None
         self._begin(step)
         return self.ensure(step)
+
+    def alone(self, step: int) -> "Feed":
+        """A feed of the macro-batch of a step and no other, for a look at it: nothing is counted."""
+        maker, index = self._maker, self.index(step)
+        order, borders = maker.order[: self.borders[index + 1] * maker.batch], self.borders[: index + 2]
+        return Feed(self.arena, maker.sample, order, maker.batch, 0, maker.key, Traffic(), borders, self.before)
+
+    def index(self, step: int) -> int:
+        """Of the macro-batch of a step."""
+        return bisect.bisect_right(self.borders, step) - 1
 
     def _leave(self) -> None:
         """Lets the next macro-batch be loaded, unless parts of this one are still to come."""
@@ -267,16 +282,31 @@ def _history_room(arena: Arena) -> str:
     return f", and for hidden rows of {tables.pulls:,} halo and {tables.pushes:,} other nodes"
 
 
-def _load(arena: Arena, gate: Gate, pieces: list[Piece]) -> list[Piece]:
-    """Loads the first piece as soon as the one before it is shown, if that can be done beside its steps."""
-    gate.enter()
-    if pieces[0].prepared.alone:
+class _Loader:
+    """Loads the first piece of every macro-batch as soon as the one before it is shown, if that can be done beside its
+    steps. Slots are taken before, while rows of the one before are on their way, if all of that one is loaded here: in
+    the order in which macro-batches are used. It does not hold the feed."""
+
+    __name__ = "load"
+
+    def __init__(self, arena: Arena, gate: Gate):
+        self.arena, self.gate = arena, gate
+        self._whole = False
+
+    def __call__(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces, the first of them loaded unless it must be alone."""
+        first, prepared = pieces[0], pieces[0].prepared
+        with torch.inference_mode(False):
+            if self._whole:
+                self._take(prepared)
+            self.gate.enter()
+            if not self._whole:
+                self._take(prepared)
+            if not prepared.alone:
+                first.loaded, first.prepared = self.gate.pass_through(self.arena, prepared), None
+        self._whole = len(pieces) == 1 and first.loaded is not None
         return pieces
-    first = pieces[0]
-    with torch.inference_mode(False):
-        first.loaded = gate.pass_through(arena, first.prepared)
-    if first.loaded is None:
-        first.prepared.alone = True
-    else:
-        first.prepared = None
-    return pieces
+
+    def _take(self, prepared: Prepared) -> None:
+        if not prepared.alone:
+            prepared.alone = not self.gate.take(self.arena, prepared)

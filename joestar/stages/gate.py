@@ -5,7 +5,8 @@ import threading
 import time
 
 from joestar.errors import StageError
-from joestar.stages.arena import Arena, Loaded, Prepared
+from joestar.stages.arena import Arena
+from joestar.stages.loaded import Loaded, Prepared
 from joestar.stages.macro import MacroBatch, Picked
 
 
@@ -47,6 +48,15 @@ class Gate:
         with self._open(arena.preparing):
             return arena.prepare(macro)
 
+    def take(self, arena: Arena, made: Prepared) -> bool:
+        """``arena.take``, unless the gate was closed.
+
+        Raises:
+            StageError: if the gate is closed.
+        """
+        with self._open(arena.loading):
+            return arena.take(made)
+
     def pass_through(self, arena: Arena, made: Prepared) -> Loaded | None:
         """``arena.load``, unless the gate was closed: a thread that is late must not write what is in use by then.
 
@@ -54,7 +64,7 @@ class Gate:
             StageError: if the gate is closed.
         """
         with self._open(arena.loading):
-            return arena.load(made)
+            return arena.load(made, self.is_closed)
 
     @contextlib.contextmanager
     def _open(self, lock: threading.Lock):
@@ -68,6 +78,10 @@ class Gate:
         with self._changed:
             self._free += 1
             self._changed.notify_all()
+
+    def is_closed(self) -> bool:
+        """Whether it is closed."""
+        return self._closed
 
     def close(self) -> None:
         """Nobody enters any more."""

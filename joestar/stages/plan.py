@@ -36,12 +36,27 @@ FEW_COUNTED = 8
 @dataclass(frozen=True)
 class Speeds:
     """Bytes per second over the bus, of the device's own memory; seconds that a step takes at least; operations per
-    second of products of matrices."""
+    second of products of matrices; seconds that loading a macro-batch takes at least, whatever it brings.
+
+    ``sparse`` are pairs, ascending: the rate over the bus where one row of so many is read; ``bus`` everywhere if there
+    are none."""
 
     bus: float = 47e9
     memory: float = 3e12
     step: float = 1.5e-4
     products: float = 1e15
+    load: float = 0.0
+    sparse: tuple[tuple[float, float], ...] = ()
+
+    def rows_over_bus(self, every: float) -> float:
+        """Bytes per second of rows, one of ``every`` of the table: as measured, or between what was."""
+        if not self.sparse:
+            return self.bus
+        below = max((known for known in self.sparse if known[0] <= every), default=self.sparse[0])
+        above = min((known for known in self.sparse if known[0] >= every), default=self.sparse[-1])
+        if below[0] >= above[0]:
+            return below[1]
+        return _power(below[1], above[1], math.log(every / below[0]) / math.log(above[0] / below[0]))
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,8 @@ class Plan:
             "have to be loaded)\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
-            f"{slowest} decide{'' if slowest == 'steps' else 's'})" + (f"\n{self.ranks}" if self.ranks else "")
+            f"{slowest} decide{'' if slowest in ('steps', 'loads') else 's'})"
+            + (f"\n{self.ranks}" if self.ranks else "")
         )
 
 
@@ -354,8 +370,11 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     fresh, count = max(0.0, 1 - share - look.shared(number, low)), -(-total // number)
     ids = shape.rows if costs.own_book else shape.nodes * (1 + 2 * fresh)  # of rows, or slots and what is loaded
     structure = 4 * (number + ids + shape.edges) + 8 * shape.rows
-    moved = count * (shape.nodes * fresh * costs.bus + structure)
-    seconds = {"bus": moved / speeds.bus, "steps": compute, "first stage": count * shape.seconds}
+    rows = shape.nodes * fresh
+    moved = count * (rows * costs.bus + structure)
+    bus = count * (rows * costs.bus / speeds.rows_over_bus(num_nodes / max(1.0, rows)) + structure / speeds.bus)
+    loads, stage = count * speeds.load, count * shape.seconds
+    seconds = {"bus": bus, "loads": loads, "steps": compute, "first stage": stage}
     return Plan(
         budget, False, number, count, low, *look.room(number, low), share, fresh, moved,
         parts_of(look, number, costs, low), seconds, nodes=shape.nodes, mean_edges=shape.edges,

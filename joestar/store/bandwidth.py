@@ -22,12 +22,14 @@ from joestar.store.fill import fill_rows, host_gather
 from joestar.store.pinned import pinned_empty, resolved
 
 SOURCE_BYTES = 2**29
-"""Host memory that rows are gathered from; a quarter of them, about as dense as a macro-batch takes them."""
+"""Host memory that rows are gathered from; a quarter of them, about as dense as a large macro-batch takes them."""
+SPARSE = (16, 64)
+"""One row of so many is what smaller ones take: the fewer rows of a page, the more addresses there are to translate."""
 PEER_BYTES = 2**28
 """Memory of all ranks together that rows are read from, to see how fast that is."""
 _DENSITY = 4
 _REPEATS = 3
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Speeds:
     Attributes:
         row_bytes: size of the rows that were gathered.
         host_to_device, device_to_host: copies of page-locked memory.
-        zero_copy: rows by ascending ids, read in place by the GPU, into slots.
+        zero_copy: rows by ascending ids, a quarter of all, read in place by the GPU, into slots; every_16, every_64:
+            the same for one row of so many, 0 where it was not measured.
         device: a copy on the device, bytes read and written.
         host_gather: rows by ascending ids into page-locked memory, by the CPU's threads.
     """
@@ -48,6 +51,14 @@ class Speeds:
     zero_copy: float
     device: float
     host_gather: float
+    every_16: float = 0.0
+    every_64: float = 0.0
+
+    @property
+    def sparse(self) -> dict[int, float]:
+        """``zero_copy`` by one row of how many is read, as far as it was measured."""
+        found = {_DENSITY: self.zero_copy, 16: self.every_16, 64: self.every_64}
+        return {every: rate for every, rate in found.items() if rate}
 
 
 def speeds(device: torch.device | str | None = None, row_bytes: int = 512, again: bool = False) -> Speeds:
@@ -70,16 +81,16 @@ def speeds(device: torch.device | str | None = None, row_bytes: int = 512, again
 
 def measure(device: torch.device, row_bytes: int) -> Speeds:
     """The speeds, measured now."""
-    rows = max(_DENSITY, SOURCE_BYTES // row_bytes)
+    rows = max(*SPARSE, SOURCE_BYTES // row_bytes)
     source = pinned_empty((rows, row_bytes), torch.uint8, device)
     source.host.fill_(1)
-    ids = _spread(rows)
+    ids = _spread(rows, _DENSITY)
     count = ids.numel()
     moved = count * row_bytes
     staging = pinned_empty((count, row_bytes), torch.uint8, device)
     near = torch.empty((count, row_bytes), dtype=torch.uint8, device=device)
     away = torch.empty_like(near)
-    there, slots = ids.to(device), torch.arange(count, device=device)
+    slots = torch.arange(count, device=device)
     timed = _device_seconds if device.type == "cuda" else _seconds
 
     def host_side() -> None:
@@ -88,14 +99,20 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
     def rate(size: int, work: Callable[[], object], clock=timed) -> float:
         return size / clock(work) / 1e9
 
+    def zero_copy(every: int) -> float:
+        there = _spread(rows, every).to(device)
+        read = there.numel()
+        return rate(read * row_bytes, lambda: fill_rows(source.view, there, slots[:read], near))
+
     gathered = rate(moved, host_side, _seconds) if has_native() else 0.0
     return Speeds(
         row_bytes=row_bytes,
         host_to_device=rate(moved, lambda: near.copy_(staging.host, non_blocking=True)),
         device_to_host=rate(moved, lambda: staging.host.copy_(near, non_blocking=True)),
-        zero_copy=rate(moved, lambda: fill_rows(source.view, there, slots, near)),
+        zero_copy=zero_copy(_DENSITY),
         device=rate(2 * moved, lambda: away.copy_(near)),
         host_gather=gathered,
+        **{f"every_{every}": zero_copy(every) for every in SPARSE},
     )
 
 
@@ -123,11 +140,11 @@ def peer_rate(group, row_bytes: int = 512) -> float:
         return min(each["rate"] for each in met)
 
 
-def _spread(rows: int) -> Tensor:
-    """A quarter of the rows, at uneven distances, ascending."""
+def _spread(rows: int, every: int) -> Tensor:
+    """One row of so many, at uneven distances, ascending."""
     random = torch.Generator("cpu").manual_seed(0)
-    first = torch.arange(0, rows - rows % _DENSITY, _DENSITY, device="cpu")
-    return first + torch.randint(0, _DENSITY, first.shape, generator=random, device="cpu")
+    first = torch.arange(0, rows - rows % every, every, device="cpu")
+    return first + torch.randint(0, every, first.shape, generator=random, device="cpu")
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -95,21 +95,6 @@ class FeatureStore(RowSource):
         return tuple(0 if tensor.is_inference() else tensor._version for tensor in seen)
 
     @property
-    def shape(self) -> torch.Size:
-        """Of the whole table: ``[N, ...]``."""
-        return self.table.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which rows are stored."""
-        return self.table.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.table[:1].numel() * self.table.element_size()
-
-    @property
     def device_bytes(self) -> int:
         """Bytes that the store holds on the device."""
         held = [self.table] if self.in_place else [t for t in (self.cache, self.slot_of) if t is not None]

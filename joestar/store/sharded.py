@@ -86,21 +86,6 @@ class Sharded(RowSource):
         self.memory.close()
 
     @property
-    def shape(self) -> torch.Size:
-        """Of the whole table: ``[N, ...]``."""
-        return self.table.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which rows are stored."""
-        return self.table.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.table[:1].numel() * self.table.element_size()
-
-    @property
     def device_bytes(self) -> int:
         """Bytes of this device: its shard, hot rows and their table."""
         held = [t for t in (self.memory.own, self.cache, self.slot_of) if t is not None]

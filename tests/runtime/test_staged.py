@@ -13,6 +13,7 @@ from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, SamplerError, StageError
 from joestar.profile.ledger import Report
 from joestar.profile.numbers import parse_bytes
+from joestar.runtime.executor import Executor
 from joestar.staged.planning import Planner
 from joestar.staged.step import StagedStep, borders
 from joestar.stages import LargeBatch
@@ -350,3 +351,31 @@ def test_bytes_of_texts():
     assert parse_bytes("24GiB") == parse_bytes("24 gb") == 24 << 30
     assert parse_bytes("1.5k") == 1536
     assert parse_bytes(7) == 7
+
+
+def test_bounds_are_of_batches_of_several_macro_batches(graph, planned, monkeypatch):
+    """The first macro-batch of an epoch is a quarter: its few batches are smaller than others and too much alike, so
+    that others outgrew their bounds, and the step was compiled anew in the second epoch."""
+    planned()
+    step, seen, look, profile = compiled(graph, True), [], Executor.look, Executor.profile
+
+    def looked(self, seeds, *given):
+        seen.append((self.program.kind, seeds.numel(), frozenset(self.program.graph.ids[seeds].tolist())))
+        look(self, seeds, *given)
+
+    def profiled(self, seeds, batch, *given):
+        assert seeds.numel() == 48 and batch == BATCH, "of a macro-batch of the usual size"
+        return profile(self, seeds, batch, *given)
+
+    monkeypatch.setattr(Executor, "look", looked)
+    monkeypatch.setattr(Executor, "profile", profiled)
+    run(step, graph, 1)
+    shown = len(borders(3, -(-graph.train_idx.numel() // BATCH))) - 1
+    assert step.traffic.macro_batches == shown > 3 and step.traffic.seeds == graph.train_idx.numel()
+    step.predict(graph.train_idx, BATCH)
+    assert not step.traffic.again
+    for kind in ("train", "predict"):
+        sets = [ids for of, _, ids in seen if of == kind]
+        assert len(sets) > 1 and sum(map(len, sets)) == len(frozenset().union(*sets)), "of different seeds"
+    executor = step._runner.executor
+    assert len(executor.observed.batches) == executor.warm_up

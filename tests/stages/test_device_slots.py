@@ -9,6 +9,8 @@ from joestar.stages.device_slots import DeviceSlots
 from joestar.stages.macro import MacroBatch, Picked, nodes_of
 from joestar.stages.slots import Slots
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 CPU = torch.device("cpu")
 
 

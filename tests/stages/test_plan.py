@@ -130,6 +130,28 @@ def test_sizes_between_samples_are_between_theirs(world):
         assert shares[0] == 0 and shares == sorted(shares) and look.share(number, world.nodes) == 1, world
 
 
+def test_rows_that_lie_apart_come_as_slowly_as_was_measured():
+    speeds = Speeds(bus=50.0, sparse=((4.0, 48.0), (16.0, 48.0), (64.0, 40.0)))
+    assert [speeds.rows_over_bus(every) for every in (0.5, 4, 16, 64, 1000)] == [48, 48, 48, 40, 40]
+    assert speeds.rows_over_bus(32) == pytest.approx((48 * 40) ** 0.5)
+    assert Speeds(bus=50.0).rows_over_bus(100) == 50
+    rates = [speeds.rows_over_bus(2 ** (exponent / 8)) for exponent in range(100)]
+    assert rates == pytest.approx(sorted(rates, reverse=True)) and len(set(rates)) > 10
+
+
+def test_sparse_rows_take_longer():
+    """Of a plan: rows at the rate at which they lie, structure at that of the bus."""
+    world = WORLDS[1]
+    look, number, costs = world.look(), world.wanted[-1], dataclasses.replace(world.costs, bus=512.0)
+    look.at(number)
+    budget = sum(parts_of(look, number, costs, world.nodes // 2).values())
+    speeds = Speeds(bus=1e6), Speeds(bus=1e6, sparse=((1.0, 1e5),))
+    plain, slow = (choose(look, [number], costs, budget, world.total, 0.0, of) for of in speeds)
+    rows = plain.nodes * plain.fresh * plain.macro_batches * 512.0
+    assert rows > 0 and plain.seconds["bus"] == pytest.approx(plain.bus / 1e6)
+    assert slow.seconds["bus"] == pytest.approx(rows / 1e5 + (plain.bus - rows) / 1e6)
+
+
 def test_the_hottest_nodes_are_those_of_the_largest_scores():
     world = WORLDS[0]
     look = world.look()

@@ -36,11 +36,14 @@ def test_speeds_are_measured_once(measured, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bandwidth.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"format": 9}', '{"format": 1, "speeds": {"a": {"row_bytes": 1}}}'])
+OTHERS = '{"format": 9}', '{"format": 1, "speeds": {}}', '{"format": 2, "speeds": {"a": {"row_bytes": 1}}}'
+
+
+@pytest.mark.parametrize("content", ["", "[1]", *OTHERS])
 def test_a_damaged_file_is_measured_anew(measured, content):
     bandwidth.file().write_text(content)
     assert speeds("cpu").zero_copy > 0 and measured == [512]
-    assert json.loads(bandwidth.file().read_text())["format"] == 1
+    assert json.loads(bandwidth.file().read_text())["format"] == 2
 
 
 def test_speeds_of_wrong_types_do_not_count(measured):
@@ -60,9 +63,10 @@ def test_nowhere_to_write(measured, monkeypatch, tmp_path):
 
 
 def test_rows_are_taken_as_a_macro_batch_takes_them():
-    ids = bandwidth._spread(1001)
-    assert ids.numel() == 250 and bool((ids.diff() > 0).all()) and int(ids.max()) < 1001
-    assert ids.diff().unique().numel() > 3
+    for every, count in ((4, 250), (16, 62), (64, 15)):
+        ids = bandwidth._spread(1001, every)
+        assert ids.numel() == count and bool((ids.diff() > 0).all()) and int(ids.max()) < 1001
+        assert ids.diff().unique().numel() > 3
 
 
 def test_what_is_timed_is_what_it_says(monkeypatch):
@@ -71,5 +75,7 @@ def test_what_is_timed_is_what_it_says(monkeypatch):
     monkeypatch.setattr(bandwidth, "_seconds", lambda work: (work(), 1.0)[1])
     found = bandwidth.measure(torch.device("cpu"), 64)
     moved = 2**14 / 4 / 1e9
-    expected = Speeds(64, moved, moved, moved, 2 * moved, moved)
+    expected = Speeds(64, moved, moved, moved, 2 * moved, moved, moved / 4, moved / 16)
     assert found == expected
+    assert found.sparse == {4: moved, 16: moved / 4, 64: moved / 16}
+    assert Speeds(64, 1.0, 1.0, 2.0, 1.0, 1.0).sparse == {4: 2.0}

@@ -8,6 +8,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 from store.structures import cases, check_own_table, placed
 
 from joestar.kernels import gpu_fill
+from joestar.kernels.gpu_book import fill_near
 from joestar.kernels.gpu_fill import fill_rows, gather_stored
 from joestar.kernels.gpu_place import place_structure
 
@@ -111,3 +112,35 @@ def test_structure_that_does_not_fit():
         place_structure(indptr, indices, slots, torch.zeros(5, dtype=torch.int64), indices[:1])
     with pytest.raises(ValueError, match="a slot for each of 1 rows"):
         place_structure(indptr, indices, slots[:0], torch.zeros(5, dtype=torch.int64), indices)
+
+
+NARROW = {
+    "labels": (torch.int8, torch.int64, ()), "several": (torch.float32, torch.float32, (2, 2)),
+    "to half": (torch.float32, torch.float16, (3,)), "masks": (torch.bool, torch.bool, ()),
+    "many masks": (torch.bool, torch.bool, (16,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NARROW)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+def test_narrow_rows_are_those_of_indexing(case, index):
+    dtype, to, width = NARROW[case]
+    random = torch.Generator().manual_seed(2)
+    table = numbers(3000, width, torch.int64).sub(100).to(dtype)
+    out = torch.ones(2500, *width, dtype=to)
+    ids = torch.randperm(3000, generator=random)[:2100].to(index)
+    slots = torch.randperm(2500, generator=random)[:2100]
+    expected = out.clone()
+    expected[slots] = table[ids.long()].to(to)
+    fill_near(table, ids, slots.int(), out)
+    assert torch.equal(out, expected)
+
+
+def test_ids_themselves():
+    ids, slots, out = torch.tensor([7, 2, 9]), torch.tensor([4, 0, 3], dtype=torch.int32), torch.full((5,), -1)
+    fill_near(None, ids, slots, out)
+    assert out.tolist() == [2, -1, -1, 9, 7]
+    fill_near(None, ids[:0], slots[:0], out)
+    for wrong in ((None, ids, slots, out[:4].view(2, 2)), (None, ids, slots[:2], out), (out[:, None], ids, slots, out)):
+        with pytest.raises(ValueError, match="expected"):
+            fill_near(*wrong)

@@ -1,0 +1,80 @@
+"""Memory of an arena whose loads go on: nobody else gets it before. With streams that are made up, on a CPU."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+
+from joestar.errors import StageError
+from joestar.sampling import NeighborSampler
+from joestar.stages.arena import Arena, Source
+from joestar.stages.large_batch import LargeBatch
+
+from .support import random_graph
+
+
+def arena_and_macro(monkeypatch):
+    graph = random_graph()
+    graph.ndata["x"] = torch.rand(graph.num_nodes, 3)
+    sources = {"x": Source(graph.ndata["x"], torch.float32, True)}
+    macro = LargeBatch(16).sample(graph, NeighborSampler(graph, [3, 2]), torch.arange(16), (0, 0, 0))
+    arena = Arena(graph, "cpu", torch.arange(2, dtype=torch.int32), 2 * graph.num_nodes, graph.num_edges, sources)
+    made = arena.prepare(macro)
+    log = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append((tensor.data_ptr(), stream)))
+    return arena, made, log
+
+
+def with_streams(monkeypatch, arena) -> None:
+    arena._stream, arena._beside = "bus", "beside"
+    monkeypatch.setattr(arena, "_on", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(arena, "_event", lambda: None)
+    monkeypatch.setattr(arena, "_brought", lambda name, tensor: tensor)
+
+
+def test_ids_and_slots_are_kept_for_the_bus_before_it_reads_them(monkeypatch):
+    """Also if the load is given up while it waits for other ranks."""
+    arena, made, log = arena_and_macro(monkeypatch)
+    with_streams(monkeypatch, arena)
+    filled = []
+
+    def fill(ids, slots):
+        filled.extend([(ids.data_ptr(), "bus"), (slots.data_ptr(), "bus")])
+        assert set(filled) <= set(log)
+
+    def given_up(*given):
+        raise StageError("the arena's gate was closed.")
+
+    monkeypatch.setattr(arena, "_fill_far", fill)
+    arena.exchange, made.history = types.SimpleNamespace(load=given_up), object()
+    with pytest.raises(StageError, match="gate was closed"):
+        arena.load(made)
+    assert filled
+
+
+def test_tables_are_kept_for_both_streams(monkeypatch):
+    kept = []
+    monkeypatch.setattr(Arena, "_read_on", staticmethod(lambda streams, *tables: kept.append((len(streams), tables))))
+    arena, _, _ = arena_and_macro(monkeypatch)
+    ((streams, tables),) = kept
+    graph, read = arena.graph, {table.data_ptr() for table in tables}
+    written = graph.ndata["x"], graph.edata["w"], graph.ids, graph.whole_degrees, *arena._next
+    assert streams == 2 and {table.data_ptr() for table in written} <= read
+
+
+def test_each_of_them_for_each_stream(monkeypatch):
+    arena, _, log = arena_and_macro(monkeypatch)
+    one, other = torch.zeros(1), torch.zeros(1)
+    arena._read_on(("bus", None, "beside"), one, other)
+    assert log == [(tensor.data_ptr(), stream) for stream in ("bus", "beside") for tensor in (one, other)]
+
+
+def test_a_load_within_inference_mode_leaves_no_inference_tensors():
+    graph = random_graph()
+    macro = LargeBatch(16).sample(graph, NeighborSampler(graph, [3, 2]), torch.arange(16), (0, 0, 0))
+    arena = Arena(graph, "cpu", torch.arange(2, dtype=torch.int32), 2 * graph.num_nodes, graph.num_edges, {})
+    made = arena.prepare(macro)
+    with torch.inference_mode():
+        loaded = arena.load(made)
+    assert not loaded.seeds.is_inference() and not any(t.is_inference() for t in loaded.edata.values())
