@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from joestar.errors import DistributedError
 
 STARTING = "its script, before joestar.compile"
-_FIRST_PAUSE, _LONGEST_PAUSE = 5e-5, 0.02
 KNOWN_WITHIN = 4.0
 """Seconds that rank 0 keeps the store for others to read there why there is no job."""
 LOST = 3
@@ -142,7 +141,7 @@ class Board:
 
     def _awaited(self, key: str, rank: int, what: str) -> bytes:
         """What a rank leaves under a key of the store, once it has."""
-        pause = _FIRST_PAUSE
+        waits = pauses()
         began = since = time.monotonic()
         while not self.store.check([key]):
             if self.look() is not None:
@@ -156,8 +155,7 @@ class Board:
                     f"heard of: {self.places() or 'nothing'}. Every rank must make the same calls of the step; if it "
                     "only takes longer: joestar.distributed.init(timeout=...)."
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(next(waits))
         return self.store.get(key)
 
     # --- news, for which the one that tells them does not wait ---
@@ -196,6 +194,14 @@ class Board:
                 f"the ranks differ at {what}:\n" + "\n".join(f"  {line}" for line in differing)
                 + "\nAll ranks run the same script on the same data."
             )  # fmt: skip
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between two looks at the store, longer and longer."""
+    pause, longest = 5e-5, 0.02
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)
 
 
 def differences(facts: list[dict]) -> list[str]:

@@ -4,20 +4,18 @@ On GPUs the pieces are mapped into all processes' address spaces and read over N
 another by it); on CPUs they are pages that all processes share.
 """
 
+import contextlib
 import mmap
 import os
-import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from joestar.distributed.group import Group
+from joestar.distributed.place import shown_host
 from joestar.errors import ConfigError, DistributedError
 from joestar.locks import synchronize
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class PeerMemory:
@@ -65,48 +63,69 @@ def attempt(group: Group, what: str, work: Callable):
 
 def check_one_host(group: Group, what: str) -> None:
     """Raises ``ConfigError`` on all ranks, naming the hosts, unless all are on one."""
-    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
-    met = group.exchange(f"{what} (hosts)", {"host": socket.gethostname(), "boot": boot})
-    if len({(each["host"], each["boot"]) for each in met}) > 1:
-        where = ", ".join(f"rank {rank} on {each['host']}" for rank, each in enumerate(met))
+    if len(set(group.hosts)) > 1:
+        where = ", ".join(f"rank {rank} on {shown_host(host)}" for rank, host in enumerate(group.hosts))
         raise ConfigError(
             f"{what} shares memory among the ranks of one host, and these are on several ({where}). Start the job on "
             "one host, or keep features on every rank: graph.to(device), or joestar.store.FeatureStore."
         )
 
 
-def shared_pages(group: Group, shapes: Sequence[Sequence[int] | None], dtype: torch.dtype) -> list[Tensor]:
+def shared_pages(
+    group: Group, shapes: Sequence[Sequence[int] | None], dtype: torch.dtype, what: str = "joestar.store.shard"
+) -> list[Tensor]:
     """Tensors in pages that all processes of the host map: those of every rank that has a shape, in order of ranks.
+
+    Args:
+        what: they are for, in messages.
 
     Raises:
         DistributedError: on all ranks, where the system does not give or share them.
     """
-    what = "joestar.store.shard (shared memory)"
+    what = f"{what} (shared memory)"
     shape = shapes[group.rank]
-    own = attempt(group, what, lambda: None if shape is None else _file(shape, dtype))
+    own = attempt(group, what, lambda: None if shape is None else memory_file(_nbytes(shape, dtype)))
     try:
         name = None if own is None else f"/proc/{os.getpid()}/fd/{own}"
         paths = [each["path"] for each in group.exchange(f"{what}, names", {"path": name})]
         pairs = [(path, shape) for path, shape in zip(paths, shapes, strict=True) if shape is not None]
-        return attempt(group, what, lambda: [_mapped(path, shape, dtype) for path, shape in pairs])
+        return attempt(group, what, lambda: [mapped(path, shape, dtype) for path, shape in pairs])
     finally:
         if own is not None:
             os.close(own)
 
 
-def _file(shape: Sequence[int], dtype: torch.dtype) -> int:
-    number = os.memfd_create("joestar-features")
-    os.ftruncate(number, torch.Size(shape).numel() * dtype.itemsize)
+def memory_file(size: int) -> int:
+    """Descriptor of an anonymous file in memory, which no size of ``/dev/shm`` limits.
+
+    It is gone when nobody has it open or mapped any more; others open it as ``/proc/PID/fd/NUMBER``.
+
+    Raises:
+        OSError, AttributeError: where the system has none, or no room.
+    """
+    number = os.memfd_create("joestar")
+    try:
+        os.ftruncate(number, size)
+    except OSError:
+        os.close(number)
+        raise
     return number
 
 
-def _mapped(path: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def mapped(path: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The memory of such a file as a tensor; raises ``OSError`` where it cannot be opened or mapped."""
     number = os.open(path, os.O_RDWR)
     try:
-        pages = mmap.mmap(number, torch.Size(shape).numel() * dtype.itemsize)
+        pages = mmap.mmap(number, _nbytes(shape, dtype))
     finally:
         os.close(number)
+    with contextlib.suppress(AttributeError, OSError):  # fewer, larger pages are quicker to fill and to lock
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
+
+
+def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
 
 
 def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> PeerMemory:

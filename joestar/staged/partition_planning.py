@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from joestar.runtime.seeds import spread_nodes
+from joestar.staged.history_ranks import HistoryRanks
 from joestar.staged.planning import PLANNING, Planner
 from joestar.stages import LargeBatch
 from joestar.stages.device_history import DeviceHistory
@@ -13,7 +14,7 @@ from joestar.stages.exchange import Exchange
 from joestar.stages.history import HistoryStore, boundary_nodes
 from joestar.stages.partition_order import partition_order
 from joestar.stages.partitions import PartitionBatch, PreparedPartitions
-from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, sum_of_largest
+from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, shortest, sum_of_largest
 from joestar.store.hot import count_needed
 
 BITS = 8
@@ -53,9 +54,12 @@ class PartitionPlanner:
         Raises:
             ConfigError: it does not fit; with what it would take.
         """
-        planner, total = self.planner, self.planner.seeds.numel()
+        planner, total, ranks = self.planner, self.planner.seeds.numel(), self.planner.ranks
         macros = self._some()
         number = max(1, round(statistics.fmean(macro.seeds.numel() for macro in macros)))
+        if ranks is not None:  # lanes differ, and what predictions draw depends on it
+            met = ranks.group.exchange("seeds of a macro-batch", {"number": number})
+            number = max(each["number"] for each in met)
         alone, group = self._each_part(), self.stage.stage.group
         pulls = _room(self._halo(macros), self._halo(alone), group, planner.graph.num_nodes)
         pushes = _room(self._pushed(macros), self._pushed(alone), group, self.nodes.numel())
@@ -72,20 +76,26 @@ class PartitionPlanner:
         fixed = costs.fixed | {"history": history}
         costs = replace(costs, fixed=fixed, slot=costs.slot + BITS)
         compute = -(-total // planner.batch) * planner._step_seconds()
-        found = choose(look, [number], costs, planner.budget, total, compute, planner.speeds)
+        best = shortest if ranks is None else ranks.best
+        found = choose(look, [number], costs, planner.budget, total, compute, planner.speeds, best)
         if found is None:
-            raise planner._too_small(look.shape(number), least(look, number, costs))
+            parts = least(look, number, costs)
+            error = planner._too_small(look.shape(number), parts)
+            raise error if ranks is None else ranks.neediest(sum(parts.values()), error)
+        if ranks is not None:
+            found.ranks = ranks.spread(found)
         found.hot_ids, found.batch = look.hottest(found.hot), planner.batch
         return PartitionPlan(found, pulls, pushes)
 
     def _some(self) -> list[PartitionBatch]:
-        """Macro-batches of an epoch that is never trained: all of them, or the first ``SMALL``."""
+        """Macro-batches of an epoch that is never trained, of this rank: all of them, or the first ``SMALL``."""
         planner, key = self.planner, (self.planner.seed, PLANNING)
-        order = partition_order(self.stage, planner.seeds, planner.batch, key)
-        found = []
-        for index, group in enumerate(order.groups[:SMALL]):
-            seeds = order.seeds[order.borders[index] * planner.batch : order.borders[index + 1] * planner.batch]
-            found.append(self.stage.of(group, seeds[seeds >= 0], (*key, index)))
+        rank, world = (0, 1) if planner.ranks is None else (planner.ranks.group.rank, planner.ranks.group.world)
+        order = partition_order(self.stage, planner.every, planner.batch, key, ranks=world)
+        fed, found = order.fed(rank), []
+        for index, groups in enumerate(order.groups[:SMALL]):
+            seeds = fed[order.borders[index] * planner.batch : order.borders[index + 1] * planner.batch]
+            found.append(self.stage.of(groups[rank], seeds[seeds >= 0], (*key, index)))
         return found
 
     def _each_part(self) -> list[PartitionBatch]:
@@ -93,7 +103,7 @@ class PartitionPlanner:
         seeds may reach: cut, it is smaller."""
         if self.stage.stage.fanouts:
             return []
-        none = self.planner.seeds[:0]
+        none = self.planner.every[:0]
         return [
             self.stage.of(torch.tensor([p], device="cpu"), none, (0, 0, p))
             for p in range(self.stage.stage.partitioning.parts)
@@ -109,13 +119,14 @@ class PartitionPlanner:
 
     def exchange(self, found: PartitionPlan, slots: int) -> Exchange:
         """Tables on the host and slices on the device."""
-        device, stage = self.planner.device, self.stage.stage
-        on_gpu = device.type == "cuda"
+        device, stage, ranks = self.planner.device, self.stage.stage, self.planner.ranks
+        others = None if ranks is None else HistoryRanks(ranks.group)
         store = HistoryStore(
             self.planner.graph.num_nodes, self.widths, self.nodes, dtype=stage.dtype, max_age=stage.max_age,
-            pinned=on_gpu,
+            pinned=device.type == "cuda", **({} if others is None else {"empty": others.empty, "shared": True}),
         )  # fmt: skip
-        return Exchange(store, DeviceHistory(slots, self.widths, found.pulls, found.pushes, stage.dtype, device))
+        on_device = DeviceHistory(slots, self.widths, found.pulls, found.pushes, stage.dtype, device)
+        return Exchange(store, on_device, others)
 
 
 def _room(sizes: list[int], parts: list[int], group: int, most: int) -> int:

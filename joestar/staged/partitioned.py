@@ -1,8 +1,9 @@
 """``PartitionedStep``: training over groups of parts, with historical embeddings of what lies outside of them."""
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
 from joestar.stages.exchange import Exchange, seen_by
 from joestar.stages.feed import Feed
-from joestar.stages.partition_order import PartitionOrder, partition_order
+from joestar.stages.partition_order import Lanes, PartitionOrder, partition_order
 from joestar.stages.partitions import PreparedPartitions
 
 
@@ -28,6 +29,8 @@ class PartitionedStep(StagedStep):
     Epochs go over random groups of parts. Hidden rows of halo nodes come from a history (``joestar.nn.historical``),
     which the steps keep up. Single steps, predictions and scores draw macro-batches as ``LargeBatch`` does, and neither
     read nor write the history.
+
+    Several ranks train on groups of their own at the same time; the history is one (``stages.exchange``).
     """
 
     def __init__(
@@ -45,25 +48,52 @@ class PartitionedStep(StagedStep):
     def _new_epoch(self, *given, **further) -> "PartitionedEpoch":
         return PartitionedEpoch(self, *given, self._prepare, **further)
 
-    def _most_steps(self, seeds: int, batch: int, drop_last: bool) -> int:
-        """One more for every group of parts, whose last batch may be smaller."""
-        stage = self.stage.stage
-        groups = min(-(-stage.partitioning.parts // stage.group), seeds)
-        return seeds // batch + (0 if drop_last else groups)
+    def _going_on(self, under_way: dict) -> dict:
+        lanes = under_way.get("lanes", [(0, 1, under_way["batch_size"])])
+        return super()._going_on(under_way) | {"lanes": [tuple(entry) for entry in lanes]}
 
-    def part_order(self, seeds: Tensor, batch: int, epoch: int, shuffle: bool, drop_last: bool) -> PartitionOrder:
+    def _most_steps(self, idx: Tensor, batch: int, drop_last: bool) -> int:
+        """One more for every group of parts, whose last batch may be smaller; of several ranks, what the one takes that
+        has the groups with the most seeds."""
+        stage, own = self.stage.stage, batch // self._world
+        groups = min(-(-stage.partitioning.parts // stage.group), idx.numel())
+        most = idx.numel() // own + (0 if drop_last else groups)
+        if self._world == 1:
+            return most
+        parts = torch.bincount(stage.partitioning.assignment[idx.long()].long())
+        largest = int(parts.topk(min(stage.group, parts.numel())).values.sum())
+        return min(most, -(-groups // self._world) * (largest // own if drop_last else -(-largest // own)))
+
+    def part_order(
+        self, seeds: Tensor, batch: int, epoch: int, shuffle: bool, drop_last: bool, before: Sequence[Lanes] = (),
+        position: int = 0,
+    ) -> PartitionOrder:  # fmt: skip
         """The order of an epoch over ``seeds``."""
         order = shuffled(seeds, self._seed, epoch) if shuffle else seeds
-        return partition_order(self.stage, order, batch, (self._seed, epoch), drop_last)
+        key = self._seed, epoch
+        return partition_order(self.stage, order, batch, key, drop_last, self._world, before, position)
 
-    def part_feed(self, order: PartitionOrder, batch: int, epoch: int) -> Feed:
-        """The macro-batches of an epoch."""
-        base = self.exchange.number_epoch(epoch)
-        sample = functools.partial(_sample, self.stage, order.groups, base)
+    def part_feed(self, order: PartitionOrder, epoch: int) -> Feed:
+        """The macro-batches of an epoch, those of this rank."""
+        base, rank = self.exchange.number_epoch(epoch), 0 if self.group is None else self.group.rank
+        sample = functools.partial(_sample, self.stage, [parts[rank] for parts in order.groups], base)
         return Feed(
-            self.arena, sample, order.seeds, batch, 0, (self._seed, epoch), self.traffic, order.borders,
+            self.arena, sample, order.fed(rank), order.batch, 0, (self._seed, epoch), self.traffic, order.borders,
             self.exchange.begin,
         )  # fmt: skip
+
+    def fill_in(self, local: Tensor, feed: Feed, batch: int, first: int, slots: Tensor) -> slice:
+        """As ``StagedStep.fill_in``, where steps have fewer seeds than ``batch``: others' places get the first one."""
+        last = next((border for border in feed.borders if border > first), feed.total)
+        known = torch.nonzero(feed.order[first * batch : last * batch] >= 0).flatten()[: slots.numel()]
+        start, count = first * batch, slots.numel()
+        filled = slice(start, (first + int(known[-1]) // batch + 1) * batch)
+        local[filled] = slots[0]
+        if int(known[-1]) == count - 1:  # only the last step has fewer: nothing waits for the device
+            local[start : start + count] = slots
+        else:
+            local[start + known.to(local.device)] = slots
+        return filled
 
     def begin(self, feed: Feed, order: Tensor, batch: int, epoch: int, position: int) -> Run:
         """As ``StagedStep.begin``; bounds are those of batches whose halo nodes all have a row."""
@@ -74,19 +104,45 @@ class PartitionedStep(StagedStep):
         finally:
             tables.everything = False
 
+    def _look_around(self, executor, feed: Feed, *given) -> None:
+        """Groups of parts have many batches, and a look at one would set the history back; predictions have none."""
+        if feed.before is None:
+            super()._look_around(executor, feed, *given)
+
     def _check_labels(self, program, order: Tensor, slots: Tensor) -> None:
         super()._check_labels(program, order[order >= 0], slots)
 
     def restart(self, seed: int | None = None) -> None:
-        """As ``Step.restart``; hidden rows are forgotten."""
+        """As ``Step.restart``; hidden rows are forgotten. All ranks call it together."""
+        if self.exchange.ranks is not None:  # rows of one are those of all
+            self.exchange.ranks.any("step.restart over partitions, which all ranks call", False)
         super().restart(seed)
+        self._nobody_loads()
         self.exchange.clear()
+
+    def _nobody_loads(self) -> None:
+        """Waits for a thread of an epoch that was left, which may still read and write rows."""
+        with self.arena.loading:
+            pass
 
     # --- state ---
 
+    @property
+    def state_of_all(self) -> bool:
+        """Every rank knows what it has pushed."""
+        return self.group is not None
+
     def state_dict(self) -> dict:
-        """As ``StagedStep.state_dict``, with the history: tables are not copied, nor changed before the next step."""
-        return super().state_dict() | {"history": self.exchange.state_dict() | {"parts": self._digest()}}
+        """As ``StagedStep.state_dict``, with the history: tables are not copied, nor changed before the next step.
+
+        All ranks call it together.
+        """
+        found = super().state_dict()
+        feed = None if self.arena.holder is None else self.arena.holder()
+        cut = feed is not None and feed.before is not None and feed.is_cut
+        with self._long("step.state_dict over partitions"):
+            history = self.exchange.state_dict(cut, f"after {found['epochs']} epochs, {steps_taken(found)} steps")
+        return found | {"history": history | {"parts": self._digest()}}
 
     def load_state_dict(self, state: Mapping) -> None:
         """As ``StagedStep.load_state_dict``.
@@ -101,7 +157,13 @@ class PartitionedStep(StagedStep):
             )
         self.exchange.check_state(history)
         super().load_state_dict(state)
-        self.exchange.load_state_dict(history)
+        self._nobody_loads()
+        with self._long("step.load_state_dict over partitions"):
+            self.exchange.load_state_dict(history)
+
+    def _long(self, what: str) -> contextlib.AbstractContextManager:
+        """What other ranks wait for, however large tables are."""
+        return contextlib.nullcontext() if self.group is None else self.group.board.at(what, long=True)
 
     def _digest(self) -> str:
         """Of all that decides which macro-batch has which rows."""
@@ -127,17 +189,34 @@ class PartitionedStep(StagedStep):
 class PartitionedEpoch(StagedEpoch):
     """An epoch over partitions: as many steps as the parts' seeds make, none of which crosses two macro-batches."""
 
-    def __init__(self, step: PartitionedStep, *given, **further):
+    def __init__(self, step: PartitionedStep, *given, lanes: list[Lanes] | None = None, **further):
         super().__init__(step, *given, **further)
         self._orders: dict[int, PartitionOrder] = {}
+        self._counts: list[int] = []
+        self._begin_lanes(lanes or [], (step._world, self.batch_size))
+
+    def _begin_lanes(self, before: list[Lanes], now: tuple[int, int]) -> None:
+        """Who has carried out which steps of this epoch: what other numbers of ranks have begun is divided anew."""
+        before = [lanes for lanes in before if lanes[0] < self._position]
+        if before and before[-1][1:] == now:
+            self.lanes = before
+        else:
+            self.lanes = [*before, (self._position, *now)]
 
     def _in_parts(self) -> PartitionOrder:
         number = self._step._epochs if self.number < 0 else self.number
         if number not in self._orders:
             self._orders = {
-                number: self._step.part_order(self.seeds, self.batch_size, number, self.shuffle, self.drop_last)
-            }
+                number: self._step.part_order(
+                    self.seeds, self.batch_size, number, self.shuffle, self.drop_last, self.lanes[:-1],
+                    self.lanes[-1][0],
+                )
+            }  # fmt: skip
         return self._orders[number]
+
+    def state_dict(self) -> dict:
+        """As ``Epoch.state_dict``, with the numbers of ranks that the steps so far had."""
+        return super().state_dict() | {"lanes": [list(lanes) for lanes in self.lanes]}
 
     @property
     def steps(self) -> int:
@@ -148,20 +227,36 @@ class PartitionedEpoch(StagedEpoch):
         return self._in_parts().seeds
 
     def _started(self, order: Tensor) -> Run:
-        self._seeds_in_order = order
-        self._feed = self._step.part_feed(self._in_parts(), self.batch_size, self.number)
-        run = self._step.begin(self._feed, order, self.batch_size, self.number, self._position)
-        run.end = run.filled.stop
-        return run
+        step = self._step
+        self._seeds_in_order, _ = step.divided(order, self.batch_size)
+        self._feed = step.part_feed(self._in_parts(), self.number)
+        self._counts = (self._feed.order.view(-1, self.batch_size) >= 0).sum(1).tolist()
+        with step.at_macro_batches():
+            return step.begin(self._feed, order, self.batch_size, self.number, self._position)
 
     def _ahead(self) -> None:
         self._step.exchange.check_turn(self.number)
         super()._ahead()
-        self._run.end = self._run.filled.stop
+        self._end_at_seeds(self._run)
+
+    def _end_at_seeds(self, run: Run) -> None:
+        """The run ends behind the seeds of the next step, if there are fewer than in others; else behind it."""
+        first, count = run.position * run.batch, self._counts[run.position]
+        if count == run.batch and run.end is not None and run.end >= first + count:
+            return
+        end = first + count if count < run.batch else run.filled.stop
+        if end != run.end:
+            run.end = end
+            self._runner.state.let_go()
 
     def _taken(self, position: int) -> Tensor:
         seeds = super()._taken(position)
         return seeds[seeds >= 0]
+
+
+def steps_taken(state: dict) -> list[int]:
+    """Of the epochs that are under way in a state."""
+    return [epoch["position"] for epoch in state["under_way"]]
 
 
 def _sample(stage: PreparedPartitions, groups: list[Tensor], base: int, seeds: Tensor, key: tuple[int, int, int]):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed import Group
+from joestar.distributed.place import shown_host
 from joestar.errors import ConfigError
 from joestar.profile.numbers import seconds
 from joestar.staged.shared import pinned_together
@@ -89,25 +90,30 @@ class _Imagined:
         return [brought] * self.world
 
 
-def imagined(world: int, first_stage) -> ImaginedRanks:
-    """So many processes, of which this one stands for all; the host's CPU threads are divided among them.
-
-    Raises:
-        ConfigError: for a first stage that one process alone can do.
-    """
+def imagined(world: int) -> ImaginedRanks:
+    """So many processes, of which this one stands for all; the host's CPU threads are divided among them."""
     ranks = ImaginedRanks(world)
-    check_divided(ranks.group, first_stage)
     use_threads(max(1, len(cores()) // world))
     return ranks
 
 
-def check_divided(group: Group, first_stage) -> None:
-    """Raises ``ConfigError`` for the first stage that one process alone can do."""
-    if isinstance(first_stage, Partitions):
+def check_partitions(group: Group, first_stage, model) -> None:
+    """Raises ``ConfigError`` on all ranks for partitions on several hosts, naming them, or statistics of all ranks."""
+    if not isinstance(first_stage, Partitions):
+        return
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         raise ConfigError(
-            f"first_stage=joestar.Partitions(...) is for one process, and this job has {group.world}: hidden rows that "
-            "one process writes would have to reach the others at the right step. Take joestar.LargeBatch (or memory= "
-            "alone), which divides every step among the ranks, or start one process."
+            f"SyncBatchNorm in {type(model).__name__} does not go with first_stage=joestar.Partitions(...) on several "
+            "ranks: a node that one rank computes may be an older row of the history on another, and would count with "
+            "either. Use BatchNorm (statistics per rank), or joestar.LargeBatch."
+        )
+    if len(set(group.hosts)) > 1:
+        where = ", ".join(f"rank {rank} on {shown_host(host)}" for rank, host in enumerate(group.hosts))
+        raise ConfigError(
+            "first_stage=joestar.Partitions(...) is for the ranks of one host, and these are on several "
+            f"({where}): hidden rows are in its memory, and those of other hosts' parts would be missing in every "
+            "epoch. Take joestar.LargeBatch (or memory= alone), which divides every step among all ranks, or start "
+            "the job on one host."
         )
 
 

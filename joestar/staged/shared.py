@@ -1,18 +1,17 @@
 """Features that several processes of a host read in place: one copy of a file's contents, which all of them lock.
 
 What is mapped from a file cannot be page-locked, and a copy in every process would take as much of the host's memory
-as it has GPUs. The copy is an anonymous file in memory (``memfd``), which no size of ``/dev/shm`` limits; it is gone
-when the last process that maps it is.
+as it has GPUs. The copy is an anonymous file in memory (``peer_memory.memory_file``).
 """
 
 import contextlib
-import mmap
 import os
 
 import torch
 from torch import Tensor
 
 from joestar.distributed import Group
+from joestar.distributed.peer_memory import mapped, memory_file
 from joestar.store.pinned import Pinned, copy_parts, mapped_from_file, pin
 
 
@@ -29,8 +28,8 @@ def shared_copy(source: Tensor, group: Group) -> Tensor | None:
     process's own memory) or can be had (the system keeps processes apart).
     """
     size = source.numel() * source.element_size()
-    mapped = size > 0 and mapped_from_file(source.data_ptr(), size)
-    met = group.exchange("features, in a file or not", {"host": group.host, "mapped": mapped})
+    in_file = size > 0 and mapped_from_file(source.data_ptr(), size)
+    met = group.exchange("features, in a file or not", {"host": group.host, "mapped": in_file})
     local = [rank for rank, each in enumerate(met) if each["host"] == group.host]
     wanted = len(local) > 1 and all(met[rank]["mapped"] for rank in local)
     file = _new_file(size) if wanted and group.rank == local[0] else None
@@ -51,29 +50,13 @@ def shared_copy(source: Tensor, group: Group) -> Tensor | None:
 
 def _new_file(size: int) -> int | None:
     """A file in memory; ``None`` where the system has none."""
-    if not hasattr(os, "memfd_create"):
-        return None
-    with contextlib.suppress(OSError):
-        file = os.memfd_create("joestar features")
-        os.ftruncate(file, size)
-        return file
+    with contextlib.suppress(OSError, AttributeError):
+        return memory_file(size)
     return None
 
 
 def _mapped(path: str | None, like: Tensor) -> Tensor | None:
-    """The memory of a file, as a tensor of that shape and dtype; ``None`` if it cannot be opened."""
-    if path is None:
-        return None
-    try:
-        file = os.open(path, os.O_RDWR)
-    except OSError:  # another user, or another container of the same host
-        return None
-    try:
-        pages = mmap.mmap(file, like.numel() * like.element_size())
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    with contextlib.suppress(AttributeError, OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
+    """The memory of a file, as a tensor of that shape and dtype; ``None`` if it is out of reach."""
+    with contextlib.suppress(OSError):
+        return None if path is None else mapped(path, like.shape, like.dtype)
+    return None

@@ -20,6 +20,7 @@ from joestar.runtime.prediction import PREDICTED, Rows, agree_on, logits
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
+from joestar.staged.bounds import look_around
 from joestar.staged.predicting import Batches, batches_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
@@ -118,10 +119,10 @@ class StagedStep(Step):
         runner = self._runner
         program = runner.executor.program
         own, end = self.divided(order, batch)
+        self._look_around(runner.executor, feed, batch, epoch, position)
         first, slots = self._shown(feed, program, batch, epoch, position)
         local = torch.zeros(own.numel(), dtype=slots.dtype, device=slots.device)
-        known = slice(first * batch, first * batch + slots.numel())
-        local[known] = slots
+        known = self.fill_in(local, feed, batch, first, slots)
         self._check_labels(program, order, slots)
         if runner.ranks is None:
             run = runner.begin(local, batch, epoch, slots)
@@ -129,6 +130,20 @@ class StagedStep(Step):
             run = runner.begin_own(local, end, order, batch, epoch, slots)
         run.filled = known
         return run
+
+    def _look_around(self, executor, feed: Feed, batch: int, epoch: int, position: int) -> None:
+        """Bounds are of the batches of several macro-batches, where one has too few."""
+
+        def shown(other: Feed, first: int) -> tuple[int, Tensor]:
+            return self._shown(other, executor.program, batch, epoch, first)
+
+        look_around(shown, executor, feed, batch, (self._seed, epoch), position)
+
+    def fill_in(self, local: Tensor, feed: Feed, batch: int, first: int, slots: Tensor) -> slice:
+        """Writes the slots of a macro-batch's seeds, the first of which are those of step ``first``, into ``local``."""
+        known = slice(first * batch, first * batch + slots.numel())
+        local[known] = slots
+        return known
 
     def divided(self, order: Tensor, batch: int) -> tuple[Tensor, int]:
         """This process's seeds of an order: (ids, how many of them are meant)."""
@@ -285,6 +300,7 @@ class StagedStep(Step):
         width = batches.width
         with contextlib.closing(self._feed(batches.order, width, PREDICTIONS)) as feed:
             slots, first = None, 0
+            self._look_around(executor, feed, width, PREDICTIONS, 0)
             for step in range(feed.total):
                 if step == 0:
                     first, slots = self._shown(feed, executor.program, width, PREDICTIONS, 0)
@@ -324,8 +340,7 @@ class StagedEpoch(Epoch):
         try:
             first, slots = shown
             self._runner.state.let_go()
-            run.filled = slice(first * run.batch, first * run.batch + slots.numel())
-            run.order[run.filled] = slots
+            run.filled = self._step.fill_in(run.order, self._feed, run.batch, first, slots)
             self._step.swapped(slots)
         except BaseException:  # an interrupt: the run does not know its seeds' slots
             self._feed.forget()

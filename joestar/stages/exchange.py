@@ -2,11 +2,17 @@
 
 The rule, whatever threads do: macro-batch ``m`` of a run reads what the macro-batches up to ``m - 2`` have pushed, as
 it is loaded while ``m - 1`` is in use; the first of an epoch reads all that came before.
+
+Several ranks, each with a macro-batch ``m`` of its own parts, write to the same tables on the host. A rank writes what
+it has pushed itself, so that no two write the same row under the same number. They meet twice per macro-batch: when
+none reads for ``m - 1`` any more, and when all have written what ``m`` reads. The first of an epoch reads what two have
+pushed, and ranks meet between the two: what a state has left to one rank may be of rows that another has pushed since.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -70,10 +76,29 @@ def seen_by(base: int, index: int) -> int:
     return base + index - (1 if index == 0 else 2)
 
 
+class Ranks(Protocol):
+    """Processes that share the tables on the host: this is ``rank`` of ``world``."""
+
+    rank: int
+    world: int
+
+    def meet(self, where: str, stopped: Callable[[], bool]) -> None:
+        """Waits, in any thread, until all have come there; raises once ``stopped()``."""
+
+    def any(self, what: str, own: bool) -> bool:
+        """Whether it is so on any rank; in the thread of the steps."""
+
+    def joined(self, what: str, own: list[dict]) -> list[dict]:
+        """The entries of all ranks, in their order, on each of them."""
+
+
 class Exchange:
     """The tables on the host, the slices on the device, and what is under way between them.
 
     Used by the thread of the steps and the one that loads.
+
+    Args:
+        store: the tables, of which several ``ranks`` have one. ranks: that write to them; ``None``: this process alone.
 
     Attributes:
         latest: number of the last macro-batch that was shown, -1 before the first.
@@ -81,9 +106,10 @@ class Exchange:
         nodes: of the macro-batches shown so far; pulls: what they have pulled, per layer.
     """
 
-    def __init__(self, store: HistoryStore, device: DeviceHistory):
-        self.store, self.device = store, device
+    def __init__(self, store: HistoryStore, device: DeviceHistory, ranks: Ranks | None = None):
+        self.store, self.device, self.ranks = store, device, ranks
         self._lock = threading.RLock()
+        self._begun, self._turn = 0, None
         self.clear()
 
     def clear(self) -> None:
@@ -113,12 +139,23 @@ class Exchange:
             )
 
     def begin(self, index: int) -> None:
-        """Before macro-batch ``index`` of the epoch is loaded, perhaps once more: the tables as they were for it."""
+        """Before macro-batch ``index`` of the epoch is loaded, perhaps once more: the tables as they were for it.
+
+        In the thread of the steps; all ranks come here.
+        """
+        self._begun += 1
+        if self.ranks is not None:  # nobody loads
+            self.ranks.any(f"macro-batch {index} of an epoch over partitions", False)
         with self._lock:
             self._wait()
             self._collect(self._out)
-            self._out = []  # nothing is in use
+            self._out, self._turn = [], None  # nothing is in use
             self._rewind(seen_by(self.base, index))
+
+    def _meet(self, where: str, stopped: Callable[[], bool]) -> None:
+        """Waits for the other ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.meet(f"{self._begun}/{where}", stopped)
 
     def _wait(self) -> None:
         if self.device.device.type == "cuda":
@@ -144,17 +181,36 @@ class Exchange:
         kept = self._kept(macro)
         return Rows(half, macro.halo_ids, slots[macro.halo], macro.ids[kept], slots[kept], macro.number, macro.sees)
 
-    def load(self, rows: Rows) -> int:
-        """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes."""
+    def load(self, rows: Rows, stopped: Callable[[], bool] | None = None) -> int:
+        """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes.
+
+        Args:
+            stopped: whether there is no need to wait for other ranks any more.
+        """
         slices = []
         if rows.number is not None:
+            self._write_for(rows, _never if stopped is None else stopped)
             with self._lock:
-                self._collect(self._out[:-1])  # the last one may be in use
-                self._apply(rows.sees)
                 slices = [self.store.pull(layer, rows.pull_ids, rows.number) for layer in range(len(self.pulls))]
         rows.pulled = [_counted(given) for given in slices]
         self.device.load(rows.half, rows.pull_slots, rows.push_slots, slices)
         return rows.pull_slots.nbytes + rows.push_slots.nbytes + sum(given.nbytes for given in slices)
+
+    def _write_for(self, rows: Rows, stopped: Callable[[], bool]) -> None:
+        """What a macro-batch sees is in the tables, and no more; all pieces of one that was cut see the same."""
+        first = rows.number != self._turn
+        if first:
+            self._meet(f"{rows.number}/read", stopped)
+        with self._lock:
+            self._collect(self._out[:-1])  # the last one may be in use
+            self._apply(rows.sees - 1)
+        if first and rows.sees == rows.number - 1:  # those of two numbers may be of the same rows, on different ranks
+            self._meet(f"{rows.number}/older", stopped)
+        with self._lock:
+            self._apply(rows.sees)
+        if first:
+            self._meet(f"{rows.number}/written", stopped)
+            self._turn = rows.number
 
     def show(self, rows: Rows, nodes: int) -> None:
         """The rows that were loaded last are those of the steps to come."""
@@ -211,17 +267,44 @@ class Exchange:
 
     # --- state ---
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tables, not copied, and what is under way; nothing of it changes until the next step."""
+    def state_dict(self, cut: bool = False, moment: str = "") -> dict[str, Any]:
+        """Tables, not copied, and what is under way; nothing of it changes until the next step.
+
+        Several ranks call it together, and all get the state of all.
+
+        Args:
+            cut: pieces of the macro-batch in use are still to be loaded: what the next one sees is not yet written.
+            moment: of the run, which is that of all ranks.
+        """
+        if self.ranks is not None:
+            cut = self.ranks.any(f"step.state_dict over partitions, which all ranks call, {moment}", cut)
         with self._lock:
             self._wait()
             self._collect(self._out)
-            self._apply(self.latest - 1)
-            return {
-                "tables": self.store.state_dict(), "latest": self.latest, "epoch": self.epoch, "base": self.base,
-                "waiting": [_plain(pushed) for pushed in self._waiting],
-                "undo": [{**_plain(pushed), "before": [list(pair) for pair in old]} for pushed, old in self._undo],
-            }  # fmt: skip
+            if not cut:
+                self._apply(self.latest - 1)
+            waiting = [self._plain(pushed) for pushed in self._waiting]
+            undo = [{**self._plain(pushed), "before": [list(pair) for pair in old]} for pushed, old in self._undo]
+        return {
+            "tables": self.store.state_dict(), "latest": self.latest, "epoch": self.epoch, "base": self.base,
+            "waiting": self._of_all("waiting", waiting), "undo": self._of_all("undo", undo),
+        }  # fmt: skip
+
+    def _plain(self, pushed: Pushed) -> dict[str, Any]:
+        rank = 0 if self.ranks is None else self.ranks.rank
+        return {"number": pushed.number, "rank": rank, "layers": [list(pair) for pair in pushed.layers]}
+
+    def _of_all(self, name: str, own: list[dict]) -> list[dict]:
+        """Entries of all ranks, older ones first: those of one rank, which may be of the same rows, in their order."""
+        if self.ranks is None:
+            return own
+        found = self.ranks.joined(f"step.state_dict over partitions, {name}", own)
+        return sorted(found, key=lambda entry: entry["number"])
+
+    def _own(self, entries: list[dict]) -> list[dict]:
+        """Entries of a state that this rank takes over: those that the same rank has written, in their order."""
+        rank, world = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.world)
+        return [entry for entry in entries if entry.get("rank", 0) % world == rank]
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises ``CheckpointError`` unless ``load_state_dict`` can take it over."""
@@ -234,18 +317,22 @@ class Exchange:
         self.store.check_state(state["tables"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_dict`` gave.
+        """Takes over what ``state_dict`` gave, of any number of ranks.
 
         Raises:
             CheckpointError: of other tables; nothing was changed then.
         """
         self.check_state(state)
+        if self.ranks is not None:  # none forgets rows after this
+            self.ranks.any("step.load_state_dict over partitions, which all ranks call", False)
         with self._lock:
-            self.store.load_state_dict(state["tables"])
+            if self.ranks is None or self.ranks.rank == 0:  # the others read when all have begun
+                self.store.load_state_dict(state["tables"])
+            self.store.reset_counts()
             self._out = []
             self.latest, self.epoch, self.base = state["latest"], state["epoch"], state["base"]
-            self._waiting = [_pushed(entry) for entry in state["waiting"]]
-            self._undo = [(_pushed(entry), _pairs(entry["before"])) for entry in state["undo"]]
+            self._waiting = [_pushed(entry) for entry in self._own(state["waiting"])]
+            self._undo = [(_pushed(entry), _pairs(entry["before"])) for entry in self._own(state["undo"])]
 
 
 def _counted(given) -> tuple[int, int, int, int]:
@@ -255,8 +342,8 @@ def _counted(given) -> tuple[int, int, int, int]:
     return missing, len(given.age) - missing - len(ages), int(ages.sum()), int(ages.max()) if len(ages) else 0
 
 
-def _plain(pushed: Pushed) -> dict[str, Any]:
-    return {"number": pushed.number, "layers": [list(pair) for pair in pushed.layers]}
+def _never() -> bool:
+    return False
 
 
 def _pushed(entry: dict[str, Any]) -> Pushed:

@@ -1,5 +1,6 @@
 """Historical embeddings on the host: the latest hidden states of nodes, and how old they are (thesis 5.2.2)."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +74,9 @@ class HistoryStore:
         nodes: ids of the nodes that get a row (see ``boundary_nodes``); ``None``: all.
         dtype: of the tables: float32 or bfloat16.
         max_age: rows pushed more macro-batches ago than this are not used; ``None``: no bound.
-        empty: makes tensors of a shape and dtype, ``torch.empty`` or one that pins memory.
+        empty: makes tables and stamps of a shape and dtype: on the CPU; ``None``: ordinary memory.
         pinned: whether what is pulled is put into page-locked memory, for a GPU.
+        shared: whether other processes write to the same tables.
 
     Raises:
         ConfigError: impossible widths, dtype, bound or node ids.
@@ -88,18 +90,20 @@ class HistoryStore:
         *,
         dtype: torch.dtype = torch.float32,
         max_age: int | None = None,
-        empty: Callable[..., Tensor] = torch.empty,
+        empty: Callable[..., Tensor] | None = None,
         pinned: bool = False,
+        shared: bool = False,
     ):
         check_history(dtype, max_age)
         if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
             raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
-        self.num_nodes, self.max_age, self.pinned = num_nodes, max_age, pinned
+        empty = empty or functools.partial(torch.empty, device="cpu")
+        self.num_nodes, self.max_age, self.pinned, self.shared = num_nodes, max_age, pinned, shared
         self._row_of = None if nodes is None else _row_table(nodes, num_nodes)
         self.num_rows = num_nodes if nodes is None else nodes.shape[0]
         rows = max(1, self.num_rows)  # one that nothing points to, so that rows can be looked up in an empty table
         self.tables = [empty((rows, width), dtype=dtype).zero_() for width in widths]
-        self.stamps = [torch.full((rows,), NEVER, dtype=torch.int32, device="cpu") for _ in widths]
+        self.stamps = [empty((rows,), dtype=torch.int32).fill_(NEVER) for _ in widths]
         self._place = torch.empty(rows, dtype=torch.int32, device="cpu")
         self.reset_counts()
 
@@ -172,7 +176,8 @@ class HistoryStore:
         self._latest = self._last_stamp()
 
     def _last_stamp(self) -> int:
-        return int(max(stamp.max() for stamp in self.stamps))
+        """Of what this process has pushed, as far as that is known."""
+        return NEVER if self.shared else int(max(stamp.max() for stamp in self.stamps))
 
     def pushed_rows(self, layer: int) -> int:
         """Rows of a layer that have a value."""

@@ -81,7 +81,7 @@ class Partitions:
 
     Args:
         partitioning: of the graph to train on, or the path of its file.
-        group: parts per macro-batch; the last of an epoch may have fewer.
+        group: parts per macro-batch, of every rank if there are several; the last of an epoch may have fewer.
         hubs: nodes to pin: ids, or how many to choose by reverse lazy random walks of ``hub_steps`` steps.
         halo_fanout: most in-edges of a row that come from the halo, chosen at random; ``None``: all.
         ahead: ahead-of-time sampling (thesis 5.2.2): what no seed of the macro-batch can reach is left out. A number of
@@ -178,11 +178,17 @@ class PreparedPartitions:
         """The parts of every macro-batch of an epoch, each ascending; groups without training nodes are left out."""
         return [group for group in self.all_groups(seed, epoch) if int(self.train_of_part[group].sum())]
 
-    def all_groups(self, seed: int, epoch: int) -> list[Tensor]:
-        """As ``groups``, with or without training nodes."""
+    def all_groups(self, seed: int, epoch: int, ranks: int = 1) -> list[Tensor]:
+        """As ``groups``, with or without training nodes.
+
+        For several ``ranks`` as many groups for each, if there are enough parts, of about as many parts.
+        """
         parts = torch.arange(self.stage.partitioning.parts, device="cpu")
         order = _shuffled(parts, (seed, epoch, 0), GROUP_SITE)
-        return [group.sort().values for group in order.split(self.stage.group)]
+        groups = order.split(self.stage.group)
+        if ranks > 1:
+            groups = order.tensor_split(min(parts.numel(), -(-len(groups) // ranks) * ranks))
+        return [group.sort().values for group in groups]
 
     def seeds(self, seed: int, epoch: int) -> list[Tensor]:
         """Node ids of the seeds of every macro-batch of an epoch, in their order."""

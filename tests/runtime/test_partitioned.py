@@ -1,7 +1,9 @@
 """Training over partitions: against plain PyTorch with dictionaries, and what happens between two steps."""
 
 import contextlib
+import copy
 import itertools
+import threading
 
 import pytest
 import torch
@@ -55,6 +57,7 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore:GCNConv")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.every(2)
 def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case):
     model, stage, options = CASES[case]
     ours, theirs = model_of(**model), model_of(**model)
@@ -206,7 +209,7 @@ def test_one_part_is_training_on_the_whole_graph(graph):
     assert [row.pulled for row in ours.report().feeding.history] == [0, 0]
 
 
-def test_a_model_that_is_not_trained_over_partitions_has_the_same_graph(graph):
+def test_a_model_that_is_not_trained_over_partitions_has_the_same_graph(graph, texts):
     """``historical`` leaves nothing behind."""
     texts = []
     for op in (historical, lambda h, block: h):
@@ -243,7 +246,7 @@ def test_drop_last_and_length(graph, parts):
 def test_fit_with_a_schedule_per_step(graph, parts):
     """Epochs have different numbers of steps; a scheduler gets as many as there can be."""
     step = compiled(graph, stage_of(parts))
-    most = step._most_steps(graph.train_idx.numel(), BATCH, False)
+    most = step._most_steps(graph.train_idx, BATCH, False)
     with pytest.raises(ConfigError, match=f"total_steps={2 * most}"):
         step.fit(graph.train_idx, epochs=2, batch_size=BATCH, scheduler=one_cycle(step, 2 * most - 1))
     history = step.fit(graph.train_idx, epochs=2, batch_size=BATCH, scheduler=one_cycle(step, 2 * most))
@@ -342,6 +345,40 @@ def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):
     step.restart()
     assert step.exchange.latest == -1 and not step.exchange.store.pushed_rows(0)
     assert isinstance(next(step.epoch(graph.train_idx, BATCH)).item(), float)
+
+
+class _Late:
+    """In the place of the arena's lock: a thread of an epoch that was left still has it, and writes before it ends."""
+
+    def __init__(self, write):
+        self.write, self.lock = write, threading.Lock()
+
+    def __enter__(self):
+        self.end()
+        self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+    def end(self):
+        """It writes, and is gone."""
+        write, self.write = self.write, lambda: None
+        write()
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "restart"])
+def test_rows_are_taken_over_and_forgotten_behind_a_thread_that_is_late(graph, parts, how):
+    step = compiled(graph, stage_of(parts))
+    list(step.epoch(graph.train_idx, BATCH))
+    state, store = copy.deepcopy(step.state_dict()), step.exchange.store
+    node = store.has_row(torch.arange(NODES)).nonzero().flatten()[:1]
+    row = torch.full((1, store.tables[0].shape[1]), 7.0)
+    _, before = store.peek(0, node)
+    late = step.arena.loading = _Late(lambda: store.push(0, node, row, 99))
+    step.load_state_dict(state) if how == "load_state_dict" else step.restart()
+    late.end()
+    _, (stamp,) = store.peek(0, node)
+    assert stamp.item() == (before.item() if how == "load_state_dict" else -1)
 
 
 def test_what_a_stage_raises_ends_the_epoch_with_it(graph, parts, monkeypatch):
