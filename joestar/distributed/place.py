@@ -23,6 +23,16 @@ def host_name() -> str:
     return name
 
 
+def asks_early_word() -> bool:
+    """Whether ``JOESTAR_EARLY_WORD`` is set: steps that are CUDA graphs sum what ranks say of them before the rest."""
+    return os.environ.get("JOESTAR_EARLY_WORD", "0") != "0"
+
+
+def shown_host(name: str) -> str:
+    """A ``host_name`` for messages."""
+    return name.partition(" ")[0]
+
+
 @dataclass(frozen=True)
 class Place:
     """A process among others.
@@ -118,7 +128,7 @@ def check_devices(found: list[Found]) -> None:
     """Raises ``ConfigError``, with the same words on every rank, unless every rank has a device of its own."""
     kinds = {each.device.partition(":")[0] for each in found}
     shown = "; ".join(
-        f"rank {rank} on {each.host}: {each.count} GPUs, CUDA_VISIBLE_DEVICES={each.visible!r}"
+        f"rank {rank} on {shown_host(each.host)}: {each.count} GPUs, CUDA_VISIBLE_DEVICES={each.visible!r}"
         for rank, each in enumerate(found)
     )
     if len(kinds) > 1:
@@ -139,6 +149,6 @@ def check_devices(found: list[Found]) -> None:
     for (host, _), ranks in owners.items():
         if len(ranks) > 1:
             raise ConfigError(
-                f"ranks {', '.join(map(str, ranks))} on {host} would share one GPU ({shown}): start as many processes "
-                "per host as it has GPUs, and give every process all of them, or one of its own."
+                f"ranks {', '.join(map(str, ranks))} on {shown_host(host)} would share one GPU ({shown}): start as "
+                "many processes per host as it has GPUs, and give every process all of them, or one of its own."
             )

@@ -53,18 +53,16 @@ class Reduction:
         means = [buffer for buffer in self._buffers if buffer.dtype.is_floating_point]
         layout = self._layout([p.grad for p in parameters], means, loss, len(logged))
         flat, pieces = layout.flat, layout.pieces
-        grads, statistics, (values, void) = pieces[: len(parameters)], pieces[len(parameters) : -2], pieces[-2:]
+        grads, statistics, words = pieces[: len(parameters)], pieces[len(parameters) : -1], pieces[-1]
         with torch.no_grad():
             if grads:
                 foreach_copy(grads, [p.grad for p in parameters])
-                layout.gradients.masked_fill_(lacks, 0.0)
             for piece, buffer in zip(statistics, means, strict=True):
                 piece.copy_(_part(buffer.to(flat.dtype), shares[1]))
-            own = torch.stack([value.detach().to(flat.dtype) for value in (loss, *logged)])
-            values.copy_(_part(own, torch.cat([shares[:1], shares[2:]])))
-            void.copy_(~ok)
+            own = [value.detach() for value in (loss, *logged)]
+            torch.ops.joestar.own_words(layout.gradients, words, own, shares, ok, lacks)
             self.group.add_up(flat)
-            happens = void == 0
+            happens = words[-1] == 0
             for parameter, piece in zip(parameters, grads, strict=True):
                 parameter.grad = piece if piece.dtype == parameter.dtype else piece.to(parameter.dtype)
             sums = iter(statistics)
@@ -72,12 +70,12 @@ class Reduction:
                 new = next(sums).to(buffer.dtype) if buffer.dtype.is_floating_point else buffer
                 buffer.copy_(torch.where(happens, new, kept))
         self._kept = []
-        first, *others = values.to(loss.dtype).unbind()
+        first, *others = words[:-1].to(loss.dtype).unbind()
         return first, others, happens
 
     def _layout(self, grads: list[Tensor], buffers: list[Tensor], loss: Tensor, logged: int) -> "_Layout":
         """A buffer for these. It lasts: a captured step writes to it, also after exact steps that had another one."""
-        shapes = [tuple(t.shape) for t in (*grads, *buffers)] + [(1 + logged,), ()]
+        shapes = [tuple(t.shape) for t in (*grads, *buffers)] + [(1 + logged + 1,)]
         dtype = torch.float32
         for tensor in (*grads, *buffers, loss):
             dtype = torch.promote_types(dtype, tensor.dtype)
@@ -88,7 +86,7 @@ class Reduction:
 
 
 class _Layout:
-    """One buffer, and its pieces: gradients, statistics, the values ``[1 + logged]``, the mark of a void step."""
+    """One buffer, and its pieces: gradients, statistics, words (loss, what is logged, the mark of a void step)."""
 
     def __init__(self, shapes: list[tuple[int, ...]], gradients: int, dtype: torch.dtype, device: torch.device):
         rooms = [-(-torch.Size(shape).numel() // ALIGNED) * ALIGNED for shape in shapes]

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import triton
 import triton.language as tl
@@ -44,5 +44,26 @@ def opened(sequence: Tensor, words: Tensor) -> Iterator[None]:
 
 
 def mailbox() -> tuple[Tensor, Tensor] | None:
-    """What is open in this thread."""
-    return getattr(_local, "mailbox", None)
+    """What is open in this thread; nothing while somebody hears, who posts by himself what he makes of it."""
+    return getattr(_local, "mailbox", None) if getattr(_local, "hear", None) is None else None
+
+
+@contextlib.contextmanager
+def heard(hear: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+    """Within, in this thread, ``overflow`` calls ``hear(counts, ok)`` right behind its launch, and posts nothing."""
+    _local.hear = hear
+    try:
+        yield
+    finally:
+        _local.hear = None
+
+
+def tell(counts: Tensor, ok: Tensor) -> None:
+    """Calls who hears in this thread, if somebody does; what is launched from there is not heard."""
+    hear = getattr(_local, "hear", None)
+    if hear is not None:
+        _local.hear = None
+        try:
+            hear(counts, ok)
+        finally:
+            _local.hear = hear

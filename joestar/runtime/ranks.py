@@ -93,17 +93,24 @@ class Ranks:
         return full + (rest > self.rank)
 
     def shares(self, order: Tensor, batch: int, epoch: int) -> Tensor:
-        """``Run.shares``, on the device of ``order``; the program must have been traced."""
+        """``Run.shares``, on the device of ``order``; the program must have been traced.
+
+        On the CPU the order may have -1 where a rank has fewer seeds in a step than others.
+        """
+        there = order >= 0
+        whole = order.device.type != "cpu" or bool(there.all())
+        seeds = order if whole else order[there]
         if is_tried_again(epoch):
-            found = self._loss_parts(order, epoch)
-            check_again(self.executor.program, found, some_again(order, epoch), self.graph)
-        parts = self._loss_parts(order, epoch)
-        ones = torch.ones(order.numel(), dtype=torch.float64, device=order.device)
-        means = weights(ones, batch, self.rank, self.world)
-        sums = present(order.numel(), batch, self.rank, self.world, order.device)
+            found = self._loss_parts(seeds, epoch)
+            check_again(self.executor.program, found, some_again(seeds, epoch), self.graph)
+        parts = self._loss_parts(seeds, epoch)
+        means = weights(there.double(), batch, self.rank, self.world)
+        sums = present(order.numel(), batch, self.rank, self.world, order.device) if whole else (means > 0).double()
         own = sums if parts.kind == SUM else means
         if parts.rows is not None:
-            own = weights(parts.rows(order), batch, self.rank, self.world, parts.void)
+            rows = parts.rows(seeds)
+            rows = rows if whole else rows.new_zeros(order.numel()).masked_scatter(there, rows)
+            own = weights(rows, batch, self.rank, self.world, parts.void)
         logged = [means if kind == MEAN else sums for kind in parts.logged]
         return torch.stack([own, means, *logged], 1)
 
@@ -135,6 +142,10 @@ class Ranks:
         share = state.share()
         lacks = share[int(self._synced)] == 0
         return self.reduction(with_grad, loss, logged, ok, share, lacks)
+
+    def counts(self, state: StepState) -> Tensor:
+        """Whether this rank has seeds of its own in the step that comes next: 0-d bool."""
+        return state.share()[1] > 0
 
     def step(self, run: Run, long: bool) -> contextlib.AbstractContextManager:
         """Where this rank is during a step."""

@@ -7,12 +7,14 @@ step. On a GPU the step is one CUDA graph.
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from joestar.distributed.place import asks_early_word
 from joestar.errors import DistributedError
 from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
@@ -22,10 +24,11 @@ from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
 from joestar.runtime.update import Update
+from joestar.runtime.verdict import Verdict
 
 
-def _nothing(happens: Tensor) -> None:
-    """What is told of a step whose outcome is looked at when it is over."""
+def _nothing(*given) -> None:
+    """What happens around the sum over the ranks where no host waits for a word."""
 
 
 class StepRunner:
@@ -57,7 +60,8 @@ class StepRunner:
         self._rehearsing = False
         self.push: Callable[[list[Tensor], Tensor], None] | None = None
         self.ranks: Ranks | None = None
-        self._post: Callable[[Tensor], None] = _nothing
+        self._join: Callable[[], None] = _nothing
+        self._found: Callable[[Tensor], None] = _nothing
         executor.before_compile.append(self.drop_graph)
 
     @property
@@ -219,8 +223,7 @@ class StepRunner:
         def finish() -> Tensor:
             value, values, happens = self._update(loss, logged, ok, forward)
             state.note(values, happens)
-            if pushed:
-                self.push(pushed, happens)
+            self._push(pushed, happens)
             ops.finish_step(state.key, state.flag, state.losses, state.run, value.detach(), happens)
             return happens
 
@@ -241,13 +244,19 @@ class StepRunner:
         if self.ranks is not None:
             if clock == FIRST_BACKWARD:
                 self.ranks.meet("the first backward pass")
+            self._join()
             loss, logged, ok = self.ranks.reduce(self.optimizer.parameters(), loss, logged, ok, self.state)
-            self._post(ok)
+            self._found(ok)
         self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)
         self.counters.add_time(clock, backward - start)
         self.counters.add_time("optimizer", time.perf_counter() - backward)
         return loss, logged, ok
+
+    def _push(self, pushed: list[Tensor], happens: Tensor) -> None:
+        """Keeps the hidden rows of a step, but for one in which this rank has no seeds of its own."""
+        if pushed:
+            self.push(pushed, happens if self.ranks is None else happens & self.ranks.counts(self.state))
 
     def _backward_clock(self) -> str:
         """The first backward pass of a program compiles it: that is no time of a step."""
@@ -269,8 +278,7 @@ class StepRunner:
             loss, logged, pushed = self.executor.program.split(outputs)
             happens = torch.ones_like(self.state.flag)
             loss, logged, _ = self._update(loss, logged, happens, time.perf_counter() - start)
-            if pushed:
-                self.push(pushed, happens)
+            self._push(pushed, happens)
         run.loss(run.position).copy_(loss.detach())
         for cell, value in zip(run.logged(run.position), logged, strict=True):
             cell.copy_(value)
@@ -333,19 +341,16 @@ class StepRunner:
         self._captured = wanted
 
     def _step_of_ranks(self) -> None:
-        """A captured step whose message says whether it fitted on all ranks: it is posted behind their sum."""
-        _, counts, finish = self._forward()
+        """A captured step whose message says whether it fits on all ranks."""
         bounds = [bound for _, bound in self.executor.program.padded.checked]
-
-        def post(happens: Tensor) -> None:
-            with self._mailbox.open():
-                torch.ops.joestar.overflow(list(counts.unbind()), bounds, ~happens)
-
-        self._post = post
+        verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, asks_early_word())
+        with verdict.asked():
+            _, counts, finish = self._forward()
+        self._join, self._found = verdict.join, functools.partial(verdict.found, counts)
         try:
             finish()
         finally:
-            self._post = _nothing
+            self._join, self._found = _nothing, _nothing
 
     @contextlib.contextmanager
     def _raised_flag(self) -> Iterator[None]:

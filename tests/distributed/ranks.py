@@ -1,4 +1,7 @@
-"""Processes that work together, as torchrun would start them, forked from a server that imported everything once."""
+"""Processes that work together, as torchrun would start them, forked from a server that imported everything once.
+
+On GPUs each is started by itself: a process that has asked for GPUs, as imports do, leaves forked ones without.
+"""
 
 import contextlib
 import multiprocessing
@@ -12,8 +15,9 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.distributed.warmed"])
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(["tests.distributed.warmed"])
+_STARTED = multiprocessing.get_context("spawn")
 
 
 @dataclass
@@ -30,12 +34,14 @@ def run(world: int, scenario: Callable, *args, folder, seconds: float = 120.0) -
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    _start_server()
+    context = _STARTED if os.environ.get("JOESTAR_TEST_DEVICE", "").startswith("cuda") else _FORKED
+    if context is _FORKED:
+        _start_server()
     started, given = [], {name: value for name, value in os.environ.items() if name.startswith("JOESTAR_")}
     for rank in range(world):
-        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        receiver, sender = context.Pipe(duplex=False)
         path = os.path.join(folder, f"rank-{rank}.txt")
-        child = _CONTEXT.Process(target=_rank, args=(scenario, args, rank, world, port, sender, path, given))
+        child = context.Process(target=_rank, args=(scenario, args, rank, world, port, sender, path, given))
         child.start()
         sender.close()
         started.append((child, receiver, path))

@@ -1,25 +1,20 @@
 """What ranks do in the tests. Imported once by the server that they are forked from."""
 
 import os
-import signal
-import threading
-from importlib import import_module
+from collections.abc import Callable
 from unittest import mock
 
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from captures import cheaper, cheapest, quick, real
+from captures import cheaper, cheapest, quick, real, silent
 from torch import nn
 
 import joestar
 import joestar.api
 import joestar.distributed
 import joestar.step
-from joestar.runtime import checkpoint
-from joestar.runtime.loss_parts import _tried
 from joestar.runtime.program import Program
-from joestar.runtime.seeds import shuffled
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 torch.set_num_threads(1)
@@ -42,6 +37,23 @@ def model_of(**options) -> nn.Module:
     torch.manual_seed(3)
     given = {"num_layers": 2, "out_channels": CLASSES, "dropout": 0.0} | options
     return joestar.nn.GraphSAGE(FEATURES, 8, **given).double().to(device())
+
+
+class _Wrapped(nn.Module):
+    """A model between modules of one's own."""
+
+    def __init__(self, activation: nn.Module, **options):
+        super().__init__()
+        self.inner, self.activation = model_of(**options), activation
+
+    def forward(self, blocks, x):
+        """Scores."""
+        return self.activation(self.inner(blocks, x))
+
+
+def nn_of(activation: nn.Module, **options) -> nn.Module:
+    """The model with something behind it."""
+    return _Wrapped(activation, **options)
 
 
 def step_of(graph=None, model=None, loss=F.cross_entropy, optimizer=None, fanout=3, **options):
@@ -71,7 +83,7 @@ def epochs_of(step, idx, batch, number=2, **options) -> list[float]:
 def all_of(names: list[str], *args) -> dict:
     """Several scenarios in the same processes, one after the other."""
     joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
-    with cheaper(quick):
+    with cheaper(cheapest), silent():
         return {name: globals()[name](*args) for name in names}
 
 
@@ -110,6 +122,19 @@ def overflows(batch: int) -> dict:
         score = step.evaluate(ids(60), 60)
         results[name] = {"losses": losses, "state": state_of(step), "score": score, **counted}
     return results
+
+
+def telling(told: dict[str, str]) -> Callable[[str, Callable], None]:
+    """A function that calls another and notes under a name what it raised, "" for nothing."""
+
+    def tried(name: str, work: Callable) -> None:
+        try:
+            work()
+            told[name] = ""
+        except joestar.errors.JoestarError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+
+    return tried
 
 
 def _too_large(step, calls: set[int]):
@@ -154,6 +179,15 @@ def normed(batch: int) -> dict:
 
 
 SYNCED = ["padded", "exact", "a rank without seeds", "a rank without known labels", "seeds twice", "plain", "of seeds"]
+
+
+SYNCED_FIRST = ["padded", "a rank without seeds", "plain"]
+"""What `make test` has of them; `make fuzz` has all, on four ranks."""
+
+
+def synced_first(batch: int) -> dict:
+    """The first of ``synced``."""
+    return synced(batch, names=SYNCED_FIRST)
 
 
 def synced(batch: int, sync: bool = True, names=SYNCED) -> dict:
@@ -265,7 +299,7 @@ def few_seeds(batch: int) -> dict:
     return results | {"state": state_of(step), "seeds": seen}
 
 
-def losses_of(batch: int) -> dict:
+def losses_of(batch: int, names=("weighted", "unknown", "logged", "hinge")) -> dict:
     """Losses that are no plain mean over the seeds of a share."""
     results = {}
     labels = graph_of().ndata["y"]
@@ -283,7 +317,8 @@ def losses_of(batch: int) -> dict:
         "logged": (labels, _with_hits),
         "hinge": (labels, lambda out, y: F.relu(-out).sum() / 100),
     }
-    for name, (y, loss) in cases.items():
+    for name in names:
+        y, loss = cases[name]
         graph = graph_of()
         graph.ndata["y"] = y
         step = step_of(graph, loss=loss, accumulate=2)
@@ -293,6 +328,11 @@ def losses_of(batch: int) -> dict:
             logged.append({key: entry.item() for key, entry in epoch.logged.items()})
         results[name] = {"losses": losses, "logged": logged, "state": state_of(step)}
     return results
+
+
+def more_losses(batch: int) -> dict:
+    """Others of the same kinds."""
+    return losses_of(batch, ("sum", "hardly known"))
 
 
 def _with_hits(out, y):
@@ -309,49 +349,6 @@ def stops_and_goes_on(batch: int, folder: str) -> dict:
     losses += [next(epoch).item(), next(epoch).item()]
     joestar.Checkpoints(os.path.join(folder, "after")).save(step)
     return {"losses": losses, "written": len(os.listdir(os.path.join(folder, "before")))}
-
-
-def one_after_the_other(batch: int, folder: str) -> dict:
-    """What rank 0 does first, or alone, and is not quick at: downloads, checkpoints; and its errors."""
-    first, told = joestar.distributed.is_first(), {}
-
-    def slowly(real):
-        def work(*given):
-            if first:
-                threading.Event().wait(0.2)
-            return real(*given)
-
-        return work
-
-    def load(name, *_):
-        path = os.path.join(folder, name[4:])
-        told[name] = os.path.exists(path)
-        if first and name == "pyg:Gone":
-            raise joestar.errors.DataError("there is no such dataset")
-        open(path, "w").close()
-        return name
-
-    with mock.patch.object(import_module("joestar.data.load"), "load_named", slowly(load)):
-        told["loaded"] = joestar.load("pyg:Made")
-        told["load error"] = _error_of(lambda: joestar.load("pyg:Gone"))
-    step, kept = step_of(), joestar.Checkpoints(os.path.join(folder, "kept"))
-    with mock.patch.object(checkpoint, "write_checkpoint", slowly(checkpoint.write_checkpoint)):
-        if first:
-            kept.save(step)  # for itself
-        next(step.epoch(ids(100), batch))
-        path = kept.save(step)
-    told["file"] = path.name if path.exists() else None
-    told["again"] = kept.save(step).name
-    told["save error"] = _error_of(lambda: kept.save(step, odd=object()))
-    return told
-
-
-def _error_of(work) -> str:
-    try:
-        work()
-    except joestar.errors.JoestarError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def fitted(batch: int, folder: str) -> dict:
@@ -377,141 +374,3 @@ def measured(task: str) -> list[dict]:
 
     with cheaper(quick):
         return ranks.measure(ranks.Task.read(task))
-
-
-# --- what differs, and what fails ---
-
-
-def differing(batch: int, folder: str) -> dict:
-    """Both of the next, in the same processes."""
-    joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
-    with cheaper(quick):
-        return one_after_the_other(batch, folder) | differences(batch)
-
-
-def differences(batch: int) -> dict:
-    """Everything that differs on the last rank is named on all."""
-    odd = joestar.distributed.rank() == joestar.distributed.world_size() - 1
-    told = {}
-
-    def refused(name, work) -> None:
-        told[name] = _error_of(work)
-
-    refused("model", lambda: step_of(model=model_of(num_layers=1 if odd else 2)))
-    refused("dropout", lambda: step_of(model=model_of(dropout=0.25 if odd else 0.5)))
-    refused("module", lambda: step_of(model=nn_of(nn.ELU() if odd else nn.ReLU())))
-    refused("sampler", lambda: step_of(fanout=2 + odd))
-    refused("constant", lambda: step_of(loss=_times(2.0 if odd else 1.0)))
-    changed = graph_of()
-    changed.ndata["x"][150, 3] += odd
-    refused("graph", lambda: step_of(changed))
-    refused("options", lambda: step_of(accumulate=2 if odd else 1))
-    step = step_of(model=_other_start(odd))
-    refused("seeds", lambda: next(step.epoch(ids(odd, 100), batch)))
-    refused("batch", lambda: next(step.epoch(ids(100), batch + odd)))
-    refused("fine", lambda: next(step.epoch(ids(100), batch)))
-    with torch.no_grad():
-        next(step.model.parameters()).view(-1)[0] += odd * 1e-12
-    refused("parameters", lambda: next(step.epoch(ids(100), batch)))
-    refused("given seeds", lambda: step(ids(10) + odd))
-    weight = torch.tensor([1.0, 2.0, 3.0, 4.0 + odd], dtype=torch.float64)
-    refused("class weights", lambda: step_of(loss=nn.CrossEntropyLoss(weight)))
-    refused("value", lambda: next(step_of(loss=_of_rank).epoch(ids(100), batch)))
-    refused("later", lambda: epochs_of(step_of(_all_kept_in_the_trial(), loss=_of_kept), ids(390), batch))
-    refused("calls of few", lambda: _step_of_some_kept()(ids(40)))
-    few = _step_of_some_kept(ids(60))
-    refused("later calls", lambda: [few(ids(start, start + 40)) for start in (0, 20, 100)])
-    refused("nothing", lambda: next(step_of(loss=_with_nothing).epoch(ids(100), batch)))
-    refused("own loop", lambda: joestar.compile(model_of(), step.sampler, backend="eager")(ids(4)))
-    refused("loss", lambda: next(step_of(loss=_compares).epoch(ids(100), batch)))
-    refused("calls", lambda: step.evaluate(ids(50)) if odd else next(step.epoch(ids(100), batch)))
-    return told
-
-
-def _other_start(odd: bool) -> nn.Module:
-    model = model_of()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.0 + odd)
-    return model
-
-
-class _Wrapped(nn.Module):
-    """A model between modules of one's own."""
-
-    def __init__(self, activation: nn.Module, **options):
-        super().__init__()
-        self.inner, self.activation = model_of(**options), activation
-
-    def forward(self, blocks, x):
-        """Scores."""
-        return self.activation(self.inner(blocks, x))
-
-
-def nn_of(activation: nn.Module, **options) -> nn.Module:
-    """The model with something behind it."""
-    return _Wrapped(activation, **options)
-
-
-def _times(factor: float):
-    return lambda out, y: factor * F.cross_entropy(out, y)
-
-
-def _of_rank(out, y):
-    return F.cross_entropy(out, y) * (1 + joestar.distributed.rank())
-
-
-def _of_kept(out, y, kept):
-    """A mean over some of the seeds."""
-    return (F.cross_entropy(out, y, reduction="none") * kept).sum() / kept.sum()
-
-
-def _all_kept_in_the_trial():
-    """A graph of which the trial before the first step sees none of the nodes that are left out."""
-    graph = graph_of()
-    order = shuffled(ids(390).to(graph.indices.dtype), SEED, 0)
-    kept = torch.zeros(graph.num_nodes, dtype=torch.float64, device=graph.device)
-    kept[_tried(order, graph.ndata["y"], None)] = 1
-    graph.ndata["kept"] = kept
-    return graph
-
-
-def _step_of_some_kept(train_idx=None):
-    """Calls for nodes from 100 on have seeds that are left out."""
-    graph = graph_of()
-    nodes = ids(graph.num_nodes)
-    graph.ndata["kept"] = 1.0 - ((nodes >= 100) & (nodes % 3 == 0)).double()
-    graph.train_idx = train_idx
-    return step_of(graph, loss=_of_kept)
-
-
-def _with_nothing(out, y):
-    return F.cross_entropy(out, y), {"odd": (y < 0).sum()}
-
-
-def _compares(out, y):
-    return F.cross_entropy(out, y) + out.mean(0).pow(2).sum()
-
-
-def no_devices() -> None:
-    """GPUs are wanted, and there are none."""
-    joestar.distributed.init(device="cuda")
-
-
-def one_fails(how: str, timeout: float, failing: int = 1) -> None:
-    """A rank does not make its third step."""
-    joestar.distributed.init(timeout, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
-    with cheaper(quick):
-        step = step_of()
-        for number, _ in enumerate(step.epoch(ids(250), 20)):
-            if number == 2 and joestar.distributed.rank() == failing:
-                _fail(how)
-    raise AssertionError("the epoch was finished")
-
-
-def _fail(how: str) -> None:
-    if how == "raises":
-        raise ValueError("made up by the last rank")
-    if how == "is killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()

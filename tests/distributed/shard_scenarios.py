@@ -6,14 +6,13 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 
 import joestar
-from joestar.distributed import peer_memory
 from joestar.distributed.peer_memory import NoPeerAccessError
 from joestar.graph_api.row_source import source_of
 from joestar.store import Sharded, Speeds, spread
-from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of
+from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of, telling
 from tests.runtime.common import planted_graph
 
 
@@ -59,7 +58,7 @@ def trained(how: str, batch: int, device: torch.device, dtype=torch.float64) -> 
 def all_tiers(batch: int) -> dict:
     """The same training with features in every place, and what is left behind the end of the job."""
     device, single = started(), joestar.distributed.current() is None
-    with cheaper(quick):
+    with cheaper(cheapest):
         if single:
             return {"replicated": trained("replicated", batch, device)}
         found = {"ids": trained("ids", batch, device), "host": _host(device)}
@@ -100,7 +99,7 @@ def _after(device: torch.device) -> dict:
 def resumes(batch: int, folder: str, first: bool) -> dict:
     """An epoch, a checkpoint and another epoch; or the other epoch from a checkpoint of other ranks."""
     device = started()
-    with cheaper(quick):
+    with cheaper(cheapest):
         graph = graph_with("hot" if joestar.distributed.current() else "replicated", device)
         step = step_of(graph, model_of(dropout=0.3))
         kept = joestar.Checkpoints(folder)
@@ -147,12 +146,7 @@ def refused() -> dict:
     last, told = group.rank == group.world - 1, {}
     x = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
 
-    def tried(name, work) -> None:
-        try:
-            work()
-            told[name] = ""
-        except joestar.errors.JoestarError as error:
-            told[name] = f"{type(error).__name__}: {error}"
+    tried = telling(told)
 
     tried("values", lambda: joestar.store.shard(x + last))
     tried("dtype", lambda: joestar.store.shard(x, dtype=torch.bfloat16 if last else None))
@@ -161,7 +155,8 @@ def refused() -> dict:
         tried("double", lambda: joestar.store.shard(x.double(), place="host"))
         tried("as double", lambda: joestar.store.shard(x, place="host", dtype=torch.float64))
     tried("wrong hot", lambda: joestar.store.shard(x, hot=torch.tensor([7, 300 if last else 8])))
-    with mock.patch.object(peer_memory.socket, "gethostname", return_value="far" if last else "near"):
+    group = joestar.distributed.current()
+    with mock.patch.object(group, "hosts", [*["near"] * (group.world - 1), "far"]):
         tried("hosts", lambda: joestar.store.shard(x))
     with mock.patch.object(spread, "fill_shard", _fails if last else spread.fill_shard):
         tried("loading", lambda: joestar.store.shard(x))

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 import joestar
-from joestar.partitioning import Partitioning
 from joestar.staged.planning import Planner
 from joestar.staged.shared import shared_copy
 from joestar.stages import LargeBatch
 from joestar.stages.feed import Feed
 from joestar.stages.plan import Plan, Speeds
 from tests.distributed import scenarios
-from tests.distributed.scenarios import cheaper, epochs_of, quick, state_of
+from tests.distributed.scenarios import cheaper, cheapest, epochs_of, quick, silent, state_of, telling
 from tests.runtime.staged_plans import Whole
 
 STEPS = 2
@@ -51,7 +50,7 @@ def nodes_of(step, *numbers: int) -> torch.Tensor:
 def all_of(names: list[str], batch: int, folder: str) -> dict:
     """Several scenarios in the same processes, one after the other."""
     joestar.distributed.init(timeout=20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
-    with cheaper(quick):
+    with cheaper(cheapest), silent():
         return {name: globals()[name](batch, *[folder] * (name in IN_FOLDER)) for name in names}
 
 
@@ -266,16 +265,9 @@ def refused(batch: int) -> dict:
     """What is refused on all ranks, in the same words."""
     told = {}
 
-    def tried(name, work) -> None:
-        try:
-            work()
-            told[name] = ""
-        except joestar.errors.JoestarError as error:
-            told[name] = f"{type(error).__name__}: {error}"
+    tried = telling(told)
 
     graph = host_graph()
-    parts = Partitioning(torch.arange(400, dtype=torch.int32) % 4, 4, 0, {})
-    tried("partitions", lambda: scenarios.step_of(graph, first_stage=joestar.Partitions(parts, 2)))
     tried("memory", lambda: scenarios.step_of(graph, memory="1GiB" if is_last() else "2GiB"))
     changed = host_graph()
     changed.ndata["x"][150, 3] += is_last()

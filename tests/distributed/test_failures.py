@@ -8,14 +8,14 @@ from joestar.distributed import facts
 from joestar.distributed.board import differences
 from joestar.distributed.place import Found, Place, check_devices, read_place
 from joestar.errors import ConfigError
-from tests.distributed import scenarios
+from tests.distributed import differing_scenarios
 from tests.distributed.ranks import run
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    outcomes = run(2, scenarios.differing, 20, str(folder), folder=folder)
+    outcomes = run(2, differing_scenarios.differing, 20, str(folder), folder=folder)
     for outcome in outcomes:
         assert outcome.code == 0, outcome.text
     return [outcome.result for outcome in outcomes]
@@ -85,7 +85,7 @@ def test_parameters_start_as_those_of_rank_0(told):
     ],
 )
 def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
-    first, last = run(2, scenarios.one_fails, how, timeout, folder=tmp_path, seconds=50.0)
+    first, last = run(2, differing_scenarios.one_fails, how, timeout, folder=tmp_path, seconds=50.0)
     assert first.code == 1 and words in first.text
     assert last.code == {"raises": 1, "is killed": -9, "hangs": 1}[how]
     if how == "hangs":
@@ -96,14 +96,20 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
 
 @pytest.mark.fuzz
 def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
-    first, last = run(2, scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)
+    first, last = run(2, differing_scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)
     assert (first.code, last.code) == (-9, 1)
     assert "rank 1 waited for the others in step" in last.text or "the store of the job is gone" in last.text
 
 
+def test_settings_of_the_environment_are_those_of_all_ranks(tmp_path):
+    for outcome in run(2, differing_scenarios.other_words, "JOESTAR_EARLY_WORD", folder=tmp_path, seconds=50.0):
+        assert outcome.result.startswith("DistributedError: the ranks differ at joestar.distributed.init"), outcome.text
+        assert "JOESTAR_EARLY_WORD: 0 on rank 0, 1 on rank 1" in outcome.result
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
 def test_every_rank_is_told_that_there_are_no_gpus(tmp_path):
-    for outcome in run(2, scenarios.no_devices, folder=tmp_path, seconds=50.0):
+    for outcome in run(2, differing_scenarios.no_devices, folder=tmp_path, seconds=50.0):
         assert outcome.code == 1 and "ConfigError: ranks 0, 1 find no GPU for them" in outcome.text
 
 

@@ -18,7 +18,7 @@ from tests.distributed.ranks import run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
-NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of", "synced"]
+NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of", "synced_first"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def two(folder):
 @pytest.fixture(scope="module")
 def one():
     """The same in this process, with batches twice as large."""
-    with scenarios.cheaper(scenarios.quick):
+    with scenarios.cheaper(scenarios.cheapest):
         return {name: getattr(scenarios, name)(2 * BATCH) for name in ("plain_run", "few_seeds", "losses_of")}
 
 
@@ -114,18 +114,22 @@ def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, 
     assert [len(rank["seeds"][-1]) for rank in ours] == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["weighted", "sum", "unknown", "hardly known", "logged", "hinge"])
+def check_losses(ours, theirs) -> None:
+    close(ours["losses"], theirs["losses"])
+    close(ours["state"], theirs["state"])
+    for mine, other in zip(ours["logged"], theirs["logged"], strict=True):
+        close(mine, other)
+
+
+@pytest.mark.parametrize("name", ["weighted", "unknown", "logged", "hinge"])
 def test_losses_are_those_of_the_global_batch(two, one, name):
     for rank in two:
-        ours, theirs = rank["losses_of"][name], one["losses_of"][name]
-        close(ours["losses"], theirs["losses"])
-        close(ours["state"], theirs["state"])
-        for mine, other in zip(ours["logged"], theirs["logged"], strict=True):
-            close(mine, other)
+        check_losses(rank["losses_of"][name], one["losses_of"][name])
 
 
 @pytest.mark.fuzz
-def test_four_ranks_some_without_seeds(folder, one, norms_of_one):
+def test_four_ranks_some_without_seeds(folder, one):
+    norms_of_one = scenarios.synced(2 * BATCH, sync=False)
     for outcome in run(4, scenarios.all_of, ["few_seeds", "plain_run", "synced"], BATCH // 2, folder=folder):
         assert outcome.code == 0, outcome.text
         close(outcome.result["plain_run"], one["plain_run"])
@@ -133,7 +137,7 @@ def test_four_ranks_some_without_seeds(folder, one, norms_of_one):
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, folder):
-    with scenarios.cheaper(scenarios.quick):
+    with scenarios.cheaper(scenarios.cheapest):
         whole = scenarios.epochs_of(scenarios.step_of(), torch.arange(173), 2 * BATCH, 3)
         step = scenarios.step_of()
         epoch = step.epoch(torch.arange(173), 2 * BATCH)
@@ -161,22 +165,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, folder):
 @pytest.mark.fuzz
 def test_choices_of_the_tuner_are_those_of_rank_0(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
-    outcomes = run(2, scenarios.all_of, ["tuned", "averaged"], BATCH, folder=folder)
+    outcomes = run(2, scenarios.all_of, ["tuned", "averaged", "more_losses"], BATCH, folder=folder)
     for outcome in outcomes:
         assert outcome.code == 0, outcome.text
     first, second = (outcome.result for outcome in outcomes)
-    assert first == second and first["tuned"]["sites"]
-    with scenarios.cheaper(scenarios.quick):
-        one = scenarios.averaged(2 * BATCH)
+    assert first["tuned"] == second["tuned"] and first["averaged"] == second["averaged"] and first["tuned"]["sites"]
+    with scenarios.cheaper(scenarios.cheapest):
+        one, losses = scenarios.averaged(2 * BATCH), scenarios.more_losses(2 * BATCH)
         plain = scenarios.epochs_of(scenarios.step_of(), scenarios.ids(173), 2 * BATCH, 1)
     close(first["tuned"]["losses"], plain, 1e-9)
     close(first["averaged"], one)
+    for rank in (first, second):
+        for name, theirs in losses.items():
+            check_losses(rank["more_losses"][name], theirs)
 
 
 @pytest.mark.fuzz
 def test_synchronised_batch_norm_is_compiled_and_tuned(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
-    with scenarios.cheaper(scenarios.quick):
+    with scenarios.cheaper(scenarios.cheapest):
         one = scenarios.synced_compiled(2 * BATCH, sync=False)
     for outcome in run(2, scenarios.all_of, ["synced_compiled"], BATCH, folder=folder, seconds=300.0):
         assert outcome.code == 0, outcome.text
@@ -244,13 +251,13 @@ def test_batch_norm_is_per_share_and_its_statistics_are_the_mean_over_the_ranks(
 @pytest.fixture(scope="module")
 def norms_of_one():
     """BatchNorm in one process."""
-    return scenarios.synced(2 * BATCH, sync=False)
+    return scenarios.synced(2 * BATCH, sync=False, names=scenarios.SYNCED_FIRST)
 
 
-@pytest.mark.parametrize("name", [*scenarios.SYNCED, "overflows"])
+@pytest.mark.parametrize("name", [*scenarios.SYNCED_FIRST, "overflows"])
 def test_synchronised_batch_norm_is_that_of_one_process(two, norms_of_one, name):
     for rank in two:
-        close(rank["synced"][name], norms_of_one[name])
+        close(rank["synced_first"][name], norms_of_one[name])
 
 
 def test_synchronised_batch_norm_is_batch_norm_in_one_process(norms_of_one):
@@ -274,8 +281,8 @@ def test_synchronised_batch_norm_is_that_of_plain_pytorch_on_the_batches_togethe
             optimizer.step()
             losses.append(loss.item())
     for rank in two:
-        close(rank["synced"]["plain"]["losses"], losses)
-        close(rank["synced"]["plain"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
+        close(rank["synced_first"]["plain"]["losses"], losses)
+        close(rank["synced_first"]["plain"]["state"], {n: v.tolist() for n, v in model.state_dict().items()})
 
 
 class _Alone:

@@ -5,7 +5,7 @@ There is no backward pass, whose threads would not survive a fork where there ar
 
 import torch
 
-from tests.distributed import scenarios
+from tests.distributed import differing_scenarios, scenarios, shard_scenarios, staged_scenarios  # noqa: F401
 
 if not torch.cuda.is_available():
     with scenarios.cheaper(scenarios.quick):
