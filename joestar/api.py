@@ -197,7 +197,7 @@ def compile(
     if optimizer is not None:
         if staged is None:
             settle_for_loss(sampler.graph, loss_fn)
-        check_labels(sampler.graph.ndata.get("y"), sampler.graph.num_nodes)
+        check_labels(sampler.graph.ndata.get("y"))
         wrapped = SkippableOptimizer(optimizer, model, clip_grad_norm, clip_grad_value)
         update = Update(wrapped, accumulate, scale, None if ema is None else Average(model, ema))
     elif accumulate != 1 or loss_scale or ema is not None:

@@ -101,6 +101,11 @@ class Step:
         return self._seed
 
     @property
+    def state_of_all(self) -> bool:
+        """Whether every rank has a part of ``state_dict``, which all call together then; else all have the same."""
+        return False
+
+    @property
     def epochs_done(self) -> int:
         """Epochs that were begun and are over: the number of the next one, or of the one that goes on."""
         unfinished = [epoch.number for epoch in self._unfinished()] + [state["number"] for state in self._resumed]
@@ -157,18 +162,23 @@ class Step:
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
             under_way = check_same(self._resumed.pop(0), seeds, batch * runner.world, shuffle, drop_last)
-            number, given = under_way["number"], given | {k: under_way[k] for k in ("position", "pending")}
+            number, given = under_way["number"], given | self._going_on(under_way)
         else:
             number = -1
         epoch = self._new_epoch(runner, seeds, batch, number, shuffle, **given)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
         return epoch
 
+    def _going_on(self, under_way: dict) -> dict:
+        """What a new ``Epoch`` must know of the one that was under way."""
+        return {name: under_way[name] for name in ("position", "pending")}
+
     def _new_epoch(self, *given, **further) -> Epoch:
         return Epoch(*given, self._prepare, **further)
 
-    def _most_steps(self, seeds: int, batch: int, drop_last: bool) -> int:
-        """Steps of an epoch over so many seeds, at most."""
+    def _most_steps(self, idx: Tensor, batch: int, drop_last: bool) -> int:
+        """Steps of an epoch over these seeds, ``batch`` of them each on all ranks together, at most."""
+        seeds = idx.numel()
         return seeds // min(batch, max(1, seeds)) if drop_last else -(-seeds // batch)
 
     def _prepare(self, epoch: Epoch) -> None:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from joestar.bench.measure import PeakMemory, Timing, time_steps
+from joestar.bench.measure import PeakMemory, Timing, check_words, time_steps
 from joestar.bench.profile import copy_bandwidth
 from joestar.bench.step import MODELS, PRECISIONS, Setting, check_device, graph_of, machine, network, orders
-from joestar.errors import ConfigError
 from joestar.runtime.inference import Inference
 from joestar.runtime.rows import ALL, ROW
 from joestar.runtime.stages import Plan
@@ -44,12 +43,7 @@ def run(setting: Setting, memory_budget: int | None = None, say: Callable[[str],
     Raises:
         ConfigError: for unknown names, a GPU that is not there, or a budget that is too small.
     """
-    for name, value, allowed in (
-        *(("model", model, MODELS) for model in setting.models),
-        ("precision", setting.precision, PRECISIONS),
-    ):
-        if value not in allowed:
-            raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
+    check_words(model=(setting.models, MODELS), precision=([setting.precision], PRECISIONS))
     device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
     speed, rows = copy_bandwidth(device), []

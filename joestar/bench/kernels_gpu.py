@@ -198,10 +198,10 @@ def _layers(batches: list[Batch], dtype: torch.dtype) -> Iterator[Case]:
             ("multi_aggregate_grad", (*structure, x, wide, wide, [grad, grad], [wide, wide]), of_several),
         ):
             yield Case(name, shape, lambda _, name=name, args=args: getattr(gpu, name)(*args), moved)
-        yield from _attention(structure, num_src, num_dst, edges, dtype, shape)
+        yield from _attention(structure, num_src, num_dst, edges, dtype)
 
 
-def _attention(structure, num_src: int, num_dst: int, edges: int, dtype, shape: str) -> Iterator[Case]:
+def _attention(structure, num_src: int, num_dst: int, edges: int, dtype) -> Iterator[Case]:
     device, item = structure[0].device, dtype.itemsize
 
     def random(*sizes: int) -> Tensor:

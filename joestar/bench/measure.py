@@ -1,15 +1,17 @@
-"""Timing, memory and launches of a step."""
+"""Timing, memory and launches of a step; what measurements are given."""
 
 import contextlib
 import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from joestar.errors import ConfigError
 
 SHORT, MANY = 0.3, 100
 """Epochs are repeated until they took so many seconds, or were so many."""
@@ -187,3 +189,11 @@ def _resident(field: str) -> int:
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def check_words(**given: tuple[Iterable[str], Iterable[str]]) -> None:
+    """Raises ``ConfigError`` for words that there are not; what they are of -> (words, those that there are)."""
+    for what, (words, known) in given.items():
+        for word in words:
+            if word not in known:
+                raise ConfigError(f"unknown {what.replace('_', ' ')} {word!r}: choose from {', '.join(known)}.")

@@ -14,10 +14,9 @@ from torch.nn import functional as F
 
 import joestar
 from joestar.bench import step, user_models
-from joestar.bench.measure import PeakMemory, Timing, time_steps
+from joestar.bench.measure import PeakMemory, Timing, check_words, time_steps
 from joestar.bench.planted import SHAPES, planted
-from joestar.bench.user_models import UserSetting, example
-from joestar.errors import ConfigError
+from joestar.bench.user_models import PRECISIONS, UserSetting, example
 from joestar.fusion import PASSES
 from joestar.fusion.backend import overlap
 
@@ -52,13 +51,10 @@ def run(setting: UserSetting, only: tuple[str, ...] | None = None, say: Callable
         ConfigError: for unknown names, or a GPU that is not there.
     """
     names = (*(spec.name for spec in PASSES), overlap.NAME)
-    for what, values, allowed in (
-        ("shape", (setting.shape,), SHAPES), ("model", setting.models, MODELS), ("pass", only or (), names),
-        ("precision", (setting.precision,), user_models.PRECISIONS),
-    ):  # fmt: skip
-        for value in values:
-            if value not in allowed:
-                raise ConfigError(f"unknown {what} {value!r}: choose from {', '.join(allowed)}.")
+    check_words(
+        shape=([setting.shape], SHAPES), model=(setting.models, MODELS), precision=([setting.precision], PRECISIONS),
+        **{"pass": (only or (), names)},
+    )  # fmt: skip
     device = step.check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision == "tf32"
     rows = []

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from joestar.bench.measure import check_words
 from joestar.bench.ranks import Row, Task
 from joestar.bench.step import PRECISIONS, Setting
 from joestar.errors import ConfigError, DistributedError
@@ -60,10 +61,7 @@ def run(
 def _check(setting: Setting, worlds: tuple[int, ...], backend: str) -> None:
     if not worlds or min(worlds) < 1 or len(set(worlds)) < len(worlds):
         raise ConfigError(f"numbers of processes must be positive, and differ; got {','.join(map(str, worlds))}.")
-    if setting.precision not in (*PRECISIONS, "fp16"):
-        raise ConfigError(f"unknown precision {setting.precision!r}: choose from {', '.join((*PRECISIONS, 'fp16'))}.")
-    if backend not in ("inductor", "eager"):
-        raise ConfigError(f"unknown backend {backend!r}: choose from inductor, eager.")
+    check_words(precision=([setting.precision], (*PRECISIONS, "fp16")), backend=([backend], ("inductor", "eager")))
     there = torch.cuda.device_count() if setting.device == "cuda" else None
     if there is not None and max(worlds) > there:
         raise ConfigError(

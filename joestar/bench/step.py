@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench.measure import Epochs, PeakMemory, Timing, kernel_times, launches, time_epochs, time_steps
+from joestar.bench.measure import (
+    Epochs,
+    PeakMemory,
+    Timing,
+    check_words,
+    kernel_times,
+    launches,
+    time_epochs,
+    time_steps,
+)
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
@@ -146,14 +155,12 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     Raises:
         ConfigError: for unknown names, or a GPU that is not there.
     """
-    for name, value, allowed in (
-        *(("model", model, MODELS) for model in setting.models),
-        ("precision", setting.precision, PRECISIONS),
-        *(("baseline", baseline, BASELINES) for baseline in setting.baselines),
-        *(("order of ids", ids, IDS) for ids in setting.ids),
-    ):
-        if value not in allowed:
-            raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
+    check_words(
+        model=(setting.models, MODELS),
+        precision=([setting.precision], PRECISIONS),
+        baseline=(setting.baselines, BASELINES),
+        order_of_ids=(setting.ids, IDS),
+    )
     device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
     absent = _absent(setting.baselines)

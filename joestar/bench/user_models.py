@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench.measure import PeakMemory, kernel_times, launches, time_steps
+from joestar.bench.measure import PeakMemory, check_words, kernel_times, launches, time_steps
 from joestar.bench.planted import SHAPES, planted
 from joestar.bench.step import Row, check_device, machine
 from joestar.errors import ConfigError
@@ -70,16 +70,12 @@ def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) ->
     Raises:
         ConfigError: for unknown names, a GPU that is not there, or examples that are not there.
     """
-    choices = (
-        ("shape", (setting.shape,), SHAPES),
-        ("model", setting.models, MODELS),
-        ("baseline", setting.baselines, BASELINES),
-        ("precision", (setting.precision,), PRECISIONS),
+    check_words(
+        shape=([setting.shape], SHAPES),
+        model=(setting.models, MODELS),
+        baseline=(setting.baselines, BASELINES),
+        precision=([setting.precision], PRECISIONS),
     )
-    for name, values, allowed in choices:
-        for value in values:
-            if value not in allowed:
-                raise ConfigError(f"unknown {name} {value!r}: choose from {', '.join(allowed)}.")
     if setting.batch_size > SHAPES[setting.shape].train:
         raise ConfigError(f"a batch of {setting.batch_size} needs as many training nodes: {setting.shape} has fewer.")
     device = check_device(setting.device)

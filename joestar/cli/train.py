@@ -130,7 +130,7 @@ def _stopped(step, config: TrainConfig, checkpoints, best: Best, console: Consol
     done = len(best.records)
     say(console, f"Stopped after {done} of {config.epochs} epochs.")
     if config.checkpoints is not None:
-        say_path(console, f"The last state is in {config.checkpoints}: the same command with --resume goes on from it.")
+        say_path(console, _kept(step, checkpoints, config.checkpoints))
     if done == 0:
         return
     results = {"interrupted": True, "best_epoch": best.record.epoch + 1, "epochs": best.records[-1].epoch + 1}
@@ -140,6 +140,17 @@ def _stopped(step, config: TrainConfig, checkpoints, best: Best, console: Consol
     score = shown_score(_metric(best.record), best.record.val)
     say(console, f"Best so far: epoch {results['best_epoch']}, validation {score}.")
     _write(config, _content(config, results, best.records, step.report()), step, console)
+
+
+def _kept(step, checkpoints, folder: str) -> str:
+    """What there is to go on from."""
+    paths = checkpoints.paths()
+    if not paths:
+        return f"There is no checkpoint in {folder} yet."
+    on = "the same command with --resume goes on from it."
+    if step.state_of_all:  # which ranks write together, and not when they are stopped
+        return f"The newest whole state, {paths[-1].name}, is in {folder}: {on}"
+    return f"The last state is in {folder}: {on}"
 
 
 def _content(config: TrainConfig, results: dict[str, Any], records: list, report) -> dict[str, Any]:

@@ -21,6 +21,21 @@ class RowSource:
     slot_of: Tensor | None = None
     in_place = False
 
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole table: ``[N, ...]``."""
+        return self.table.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which rows are stored."""
+        return self.table.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.table[:1].numel() * self.table.element_size()
+
     def rows(self, ids: Tensor) -> Tensor:
         """``table[ids]``, ``[n, ...]``; rows of 0 if the table is empty: ids are then padding only."""
         if self.table.shape[0] == 0:

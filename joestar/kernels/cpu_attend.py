@@ -5,7 +5,7 @@ from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, check_rows, check_values, require
-from joestar.kernels.layout import shares_rows
+from joestar.kernels.layout import shares_rows, wide_dtype
 
 
 def attend(
@@ -19,7 +19,7 @@ def attend(
     args = _checked(indptr, indices, s_src, s_dst, x, bits)
     x, heads, width = args[4], s_dst.shape[1], x.shape[2]
     y = x.new_empty((s_dst.shape[0], heads, width))
-    top, total = (torch.empty(s_dst.shape, dtype=_wide(x.dtype), device="cpu") for _ in range(2))
+    top, total = (torch.empty(s_dst.shape, dtype=wide_dtype(x.dtype), device="cpu") for _ in range(2))
     _native.attend(*args, heads, width, shares_rows(x, s_dst), slope, scale, y, top, total)
     return y, top, total
 
@@ -30,7 +30,7 @@ def attend_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty), in edge order."""
     args = _checked(indptr, indices, s_src, s_dst, x, bits)
-    x, heads, width, wide = args[4], s_dst.shape[1], x.shape[2], _wide(x.dtype)
+    x, heads, width, wide = args[4], s_dst.shape[1], x.shape[2], wide_dtype(x.dtype)
     shape = [s_dst.shape[0], heads, width]
     require(list(grad.shape) == shape, f"grad {shape}", f"{list(grad.shape)}")
     for value, name in ((top, "top"), (total, "total")):
@@ -43,11 +43,6 @@ def attend_grad(
         grads[2] if needs_x else None,
     )  # fmt: skip
     return grads
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What 16-bit values accumulate in."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def _checked(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, bits: Tensor | None) -> tuple:

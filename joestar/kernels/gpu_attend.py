@@ -25,7 +25,7 @@ from joestar.kernels.gpu_tiles import (
     tile_configs,
     tile_rows,
 )
-from joestar.kernels.layout import shares_rows
+from joestar.kernels.layout import shares_rows, wide_dtype
 
 _AHEAD = 4
 
@@ -229,10 +229,6 @@ def _coefficient_grads(
     return values, grad_dst
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 def _check(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, bits: Tensor | None) -> None:
     check_offsets(indptr)
     check_ids(indices)
@@ -260,7 +256,7 @@ def attend(
     _check(indptr, indices, s_src, s_dst, x, bits)
     n, heads, width = *s_dst.shape, x.shape[2]
     y = x.new_empty((n, heads, width))
-    top, total = (x.new_empty((n, heads), dtype=_wide(x.dtype)) for _ in range(2))
+    top, total = (x.new_empty((n, heads), dtype=wide_dtype(x.dtype)) for _ in range(2))
     if n and heads:
         settings = tile_settings(heads, max(1, width), False, x)
         _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
@@ -302,7 +298,7 @@ def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad,
     shared, edges, device = shares_rows(x, s_dst) or v_src is not None, indices.numel(), x.device
     if not (n and heads):
         return torch.zeros_like(s_src), torch.empty_like(s_dst), torch.zeros_like(x) if needs_x else x.new_empty(0)
-    coefs = torch.empty((edges, heads), dtype=_wide(x.dtype), device=device) if needs_x else None
+    coefs = torch.empty((edges, heads), dtype=wide_dtype(x.dtype), device=device) if needs_x else None
     scores = s_src, s_dst
     for_z, grad_dst = _coefficient_grads(indptr, indices, scores, x, top, total, grad, slope, bits, scale, coefs)
     if is_deterministic():

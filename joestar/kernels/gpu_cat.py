@@ -15,13 +15,26 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.activations import Before, parsed
 from joestar.kernels.determinism import is_deterministic
+from joestar.kernels.gpu_activations import before_reading
 from joestar.kernels.gpu_bits import kept_bits, passes_relu, rows_within_warps, store_bits, unknown_bits, whole_words
 from joestar.kernels.gpu_grad import spmm_grad_x_transposed
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op
-from joestar.kernels.gpu_links import gathered_grad
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, require
+from joestar.kernels.gpu_links import gathered_grad, gathered_through
 from joestar.kernels.gpu_spmm import AHEAD, row_edges
-from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
+from joestar.kernels.gpu_tiles import (
+    accumulator,
+    check_values,
+    column_block,
+    for_activations,
+    of_columns,
+    tile_columns,
+    tile_configs,
+    tile_rows,
+)
+
+_NOTHING = Before()
 
 
 @triton.jit
@@ -35,16 +48,45 @@ def _activated(x, added, bits, row, column, mask, WIDTH: tl.constexpr, WORDS: tl
     return value
 
 
+@triton.jit
+def _read(
+    x, added, bits, row, column, mask,
+    ACT: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """(``_activated``, nothing) or, with ``ACT``, (entries of ``x``, which are kept): in flight, not yet used."""
+    if ACT is None:
+        return _activated(x, added, bits, row, column, mask, WIDTH, WORDS, ACC), mask
+    else:
+        value, kept = tl.load(x + row * WIDTH + column, mask, 0), mask
+        if bits is not None:
+            kept = kept_bits(bits, row, column, mask, WORDS)
+        return value, kept
+
+
+@triton.jit
+def _used(
+    value, kept, added, gain, shift, mask, ACT: tl.constexpr, EPS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr
+):
+    """What ``_read`` gave, after norm and activation (see ``gpu_activations``), not yet scaled."""
+    if ACT is not None:
+        value = value.to(ACC)
+        if added is not None:
+            value += added
+        value = tl.where(kept, before_reading(value, gain, shift, mask, ACT, EPS, WIDTH, ACC), 0)
+    return value
+
+
 @triton.jit(do_not_specialize=["n"])
 def _aggregate_rows(
-    indptr, indices, x, weight, factor, bias, bits, out, kept, n, scale,
-    CAT: tl.constexpr, MEAN: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr,
-    ACC: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    indptr, indices, x, weight, factor, bias, gain, shift, bits, out, kept, n, scale,
+    CAT: tl.constexpr, MEAN: tl.constexpr, ACT: tl.constexpr, EPS: tl.constexpr, WIDTH: tl.constexpr,
+    WORDS: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Sum or mean of z over in-edges, z the activated rows of x; ``CAT``: z[i] beside it, else factor * z[i] added.
 
-    ``bias``, only with ``bits``: added to the rows of x first. ``kept``: where to note which entries of the rows that
-    are read are positive and kept.
+    ``bias``, only with ``bits`` or ``ACT``: added to the rows of x first. ``kept``: where to note which entries of the
+    rows that are read are positive and kept. ``gain``, ``shift``: of a norm.
     """
     i = tile_rows(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
@@ -53,13 +95,14 @@ def _aggregate_rows(
     if kept is not None:
         column = whole_words(part, WIDTH, WORDS, WIDE, BLOCK)
     inside = column < WIDTH
-    added = bias
-    if bias is not None:
-        added = tl.load(bias + column, inside, 0).to(ACC)
+    added = of_columns(bias, column, inside, ACC)
+    gain, shift = of_columns(gain, column, inside, ACC), of_columns(shift, column, inside, ACC)
     longest = tl.max(end - start)
     own = tl.zeros([ROWS, BLOCK], ACC)
     if CAT or factor is not None:
-        own = _activated(x, added, bits, i.to(tl.int64), column, (i < n) & inside, WIDTH, WORDS, ACC)
+        mask = (i < n) & inside
+        own, holds = _read(x, added, bits, i.to(tl.int64), column, mask, ACT, WIDTH, WORDS, ACC)
+        own = _used(own, holds, added, gain, shift, mask, ACT, EPS, WIDTH, ACC)
         if kept is not None:
             store_bits(kept, i.to(tl.int64), passes_relu(own), part, i < n, WORDS, WIDE, BLOCK)
     if factor is not None:
@@ -67,18 +110,20 @@ def _aggregate_rows(
     sums = tl.zeros([ROWS, BLOCK], ACC)
     done = tl.zeros((), tl.int64)
     while done < longest:
-        values, sources, weights = (), (), ()
+        values, holding, sources, weights = (), (), (), ()
         for j in tl.static_range(AHEAD):
             e = start + done + j
             source = tl.load(indices + e, e < end, 0).to(tl.int64)
-            value = _activated(x, added, bits, source, column, (e < end) & inside, WIDTH, WORDS, ACC)
-            sources, values = sources + (source,), values + (value,)  # noqa: RUF005
+            value, holds = _read(x, added, bits, source, column, (e < end) & inside, ACT, WIDTH, WORDS, ACC)
+            sources, values, holding = sources + (source,), values + (value,), holding + (holds,)  # noqa: RUF005
             if weight is not None:
                 weights = weights + (tl.load(weight + e, e < end, 0).to(ACC),)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
             if kept is not None:
                 store_bits(kept, sources[j], passes_relu(values[j]), part, start + done + j < end, WORDS, WIDE, BLOCK)
-            sums += values[j] if weight is None else values[j] * weights[j]
+            mask = (start + done + j < end) & inside
+            value = _used(values[j], holding[j], added, gain, shift, mask, ACT, EPS, WIDTH, ACC)
+            sums += value if weight is None else value * weights[j]
         done += AHEAD
     if bits is not None:
         own *= scale
@@ -93,27 +138,42 @@ def _aggregate_rows(
         tl.store(at + WIDTH, own.to(out.dtype.element_ty), (i < n) & inside)
 
 
-def _run(indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kept=None, bias=None) -> Tensor:
+def _checked(x: Tensor, *how) -> Before:
+    """What happens to the rows; ``ValueError`` also for a norm of rows that are several tiles."""
+    before = Before(*how)
+    before.check(x)
+    require(not before.eps or x.shape[1] <= column_block(x.shape[1]), "a norm over 256 columns at most", x.shape[1])
+    return before
+
+
+def _run(
+    indptr, indices, x, weight, factor, bits, scale, reduce, cat: bool, kept=None, before: Before = _NOTHING
+) -> Tensor:
     check_offsets(indptr)
     check_ids(indices)
-    check_values(x=x, weight=weight, own=factor, bias=bias)
+    check_values(x=x, weight=weight, own=factor, bias=before.bias, gain=before.gain, shift=before.shift)
+    act = None if before.act is None else parsed(before.act)
     n, width = indptr.numel() - 1, x.shape[1]
     out = x.new_empty((n, 2 * width if cat else width))
     if not out.numel():
         return out
     block, words = column_block(width), cdiv(width, 32)
+    ahead = AHEAD if act is None or x.element_size() > 2 else AHEAD // 2  # twice as many columns a thread
 
     def launch(config: tune.Config) -> None:
         _aggregate_rows[(cdiv(n, config["ROWS"]), cdiv(width, block))](
-            indptr, indices, x, weight, factor, bias, bits, out, kept, n, scale,
-            CAT=cat, MEAN=reduce == "mean", WIDTH=width, WORDS=words, WIDE=words if width <= block else block // 32,
-            ACC=accumulator(x, weight), AHEAD=AHEAD, BLOCK=block, **config,
+            indptr, indices, x, weight, factor, before.bias, before.gain, before.shift, bits, out, kept, n, scale,
+            CAT=cat, MEAN=reduce == "mean", ACT=act, EPS=before.eps, WIDTH=width, WORDS=words,
+            WIDE=words if width <= block else block // 32, ACC=accumulator(x, weight), AHEAD=ahead, BLOCK=block,
+            **config,
         )  # fmt: skip
 
-    form = (cat, weight is not None, factor is not None, bits is not None, bias is not None)
+    kernel, configs = "aggregate_rows", tile_configs(width, x.element_size())
+    form = (cat, weight is not None, factor is not None, bits is not None, before.bias is not None)
+    if act is not None:
+        form, configs = (*form, *act, before.eps > 0), for_activations(configs, before.eps > 0)
     shape = (x.dtype, width, reduce, *form, tune.size_class(n), tune.size_class(indices.numel()))
     work = (3 * n + indices.numel()) * width * x.element_size()
-    kernel, configs = "aggregate_rows", tile_configs(width, x.element_size())
     if kept is not None:
         kernel, configs = "aggregate_rows_kept", rows_within_warps(configs, block * x.element_size())
     launch(tune.choose(kernel, shape, configs, launch, work, x.device))
@@ -141,7 +201,7 @@ def aggregate_cat_kept(
 ) -> tuple[Tensor, Tensor]:
     """``aggregate_cat`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries it read are in z."""
     kept = unknown_bits(x)
-    return _run(indptr, indices, x, None, None, bits, scale, reduce, True, kept, bias), kept
+    return _run(indptr, indices, x, None, None, bits, scale, reduce, True, kept, Before(bias=bias)), kept
 
 
 @op
@@ -151,7 +211,18 @@ def aggregate_rows_kept(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``aggregate_rows`` of ``x + bias``, and int32 ``[num_src, ceil(D / 32)]``: which entries it read are in z."""
     kept = unknown_bits(x)
-    return _run(indptr, indices, x, weight, own, bits, scale, reduce, False, kept, bias), kept
+    return _run(indptr, indices, x, weight, own, bits, scale, reduce, False, kept, Before(bias=bias)), kept
+
+
+@op
+def aggregate_activated(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None, bits: Tensor | None,
+    scale: float, reduce: str, cat: bool, act: str, gain: Tensor | None = None, shift: Tensor | None = None,
+    eps: float = 0.0, bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """``aggregate_cat`` or ``aggregate_rows`` of any activation, behind a layer norm; see ``joestar.ops.reference``."""
+    before = _checked(x, act, gain, shift, eps, bias)
+    return _run(indptr, indices, x, weight, own, bits, scale, reduce, cat, None, before)
 
 
 @op
@@ -192,6 +263,27 @@ def aggregate_rows_kept_grad(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of ``aggregate_rows_kept``, as in ``aggregate_cat_kept_grad``."""
     return _gradient(indptr, indices, grad, kept.shape[0], None, weight, own, kept, scale, reduce, False, biased)
+
+
+@op
+def aggregate_activated_grad(
+    indptr: Tensor, indices: Tensor, grad: Tensor, x: Tensor, weight: Tensor | None, own: Tensor | None,
+    bits: Tensor | None, scale: float, reduce: str, cat: bool, act: str, gain: Tensor | None, shift: Tensor | None,
+    eps: float, bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``aggregate_activated`` for ``x``, ``gain``, ``shift`` and ``bias``, ``[0]`` where there is none.
+
+    The order of all sums is as in ``aggregate_cat_grad``.
+    """
+    check_offsets(indptr)
+    check_ids(indices)
+    check_values(grad=grad, x=x, weight=weight, own=own, gain=gain, shift=shift, bias=bias)
+    before = _checked(x, act, gain, shift, eps, bias)
+    if is_deterministic():
+        rows = _in_edge_order(indptr, indices, grad, x.shape[0], None, weight, own, bits, scale, reduce, cat)
+        rows, *sums = before.gradients(rows, x)
+        return rows.to(x.dtype), *sums
+    return gathered_through(indptr, indices, grad, x, weight, reduce, own, bits, scale, cat, before)
 
 
 def _gradient(

@@ -173,7 +173,7 @@ def _signed_softmax(
         done += 1
 
 
-def _check(indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, bits: Tensor | None, heads: int) -> None:
+def _check(indptr: Tensor, indices: Tensor, dsts: Tensor, bits: Tensor | None, heads: int) -> None:
     check_offsets(indptr)
     check_ids(indices, dsts)
     rows = indptr.numel() - 1
@@ -244,7 +244,7 @@ def gather_attend(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(``y`` ``[num_dst, H, F]``, signed coefficients ``[E, H]``); see ``joestar.ops.gather_attend``."""
     heads, width = v_src.shape
-    _check(indptr, indices, dsts, table, bits, heads)
+    _check(indptr, indices, dsts, bits, heads)
     check_values(table=table, v_src=v_src, v_dst=v_dst)
     n, edges = indptr.numel() - 1, indices.numel()
     y = table.new_empty((n, heads, width))
@@ -270,7 +270,7 @@ def gather_attend_grad(
 ) -> Tensor:  # fmt: skip
     """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of ``alpha``; no atomic additions."""
     n, heads, width = grad.shape
-    _check(indptr, indices, dsts, table, bits, heads)
+    _check(indptr, indices, dsts, bits, heads)
     check_values(table=table, alpha=alpha, grad=grad, out=out, out_grad=out_grad)
     if not (n and heads and width):
         return alpha.new_zeros((2, heads, width))

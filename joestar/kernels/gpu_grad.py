@@ -27,11 +27,7 @@ from joestar.kernels.gpu_tiles import (
     tile_columns,
     tile_rows,
 )
-from joestar.kernels.layout import message_shape, shares_rows
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+from joestar.kernels.layout import message_shape, shares_rows, wide_dtype
 
 
 @op
@@ -51,7 +47,7 @@ def spmm_grad_x(
     check_values(grad=grad, weight=weight)
     if not shared:
         return gathered_grad(indptr, indices, grad, num_src, weight, reduce)[0]
-    dtype = torch.promote_types(_wide(grad.dtype), grad.dtype if weight is None else _wide(weight.dtype))
+    dtype = torch.promote_types(wide_dtype(grad.dtype), grad.dtype if weight is None else wide_dtype(weight.dtype))
     out = torch.zeros((num_src, 1, *grad.shape[2:]), dtype=dtype, device=grad.device)
     shared_scatter(indptr, indices, grad, weight, reduce == "mean", out)
     return out.to(grad.dtype)
@@ -70,8 +66,8 @@ def spmm_grad_x_transposed(
     offsets, dst, order = transposed(indptr, indices, edge_dst(indptr, indices.numel(), indices), num_src)
     scaled = grad
     if reduce == "mean":
-        degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(_wide(grad.dtype))
-        scaled = grad.to(_wide(grad.dtype)) / degree.reshape(-1, *[1] * (grad.dim() - 1))
+        degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(wide_dtype(grad.dtype))
+        scaled = grad.to(wide_dtype(grad.dtype)) / degree.reshape(-1, *[1] * (grad.dim() - 1))
     weight = None if weight is None else weight[order]
     if shared:  # every head of an edge is an edge of its own
         heads = weight.shape[1]
@@ -177,12 +173,12 @@ def spmm_extremum_grad(
     heads, width = heads_and_width(x, weight)
     ordered = is_deterministic()
     rows_of = (indices.numel(), *x.shape[1:]) if ordered else x.shape
-    grad_x = torch.zeros(rows_of, dtype=_wide(x.dtype), device=x.device)
+    grad_x = torch.zeros(rows_of, dtype=wide_dtype(x.dtype), device=x.device)
     n, block = indptr.numel() - 1, row_tile(max(1, width))
     parts = cdiv(max(1, width), block)
     layers = grad_weight = None if weight is None else torch.zeros_like(weight)
     if weight is not None and parts > 1:
-        layers = torch.zeros((parts, *weight.shape), dtype=_wide(weight.dtype), device=x.device)
+        layers = torch.zeros((parts, *weight.shape), dtype=wide_dtype(weight.dtype), device=x.device)
     if n and indices.numel() and grad_x.numel():
         rows = max(1, 256 // block)
         _extremum_grad[(cdiv(n, rows), heads, parts)](
@@ -216,7 +212,7 @@ def scatter_src(indptr: Tensor, indices: Tensor, e: Tensor, num_src: int) -> Ten
     check_offsets(indptr)
     check_ids(indices)
     check_values(e=e)
-    out = torch.zeros((num_src, *e.shape[1:]), dtype=_wide(e.dtype), device=e.device)
+    out = torch.zeros((num_src, *e.shape[1:]), dtype=wide_dtype(e.dtype), device=e.device)
     width, num_edges = row_size(e), indices.numel()
     if out.numel() and num_edges:
         block = column_block(width)

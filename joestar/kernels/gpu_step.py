@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_launch import on_device
-from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox, show_host
+from joestar.kernels.gpu_mailbox import SHIFT, TAG, mailbox, show_host, tell
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def _overflow(counts, flag, out, ok, sequence, words, BOUNDS: tl.constexpr, COUN
 def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Tensor, Tensor]:
     """(true counts int64 ``[n]``, ok): ok is false while the sticky flag is set or any count exceeds its bound.
 
-    Both are posted to the host where a mailbox is open (``kernels.gpu_mailbox``).
+    Both are told to who hears, or else posted to the host where a mailbox is open (``kernels.gpu_mailbox``).
     """
     out = torch.empty(len(counts), dtype=torch.int64, device=flag.device)
     ok = torch.empty((), dtype=torch.bool, device=flag.device)
@@ -79,4 +79,30 @@ def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Ten
         tuple(counts), flag.view(torch.int8), out, ok.view(torch.int8), sequence, words,
         BOUNDS=tuple(map(int, bounds)), COUNT=len(counts), POST=mailbox() is not None, num_warps=1,
     )  # fmt: skip
+    tell(out, ok)
     return out, ok
+
+
+@triton.jit
+def _own_words(gradients, size, words, values, shares, ok, lacks, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    if tl.load(lacks) != 0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(gradients + at, tl.zeros((BLOCK,), gradients.dtype.element_ty), mask=at < size)
+    if tl.program_id(0) == 0:
+        for i in tl.static_range(COUNT):
+            part = tl.load(shares + i + (i > 0)).to(words.dtype.element_ty)
+            value = tl.load(values[i]).to(words.dtype.element_ty)
+            tl.store(words + i, tl.where(part == 0, 0.0, value * part))
+        tl.store(words + COUNT, (tl.load(ok) == 0).to(words.dtype.element_ty))
+
+
+@on_device
+def own_words(
+    gradients: Tensor, words: Tensor, values: list[Tensor], shares: Tensor, ok: Tensor, lacks: Tensor
+) -> None:
+    """What a rank adds to a sum over ranks besides its gradients: see ``joestar.ops.step.words``."""
+    size = gradients.numel()
+    _own_words[(max(1, triton.cdiv(size, 1024)),)](
+        gradients, size, words, tuple(values), shares, ok.view(torch.int8), lacks.view(torch.int8),
+        COUNT=len(values), BLOCK=1024, num_warps=4,
+    )  # fmt: skip

@@ -33,7 +33,6 @@ class Kind(enum.Enum):
 
 _OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA, Kind.HISTORY})
 _STRUCTURE = ("indptr", "indices", "ids", "whole_degrees", "positions")
-_FIXED = frozenset({Kind.CONSTANT, Kind.HOISTED})
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,6 @@ class Input:
     def of_graph(self) -> bool:
         """Whether it is structure or data of the graph."""
         return self.kind in _OF_GRAPH
-
-    @property
-    def rebindable(self) -> bool:
-        """Whether it may hold other values in the next step: all but constants, and what was computed from inputs.
-
-        What is held is written in place; what was hoisted from it is then computed again (``fusion.clean.hoist``).
-        """
-        return self.kind not in _FIXED
 
     @property
     def needs_grad(self) -> bool:

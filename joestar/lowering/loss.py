@@ -146,7 +146,7 @@ def unreduced(loss_fn: Callable) -> Callable | None:
     return functools.partial(loss_fn, reduction="none") if "reduction" in parameters else None
 
 
-def check_labels(labels, num_nodes: int) -> Tensor:
+def check_labels(labels) -> Tensor:
     """``graph.ndata["y"]`` if it can be trained on.
 
     Raises:

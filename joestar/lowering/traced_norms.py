@@ -16,8 +16,6 @@ from joestar.errors import CaptureError
 from joestar.ops.step.ranks import Partners, partners
 from joestar.torch_private import BatchNorm
 
-SYNCED = torch.ops.joestar.synced_batch_norm.default
-
 
 @contextlib.contextmanager
 def traced_norms(alone: bool = False) -> Iterator[None]:

@@ -108,7 +108,7 @@ class Checkpoints:
         """Writes the state of a ``Step``, and anything else made of tensors, numbers, strings and containers.
 
         Of several ranks (``joestar.distributed``) only rank 0 writes: the state is the same on all. The others wait
-        until the file is there; rank 0 may save alone.
+        until the file is there; rank 0 may save alone, except over partitions, where ranks know parts of the state.
 
         Returns:
             The file. Older ones beyond ``keep`` are gone.

@@ -70,6 +70,7 @@ class Executor:
         self.resumed: dict | None = None
         self.agree: Callable[[str, list[int]], list[int]] | None = None
         self._replayed: ReplayedProgram | None = None
+        self._looked: tuple[int, SizeProfile] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -92,12 +93,19 @@ class Executor:
                 self._choose(seeds, min(room, max(batch, self.program.graph.num_nodes)), seed, epoch)
         self.counters.add_time("prepare", time.perf_counter() - start)
 
+    @property
+    def lacks_bounds(self) -> bool:
+        """Whether bounds are yet to be chosen from batches."""
+        return self.execution == "padded" and self.program.run is None and self.resumed is None
+
     def needs(self, seeds: Tensor) -> bool:
         """Whether batches of this size are yet to be compiled for."""
         return self.execution == "padded" and (self.program.run is None or seeds.numel() > self.program.batch)
 
     def _choose(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> None:
-        self.observed = profile = self.profile(seeds, batch, seed, epoch)
+        looked, self._looked = self._looked, None
+        seen = looked is not None and looked[0] == batch
+        self.observed = profile = looked[1] if seen else self.profile(seeds, batch, seed, epoch)
         bounds = choose_bounds(profile, batch, self.program.graph.num_nodes, self.slack)
         if self.program.run is not None:  # what was widened once stays wide
             bounds = [max(new, old) for new, old in zip(bounds, self.program.bounds, strict=True)]
@@ -135,15 +143,23 @@ class Executor:
         program.phases.seconds = {**self.program.phases.seconds, **program.phases.seconds}
         self.program, self.slack = program, slack
 
-    def profile(self, seeds: Tensor, batch: int, seed: int, epoch: int) -> SizeProfile:
-        """Sizes of batches spread over all of ``seeds``, structure only."""
+    def look(self, seeds: Tensor, batch: int, seed: int, epoch: int, trials: int) -> None:
+        """Notes sizes of so many batches of these seeds: what is noted when bounds are chosen is what they are of."""
+        found = self.profile(seeds, batch, seed, epoch, trials)
+        if self._looked is not None and self._looked[0] == batch:
+            found.batches = self._looked[1].batches + found.batches
+        self._looked = batch, found
+
+    def profile(self, seeds: Tensor, batch: int, seed: int, epoch: int, trials: int | None = None) -> SizeProfile:
+        """Sizes of ``trials`` batches (``warm_up``) spread over all of ``seeds``, structure only."""
+        trials = self.warm_up if trials is None else trials
         if seeds.numel() < batch:  # a short prediction: fill up with nodes from all over the graph
             seeds = torch.cat([seeds, spread_nodes(batch - seeds.numel(), self.program.graph, seed, epoch)])
         full = max(1, seeds.numel() // batch)
         batches = []
-        for trial in range(self.warm_up):
-            part = trial * full // self.warm_up if full >= self.warm_up else trial % full
-            again = 0 if full >= self.warm_up else trial // full
+        for trial in range(trials):
+            part = trial * full // trials if full >= trials else trial % full
+            again = 0 if full >= trials else trial // full
             chosen = seeds[part * batch : (part + 1) * batch]
             batches.append((chosen, step_key(seed, epoch + again, part, self.device)))
         self.counters.warm_up_batches += len(batches)

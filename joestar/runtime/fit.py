@@ -163,7 +163,7 @@ class Fit:
         """Decides when the scheduler steps."""
         number = self.train_idx.numel()
         size = seeds_per_rank(number, self.batch_size, world_size()) * world_size()
-        steps = self.step._most_steps(number, size, self.settings.drop_last)
+        steps = self.step._most_steps(self.train_idx, size, self.settings.drop_last)
         steps = -(-steps // self.step.accumulate)
         self.history.schedule = when(self.settings.scheduler, self.settings.schedule, epochs, steps)
 
@@ -264,9 +264,12 @@ class Fit:
     def save(self):
         """Writes a checkpoint, if there is a place for it; its path. Of several ranks the first does."""
         settings = self.settings
-        if settings.checkpoints is None or not is_first():
+        if settings.checkpoints is None or not (is_first() or self.step.state_of_all):
             return None
-        return settings.checkpoints.save(self.step, fit={
+        state = self.step.state_dict()
+        if not is_first():
+            return None
+        return settings.checkpoints.save(state, fit={
             "history": asdict(self.history), "best": self.history.best, "seconds": self.seconds,
             "losses": torch.stack(self.losses) if self.losses else None,
             "logged": {name: torch.stack(values) for name, values in self.logged.items()},
@@ -280,7 +283,7 @@ class Fit:
             CheckpointError: if it is of something else than a ``fit`` like this one.
         """
         settings = self.settings
-        content = settings.checkpoints.latest(self.step.graph.device)
+        content = settings.checkpoints.latest("cpu")  # tables over partitions are as large as the host
         if self.step.group is not None:
             records = None if content is None else content.get("fit", {}).get("history", {}).get("records", [])
             found = "none" if records is None else f"after {len(records)} epochs"
@@ -306,20 +309,32 @@ class Fit:
                 f"the checkpoint is of a fit that monitors {self.history.metric}, this one monitors {known.metric}: "
                 "expected the same call of fit."
             )
-        self.history.best, self.seconds = state["best"], state["seconds"]
-        self.losses = [] if state["losses"] is None else list(state["losses"].unbind())
-        self.logged = {name: list(values.unbind()) for name, values in state.get("logged", {}).items()}
+        device, best = self.step.graph.device, state["best"]
+        self.history.best = None if best is None else {name: _on(value, device) for name, value in best.items()}
+        self.seconds = state["seconds"]
+        self.losses = [] if state["losses"] is None else list(state["losses"].to(device).unbind())
+        logged = state.get("logged", {}).items()
+        self.logged = {name: list(values.to(device).unbind()) for name, values in logged}
 
     def told(self, path) -> str:
         """Where things are, after an interrupt."""
         history = self.history
         where = f"in {path}" if path is not None else "in the model (checkpoints= would have written a file)"
+        if self.step.state_of_all and self.settings.checkpoints is not None:
+            paths = self.settings.checkpoints.paths()
+            newest = f"the newest whole checkpoint is {paths[-1]}" if paths else "no checkpoint has been written yet"
+            where = f"in the model alone; {newest}"
         text = f"fit was interrupted after {len(self.losses)} steps of epoch {len(history.records)}; "
         text += f"the last state is {where}"
         if history.best is None:
             return text + "."
         best = f"epoch {history.best_epoch}, {history.metric} {history.best_val:.6g}"
         return f"{text}; the best parameters ({best}) are {'there, too' if path else 'in step.history.best'}."
+
+
+def _on(value, device: torch.device):
+    """A tensor there; what a module keeps beside tensors, as it is."""
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size: int, settings: Settings) -> History:
@@ -336,7 +351,7 @@ def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size
         with terminable():
             _epochs(run, epochs)
     except (KeyboardInterrupt, SystemExit) as error:
-        text = run.told(run.save())
+        text = run.told(None if step.state_of_all else run.save())  # others may be at another step
         error.add_note(text)
         if isinstance(error, SystemExit):  # has no traceback that would show it
             print(text, file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.functional import is_in_place, remove_in_place
 from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
+from joestar.lowering.loop_order import check_order_of_loops
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
@@ -172,6 +173,7 @@ class Program:
         captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample, known=known)
         causes.check_rows_are_there(captured.gm, captured.roles, origin)
         verify_capture(captured.gm, origin)
+        check_order_of_loops(captured.gm, origin)
         self.structure, self.logged, self.pushed = seen["structure"], seen["logged"], seen["pushed"]
         if tables is not None:
             check_layers(self.pushed, tables.layers, model_name)

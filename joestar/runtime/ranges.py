@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError
-from joestar.fusion.edges.edge_region import leaves_of
+from joestar.fusion.edges.edge_steps import leaves_of
 from joestar.profile.numbers import human_bytes
 from joestar.runtime.rows import ALL, ROW, in_order
 from joestar.runtime.stages import Plan, Stage
@@ -249,13 +249,13 @@ class _Range:
         ends = self.all(s_src), self.rows(s_dst), self.all(x)
         return value.target(self.indptr(value), self.rows(indices), *ends, *rest)
 
-    def edge_map(self, value: Value) -> Tensor:
+    def segment(self, value: Value) -> list[Tensor]:
         """Messages of the range's edges."""
-        _, indices, leaves, program, reduce = value.args
+        _, indices, leaves, program, heads = value.args
         found = []
-        for kind, (first, *rest) in leaves_of(program, leaves):
-            found += [self.all(first) if kind in ("src", "vector") else self.rows(first), *map(self.all, rest)]
-        return value.target(self.indptr(value), self.rows(indices), found, program, reduce)
+        for family, (first, *rest) in leaves_of(program, leaves):
+            found += [self.all(first) if family in ("src", "vector") else self.rows(first), *map(self.all, rest)]
+        return value.target(self.indptr(value), self.rows(indices), found, program, heads)
 
 
 _SEGMENTS = {
@@ -264,7 +264,7 @@ _SEGMENTS = {
     _JOESTAR.edge_softmax.default: _Range.edge_softmax,
     _JOESTAR.edge_dst.default: _Range.edge_dst,
     _JOESTAR.attend.default: _Range.attend,
-    _JOESTAR.edge_map.default: _Range.edge_map,
+    _JOESTAR.segment.default: _Range.segment,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from joestar.fusion.edges.edge_region import leaves_of
+from joestar.fusion.edges.edge_steps import leaves_of
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 from joestar.torch_private import OpOverload
 
@@ -334,11 +334,11 @@ def in_order(indices) -> bool:
     return indices.target is torch.ops.aten.arange.default
 
 
-def _edge_map(value, edges):
+def _segment(value, edges):
     _, indices, leaves, program, _ = value.args
     reads = [(indices, "edge")]
-    for kind, (first, *rest) in leaves_of(program, leaves):
-        how = {"src": ALL, "dst": "dst", "vector": FIXED}.get(kind, "edge")
+    for family, (first, *rest) in leaves_of(program, leaves):
+        how = {"src": ALL, "dst": "dst", "vector": FIXED}.get(family, "edge")
         reads += [(first, how), *((operand, FIXED) for operand in rest)]
     return reads
 
@@ -351,7 +351,7 @@ OVER_SEGMENTS = {
     _JOESTAR.attend.default: lambda v, e: (
         [(v.args[1], "edge"), (v.args[2], ALL), (v.args[3], "dst"), (v.args[4], ALL)] if v.args[6] is None else None
     ),
-    _JOESTAR.edge_map.default: _edge_map,
+    _JOESTAR.segment.default: _segment,
 }
 """Operations over the in-edges of destinations -> (operand, how it is read) of what they read, offsets left out."""
 

@@ -60,7 +60,7 @@ class Scorer:
 
     def __call__(self, outputs, idx: Tensor, metrics: list[Metric] | None) -> tuple[dict[str, float], list[Metric]]:
         """Name -> score of what the model returned for these nodes, and the metrics."""
-        y = check_labels(self.graph.ndata.get("y"), self.graph.num_nodes)[idx]
+        y = check_labels(self.graph.ndata.get("y"))[idx]
         main, task = main_output(outputs), None
         if isinstance(main, Tensor) and not (metrics and all(callable(m.given) or m.name == LOSS for m in metrics)):
             task = self.task(main, y)

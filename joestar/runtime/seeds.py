@@ -87,8 +87,8 @@ def shuffled(seeds: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 def spread_nodes(number: int, graph: Graph, seed: int, epoch: int) -> Tensor:
-    """So many nodes from all over the graph, in its id dtype: distinct ones where the graph is small."""
-    nodes = graph.num_nodes
+    """So many nodes (slots) from all over the graph, in its id dtype: distinct ones where the graph is small."""
+    nodes = graph.num_slots
     if nodes <= 4 * number:
         every = torch.arange(nodes, dtype=graph.indices.dtype, device=graph.device)
         return shuffled(every, seed, epoch)[:number]

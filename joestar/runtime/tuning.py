@@ -96,7 +96,7 @@ class StepTimer:
         self.backend = backend
         self.texts = texts
         self.device = runner.executor.device
-        self.memory = GraphMemory(self.device) if runner.cuda_graph else None
+        self.memory = GraphMemory() if runner.cuda_graph else None
         self.programs: dict[Candidate, Program] = {}
         self._ready: dict[Candidate, tuple] = {}
 

@@ -63,7 +63,6 @@ class Average:
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):
-        self.decay = decay
         self.parameters = dict(model.named_parameters())
         self.weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         device = next(iter(self.weights.values())).device

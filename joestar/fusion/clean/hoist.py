@@ -79,7 +79,7 @@ def run(gm: fx.GraphModule, context) -> int:
     for node in list(gm.graph.nodes):
         if node not in constant or node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
             continue
-        if all(user in constant for user in node.users) or not _works(node, constant):
+        if all(user in constant for user in node.users) or not _works(node):
             continue
         if context.admits(PATTERN, node, True):
             _hoist(gm, node, constant, context)
@@ -121,7 +121,7 @@ def _pure(node: fx.Node) -> bool:
     return not random and node.target is not _ATEN.batch_norm.default
 
 
-def _works(node: fx.Node, constant: set[fx.Node]) -> bool:
+def _works(node: fx.Node) -> bool:
     """Whether computing the node costs anything, and it reads a tensor."""
     behind = ancestors(node)
     reads = any(other.op == "placeholder" for other in behind)

@@ -67,14 +67,14 @@ def _kept_grad_fake(indptr, indices, grad, weight, own, kept, scale, reduce, bia
     return grad.new_empty((kept.shape[0], grad.shape[1])), grad.new_empty((grad.shape[1] if biased else 0,))
 
 
-def _check_constant(ctx, inputs):
+def check_constant(ctx, inputs):
     for name, position in (("weight", 3), ("own", 4)):
         if inputs[position] is not None and ctx.needs_input_grad[position]:
             raise RuntimeError(f"aggregate_rows has no gradient for {name}; use spmm, whose weights may be trained")
 
 
 def _setup(ctx, inputs, output):
-    _check_constant(ctx, inputs)
+    check_constant(ctx, inputs)
     indptr, indices, x, weight, own, bits, ctx.scale, ctx.reduce = inputs
     ctx.save_for_backward(indptr, indices, x, weight, own, bits)
 
@@ -86,7 +86,7 @@ def _backward(ctx, grad):
 
 
 def _kept_setup(ctx, inputs, output):
-    _check_constant(ctx, inputs)
+    check_constant(ctx, inputs)
     indptr, indices, _, weight, own, _, ctx.scale, ctx.reduce, bias = inputs
     ctx.biased = bias is not None
     ctx.mark_non_differentiable(output[1])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from joestar.kernels.layout import shares_rows
+from joestar.kernels.layout import shares_rows, wide_dtype
 from joestar.ops.aggregate.edge_softmax import edge_softmax
 from joestar.ops.aggregate.scatter import scatter_dst, scatter_src
 from joestar.ops.aggregate.spmm import spmm, spmm_grad_x
@@ -83,8 +83,7 @@ def _masked(alpha: Tensor, bits: Tensor, scale: float) -> Tensor:
 
 def _fake(indptr, indices, s_src, s_dst, x, slope, bits, scale):
     rows = s_dst.shape
-    wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
-    top, total = (x.new_empty(rows, dtype=wide) for _ in range(2))
+    top, total = (x.new_empty(rows, dtype=wide_dtype(x.dtype)) for _ in range(2))
     return x.new_empty((*rows, x.shape[2])), top, total
 
 
