@@ -6,9 +6,12 @@ import signal
 import sys
 
 import numpy as np
+import torch
 
 from joestar.data import external_sort
 from joestar.data.structure import EdgeRules
+
+QUIET = {"verbose": False, "memory": "1MiB"}
 
 
 def expected_csc(edges, num_nodes, rules):
@@ -21,6 +24,13 @@ def expected_csc(edges, num_nodes, rules):
     pairs = sorted(set(pairs) if rules.drop_duplicates else pairs)
     degrees = np.bincount([d for d, _ in pairs], minlength=num_nodes)
     return np.concatenate([[0], np.cumsum(degrees)]), np.array([s for _, s in pairs], dtype=np.int32)
+
+
+def assert_structure(graph, edges, nodes, rules):
+    """Asserts that a converted graph is that of its edges."""
+    indptr, indices = expected_csc(edges, nodes, rules)
+    assert graph.indptr.tolist() == indptr.tolist()
+    assert graph.indices.tolist() == indices.tolist() and graph.indices.dtype == torch.int32
 
 
 def write_edges(path, form, edges, header=True):
@@ -52,6 +62,18 @@ def write_edges(path, form, edges, header=True):
         with gzip.open(file, "wt") if form.endswith("gz") else open(file, "w") as out:
             out.write("\n".join(lines) + "\n")
     return file
+
+
+def whole_folder(path, nodes=90, edges=700):
+    """A folder of edges, features, labels and splits."""
+    path.mkdir(exist_ok=True)
+    random = np.random.default_rng(3)
+    write_edges(path, "npy", random.integers(0, nodes, (2, edges)))
+    np.save(path / "features.npy", random.standard_normal((nodes, 5)))
+    np.save(path / "labels.npy", np.where(random.random(nodes) < 0.2, np.nan, random.integers(0, 4, nodes)))
+    for part, ids in zip(("train", "val", "test"), np.split(random.permutation(nodes), [40, 60]), strict=True):
+        np.save(path / f"{part}_idx.npy", ids)
+    return path
 
 
 FORMS = ("npy", "npy pairs", "npy fortran", "npy int32", "npz", "npz packed", "parquet", "csv", "tsv", "csv.gz")

@@ -1,0 +1,94 @@
+"""What cannot be converted is named, and leaves nothing behind."""
+
+import numpy as np
+import pytest
+
+from joestar.data.convert import convert
+from joestar.errors import ConfigError, DataError
+
+from .converting import QUIET, whole_folder, write_edges
+
+
+def edit(name, change):
+    def damage(source):
+        array = np.load(source / name)
+        np.save(source / name, change(array))
+
+    return damage
+
+
+def put(row, column, value):
+    def change(array):
+        array[row, column] = value
+        return array
+
+    return change
+
+
+def cut(name):
+    return lambda source: (source / name).write_bytes((source / name).read_bytes()[:-9])
+
+
+def csv(text):
+    def damage(source):
+        (source / "edges.npy").unlink()
+        (source / "edges.csv").write_text(text)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "message"),
+    [
+        (edit("edges.npy", put(1, 617, 90)), {}, r"edges.npy: column 617: the destination 90 is no node.*0\.\.89"),
+        (edit("edges.npy", put(0, 3, -1)), {}, r"edges.npy: column 3: the source -1 is no node"),
+        (edit("edges.npy", np.float32), {}, "ids of nodes must be integers; got float32"),
+        (
+            edit("edges.npy", lambda e: np.concatenate([e, e])),
+            {},
+            r"edges must be integers \[2, E\] or \[E, 2\].*\[4, 700",
+        ),
+        (cut("edges.npy"), {}, r"edges.npy: the file is truncated: \[2, 700\] of int64 need 11,328 bytes.*11,319"),
+        (cut("features.npy"), {}, "features.npy: the file is truncated"),
+        (lambda source: (source / "labels.npy").write_text("labels"), {}, "labels.npy: expected an .npy file"),
+        (edit("features.npy", put(77, 3, np.nan)), {"check": True}, "must be finite; row 77, column 3 is nan"),
+        (edit("features.npy", put(77, 3, 1e39)), {}, r"beyond float32: store bf16 or fp32; row 77, column 3 is 1e\+39"),
+        (edit("features.npy", put(5, 1, 70_000)), {"dtype": "fp16"}, r"beyond float16.*row 5, column 1 is 70000"),
+        (edit("features.npy", lambda x: x[:50]), {}, r"is no node: ids must lie in 0\.\.49 \(50 nodes\)"),
+        (edit("features.npy", lambda x: x[0]), {}, r"features must be \[N, F\] with F > 0; got \[5\]"),
+        (edit("labels.npy", lambda y: y - 2), {}, r"class ids must be 0..C-1.*row \d+ is -2"),
+        (edit("labels.npy", lambda y: y / 2), {}, r"class ids must be whole numbers; row \d+ is .*--task regression"),
+        (edit("labels.npy", lambda y: y * np.nan), {}, "not one of the 90 nodes has a label"),
+        (edit("val_idx.npy", lambda ids: ids + 89), {}, "the val split names node"),
+        (edit("val_idx.npy", lambda ids: np.repeat(ids, 2)), {}, "nodes twice, for example"),
+        (edit("val_idx.npy", np.float64), {}, "a split must be integer node ids"),
+        (lambda source: (source / "edges.npy").unlink(), {}, "none of its files is known"),
+        (csv("source,target\n0,1\n1,two\n"), {}, r"edges.csv: line 3, field 2: expected whole numbers; got 'two'"),
+        (csv("source,target\n0,1\n1,\n"), {}, r"edges.csv: line 3, field 2: expected whole numbers; got ''"),
+        (csv("source,target\n0,1\n1,2,3\n"), {}, r"edges.csv: line 3 has 3 fields, expected 2"),
+        (csv("source,target\n0,1\n1,99\n"), {}, r"row 1 of the table \(about line 3\): the destination 99 is no node"),
+        (csv("0,1\n1,1.5\n"), {}, r"edges.csv: line 2, field 2: expected whole numbers; got '1.5'"),
+        (lambda source: None, {"dtype": "int8"}, "dtype must be one of fp32, fp16, bf16"),
+        (lambda source: None, {"memory": "4KiB"}, "too little to work in"),
+        (lambda source: None, {"task": "ranking"}, "task must be"),
+        (lambda source: None, {"num_nodes": 0}, "num_nodes must be 1 to"),
+    ],
+)
+def test_wrong_inputs(tmp_path, damage, arguments, message):
+    source = whole_folder(tmp_path / "source")
+    damage(source)
+    with pytest.raises((DataError, ConfigError), match=message):
+        convert(source, tmp_path / "graph", **QUIET | arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"], "what cannot be gone on with is gone"
+
+
+def test_ids_that_are_no_positions(tmp_path):
+    with pytest.raises(DataError, match="the largest id is 1000000000, but there are 3 edges only"):
+        convert(write_edges(tmp_path, "npy", np.array([[0, 1, 2], [1, 2, 10**9]])), tmp_path / "graph", **QUIET)
+    with pytest.raises(DataError, match="expected 1 to 2,147,483,648 nodes"):
+        convert(write_edges(tmp_path, "npy", np.full((2, 10), 1 << 40)), tmp_path / "other", num_nodes=None, **QUIET)
+    with pytest.raises(DataError, match="there is no such file"):
+        convert(tmp_path / "nothing", tmp_path / "other", **QUIET)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(DataError, match="exists already"):
+        convert(tmp_path / "edges.npy", tmp_path / "there", **QUIET)
