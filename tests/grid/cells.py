@@ -37,7 +37,7 @@ class Cell:
         return "-".join(str(value).replace(" ", "") for value in vars(self).values())
 
 
-def cover(strength: int, dimensions: dict[str, tuple] = DIMENSIONS) -> list[Cell]:
+def cover(strength: int, dimensions: dict[str, tuple] = DIMENSIONS, make=Cell) -> list:
     """Cells among which every combination of ``strength`` values of different dimensions occurs; always the same.
 
     Greedy: a cell begins with the first combination that is missing, and every other value is the one that completes
@@ -61,7 +61,7 @@ def cover(strength: int, dimensions: dict[str, tuple] = DIMENSIONS) -> list[Cell
             chosen[name] = max(((name, value) for value in values), key=gain)[1]
         for combination in itertools.combinations(sorted(chosen.items(), key=lambda i: order.index(i[0])), strength):
             missing.pop(combination, None)
-        cells.append(Cell(**chosen))
+        cells.append(make(**chosen))
     return cells
 
 

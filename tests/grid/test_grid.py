@@ -38,13 +38,16 @@ def test_the_cells_cover_every_pair():
     assert cover(2, TWO_LAYERS) == PAIRS, "the same cells every time"
 
 
-WIDE = {name: pytest.mark.fuzz for name, cell in NAMED.items() if cell.hidden == 64}
+def named(name: str, cell: Cell):
+    """A cell as a parameter: wide ones are for ``make fuzz``, plain ones are captured in the real way there."""
+    plain = [pytest.mark.quick] * name.startswith("plain")
+    return pytest.param(cell, id=name, marks=[*plain, *[pytest.mark.fuzz] * (cell.hidden == 64)])
 
 
-@pytest.mark.parametrize(
-    "cell", [pytest.param(cell, id=name, marks=WIDE.get(name, ())) for name, cell in NAMED.items()]
-)
-def test_named_cell(cell, graph):
+@pytest.mark.parametrize("cell", [named(name, cell) for name, cell in NAMED.items()])
+def test_named_cell(cell, graph, request):
+    if request.node.get_closest_marker("quick"):
+        request.getfixturevalue("quick_captures")
     assert not check(cell, graph)
 
 
