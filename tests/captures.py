@@ -19,12 +19,15 @@ import copy
 import functools
 import os
 import re
+import sys
+import traceback
 import types
 from collections.abc import Iterator
 from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 
@@ -90,7 +93,7 @@ def cheapest(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
 
 
 def _copy(made: Captured, roles: list[Input]) -> Captured:
-    return Captured(fx.GraphModule(made.gm, copy.deepcopy(made.gm.graph)), list(roles), list(made.labels))
+    return Captured(_LazyGraphModule(made.gm, copy.deepcopy(made.gm.graph)), list(roles), list(made.labels))
 
 
 def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[Tensor], tuple]:
@@ -169,6 +172,22 @@ def _function(value: types.FunctionType, tensors: list[Tensor], graph) -> tuple:
     return value.__code__, value.__module__, _form(held, tensors, graph)
 
 
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Reports lack the texts of graphs, which take about as long as the passes."""
+    if os.environ.get("JOESTAR_REAL_CAPTURES") == "1":
+        yield
+        return
+    run = Program._run_passes
+
+    def run_passes(program, gm, roles, texts=True):
+        run(program, gm, roles, texts=False)
+
+    patched = mock.patch.object(fx.GraphModule, "print_readable", return_value="")
+    with mock.patch.object(Program, "_run_passes", run_passes), patched:
+        yield
+
+
 # --- quick ---
 
 
@@ -186,11 +205,16 @@ def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     return made
 
 
-def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
-    """What ``Program._capture`` gives, for programs whose Python needs no looking at."""
+def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> Captured:
+    """What ``Program._capture`` gives, for programs whose Python needs no looking at.
+
+    Args:
+        results: ``(context, graph, blocks, seeds) -> tensors``, if not those of the program.
+    """
     from fuzz.tracing import Inputs
 
-    graph, sampler, model, loss = program.graph, program.sampler, program.model, program.loss
+    graph, sampler, model = program.graph, program.sampler, program.model
+    results = results or functools.partial(_results, program)
     tables = getattr(sampler, "history_tables", None)
     inputs = Inputs(known_inputs(graph, model) | history_inputs(tables))
     seeds_at, key_at = inputs.begin(seeds, labels)
@@ -221,19 +245,11 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         blocks = twin_sampler.sample(twin.with_context(context), values[seeds_at])
         check_blocks(blocks, type(sampler).__name__)
         with _reparametrize_module(model, of(state)):
-            outputs, tensors = call_model(model, blocks, twin.ndata.get("x")), []
-        program.structure, program.logged, program.pushed = flatten(outputs, tensors), (), ()
-        if loss is None:
-            return tuple(tensors)
-        rows = {k: torch.index_select(twin.ndata[k], 0, values[seeds_at]) for k in ("y", *loss.inputs) if k != "seeds"}
-        rows |= {"seeds": twin.ids_of(values[seeds_at]).long()} if "seeds" in loss.inputs else {}
-        value, logged = loss_and_values(loss.call(outputs, rows.pop("y"), **rows), loss.name)
-        program.logged = tuple(logged)
-        program.pushed = tuple(layer for layer, *_ in context.pushed)
-        pushed = [tensor for _, *pair in context.pushed for tensor in pair]
-        return (value, *logged.values(), *pushed, *tensors)
+            return results(context, twin, blocks, values[seeds_at])
 
-    with inputs.mode, mock.patch("torch.compiler.is_compiling", return_value=True):
+    compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
+    frames = mock.patch("torch.fx.proxy.CapturedTraceback", _Frames)
+    with inputs.mode, compiling, frames, _use_lazy_graph_module(True):  # its code is made when it runs
         gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
@@ -242,6 +258,47 @@ def traced(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     capturing._rename_placeholders(gm, roles)
     check_guards(gm, {}, "Model")
     return Captured(gm, roles, labels)
+
+
+_TRACERS = tuple(
+    os.path.join(os.path.dirname(torch.__file__), name)
+    for name in ("fx", "_ops.py", "_dynamo", "_compile.py", "_library", "_subclasses", "_prims", "utils")
+)
+
+
+class _Frames:
+    """The stack from ``forward`` on without the tracer's own, as TorchDynamo has it: the rest takes time."""
+
+    @classmethod
+    def extract(cls, **_):
+        """Where the trace is."""
+        return cls()
+
+    def summary(self) -> traceback.StackSummary:
+        """The frames, outermost first."""
+        frames, frame = [], sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_TRACERS):
+                frames.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
+            frame = None if code.co_name == "forward" and code.co_filename == __file__ else frame.f_back
+        return traceback.StackSummary(frames[::-1])
+
+
+def _results(program: Program, context: SamplingContext, graph, blocks: list, seeds: Tensor) -> tuple:
+    """Loss, what it logs, rows for history tables, and outputs."""
+    loss = program.loss
+    outputs, tensors = call_model(program.model, blocks, graph.ndata.get("x")), []
+    program.structure, program.logged, program.pushed = flatten(outputs, tensors), (), ()
+    if loss is None:
+        return tuple(tensors)
+    rows = {k: torch.index_select(graph.ndata[k], 0, seeds) for k in ("y", *loss.inputs) if k != "seeds"}
+    rows |= {"seeds": graph.ids_of(seeds).long()} if "seeds" in loss.inputs else {}
+    value, logged = loss_and_values(loss.call(outputs, rows.pop("y"), **rows), loss.name)
+    program.logged = tuple(logged)
+    program.pushed = tuple(layer for layer, *_ in context.pushed)
+    pushed = [tensor for _, *pair in context.pushed for tensor in pair]
+    return (value, *logged.values(), *pushed, *tensors)
 
 
 def _without_unused(gm: fx.GraphModule, roles: list[Input]) -> list[Input]:

@@ -1,9 +1,11 @@
 """For all tests: without a GPU, Triton's kernels run in its interpreter, on CPU tensors."""
 
+import contextlib
 import gc
 import os
 import signal
 import tempfile
+import zlib
 
 # Test workers are as many as processors: each with threads of its own, or with Inductor's pool of processes, they wait
 # for one another. What needs several threads asks for them.
@@ -29,6 +31,7 @@ def pytest_configure(config):
     gc.set_threshold(50_000, 20, 100)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would hand that down
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "every(n): one of n cases in make test, the others in make fuzz")
     from torch._dynamo import guards
 
     if hasattr(guards, "profile_guard_manager"):
@@ -58,15 +61,25 @@ QUICK = {"quick_captures", "cheapest_captures"}
 
 
 def pytest_collection_modifyitems(items):
-    """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it."""
+    """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it.
+
+    Of tests that are marked ``every(n)`` ``make test`` runs the first case and about one of n others, chosen by their
+    names alone, and ``make fuzz`` the rest.
+    """
+    seen = set()
     for item in items:
+        test = item.getparent(pytest.Module), getattr(item, "originalname", item.name)
+        for mark in item.iter_markers("every"):
+            if test in seen and zlib.crc32(item.name.encode()) % mark.args[0]:
+                item.add_marker("fuzz")
+            seen.add(test)
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
 
 
 def names_lines(item) -> bool:
-    """Whether a test is about refusals: their messages name the user's line, which only TorchDynamo knows."""
-    return "refused" in item.name
+    """Whether a test is about refused programs: messages name the user's line, which only TorchDynamo knows."""
+    return "refused" in item.name and (item.path.parent.name != "runtime" or "line" in item.name)
 
 
 def pytest_collection_finish():
@@ -90,7 +103,7 @@ def quick_captures(request):
     """Programs are traced without TorchDynamo where that will do (``captures.py``)."""
     from captures import cheaper, quick, real
 
-    with cheaper(real if names_lines(request.node) else quick):
+    with cheaper(real if names_lines(request.node) else quick), without_texts(request):
         yield
 
 
@@ -99,5 +112,17 @@ def cheapest_captures(request):
     """Both: no capture for a twin of what was captured, and else none that looks at byte code (``captures.py``)."""
     from captures import cheaper, cheapest, real
 
-    with cheaper(real if names_lines(request.node) else cheapest):
+    with cheaper(real if names_lines(request.node) else cheapest), without_texts(request):
         yield
+
+
+def without_texts(request):
+    """Where nobody reads what reports say of graphs."""
+    from captures import silent
+
+    return contextlib.nullcontext() if "texts" in request.fixturenames else silent()
+
+
+@pytest.fixture
+def texts():
+    """Asks for reports with the texts of graphs, where captures are cheaper."""

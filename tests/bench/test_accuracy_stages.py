@@ -18,6 +18,8 @@ import stage_runs  # noqa: E402
 
 from joestar.errors import GraphError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 RECIPE = replace(stage_runs.RECIPES["planted"], epochs=2, batch=25, hidden=8, heads=2, fanouts=(4, 3), lr=0.02)
 
 

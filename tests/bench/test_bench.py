@@ -25,6 +25,8 @@ from joestar.runtime.inference import Inference
 
 from .easy import easy_graph
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 
 def test_planted_graph():
     shape = SHAPES["tiny"]

@@ -21,6 +21,8 @@ from joestar.graph_api import Graph
 from joestar.runtime.seeds import shuffled
 from joestar.store import pin
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 BATCH, FANOUTS = 16, [4, 3]
 
 

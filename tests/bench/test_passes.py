@@ -11,6 +11,8 @@ import joestar
 from joestar.bench import passes
 from joestar.cli.main import app
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 ARGUMENTS = ["bench", "passes", "--shape", "tiny", "--steps", "2", "--batch-size", "50", "--fanouts", "3,2",
              "--hidden", "8"]  # fmt: skip
 

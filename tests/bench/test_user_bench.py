@@ -16,6 +16,8 @@ from joestar.errors import ConfigError
 
 from .easy import easy_graph
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 SEEDS = torch.arange(50)
 
 
@@ -63,6 +65,7 @@ def test_degree_biased_blocks_pick_as_many_nodes_as_asked(graph):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(3)
 def test_baseline_learns(name, graph):
     module = example(UserSetting().folder, name)
     options = module.prepare(graph) if hasattr(module, "prepare") else {}

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 import joestar
 from joestar.cli.main import app
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 NUM_NODES = 60
 
 

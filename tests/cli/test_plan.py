@@ -3,11 +3,13 @@
 import json
 import re
 
+import pytest
 from typer.testing import CliRunner
 
 from joestar.cli.main import app
 from joestar.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 SMALL = ["--fanouts", "5,5", "--batch-size", "20", "--hidden", "16"]
 
 
@@ -54,6 +56,7 @@ def test_training_over_partitions(tmp_path):
     ran("partition", "cora", "--parts", "8", "--passes", "2", "--out", str(parts))
     given = ["cora", "--partitions", str(parts), "--group", "2", "--memory", "40MiB", *SMALL]
     assert "history" in ran("plan", *given)
+    assert "for one of 2 ranks" in ran("plan", *given, "--gpus", "2")
     shown = ran("train", *given, "--epochs", "2", "--backend", "eager", "--report", str(tmp_path / "run.json"))
     assert "4 macro-batches" in shown
     history = json.loads((tmp_path / "run.json").read_text())["ledger"]["feeding"]["history"]

@@ -5,11 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+import joestar
+from joestar.cli import train
 from joestar.cli.main import app
+from joestar.runtime.fit import Fit, History, Settings
 
 CODES = {signal.SIGINT: (130, "Interrupted."), signal.SIGTERM: (143, "Terminated.")}
 KILL = "import os, signal; os.kill(os.getpid(), signal.{})\n"
@@ -48,6 +52,31 @@ def test_what_was_cut_off_does_not_complain_at_the_end(number):
     done = run(code, "train")
     assert (done.returncode, done.stderr.strip()) == CODES[number]
     assert done.stdout == "compiling\n", "what was printed before is not lost"
+
+
+@pytest.mark.parametrize(
+    ("of_all", "written", "said"),
+    [
+        (False, True, "The last state is in {}: the same command with --resume goes on from it."),
+        (True, True, "The newest whole state, checkpoint-000000001.pt, is in {}: the same command with --resume goes"),
+        (False, False, "There is no checkpoint in {} yet."),
+        (True, False, "There is no checkpoint in {} yet."),
+    ],
+)
+def test_what_there_is_to_go_on_from_is_said_as_it_is(tmp_path, of_all, written, said):
+    """Ranks over partitions write none when they are stopped, and there may be none at all."""
+    kept = joestar.Checkpoints(tmp_path)
+    if written:
+        (tmp_path / "checkpoint-000000001.pt").touch()
+    assert train._kept(SimpleNamespace(state_of_all=of_all), kept, "here").startswith(said.format("here"))
+    fit = SimpleNamespace(
+        step=SimpleNamespace(state_of_all=of_all), settings=Settings(checkpoints=kept), losses=[], history=History()
+    )
+    words = Fit.told(fit, None)
+    assert ("no checkpoint has been written yet" in words) == (of_all and not written)
+    assert ("the newest whole checkpoint is " + str(tmp_path / "checkpoint-000000001.pt") in words) == (
+        of_all and written
+    )
 
 
 def test_training_keeps_its_best_and_its_last(tmp_path):

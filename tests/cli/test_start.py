@@ -109,6 +109,8 @@ def looks_up_an_op(tree: ast.Module) -> bool:
     waiting, functions = list(tree.body), (ast.FunctionDef, ast.Lambda)
     while waiting:
         node = waiting.pop()
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops.aten":
+            continue  # PyTorch's own are always there
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops":
             return True
         if not isinstance(node, functions):

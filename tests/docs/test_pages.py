@@ -23,6 +23,9 @@ CAPTURED = ("README", "index", "write-your-own-model", "write-your-own-sampler")
 LANGUAGES = {"python", "toml", "csv", "text", "json", *SHELLS}
 
 
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
 def anchors(page) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
@@ -42,7 +45,7 @@ def test_snippets_run(page, tmp_path, request):
     run_page(page, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@by_page
 def test_blocks_say_what_they_are(page):
     for block in blocks(page):
         where = f"{page.name}:{block.line}"
@@ -65,6 +68,13 @@ def test_links_lead_somewhere(page):
         assert target.exists(), f"{page.name} links to {link['file']}, which is not there"
         if link["anchor"]:
             assert link["anchor"] in anchors(target), f"{page.name} links to #{link['anchor']} of {target.name}"
+
+
+@by_page
+def test_contents_name_every_section(page):
+    text = text_of(page)
+    contents = re.findall(r"^- \[(.+)\]\(#.*\)$", text.partition("\n## ")[0], re.MULTILINE)
+    assert contents in ([], re.findall(r"^## (.+)$", text, re.MULTILINE))
 
 
 def test_every_page_is_in_the_navigation():

@@ -13,6 +13,8 @@ import torch
 
 from tests.docs.pages import DOCS, run_page
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 NUMBER = re.compile(r"\d+\.\d+")
 
 

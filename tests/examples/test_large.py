@@ -14,6 +14,8 @@ from joestar.data.generate import Planted, in_memory
 from joestar.data.planted import SHAPES
 from tests.data.small import write_csv, write_split
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 FOLDER = Path(__file__).parents[2] / "examples" / "large"
 NAMES = ("ogbn_products", "papers100m", "mag240m")
 QUICK = ["--backend", "eager", "--epochs", "2", "--hidden", "16", "--batch-size", "100"]

@@ -16,6 +16,7 @@ from torch import fx
 import joestar
 from fusion.layer_forms import FORMS, Net
 from joestar.fusion import PASSES, run_passes
+from joestar.lowering.rules.arguments import argument
 from joestar.profile.sizes import step_key
 from joestar.runtime.program import Options, Program
 
@@ -29,7 +30,8 @@ _IN_PLACE = {"sample_aggregate", "sample_aggregate_cat", "sample_aggregate_own"}
 _GRADIENTS = {
     "spmm": "spmm_grad_x", "aggregate_cat": "aggregate_cat_grad", "aggregate_cat_kept": "aggregate_cat_kept_grad",
     "aggregate_rows": "aggregate_rows_grad", "aggregate_rows_kept": "aggregate_rows_kept_grad",
-    "multi_aggregate": "multi_aggregate_grad", "edge_map": "edge_map_grad", "attend": "attend_grad",
+    "aggregate_activated": "aggregate_activated_grad",
+    "multi_aggregate": "multi_aggregate_grad", "segment": "segment_grad", "attend": "attend_grad",
 }  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def first_layer(nodes: list[fx.Node]) -> str:
     readers, found = {_op(user) for user in table.users}, []
     if readers & _IN_PLACE:
         found.append("in place, while sampling")
-    if readers & {"spmm", "multi_aggregate", "edge_map"}:
+    if readers & {"spmm", "multi_aggregate", "segment"}:
         found.append("in place")
     if "gather_linear" in readers:
         found.append("by products, in place")
@@ -101,8 +103,10 @@ def _reads_features(node: fx.Node) -> bool:
 
 def activation(nodes: list[fx.Node]) -> str:
     """Where activation and dropout of inner rows happen."""
-    kept = any(_op(node) in ("aggregate_cat_kept", "aggregate_rows_kept") for node in nodes)
-    return "where rows are read" if kept else "a pass of their own"
+    ops = {_op(node): node for node in nodes}
+    if (fused := ops.get("aggregate_activated")) is not None:
+        return "where rows are read" + (", the norm as well" if argument(fused, "eps") else "")
+    return "where rows are read" if {"aggregate_cat_kept", "aggregate_rows_kept"} & set(ops) else "a pass of their own"
 
 
 def row(name: str) -> str:

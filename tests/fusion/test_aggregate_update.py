@@ -60,6 +60,7 @@ BIASES = [(True, False), (False, False), (True, True), (False, True)]
     ("f", "biases"),
     [*((sage, b) for b in BIASES), *(pytest.param(swapped, b, marks=SLOW if b[0] == b[1] else ()) for b in BIASES)],
 )
+@pytest.mark.every(2)
 def test_same_numbers(f, biases):
     on, off = again(plain(f, biases), ON), again(plain(f, biases), OFF)
     assert count(on.program.captured.gm, JOESTAR.sample_aggregate_cat.default) == 1

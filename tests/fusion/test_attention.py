@@ -77,6 +77,7 @@ def test_before_and_after():
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.0, "heads": 4}, {"heads": 1, "negative_slope": 0.05}], ids=str)
+@pytest.mark.every(2)
 def test_same_numbers(options):
     case = captured(gat(**options), (3, 2)) if options else plain()
     on, off = again(case, ON), again(case, OFF)

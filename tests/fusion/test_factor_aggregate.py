@@ -87,6 +87,7 @@ def fired(case, pattern: str) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers(name):
     on, off = known(name), again(known(name), OFF)
     assert fired(on, PATTERN) == MODELS[name][1]

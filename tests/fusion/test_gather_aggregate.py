@@ -87,6 +87,7 @@ def all_known():
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers(name):
     on, off, fired = known(name), again(known(name), OFF), MODELS[name][1]
     gm = on.program.captured.gm

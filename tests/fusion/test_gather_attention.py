@@ -96,6 +96,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers(name):
     """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""
     on, off = (chosen(again(known(name), disable)) for disable in (ON, OFF))

@@ -40,7 +40,7 @@ def test_before_and_after():
         role.held for role in before.program.captured.roles
     )
     last = after.program.captured.roles[-1]
-    assert last.kind is Kind.HOISTED and not last.rebindable
+    assert last.kind is Kind.HOISTED
 
 
 def test_same_numbers():

@@ -31,6 +31,7 @@ def test_before_and_after():
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.every(2)
 def test_same_numbers(dropout):
     on, off = captured_each(sage(dropout=dropout), FANOUTS, disables=(ON, OFF))
     assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == 3

@@ -105,6 +105,7 @@ def fired(case) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers(name):
     on, off = together(known(name)), again(known(name), OFF)
     assert fired(on) == MODELS[name][1]

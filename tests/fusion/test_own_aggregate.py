@@ -55,6 +55,7 @@ def known(name: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers(name):
     on, off, places = known(name), again(known(name), OFF), MODELS[name][1]
     assert len([place for place in on.program.places if place.pattern == PATTERN and place.fired]) == places

@@ -64,6 +64,7 @@ def all_known() -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers(name):
     on, off = known(name), again(known(name), UNFUSED)
     assert count(on.program.captured.gm, JOESTAR.sample_aggregate.default) == MODELS[name][1]

@@ -36,6 +36,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("make", "fired"), MODELS.values(), ids=MODELS.keys())
+@pytest.mark.every(2)
 def test_same_numbers(make, fired):
     """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""
     on, off = captured_each(make(), disables=(ON, OFF))

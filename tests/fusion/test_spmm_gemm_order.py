@@ -80,6 +80,7 @@ def ordered(case: Case, order: str) -> Case:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_same_numbers_in_either_order(name):
     off, on = again(known(name), OFF), known(name)
     cases = {order: ordered(on, order) for order in (AGGREGATE, UPDATE)}

@@ -242,7 +242,7 @@ def test_choosing():
         context.choose("order", "b", ("up", "down"), "up", node)
 
 
-def test_a_variant_is_the_program_under_other_options():
+def test_a_variant_is_the_program_under_other_options(texts):
     case = captured(GraphSAGE(NUM_FEATURES, 8, 2, 4), disable=())
     other = case.program.variant(replace(case.program.options, disable_passes=("sample-gather-aggregate",)))
     fused = JOESTAR.sample_aggregate_cat.default

@@ -239,6 +239,16 @@ def dropped(code: Code, h: Rows, n: str) -> Rows:
     return rows.relu_dropout(code, code.linear(h, code.width()), n)
 
 
+def activated(code: Code, h: Rows, n: str) -> Rows:
+    """A product, perhaps a layer norm, an activation other than ReLU, and perhaps dropout."""
+    z = code.linear(h, code.width())
+    z = rows.layer_norm(code, z, n) if code.chance(0.5) else z
+    forms = ("F.elu({})", "F.gelu({})", "F.silu({})", "F.leaky_relu({}, 0.1)", "{}.tanh()", "{}.sigmoid()",
+             "F.softplus({})", "F.mish({})", 'F.gelu({}, approximate="tanh")', "F.hardswish({})")  # fmt: skip
+    z = code.rows(code.pick(*forms).format(z), z.width)
+    return rows.dropout(code, z, n) if code.chance(0.6) else z
+
+
 def bent(code: Code, h: Rows, hop: Hop) -> Rows:
     """A sum that no choice of an order takes apart."""
     y = weighted(code, h, hop) if code.chance(0.5) else code.rows(f'{hop.name}.pull(fn.copy_u({h}), "sum")', h.width)
@@ -296,6 +306,7 @@ READ_IN_PLACE = {"order": "aggregate-first", "attention": "in-place"}
 
 AGGREGATED = {"order": "aggregate-first"}
 """Products that read aggregations, not the other way round."""
+ACTIVATED = {**AGGREGATED, "activation": "on-read"}
 
 MOTIFS: dict[str, list[Motif]] = {
     "dce": [Motif(before=rows.unused, inner=True)],
@@ -317,6 +328,7 @@ MOTIFS: dict[str, list[Motif]] = {
     ],
     "gather-aggregate": [Motif(weighted), Motif(looped_sum)],
     "aggregate-update": [Motif(layers.sage_sum), Motif(layers.sage_sum, rows.relu, inner=True)],
+    "activation-on-read": [Motif(bent, activated, inner=True, choices=ACTIVATED)],
     "relu-dropout": [Motif(before=rows.relu_dropout, inner=True)],
     "dropout-aggregate": [Motif(layers.sage_sum, rows.relu_dropout, inner=True)],
     "hoist": [Motif(whole_degrees), Motif(whole_degrees, inner=True)],

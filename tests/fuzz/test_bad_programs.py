@@ -215,6 +215,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.every(3)
 def test_random_operations(name):
     with pytest.raises(
         PaddingError, match=r"test_bad_programs\.py:.*would depend on the execution mode.*Use F\.dropout"
@@ -288,6 +289,7 @@ SIZES = [as_text, halves, logarithm, rows_in_a_list, rows_by_number, rows_apart,
 
 
 @pytest.mark.parametrize("operation", SIZES, ids=lambda operation: operation.__name__)
+@pytest.mark.every(2)
 def test_loops_and_branches(operation, monkeypatch):
     """With few stand-in rows: TorchDynamo unrolls a loop over a thousand of them before it is refused."""
     monkeypatch.setattr(capture, "distinct_sizes", lambda count: [53 + 67 * position for position in range(count)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.distributed import scenarios
+from tests.distributed import differing_scenarios, scenarios
 from tests.distributed.ranks import run
 from tests.distributed.test_training import BATCH, close
 
@@ -14,10 +14,12 @@ pytestmark = [
 NAMES = ["plain_run", "tight", "few_seeds", "losses_of"]
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
+@pytest.fixture(scope="module", params=["0", "1"], ids=["late", "early"])
+def two(tmp_path_factory, request):
+    """Words of ranks summed with the gradients, and behind the sampling."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOESTAR_TEST_DEVICE", "cuda")
+        patch.setenv("JOESTAR_EARLY_WORD", request.param)
         outcomes = run(2, scenarios.all_of, NAMES, BATCH, folder=tmp_path_factory.mktemp("ranks"), seconds=500.0)
     for outcome in outcomes:
         assert outcome.code == 0, outcome.text
@@ -53,6 +55,6 @@ def test_overflows_on_either_gpu_are_redone_together(two):
 )
 def test_one_gpu_that_fails_ends_the_other(tmp_path, monkeypatch, how, words):
     monkeypatch.setenv("JOESTAR_TEST_DEVICE", "cuda")
-    first, last = run(2, scenarios.one_fails, how, 20.0, folder=tmp_path, seconds=60.0)
+    first, last = run(2, differing_scenarios.one_fails, how, 20.0, folder=tmp_path, seconds=60.0)
     assert first.code not in (0, None) and words in first.text
     assert last.code not in (0, None)

@@ -39,6 +39,7 @@ def test_picks_follow_the_definition(graph, k, replace, any_threads):
 @pytest.mark.parametrize("k", [-1, 0, 7, 64, 65])
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("bound", [-1, 0, 11, 900, 5000])
+@pytest.mark.every(2)
 def test_equals_the_reference(graph, k, replace, bound, any_threads):
     indptr, indices, dsts = graph
     for count in (0, 50, 137, 1000):

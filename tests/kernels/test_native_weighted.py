@@ -23,6 +23,7 @@ def make_weights(edges, seed=0, odd=True):
 @pytest.mark.parametrize("ids", IDS, ids=str)
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("k", [-1, 0, 1, 5, 24, 25, 100])
+@pytest.mark.every(2)
 def test_weighted_sample_has_the_bits_of_the_reference(ids, replace, k, any_threads):
     indptr, _ = random_csc(120, 90, mean=9)
     weight = make_weights(int(indptr[-1]))

@@ -85,7 +85,7 @@ def test_roles_of_the_inputs():
         inputs.Kind.FEATURE, "graph.ndata['x']",
     )  # fmt: skip
     assert by_name["targets"].kind is inputs.Kind.LABEL
-    assert all(role.rebindable and role.held == (role.tensor is not None) for role in captured.roles)
+    assert all(role.held == (role.tensor is not None) for role in captured.roles)
     parameters = {id(role.tensor) for role in captured.roles if role.kind is inputs.Kind.PARAMETER}
     assert {id(parameter) for parameter in case.model.parameters()} <= parameters
 

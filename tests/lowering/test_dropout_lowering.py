@@ -77,6 +77,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("operation", "words"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.every(3)
 def test_refused(operation, words):
     case = Case(Rows(operation, lstm=nn.LSTM(4, 4, 2, batch_first=True, dropout=0.5)))
     with pytest.raises(PaddingError, match=r"test_dropout_lowering\.py") as caught:

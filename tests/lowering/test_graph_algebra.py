@@ -156,6 +156,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.every(2)
 def test_executions_agree(name):
     sampler = SAMPLERS[name]
     hops = getattr(sampler, "fanouts", None) or sampler.layer_sizes

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from joestar.graph_api import Graph
-from joestar.lowering.inputs import FLAG, KEY, SEED_COUNT, SEEDS, Input, Kind, constant, known_inputs, size_input
+from joestar.lowering.inputs import FLAG, KEY, SEED_COUNT, SEEDS, Kind, constant, known_inputs, size_input
 
 
 def test_tensors_of_graph_and_model_are_known():
@@ -21,15 +21,13 @@ def test_tensors_of_graph_and_model_are_known():
     }  # fmt: skip
     for (name, kind), tensor in wanted.items():
         found = known[id(tensor)]
-        assert (found.name, found.kind) == (name, kind) and found.tensor is tensor and found.held and found.rebindable
+        assert (found.name, found.kind) == (name, kind) and found.tensor is tensor and found.held
         assert found.of_graph == name.startswith("graph.") and found.needs_grad == (kind is Kind.PARAMETER)
 
 
-def test_what_may_hold_other_values():
-    """Constants were looked at while the program was traced, hoisted values are computed from other inputs."""
+def test_what_every_step_is_given():
     held = torch.ones(3)
-    assert not constant(held, "bias").rebindable and not Input(Kind.HOISTED, "hoisted_0", held).rebindable
     for given in (SEEDS, KEY, SEED_COUNT, FLAG, size_input(2)):
-        assert given.rebindable and not given.held and not given.of_graph and not given.needs_grad
+        assert not given.held and not given.of_graph and not given.needs_grad
     assert size_input(2) == size_input(2) != size_input(1) and len({SEEDS, KEY, SEEDS}) == 2
     assert constant(held, "bias").holding(None) == constant(torch.zeros(1), "bias")  # tensors are not compared

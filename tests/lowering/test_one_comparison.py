@@ -19,6 +19,8 @@ from joestar.lowering.sizes import same_shape, same_size
 
 from .harness import NUM_FEATURES, Case, same
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 SOURCE = pathlib.Path(joestar.__file__).parent
 
 

@@ -57,6 +57,7 @@ def _run_pyg_on_blocks(theirs, blocks, x, edge_indices):
 @pytest.mark.parametrize("full", ["simple", "mixed"], indirect=True)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(3)
 def test_options_on_full_graph(parity, full, name, options, training):
     ours, theirs = _make(parity, name, **options)
     ours.train(training), theirs.train(training)

@@ -41,6 +41,7 @@ def _program(parity, graph, model, table):
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS.values(), ids=MODELS.keys())
+@pytest.mark.every(2)
 def test_one_graph_for_all_sizes(parity, simple_graph, name, options):
     torch._dynamo.reset()
     model = getattr(parity.nn, name)(6, 8, 2, 4, **options).eval()

@@ -5,11 +5,12 @@ The entries are in one file per area.
 """
 
 from . import (
+    database_activated,
     database_attention,
     database_computation,
-    database_edge_map,
     database_fused,
     database_sampling,
+    database_segment,
     database_spmm_forms,
     database_weighted,
 )
@@ -21,8 +22,9 @@ AREAS = (
     database_computation,
     database_spmm_forms,
     database_attention,
-    database_edge_map,
+    database_segment,
     database_fused,
+    database_activated,
 )
 OPS: dict[str, Op] = {name: op for area in AREAS for name, op in area.OPS.items()}
 

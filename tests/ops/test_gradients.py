@@ -33,6 +33,7 @@ def _row_shapes(s):
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 @EACH_STRUCTURE
+@pytest.mark.every(2)
 def test_spmm(s, reduce):
     for row, weights in _row_shapes(s):
         x = _leaf(s.num_src, *row)
@@ -61,6 +62,7 @@ def test_spmm_through_a_hub():
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs"])
 @EACH_STRUCTURE
+@pytest.mark.every(2)
 def test_sddmm(s, op):
     for row in ((), (3,), (2, 2)):
         if op == "dot" and not row:
@@ -159,6 +161,7 @@ def test_opcheck(name):
 
 @pytest.mark.parametrize("which", ["one", pytest.param("several", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.every(2)
 def test_opcheck_of_dynamic_shapes(name, which):
     """AOTAutograd gives what eager code gives; one sample, from the middle, unless there is time to trace several."""
     for args in _checked(name) if which == "several" else _checked(name, 2)[-1:]:

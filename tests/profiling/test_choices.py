@@ -14,6 +14,8 @@ from joestar.profile.choices import Found, Pinned, cache_folder, cache_key, pinn
 from joestar.profile.facts import graph_facts, program_hash
 from joestar.profile.ledger import CandidateRecord
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 FOUND = Found(
     {"order:a": "update-first"}, 0.01,
     [CandidateRecord({}, 0.03, 2.0, 1.5, False), CandidateRecord({"order:a": "update-first"}, 0.01, 1.0, None, True)],

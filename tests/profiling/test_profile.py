@@ -25,7 +25,7 @@ from joestar.runtime import tuning
 
 from .test_html import Page
 
-pytestmark = pytest.mark.usefixtures("cheapest_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures", "texts")
 
 STEPS, BATCH, HIDDEN = 3, 50, 8
 

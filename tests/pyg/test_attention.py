@@ -10,6 +10,8 @@ from torch_geometric import nn as gnn
 import joestar
 from pyg.common import expected, toy_graph
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 
 class Conv(torch.nn.Module):
     """A convolution, with edge features or without, and a linear map."""

@@ -176,8 +176,52 @@ class LoopsOfSome(torch.nn.Module):
 
 def test_loops_of_some_nodes_are_not_those_of_all(graph):
     """PyG would give a loop to the first five nodes of the batch: refused, as no set of known size is that."""
-    with pytest.raises(joestar.errors.JoestarError):
+    with pytest.raises(joestar.errors.JoestarError, match="only for some sizes of sampled sets"):
         _compiled(LoopsOfSome(), graph)(torch.tensor([3, 4]))
+
+
+ORDERS = {
+    "put beside": lambda edges, looped, w, n: (edges, torch.cat([w, w.new_ones(n)])),
+    "padded": lambda edges, looped, w, n: (edges, F.pad(w, (0, n), value=1.0)),
+    "rolled": lambda edges, looped, w, n: (edges, looped.roll(1)),
+    "split by places": lambda edges, looped, w, n: (edges, looped * looped.tensor_split([w.numel()])[0].mean()),
+    "cut": lambda edges, looped, w, n: (edges, looped * looped[w.numel() :].mean()),
+    "split": lambda edges, looped, w, n: (edges, looped * looped.split([w.numel(), n])[0].mean()),
+    "turned around": lambda edges, looped, w, n: (edges, looped.flip(0)),
+    "edges cut": lambda edges, looped, w, n: (edges[:, : w.numel()], w),
+}
+"""Edges and their weights as they are where loops stand behind all ``w`` edges."""
+
+
+class Ordered(torch.nn.Module):
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+
+    def forward(self, x, edge_index, edge_weight):
+        looped = add_self_loops(edge_index, edge_weight, 1.0, x.size(0))
+        edges, weight = self.order(*looped, edge_weight, x.size(0))
+        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] * weight[:, None])
+
+
+@pytest.mark.parametrize("execution", ["exact", "padded"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_place_of_added_loops_is_nothing_to_rely_on(graph, name, execution):
+    step = _compiled(Ordered(ORDERS[name]), graph, execution=execution)
+    with pytest.raises(
+        joestar.errors.CaptureError, match=r"add_self_loops\(edge_index, values, fill_value, num_nodes\)"
+    ):
+        step(torch.tensor([3, 4]))
+
+
+def test_values_given_to_add_self_loops_are_those_of_pyg(graph):
+    model, sampler, seeds = (
+        Ordered(lambda edges, looped, w, n: (edges, looped)),
+        joestar.NeighborSampler(graph, [3]),
+        torch.tensor([3, 4]),
+    )
+    found = joestar.compile(model, sampler, backend="eager", execution="exact")(seeds)
+    torch.testing.assert_close(found, expected(model, sampler, seeds, (0, 0, 1), ("edge_weight",)))
 
 
 class TakesSparse(torch.nn.Module):

@@ -14,6 +14,8 @@ from torch_geometric import nn as gnn
 import joestar
 from pyg.common import expected, toy_graph
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 SEEDS = torch.tensor([3, 17, 40, 5, 59, 8, 22, 31])
 BATCHES = (SEEDS, torch.tensor([51, 53]), torch.tensor([22, 31, 22, 0, 44, 12]))
 WEIGHT = ("edge_weight",)

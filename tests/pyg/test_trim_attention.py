@@ -17,6 +17,8 @@ from joestar.fusion.sampling.union_rows import FINITE
 from pyg.common import toy_graph
 from pyg.test_trim import BATCHES, compare, results
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 EDGES = ("edge_attr",)
 SOFTMAX, ATTENTION = "softmax-aggregate", "attention"
 
@@ -204,6 +206,7 @@ def test_scores_that_could_be_infinite_are_those_of_all_edges():
 
 @pytest.mark.parametrize(("eps", "smaller"), [(0.0, 1), (1e-300, 1), (1e-5, 2)])
 @pytest.mark.parametrize("norm", [nn.functional.layer_norm, nn.functional.rms_norm], ids=["layer_norm", "rms_norm"])
+@pytest.mark.every(3)
 def test_norms_of_edges_that_nobody_reads_are_finite(norm, eps, smaller):
     program = compare(Plain(lambda: Normed(norm, eps), 2), ())
     assert rewrites(program)["trim"] == smaller

@@ -33,7 +33,7 @@ class Case:
         self.graph = planted(Shape(nodes, degree, skew, 16, 0.4, 6.0, 16, 4, rng.randint(40, 160), head=0.2))
         self.fanouts = rng.choice(([2, 2], [5, 3], [-1], [3, 3, 2], [-1, -1]))
         self.batch, self.share = rng.choice((1, 7, 20, 50)), rng.uniform(0.4, 0.99)
-        self.speeds = Speeds(*(v * math.exp(rng.uniform(-7, 7)) for v in (47e9, 3e12, 1.5e-4, 1e15)))
+        self.speeds = Speeds(*(v * math.exp(rng.uniform(-7, 7)) for v in (47e9, 3e12, 1.5e-4, 1e15, 1e-3)))
         self.number, self.sampler = number, joestar.NeighborSampler(self.graph, self.fanouts, seed=number)
 
     def __repr__(self) -> str:

@@ -18,6 +18,8 @@ from joestar.errors import (
 )
 from tests.runtime.common import CLASSES, FEATURES, NODES, make_step, planted_graph, train
 
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
 IDX = torch.arange(0, 300)
 
 

@@ -4,6 +4,7 @@ import csv
 import functools
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import joestar
 from joestar.errors import ConfigError
+from joestar.runtime.fit import Fit, Settings
 from tests.runtime.common import make_step
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -174,6 +176,26 @@ def test_interrupts_keep_best_and_last_and_say_where(tmp_path, capsys, number, w
         assert "step.history.best" in note and step.history.best_epoch == 0
         step.model.load_state_dict(step.history.best)
         assert step.evaluate(VAL, 100)["accuracy"] == expected.records[0].val
+
+
+def test_a_checkpoint_is_read_in_the_memory_of_the_host(tmp_path):
+    """Tables over partitions are as large as that; losses and the best parameters go to the device of the step, for
+    which the one without memory stands here."""
+    saved, loaded, device = joestar.Checkpoints(tmp_path), [], torch.device("meta")
+
+    def stop(record):
+        if (record.epoch, record.step) == (1, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_step().fit(IDX, VAL, 2, 100, checkpoints=saved, on_step=stop)
+    step = SimpleNamespace(graph=SimpleNamespace(device=device), group=None, load_state_dict=loaded.append)
+    fit = SimpleNamespace(step=step, settings=Settings(checkpoints=saved), history=None, metrics=None)
+    Fit.resume(fit)
+    (state,) = loaded
+    assert {value.device.type for value in state["model"].values()} == {"cpu"}
+    assert {value.device for value in fit.history.best.values()} == {device}
+    assert [value.device for value in fit.losses] == [device] * 2
 
 
 def test_calls_count_in_the_report():

@@ -43,6 +43,7 @@ CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.every(2)
 def test_models(graph, name, options):
     net = network(name, **options)
     check(net, graph, net.num_layers)
@@ -107,6 +108,7 @@ SIMILAR = ("degree_biased_sampler", "jumping_knowledge", "update_first", "residu
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SIMILAR else n for n in MODELS])
+@pytest.mark.every(2)
 def test_user_models(name):
     graph, module = nasty_graph(), example(FOLDER, name)
     options = module.prepare(graph) if hasattr(module, "prepare") else {}
@@ -174,7 +176,7 @@ def test_messages_in_one_pass(name, monkeypatch):
         graph.edata[key] = value.double()
     torch.manual_seed(0)
     found = check(module.Net(WIDTH, 8, 2, CLASSES, 0.5, **options).double(), graph)
-    fused = [value for value in found.plan.order if value.target is torch.ops.joestar.edge_map.default]
+    fused = [value for value in found.plan.order if value.target is torch.ops.joestar.segment.default]
     assert fused and all(found.plan.access[value].segments for value in fused)
 
 

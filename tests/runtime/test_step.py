@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 
 import joestar
 from joestar.errors import ConfigError, LabelError
 from tests.runtime.common import CLASSES, FEATURES, NODES, make_step, planted_graph, train
 
-pytestmark = pytest.mark.usefixtures("shared_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 IDX = torch.arange(0, 730)
 
@@ -146,8 +147,17 @@ def _multilabel(missing: bool) -> joestar.Graph:
     return graph
 
 
-@pytest.mark.parametrize("missing", [False, True], ids=["complete", "nan"])
-@pytest.mark.parametrize("loss", [F.binary_cross_entropy_with_logits, torch.nn.BCEWithLogitsLoss(), F.mse_loss])
+@pytest.mark.parametrize(
+    ("loss", "missing"),
+    [
+        pytest.param(F.binary_cross_entropy_with_logits, False, id="entropy"),
+        pytest.param(F.binary_cross_entropy_with_logits, True, id="entropy, nan", marks=pytest.mark.fuzz),
+        pytest.param(torch.nn.BCEWithLogitsLoss(), False, id="module", marks=pytest.mark.fuzz),
+        pytest.param(torch.nn.BCEWithLogitsLoss(), True, id="module, nan"),
+        pytest.param(F.mse_loss, False, id="squares", marks=pytest.mark.fuzz),
+        pytest.param(F.mse_loss, True, id="squares, nan"),
+    ],
+)
 def test_multilabel_targets(missing, loss):
     graph = _multilabel(missing)
     padded, exact = make_step(graph=graph, loss=loss), make_step("exact", graph=graph, loss=loss)
@@ -163,9 +173,10 @@ def test_nan_targets_need_an_unreduced_loss():
         make_step(graph=_multilabel(True), loss=lambda z, y: ((z - y) ** 2).mean())
 
 
-def test_reports_hold_what_happened():
+def test_reports_hold_what_happened(texts):
     step = make_step()
-    train(step, IDX, epochs=1)
+    with cheaper(real):
+        train(step, IDX, epochs=1)
     report = step.report()
     text, tree = str(report), json.loads(report.to_json())
     (program,) = tree["programs"]

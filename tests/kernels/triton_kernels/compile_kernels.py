@@ -62,7 +62,7 @@ driver.set_active(Device())
 JITFunction.__getitem__ = compile_only
 
 from ops.database import OPS  # noqa: E402
-from ops.database_edge_map import EVERY_LEAF, GATV2, GINE, differentiable, grad_shape, leaves_of  # noqa: E402
+from ops.database_activated import ACTS  # noqa: E402
 from ops.segments import PROGRAMS  # noqa: E402
 from ops.segments import differentiable as segment_wanted  # noqa: E402
 from ops.segments import leaves_of as segment_leaves  # noqa: E402
@@ -74,7 +74,8 @@ from joestar.kernels.gpu_mailbox import opened  # noqa: E402
 from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
 from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
 from joestar.kernels.layout import REDUCTIONS  # noqa: E402
-from joestar.kernels.segment_program import SegmentProgram, grad_rows  # noqa: E402
+from joestar.kernels.segment_gradient import grad_rows  # noqa: E402
+from joestar.kernels.segment_program import SegmentProgram  # noqa: E402
 from joestar.stages.device_slots import DeviceSlots  # noqa: E402
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
@@ -210,24 +211,23 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.scatter_dst(INDPTR, weight)
 
 
-def messages(dtype: torch.dtype, width: int) -> None:
-    """Edge programs of the models that there are, and one with every kind of leaf; both orders of the sources."""
-    indices = torch.zeros(EDGES, dtype=torch.int32)
-    for program, reduce in ((GINE, "sum"), (GATV2, "heads:4"), (EVERY_LEAF, "mean")):
-        leaves = leaves_of(program, width, NODES, ROWS, EDGES, EDGES, dtype)
-        args = (INDPTR, indices, leaves, program, reduce)
-        gpu.edge_map(*args)
-        for deterministic in (False, True):
-            torch.use_deterministic_algorithms(deterministic)
-            gpu.edge_map_grad(*args, torch.zeros(grad_shape(args), dtype=dtype), differentiable(program))
-        torch.use_deterministic_algorithms(False)
+def activations(dtype: torch.dtype, width: int) -> None:
+    """Every activation, with a norm and without, with a bias and without."""
+    indices, vector = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(width)
+    x, grad = torch.zeros(NODES, width, dtype=dtype), torch.zeros(ROWS, 2 * width, dtype=dtype)
+    bits = torch.zeros(NODES, -(-width // 32), dtype=torch.int32)
+    for act in ACTS:
+        for vectors in ((vector, vector, 1e-5, vector), (None, None, 0.0, None)):
+            rest = (None, None, bits, 2.0, "mean", True, act, *vectors)
+            gpu.aggregate_activated(INDPTR, indices, x, *rest)
+            gpu.aggregate_activated_grad(INDPTR, indices, grad, x, *rest)
 
 
 def segments(dtype: torch.dtype, heads: int, width: int) -> None:
     """Segment programs of known layers; both orders of the sources."""
     indices = torch.zeros(EDGES, dtype=torch.int32)
     structure = Structure("large", INDPTR, indices, NODES, ROWS)
-    for name in PROGRAMS if EVERYTHING else ("dot", "of nodes", "stored"):
+    for name in PROGRAMS if EVERYTHING else ("dot", "of nodes", "stored", "gatv2", "every leaf"):
         program = PROGRAMS[name][0]
         args = (INDPTR, indices, segment_leaves(program, heads, width, structure, dtype), program, heads)
         outputs = gpu.segment(*args)
@@ -282,6 +282,8 @@ def steps() -> None:
             gpu.overflow(counts, [7] * sets, flag)
     for dtype in (torch.float32, torch.bfloat16):
         gpu.finish_step(KEY, flag, torch.zeros(10), KEY, torch.tensor(1.0, dtype=dtype), ok)
+        values, shares = [torch.zeros(()), torch.zeros((), dtype=torch.float64)], torch.zeros(3, dtype=torch.float64)
+        gpu.own_words(torch.zeros(9, dtype=dtype), torch.zeros(3), values, shares, ok, flag)
     parameters = [torch.zeros(128, 200), torch.zeros(128), torch.zeros(47, 256), torch.zeros(47)]
     for dtype in (torch.float32, torch.float64):
         weights, table = [p.to(dtype) for p in parameters], torch.zeros(9, dtype=torch.float64)
@@ -319,8 +321,17 @@ def book(dtype: torch.dtype) -> None:
     free = gpu_book.count_free(used, used, slots._hand)
     for alone in (False, True):
         taken = gpu_book.list_free(used, used, slots._hand, free, 2, alone)
-    gpu_book.take_free(slots._bits, slots.slot_of, slots._owner, slots._since, used, taken, counts, 0, 1)
+    book = slots.slot_of, slots._owner, slots._since, used
+    gpu_book.take_free(slots._bits, *book, taken, counts, slots._hand, 0, 1)
     gpu_book.leave_slots(slots.slot_of, slots._owner, slots._since, 1)
+    ids, out = torch.zeros(9, dtype=dtype), torch.zeros(NODES, dtype=torch.int64)
+    gpu_book.fill_near(None, ids, ids.int(), out.to(dtype))
+    for table, to in (
+        (out.to(torch.int8), out),
+        (out.bool(), out.bool()),
+        (torch.zeros(9, 3), torch.zeros(9, 3).half()),
+    ):
+        gpu_book.fill_near(table, ids, ids.int(), to)
 
 
 def functions() -> dict[str, JITFunction]:
@@ -379,8 +390,9 @@ def main() -> None:
                 heads_of_one_row(dtype)
                 if dtype != torch.float64:
                     dense_products(dtype)
-            messages(torch.float32, 100)
-            messages(torch.bfloat16, 128)
+            activations(torch.float32, 128)
+            activations(torch.bfloat16, 128)
+            segments(torch.float32, 4, 25)
             segments(torch.float32, 4, 32)
             segments(torch.float32, 1, 47)
             segments(torch.bfloat16, 1, 128)
@@ -389,7 +401,6 @@ def main() -> None:
             values(torch.float32, (100,), ("mean",))
             database(torch.float32)
             heads_of_one_row(torch.float32)
-            messages(torch.float32, 100)
             segments(torch.float32, 4, 32)
             dense_products(torch.float32)
         wide_rows(torch.float32, WIDEST)

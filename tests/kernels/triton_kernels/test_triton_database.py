@@ -26,7 +26,9 @@ SLOW = {
 NAMES = [name for name in sorted(set(gpu.__all__) & set(OPS)) if SLOW.get(name, 1)]
 
 
-MORE = pytest.mark.parametrize("most", [9, pytest.param(18, marks=pytest.mark.slow)])
+MORE = pytest.mark.parametrize(
+    "most", [6, pytest.param(9, marks=pytest.mark.fuzz), pytest.param(18, marks=pytest.mark.slow)]
+)
 """Samples of an op, at most."""
 
 
@@ -44,7 +46,13 @@ def test_kernel_against_reference(name, most):
     check_op(getattr(gpu, name), name, torch.bfloat16, torch.int32, "cpu", limit // 3, rounds_exactly=False)
 
 
-LINKED = ["aggregate_cat_grad", "aggregate_cat_kept_grad", "aggregate_rows_grad", "aggregate_rows_kept_grad"]
+LINKED = [
+    "aggregate_activated_grad",
+    "aggregate_cat_grad",
+    "aggregate_cat_kept_grad",
+    "aggregate_rows_grad",
+    "aggregate_rows_kept_grad",
+]
 
 
 @MORE

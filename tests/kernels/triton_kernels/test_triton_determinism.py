@@ -21,8 +21,9 @@ AVOIDED = {"gpu_links._link_edges": gpu_links, "gpu_grad._scatter_edges": gpu_gr
 PER_EDGE = {"gpu_grad._extremum_grad"}
 """Kernels that write a value for every edge instead."""
 GRADIENTS = [
+    "aggregate_activated_grad",
     "aggregate_cat_grad", "aggregate_cat_kept_grad", "aggregate_rows_grad", "aggregate_rows_kept_grad", "attend_grad",
-    "edge_map_grad", "scatter_src", "spmm_csr", "spmm_csr_extremum_grad", "spmm_extremum_grad", "spmm_grad_x",
+    "scatter_src", "segment_grad", "spmm_csr", "spmm_csr_extremum_grad", "spmm_extremum_grad", "spmm_grad_x",
 ]  # fmt: skip
 
 

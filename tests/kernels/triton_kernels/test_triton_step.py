@@ -55,6 +55,49 @@ def test_every_word_of_a_message_carries_its_number(sets):
         assert [word >> 20 for word in words.tolist()] == [int(ok), *counts.tolist()]
 
 
+@pytest.mark.parametrize("size", [0, 5, 1025])
+@pytest.mark.parametrize("logged", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_own_words(size, logged, dtype):
+    values = [torch.tensor(0.3, dtype=torch.float64), torch.tensor(1.7), torch.tensor(float("nan"))][: 1 + logged]
+    shares = torch.tensor([0.7, 0.1, 0.9, 0.0], dtype=torch.float64)[: 2 + logged]
+    for ok, lacks in ((True, False), (False, True)):
+        found = []
+        for module in (gpu, reference):
+            gradients, words = torch.ones(size, dtype=dtype), torch.ones(2 + logged, dtype=dtype)
+            module.own_words(gradients, words, values, shares, torch.tensor(ok), torch.tensor(lacks))
+            found.append(torch.cat([gradients, words]))
+        assert torch.equal(*found) and not found[0].isnan().any()
+
+
+def test_who_hears_is_told_once_and_posts_by_himself():
+    sequence, words = torch.tensor(0), torch.zeros(3, dtype=torch.int64)
+    told = []
+
+    def hear(counts, ok):
+        told.append((counts.tolist(), bool(ok)))
+        with gpu_mailbox.opened(sequence, words):  # not heard again
+            gpu.overflow(list(counts.unbind()), [9, 9], ok)
+
+    with gpu_mailbox.heard(hear):
+        counts, ok = gpu.overflow([torch.tensor(3), torch.tensor(4)], [9, 9], torch.tensor(False))
+    gpu.overflow([torch.tensor(3), torch.tensor(4)], [9, 9], torch.tensor(False))
+    assert told == [([3, 4], True)] and bool(ok) and counts.tolist() == [3, 4]
+    assert [word >> 20 for word in words.tolist()] == [0, 3, 4] and int(sequence) == 1
+
+
+def test_nothing_is_posted_while_somebody_hears():
+    """Into a mailbox that is open already: the words of a step are posted once, those that he makes of it."""
+    sequence, words = torch.tensor(0), torch.zeros(3, dtype=torch.int64)
+    told = []
+    with gpu_mailbox.opened(sequence, words), gpu_mailbox.heard(lambda counts, ok: told.append(counts.tolist())):
+        gpu.overflow([torch.tensor(3), torch.tensor(4)], [9, 9], torch.tensor(False))
+        assert told == [[3, 4]] and int(sequence) == 0 and not words.any()
+    with gpu_mailbox.opened(sequence, words):
+        gpu.overflow([torch.tensor(3), torch.tensor(4)], [9, 9], torch.tensor(False))
+    assert len(told) == 1 and int(sequence) == 1 and [word >> 20 for word in words.tolist()] == [1, 3, 4]
+
+
 @pytest.mark.parametrize("n", [1, 1000, 3000])
 def test_shuffle_keys(n):
     key = torch.tensor([7, 3, 0])

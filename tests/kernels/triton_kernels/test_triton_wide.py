@@ -147,10 +147,10 @@ def _attended(indices, s_src, s_dst, x) -> torch.Tensor:
 
 @pytest.mark.parametrize("width", [WHOLE + 1, WHOLE + 35])
 def test_sums_over_wide_heads(width):
-    """An edge program whose heads are several tiles wide: layers are added up, and there are zeros behind."""
-    indices, program = _indices(3), "src dst vector | add 0 1 | mul 3 2"
+    """A program holds all columns of a head; there are zeros behind the last edge."""
+    indices, program = _indices(3), "src dst vector | add 0 1 | mul 3 2 | total 4 -> edges 5"
     leaves = [_random(SOURCES, 2 * width), _random(5, 2 * width, seed=1), _random(2 * width, seed=2)]
-    _compare("edge_map", INDPTR, indices, leaves, program, f"heads:{HEADS}", case=f"width {width}")
+    _compare("segment", INDPTR, indices, leaves, program, HEADS, case=f"width {width}")
 
 
 @pytest.mark.parametrize("width", [1, 2000, 20000])
