@@ -240,6 +240,12 @@ class Watch(threading.Thread):
         self._beats = 0
         self._last: dict[int, tuple[int, float]] = {}
 
+    def start(self) -> None:
+        """The first word is said before this returns: a rank that is killed right behind it is missed by the others."""
+        with contextlib.suppress(Exception):  # a store that is gone is found by the thread
+            self._say()
+        super().start()
+
     def run(self) -> None:
         """Until ``over``, or the end."""
         board, lost = self.board, 0

@@ -12,6 +12,7 @@ from captures import cheaper, cheapest, quick, silent
 from torch import nn
 
 import joestar
+from joestar.distributed import board
 from joestar.runtime import checkpoint
 from joestar.runtime.loss_parts import _tried
 from joestar.runtime.seeds import shuffled
@@ -183,3 +184,14 @@ def _fail(how: str) -> None:
     if how == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
+
+
+def killed_at_once() -> None:
+    """The last rank, as soon as it has met the others; before it says for the second time where it is."""
+    last = os.environ["RANK"] == "1"
+    with mock.patch.multiple(board, PERIOD=600.0 if last else 0.05, SILENCE=1.0):
+        group = joestar.distributed.init(5.0, device="cpu")
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.exchange("a meeting")
+    raise AssertionError("it came to the meeting")

@@ -94,6 +94,13 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
         assert "finished" not in last.text
 
 
+def test_a_rank_that_is_killed_at_once_is_missed(tmp_path):
+    """It was not, within its first second, and others waited for half an hour as for one that has not begun."""
+    first, last = run(2, differing_scenarios.killed_at_once, folder=tmp_path, seconds=30.0)
+    assert (first.code, last.code) == (1, -9), first.text
+    assert "rank 1 failed: it has said nothing for 1 s" in first.text
+
+
 @pytest.mark.fuzz
 def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
     first, last = run(2, differing_scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)

@@ -297,7 +297,7 @@ def test_what_cannot_be_is_refused_on_every_rank(two, name):
 def test_a_rank_that_fails_ends_all(tmp_path, how, words, codes):
     """Whether others wait for it in a step, or their threads for what it has to write."""
     first, last = run(2, part_scenarios.one_fails, how, folder=tmp_path, seconds=120.0)
-    assert (first.code, last.code) == codes
+    assert (first.code, last.code) == codes, first.text
     assert words in first.text and "finished" not in first.text + last.text
 
 
