@@ -22,11 +22,13 @@ def own_stream(purpose: str, device: torch.device, priority: int = 0) -> torch.c
     One, as libraries keep workspaces for every stream that they have worked on: cuBLAS 64 MiB and more.
 
     Args:
-        device: the GPU, with an index or the current one. priority: as of ``torch.cuda.Stream``; lower runs first.
+        device: the GPU; without an index the current one. priority: as of ``torch.cuda.Stream``; lower runs first.
 
     Raises:
         RuntimeError: the driver refused.
     """
+    if device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
     if (purpose, device) not in _STREAMS:
         _STREAMS.setdefault((purpose, device), _new(device, priority))
     return _STREAMS[purpose, device]
@@ -45,4 +47,4 @@ def _new(device: torch.device, priority: int) -> torch.cuda.Stream:
             raise RuntimeError(
                 f"the CUDA driver made no stream on {device}: error {error} of cuStreamCreateWithPriority"
             )
-        return torch.cuda.ExternalStream(handle.value, device=torch.cuda.current_device())
+        return torch.cuda.ExternalStream(handle.value, device=device)

@@ -95,8 +95,9 @@ def _aggregate_rows(
     if kept is not None:
         column = whole_words(part, WIDTH, WORDS, WIDE, BLOCK)
     inside = column < WIDTH
-    added = of_columns(bias, column, inside, ACC)
-    gain, shift = of_columns(gain, column, inside, ACC), of_columns(shift, column, inside, ACC)
+    added = bias if bias is None else of_columns(bias, column, inside, ACC)
+    gain = gain if gain is None else of_columns(gain, column, inside, ACC)
+    shift = shift if shift is None else of_columns(shift, column, inside, ACC)
     longest = tl.max(end - start)
     own = tl.zeros([ROWS, BLOCK], ACC)
     if CAT or factor is not None:

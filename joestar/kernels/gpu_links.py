@@ -199,8 +199,9 @@ def _gather_grad(
     """
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
-    bias = of_columns(bias, column, inside, ACC)
-    gain, shift = of_columns(gain, column, inside, ACC), of_columns(shift, column, inside, ACC)
+    bias = bias if bias is None else of_columns(bias, column, inside, ACC)
+    gain = gain if gain is None else of_columns(gain, column, inside, ACC)
+    shift = shift if shift is None else of_columns(shift, column, inside, ACC)
     stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
     s = tile_rows(ROWS)
     e = _first_edge(heads, s, num_src)
@@ -228,8 +229,9 @@ def _gather_grad_summed(
     """
     column = tile_columns(tl.program_id(1), BLOCK)
     inside = column < WIDTH
-    bias = of_columns(bias, column, inside, ACC)
-    gain, shift = of_columns(gain, column, inside, ACC), of_columns(shift, column, inside, ACC)
+    bias = bias if bias is None else of_columns(bias, column, inside, ACC)
+    gain = gain if gain is None else of_columns(gain, column, inside, ACC)
+    shift = shift if shift is None else of_columns(shift, column, inside, ACC)
     stride: tl.constexpr = 2 * WIDTH if CAT else WIDTH
     step = tl.num_programs(0) * ROWS
     s = tile_rows(ROWS)

@@ -97,10 +97,8 @@ def for_activations(configs: list[Config], normed: bool) -> list[Config]:
 
 @triton.jit
 def of_columns(vector, column, inside, ACC: tl.constexpr):
-    """A vector's entries of these columns, nothing if there is no vector."""
-    if vector is not None:
-        vector = tl.load(vector + column, inside, 0).to(ACC)
-    return vector
+    """A vector's entries of these columns (there must be one: Triton's functions cannot return ``None``)."""
+    return tl.load(vector + column, inside, 0).to(ACC)
 
 
 @triton.jit

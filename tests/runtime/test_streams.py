@@ -11,6 +11,8 @@ import joestar
 from joestar import streams
 from joestar.streams import own_stream
 
+CURRENT = torch.device("cuda", 1)
+
 
 class _Driver:
     def __init__(self, error: int):
@@ -41,9 +43,18 @@ def driver(monkeypatch):
 def test_a_stream_of_the_driver_that_does_not_wait_for_the_default_one(driver):
     found = driver()
     device = torch.device("cuda")
-    assert [own_stream(name, device, priority) for name, priority in (("a", 0), ("b", -1))] == [(4097, 1), (4098, 1)]
-    assert own_stream("a", device) == (4097, 1), "one for every purpose"
+    assert [own_stream(name, device, priority) for name, priority in (("a", 0), ("b", -1))] == [(4097, CURRENT), (4098, CURRENT)]
+    assert own_stream("a", device) == own_stream("a", CURRENT) == (4097, CURRENT), "one for every purpose"
     assert found.asked == [(1, 0), (1, -1)]
+
+
+def test_every_device_has_streams_of_its_own(driver, monkeypatch):
+    """Also where one is named by what is the current one."""
+    driver()
+    first, last = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert [own_stream("a", torch.device("cuda")), own_stream("a", first)] == [(4097, last), (4098, first)]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert own_stream("a", torch.device("cuda")) == (4098, first)
 
 
 def test_a_driver_that_refuses(driver):
