@@ -12,18 +12,19 @@ from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import prepare_loss
 from joestar.profile.choices import save
-from joestar.profile.ledger import Counters, Environment, Report, TuningRecord
+from joestar.profile.environment import Environment
+from joestar.profile.ledger import Counters, Report, TuningRecord
 from joestar.profile.sizes import step_key
 from joestar.profile.summary import program_record
 from joestar.profile.view import explain
-from joestar.pyg import SubgraphSampler
 from joestar.runtime.checkpoint import Checkpoints
 from joestar.runtime.epochs import Epoch, check_same
 from joestar.runtime.executor import Executor
-from joestar.runtime.fit import History, Settings, copied_weights, fit
+from joestar.runtime.fit import Settings, copied_weights, fit
+from joestar.runtime.fit_records import History
 from joestar.runtime.guards import ChangeGuard
-from joestar.runtime.inference import Inference
-from joestar.runtime.prediction import PREDICTED, logits, population, predict
+from joestar.runtime.prediction import logits, population
+from joestar.runtime.predictor import Predictor
 from joestar.runtime.program import Program
 from joestar.runtime.ranks import Ranks, counted
 from joestar.runtime.runner import StepRunner
@@ -33,10 +34,9 @@ from joestar.runtime.step_state import load_state, state_of
 from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.tuning import tune_together
 from joestar.runtime.update import Update
-from joestar.runtime.whole_graph import WholeGraph
 
 
-class Step:
+class Step(Predictor):
     """A compiled model and sampler; made by ``joestar.compile``.
 
     With a loss and an optimizer, ``epoch`` trains and ``step(seeds)`` takes one training step; without, ``step(seeds)``
@@ -78,7 +78,6 @@ class Step:
         self._seeds = CheckedSeeds(whole)
         self._epochs = 0
         self._calls = 0
-        self._inference: Inference | WholeGraph | None = None
         self._begun: list[weakref.ref[Epoch]] = []
 
     @property
@@ -360,56 +359,6 @@ class Step:
             CheckpointError: for something else, of another format, or of a model, optimizer or program that differs.
         """
         load_state(self, state)
-
-    # --- inference ---
-
-    def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
-        """Outputs in evaluation mode, ``[len(idx), C]`` or a structure of such, rows in the order of ``idx``, sampled
-        like training batches. Several ranks divide the batches, and all get all rows.
-
-        Args:
-            batch_size: seeds per batch, by default 1,024. What is sampled depends on it, as batches are numbered.
-            full: exact logits, from all neighbours, as ``joestar.inference`` gives them for a model with as many
-                layers as the sampler makes blocks; ``batch_size`` are then the nodes of a range.
-        """
-        seeds = self._seeds(idx)
-        batch = PREDICTED if batch_size is None else check_batch_size(batch_size)
-        self._check()
-        if full:
-            return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
-        return predict(self._executor("predict"), seeds, batch, self._seed, self.group)
-
-    def _exact_inference(self, seeds: Tensor) -> Inference | WholeGraph:
-        if self._inference is None and isinstance(self.sampler, SubgraphSampler):
-            self._inference = WholeGraph(self.model, self.graph, self._options.autocast)
-        if self._inference is None:
-            layers = len(self.sampler.sample(self.graph.keyed(self._seed), seeds[:1]))
-            self._inference = Inference(self.model, self.graph, layers, self._options.autocast)
-        return self._inference
-
-    def evaluate(
-        self, idx: Tensor, batch_size: int | None = None, full: bool = False, *, metric=None, ema: bool = False
-    ) -> dict[str, float]:
-        """Scores of the predictions for ``idx`` against ``graph.ndata["y"]``: name -> number.
-
-        By default accuracy of classes (one of C, or 0 and 1), ``f1_micro`` of several labels per node, and ``rmse``,
-        ``mae``, ``r2`` of values; which of these is told by the loss, dtype and shape of the labels.
-
-        Args:
-            batch_size, full: as in ``predict``. ema: with averages of the weights (``compile(ema=...)``).
-            metric: a name (``joestar.metrics.named()``, or ``"loss"``), an object with ``update``, ``compute`` and
-                ``reset``, a function (output, target) -> float, a list of these, or a dict of them by name.
-
-        Raises:
-            LabelError: labels and outputs do not fit, or their meaning is not clear. ConfigError: for unusable metrics.
-        """
-        return self._scores(idx, batch_size, self.scorer.metrics(metric), ema, full)[0]
-
-    def _scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
-        """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
-        with averaged(self._update, ema):
-            outputs = self.predict(idx, batch_size, full)
-        return self.scorer(outputs, self._seeds(idx).long().to(self.whole.device), metrics)
 
     # --- explanation ---
 

@@ -28,7 +28,8 @@ from joestar.bench import epoch_modes
 from joestar.bench.busy import busy_share
 from joestar.bench.epoch_modes import Fed, Job
 from joestar.bench.measure import PeakMemory, check_words
-from joestar.bench.step import PRECISIONS, Setting, check_device, graph_of, machine, network, orders
+from joestar.bench.setting import PRECISIONS, Setting, check_device, machine
+from joestar.bench.step import graph_of, network, orders
 from joestar.errors import JoestarError
 from joestar.graph_api import Graph
 from joestar.kernels.scratch import release_tables

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import joestar
 from joestar.bench.match import WINDOW, Change, MatchedEpoch, RowBuffer, Windows, window_bytes
-from joestar.bench.step import Setting
+from joestar.bench.setting import Setting
 from joestar.errors import ConfigError
 from joestar.graph_api import Block, Graph, SamplingContext
 from joestar.runtime.seeds import shuffled

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from joestar.bench.measure import PeakMemory, Timing, check_words, time_steps
 from joestar.bench.profile import copy_bandwidth
-from joestar.bench.step import MODELS, PRECISIONS, Setting, check_device, graph_of, machine, network, orders
+from joestar.bench.setting import MODELS, PRECISIONS, Setting, check_device, machine
+from joestar.bench.step import graph_of, network, orders
 from joestar.runtime.inference import Inference
 from joestar.runtime.rows import ALL, ROW
 from joestar.runtime.stages import Plan

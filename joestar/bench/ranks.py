@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.bench.measure import PeakMemory
-from joestar.bench.step import Setting, graph_of, machine, network, orders
+from joestar.bench.setting import Setting, machine
+from joestar.bench.step import graph_of, network, orders
 
 SUMS = 20
 """Sums over the ranks that are timed together, and times that they are."""

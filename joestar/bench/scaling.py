@@ -20,7 +20,7 @@ import torch
 
 from joestar.bench.measure import check_words
 from joestar.bench.ranks import Row, Task
-from joestar.bench.step import PRECISIONS, Setting
+from joestar.bench.setting import PRECISIONS, Setting
 from joestar.errors import ConfigError, DistributedError
 from joestar.profile.numbers import human_bytes
 

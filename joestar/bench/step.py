@@ -2,12 +2,11 @@
 
 import itertools
 import multiprocessing
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,96 +24,12 @@ from joestar.bench.measure import (
     time_steps,
 )
 from joestar.bench.planted import planted
+from joestar.bench.setting import BASELINES, IDS, MODELS, PRECISIONS, Row, Setting, check_device, machine
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 
-MODELS = ("sage", "gcn", "gin", "gat")
-BASELINES = ("eager", "compile", "loader")
-PRECISIONS = ("fp32", "tf32", "bf16")
-IDS = ("shuffled", "planted")
 COUNTED = 20
 """Batches whose nodes and edges are counted."""
-
-
-@dataclass
-class Setting:
-    """What is measured.
-
-    Attributes:
-        precision: ``fp32``, ``tf32`` (fp32 whose products may use TF32) or ``bf16`` (features and autocast); whole
-            epochs also ``fp16``.
-        steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``),
-        ``loader`` (PyG's NeighborLoader; left out, with the reason, where pyg-lib is missing).
-        workers: processes of the loader; ``None``: a core each but for two, at most 12.
-        ids: of the planted graph: ``shuffled``, ``planted`` (communities are consecutive) or both.
-        dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``, ``scale`` times as many nodes.
-        epochs: whole epochs timed by the wall clock; 0 for none.
-    """
-
-    shape: str = "small"
-    device: str = "cpu"
-    models: tuple[str, ...] = MODELS
-    precision: str = "fp32"
-    fanouts: tuple[int, ...] = (15, 10, 5)
-    hidden: int = 128
-    heads: int = 4
-    dropout: float = 0.5
-    batch_size: int = 1000
-    steps: int = 20
-    warm_up: int = 3
-    baselines: tuple[str, ...] = ("eager",)
-    kernels: bool = False
-    seed: int = 0
-    workers: int | None = None
-    ids: tuple[str, ...] = ("shuffled",)
-    dataset: str | None = None
-    epochs: int = 3
-    scale: float = 1.0
-
-
-@dataclass
-class Row:
-    """What was measured of one variant; times in milliseconds, memory in bytes.
-
-    ``epoch_seconds`` is the median step times the steps of an epoch; ``epochs`` is what whole epochs took.
-    """
-
-    model: str
-    how: str
-    step: Timing
-    epoch_seconds: float
-    first_step_seconds: float
-    memory: int
-    sampling: Timing | None = None
-    launches: dict[str, float] = field(default_factory=dict)
-    counts: list[int] = field(default_factory=list)
-    logical_bytes: int = 0
-    kernels: list[tuple[str, float, float]] = field(default_factory=list)
-    ids: str = ""
-    epochs: Epochs | None = None
-    note: str = ""
-
-
-def machine(device: torch.device) -> str:
-    """The line that belongs to every figure."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; joestar {joestar.__version__}"
-
-
-def check_device(name: str) -> torch.device:
-    """``cpu`` or ``cuda`` as a device that is there.
-
-    Raises:
-        ConfigError: another name, or no GPU.
-    """
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"--device must be cpu or cuda; got {name!r}.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda, but PyTorch sees no GPU here. See joestar doctor.")
-    return torch.device(name)
 
 
 def mean_sizes(sampler, graph: Graph, batches: Iterable[Tensor], seed: int) -> tuple[list[int], list[int]]:

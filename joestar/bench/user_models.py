@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import joestar
 from joestar.bench.measure import PeakMemory, check_words, kernel_times, launches, time_steps
 from joestar.bench.planted import SHAPES, planted
-from joestar.bench.step import Row, check_device, machine
+from joestar.bench.setting import Row, check_device, machine
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.ops.memory import keep_freed_memory

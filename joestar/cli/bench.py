@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 
 from joestar.bench import epoch, inference, passes, user_models
-from joestar.bench.step import Setting, check_device, machine, run
+from joestar.bench.setting import Setting, check_device, machine
+from joestar.bench.step import run
 from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json
 from joestar.errors import ConfigError

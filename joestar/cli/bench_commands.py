@@ -56,7 +56,7 @@ def step(
         joestar bench step --device cuda --shape products  # the size of OGB's
         joestar bench step --dataset cora --fanouts -1,-1  # one step per epoch
     """
-    from joestar.bench.step import IDS, Setting
+    from joestar.bench.setting import IDS, Setting
     from joestar.cli.bench import bench_step, numbers, words
 
     setting = Setting(
@@ -156,7 +156,7 @@ def inference(
         joestar bench inference --models sage                   # on the CPU
         joestar bench inference --device cuda --shape products  # on a GPU
     """
-    from joestar.bench.step import IDS, Setting
+    from joestar.bench.setting import IDS, Setting
     from joestar.cli.bench import bench_inference, words
 
     setting = Setting(
@@ -204,7 +204,7 @@ def epoch(
         joestar bench epoch --shape mag240m-c --scale 0.0001 --precision fp16
         joestar bench epoch --gpus 1,2,4 --shape papers --models sage,gat
     """
-    from joestar.bench.step import IDS, Setting
+    from joestar.bench.setting import IDS, Setting
     from joestar.cli.bench import bench_epoch, numbers, words
 
     setting = Setting(

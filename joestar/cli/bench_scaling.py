@@ -6,7 +6,7 @@ from rich.console import Console
 
 from joestar.bench import scaling
 from joestar.bench.ranks import Row
-from joestar.bench.step import Setting
+from joestar.bench.setting import Setting
 from joestar.cli.bench import numbers
 from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json

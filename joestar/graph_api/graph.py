@@ -12,11 +12,12 @@ from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
+from joestar.graph_api.interchange import Interchange
 from joestar.graph_api.row_source import source_of
 from joestar.graph_api.validate import check_csc, check_edge_index, check_node_ids, check_nodes
 
 
-class Graph(Computation):
+class Graph(Interchange, Computation):
     """A directed graph; edge ``u -> v`` means that ``v`` aggregates from ``u``.
 
     Attributes:
@@ -101,74 +102,6 @@ class Graph(Computation):
         indices = src[order].to(torch.int32 if small else torch.int64)
         sorted_edata = {name: value[order] for name, value in given.items()}
         return cls.from_csc(indptr, indices, ndata, sorted_edata, validate=False)
-
-    @classmethod
-    def from_scipy(cls, matrix, ndata=None) -> "Graph":
-        """A graph from a square sparse matrix: a stored ``A[u, v]`` is an edge ``u -> v``, its value ``edata["w"]``."""
-        from joestar.graph_api.interchange import from_scipy
-
-        return from_scipy(cls, matrix, ndata)
-
-    @classmethod
-    def from_networkx(
-        cls, graph, features: list[str] | None = None, label: str | None = None, weight: str | None = "weight"
-    ) -> "Graph":
-        """A graph from a NetworkX graph; an undirected one gives both directions of every edge.
-
-        Nodes are numbered in NetworkX's order; ``mapping`` leads back to what they are called there.
-
-        Args:
-            features: node attributes, numbers or vectors, that make up ``ndata["x"]``; ``None``: ``"x"``, if nodes
-                have it.
-            label: node attribute for ``ndata["y"]`` (text becomes classes); ``None``: ``"y"``, if nodes have it.
-            weight: edge attribute for ``edata["edge_weight"]``, if edges have it.
-
-        Raises:
-            GraphError: an attribute that some nodes or edges lack, or that is no number.
-        """
-        from joestar.graph_api.from_networkx import from_networkx
-
-        return from_networkx(cls, graph, features, label, weight)
-
-    @classmethod
-    def from_pyg(cls, data, split: int | None = None) -> "Graph":
-        """A graph from a homogeneous ``torch_geometric.data.Data``, or a dataset of one.
-
-        Masks, and OGB's ``train_idx`` attributes, become ``train_idx`` and so on; ``adj_t`` is taken where there is no
-        ``edge_index``; class ids ``y`` ``[N, 1]`` become ``[N]``.
-
-        Args:
-            split: which column of masks ``[N, S]`` to take; needed where there are such masks.
-
-        Raises:
-            GraphError: several node types or graphs, or a split that is not there.
-        """
-        from joestar.graph_api.from_pyg import from_pyg
-
-        return from_pyg(cls, data, split)
-
-    def to_pyg(self):
-        """The graph as ``torch_geometric.data.Data`` (edges in CSC order)."""
-        from joestar.graph_api.interchange import to_pyg
-
-        return to_pyg(self)
-
-    @classmethod
-    def from_dgl(cls, graph, names: Mapping[str, str] | None = None) -> "Graph":
-        """A graph from a homogeneous ``DGLGraph`` (anything with its methods); masks become ``train_idx`` and so on.
-
-        Args:
-            names: new names of node data, ``{"feat": "x", "label": "y"}`` if not given: DGL's datasets use those.
-        """
-        from joestar.graph_api.interchange import from_dgl
-
-        return from_dgl(cls, graph, {"feat": "x", "label": "y"} if names is None else names)
-
-    def to_dgl(self):
-        """The graph as a ``DGLGraph`` (edges in CSC order), with node and edge data and masks of the splits."""
-        from joestar.graph_api.interchange import to_dgl
-
-        return to_dgl(self)
 
     # --- ids ---
 

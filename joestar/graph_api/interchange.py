@@ -1,11 +1,77 @@
 """To and from other libraries' graphs."""
 
+from collections.abc import Mapping
+
 import torch
 
 from joestar.errors import GraphError
 
 
-def from_scipy(cls, matrix, ndata=None):
+class Interchange:
+    """Methods of ``Graph`` that make one from another library's, or the other way round."""
+
+    @classmethod
+    def from_scipy(cls, matrix, ndata=None) -> "Graph":  # noqa: F821
+        """A graph from a square sparse matrix: a stored ``A[u, v]`` is an edge ``u -> v``, its value ``edata["w"]``."""
+        return _from_scipy(cls, matrix, ndata)
+
+    @classmethod
+    def from_networkx(
+        cls, graph, features: list[str] | None = None, label: str | None = None, weight: str | None = "weight"
+    ) -> "Graph":  # noqa: F821
+        """A graph from a NetworkX graph; an undirected one gives both directions of every edge.
+
+        Nodes are numbered in NetworkX's order; ``mapping`` leads back to what they are called there.
+
+        Args:
+            features: node attributes, numbers or vectors, that make up ``ndata["x"]``; ``None``: ``"x"``, if nodes
+                have it.
+            label: node attribute for ``ndata["y"]`` (text becomes classes); ``None``: ``"y"``, if nodes have it.
+            weight: edge attribute for ``edata["edge_weight"]``, if edges have it.
+
+        Raises:
+            GraphError: an attribute that some nodes or edges lack, or that is no number.
+        """
+        from joestar.graph_api.from_networkx import from_networkx
+
+        return from_networkx(cls, graph, features, label, weight)
+
+    @classmethod
+    def from_pyg(cls, data, split: int | None = None) -> "Graph":  # noqa: F821
+        """A graph from a homogeneous ``torch_geometric.data.Data``, or a dataset of one.
+
+        Masks, and OGB's ``train_idx`` attributes, become ``train_idx`` and so on; ``adj_t`` is taken where there is no
+        ``edge_index``; class ids ``y`` ``[N, 1]`` become ``[N]``.
+
+        Args:
+            split: which column of masks ``[N, S]`` to take; needed where there are such masks.
+
+        Raises:
+            GraphError: several node types or graphs, or a split that is not there.
+        """
+        from joestar.graph_api.from_pyg import from_pyg
+
+        return from_pyg(cls, data, split)
+
+    def to_pyg(self):
+        """The graph as ``torch_geometric.data.Data`` (edges in CSC order)."""
+        return _to_pyg(self)
+
+    @classmethod
+    def from_dgl(cls, graph, names: Mapping[str, str] | None = None) -> "Graph":  # noqa: F821
+        """A graph from a homogeneous ``DGLGraph`` (anything with its methods); masks become ``train_idx`` and so on.
+
+        Args:
+            names: new names of node data, ``{"feat": "x", "label": "y"}`` if not given: DGL's datasets use those.
+        """
+        return _from_dgl(cls, graph, {"feat": "x", "label": "y"} if names is None else names)
+
+    def to_dgl(self):
+        """The graph as a ``DGLGraph`` (edges in CSC order), with node and edge data and masks of the splits."""
+        return _to_dgl(self)
+
+
+def _from_scipy(cls, matrix, ndata=None):
     """See ``Graph.from_scipy``."""
     if matrix.shape[0] != matrix.shape[1]:
         raise GraphError(f"from_scipy needs a square matrix (one row and column per node); got {matrix.shape}.")
@@ -14,7 +80,7 @@ def from_scipy(cls, matrix, ndata=None):
     return cls.from_edge_index(torch.stack(ends), matrix.shape[0], ndata, {"w": coo.data})
 
 
-def to_pyg(graph):
+def _to_pyg(graph):
     """See ``Graph.to_pyg``."""
     try:
         from torch_geometric.data import Data
@@ -30,7 +96,7 @@ def to_pyg(graph):
     return data
 
 
-def from_dgl(cls, graph, names):
+def _from_dgl(cls, graph, names):
     """See ``Graph.from_dgl``."""
     if not getattr(graph, "is_homogeneous", True):
         raise GraphError(
@@ -46,7 +112,7 @@ def from_dgl(cls, graph, names):
     return result
 
 
-def to_dgl(graph):
+def _to_dgl(graph):
     """See ``Graph.to_dgl``."""
     try:
         import dgl

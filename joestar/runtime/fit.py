@@ -4,7 +4,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -14,68 +14,10 @@ from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError
 from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord
 from joestar.runtime.interrupts import terminable
 from joestar.runtime.loggers import loggers
 from joestar.runtime.schedules import advance, check_plateau, when
-
-LOSS = "train_loss"
-"""What is monitored without validation nodes, or by that name."""
-
-
-@dataclass
-class EpochRecord:
-    """One epoch.
-
-    Attributes:
-        loss: mean training loss; val: the monitored score of the validation nodes, or ``None``; seconds: of training.
-        scores: every score of the validation nodes; logged: means of what the loss returned beside; lr: of the first
-            group, at the end.
-    """
-
-    epoch: int
-    loss: float
-    val: float | None
-    seconds: float
-    scores: dict[str, float] = field(default_factory=dict)
-    logged: dict[str, float] = field(default_factory=dict)
-    lr: float | None = None
-
-
-@dataclass
-class StepRecord:
-    """One step, as ``on_step`` gets it.
-
-    Attributes:
-        epoch, step: numbers from 0; steps: of the epoch.
-        loss: 0-d tensor, final; reading it with ``.item()`` waits for the device. logged: as ``Epoch.logged``.
-    """
-
-    epoch: int
-    step: int
-    steps: int
-    loss: Tensor
-    logged: dict[str, Tensor]
-
-
-@dataclass
-class History:
-    """Every epoch of a ``fit``; ``best_epoch`` is the one whose parameters the model holds afterwards.
-
-    Attributes:
-        best_val: its score; metric, mode: what decides; schedule: whether the scheduler stepped per ``step`` or
-            ``epoch``; stopped_early: by patience or by a callback.
-    """
-
-    records: list[EpochRecord] = field(default_factory=list)
-    best_epoch: int = -1
-    best_val: float | None = None
-    stopped_early: bool = False
-    metric: str = LOSS
-    mode: str = "min"
-    schedule: str = "epoch"
-
-    def __post_init__(self):
-        self.best: dict | None = None
 
 
 @dataclass

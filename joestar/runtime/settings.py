@@ -11,7 +11,8 @@ import torch
 
 from joestar.distributed.facts import SAMPLE, digest, plain, text_digest
 from joestar.graph_api import Graph
-from joestar.runtime.watch import DYNAMIC, HOOKS, Same, Watched, function_of, is_foreign, own_names
+from joestar.runtime.code_names import DYNAMIC, function_of, is_foreign, own_names
+from joestar.runtime.watch import HOOKS, Same, Watched
 
 _ENTRIES = frozenset({"forward", "sample", "__call__"})
 """Methods that a program is traced from."""

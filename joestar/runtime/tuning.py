@@ -21,8 +21,9 @@ from joestar.ops.determinism import is_deterministic
 from joestar.ops.step.ranks import alone
 from joestar.profile import tuner
 from joestar.profile.choices import Found, cache_key, recall, remember
+from joestar.profile.environment import Environment
 from joestar.profile.facts import graph_facts, program_hash
-from joestar.profile.ledger import Counters, Environment, TuningRecord
+from joestar.profile.ledger import Counters, TuningRecord
 from joestar.profile.sizes import SizeProfile, choose_bounds, step_key
 from joestar.profile.slacks import slack_options
 from joestar.profile.tuner import Candidate, Space

@@ -7,22 +7,19 @@ and is left out, so that ``model.best = 0.9`` in a script changes nothing.
 """
 
 import dataclasses
-import dis
 import enum
 import functools
-import inspect
 import math
-import sys
 import types
-import weakref
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import nn
 
 from joestar.graph_api.computation import Computation
+from joestar.runtime.code_names import DYNAMIC, filled, function_of, globals_of, is_foreign, names_in, names_of
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
 HOOKS = (
@@ -32,9 +29,6 @@ HOOKS = (
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 """What PyTorch keeps in every module; ``training`` is followed elsewhere (``TrainingModes``)."""
-DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
-"""Names in whose presence any attribute may be read."""
-_READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _NOTED = 5000
 """Facts after which plain objects are no longer looked into."""
 _SMALL = 4096
@@ -230,7 +224,7 @@ class Watched:
 
     def _names_in(self, kind: type, names: frozenset[str] | None) -> frozenset[str] | None:
         """What the code of a class names; ``names`` does code that can reach an object of it."""
-        return _names_in(kind)
+        return names_in(kind)
 
     def _is_part(self, base: type, name: str, names: frozenset[str] | None) -> bool:
         """Whether a method or constant of a class counts, where code of the class names these."""
@@ -258,10 +252,10 @@ class Watched:
         self._keep.append(function)
         if not inner or is_foreign(function):
             return
-        names = _names_of(function)
+        names = names_of(function)
         names = None if DYNAMIC & names else names
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if name != "__class__" and _filled(cell):
+            if name != "__class__" and filled(cell):
                 self._note(f"{path}'s {name}", cell.cell_contents, names)
                 if isinstance(cell.cell_contents, _PLAIN):
                     self._scopes.append((_Cell(cell), name, cell.cell_contents))
@@ -269,7 +263,7 @@ class Watched:
             self._note(f"{path}'s default of {name}", value, names)
         for position, value in enumerate(function.__defaults__ or ()):
             self._note(f"{path}'s default {position}", value, names)
-        for name in _globals_of(function.__code__):
+        for name in globals_of(function.__code__):
             scope = function.__globals__
             if name in scope and not isinstance(scope[name], (types.ModuleType, type)):
                 self._scopes.append((scope, name, scope[name]))
@@ -302,87 +296,7 @@ class _Cell:
 
     def get(self, name: str, default):
         """The content of the cell."""
-        return self.cell.cell_contents if _filled(self.cell) else default
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not _MISSING
-    except ValueError:
-        return False
-
-
-def function_of(value) -> types.FunctionType | None:
-    """The function behind an entry of a class."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    elif isinstance(value, property):
-        value = value.fget
-    value = inspect.unwrap(value) if callable(value) else value
-    return value if isinstance(value, types.FunctionType) else None
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """Names of the globals that a function reads, in order."""
-    read = {step.argval for inner in _codes(code) for step in dis.get_instructions(inner) if step.opname in _READS}
-    return tuple(sorted(read))
-
-
-def _names_of(function: types.FunctionType) -> frozenset[str]:
-    """Every name in a function's code and in that of the functions that it names, as far as they are not foreign."""
-    found, todo, done = set(), [function], set()
-    while todo:
-        function = todo.pop()
-        if function in done or is_foreign(function):
-            continue
-        done.add(function)
-        names = {name for code in _codes(function.__code__) for name in code.co_names}
-        found |= names
-        held = [function.__globals__.get(name) for name in names]
-        held += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-        todo += [value for value in held if isinstance(value, types.FunctionType)]
-    return frozenset(found)
-
-
-_NAMES: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
-
-
-def _names_in(kind: type) -> frozenset[str] | None:
-    """Names in the methods of a class and its bases, ``__init__`` left out; ``None`` if they may read anything."""
-    if kind not in _NAMES:
-        bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
-        entries = [value for base in bases for name, value in vars(base).items() if name != "__init__"]
-        functions = [function for function in map(function_of, entries) if function is not None]
-        names = frozenset().union(*map(own_names, functions))
-        _NAMES[kind] = None if DYNAMIC & names else names
-    return _NAMES[kind]
-
-
-def own_names(function: types.FunctionType) -> frozenset[str]:
-    """Names in a function's code, of the user's also in that of the functions that it names."""
-    if is_foreign(function):  # a layer of PyTorch: its own names are enough
-        return frozenset(name for code in _codes(function.__code__) for name in code.co_names) - DYNAMIC
-    return _names_of(function)
-
-
-def is_foreign(thing) -> bool:
-    """Whether a class or function is Python's, PyTorch's or of an installed package, not the user's."""
-    module = getattr(thing, "__module__", None) or ""
-    root = module.partition(".")[0]
-    if root in sys.stdlib_module_names and root != "__main__":
-        return True
-    if root in ("torch", "numpy", "builtins"):
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file and root != "joestar"
+        return self.cell.cell_contents if filled(self.cell) else default
 
 
 def _is_open(value) -> bool:

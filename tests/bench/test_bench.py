@@ -15,7 +15,8 @@ from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel, EagerStep, TorchSampler
 from joestar.bench.measure import time_epochs
 from joestar.bench.planted import SHAPES, Shape, _shuffle, planted
-from joestar.bench.step import Setting, logical_bytes
+from joestar.bench.setting import Setting
+from joestar.bench.step import logical_bytes
 from joestar.cli.bench import _step_tables, _user_tables
 from joestar.cli.console import columns
 from joestar.cli.main import app

@@ -15,7 +15,7 @@ import joestar
 from joestar.bench import epoch, epoch_modes
 from joestar.bench.busy import busy_share, united
 from joestar.bench.planted import planted
-from joestar.bench.step import Setting
+from joestar.bench.setting import Setting
 from joestar.cli import bench as cli
 from joestar.cli import bench_commands
 from joestar.cli.main import app

@@ -13,7 +13,8 @@ from joestar.bench import loader as loader_module
 from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel
 from joestar.bench.loader import LoaderStep, blocks_of, missing, time_rounds
-from joestar.bench.step import Setting, run
+from joestar.bench.setting import Setting
+from joestar.bench.step import run
 from joestar.cli.main import app
 
 from .easy import easy_graph

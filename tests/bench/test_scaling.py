@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from joestar.bench import scaling
 from joestar.bench.ranks import Row, Task, measure
-from joestar.bench.step import Setting
+from joestar.bench.setting import Setting
 from joestar.cli.bench_scaling import bench_scaling, tables
 from joestar.cli.main import app
 from joestar.errors import ConfigError, DistributedError

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import joestar
 from joestar.cli import train
 from joestar.cli.main import app
-from joestar.runtime.fit import Fit, History, Settings
+from joestar.runtime.fit import Fit, Settings
+from joestar.runtime.fit_records import History
 
 CODES = {signal.SIGINT: (130, "Interrupted."), signal.SIGTERM: (143, "Terminated.")}
 KILL = "import os, signal; os.kill(os.getpid(), signal.{})\n"

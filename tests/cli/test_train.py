@@ -10,7 +10,8 @@ import joestar
 from joestar.cli.config import build_config
 from joestar.cli.train import run
 from joestar.errors import ConfigError
-from joestar.profile.ledger import Counters, Environment, PassSummary, ProgramRecord, Report, SetRecord
+from joestar.profile.environment import Environment
+from joestar.profile.ledger import Counters, PassSummary, ProgramRecord, Report, SetRecord
 from joestar.runtime import compiler
 
 SECONDS = (9.0, 0.2, 0.4)

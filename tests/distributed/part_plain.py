@@ -14,7 +14,8 @@ def seeds_of(lanes):
 class Lanes:
     """A ``Plain`` per rank, which know the same hidden rows: what one has pushed, the others read."""
 
-    def __init__(self, graph, assignment, model, ranks, **options):
+    def __init__(self, graph, assignment, model, ranks, accumulate=1, **options):
+        self.accumulate = accumulate
         optimizer = torch.optim.SGD(model.parameters(), 0.2)
         self.lanes = [Plain(graph, assignment, model, optimizer, F.cross_entropy, **options) for _ in range(ranks)]
         self.first = self.lanes[0]
@@ -27,14 +28,28 @@ class Lanes:
             lane.applied = self.first.applied  # the first one has written for all
             lane.macro_batch(group.tolist(), first)
 
-    def step(self, seeds):
-        """One step over the seeds of every rank: the loss over all."""
+    def step(self, seeds, inside=0, batches=1):
+        """One step over the seeds of every rank: the loss over all.
+
+        It is number ``inside`` of so many ``batches`` whose gradients are averaged. Every rank normalises its own rows;
+        running statistics become the means over the ranks, weighted by their seeds.
+        """
         counts = [len(own) for own in seeds]
         here = [rank for rank, count in enumerate(counts) if count]
+        buffers = dict(self.first.model.named_buffers())
+        before = {name: value.clone() for name, value in buffers.items()}
+        means = {name: torch.zeros_like(value) for name, value in buffers.items() if value.is_floating_point()}
         loss = 0.0
         for rank in here:
+            for name, value in before.items():
+                buffers[name].copy_(value)
+            first, last = rank == here[0] and inside == 0, rank == here[-1] and inside == batches - 1
             size = sum(counts) / counts[rank]
-            loss += self.lanes[rank].step(seeds[rank], rank == here[0], size, rank == here[-1]) / size
+            loss += self.lanes[rank].step(seeds[rank], first, size * batches, last) / size
+            for name in means:
+                means[name] += buffers[name] / size
+        for name, value in means.items():
+            buffers[name].copy_(value)
         return loss
 
     def whole(self, seeds):
@@ -54,7 +69,9 @@ class Lanes:
             if at != begun:
                 self.round(order.groups[at], begun is None)
                 begun = at
-            losses.append(self.step(seeds_of(lanes[position])))
+            inside = position % self.accumulate
+            batches = min(self.accumulate, order.steps - position + inside)
+            losses.append(self.step(seeds_of(lanes[position]), inside, batches))
             if position + 1 in (between or {}):
                 losses.append(self.whole(between[position + 1]))
         return losses

@@ -17,6 +17,7 @@ from tests.distributed.scenarios import SEED, cheaper, cheapest, device, model_o
 from tests.runtime.common import CLASSES, FEATURES
 
 NODES = 90
+NORMED = {"norm": "batch_norm", "num_layers": 3}
 CASES = {
     "two rounds": (6, 2, {}, {}),
     "a rank without a group": (5, 1, {}, {}),
@@ -29,8 +30,15 @@ CASES = {
         {},
         {"loss": torch.nn.CrossEntropyLoss(torch.tensor([1.0, 3.0, 0.5, 2.0]).double())},
     ),
+    "normed, summed": (6, 2, {}, {"net": NORMED, "accumulate": 3}),
+    "normed": (5, 1, {}, {"net": NORMED}),
+    "normed, overflows": (6, 2, {}, {"net": NORMED, "slack": 0, "warm_up": 1, "patience": 1, "accumulate": 2}),
+    "normed, exact": (6, 2, {"max_age": 1}, {"net": NORMED, "execution": "exact"}),
+    "summed": (5, 1, {}, {"accumulate": 4}),
+    "cut short": (5, 1, {}, {"drop_last": True}),
+    "normed, cut short": (6, 2, {}, {"net": NORMED, "accumulate": 3, "drop_last": True}),
 }
-"""Parts, parts of a group, what else Partitions and compile are given."""
+"""Parts, parts of a group, what else Partitions and compile are given; ``net``: the model, ``drop_last``: epochs."""
 
 
 def all_of(names: list[str], *args) -> dict:
@@ -81,7 +89,17 @@ def case_of(name: str, **further):
     """The step of a case, and what it trains on."""
     parts, group, stage, options = CASES[name]
     graph = graph_of()
-    return step_of(graph, parts_of(graph, parts), group, stage, **(options | further)), graph
+    options = {key: value for key, value in options.items() if key not in ("net", "drop_last")}
+    net = net_of(name)
+    fanouts = (-1,) * len(net.convs)
+    return step_of(
+        graph, parts_of(graph, parts), group, stage, **({"model": net, "fanouts": fanouts} | options | further)
+    ), graph
+
+
+def net_of(name: str):
+    """The model of a case."""
+    return model_of(**CASES[name][-1].get("net", {}))
 
 
 def history_of(step) -> dict:
@@ -96,7 +114,7 @@ def history_of(step) -> dict:
     return {"tables": [t.tolist() for t in store.tables], "stamps": [s.tolist() for s in store.stamps]}
 
 
-OFTEN = ("two rounds", "a rank without a group", "weighted")
+OFTEN = ("two rounds", "a rank without a group", "weighted", "normed, summed")
 """In ``make test``."""
 
 
@@ -112,7 +130,8 @@ def trained(batch: int, folder: str, names=OFTEN) -> dict:
         step, graph = case_of(name)
         losses, seeds = [], []
         for _ in range(2):
-            for loss, own in step.epoch(graph.train_idx, batch, with_seeds=True):
+            short = CASES[name][-1].get("drop_last", False)
+            for loss, own in step.epoch(graph.train_idx, batch, with_seeds=True, drop_last=short):
                 losses.append(loss.item())
                 seeds.append(own.tolist())
         records = step.report().feeding.history

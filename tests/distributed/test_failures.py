@@ -1,11 +1,14 @@
 """Ranks that differ are told so on every rank; one that fails ends them all, with its error named."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from joestar.distributed import board as board_module
 from joestar.distributed import facts
-from joestar.distributed.board import differences
+from joestar.distributed.board import SILENCE, STARTING, Board, Watch, differences
 from joestar.distributed.place import Found, Place, check_devices, read_place
 from joestar.errors import ConfigError
 from tests.distributed import differing_scenarios
@@ -106,6 +109,26 @@ def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
     first, last = run(2, differing_scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)
     assert (first.code, last.code) == (-9, 1)
     assert "rank 1 waited for the others in step" in last.text or "the store of the job is gone" in last.text
+
+
+def test_a_rank_that_says_nothing_more_is_dead(monkeypatch):
+    """Unless it said that it was done; one that says the same words again is alive."""
+    clock, store = [0.0], torch.distributed.HashStore()
+    monkeypatch.setattr(board_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    watches = [Watch(Board(store, rank, 3, 20.0), store, lambda text: None, 2.0) for rank in range(3)]
+
+    def heard(seconds: float, *alive: int) -> str | None:
+        clock[0] += seconds
+        for rank in alive:
+            watches[rank]._say()
+        watches[0]._hear()
+        return watches[0].board.failed
+
+    assert heard(0.0, 0, 1, 2) is None and heard(SILENCE - 1, 0, 1, 2) is None
+    watches[2].end()
+    assert heard(SILENCE, 0) is None
+    assert heard(1.0, 0) == f"rank 1 failed: it has said nothing for {SILENCE:g} s, last in {STARTING}: killed?"
+    assert watches[2].board.look(store) == watches[0].board.failed
 
 
 def test_settings_of_the_environment_are_those_of_all_ranks(tmp_path):

@@ -93,3 +93,18 @@ def test_the_command_line_on_two_processes_under_a_memory_budget(tmp_path):
     content = json.loads(path.read_text())
     assert content["ledger"]["feeding"]["counts"]["macro-batches"] > 3
     assert content["epochs"][-1]["loss"] < content["epochs"][0]["loss"]
+
+
+def test_the_command_line_on_two_processes_over_partitions_and_resumed(tmp_path):
+    parts, path = tmp_path / "parts.npz", tmp_path / "run.json"
+    done = _run(["-m", "joestar", "partition", "cora", "--parts", "16", "--out", str(parts), "--compare", "none"])
+    assert done.returncode == 0, done.stderr
+    given = ["--device", "cpu", "--backend", "eager", "--fanouts", "5,5", "--hidden", "16", "--batch-size", "10"]
+    saved = ["--checkpoints", str(tmp_path / "saved"), "--report", str(path)]
+    staged = ["--memory", "64MiB", "--partitions", str(parts), "--processes", "2"]
+    for more in (["--epochs", "2"], ["--epochs", "3", "--resume"]):
+        done = _run(["-m", "joestar", "train", "cora", *given, *saved, *staged, *more])
+        assert done.returncode == 0, done.stderr
+        assert "2 ranks, of which this is 0: " in done.stdout and done.stdout.count("best epoch") == 1
+    losses = [epoch["loss"] for epoch in json.loads(path.read_text())["epochs"]]
+    assert "Going on from checkpoint-" in done.stdout and len(losses) == 3 and losses == sorted(losses, reverse=True)

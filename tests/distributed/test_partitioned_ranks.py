@@ -53,8 +53,9 @@ def results(names, folder):
 
 def order_of(name, epoch, ranks, batch=BATCH, **further):
     """The order of an epoch of a case."""
-    parts, group, stage, _ = part_scenarios.CASES[name]
+    parts, group, stage, options = part_scenarios.CASES[name]
     graph = part_scenarios.graph_of()
+    further = {"drop_last": options.get("drop_last", False)} | further
     prepared = joestar.Partitions(part_scenarios.parts_of(graph, parts), group, **stage).prepare(
         graph, graph.train_idx.unique()
     )
@@ -63,9 +64,9 @@ def order_of(name, epoch, ranks, batch=BATCH, **further):
 
 
 def plain_of(name, ranks):
-    parts, _, stage, _ = part_scenarios.CASES[name]
+    parts, _, stage, given = part_scenarios.CASES[name]
     graph, options = part_scenarios.graph_of(), {key: value for key, value in stage.items() if key != "ahead"}
-    model = scenarios.model_of()
+    model, options = part_scenarios.net_of(name), options | {"accumulate": given.get("accumulate", 1)}
     return Lanes(graph, part_scenarios.parts_of(graph, parts).assignment, model, ranks, **options), model
 
 
@@ -90,36 +91,38 @@ def rows_of(name):
     return {node: row for row, node in enumerate(nodes)}.get
 
 
-@pytest.mark.parametrize("name", ["two rounds", "a rank without a group"])
+@pytest.mark.parametrize("name", [name for name in part_scenarios.OFTEN if name != "weighted"])
 def test_training_is_that_of_plain_pytorch_with_one_history(two, name):
     as_plain([rank["trained"][name] for rank in two], name)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", [name for name in part_scenarios.CASES if name not in part_scenarios.OFTEN])
-def test_so_it_is_with_bounds_of_age_overflows_and_exact_sizes(two_more, name):
+def test_so_it_is_with_bounds_of_age_norms_overflows_and_exact_sizes(two_more, name):
     as_plain([rank["trained_more"][name] for rank in two_more], name)
 
 
 def as_plain(both, name):
     """What ranks have trained is what ``Lanes`` train."""
     plain, model = plain_of(name, 2)
-    losses = [loss for epoch in range(2) for loss in plain.epoch(order_of(name, epoch, 2))]
+    orders = [order_of(name, epoch, 2) for epoch in range(2)]
+    losses = [loss for order in orders for loss in plain.epoch(order)]
     for found in both:
         torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(losses), rtol=1e-6, atol=0.0)
         for key, value in model.state_dict().items():
-            torch.testing.assert_close(torch.tensor(found["state"][key]).double(), value, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(torch.tensor(found["state"][key]).double(), value.double(), rtol=1e-5, atol=1e-8)
         assert found["history"] == both[0]["history"]
     same_history(both[0]["history"], plain, rows_of(name))
     predicted(both, model)
     assert both[0]["state"] == both[1]["state"] and both[0]["losses"] == both[1]["losses"]
     taken = sorted(v for found in both for own in found["seeds"] for v in own)
-    assert taken == sorted(2 * part_scenarios.graph_of().train_idx.tolist())
+    assert taken == sorted(v for order in orders for v in order.seeds.tolist() if v >= 0)
+    everything = sorted(2 * part_scenarios.graph_of().train_idx.tolist())
+    assert (taken == everything) != part_scenarios.CASES[name][-1].get("drop_last", False)
     assert all(sum(found["pulled"]) for found in both)
-    assert (sum(found["too old"][0] for found in both) > 0) == (name == "aged")
-    assert any(found["overflows"] for found in both) or name != "overflows"
+    assert (sum(found["too old"][0] for found in both) > 0) == ("max_age" in part_scenarios.CASES[name][2])
+    assert any(found["overflows"] for found in both) or "overflows" not in name
     if name == "a rank without a group":
-        orders = [order_of(name, epoch, 2) for epoch in range(2)]
         assert any(groups[0].equal(groups[1]) for order in orders for groups in order.groups)
         assert [] in both[1]["seeds"]
 
@@ -131,7 +134,7 @@ def test_macro_batches_of_predictions_are_alike_where_lanes_are_not(two):
 def predicted(both, model):
     """Outputs and scores are those of all neighbours on the whole graph, and macro-batches of them alike."""
     graph = part_scenarios.graph_of()
-    expected, seeds = outputs_of(graph, model, range(70)), graph.train_idx[:20]
+    expected, seeds = outputs_of(graph, model.eval(), range(70)), graph.train_idx[:20]
     right = outputs_of(graph, model, seeds.tolist()).argmax(1) == graph.ndata["y"][seeds]
     for found in both:
         torch.testing.assert_close(torch.tensor(found["rows"]).double(), expected, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ import joestar.nn
 import joestar.store
 from joestar.profile.ledger import Report
 from joestar.runtime.epochs import Epoch
-from joestar.runtime.fit import EpochRecord, History, StepRecord
+from joestar.runtime.fit_records import EpochRecord, History, StepRecord
 from tests.docs.pages import DOCS
 
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$")

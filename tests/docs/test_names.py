@@ -21,7 +21,7 @@ from joestar.fusion import PASSES
 from joestar.graph_api.columns import Columns
 from joestar.profile.ledger import Report
 from joestar.runtime.epochs import Epoch
-from joestar.runtime.fit import EpochRecord, History
+from joestar.runtime.fit_records import EpochRecord, History
 from joestar.staged.step import StagedStep
 from tests.docs.pages import DOCS, PAGES, ROOT, SHELLS, blocks, check_command, text_of
 

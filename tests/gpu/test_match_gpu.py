@@ -10,7 +10,7 @@ import joestar
 from joestar.bench import busy, epoch, epoch_modes
 from joestar.bench.match import MatchedEpoch, RowBuffer
 from joestar.bench.planted import planted
-from joestar.bench.step import Setting
+from joestar.bench.setting import Setting
 from joestar.graph_api import Graph
 from joestar.store import pin
 

@@ -7,6 +7,17 @@ import joestar
 from tests.runtime.part_plain import Plain
 
 BATCH, GROUP = 7, 2
+NODES, EDGES, PARTS = 90, 320, 6
+
+
+def drawn_graph():
+    """At random; the last nodes have no in-edges, and a training node is there three times."""
+    torch.manual_seed(0)
+    edges = torch.stack([torch.randint(0, NODES, (EDGES,)), torch.randint(0, NODES - 5, (EDGES,))])
+    made = joestar.Graph.from_edge_index(edges, NODES)  # the last nodes have no in-edges
+    made.ndata["x"], made.ndata["y"] = torch.randn(NODES, 6, dtype=torch.float64), torch.randint(0, 4, (NODES,))
+    made.train_idx = torch.cat([torch.randperm(NODES)[:48], torch.tensor([3, 3])])
+    return made
 
 
 def model_of(kind="GraphSAGE", layers=3, **options):

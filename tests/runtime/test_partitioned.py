@@ -11,36 +11,33 @@ import torch.nn.functional as F
 from captures import cheaper, real
 
 import joestar
-from joestar.errors import CheckpointError, ConfigError, DataError, StageError
+from joestar.errors import ConfigError, StageError
 from joestar.nn import historical
-from joestar.profile.ledger import Report
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
-from tests.runtime.partitioned import BATCH, GROUP, compiled, model_of, replayed, run, stage_of
+from tests.runtime.partitioned import (
+    BATCH,
+    NODES,
+    PARTS,
+    compiled,
+    drawn_graph,
+    model_of,
+    replayed,
+    run,
+    stage_of,
+)
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
-NODES, EDGES, PARTS = 90, 320, 6
 
 
 @pytest.fixture(scope="module")
 def graph():
-    torch.manual_seed(0)
-    edges = torch.stack([torch.randint(0, NODES, (EDGES,)), torch.randint(0, NODES - 5, (EDGES,))])
-    made = joestar.Graph.from_edge_index(edges, NODES)  # the last nodes have no in-edges
-    made.ndata["x"], made.ndata["y"] = torch.randn(NODES, 6, dtype=torch.float64), torch.randint(0, 4, (NODES,))
-    made.train_idx = torch.cat([torch.randperm(NODES)[:48], torch.tensor([3, 3])])
-    return made
+    return drawn_graph()
 
 
 @pytest.fixture(scope="module")
 def parts(graph):
     return joestar.partition(graph, PARTS, passes=2)
-
-
-@pytest.fixture
-def real_captures():
-    with cheaper(real):
-        yield
 
 
 CASES = {
@@ -255,96 +252,6 @@ def test_fit_with_a_schedule_per_step(graph, parts):
 
 def one_cycle(step, total):
     return torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=total, cycle_momentum=False)
-
-
-class TwoLayers(torch.nn.Module):
-    """A model of the user's own; ``calls`` are the blocks for which it calls ``historical``."""
-
-    def __init__(self, calls, heads=False):
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(6, 4), torch.nn.Linear(4, 4)
-        self.calls, self.heads = calls, heads
-
-    def forward(self, blocks, x):
-        h = self.a(blocks[0].pull(joestar.fn.copy_u(x), "mean"))
-        h = h.unflatten(1, (2, 2)) if self.heads else h
-        for i in self.calls:
-            h = historical(h, blocks[i])
-        h = h.flatten(1)
-        return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
-
-
-def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
-    step = compiled(graph, stage_of(parts), TwoLayers([0]).double(), (-1, -1))
-    losses, taken = [], []
-    run(step, graph, 8, losses, taken)
-    assert sum(losses[-5:]) < sum(losses[:5])
-    report = step.report()
-    report.save(tmp_path / "report.json")
-    assert Report.load(tmp_path / "report.json") == report
-    assert "Historical embeddings" in str(report) and "never pushed" in str(report)
-
-
-@pytest.mark.parametrize(
-    ("model", "fanouts", "stage", "options", "error", "said"),
-    [
-        (TwoLayers([]), (2, 2), {}, {}, ConfigError, r"TwoLayers.forward calls .*historical no times for blocks\[0\]"),
-        (TwoLayers([0, 0]), (2, 2), {}, {}, ConfigError, r"historical 2 times for blocks\[0\]"),
-        (TwoLayers([0], True), (2, 2), {}, {}, ConfigError, r"needs the block's destinations, float \[\d+, C\]"),
-        (None, (2,), {}, {}, ConfigError, "makes a single block: GraphSAGE has no hidden layer"),
-        (TwoLayers([0]), (2, 2), {"dtype": torch.float16}, {}, ConfigError, "expected float32 or bfloat16"),
-        (TwoLayers([0]), (2, 2), {"max_age": -1}, {}, ConfigError, "max_age must be a number of macro-batches"),
-        (TwoLayers([0]), (2, 2), {"ahead": 1}, {}, ConfigError, "ahead= keeps 1 hops, and the sampler makes 2"),
-        (TwoLayers([0]), (2, 2), {}, {"memory": 2000}, ConfigError, "memory=2.0 KiB is too small.*history"),
-        (TwoLayers([0]), (2, 2), {}, {"tune": True}, ConfigError, "tune=True does not go with"),
-    ],
-    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "ahead", "memory", "tune"],
-)  # fmt: skip
-def test_what_cannot_be_is_said(graph, parts, model, fanouts, stage, options, error, said):
-    model = model_of(layers=1) if model is None else model.double()
-    with pytest.raises(error, match=said):
-        compiled(graph, stage_of(parts, **stage), model, fanouts, **options)
-
-
-def test_partitions_of_another_graph_and_other_things(graph, parts, tmp_path):
-    other = joestar.Graph.from_edge_index(torch.randint(0, NODES, (2, EDGES)), NODES)
-    wrong = joestar.partition(other, PARTS, passes=1)
-    with pytest.raises(DataError, match="was made for another graph"):
-        compiled(graph, stage_of(wrong))
-    with pytest.raises(ConfigError, match=r"expected what joestar.partition returned.*got int"):
-        joestar.Partitions(7, 2)
-    with pytest.raises(DataError, match="no such file"):
-        joestar.Partitions(tmp_path / "none.npz", 2)
-    model = model_of()
-    with pytest.raises(ConfigError, match="goes with epochs: give loss_fn and optimizer"):
-        joestar.compile(model, joestar.NeighborSampler(graph, [2, 2, 2]), first_stage=stage_of(parts), memory="64MiB")
-
-
-def test_edge_data_do_not_travel_yet(graph, parts):
-    other = joestar.Graph.from_csc(graph.indptr, graph.indices, dict(graph.ndata), {"w": torch.rand(graph.num_edges)})
-    other.train_idx = graph.train_idx
-    with pytest.raises(ConfigError, match=r"edge data \(w\) do not travel with partitions yet"):
-        compiled(other, stage_of(parts))
-
-
-def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):
-    step = compiled(graph, joestar.Partitions(parts.save(tmp_path / "parts.npz"), GROUP))
-    next(step.epoch(graph.train_idx, BATCH))
-    state = step.state_dict()
-    before = {name: value.clone() for name, value in step.model.state_dict().items()}
-    refused = {
-        "has no history": {key: value for key, value in state.items() if key != "history"},
-        "other partitions, groups or hubs": state | {"history": state["history"] | {"parts": "others"}},
-        "belongs to another model, graph or partitioning": state
-        | {"history": state["history"] | {"tables": state["history"]["tables"] | {"tables": []}}},
-    }
-    for said, wrong in refused.items():
-        with pytest.raises(CheckpointError, match=said):
-            step.load_state_dict(wrong)
-    assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
-    step.restart()
-    assert step.exchange.latest == -1 and not step.exchange.store.pushed_rows(0)
-    assert isinstance(next(step.epoch(graph.train_idx, BATCH)).item(), float)
 
 
 class _Late:

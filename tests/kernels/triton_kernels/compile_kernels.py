@@ -9,74 +9,34 @@ no launch reached; ``resources``, per binary its kernel, launch settings, regist
 own, without ``TRITON_INTERPRET``. ``--spills`` prints only the binaries with a stack, as a table.
 """
 
-import contextlib
 import importlib
-import inspect
 import json
 import pkgutil
-import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-compiled, launched = {}, set()
+from compile_only import compiled, launched, reached, resources, zeroed
+from ops.database import OPS
+from ops.database_activated import ACTS
+from ops.segments import PROGRAMS
+from ops.segments import differentiable as segment_wanted
+from ops.segments import leaves_of as segment_leaves
+from ops.structures import Structure
 
-
-class Device:
-    """What Triton asks of a driver until a kernel is loaded."""
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-
-def compile_only(function: JITFunction, grid):
-    """In place of ``function[grid]``."""
-
-    def launch(*args, **kwargs):
-        assert all(size > 0 for size in grid) and all(size < 2**16 for size in grid[1:]), (function.__name__, grid)
-        binary = function.run(*args, grid=grid, warmup=True, **kwargs)
-        launched.add(function)
-        settings = {name: value for name, value in kwargs.items() if isinstance(value, (int, bool))}
-        dtypes = sorted({str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, torch.Tensor)})
-        compiled.setdefault(binary.hash, (function, {"dtypes": "/".join(dtypes), **settings}, binary))
-
-    return launch
-
-
-driver.set_active(Device())
-JITFunction.__getitem__ = compile_only
-
-from ops.database import OPS  # noqa: E402
-from ops.database_activated import ACTS  # noqa: E402
-from ops.segments import PROGRAMS  # noqa: E402
-from ops.segments import differentiable as segment_wanted  # noqa: E402
-from ops.segments import leaves_of as segment_leaves  # noqa: E402
-from ops.structures import Structure  # noqa: E402
-
-import joestar.kernels  # noqa: E402
-from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, gpu_shards, tune  # noqa: E402
-from joestar.kernels.gpu_mailbox import opened  # noqa: E402
-from joestar.kernels.gpu_optimizer import adam, sgd  # noqa: E402
-from joestar.kernels.gpu_shuffle import shuffle_keys  # noqa: E402
-from joestar.kernels.layout import REDUCTIONS  # noqa: E402
-from joestar.kernels.segment_gradient import grad_rows  # noqa: E402
-from joestar.kernels.segment_program import SegmentProgram  # noqa: E402
-from joestar.stages.device_slots import DeviceSlots  # noqa: E402
+import joestar.kernels
+from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, gpu_shards, tune
+from joestar.kernels.gpu_mailbox import opened
+from joestar.kernels.gpu_optimizer import adam, sgd
+from joestar.kernels.gpu_shuffle import shuffle_keys
+from joestar.kernels.layout import REDUCTIONS
+from joestar.kernels.segment_gradient import grad_rows
+from joestar.kernels.segment_program import SegmentProgram
+from joestar.stages.device_slots import DeviceSlots
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
 EVERYTHING = "--all" in sys.argv
@@ -84,21 +44,6 @@ FANOUTS = (5, 25, -1) if EVERYTHING else (5, -1)
 ROWS, EDGES, NODES = 3000, 9000, 5000
 WIDEST = 20_001
 INDPTR = torch.zeros(ROWS + 1, dtype=torch.int64)
-
-
-@contextlib.contextmanager
-def zeroed():
-    """``torch.empty`` gives zeros: sizes that are read back from kernels that did not run must not be garbage."""
-    names = {(torch, "empty"): torch.zeros, (torch, "empty_like"): torch.zeros_like,
-             (torch.Tensor, "new_empty"): torch.Tensor.new_zeros}  # fmt: skip
-    before = {place: getattr(*place) for place in names}
-    for (owner, name), made in names.items():
-        setattr(owner, name, made)
-    try:
-        yield
-    finally:
-        for (owner, name), made in before.items():
-            setattr(owner, name, made)
 
 
 def every_candidate(kernel, shape, candidates, launch, work, device, reset=None):
@@ -344,34 +289,6 @@ def functions() -> dict[str, JITFunction]:
                 if isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
                     found[f"{info.name}.{name}"] = value
     return found
-
-
-def reached(function: JITFunction, seen: set[JITFunction]) -> set[JITFunction]:
-    """The function and every ``@triton.jit`` function that its source names."""
-    if function not in seen:
-        seen.add(function)
-        for name in set(re.findall(r"\w+", inspect.getsource(function.fn))):
-            called = function.fn.__globals__.get(name)
-            if isinstance(called, JITFunction):
-                reached(called, seen)
-    return seen
-
-
-def resources() -> list[dict]:
-    """Registers, stack and shared memory of every binary, as ``cuobjdump`` reads them."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        for function, settings, binary in compiled.values():
-            file.write_bytes(binary.asm["cubin"])
-            text = subprocess.run([tool, "--dump-resource-usage", file], capture_output=True, text=True, check=True)
-            used = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED):(\d+)", text.stdout)}
-            module = function.fn.__module__.rpartition(".")[2]
-            rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
-                         "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]),
-                         "vectors": len(re.findall(r"ld\.global\.v4", binary.asm["ptx"])), **settings})  # fmt: skip
-    return rows
 
 
 def main() -> None:
