@@ -18,6 +18,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
+from joestar.lowering.no_grad import detach_regions
 from joestar.lowering.origin import node_line
 from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
@@ -208,6 +209,8 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
         traced = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
+    wanted = [isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]
+    detach_regions(traced, wanted, torch.is_grad_enabled())
     traced.graph.eliminate_dead_code(is_impure_node=is_impure)
     return traced
 

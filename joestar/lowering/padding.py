@@ -26,7 +26,7 @@ from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression, item, padded_dims, size_table
 from joestar.lowering.symbolic import emit, evaluate
-from joestar.torch_private import OpOverload, set_grad_enabled
+from joestar.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -262,7 +262,7 @@ def _bake(gm: fx.GraphModule, table: SizeTable, bounds: list[int], batch: int) -
 def _drop_sizes(gm: fx.GraphModule, roles: list[Input]) -> list[Input]:
     """Erases what only computed sizes, and the size inputs themselves; returns the roles that are left."""
     for node in reversed(list(gm.graph.nodes)):
-        if node.op == "call_function" and not node.users and not _writes(node):
+        if node.op == "call_function" and not node.users and not is_in_place(node):
             gm.graph.erase_node(node)
     kept = []
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=False):
@@ -273,7 +273,3 @@ def _drop_sizes(gm: fx.GraphModule, roles: list[Input]) -> list[Input]:
     gm.graph.lint()
     gm.recompile()
     return kept
-
-
-def _writes(node: fx.Node) -> bool:
-    return is_in_place(node) or node.target is set_grad_enabled

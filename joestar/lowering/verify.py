@@ -15,7 +15,6 @@ from joestar.torch_private import (
     FakeTensor,
     OpOverload,
     free_unbacked_symbols,
-    set_grad_enabled,
     sym_cos,
     sym_log2,
     sym_sin,
@@ -32,7 +31,6 @@ _SYMBOLIC = {
     math.ceil, math.floor, math.trunc, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not,
     torch.sym_sum, sym_sqrt, sym_log2, sym_cos, sym_sin, sym_tanh,
 }  # fmt: skip
-_GRAD_MODE = {set_grad_enabled}
 _TO_HOST = {
     torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default,
     torch.ops.aten.is_nonzero.default, torch.ops.aten.allclose.default,
@@ -56,7 +54,7 @@ def foreign_nodes(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def _allowed(node: fx.Node) -> bool:
-    return namespace(node) in NAMESPACES or node.target in _SYMBOLIC or node.target in _GRAD_MODE
+    return namespace(node) in NAMESPACES or node.target in _SYMBOLIC
 
 
 def verify_capture(gm: fx.GraphModule, origin: str) -> None:

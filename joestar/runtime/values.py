@@ -24,7 +24,7 @@ from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 from joestar.runtime.rows import OVER_SEGMENTS, is_view, tensors_of
 from joestar.runtime.shortcuts import SHORTCUTS
-from joestar.torch_private import OpOverload, set_grad_enabled
+from joestar.torch_private import OpOverload
 
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _NODES, _EDGES = sympy.Symbol("nodes", integer=True, positive=True), sympy.Symbol("edges", integer=True, positive=True)
@@ -135,7 +135,7 @@ class _Builder:
             self.node = node
             if node.op == "get_attr":
                 self.known[node] = self.const(getattr(gm, node.target))
-            elif node.op == "call_function" and node.target is not set_grad_enabled:
+            elif node.op == "call_function":
                 self.known[node] = self._call(node)
         (output,) = gm.graph.find_nodes(op="output")
         result = self.known[output.args[0][-1]]

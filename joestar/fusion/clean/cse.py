@@ -5,9 +5,8 @@ Before                                   After
     d2 = aten.sub(hi, lo)                    return d1 * d1
     return d1 * d2
 
-Must not fire on writes to buffers, on ops that read one, or a view of one, that the step writes, or on nodes under
-different gradient modes. Keyed sampling and dropout are pure, but their call site is an argument, so distinct draws
-stay distinct.
+Must not fire on writes to buffers, nor on ops that read one, or a view of one, that the step writes. Keyed sampling and
+dropout are pure, but their call site is an argument, so distinct draws stay distinct.
 """
 
 import operator
@@ -16,7 +15,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.functional import is_in_place, root
-from joestar.torch_private import OpOverload, set_grad_enabled
+from joestar.torch_private import OpOverload
 
 _IMPURE = {torch.ops.aten.batch_norm.default}
 
@@ -27,8 +26,6 @@ def run(gm: fx.GraphModule, context) -> int:
     written = _written(gm)
     seen: dict[tuple, fx.Node] = {}
     for node in list(gm.graph.nodes):
-        if node.target is set_grad_enabled:
-            seen = {}
         if not _mergeable(node, written):
             continue
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))

@@ -5,17 +5,16 @@ Before                                   After
     b = aten.neg(x)                          return b
     return b
 
-Must not fire on writes to buffers (``aten.add_(num_batches_tracked, 1)``, ``aten.batch_norm`` in training) or on
-switches of the gradient mode. Inputs of the graph stay, read or not: their roles are kept by position.
+Must not fire on writes to buffers (``aten.add_(num_batches_tracked, 1)``, ``aten.batch_norm`` in training).
+Inputs of the graph stay, read or not: their roles are kept by position.
 """
 
 import torch
 from torch import fx
 
 from joestar.lowering.functional import is_in_place
-from joestar.torch_private import set_grad_enabled
 
-_KEEP = {torch.ops.aten.batch_norm.default, set_grad_enabled}
+_KEEP = {torch.ops.aten.batch_norm.default}
 
 
 def run(gm: fx.GraphModule, context) -> int:
