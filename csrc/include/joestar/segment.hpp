@@ -1,6 +1,6 @@
 #pragma once
 // Segment programs: values of edges, tile by tile, and what becomes of them. Every group of edges is one thread's; sums
-// over all edges are kept per block of groups and added in order: the same bits for any number of threads.
+// over all edges are kept per block of groups, in double, and added in order: the same bits for any number of threads.
 
 #include "joestar/segment_tile.hpp"
 
@@ -21,14 +21,16 @@ inline bool is_grouped(SegmentInto into) { return into <= SegmentInto::Softmax; 
 template <class A>
 class SegmentBlock {
  public:
-  SegmentBlock(const SegmentPlan<A>& plan, const SegmentEdges& edges, A* partial)
+  SegmentBlock(const SegmentPlan<A>& plan, const SegmentEdges& edges, double* partial)
       : plan_(plan), edges_(edges), tile_(plan, edges), partial_(partial) {
-    std::int64_t rows = 0, scores = 0;
+    std::int64_t rows = 0, scores = 0, most = 0;
     for (const SegmentSink& sink : plan.sinks()) {
       offset_.push_back(rows);
       if (is_grouped(sink.into)) rows += plan.count(sink.value);
       if (sink.into == SegmentInto::Softmax) scores = std::max(scores, plan.count(sink.score));
+      most = std::max(most, partial_size(plan, sink));
     }
+    own_ = Scratch<A>(most);
     sums_ = Scratch<A>(rows);
     powers_ = Scratch<A>(scores * plan.tile());
     factor_ = Scratch<A>(scores * plan.tile());
@@ -42,11 +44,14 @@ class SegmentBlock {
     for (std::int64_t p = edges_.begin(first); p < edges_.begin(last);) {
       p = tile_.run(p, group, last);
       group = tile_.parts().back().group;
-      A* partial = partial_;
+      double* partial = partial_;
       for (std::size_t i = 0; i < plan_.sinks().size(); ++i) {
         const SegmentSink& sink = plan_.sinks()[i];
-        take(sink, sums_.data() + offset_[i], partial);
-        partial += partial_size(plan_, sink);
+        const std::int64_t size = partial_size(plan_, sink);
+        std::fill_n(own_.data(), size, A{0});
+        take(sink, sums_.data() + offset_[i], own_.data());
+        for (std::int64_t k = 0; k < size; ++k) partial[k] += own_[k];
+        partial += size;
       }
     }
   }
@@ -172,18 +177,18 @@ class SegmentBlock {
   const SegmentPlan<A>& plan_;
   const SegmentEdges& edges_;
   SegmentTile<A> tile_;
-  A* partial_;
+  double* partial_;
   std::vector<std::int64_t> offset_;
-  Scratch<A> sums_, powers_, factor_;
+  Scratch<A> sums_, powers_, factor_, own_;
 };
 
 // What blocks have added up, in their order, into the gradients of vectors, weights and biases.
 template <class A>
-void finish_partial(const SegmentPlan<A>& plan, const A* partial, std::int64_t blocks, std::int64_t stride) {
+void finish_partial(const SegmentPlan<A>& plan, double* partial, std::int64_t blocks, std::int64_t stride) {
   const Scratch<A> all(stride);
-  std::fill_n(all.data(), stride, A{0});
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    for (std::int64_t i = 0; i < stride; ++i) all[i] += partial[b * stride + i];
+  for (std::int64_t i = 0; i < stride; ++i) {
+    for (std::int64_t b = 1; b < blocks; ++b) partial[i] += partial[b * stride + i];
+    all[i] = static_cast<A>(blocks > 0 ? partial[i] : 0.0);
   }
   const A* sums = all.data();
   for (const SegmentSink& sink : plan.sinks()) {
@@ -214,13 +219,13 @@ void run_segment(const SegmentPlan<A>& plan, const SegmentEdges& edges, std::int
   }
   const std::int64_t groups = edges.groups(), work = edges.indptr.back() + groups;
   const std::int64_t grain = std::max(4 * row_grain(plan.width()), work / 256), blocks = num_blocks(work, grain);
-  const Scratch<A> partial(blocks * stride);
-  std::fill_n(partial.data(), partial.size(), A{0});
+  const Scratch<double> partial(blocks * stride);
+  std::fill_n(partial.data(), partial.size(), 0.0);
   parallel_blocks(blocks, [&](std::int64_t b) {
     const std::int64_t first = balanced_row(edges.indptr, b, blocks), last = balanced_row(edges.indptr, b + 1, blocks);
     if (first < last) detail::SegmentBlock<A>(plan, edges, partial.data() + b * stride).run(first, last);
   });
-  if (stride > 0) detail::finish_partial(plan, static_cast<const A*>(partial.data()), blocks, stride);
+  if (stride > 0) detail::finish_partial(plan, partial.data(), blocks, stride);
 }
 
 }  // namespace joestar
