@@ -62,6 +62,7 @@ PYBIND11_MODULE(_native, m) {
   bind_shared(m);
   bind_partition(m);
   bind_attend(m);
+  bind_segment(m);
   bind_store(m);
   bind_stages(m);
 }

@@ -241,9 +241,9 @@ def test_padding_is_never_read(name):
         assert not ours[good.shape[0] :].any()
 
 
-def test_many_blocks(monkeypatch):
-    """A CPU takes some destinations at a time; one with more edges than a block is a block of its own."""
-    monkeypatch.setattr(cpu_segment, "_BLOCK", 6 * 4)
+def test_many_tiles(monkeypatch):
+    """A CPU takes a tile of edges at a time; destinations with more edges go over several."""
+    monkeypatch.setattr(cpu_segment, "_NUMBERS", 1)
     for program, heads, width in (PROGRAMS[name] for name in ("dot", "several", "per column", "every leaf", "gatv2")):
         for name in ("hub", "padded"):
             compare(RUN, program, heads, width, structure(name), torch.float64, 1e-12)

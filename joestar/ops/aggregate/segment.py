@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from joestar.kernels.cpu_segment import unpacked
 from joestar.kernels.segment_gradient import check_segment_wanted, degrees, grad_rows, rows_kinds
 from joestar.kernels.segment_program import (
     FULL,
@@ -83,6 +82,12 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
             y = y / degrees(indptr)[..., None]
         found.append(y.flatten(1).to(dtype))
     return [*found, *saved]
+
+
+def unpacked(words: Tensor, heads: int) -> Tensor:
+    """Bits int32 ``[E, words]`` as 0 and 1, ``[E, H]``, laid out as ``dropout_apply`` reads them."""
+    head, count = torch.arange(heads, device=words.device), words.shape[1]
+    return torch.index_select(words, 1, head % count) >> (head // count) & 1
 
 
 def _leaf(kind: str, tensors: tuple, src: Tensor, dst: Tensor, sizes: tuple[int, int], wide: torch.dtype) -> Tensor:
