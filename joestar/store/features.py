@@ -82,16 +82,16 @@ class FeatureStore(RowSource):
 
         Compiled steps ask for that at the start of an epoch, and of a call.
         """
-        if self.hot is None or self._version == self._written():
+        if self.hot is None or self._version == self.written():
             return
-        self._version = self._written()
+        self._version = self.written()
         slots = torch.arange(self.hot.numel(), device=self.device)
         with torch.no_grad():
             fill_rows(self.table, self.hot, slots, self.cache)
 
-    def _written(self) -> tuple[int, ...]:
+    def written(self) -> tuple[int, ...]:
         """Which versions of the memory there have been, as far as PyTorch knows: writes through either tensor."""
-        seen = self.table, self.pinned.host
+        seen = (self.table,) if self.pinned is None else (self.table, self.pinned.host)
         return tuple(0 if tensor.is_inference() else tensor._version for tensor in seen)
 
     @property
