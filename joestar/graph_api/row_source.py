@@ -46,7 +46,7 @@ class RowSource:
         """Renews copies of rows, if the table was written since they were made."""
 
     def written(self) -> tuple:
-        """Changes with every write to the rows that PyTorch counts."""
+        """Changes with every write to the rows that PyTorch counts, and to copies of them."""
         return ()
 
     def to(self, device) -> "RowSource":

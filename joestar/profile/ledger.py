@@ -262,9 +262,9 @@ class Counters:
     recompiles: int = 0
     captures: int = 0
     warm_up_batches: int = 0
-    prefetched: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    prefetched: int = 0
 
     @property
     def padded_steps(self) -> int:

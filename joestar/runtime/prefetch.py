@@ -41,7 +41,7 @@ class Batch:
 
 
 def read(program: Program, state: StepState, key: Tensor) -> Batch:
-    """The batch of the step that ``key`` names, of the run that ``state`` holds; its seeds alone, for whole programs."""
+    """The batch of the step that ``key`` names, of the run that ``state`` holds; of a whole program its seeds."""
     seeds, count = torch.ops.joestar.take_batch(state.order, state.run, key, program.batch)
     return Batch(seeds, count, None if program.halves is None else program.ahead(seeds, count, key))
 
