@@ -58,6 +58,7 @@ def compile(
     memory: int | str | None = None,
     first_stage: LargeBatch | Partitions | None = None,
     batch_size: int = 1000,
+    prefetch: bool = False,
 ) -> Step:
     """Compiles sampling and model - with ``loss_fn`` and ``optimizer`` the whole training step - as one program.
 
@@ -100,6 +101,10 @@ def compile(
         first_stage: how macro-batches are made; ``None``: ``joestar.LargeBatch`` of the size that the plan finds.
             ``joestar.Partitions(parts, group)``: groups of parts, with historical embeddings (``nn.historical``).
         batch_size: seeds per step that ``memory`` is planned for.
+        prefetch: sample the next step's batch and gather its rows while this one computes, on a GPU on a stream of its
+            own. Same results; samples and rows are there twice. Not timed on a GPU yet. Writes to the graph's tensors
+            between two steps are seen as without, but for those that PyTorch does not count (through NumPy or
+            ``.data``), which come a step late.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.
@@ -126,6 +131,18 @@ def compile(
         slack = SLACK if fixed.slack is None else fixed.slack
     if not slack >= 0:
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
+    if not isinstance(prefetch, bool):
+        raise ConfigError(f"prefetch must be True or False; got {prefetch!r}.")
+    if prefetch and (memory is not None or first_stage is not None):
+        raise ConfigError(
+            "prefetch=True is for features that steps gather themselves; with memory= and first_stage= macro-batches "
+            "are loaded ahead already: leave it out."
+        )
+    if prefetch and (optimizer is None or execution != "padded"):
+        raise ConfigError(
+            "prefetch=True makes the batch of the next training step: it needs loss_fn, optimizer and "
+            "execution='padded'."
+        )
     group = distributed.current()
     staged = None
     whole_sample = takes_edge_index(model)
@@ -179,7 +196,7 @@ def compile(
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for a fixed order
     backend = usable_backend(backend, sampler.graph.device) if execution == "padded" else backend
-    options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit, deterministic)
+    options = Options(backend, tuple(disable_passes), autocast, fixed.choices, rewrite_limit, deterministic, prefetch)
     graphed = (on_gpu if cuda_graph is None else cuda_graph) and execution == "padded"
     run = {"slack": slack, "warm_up": warm_up, "patience": patience, "execution": execution}
     scale = _loss_scale(autocast == torch.float16 if loss_scale is None else loss_scale)

@@ -45,6 +45,10 @@ class RowSource:
     def refresh(self) -> None:
         """Renews copies of rows, if the table was written since they were made."""
 
+    def written(self) -> tuple:
+        """Changes with every write to the rows that PyTorch counts, and to copies of them."""
+        return ()
+
     def to(self, device) -> "RowSource":
         """The same rows for programs of another device."""
         raise NotImplementedError

@@ -245,7 +245,10 @@ class ProgramRecord:
 
 @dataclass
 class Counters:
-    """What happened at run time; times in seconds, summed over steps; notes are warnings that were given."""
+    """What happened at run time; times in seconds, summed over steps; notes are warnings that were given.
+
+    ``prefetched`` counts steps whose samples and rows had been made while the step before them computed.
+    """
 
     steps: int = 0
     exact_steps: int = 0
@@ -256,6 +259,7 @@ class Counters:
     warm_up_batches: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    prefetched: int = 0
 
     @property
     def padded_steps(self) -> int:

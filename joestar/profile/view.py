@@ -55,6 +55,8 @@ def render(report: Report) -> str:
         f"steps {counters.steps}: {counters.padded_steps} padded, {counters.exact_steps} exact; "
         f"overflows {counters.overflows}, fallbacks {counters.fallbacks}, recompiles {counters.recompiles}"
     )
+    if counters.prefetched:
+        head += f"\nprefetch: {counters.prefetched} steps found their samples and rows made a step early"
     parts = [escape(head), *_findings(report)]
     if report.profile is not None:
         parts.extend(_profile(report.profile))

@@ -12,6 +12,7 @@ from joestar.errors import CheckpointError, JoestarWarning
 from joestar.ops.scratch import own_tables
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import SizeProfile, choose_bounds, record, step_key, widen
+from joestar.runtime.halves import NAME as PREFETCH
 from joestar.runtime.program import Program
 from joestar.runtime.replay import ReplayedProgram
 from joestar.runtime.seeds import spread_nodes
@@ -132,6 +133,9 @@ class Executor:
             release()
         again, outgrown = self.program.compiles > 0, self.program.run is not None
         self.program.compile(bounds, batch)
+        for place in self.program.places:
+            if place.pattern == PREFETCH and not place.fired:
+                self._say_once(f"prefetch=True has no effect on this step: {place.detail}, at {place.source}")
         self.counters.recompiles += again
         self.widened += outgrown
         self.overflows = 0

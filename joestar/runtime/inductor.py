@@ -8,6 +8,7 @@ tensors the graph holds as constants.
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, fx
@@ -27,7 +28,8 @@ def compile_graph(
     """The compiled form of a padded graph; the backward pass is compiled when it runs first.
 
     Args:
-        example: the inputs, whose shapes, strides and dtypes will not change. disabled: names of passes to leave out.
+        example: the inputs, whose shapes, strides and dtypes will not change, or what ``faked`` made of them.
+        disabled: names of passes to leave out.
         deterministic: nothing is chosen by timing, and libraries work on one stream only.
     """
     beforehand.import_inductor()
@@ -37,7 +39,7 @@ def compile_graph(
     with torch.compiler.config.patch(tag):
         inner = TRACING(torch.compiler.config.patch(tag)(torch_private.compile_fx.compile_fx_inner))
         options = settings(device, disabled, deterministic)
-        return torch_private.compile_fx.compile_fx(gm, _faked(example), inner, options, Decompositions(device))
+        return torch_private.compile_fx.compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
 
 
 class Decompositions(dict):
@@ -67,12 +69,18 @@ def _without_meta(padded: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def _faked(example: list) -> list:
-    """Inputs without memory, of fixed shapes, under an environment for shapes."""
-    from joestar.torch_private import FakeTensorMode, ShapeEnv
+def faked(example: list) -> tuple[list, AbstractContextManager]:
+    """Inputs without memory, of fixed shapes, under an environment for shapes; and what makes more of them within.
 
+    Inputs that are such already stay.
+    """
+    from joestar.torch_private import FakeTensor, FakeTensorMode, ShapeEnv
+
+    for value in example:
+        if isinstance(value, FakeTensor):
+            return example, value.fake_mode
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    return [mode.from_tensor(v, static_shapes=True) if isinstance(v, Tensor) else v for v in example]
+    return [mode.from_tensor(v, static_shapes=True) if isinstance(v, Tensor) else v for v in example], mode
 
 
 def cache_tag(gm: fx.GraphModule) -> str:

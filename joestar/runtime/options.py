@@ -16,6 +16,7 @@ class Options:
         disable_passes: names of passes to leave out; rewrite_limit: rewrites that may happen in all.
         choices: ``"kind:name" -> option`` at places where several forms are correct (``fusion.Site``).
         deterministic: fix the order of every sum.
+        prefetch: cut training programs, so that the front of a step can run beside the one before (``lowering.split``).
     """
 
     backend: str = "inductor"
@@ -24,6 +25,7 @@ class Options:
     choices: dict[str, str] = field(default_factory=dict)
     rewrite_limit: int | None = None
     deterministic: bool = False
+    prefetch: bool = False
 
 
 @dataclass

@@ -11,6 +11,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.fusion import run_passes
 from joestar.fusion.backend import overlap
 from joestar.fusion.clean.hoist import Hoisted, memory
+from joestar.fusion.record import Place
 from joestar.graph_api import SamplingContext, check_blocks
 from joestar.graph_api.history import check_layers
 from joestar.graph_api.row_source import source_of
@@ -27,12 +28,14 @@ from joestar.lowering.padding import Padded, pad
 from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
 from joestar.lowering.sizes import size_table
 from joestar.lowering.slots import settle_slots
+from joestar.lowering.split import Halves
 from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
 from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
+from joestar.runtime.halves import compile_halves
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
@@ -274,8 +277,11 @@ class Program:
     def note_overlap(self, programs: list) -> None:
         """Adds to the places what a CUDA graph of this program runs on two streams (``ops.side_by_side.Program``)."""
         if self.options.backend == "inductor" and overlap.NAME not in self.options.disable_passes:
-            kept = [place for place in self.places if place.pattern != overlap.NAME]
-            self.places = kept + overlap.places(programs)
+            self._replace_places(overlap.places(programs))
+
+    def _replace_places(self, found: list[Place]) -> None:
+        patterns = {place.pattern for place in found}
+        self.places = [place for place in self.places if place.pattern not in patterns] + found
 
     def variant(self, options: Options, texts: bool = True) -> "Program":
         """The same captured program under other options, not yet compiled: nothing is traced again.
@@ -329,17 +335,42 @@ class Program:
         self.compiles += 1
 
     def _backend(self, padded: Padded, example: list) -> Callable:
+        if not self.options.prefetch or self.kind != "train":
+            return self._compiled(padded.gm, example)
+        run, place = compile_halves(padded, example, self._addresses(), self._compiled)
+        self._replace_places([place])
+        return run
+
+    def _compiled(self, gm: fx.GraphModule, example: list) -> Callable:
         if self.options.backend == "eager":
-            return padded.gm
+            return gm
         options = self.options
-        return compile_graph(padded.gm, example, self.graph.device, options.disable_passes, options.deterministic)
+        return compile_graph(gm, example, self.graph.device, options.disable_passes, options.deterministic)
+
+    @property
+    def halves(self) -> Halves | None:
+        """The compiled program's, if it was cut."""
+        return self.run if isinstance(self.run, Halves) else None
 
     @torch.inference_mode(False)
-    def step(self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Runs the padded program: (outputs, true counts of the checked sets, ok)."""
+    def ahead(self, seeds: Tensor, seed_count: Tensor, key: Tensor) -> list[Tensor]:
+        """Runs the front of a program that was cut: what ``step`` takes as ``made``, whenever it comes."""
+        with self._modes():
+            return self.run.ahead(self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=None))
+
+    @torch.inference_mode(False)
+    def step(
+        self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor, made: list[Tensor] | None = None
+    ) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
+        """Runs the padded program: (outputs, true counts of the checked sets, ok).
+
+        Args:
+            made: what its front gave for these seeds under this key, if that has run.
+        """
         arguments = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=flag)
         with self._modes():
-            *outputs, counts, ok = self.run(*arguments)
+            found = self.run(*arguments) if made is None else self.run.rest(arguments, made)
+        *outputs, counts, ok = found
         return outputs, counts.detach(), ok.detach()
 
     @contextlib.contextmanager

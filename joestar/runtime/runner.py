@@ -20,6 +20,7 @@ from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
 from joestar.runtime.mailbox import Mailbox
+from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, read
 from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
@@ -42,6 +43,7 @@ class StepRunner:
         memory: what the captured graph shares with others, ``None`` for nothing.
         push: takes the hidden rows that a step gives, and whether it happened (``stages.device_history``).
         ranks: this process among several, or ``None``.
+        ahead: the batch of the next step, of programs whose front runs a step early.
     """
 
     def __init__(self, executor: Executor, update: Update, seed: int, cuda_graph: bool):
@@ -51,7 +53,8 @@ class StepRunner:
         self.counters = executor.counters
         self.state = StepState(seed, executor.device)
         self.cuda_graph = cuda_graph and executor.execution == "padded"
-        self.graph: StepGraph | None = None
+        self.graph: StepGraph | PrefetchGraphs | None = None
+        self.ahead = Ahead(self.state, self.counters)
         self.memory: GraphMemory | None = None
         self._mailbox: Mailbox | None = None
         self._captured: tuple = ()
@@ -81,7 +84,8 @@ class StepRunner:
         self.state.let_go()
 
     def drop_graph(self) -> None:
-        """Frees the captured graph, if there is one."""
+        """Frees the captured graph, if there is one, and what it made ahead."""
+        self.ahead.drop()
         graph, self.graph = self.graph, None
         if graph is not None:
             self.optimizer.zero_grad()
@@ -154,7 +158,7 @@ class StepRunner:
         self.update.switch(run)
         self.state.hold(run)
         if self._is_padded(run):
-            fits, counts = self._launch()
+            fits, counts = self._launch(run)
             if fits:
                 self.executor.note(counts)
             else:
@@ -188,35 +192,37 @@ class StepRunner:
         """The next step takes long: it compiles the backward pass, if not all."""
         return self._lacks_program or self._differentiated != self._compiled
 
-    def _launch(self) -> tuple[bool, list[int]]:
+    def _launch(self, run: Run) -> tuple[bool, list[int]]:
         """One padded step on the device: (whether it fitted, true sizes). It changes nothing unless it fits."""
         if not self.cuda_graph:
             self.optimizer.refresh()
-            return self._step()
+            return self._step(run)
         self._prepare_graph()
-        self.graph.replay()
+        self.ahead.launch(self.graph, self.executor.program, run)
         return self._mailbox.wait()
 
-    def _step(self) -> tuple[bool, list[int]]:
+    def _step(self, run: Run | None = None) -> tuple[bool, list[int]]:
         """The padded step, launched operation by operation; as far as its forward pass, if it does not fit."""
-        with self.executor.program.fixed_order():
-            ok, counts, finish = self._forward()
-            if self.ranks is not None:  # the others may fit, and wait for this one
-                return bool(finish()), counts.tolist()
-            if not self._rehearsing and not bool(ok):
-                self.state.flag.zero_()
-                return False, counts.tolist()
-            finish()
+        program, ahead = self.executor.program, self.ahead
+        with program.fixed_order():
+            batch = ahead.batch(program, run)
+            with ahead.beside(program, run):
+                ok, counts, finish = self._forward(batch)
+                if self.ranks is not None:  # the others may fit, and wait for this one
+                    return bool(finish()), counts.tolist()
+                if not self._rehearsing and not bool(ok):
+                    self.state.flag.zero_()
+                    return False, counts.tolist()
+                finish()
         return True, counts.tolist()
 
-    def _forward(self) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-        """Batch and forward pass: (ok, true sizes, the rest of the step, which says whether it happened)."""
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """The forward pass: (ok, true sizes, the rest of the step, which says whether it happened)."""
         if self.ranks is not None:
             self.ranks.before(self.state)
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
-        seeds, count = ops.take_batch(state.order, state.run, state.key, program.batch)
-        outputs, counts, ok = program.step(seeds, count, state.key, state.flag)
+        outputs, counts, ok = program.step(batch.seeds, batch.count, state.key, state.flag, batch.made)
         loss, logged, pushed = program.split(outputs)
         forward = time.perf_counter() - start
 
@@ -320,17 +326,17 @@ class StepRunner:
         watch = None if self.ranks is None else self.ranks.waiting
         self._mailbox = Mailbox(state.device, len(program.padded.checked), watch)
 
-        def step() -> None:
+        def rest(batch: Batch) -> None:
             if self.ranks is not None:
-                self._step_of_ranks()
+                self._step_of_ranks(batch)
                 return
             with self._mailbox.open():
-                *_, finish = self._forward()
+                *_, finish = self._forward(batch)
             finish()
 
         with self._raised_flag(), self._untimed(), self.executor.program.fixed_order():
             try:
-                self.graph = StepGraph(step, state.device, self.memory)
+                self.graph = self._captured_step(functools.partial(read, program, state), rest)
             except BaseException:
                 self.optimizer.zero_grad()  # gradients of the memory that is gone
                 raise
@@ -340,12 +346,20 @@ class StepRunner:
         self.counters.captures += 1
         self._captured = wanted
 
-    def _step_of_ranks(self) -> None:
+    def _captured_step(
+        self, front: Callable[[Tensor], Batch], rest: Callable[[Batch], None]
+    ) -> StepGraph | PrefetchGraphs:
+        state = self.state
+        if self.executor.program.halves is None:
+            return StepGraph(lambda: rest(front(state.key)), state.device, self.memory)
+        return PrefetchGraphs(front, rest, state, self.optimizer.parameters(), self.memory)
+
+    def _step_of_ranks(self, batch: Batch) -> None:
         """A captured step whose message says whether it fits on all ranks."""
         bounds = [bound for _, bound in self.executor.program.padded.checked]
         verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, asks_early_word())
         with verdict.asked():
-            _, counts, finish = self._forward()
+            _, counts, finish = self._forward(batch)
         self._join, self._found = verdict.join, functools.partial(verdict.found, counts)
         try:
             finish()

@@ -80,6 +80,7 @@ class StepState:
             of what losses return beside.
         shares: of the run, if there are several ranks.
         version: changes with every tensor that is replaced: a captured graph is then out of date.
+        holds: how often another run has been made the one that steps work on.
     """
 
     def __init__(self, seed: int, device: torch.device):
@@ -92,7 +93,7 @@ class StepState:
         self.losses = torch.zeros(0, dtype=torch.float32, device=device)
         self.logged = torch.zeros(0, 0, dtype=torch.float32, device=device)
         self.shares: Tensor | None = None
-        self.version = 0
+        self.version = self.holds = 0
         self._used = 0
         self._held: Run | None = None
         pinned = device.type == "cuda"
@@ -114,6 +115,7 @@ class StepState:
         """Makes this run the one that steps work on; nothing to do if it is."""
         if self._held is run:
             return
+        self.holds += 1
         number = run.order.numel()
         if number > self.order.numel() or run.order.dtype != self.order.dtype:
             self.order = run.order.new_empty(max(number, 2 * self.order.numel()))

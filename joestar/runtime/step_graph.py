@@ -53,30 +53,40 @@ class StepGraph:
         step: takes no arguments, reads and writes tensors with fixed addresses, never waits for the device. It is run
             ``WARM_UP`` times first, and must change nothing then (the overflow flag is set).
         device: the GPU. memory: shared with other graphs, or ``None``.
+        beside: it is replayed while another graph runs, on another stream: it is captured on a stream of its own, for
+            which libraries have workspaces of their own, and forks no other one.
 
     Attributes:
         overlapped: the programs on two streams that are part of the step.
     """
 
-    def __init__(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None):
+    def __init__(
+        self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None, beside: bool = False
+    ):  # fmt: skip
         start = time.perf_counter()
         self.device = device
         self.order = StreamOrder(device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.overlapped: list = []
         self._tables = {} if memory is None else memory.tables
         try:
             with CAPTURING, own_tables(self._tables):
-                self._capture(step, device, memory)
+                if beside:
+                    self._capture(step, own_stream("captures beside", device), memory)
+                else:
+                    stream = capture_stream(device)
+                    with forking(stream) as self.overlapped:
+                        self._capture(step, stream, memory)
         except BaseException:  # out of memory, or interrupted
             self.free()
             raise
         self.seconds = time.perf_counter() - start
 
-    def _capture(self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None") -> None:
-        stream = capture_stream(device)
+    def _capture(self, step: Callable[[], None], stream: torch.cuda.Stream, memory: "GraphMemory | None") -> None:
+        device = self.device
         pool = None if memory is None else memory.pool
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), forking(stream) as self.overlapped:
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 step()
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -84,7 +94,7 @@ class StepGraph:
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()
         recorded = torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local")
-        with RECORDING, recorded, forking(stream):
+        with RECORDING, recorded:
             step()
 
     def replay(self) -> None:

@@ -40,6 +40,8 @@ class FeatureStore(RowSource):
         DataError: where host memory cannot be locked.
     """
 
+    _version: tuple[int, ...] | None = None
+
     def __init__(
         self, source: Tensor | Pinned, device: torch.device | str | None = None, tier: str | None = None,
         hot: Tensor | None = None, dtype: torch.dtype | None = None,
@@ -89,9 +91,13 @@ class FeatureStore(RowSource):
         with torch.no_grad():
             fill_rows(self.table, self.hot, slots, self.cache)
 
+    def written(self) -> tuple:
+        """Changes with every write to the rows that PyTorch counts, and whenever hot ones were read again."""
+        return self._written(), self._version
+
     def _written(self) -> tuple[int, ...]:
         """Which versions of the memory there have been, as far as PyTorch knows: writes through either tensor."""
-        seen = self.table, self.pinned.host
+        seen = (self.table,) if self.pinned is None else (self.table, self.pinned.host)
         return tuple(0 if tensor.is_inference() else tensor._version for tensor in seen)
 
     @property

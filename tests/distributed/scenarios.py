@@ -116,7 +116,7 @@ def overflows(batch: int) -> dict:
         model = model_of(norm="batch_norm", dropout=0.3)
         options = {"execution": "exact"} if name == "exact" else {"patience": 1}
         step = step_of(model=model, **options)
-        with _too_large(step, {2, 5} if name == "overflowing" else set()):
+        with too_large(step, {2, 5} if name == "overflowing" else set()):
             losses = epochs_of(step, ids(173), batch)
         counted = {"overflows": step.counters.overflows, "recompiles": step.counters.recompiles}
         score = step.evaluate(ids(60), 60)
@@ -137,7 +137,7 @@ def telling(told: dict[str, str]) -> Callable[[str, Callable], None]:
     return tried
 
 
-def _too_large(step, calls: set[int]):
+def too_large(step, calls: set[int]):
     """The last rank's batches do not fit at these runs of the padded program."""
     count, real = [0], Program.step
 
@@ -225,7 +225,7 @@ def synced(batch: int, sync: bool = True, names=SYNCED) -> dict:
                 if name == "padded":
                     results[name]["score"] = step.evaluate(ids(60), 60)
         step = made()
-        with _too_large(step, {2, 5} if joestar.distributed.world_size() > 1 else set()):
+        with too_large(step, {2, 5} if joestar.distributed.world_size() > 1 else set()):
             losses = epochs_of(step, ids(173), batch)
     results["overflows"] = {"losses": losses, "state": state_of(step)}
     return results

@@ -12,7 +12,7 @@ import joestar
 from joestar.distributed.peer_memory import NoPeerAccessError
 from joestar.graph_api.row_source import source_of
 from joestar.store import Sharded, Speeds, spread
-from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of, telling
+from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of, telling, too_large
 from tests.runtime.common import planted_graph
 
 
@@ -94,6 +94,28 @@ def _after(device: torch.device) -> dict:
     except joestar.errors.DistributedError as error:
         told = str(error)
     return {"same": same, "told": told, "left": len(source.shards), "bytes": source.device_bytes}
+
+
+def ahead(batch: int) -> dict:
+    """Training with and without ``prefetch``: overflows on the last rank alone, groups of batches, calls in between."""
+    device, found = started(), {}
+    for name in ("plain", "prefetch"):
+        with cheaper(cheapest):
+            graph = graph_with("hot", device)
+            model, options = model_of(dropout=0.3, norm="batch_norm"), {"accumulate": 2, "clip_grad_norm": 0.5}
+            step = step_of(graph, model, patience=2, prefetch=name == "prefetch", **options)
+            losses = []
+            with too_large(step, {3, 6}):
+                for position, loss in enumerate(step.epoch(ids(173), batch)):
+                    losses.append(loss.item())
+                    if position == 1:
+                        losses.append(step(ids(41)).item())
+                losses += epochs_of(step, ids(173), batch, 1)
+        counters = step.counters
+        found[name] = {"losses": losses, "state": state_of(step), "score": step.evaluate(ids(60), 60)}
+        found[f"{name}, counted"] = [counters.steps, counters.overflows, counters.recompiles]
+    found["prefetched"] = counters.prefetched
+    return found
 
 
 def resumes(batch: int, folder: str, first: bool) -> dict:

@@ -50,6 +50,13 @@ def test_rows_of_the_host_are_there_once_for_all_ranks(two):
         assert rank["host"] == {"same": True, "tier": "cached", "hot": (4096 - 4 * 400) // (4 * FEATURES)}
 
 
+def test_batches_made_a_step_early_change_no_bit_on_any_rank(folder):
+    first, second = results(2, scenarios.ahead, BATCH, folder=folder)
+    assert first == second
+    assert first["prefetch"] == first["plain"] and first["prefetch, counted"] == first["plain, counted"]
+    assert first["prefetch, counted"][1] == 2 and first["prefetched"] > 3
+
+
 def test_memory_is_given_back_at_the_end_of_the_job(two):
     for rank in two:
         assert rank["after"]["same"] and rank["after"]["left"] == 0 and rank["after"]["bytes"] == 0

@@ -44,6 +44,7 @@ class Training:
         self.settings = {**rng.choice(OPTIMIZERS[self.kind]), **({} if self.kind == "SGD" else {"eps": 1e-4})}
         self.clipping = rng.choice(({}, {}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.02}))
         self.patience = rng.choice((1, 2, 5))
+        self.prefetch = random.Random(f"prefetch {subject.written.number}").random() < 0.5
         self.start = copy.deepcopy(subject.model.state_dict())
         self.losses: list[Tensor] = []
         self.step = None
@@ -85,7 +86,7 @@ class Training:
         self.used = self.optimizer()
         self.step = joestar.compile(
             self.subject.model, self.subject.sampler, self.subject.loss, self.used, backend="eager", slack=0.0,
-            warm_up=1, patience=self.patience, **self.clipping,
+            warm_up=1, patience=self.patience, prefetch=self.prefetch, **self.clipping,
         )  # fmt: skip
         executor = self.step._executors["train"]
         executor.program = self.split(self.subject, self.made, executor.program.options)

@@ -30,6 +30,7 @@ class Settings:
         self.interval, self.infinite = rng.choice((1, 2, 5)), rng.random() < 0.5
         self.overflows, self.drop_last = rng.random() < 0.5, rng.random() < 0.3
         self.number, self.batch = rng.randint(150, 500), rng.choice((64, 90, 100))
+        self.prefetch = random.Random(f"prefetch {number}").random() < 0.5
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if name != "rng")
@@ -39,7 +40,7 @@ class Settings:
         scale = None if self.scale is None else {"initial": self.scale, "interval": self.interval}
         return {
             "accumulate": self.accumulate, "ema": self.ema, "loss_scale": scale, "clip_grad_norm": self.clip,
-            "patience": 1000 if self.overflows else 2,
+            "patience": 1000 if self.overflows else 2, "prefetch": self.prefetch,
         }  # fmt: skip
 
 
