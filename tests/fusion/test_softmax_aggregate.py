@@ -119,6 +119,19 @@ def test_a_choice():
     assert sites == [(f"softmax:hop{hop}", ("stored", "fused"), "stored") for hop in (1, 0)]
 
 
+def test_heads_that_share_rows_of_one_column():
+    """As many columns as scores, and yet not the columns of one head."""
+
+    def layer(self, block, h, own):
+        alpha = block.edge_softmax(block.apply_edges(fn.u_sub_v(split(self.mix(h)).sum(-1), split(own).sum(-1))))
+        return own * block.pull(fn.u_mul_e(h[:, :1, None], alpha), "sum").sum(1)
+
+    case = under(captured(Net(layer), (3,), graph=graph(), disable=ALL))
+    assert len(programs(case.program.captured.gm)) == 1 and "src_row" in programs(case.program.captured.gm)[0]
+    for run in (case.exact, case.padded):
+        same(run(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
+
+
 def test_attention_of_nodes_keeps_its_op():
     def layer(self, block, h, own):
         z = split(self.mix(h))

@@ -179,7 +179,7 @@ def _split(chain: _Chain) -> tuple[int, int]:
     if chain.dropout is not None and chain.dropout.meta["val"].dim() != 2:
         return 0, 0
     if score == columns:
-        return (1, columns) if chain.dropout is None else (columns, 1)
+        return (1, columns) if chain.dropout is None and _fits_rows(chain, columns) else (columns, 1)
     by_heads = score == 1 or (heads and same_size(heads[0], score) and columns % score == 0)
     return (score, columns // score) if by_heads else (0, 0)
 
