@@ -168,7 +168,7 @@ def _take_over(optimizer: Optimizer) -> None:
 
 
 def _fuses(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's steps are fused: PyTorch's fused SGD on a CPU leaves most 16-bit parameters as they are."""
+    """Whether steps are fused. (On a CPU, PyTorch's fused SGD leaves most 16-bit parameters as they are.)"""
     if not isinstance(optimizer, SGD):
         return isinstance(optimizer, FUSED)
     tensors = (parameter for group in optimizer.param_groups for parameter in group["params"])
