@@ -24,8 +24,9 @@ class SkippableOptimizer:
     """Runs ``optimizer.step()`` in a form that changes nothing where ``ok`` is false.
 
     The user's optimizer stays the one and only: its state, ``param_groups`` and schedulers keep working, and its
-    ``state_dict()`` is that of an optimizer that nobody took over. On a CPU PyTorch's own steps run (of Adam, AdamW and
-    SGD the fused ones), on a GPU Joestar's, which read every hyperparameter from a table on the device.
+    ``state_dict()`` is that of an optimizer that nobody took over. On a CPU PyTorch's own steps run (the fused ones of
+    Adam, AdamW and SGD, but for SGD over 16-bit parameters), on a GPU Joestar's, which read every hyperparameter from a
+    table on the device.
 
     Args:
         optimizer: one of ``SUPPORTED`` over parameters of ``model``.
@@ -51,7 +52,7 @@ class SkippableOptimizer:
         self._settings: list[tuple] = []
         self._formula: tuple | None = None
         self._held: list[tuple] = []
-        if isinstance(optimizer, FUSED):
+        if _fuses(optimizer):
             optimizer._step_supports_amp_scaling = True
             optimizer._need_device_dtype_check_for_fused = False
 
@@ -140,7 +141,7 @@ class SkippableOptimizer:
                 self.refresh()
             kernels.step(self.optimizer, self._table, ok)
             return
-        if not isinstance(self.optimizer, FUSED):
+        if not _fuses(self.optimizer):
             if bool(ok):
                 self.optimizer.step()
             return
@@ -160,10 +161,18 @@ def _take_over(optimizer: Optimizer) -> None:
         _OWN[optimizer] = []
     own = _OWN[optimizer]
     for group in optimizer.param_groups[len(own) :]:
-        fused = isinstance(optimizer, FUSED)
-        own.append({flag: group[flag] for flag in _FLAGS if flag in group} if fused else {})
+        taken = isinstance(optimizer, FUSED)
+        own.append({flag: group[flag] for flag in _FLAGS if flag in group} if taken else {})
     for group in optimizer.param_groups if isinstance(optimizer, FUSED) else ():
-        group["fused"], group["foreach"] = True, False
+        group["fused"], group["foreach"] = _fuses(optimizer), False
+
+
+def _fuses(optimizer: Optimizer) -> bool:
+    """Whether steps are fused. (On a CPU, PyTorch's fused SGD leaves most 16-bit parameters as they are.)"""
+    if not isinstance(optimizer, SGD):
+        return isinstance(optimizer, FUSED)
+    tensors = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return all(tensor.is_cuda or tensor.dtype.itemsize > 2 for tensor in tensors)
 
 
 def _as_given(optimizer: Optimizer, state: dict) -> dict:

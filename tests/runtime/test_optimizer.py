@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from joestar.errors import OptimizerError
 from joestar.ops import optimizer as kernels
@@ -76,3 +77,38 @@ def test_hooks_are_refused_at_the_next_capture():
     own.register_step_pre_hook(lambda *_: None)
     with pytest.raises(OptimizerError, match=r"hooks on step\(\).*cuda_graph=False"):
         wrapped.hold()
+
+
+FORMS = {
+    "SGD": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "fused by the user": (torch.optim.SGD, {"momentum": 0.9, "fused": True}),
+    "Adam": (torch.optim.Adam, {"amsgrad": True}),
+    "AdamW": (torch.optim.AdamW, {"maximize": True}),
+    "RMSprop": (torch.optim.RMSprop, {"momentum": 0.5, "eps": 1e-3}),
+    "NAdam": (torch.optim.NAdam, {"eps": 1e-3}),
+    "RAdam": (torch.optim.RAdam, {}),
+    "Adagrad": (torch.optim.Adagrad, {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("kind", "options"), FORMS.values(), ids=FORMS)
+def test_steps_are_pytorchs_whatever_the_dtype(kind, options, dtype):
+    """77 entries: vectors and a rest, which PyTorch's kernels treat apart."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(7, 11, bias=False).to(dtype)
+    plain = torch.nn.Parameter(model.weight.detach().double())
+    wrapped = SkippableOptimizer(kind(model.parameters(), 0.1, **options), model)
+    exact = kind([plain], 0.1, **{**options, "fused": None} if "fused" in options else options)
+    for number in range(4):
+        model.weight.grad = torch.randn(11, 7).to(dtype)
+        if number == 2:
+            before = model.weight.detach().clone()
+            wrapped.step(torch.tensor(False))
+            assert torch.equal(model.weight, before)
+            continue
+        plain.grad = model.weight.grad.double()
+        wrapped.step(torch.tensor(True))
+        exact.step()
+    assert_close(model.weight.double(), plain, rtol=0, atol=64 * torch.finfo(dtype).eps)
