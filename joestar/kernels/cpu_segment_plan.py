@@ -1,8 +1,8 @@
 """Segment programs for the C++ kernel: flat lists of leaves, steps and sinks, of whose sizes it need not think.
 
 A gradient runs twice over the edges at most. The first pass goes by destination; what sources' rows are due is added up
-by a second one, by source. Of what the first pass computes the second one is handed values with a number per edge or per
-head, and computes those per column again: nothing as wide as a row is stored per edge.
+by a second one, by source. Of what the first pass computes the second one is handed values with a number per edge or
+per head, and computes those per column again: nothing as wide as a row is stored per edge.
 """
 
 import functools
@@ -15,7 +15,7 @@ from torch import Tensor
 from joestar import _native
 from joestar.kernels.segment_gradient import segment_gradient
 from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, sizes_of
-from joestar.kernels.segment_steps import NUMBERS, OPERANDS, Step, operands
+from joestar.kernels.segment_steps import OPERANDS, Step, operands
 
 _NUMBER_OF = {name: number for number, name in enumerate(_native.segment_steps())}
 _SMALLER = ("add", "sub", "mul", "div")
@@ -123,8 +123,8 @@ class GradientPlan:
     """How gradients are made: ``own`` by destination, ``by_source`` after it; either may be missing.
 
     ``leaves`` of ``own``: those of the program, then ``rows_kinds``. Its sinks are the gradients of the leaves in
-    ``own_leaves``, then values of the sizes ``stored``, which are leaves of ``by_source`` behind the others. ``sources``:
-    the leaves that ``by_source`` has a sink for.
+    ``own_leaves``, then values of the sizes ``stored``, which are leaves of ``by_source`` behind the others.
+    ``sources``: the leaves that ``by_source`` has a sink for.
     """
 
     own: Plan | None

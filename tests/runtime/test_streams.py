@@ -43,7 +43,10 @@ def driver(monkeypatch):
 def test_a_stream_of_the_driver_that_does_not_wait_for_the_default_one(driver):
     found = driver()
     device = torch.device("cuda")
-    assert [own_stream(name, device, priority) for name, priority in (("a", 0), ("b", -1))] == [(4097, CURRENT), (4098, CURRENT)]
+    assert [own_stream(name, device, priority) for name, priority in (("a", 0), ("b", -1))] == [
+        (4097, CURRENT),
+        (4098, CURRENT),
+    ]
     assert own_stream("a", device) == own_stream("a", CURRENT) == (4097, CURRENT), "one for every purpose"
     assert found.asked == [(1, 0), (1, -1)]
 
