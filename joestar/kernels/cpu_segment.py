@@ -1,7 +1,8 @@
 """Segment programs on the CPU: checks, allocation, and one or two calls into the C++ kernel (``csrc/.../segment.hpp``).
 
-Values of the edges of a tile are small enough to stay in cache; none as wide as a row exists for all edges, forward or
-backward. Sums run in edge order and have the same bits for any number of threads.
+Values of the edges of a tile are small enough to stay in cache; none as wide as a row exists for all edges, but for
+gradients of sources' rows where that is faster and they are not large. Sums run in edge order and have the same bits
+for any number of threads.
 """
 
 import torch
@@ -16,6 +17,8 @@ from joestar.kernels.segment_program import FULL, HEAD, SegmentProgram, check_se
 
 _NUMBERS = 4096
 """Numbers per value of a tile of edges."""
+_STORED_BYTES = 2**28
+"""Of a value per edge and column that a gradient may store; above that it is computed again."""
 
 
 class _Call:
@@ -43,9 +46,8 @@ class _Call:
         """``tensors``: of the plan's leaves; ``sinks``: what every sink writes to; ``num_src`` of groups by source."""
         leaves, steps, numbers, ends = plan.table
         groups = groups_of(plan.leaves, tensors)
-        columns = [
-            group[0].shape[1] if "narrow" in kind else 0 for kind, group in zip(plan.leaves, groups, strict=True)
-        ]
+        narrow = ("narrow" in kind for kind in plan.leaves)
+        columns = [first.shape[1] if is_narrow else 0 for is_narrow, (first, *_) in zip(narrow, groups, strict=True)]
         leaves = torch.cat([leaves, torch.tensor(columns, dtype=torch.int64, device="cpu")[:, None]], 1)
         given = [tensor for group in (*groups, *sinks) for tensor in (*group, None, None)[:3]]
         _native.segment(
@@ -76,7 +78,8 @@ def segment_grad(
 ) -> list[Tensor]:  # fmt: skip
     """See ``joestar.ops.aggregate.segment``."""
     call = _Call(indptr, indices, leaves, program, heads)
-    plan = gradient_plan(call.program, check_segment_wanted(call.program, leaves, wanted))
+    stores = call.edges * call.width * call.wide.itemsize <= _STORED_BYTES
+    plan = gradient_plan(call.program, check_segment_wanted(call.program, leaves, wanted), stores)
     check_rows(call.program, rows, call.rows, call.edges, call.width, heads)
     kept = (call.dtype, call.wide, torch.int64)
     rows = [(row if row.dtype in kept else row.to(call.wide)).contiguous() for row in rows]

@@ -2,7 +2,8 @@
 
 A gradient runs twice over the edges at most. The first pass goes by destination; what sources' rows are due is added up
 by a second one, by source. Of what the first pass computes the second one is handed values with a number per edge or
-per head, and computes those per column again: nothing as wide as a row is stored per edge.
+per head, and computes those per column again; or it is handed the gradients of sources' rows per edge, where that is
+less work and they are allowed to be stored.
 """
 
 import functools
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.segment_gradient import segment_gradient
+from joestar.kernels.segment_gradient import SegmentGradient, segment_gradient
 from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, sizes_of
 from joestar.kernels.segment_steps import OPERANDS, Step, operands
 
@@ -134,15 +135,24 @@ class GradientPlan:
     sources: tuple[int, ...]
 
 
+_STORED = 5
+"""What it costs to store values per column and to read them by source, in steps."""
+_FAR = 2
+"""What it costs to read a row of a leaf by source."""
+
+
 @functools.lru_cache(1024)
-def gradient_plan(program: SegmentProgram, wanted: tuple[bool, ...]) -> GradientPlan:
-    """The plan of the gradients of the ``wanted`` leaves."""
+def gradient_plan(program: SegmentProgram, wanted: tuple[bool, ...], stores: bool = False) -> GradientPlan:
+    """The plan of the gradients of the ``wanted`` leaves; ``stores``: whether values as wide as rows may be stored."""
     line = segment_gradient(program, wanted)
     first, sizes = len(line.leaves), sizes_of(line.leaves, line.steps)
     found = [leaf for leaf, result in enumerate(line.results) if result >= 0]
     sources = tuple(leaf for leaf in found if leaf_by(program.leaves[leaf]) == _BY["src"])
     own_leaves = tuple(leaf for leaf in found if leaf not in sources)
     again, stored = _cut(line.steps, first, sizes, [line.results[leaf] for leaf in sources])
+    columns = sorted({line.results[leaf] for leaf in sources if sizes[line.results[leaf]] == FULL})
+    if stores and _cost(line, again) > _STORED * len(columns):
+        again, stored = [], sorted({line.results[leaf] for leaf in sources if line.results[leaf] >= first})
 
     own = _Lines(line.leaves)
     needed = _before(line.steps, first, [*stored, *(line.results[leaf] for leaf in own_leaves)])
@@ -151,7 +161,7 @@ def gradient_plan(program: SegmentProgram, wanted: tuple[bool, ...]) -> Gradient
     sinks = [_gradient_sink(own, program.leaves[leaf], leaf, line.results[leaf]) for leaf in own_leaves]
     sinks += [own.sink("edges", value, 0) for value in stored]
 
-    kinds = (*line.leaves, *("edge_head" if sizes[value] == HEAD else "scalar" for value in stored))
+    kinds = (*line.leaves, *(("scalar", "edge_head", "edge")[sizes[value]] for value in stored))
     second = _Lines(kinds)
     second.place.update({value: first + i for i, value in enumerate(stored)})
     for number in again:
@@ -181,6 +191,14 @@ def _cut(steps: Sequence[Step], first: int, sizes: Sequence[int], results: list[
     again = _before(steps, first, [value for value in results if not is_stored(value)], is_stored)
     read = {value for number in again for value in operands(steps[number - first])} | set(results)
     return again, sorted(filter(is_stored, read))
+
+
+def _cost(line: SegmentGradient, again: list[int]) -> int:
+    """Of computing values per column by source, in steps."""
+    first = len(line.leaves)
+    read = {value for number in again for value in operands(line.steps[number - first]) if value < first}
+    far = [leaf for leaf in read if SIZES.get(line.leaves[leaf]) == FULL and line.leaves[leaf] not in ("src", "vector")]
+    return len(again) + _FAR * len(far)
 
 
 def _before(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from joestar.kernels import cpu_segment
+from joestar.kernels.cpu_segment_plan import gradient_plan
 from joestar.kernels.segment_gradient import rows_kinds
-from joestar.kernels.segment_program import LEAVES, REDUCTIONS, SIZES, SegmentProgram
+from joestar.kernels.segment_program import FULL, HEAD, LEAVES, REDUCTIONS, SIZES, SegmentProgram
 from joestar.kernels.segment_steps import ACROSS, BINARY, UNARY, WITH_NUMBER
 from joestar.ops.aggregate.segment import reference
 
@@ -247,6 +248,16 @@ def test_many_tiles(monkeypatch):
     for program, heads, width in (PROGRAMS[name] for name in ("dot", "several", "per column", "every leaf", "gatv2")):
         for name in ("hub", "padded"):
             compare(RUN, program, heads, width, structure(name), torch.float64, 1e-12)
+
+
+def test_gradients_of_sources_are_stored_or_computed_again(monkeypatch):
+    """Either way the same sums, in the same order."""
+    for program, heads, width in PROGRAMS.values():
+        monkeypatch.setattr(cpu_segment, "_STORED_BYTES", 0)
+        compare(RUN, program, heads, width, structure("hub"), torch.float64, 1e-12)
+    stored = [gradient_plan(SegmentProgram.parse(PROGRAMS[name][0]), wanted, True).stored for name, wanted in
+              (("gatv2", (True,) * 3), ("dot", (True, True, True, True, False)), ("rows", (True,)))]  # fmt: skip
+    assert stored == [(FULL,), (HEAD, HEAD), ()]
 
 
 @pytest.mark.parametrize("name", ["dot", "of nodes", "several", "gine", "gatv2", "kept"])

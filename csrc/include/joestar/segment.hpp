@@ -33,7 +33,7 @@ class SegmentBlock {
     own_ = Scratch<A>(most);
     sums_ = Scratch<A>(rows);
     powers_ = Scratch<A>(scores * plan.tile());
-    factor_ = Scratch<A>(scores * plan.tile());
+    factor_ = Scratch<A>(scores);
   }
 
   void run(std::int64_t first, std::int64_t last) {
@@ -122,9 +122,10 @@ class SegmentBlock {
     A* factor = factor_.data();
     for (const TilePart& part : tile_.parts()) {
       softmax_shift(score, part.first, part.last, part.begins, sink.extra.out<A>() + part.group * scores,
-                    factor + (&part - tile_.parts().data()) * scores, powers);
+                    factor, powers);
     }
     exponentials(powers, tile_.edges() * scores);
+    const A* by = factor;  // only the tile's first group may go on from the tile before
     const TileValue<A> all{powers, nullptr, scores};
     for (const TilePart& part : tile_.parts()) {
       A* acc = sums_of(sink, part.group, value.count, sums);
@@ -134,7 +135,6 @@ class SegmentBlock {
         std::fill_n(acc, value.count, A{0});
         std::fill_n(sum, scores, A{0});
       } else {
-        const A* by = factor;  // a group that goes on is the tile's first
         rescale(acc, by, scores, length, false);
         rescale(sum, by, scores, 1, false);
       }

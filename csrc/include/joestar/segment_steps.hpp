@@ -230,26 +230,24 @@ JOESTAR_CLONES void add_products(A* JOESTAR_RESTRICT acc, const TileValue<A>& va
   }
 }
 
-// One row's edges of a softmax: `top` becomes the largest score yet, the row's earlier sums are scaled by `factor`, which
-// is found here, and powers[e] = score - top, whose exponential is to be taken.
+// Some edges of a group of a softmax: `top` becomes the largest score yet, `factor` what the sums of the group's earlier
+// edges are to be scaled by, and powers[e] = score - top, whose exponential is to be taken.
 template <class A>
 JOESTAR_CLONES void softmax_shift(const TileValue<A>& score, std::int64_t first, std::int64_t last, bool begins,
                                   A* JOESTAR_RESTRICT top, A* JOESTAR_RESTRICT factor, A* JOESTAR_RESTRICT powers) {
   constexpr A least = -std::numeric_limits<A>::infinity();
   const std::int64_t count = score.count;
-  for (std::int64_t s = 0; s < count; ++s) {
-    factor[s] = begins ? least : top[s];
-    top[s] = factor[s];
-  }
+  std::copy_n(top, begins ? 0 : count, factor);
+  if (begins) std::fill_n(top, count, least);
   for (std::int64_t e = first; e < last; ++e) {
     const A* x = score.at(e);
     for (std::int64_t s = 0; s < count; ++s) top[s] = Largest::combine(top[s], x[s]);
   }
-  // Scores that are all -inf so far have a power of 0, not of NaN: a larger one may come.
-  for (std::int64_t s = 0; s < count; ++s) {
+  for (std::int64_t s = 0; !begins && s < count; ++s) {
     const A power = exponential(factor[s] - top[s]);
     factor[s] = factor[s] == top[s] ? A{1} : power;
   }
+  // Scores that are all -inf so far have a power of 0, not of NaN: a larger one may come.
   for (std::int64_t e = first; e < last; ++e) {
     const A* x = score.at(e);
     for (std::int64_t s = 0; s < count; ++s) {

@@ -42,7 +42,7 @@ class SegmentTile {
     std::vector<std::int64_t> offset;
     for (const std::int64_t count : plan.slots()) {
       offset.push_back(total);
-      total += (count * size_ + 15) / 16 * 16;
+      total += (count * size_ + 15) / 16 * 16 + 80;  // not a multiple of a page apart, where loads wait for stores
     }
     for (const SegmentLeaf& leaf : plan.leaves()) narrow = std::max(narrow, padded(leaf));
     memory_ = Scratch<A>(total + narrow * size_ + 16);
@@ -65,16 +65,9 @@ class SegmentTile {
   // The tile at position p, of edges of groups before `last`, computed; returns the next position. Whole groups as far as
   // there is room; larger ones are cut at multiples of the tile's size, so that sums depend on their own edges alone.
   std::int64_t run(std::int64_t p, std::int64_t group, std::int64_t last) {
-    const std::int64_t end = edges_.begin(last);
-    gather(p, group, end);
-    const auto& steps = plan_.steps();
-    const std::int64_t first = p + count_, ahead = std::min(size_, end - first);
-    const auto number = static_cast<std::int64_t>(steps.size());
-    for (std::int64_t i = 0; i < number; ++i) {
-      for (std::int64_t k = first + ahead * i / number; k < first + ahead * (i + 1) / number; ++k) expect(k);
-      step(steps[static_cast<std::size_t>(i)]);
-    }
-    return first;
+    gather(p, group, edges_.begin(last));
+    for (const TileStep<A>& each : plan_.steps()) step(each);
+    return p + count_;
   }
 
   // Features of the tile's edges, as wide as `padded` says.
@@ -103,7 +96,7 @@ class SegmentTile {
   }
   const A** rows_of(std::int64_t leaf) const { return rows_.data() + size_ * leaf; }
 
-  // Vectors and weights in the type of the sums; leaves whose rows the processor cannot foresee.
+  // Vectors and weights in the type of the sums.
   void constants() {
     const auto& leaves = plan_.leaves();
     std::int64_t total = 0;
@@ -122,14 +115,8 @@ class SegmentTile {
       } else if (leaf.by == SegmentBy::Narrow) {
         weight_.push_back({step.result, next});
         next = narrow_constants(leaf, next);
-      } else if (leaf.by == (edges_.by_source ? SegmentBy::Destination : SegmentBy::Source) ||
-                 (leaf.by == SegmentBy::Edge && edges_.edge != nullptr)) {
-        far_.push_back({&leaf, row_size(leaf, step.count) * width_of(leaf.data.number)});
       }
     }
-  }
-  static std::int64_t width_of(SegmentNumber number) {
-    return number == SegmentNumber::Wide ? static_cast<std::int64_t>(sizeof(A)) : 2;
   }
 
   // Weight [columns, width], transposed and padded with 0, then the bias.
@@ -164,15 +151,6 @@ class SegmentTile {
         edge[count_ + k] = edges_.number(at + k);
       }
       count_ += taken;
-    }
-  }
-
-  // Asks for the rows of the edge at a position.
-  void expect(std::int64_t p) const {
-    for (const auto& [leaf, bytes] : far_) {
-      const std::int64_t row = leaf->by == SegmentBy::Edge ? edges_.number(p) : edges_.id(p);
-      const char* first = static_cast<const char*>(leaf->data.data) + row * bytes;
-      for (std::int64_t offset = 0; offset < bytes; offset += 64) prefetch(first + offset);
     }
   }
 
@@ -265,7 +243,6 @@ class SegmentTile {
   A* features_ = nullptr;
   std::vector<TilePart> parts_;
   std::vector<std::pair<std::int64_t, A*>> weight_;
-  std::vector<std::pair<const SegmentLeaf*, std::int64_t>> far_;
 };
 
 }  // namespace detail
