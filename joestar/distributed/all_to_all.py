@@ -83,8 +83,8 @@ class AllToAll:
         for first in range(0, most, step):
             out, back = ([list(_between(each, first, first + step)) for each in views] for views in (given, into))
             counts = [[sum(part.numel() for part in parts) for parts in each] for each in (out, back)]
-            sent = torch.cat([*(part for parts in out for part in parts), torch.empty(0, dtype=torch.uint8, device="cpu")])
             got = torch.empty(sum(counts[1]), dtype=torch.uint8, device="cpu")
+            sent = torch.cat([got[:0], *(part for parts in out for part in parts)])
             dist.all_to_all_single(got, sent, counts[1], counts[0], group=self._gloo)
             parts = [part for parts in back for part in parts]
             for part, piece in zip(parts, got.split([part.numel() for part in parts]), strict=True):

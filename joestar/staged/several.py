@@ -98,8 +98,7 @@ def imagined(world: int) -> ImaginedRanks:
 
 
 def check_partitions(group: Group, first_stage, model) -> None:
-    """Raises ``ConfigError`` on all ranks for partitions with statistics of all ranks; ``DistributedError`` if partitions
-    differ."""
+    """Raises, on all ranks: ``ConfigError`` for statistics of all of them, ``DistributedError`` for other parts."""
     if not isinstance(first_stage, Partitions):
         return
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):

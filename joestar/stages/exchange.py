@@ -325,13 +325,17 @@ class Exchange:
         found = self.ranks.joined(f"step.state_dict over partitions, {name}", own)
         return sorted(found, key=lambda entry: entry["number"])
 
-    def _own(self, entries: list[dict]) -> list[dict]:
-        """Entries of a state that this rank takes over: those that the same rank has written, in their order; over
-        several hosts rank 0 takes all."""
-        if self.apart is not None:
-            return entries if self.ranks.rank == 0 else []
+    def _own(self, entries: list[dict], also: str | None = None) -> list[Pushed]:
+        """Entries of a state that this rank takes over: those that the same rank has written, in their order.
+
+        Over several hosts they come from rank 0. ``also``: further rows, to go with values.
+        """
         rank, world = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.world)
-        return [entry for entry in entries if entry.get("rank", 0) % world == rank]
+        found = [(entry.get("rank", 0) % world, _pushed(entry, also)) for entry in entries]
+        if self.apart is not None:
+            with self.apart.hosts.all_or_none():
+                return self.apart.dealt(found)
+        return [pushed for owner, pushed in found if owner == rank]
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises ``CheckpointError`` unless ``load_state_dict`` can take it over."""
@@ -360,25 +364,15 @@ class Exchange:
             self.store.reset_counts()
             self._out = []
             self.latest, self.epoch, self.base = state["latest"], state["epoch"], state["base"]
-            self._waiting = [_pushed(entry) for entry in self._own(state["waiting"])]
-            self._undo = self._undone_by(
-                [(_pushed(entry), _pairs(entry["before"])) for entry in self._own(state["undo"])]
-            )
-
-    def _undone_by(self, entries: list[tuple[Pushed, list]]) -> list[tuple[Pushed, list]]:
-        """Entries that this rank can take back: over several hosts, of rows of its own."""
-        if self.apart is None:
-            return entries
-        joined = [
-            Pushed(pushed.number, [(*pair, *old) for pair, old in zip(pushed.layers, before, strict=True)])
-            for pushed, before in entries
-        ]
-        with self.apart.hosts.all_or_none():
-            found = self.apart.routed(joined)
-        return [
-            (Pushed(each.number, [layer[:2] for layer in each.layers]), [layer[2:] for layer in each.layers])
-            for each in found
-        ]
+            self._waiting = self._own(state["waiting"])
+            undo = self._own(state["undo"], "before")
+            if self.apart is not None:  # who has written a row takes it back
+                with self.apart.hosts.all_or_none():
+                    undo = self.apart.routed(undo)
+            self._undo = [
+                (Pushed(each.number, [layer[:2] for layer in each.layers]), [layer[2:] for layer in each.layers])
+                for each in undo
+            ]
 
 
 def _counted(given) -> tuple[int, int, int, int]:
@@ -392,10 +386,8 @@ def _never() -> bool:
     return False
 
 
-def _pushed(entry: dict[str, Any]) -> Pushed:
-    return Pushed(entry["number"], _pairs(entry["layers"]))
-
-
-def _pairs(given: list) -> list[tuple[Tensor, Tensor]]:
+def _pushed(entry: dict[str, Any], also: str | None = None) -> Pushed:
     """On the CPU, wherever a checkpoint was read to."""
-    return [(first.cpu(), second.cpu()) for first, second in given]
+    names = ["layers"] if also is None else ["layers", also]
+    given = zip(*(entry[name] for name in names), strict=True)
+    return Pushed(entry["number"], [tuple(tensor.cpu() for pair in pairs for tensor in pair) for pairs in given])

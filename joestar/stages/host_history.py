@@ -78,9 +78,7 @@ class HostHistory(HistoryStore):
         hosts: what ranks exchange.
     """
 
-    def __init__(
-        self, num_nodes: int, widths: Sequence[int], nodes: Tensor, host_of: Tensor, hosts: Hosts, **further
-    ):
+    def __init__(self, num_nodes: int, widths: Sequence[int], nodes: Tensor, host_of: Tensor, hosts: Hosts, **further):
         super().__init__(num_nodes, widths, nodes[host_of == hosts.host], **further)
         self.hosts = hosts
         self._host_of = torch.full((num_nodes,), -1, dtype=torch.int16, device="cpu")
@@ -108,17 +106,21 @@ class HostHistory(HistoryStore):
                 which = [torch.nonzero(each == host).flatten() for each in at]
                 if not any(each.numel() for each in which):
                     continue
-                layers = [
-                    tuple(t[rows] for t in layer) for layer, rows in zip(entry.layers, which, strict=True)
-                ]
+                layers = [tuple(t[rows] for t in layer) for layer, rows in zip(entry.layers, which, strict=True)]
                 if host == hosts.host:
                     found.append(Pushed(entry.number, layers))
                 else:
-                    head = torch.tensor([entry.number, len(layers[0])], device="cpu")
-                    given[self._server(host)] += [head, *(t for layer in layers for t in layer)]
+                    given[self._server(host)] += _tensors(Pushed(entry.number, layers))
         for tensors in hosts.swap(given):
             found += self._entries(tensors)
         return sorted(found, key=lambda entry: entry.number)
+
+    def dealt(self, entries: list[tuple[int, Pushed]]) -> list[Pushed]:
+        """Entries that rank 0 has for this rank, in their order, from those of (rank, entry) that it has for all."""
+        given: list[list[Tensor]] = [[] for _ in range(self.hosts.world)]
+        for rank, entry in entries if self.hosts.rank == 0 else []:
+            given[rank] += _tensors(entry)
+        return self._entries(self.hosts.swap(given)[0])
 
     def _entries(self, tensors: list[Tensor]) -> list[Pushed]:
         found, rest = [], iter(tensors)
@@ -263,6 +265,11 @@ class _Turn:
 
     def of(self, host: int) -> Tensor:
         return self.whole[host][self.rows]
+
+
+def _tensors(entry: Pushed) -> list[Tensor]:
+    head = torch.tensor([entry.number, len(entry.layers[0])], device="cpu")
+    return [head, *(tensor for layer in entry.layers for tensor in layer)]
 
 
 def _blocks(most: int, table: Tensor, pairs: int) -> list[slice]:
