@@ -1,5 +1,6 @@
 """What ranks do in the tests of steps over partitions; in one process, the same alone."""
 
+import contextlib
 import copy
 import os
 import signal
@@ -84,16 +85,23 @@ def case_of(name: str, **further):
     return step_of(graph, parts_of(graph, parts), group, stage, **(options | further)), graph
 
 
-def history_of(step) -> dict:
-    """Tables and stamps, once all that was pushed is there."""
+def history_of(step) -> dict | None:
+    """Tables and stamps, once all that was pushed is there; of several hosts on rank 0."""
     step.exchange.begin(0)
     for where, upto in (("rewound", step.exchange.latest - 1), ("older", step.exchange.latest)):
         step.exchange._meet(where, lambda: False)
+        step.exchange._route(upto)
         with step.exchange._lock:
             step.exchange._apply(upto)
     step.exchange._meet("compared", lambda: False)
-    store = step.exchange.store
-    return {"tables": [t.tolist() for t in store.tables], "stamps": [s.tolist() for s in store.stamps]}
+    found = step.exchange.store.state_dict()
+    return found and {name: [each.tolist() for each in found[name]] for name in ("tables", "stamps")}
+
+
+def on_hosts(names: str):
+    """Steps that are compiled within are those of ranks on these hosts; ``""``: of whichever they are on."""
+    hosts = [f"host-{name}" for name in names]
+    return mock.patch.object(joestar.distributed.current(), "hosts", hosts) if hosts else contextlib.nullcontext()
 
 
 OFTEN = ("two rounds", "a rank without a group", "weighted")
@@ -160,6 +168,53 @@ def disturbed(batch: int, folder: str) -> dict:
         "losses": losses, "state": state_of(step), "history": history_of(step), "again": step.traffic.again,
         "rest": rest, "rest state": state_of(again), "rest history": history_of(again),
     }  # fmt: skip
+
+
+def apart(batch: int, folder: str) -> dict:
+    """``disturbed``, of ranks that are each on a host of their own."""
+    with on_hosts("abcdefgh"[: joestar.distributed.world_size()]):
+        return disturbed(batch, os.path.join(folder, "apart"))
+
+
+def cut_apart(batch: int, folder: str) -> dict:
+    """``cut``, of ranks that are each on a host of their own."""
+    with on_hosts("abcdefgh"[: joestar.distributed.world_size()]):
+        return cut(batch, folder)
+
+
+def _small_parts(hosts: str):
+    """Rounds of four ranks, on these hosts."""
+    graph = graph_of()
+    with on_hosts(hosts):
+        return step_of(graph, parts_of(graph, 14), 1, {"max_age": 3}, fanouts=(3, 2), model=_dropping()), graph
+
+
+def layouts(batch: int, folder: str, layouts=("aaaa", "aabb", "abbb")) -> dict:
+    """The same run of four ranks on one host and on two: each goes on with what another one has begun, from a file and
+    from a state in memory."""
+    results = {}
+    for hosts in layouts:
+        step, graph = _small_parts(hosts)
+        losses, kept = [], joestar.Checkpoints(os.path.join(folder, hosts))
+        for number in range(3):
+            for taken, loss in enumerate(step.epoch(graph.train_idx, 2)):
+                losses.append(loss.item())
+                if (number, taken) == (1, 3):
+                    kept.save(step)
+        results[hosts] = {
+            "losses": losses, "state": state_of(step), "history": history_of(step), "rows": step.exchange.store.num_rows
+        }  # fmt: skip
+    for hosts, before in zip(layouts, (*layouts[1:], layouts[0]), strict=True):
+        step, graph = _small_parts(hosts)
+        step.load_state_dict(joestar.Checkpoints(os.path.join(folder, before)).latest()["step"])
+        epoch = step.epoch(graph.train_idx, 2)
+        losses = [next(epoch).item()]
+        step.load_state_dict(copy.deepcopy(step.state_dict()))
+        losses += [loss.item() for _ in range(2) for loss in step.epoch(graph.train_idx, 2)]
+        results[f"{before} to {hosts}"] = {
+            "losses": losses, "state": state_of(step), "history": history_of(step),
+        }  # fmt: skip
+    return results
 
 
 def components(batch: int, folder: str) -> dict:
@@ -264,8 +319,8 @@ def refused(batch: int, folder: str) -> dict:
 
     tried = telling(told)
 
-    with mock.patch.object(group, "hosts", [f"host-{rank}" for rank in range(group.world)]):
-        tried("hosts", lambda: case_of("two rounds"))
+    unlike = partitioned(graph_of(), (torch.arange(NODES) + group.rank) % 6)
+    tried("parts", lambda: step_of(graph_of(), unlike, 2))
     synced = model_of(norm="batch_norm")
     synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(synced)
     tried("synced", lambda: case_of("two rounds", model=synced))

@@ -16,8 +16,8 @@ from tests.distributed.ranks import run
 from tests.distributed.test_training import close
 
 BATCH = 5
-NAMES = ["trained", "undisturbed", "disturbed", "components", "unlike", "begun", "goes_on", "refused"]
-MORE = ["trained_more", "cut", "fitted"]
+NAMES = ["trained", "undisturbed", "disturbed", "apart", "components", "unlike", "begun", "goes_on", "refused"]
+MORE = ["trained_more", "cut", "cut_apart", "fitted"]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def two_more(tmp_path_factory):
     return results(MORE, tmp_path_factory.mktemp("more"))
 
 
-def results(names, folder):
-    """Of two ranks."""
-    outcomes = run(2, part_scenarios.all_of, names, BATCH, str(folder), folder=folder, seconds=300.0)
+def results(names, folder, ranks=2):
+    """Of every rank."""
+    outcomes = run(ranks, part_scenarios.all_of, names, BATCH, str(folder), folder=folder, seconds=300.0)
     assert all(outcome.code == 0 for outcome in outcomes), "\n".join(outcome.text for outcome in outcomes)
     return [outcome.result for outcome in outcomes]
 
@@ -176,6 +176,36 @@ def test_what_happens_between_two_steps_changes_nothing(two):
         assert found["history"] == whole["history"] == found["rest history"] == two[0]["undisturbed"]["history"]
 
 
+def test_two_hosts_train_and_resume_as_one_bit_for_bit(two):
+    """Each with the tables of its own parts: whatever happens between two steps, also in a run that goes on."""
+    for rank in two:
+        whole, found = rank["undisturbed"], rank["apart"]
+        assert found["losses"] == whole["losses"] == found["losses"][:9] + found["rest"]
+        assert found["state"] == whole["state"] == found["rest state"] and found["again"] > 3
+    assert two[0]["apart"]["history"] == two[0]["undisturbed"]["history"] == two[0]["apart"]["rest history"]
+    assert two[1]["apart"]["history"] is None
+
+
+@pytest.mark.fuzz
+def test_four_ranks_on_two_hosts_give_what_they_give_on_one_bit_for_bit(tmp_path):
+    """As many on each, or not; each goes on with what another layout has begun."""
+    four = results(["layouts"], tmp_path, 4)
+    for rank in four:
+        found = rank["layouts"]
+        whole = found["aaaa"]
+        assert len(found) == 6
+        for name, other in found.items():
+            assert other["state"] == whole["state"], name
+            assert other["losses"] == whole["losses"][-len(other["losses"]) :] and len(other["losses"]) > 4, name
+    found = four[0]["layouts"]
+    assert all(each["history"] == found["aaaa"]["history"] for each in found.values())
+    assert all(any(ages) for ages in found["aaaa"]["history"]["stamps"])
+    rows = {name: [rank["layouts"][name]["rows"] for rank in four] for name in ("aaaa", "aabb", "abbb")}
+    assert len(set(rows["aaaa"])) == 1
+    for a, b in ((rows["aabb"][0], rows["aabb"][2]), rows["abbb"][:2]):
+        assert a + b == rows["aaaa"][0] and 0 < a < 2 * b < 4 * a
+
+
 def test_parts_without_edges_between_them_are_training_on_the_whole_graph(two):
     """Beside one process that has the graph and takes the same steps, with the same samples and masks."""
     graph, parts = part_scenarios.separate()
@@ -211,6 +241,18 @@ def test_a_macro_batch_that_is_cut_on_one_rank_changes_nothing(two_more):
         assert found["times whole"] == 0
         for name in ("losses", "state", "history"):
             close(found["cut"][name], found["whole"][name])
+
+
+@pytest.mark.fuzz
+def test_pieces_of_a_macro_batch_have_the_rows_of_other_hosts(two_more):
+    """Which no other rank is asked for once more."""
+    assert two_more[0]["cut_apart"]["times cut"] == 0 < two_more[1]["cut_apart"]["times cut"]
+    for rank in two_more:
+        for name in ("whole", "cut"):
+            for value in ("losses", "state"):
+                assert rank["cut_apart"][name][value] == rank["cut"][name][value]
+    for name in ("whole", "cut"):
+        assert two_more[0]["cut_apart"][name]["history"] == two_more[0]["cut"][name]["history"]
 
 
 def test_another_number_of_ranks_goes_on(two, folder):
@@ -271,7 +313,7 @@ def test_fit_counts_the_steps_and_resumes(two_more):
 
 
 WORDS = {
-    "hosts": ["ConfigError: first_stage=joestar.Partitions(...) is for the ranks of one host", "rank 1 on host-1"],
+    "parts": ["the ranks differ at first_stage=joestar.Partitions(...)", "parts: 6 #", " on rank 0, 6 #"],
     "synced": ["ConfigError: SyncBatchNorm in GraphSAGE does not go with first_stage=joestar.Partitions"],
     "memory": ["ConfigError: memory=2.0 KiB is too small"],
     "first saves": ["rank 0: step.state_dict over partitions", "rank 1: macro-batch 0 of an epoch over partitions"],

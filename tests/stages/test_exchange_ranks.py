@@ -8,7 +8,6 @@ import threading
 import pytest
 import torch
 
-from joestar.errors import CheckpointError, StageError
 from joestar.stages import host_history
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange, seen_by
