@@ -4,12 +4,14 @@ import contextlib
 import copy
 import os
 import signal
+import threading
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 import joestar
+from joestar.distributed import all_to_all
 from joestar.partitioning.partitioning import Partitioning, fingerprint_of
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.planning import Planner
@@ -217,6 +219,25 @@ def layouts(batch: int, folder: str, layouts=("aaaa", "aabb", "abbb")) -> dict:
     return results
 
 
+def given_for(source: int, rank: int) -> list[torch.Tensor]:
+    """What a rank has for another one, or for itself."""
+    made = torch.Generator().manual_seed(10 * source + rank)
+    values = torch.randn(source + 1, rank + 2, generator=made)
+    found = [values.bfloat16(), torch.arange(90 * rank), torch.tensor(source), torch.zeros(0, 3), values.t() < 0]
+    return found[source:] if rank else []
+
+
+def swapped(batch: int, folder: str) -> dict:
+    """Tensors between ranks, a few bytes at a time; twice."""
+    group = joestar.distributed.current()
+    exchange = all_to_all.AllToAll(group, "tensors of a test")
+    with mock.patch.object(all_to_all, "PIECE", 64):
+        for _ in range(2):
+            with exchange.all_or_none():
+                got = exchange([given_for(group.rank, rank) for rank in range(group.world)])
+    return {"got": [[str(t) for t in each] for each in got], "largest": exchange.largest(group.rank)}
+
+
 def components(batch: int, folder: str) -> dict:
     """Parts without edges between them, samples and masks: no hidden row is needed."""
     graph, parts = separate()
@@ -335,20 +356,28 @@ def refused(batch: int, folder: str) -> dict:
     return told
 
 
-def one_fails(how: str) -> None:
-    """The last rank does not come to its third macro-batch, or to a step in the middle of one."""
+def one_fails(how: str, hosts: str = "") -> None:
+    """The last rank does not come to its third macro-batch, or to a step in the middle of one; or is stopped while it
+    reads rows for other hosts."""
     joestar.distributed.init(20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     last = joestar.distributed.rank() == joestar.distributed.world_size() - 1
-    with cheaper(cheapest):
+    with cheaper(cheapest), on_hosts(hosts):
         step, graph = case_of("two rounds")
-        pull = step.exchange.store.pull
+        pull, peek = step.exchange.store.pull, step.exchange.store.peek
 
         def failing(layer, ids, now):
             if last and now == 2 and how == "raises":
                 raise MemoryError("made up by the table")
             return pull(layer, ids, now)
 
-        step.exchange.store.pull = failing
+        def serving(layer, ids):
+            if last and threading.current_thread() is not threading.main_thread() and how.endswith("serves"):
+                if how.startswith("is killed"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise MemoryError("made up by the table")
+            return peek(layer, ids)
+
+        step.exchange.store.pull, step.exchange.store.peek = failing, serving
         for _ in range(3):
             for number, _ in enumerate(step.epoch(graph.train_idx, 5)):
                 if last and number == 3 and how == "is killed":

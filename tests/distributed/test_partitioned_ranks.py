@@ -16,7 +16,18 @@ from tests.distributed.ranks import run
 from tests.distributed.test_training import close
 
 BATCH = 5
-NAMES = ["trained", "undisturbed", "disturbed", "apart", "components", "unlike", "begun", "goes_on", "refused"]
+NAMES = [
+    "trained",
+    "undisturbed",
+    "disturbed",
+    "apart",
+    "components",
+    "unlike",
+    "begun",
+    "goes_on",
+    "refused",
+    "swapped",
+]
 MORE = ["trained_more", "cut", "cut_apart", "fitted"]
 
 
@@ -206,6 +217,12 @@ def test_four_ranks_on_two_hosts_give_what_they_give_on_one_bit_for_bit(tmp_path
         assert a + b == rows["aaaa"][0] and 0 < a < 2 * b < 4 * a
 
 
+def test_tensors_of_any_shape_and_dtype_reach_every_rank_in_pieces(two):
+    for rank in range(2):
+        expected = [part_scenarios.given_for(source, rank) for source in range(2)]
+        assert two[rank]["swapped"] == {"got": [[str(t) for t in each] for each in expected], "largest": 1}
+
+
 def test_parts_without_edges_between_them_are_training_on_the_whole_graph(two):
     """Beside one process that has the graph and takes the same steps, with the same samples and masks."""
     graph, parts = part_scenarios.separate()
@@ -329,16 +346,21 @@ def test_what_cannot_be_is_refused_on_every_rank(two, name):
         assert words in two[0]["refused"][name]
 
 
+SERVES = "rank 1 failed: hidden rows of other hosts: MemoryError: made up by the table"
+
+
 @pytest.mark.parametrize(
-    ("how", "words", "codes"),
+    ("how", "hosts", "words", "codes"),
     [
-        pytest.param("is killed", "rank 1", (1, -9), marks=pytest.mark.fuzz),
-        ("raises", "rank 1 failed: StageError: stage 1 (load) failed at", (1, 1)),
+        pytest.param("is killed", "", "rank 1", (1, -9), marks=pytest.mark.fuzz),
+        ("raises", "", "rank 1 failed: StageError: stage 1 (load) failed at", (1, 1)),
+        pytest.param("raises while it serves", "ab", SERVES, (1, 1), marks=pytest.mark.fuzz),
+        pytest.param("is killed while it serves", "ab", "and they did not come", (1, -9), marks=pytest.mark.fuzz),
     ],
 )
-def test_a_rank_that_fails_ends_all(tmp_path, how, words, codes):
-    """Whether others wait for it in a step, or their threads for what it has to write."""
-    first, last = run(2, part_scenarios.one_fails, how, folder=tmp_path, seconds=120.0)
+def test_a_rank_that_fails_ends_all(tmp_path, how, hosts, words, codes):
+    """Whether others wait for it in a step, or their threads for what it has to write or to send."""
+    first, last = run(2, part_scenarios.one_fails, how, hosts, folder=tmp_path, seconds=60.0)
     assert (first.code, last.code) == codes
     assert words in first.text and "finished" not in first.text + last.text
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from joestar.errors import CheckpointError, StageError
 from joestar.stages import host_history
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange, seen_by
@@ -278,6 +279,38 @@ def expected(seed, world, node, layer, upto):
         if index == number % ROUNDS:
             return value_of(number, layer, node, 1)
     return None
+
+
+def test_hosts_have_about_as_many_rows():
+    rows = torch.tensor([5, 90, 0, 40, 30, 30, 10, 5])
+    for hosts, most in ((1, 210), (2, 105), (3, 90), (9, 90)):
+        found = divided(rows, hosts)
+        loads = torch.zeros(hosts, dtype=torch.int64).index_add_(0, found.long(), rows)
+        assert int(loads.max()) == most and int(loads.sum()) == 210 and torch.equal(found, divided(rows, hosts))
+
+
+def test_rows_of_other_hosts_that_were_not_fetched_are_an_error_not_missing():
+    class Others(OnHosts):
+        def _exchanged(self, own):
+            return [own, [[]] * 2] if isinstance(own, list) else [own]
+
+    store = hosted(Others(Job(2), 0, [[0], [1]]))
+    store.expect(3, KEPT[:2])
+    with pytest.raises(StageError, match="macro-batch 4 has not said which hidden rows"):
+        store.fetch(4)
+    far = KEPT[store._host_of[KEPT] == 1]
+    for _ in range(2):
+        with pytest.raises(StageError, match="of other hosts that macro-batch 3 reads were not fetched"):
+            store.pull(0, far[-1:], 3)
+        store.expect(3, far[:0])
+        store.fetch(3)
+
+
+def test_only_the_state_of_rank_0_has_tables():
+    exchange = Exchange(HistoryStore(NODES, WIDTHS), DeviceHistory(NODES, WIDTHS, ROOM, ROOM, torch.float32, "cpu"))
+    state = exchange.state_dict() | {"tables": None}
+    with pytest.raises(CheckpointError, match="what another rank than 0 returned of a job on several hosts"):
+        exchange.check_state(state)
 
 
 def test_rows_of_a_state_that_one_rank_has_taken_over_are_older_than_what_another_has_pushed_since():
