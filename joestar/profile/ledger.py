@@ -117,7 +117,8 @@ class HistoryRecord:
     """The history of a hidden layer in training over partitions: rows of the table, and what was read of it so far.
 
     Attributes:
-        layer, width: which one, from 0, and its columns. rows, pushed: of the table; of these, those with a value.
+        layer, width: which one, from 0, and its columns. rows, pushed: of the table (of several hosts, this one's); of
+            these, those with a value.
         pulled: rows of halo nodes that macro-batches brought; missing: of these, never pushed; too_old: over the bound.
         mean_age, max_age: macro-batches since the push, of the ones that were used; halo: their share of all nodes.
     """

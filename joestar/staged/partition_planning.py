@@ -4,6 +4,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
 from joestar.staged.history_ranks import HistoryRanks
@@ -12,6 +13,7 @@ from joestar.stages import LargeBatch
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange
 from joestar.stages.history import HistoryStore, boundary_nodes
+from joestar.stages.host_history import HostHistory, divided
 from joestar.stages.partition_order import partition_order
 from joestar.stages.partitions import PartitionBatch, PreparedPartitions
 from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, shortest, sum_of_largest
@@ -121,12 +123,21 @@ class PartitionPlanner:
         """Tables on the host and slices on the device."""
         device, stage, ranks = self.planner.device, self.stage.stage, self.planner.ranks
         others = None if ranks is None else HistoryRanks(ranks.group)
-        store = HistoryStore(
-            self.planner.graph.num_nodes, self.widths, self.nodes, dtype=stage.dtype, max_age=stage.max_age,
-            pinned=device.type == "cuda", **({} if others is None else {"empty": others.empty, "shared": True}),
-        )  # fmt: skip
+        given = {"dtype": stage.dtype, "max_age": stage.max_age, "pinned": device.type == "cuda"}
+        nodes, tables = (self.planner.graph.num_nodes, self.widths, self.nodes), {}
+        if others is not None:
+            tables = {"empty": others.empty, "shared": True}
+        if others is None or others.swap is None:
+            store = HistoryStore(*nodes, **given, **tables)
+        else:
+            store = HostHistory(*nodes, self._hosts(len(others.ranks_of)), others, **given, **tables)
         on_device = DeviceHistory(slots, self.widths, found.pulls, found.pushes, stage.dtype, device)
         return Exchange(store, on_device, others)
+
+    def _hosts(self, number: int) -> Tensor:
+        """Which of so many hosts has the row of every one of ``nodes``: that of its part."""
+        part = self.stage.stage.partitioning.assignment[self.nodes.to(torch.int64)].to(torch.int64)
+        return divided(torch.bincount(part, minlength=self.stage.stage.partitioning.parts), number)[part]
 
 
 def _room(sizes: list[int], parts: list[int], group: int, most: int) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from joestar.stages.arena import Arena
 from joestar.stages.exchange import Exchange, seen_by
 from joestar.stages.feed import Feed
 from joestar.stages.partition_order import Lanes, PartitionOrder, partition_order
-from joestar.stages.partitions import PreparedPartitions
+from joestar.stages.partitions import PartitionBatch, PreparedPartitions
 
 
 class PartitionedStep(StagedStep):
@@ -76,7 +76,9 @@ class PartitionedStep(StagedStep):
     def part_feed(self, order: PartitionOrder, epoch: int) -> Feed:
         """The macro-batches of an epoch, those of this rank."""
         base, rank = self.exchange.number_epoch(epoch), 0 if self.group is None else self.group.rank
-        sample = functools.partial(_sample, self.stage, [parts[rank] for parts in order.groups], base)
+        sample = functools.partial(
+            _sample, self.stage, [parts[rank] for parts in order.groups], base, self.exchange.expect
+        )
         return Feed(
             self.arena, sample, order.fed(rank), order.batch, 0, (self._seed, epoch), self.traffic, order.borders,
             self.exchange.begin,
@@ -135,11 +137,16 @@ class PartitionedStep(StagedStep):
     def state_dict(self) -> dict:
         """As ``StagedStep.state_dict``, with the history: tables are not copied, nor changed before the next step.
 
-        All ranks call it together.
+        All ranks call it together. Over several hosts tables are copied to rank 0, whose state is the whole one, and
+        the macro-batch in use is made again for the next step.
         """
         found = super().state_dict()
         feed = None if self.arena.holder is None else self.arena.holder()
         cut = feed is not None and feed.before is not None and feed.is_cut
+        if self.exchange.apart is not None:  # nobody writes to the tables of another host meanwhile
+            if feed is not None:
+                feed.forget()
+            self._nobody_loads()
         with self._long("step.state_dict over partitions"):
             history = self.exchange.state_dict(cut, f"after {found['epochs']} epochs, {steps_taken(found)} steps")
         return found | {"history": history | {"parts": self._digest()}}
@@ -259,7 +266,12 @@ def steps_taken(state: dict) -> list[int]:
     return [epoch["position"] for epoch in state["under_way"]]
 
 
-def _sample(stage: PreparedPartitions, groups: list[Tensor], base: int, seeds: Tensor, key: tuple[int, int, int]):
+def _sample(
+    stage: PreparedPartitions, groups: list[Tensor], base: int, expect: Callable[[PartitionBatch], None],
+    seeds: Tensor, key: tuple[int, int, int],
+) -> PartitionBatch:  # fmt: skip
     index = key[2]
     with TRACING:  # as ``staged.step``
-        return stage.of(groups[index], seeds, key, number=base + index, sees=seen_by(base, index))
+        found = stage.of(groups[index], seeds, key, number=base + index, sees=seen_by(base, index))
+    expect(found)  # first the whole one, then pieces of it
+    return found

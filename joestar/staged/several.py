@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed import Group
-from joestar.distributed.place import shown_host
+from joestar.distributed.facts import digest
 from joestar.errors import ConfigError
 from joestar.profile.numbers import seconds
 from joestar.staged.shared import pinned_together
@@ -98,7 +98,7 @@ def imagined(world: int) -> ImaginedRanks:
 
 
 def check_partitions(group: Group, first_stage, model) -> None:
-    """Raises ``ConfigError`` on all ranks for partitions on several hosts, naming them, or statistics of all ranks."""
+    """Raises, on all ranks: ``ConfigError`` for statistics of all of them, ``DistributedError`` for other parts."""
     if not isinstance(first_stage, Partitions):
         return
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
@@ -107,14 +107,8 @@ def check_partitions(group: Group, first_stage, model) -> None:
             "ranks: a node that one rank computes may be an older row of the history on another, and would count with "
             "either. Use BatchNorm (statistics per rank), or joestar.LargeBatch."
         )
-    if len(set(group.hosts)) > 1:
-        where = ", ".join(f"rank {rank} on {shown_host(host)}" for rank, host in enumerate(group.hosts))
-        raise ConfigError(
-            "first_stage=joestar.Partitions(...) is for the ranks of one host, and these are on several "
-            f"({where}): hidden rows are in its memory, and those of other hosts' parts would be missing in every "
-            "epoch. Take joestar.LargeBatch (or memory= alone), which divides every step among all ranks, or start "
-            "the job on one host."
-        )
+    parts = first_stage.partitioning.assignment
+    group.agree("first_stage=joestar.Partitions(...)", {"parts": f"{first_stage.partitioning.parts} #{digest(parts)}"})
 
 
 def own_threads(group: Group) -> int:

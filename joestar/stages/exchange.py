@@ -7,6 +7,10 @@ Several ranks, each with a macro-batch ``m`` of its own parts, write to the same
 it has pushed itself, so that no two write the same row under the same number. They meet twice per macro-batch: when
 none reads for ``m - 1`` any more, and when all have written what ``m`` reads. The first of an epoch reads what two have
 pushed, and ranks meet between the two: what a state has left to one rank may be of rows that another has pushed since.
+
+Over several hosts, each with a part of the tables (``stages.host_history``), what counts for ``m`` goes to its host
+behind the first meeting, where a rank writes it as its own; behind the second one, rows of other hosts are fetched for
+all pieces of ``m``. Threads that have met take part in both, whatever is over by then. For a state nobody may load.
 """
 
 import threading
@@ -19,7 +23,8 @@ from torch import Tensor
 from joestar.errors import CheckpointError, ConfigError
 from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
-from joestar.stages.history import HistoryStore
+from joestar.stages.history import HistoryStore, Pushed
+from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
 
@@ -40,14 +45,6 @@ class Rows:
     number: int | None = None
     sees: int = -1
     pulled: list[tuple[int, int, int, int]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Pushed:
-    """What a macro-batch has pushed, on the host: per layer (ids, values)."""
-
-    number: int
-    layers: list[tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -77,19 +74,19 @@ def seen_by(base: int, index: int) -> int:
 
 
 class Ranks(Protocol):
-    """Processes that share the tables on the host: this is ``rank`` of ``world``."""
+    """Processes that have one history: this is ``rank`` of ``world``."""
 
     rank: int
     world: int
 
     def meet(self, where: str, stopped: Callable[[], bool]) -> None:
-        """Waits, in any thread, until all have come there; raises once ``stopped()``."""
+        """Waits, in any thread, until all have come there; on all or none of them it raises once ``stopped()``."""
 
     def any(self, what: str, own: bool) -> bool:
         """Whether it is so on any rank; in the thread of the steps."""
 
     def joined(self, what: str, own: list[dict]) -> list[dict]:
-        """The entries of all ranks, in their order, on each of them."""
+        """The entries of all ranks, in their order, on each of them; over several hosts on rank 0, none on others."""
 
 
 class Exchange:
@@ -101,6 +98,7 @@ class Exchange:
         store: the tables, of which several ``ranks`` have one. ranks: that write to them; ``None``: this process alone.
 
     Attributes:
+        apart: the tables, if other hosts have others.
         latest: number of the last macro-batch that was shown, -1 before the first.
         epoch, base: the epoch that it belongs to, and the number of that one's first macro-batch.
         nodes: of the macro-batches shown so far; pulls: what they have pulled, per layer.
@@ -108,6 +106,7 @@ class Exchange:
 
     def __init__(self, store: HistoryStore, device: DeviceHistory, ranks: Ranks | None = None):
         self.store, self.device, self.ranks = store, device, ranks
+        self.apart = store if isinstance(store, HostHistory) else None
         self._lock = threading.RLock()
         self._begun, self._turn = 0, None
         self.clear()
@@ -151,6 +150,8 @@ class Exchange:
             self._collect(self._out)
             self._out, self._turn = [], None  # nothing is in use
             self._rewind(seen_by(self.base, index))
+        if self.apart is not None:
+            self.apart.forget_expected()
 
     def _meet(self, where: str, stopped: Callable[[], bool]) -> None:
         """Waits for the other ranks, if there are any."""
@@ -162,6 +163,11 @@ class Exchange:
             synchronize(self.device.device)
 
     # --- loading ---
+
+    def expect(self, macro: PartitionBatch) -> None:
+        """A whole macro-batch, before pieces that it may be cut into: rows of other hosts come for all at once."""
+        if self.apart is not None:
+            self.apart.expect(macro.number, macro.halo_ids)
 
     def fits(self, macro) -> bool:
         """Whether there is room for a macro-batch's rows."""
@@ -203,6 +209,9 @@ class Exchange:
             self._meet(f"{rows.number}/read", stopped)
         with self._lock:
             self._collect(self._out[:-1])  # the last one may be in use
+        if first:
+            self._route(rows.sees)
+        with self._lock:
             self._apply(rows.sees - 1)
         if first and rows.sees == rows.number - 1:  # those of two numbers may be of the same rows, on different ranks
             self._meet(f"{rows.number}/older", stopped)
@@ -210,6 +219,9 @@ class Exchange:
             self._apply(rows.sees)
         if first:
             self._meet(f"{rows.number}/written", stopped)
+            if self.apart is not None:
+                with self.apart.hosts.all_or_none():
+                    self.apart.fetch(rows.number)
             self._turn = rows.number
 
     def show(self, rows: Rows, nodes: int) -> None:
@@ -242,6 +254,17 @@ class Exchange:
             if rows is not self._out[-1]:
                 self._out.remove(rows)
 
+    def _route(self, upto: int) -> None:
+        """What was pushed by macro-batches up to this number goes to the host of its rows; all ranks do so together."""
+        if self.apart is None:
+            return
+        with self.apart.hosts.all_or_none():
+            with self._lock:
+                due = [pushed for pushed in self._waiting if pushed.number <= upto]
+            found = self.apart.routed(due)
+            with self._lock:
+                self._waiting[: len(due)] = found
+
     def _apply(self, upto: int) -> None:
         """Writes what was pushed by macro-batches up to this number into the tables."""
         while self._waiting and self._waiting[0].number <= upto:
@@ -270,7 +293,7 @@ class Exchange:
     def state_dict(self, cut: bool = False, moment: str = "") -> dict[str, Any]:
         """Tables, not copied, and what is under way; nothing of it changes until the next step.
 
-        Several ranks call it together, and all get the state of all.
+        Several ranks call it together, and all get the state of all; over several hosts rank 0 does, and nobody loads.
 
         Args:
             cut: pieces of the macro-batch in use are still to be loaded: what the next one sees is not yet written.
@@ -281,13 +304,14 @@ class Exchange:
         with self._lock:
             self._wait()
             self._collect(self._out)
-            if not cut:
+            if not cut and self.apart is None:
                 self._apply(self.latest - 1)
             waiting = [self._plain(pushed) for pushed in self._waiting]
             undo = [{**self._plain(pushed), "before": [list(pair) for pair in old]} for pushed, old in self._undo]
+        waiting, undo = self._of_all("waiting", waiting), self._of_all("undo", undo)
         return {
             "tables": self.store.state_dict(), "latest": self.latest, "epoch": self.epoch, "base": self.base,
-            "waiting": self._of_all("waiting", waiting), "undo": self._of_all("undo", undo),
+            "waiting": waiting, "undo": undo,
         }  # fmt: skip
 
     def _plain(self, pushed: Pushed) -> dict[str, Any]:
@@ -301,10 +325,17 @@ class Exchange:
         found = self.ranks.joined(f"step.state_dict over partitions, {name}", own)
         return sorted(found, key=lambda entry: entry["number"])
 
-    def _own(self, entries: list[dict]) -> list[dict]:
-        """Entries of a state that this rank takes over: those that the same rank has written, in their order."""
+    def _own(self, entries: list[dict], also: str | None = None) -> list[Pushed]:
+        """Entries of a state that this rank takes over: those that the same rank has written, in their order.
+
+        Over several hosts they come from rank 0. ``also``: further rows, to go with values.
+        """
         rank, world = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.world)
-        return [entry for entry in entries if entry.get("rank", 0) % world == rank]
+        found = [(entry.get("rank", 0) % world, _pushed(entry, also)) for entry in entries]
+        if self.apart is not None:
+            with self.apart.hosts.all_or_none():
+                return self.apart.dealt(found)
+        return [pushed for owner, pushed in found if owner == rank]
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises ``CheckpointError`` unless ``load_state_dict`` can take it over."""
@@ -314,6 +345,8 @@ class Exchange:
                 "the checkpoint has no history: expected one that was saved in training over partitions. To begin with "
                 "an empty history, load its 'model' into the model."
             )
+        if self.apart is None or self.ranks.rank == 0:
+            check_whole(state)
         self.store.check_state(state["tables"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -326,13 +359,20 @@ class Exchange:
         if self.ranks is not None:  # none forgets rows after this
             self.ranks.any("step.load_state_dict over partitions, which all ranks call", False)
         with self._lock:
-            if self.ranks is None or self.ranks.rank == 0:  # the others read when all have begun
+            if self.apart is not None or self.ranks is None or self.ranks.rank == 0:  # others read when all have begun
                 self.store.load_state_dict(state["tables"])
             self.store.reset_counts()
             self._out = []
             self.latest, self.epoch, self.base = state["latest"], state["epoch"], state["base"]
-            self._waiting = [_pushed(entry) for entry in self._own(state["waiting"])]
-            self._undo = [(_pushed(entry), _pairs(entry["before"])) for entry in self._own(state["undo"])]
+            self._waiting = self._own(state["waiting"])
+            undo = self._own(state["undo"], "before")
+            if self.apart is not None:  # who has written a row takes it back
+                with self.apart.hosts.all_or_none():
+                    undo = self.apart.routed(undo)
+            self._undo = [
+                (Pushed(each.number, [layer[:2] for layer in each.layers]), [layer[2:] for layer in each.layers])
+                for each in undo
+            ]
 
 
 def _counted(given) -> tuple[int, int, int, int]:
@@ -346,10 +386,8 @@ def _never() -> bool:
     return False
 
 
-def _pushed(entry: dict[str, Any]) -> Pushed:
-    return Pushed(entry["number"], _pairs(entry["layers"]))
-
-
-def _pairs(given: list) -> list[tuple[Tensor, Tensor]]:
+def _pushed(entry: dict[str, Any], also: str | None = None) -> Pushed:
     """On the CPU, wherever a checkpoint was read to."""
-    return [(first.cpu(), second.cpu()) for first, second in given]
+    names = ["layers"] if also is None else ["layers", also]
+    given = zip(*(entry[name] for name in names), strict=True)
+    return Pushed(entry["number"], [tuple(tensor.cpu() for pair in pairs for tensor in pair) for pairs in given])

@@ -57,6 +57,14 @@ class Staleness:
     max_age: int | None
 
 
+@dataclass(eq=False)
+class Pushed:
+    """What a macro-batch has pushed, on the host: per layer (ids, values)."""
+
+    number: int
+    layers: list[tuple[Tensor, ...]]
+
+
 class HistoryStore:
     """Tables of hidden states in host memory, one per hidden layer, with an age per row.
 
@@ -116,17 +124,21 @@ class HistoryStore:
     def pull(self, layer: int, ids: Tensor, now: int) -> Slice:
         """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``."""
         self._check_time(now)
-        rows, known = self._rows(layer, ids)
-        stamp = torch.where(known, self.stamps[layer][rows], NEVER)
+        values, stamp = self._read(layer, ids, now)
         pushed = stamp != NEVER
         age = torch.where(pushed, now - stamp, -1).to(torch.int32)
         usable = pushed if self.max_age is None else pushed & (age <= self.max_age)
-        table = self.tables[layer]
-        values = torch.empty(len(rows), table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
-        torch.index_select(table, 0, rows, out=values)
         values[~usable] = 0
         self._note(layer, pushed, usable, age)
         return Slice(values, usable, age)
+
+    def _read(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
+        """(rows, any where there is none; stamps), for macro-batch ``now``; in memory of their own."""
+        rows, known = self._rows(layer, ids)
+        table = self.tables[layer]
+        values = torch.empty(len(rows), table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
+        torch.index_select(table, 0, rows, out=values)
+        return values, torch.where(known, self.stamps[layer][rows], NEVER)
 
     def push(self, layer: int, ids: Tensor, values: Tensor, now: int, written: Tensor | None = None) -> int:
         """Stores the rows of ``ids`` ``[m]``, each once; nodes without a row are passed over.
@@ -214,7 +226,7 @@ class HistoryStore:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises ``CheckpointError`` unless it is of tables like these: their number, rows, widths and dtype."""
-        ours, theirs = self._forms(self.tables + self.stamps), None
+        ours, theirs = self._forms(self.tables + self.stamps, self._all_rows()), None
         if isinstance(state, dict) and {"tables", "stamps", "num_nodes"} <= state.keys():
             theirs = self._forms([*state["tables"], *state["stamps"]])
         if ours != theirs or state["num_nodes"] != self.num_nodes:
@@ -234,9 +246,15 @@ class HistoryStore:
             own.copy_(given)
         self.reset_counts()
 
+    def _all_rows(self) -> int:
+        """Of the tables of a state."""
+        return self.tables[0].shape[0]
+
     @staticmethod
-    def _forms(tensors: list[Tensor]) -> list[str]:
-        return [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
+    def _forms(tensors: list[Tensor], rows: int | None = None) -> list[str]:
+        """In words: dtypes and shapes, of as many ``rows``."""
+        shapes = [[t.shape[0] if rows is None else rows, *t.shape[1:]] for t in tensors]
+        return [f"{str(t.dtype).removeprefix('torch.')} {shape}" for t, shape in zip(tensors, shapes, strict=True)]
 
     def _rows(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(rows int64 ``[m]``, 0 where there is none; bool ``[m]``: whether there is one)."""

@@ -1,14 +1,17 @@
 """What ranks do in the tests of steps over partitions; in one process, the same alone."""
 
+import contextlib
 import copy
 import os
 import signal
+import threading
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 import joestar
+from joestar.distributed import all_to_all
 from joestar.partitioning.partitioning import Partitioning, fingerprint_of
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.planning import Planner
@@ -102,16 +105,23 @@ def net_of(name: str):
     return model_of(**CASES[name][-1].get("net", {}))
 
 
-def history_of(step) -> dict:
-    """Tables and stamps, once all that was pushed is there."""
+def history_of(step) -> dict | None:
+    """Tables and stamps, once all that was pushed is there; of several hosts on rank 0."""
     step.exchange.begin(0)
     for where, upto in (("rewound", step.exchange.latest - 1), ("older", step.exchange.latest)):
         step.exchange._meet(where, lambda: False)
+        step.exchange._route(upto)
         with step.exchange._lock:
             step.exchange._apply(upto)
     step.exchange._meet("compared", lambda: False)
-    store = step.exchange.store
-    return {"tables": [t.tolist() for t in store.tables], "stamps": [s.tolist() for s in store.stamps]}
+    found = step.exchange.store.state_dict()
+    return found and {name: [each.tolist() for each in found[name]] for name in ("tables", "stamps")}
+
+
+def on_hosts(names: str):
+    """Steps that are compiled within are those of ranks on these hosts; ``""``: of whichever they are on."""
+    hosts = [f"host-{name}" for name in names]
+    return mock.patch.object(joestar.distributed.current(), "hosts", hosts) if hosts else contextlib.nullcontext()
 
 
 OFTEN = ("two rounds", "a rank without a group", "weighted", "normed, summed")
@@ -179,6 +189,72 @@ def disturbed(batch: int, folder: str) -> dict:
         "losses": losses, "state": state_of(step), "history": history_of(step), "again": step.traffic.again,
         "rest": rest, "rest state": state_of(again), "rest history": history_of(again),
     }  # fmt: skip
+
+
+def apart(batch: int, folder: str) -> dict:
+    """``disturbed``, of ranks that are each on a host of their own."""
+    with on_hosts("abcdefgh"[: joestar.distributed.world_size()]):
+        return disturbed(batch, os.path.join(folder, "apart"))
+
+
+def cut_apart(batch: int, folder: str) -> dict:
+    """``cut``, of ranks that are each on a host of their own."""
+    with on_hosts("abcdefgh"[: joestar.distributed.world_size()]):
+        return cut(batch, folder)
+
+
+def _small_parts(hosts: str):
+    """Rounds of four ranks, on these hosts."""
+    graph = graph_of()
+    with on_hosts(hosts):
+        return step_of(graph, parts_of(graph, 14), 1, {"max_age": 3}, fanouts=(3, 2), model=_dropping()), graph
+
+
+def layouts(batch: int, folder: str, layouts=("aaaa", "aabb", "abbb")) -> dict:
+    """The same run of four ranks on one host and on two: each goes on with what another one has begun, from a file and
+    from a state in memory."""
+    results = {}
+    for hosts in layouts:
+        step, graph = _small_parts(hosts)
+        losses, kept = [], joestar.Checkpoints(os.path.join(folder, hosts))
+        for number in range(3):
+            for taken, loss in enumerate(step.epoch(graph.train_idx, 2)):
+                losses.append(loss.item())
+                if (number, taken) == (1, 3):
+                    kept.save(step)
+        results[hosts] = {
+            "losses": losses, "state": state_of(step), "history": history_of(step), "rows": step.exchange.store.num_rows
+        }  # fmt: skip
+    for hosts, before in zip(layouts, (*layouts[1:], layouts[0]), strict=True):
+        step, graph = _small_parts(hosts)
+        step.load_state_dict(joestar.Checkpoints(os.path.join(folder, before)).latest()["step"])
+        epoch = step.epoch(graph.train_idx, 2)
+        losses = [next(epoch).item()]
+        step.load_state_dict(copy.deepcopy(step.state_dict()))
+        losses += [loss.item() for _ in range(2) for loss in step.epoch(graph.train_idx, 2)]
+        results[f"{before} to {hosts}"] = {
+            "losses": losses, "state": state_of(step), "history": history_of(step),
+        }  # fmt: skip
+    return results
+
+
+def given_for(source: int, rank: int) -> list[torch.Tensor]:
+    """What a rank has for another one, or for itself."""
+    made = torch.Generator().manual_seed(10 * source + rank)
+    values = torch.randn(source + 1, rank + 2, generator=made)
+    found = [values.bfloat16(), torch.arange(90 * rank), torch.tensor(source), torch.zeros(0, 3), values.t() < 0]
+    return found[source:] if rank else []
+
+
+def swapped(batch: int, folder: str) -> dict:
+    """Tensors between ranks, a few bytes at a time; twice."""
+    group = joestar.distributed.current()
+    exchange = all_to_all.AllToAll(group, "tensors of a test")
+    with mock.patch.object(all_to_all, "PIECE", 64):
+        for _ in range(2):
+            with exchange.all_or_none():
+                got = exchange([given_for(group.rank, rank) for rank in range(group.world)])
+    return {"got": [[str(t) for t in each] for each in got], "largest": exchange.largest(group.rank)}
 
 
 def components(batch: int, folder: str) -> dict:
@@ -283,8 +359,8 @@ def refused(batch: int, folder: str) -> dict:
 
     tried = telling(told)
 
-    with mock.patch.object(group, "hosts", [f"host-{rank}" for rank in range(group.world)]):
-        tried("hosts", lambda: case_of("two rounds"))
+    unlike = partitioned(graph_of(), (torch.arange(NODES) + group.rank) % 6)
+    tried("parts", lambda: step_of(graph_of(), unlike, 2))
     synced = model_of(norm="batch_norm")
     synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(synced)
     tried("synced", lambda: case_of("two rounds", model=synced))
@@ -299,20 +375,28 @@ def refused(batch: int, folder: str) -> dict:
     return told
 
 
-def one_fails(how: str) -> None:
-    """The last rank does not come to its third macro-batch, or to a step in the middle of one."""
+def one_fails(how: str, hosts: str = "") -> None:
+    """The last rank does not come to its third macro-batch, or to a step in the middle of one; or is stopped while it
+    reads rows for other hosts."""
     joestar.distributed.init(20.0, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     last = joestar.distributed.rank() == joestar.distributed.world_size() - 1
-    with cheaper(cheapest):
+    with cheaper(cheapest), on_hosts(hosts):
         step, graph = case_of("two rounds")
-        pull = step.exchange.store.pull
+        pull, peek = step.exchange.store.pull, step.exchange.store.peek
 
         def failing(layer, ids, now):
             if last and now == 2 and how == "raises":
                 raise MemoryError("made up by the table")
             return pull(layer, ids, now)
 
-        step.exchange.store.pull = failing
+        def serving(layer, ids):
+            if last and threading.current_thread() is not threading.main_thread() and how.endswith("serves"):
+                if how.startswith("is killed"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise MemoryError("made up by the table")
+            return peek(layer, ids)
+
+        step.exchange.store.pull, step.exchange.store.peek = failing, serving
         for _ in range(3):
             for number, _ in enumerate(step.epoch(graph.train_idx, 5)):
                 if last and number == 3 and how == "is killed":

@@ -16,8 +16,19 @@ from tests.distributed.ranks import run
 from tests.distributed.test_training import close
 
 BATCH = 5
-NAMES = ["trained", "undisturbed", "disturbed", "components", "unlike", "begun", "goes_on", "refused"]
-MORE = ["trained_more", "cut", "fitted"]
+NAMES = [
+    "trained",
+    "undisturbed",
+    "disturbed",
+    "apart",
+    "components",
+    "unlike",
+    "begun",
+    "goes_on",
+    "refused",
+    "swapped",
+]
+MORE = ["trained_more", "cut", "cut_apart", "fitted"]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +55,9 @@ def two_more(tmp_path_factory):
     return results(MORE, tmp_path_factory.mktemp("more"))
 
 
-def results(names, folder):
-    """Of two ranks."""
-    outcomes = run(2, part_scenarios.all_of, names, BATCH, str(folder), folder=folder, seconds=300.0)
+def results(names, folder, ranks=2):
+    """Of every rank."""
+    outcomes = run(ranks, part_scenarios.all_of, names, BATCH, str(folder), folder=folder, seconds=300.0)
     assert all(outcome.code == 0 for outcome in outcomes), "\n".join(outcome.text for outcome in outcomes)
     return [outcome.result for outcome in outcomes]
 
@@ -179,6 +190,42 @@ def test_what_happens_between_two_steps_changes_nothing(two):
         assert found["history"] == whole["history"] == found["rest history"] == two[0]["undisturbed"]["history"]
 
 
+def test_two_hosts_train_and_resume_as_one_bit_for_bit(two):
+    """Each with the tables of its own parts: whatever happens between two steps, also in a run that goes on."""
+    for rank in two:
+        whole, found = rank["undisturbed"], rank["apart"]
+        assert found["losses"] == whole["losses"] == found["losses"][:9] + found["rest"]
+        assert found["state"] == whole["state"] == found["rest state"] and found["again"] > 3
+    assert two[0]["apart"]["history"] == two[0]["undisturbed"]["history"] == two[0]["apart"]["rest history"]
+    assert two[1]["apart"]["history"] is None
+
+
+@pytest.mark.fuzz
+def test_four_ranks_on_two_hosts_give_what_they_give_on_one_bit_for_bit(tmp_path):
+    """As many on each, or not; each goes on with what another layout has begun."""
+    four = results(["layouts"], tmp_path, 4)
+    for rank in four:
+        found = rank["layouts"]
+        whole = found["aaaa"]
+        assert len(found) == 6
+        for name, other in found.items():
+            assert other["state"] == whole["state"], name
+            assert other["losses"] == whole["losses"][-len(other["losses"]) :] and len(other["losses"]) > 4, name
+    found = four[0]["layouts"]
+    assert all(each["history"] == found["aaaa"]["history"] for each in found.values())
+    assert all(any(ages) for ages in found["aaaa"]["history"]["stamps"])
+    rows = {name: [rank["layouts"][name]["rows"] for rank in four] for name in ("aaaa", "aabb", "abbb")}
+    assert len(set(rows["aaaa"])) == 1
+    for a, b in ((rows["aabb"][0], rows["aabb"][2]), rows["abbb"][:2]):
+        assert a + b == rows["aaaa"][0] and 0 < a < 2 * b < 4 * a
+
+
+def test_tensors_of_any_shape_and_dtype_reach_every_rank_in_pieces(two):
+    for rank in range(2):
+        expected = [part_scenarios.given_for(source, rank) for source in range(2)]
+        assert two[rank]["swapped"] == {"got": [[str(t) for t in each] for each in expected], "largest": 1}
+
+
 def test_parts_without_edges_between_them_are_training_on_the_whole_graph(two):
     """Beside one process that has the graph and takes the same steps, with the same samples and masks."""
     graph, parts = part_scenarios.separate()
@@ -214,6 +261,18 @@ def test_a_macro_batch_that_is_cut_on_one_rank_changes_nothing(two_more):
         assert found["times whole"] == 0
         for name in ("losses", "state", "history"):
             close(found["cut"][name], found["whole"][name])
+
+
+@pytest.mark.fuzz
+def test_pieces_of_a_macro_batch_have_the_rows_of_other_hosts(two_more):
+    """Which no other rank is asked for once more."""
+    assert two_more[0]["cut_apart"]["times cut"] == 0 < two_more[1]["cut_apart"]["times cut"]
+    for rank in two_more:
+        for name in ("whole", "cut"):
+            for value in ("losses", "state"):
+                assert rank["cut_apart"][name][value] == rank["cut"][name][value]
+    for name in ("whole", "cut"):
+        assert two_more[0]["cut_apart"][name]["history"] == two_more[0]["cut"][name]["history"]
 
 
 def test_another_number_of_ranks_goes_on(two, folder):
@@ -274,7 +333,7 @@ def test_fit_counts_the_steps_and_resumes(two_more):
 
 
 WORDS = {
-    "hosts": ["ConfigError: first_stage=joestar.Partitions(...) is for the ranks of one host", "rank 1 on host-1"],
+    "parts": ["the ranks differ at first_stage=joestar.Partitions(...)", "parts: 6 #", " on rank 0, 6 #"],
     "synced": ["ConfigError: SyncBatchNorm in GraphSAGE does not go with first_stage=joestar.Partitions"],
     "memory": ["ConfigError: memory=2.0 KiB is too small"],
     "first saves": ["rank 0: step.state_dict over partitions", "rank 1: macro-batch 0 of an epoch over partitions"],
@@ -290,16 +349,21 @@ def test_what_cannot_be_is_refused_on_every_rank(two, name):
         assert words in two[0]["refused"][name]
 
 
+SERVES = "rank 1 failed: hidden rows of other hosts: MemoryError: made up by the table"
+
+
 @pytest.mark.parametrize(
-    ("how", "words", "codes"),
+    ("how", "hosts", "words", "codes"),
     [
-        pytest.param("is killed", "rank 1", (1, -9), marks=pytest.mark.fuzz),
-        ("raises", "rank 1 failed: StageError: stage 1 (load) failed at", (1, 1)),
+        pytest.param("is killed", "", "rank 1", (1, -9), marks=pytest.mark.fuzz),
+        ("raises", "", "rank 1 failed: StageError: stage 1 (load) failed at", (1, 1)),
+        pytest.param("raises while it serves", "ab", SERVES, (1, 1), marks=pytest.mark.fuzz),
+        pytest.param("is killed while it serves", "ab", "and they did not come", (1, -9), marks=pytest.mark.fuzz),
     ],
 )
-def test_a_rank_that_fails_ends_all(tmp_path, how, words, codes):
-    """Whether others wait for it in a step, or their threads for what it has to write."""
-    first, last = run(2, part_scenarios.one_fails, how, folder=tmp_path, seconds=120.0)
+def test_a_rank_that_fails_ends_all(tmp_path, how, hosts, words, codes):
+    """Whether others wait for it in a step, or their threads for what it has to write or to send."""
+    first, last = run(2, part_scenarios.one_fails, how, hosts, folder=tmp_path, seconds=60.0)
     assert (first.code, last.code) == codes, first.text
     assert words in first.text and "finished" not in first.text + last.text
 

@@ -1,15 +1,19 @@
 """Several ranks that write to one history, threads standing for them: what a macro-batch sees does not depend on who
 is early, whose macro-batch is cut, or when a state was taken."""
 
+import contextlib
 import random
 import threading
 
 import pytest
 import torch
 
+from joestar.errors import CheckpointError, StageError
+from joestar.stages import host_history
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange, seen_by
 from joestar.stages.history import HistoryStore
+from joestar.stages.host_history import HostHistory, divided
 from joestar.stages.partitions import PartitionBatch
 
 NODES, WIDTHS, ROOM, EPOCHS, ROUNDS = 36, (3, 2), 40, 3, 4
@@ -49,6 +53,35 @@ class Rank:
         return [entry for entries in self.job.meet((self.calls, what), self.rank, own) for entry in entries]
 
 
+class OnHosts(Rank):
+    """As ``stages.host_history.Hosts``, too."""
+
+    def __init__(self, job, rank, ranks_of):
+        super().__init__(job, rank)
+        self.ranks_of, self.exchanged = ranks_of, 0
+        (self.host,) = (host for host, ranks in enumerate(ranks_of) if rank in ranks)
+
+    def joined(self, what, own):
+        found = super().joined(what, own)
+        return [] if self.rank else found
+
+    def all_or_none(self):
+        return contextlib.nullcontext()
+
+    def _exchanged(self, own):
+        self.exchanged += 1
+        return self.job.meet(("exchanged", self.exchanged), self.rank, own)
+
+    def swap(self, given):
+        """Nothing stays within a host, or is one's own memory."""
+        assert not any(given[rank] for rank in self.ranks_of[self.host] if self.rank)
+        met = self._exchanged(given)
+        return [[tensor.clone() for tensor in each[self.rank]] for each in met]
+
+    def largest(self, number):
+        return max(self._exchanged(number))
+
+
 def macro_of(seed, part, number, base, index, rank):
     """Parts of three nodes each; the macro-batch of a rank reads what is in the others'."""
     draw = random.Random(f"{seed} {number} {rank}")
@@ -75,14 +108,16 @@ def value_of(number, layer, node, times):
     return torch.randn(WIDTHS[layer], generator=made)
 
 
-def work(job, store, rank, world, seed, results):
+def work(job, store, ranks, seed, results):
     """What a process does: its steps push, the next macro-batch is loaded by another thread, sometimes late."""
+    rank, world = ranks.rank, ranks.world
     draw, common = random.Random(f"{seed} of {rank}"), random.Random(seed)
-    exchange = Exchange(store, DeviceHistory(NODES, WIDTHS, ROOM, ROOM, torch.float32, "cpu"), Rank(job, rank))
+    exchange = Exchange(store, DeviceHistory(NODES, WIDTHS, ROOM, ROOM, torch.float32, "cpu"), ranks)
     slots, turn, late = torch.arange(NODES, dtype=torch.int32), 0, None
 
     def load(macro):
         nonlocal turn
+        exchange.expect(macro)
         rows = exchange.prepare(macro, slots[: len(macro.ids)], turn % 2)
         turn += 1
         return rows, lambda: exchange.load(rows)
@@ -130,7 +165,8 @@ def work(job, store, rank, world, seed, results):
             push(rows, macro.number, 0)
             cut, taken, restored = draw.random() < 0.3, common.random() < 0.4, common.random() < 0.5
             loading = None
-            if draw.random() < 0.7 and not (cut or (taken and restored)):
+            again = taken and (restored or exchange.apart is not None)
+            if draw.random() < 0.7 and not (cut or again):
                 loading = begin(seed, part, base, index + 1)
             if taken:  # all ranks take a state at once; some go on from it
                 state = exchange.state_dict(cut)
@@ -139,6 +175,7 @@ def work(job, store, rank, world, seed, results):
                     exchange.clear()
                     exchange.load_state_dict(state)
                     exchange.number_epoch(epoch)
+                if again:
                     exchange.begin(index)
                     rows, now = load(macro)
                     now()
@@ -158,6 +195,9 @@ def work(job, store, rank, world, seed, results):
 def copied(state, job, number, rank):
     """Tables of a state are not copied: all have done so before one forgets them."""
     tables = state["tables"]
+    if tables is None:  # of several hosts, on another rank than the first
+        job.meet(("copied", number), rank)
+        return state
     kept = {name: [each.clone() for each in tables[name]] for name in ("tables", "stamps")}
     job.meet(("copied", number), rank)
     return state | {"tables": tables | kept}
@@ -178,9 +218,45 @@ def test_what_ranks_see_does_not_depend_on_when_things_happen(seed, world):
     for other in store[1:]:  # the tables of all are those of the first
         other.tables, other.stamps = store[0].tables, store[0].stamps
 
-    carried_out(job, lambda rank: work(job, store[rank], rank, world, seed, results))
+    carried_out(job, lambda rank: work(job, store[rank], Rank(job, rank), seed, results))
+    as_expected(job, seed, results)
+
+
+LAYOUTS = [[[0], [1]], [[0, 2], [1, 3]], [[0], [1, 2]]]
+"""Ranks of every host."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 12))])
+@pytest.mark.parametrize("ranks_of", LAYOUTS, ids=str)
+def test_hosts_with_tables_of_their_own_see_the_same(seed, ranks_of, monkeypatch):
+    """Whose rows are exchanged a few at a time, and whose states have the tables of all."""
+    monkeypatch.setattr(host_history, "AT_ONCE", 64)
+    job, results = Job(sum(map(len, ranks_of))), {}
+    ranks = [OnHosts(job, rank, ranks_of) for rank in range(job.world)]
+    store = [hosted(each) for each in ranks]
+    for own in ranks_of:
+        for rank in own[1:]:
+            store[rank].tables, store[rank].stamps = store[own[0]].tables, store[own[0]].stamps
+    carried_out(job, lambda rank: work(job, store[rank], ranks[rank], seed, results))
+    as_expected(job, seed, results)
+    assert 0 < store[0].num_rows < len(KEPT)
+
+
+KEPT = torch.tensor([node for node in range(NODES) if node != 7])
+"""All but one node have a row; parts are of three nodes."""
+
+
+def hosted(ranks):
+    """Tables of a rank's host."""
+    host_of = divided(torch.bincount(KEPT // 3), len(ranks.ranks_of))[KEPT // 3]
+    return HostHistory(NODES, WIDTHS, KEPT, host_of, ranks, shared=True)
+
+
+def as_expected(job, seed, results):
+    """Every rank has seen, in every macro-batch, what was pushed up to the number that it sees."""
+    world, seen = job.world, 0
     assert set(job.came.values()) == {world}
-    seen = 0
+    kept = KEPT.tolist() if any(where[0] == "exchanged" for where in job.came) else range(NODES)
     for epoch in range(EPOCHS):
         part, base = parts_of(seed, epoch, world), epoch * ROUNDS
         for index in range(ROUNDS):
@@ -188,7 +264,7 @@ def test_what_ranks_see_does_not_depend_on_when_things_happen(seed, world):
                 macro = macro_of(seed, part, base + index, base, index, rank)
                 for layer in range(len(WIDTHS)):
                     for node in macro.halo_ids.tolist():
-                        wanted = expected(seed, world, node, layer, macro.sees)
+                        wanted = expected(seed, world, node, layer, macro.sees) if node in kept else None
                         found = results[base + index, rank, layer, node]
                         assert (found is None) == (wanted is None), (base + index, rank, node)
                         assert found is None or torch.equal(found, wanted), (base + index, rank, node)
@@ -203,6 +279,38 @@ def expected(seed, world, node, layer, upto):
         if index == number % ROUNDS:
             return value_of(number, layer, node, 1)
     return None
+
+
+def test_hosts_have_about_as_many_rows():
+    rows = torch.tensor([5, 90, 0, 40, 30, 30, 10, 5])
+    for hosts, most in ((1, 210), (2, 105), (3, 90), (9, 90)):
+        found = divided(rows, hosts)
+        loads = torch.zeros(hosts, dtype=torch.int64).index_add_(0, found.long(), rows)
+        assert int(loads.max()) == most and int(loads.sum()) == 210 and torch.equal(found, divided(rows, hosts))
+
+
+def test_rows_of_other_hosts_that_were_not_fetched_are_an_error_not_missing():
+    class Others(OnHosts):
+        def _exchanged(self, own):
+            return [own, [[]] * 2] if isinstance(own, list) else [own]
+
+    store = hosted(Others(Job(2), 0, [[0], [1]]))
+    store.expect(3, KEPT[:2])
+    with pytest.raises(StageError, match="macro-batch 4 has not said which hidden rows"):
+        store.fetch(4)
+    far = KEPT[store._host_of[KEPT] == 1]
+    for _ in range(2):
+        with pytest.raises(StageError, match="of other hosts that macro-batch 3 reads were not fetched"):
+            store.pull(0, far[-1:], 3)
+        store.expect(3, far[:0])
+        store.fetch(3)
+
+
+def test_only_the_state_of_rank_0_has_tables():
+    exchange = Exchange(HistoryStore(NODES, WIDTHS), DeviceHistory(NODES, WIDTHS, ROOM, ROOM, torch.float32, "cpu"))
+    state = exchange.state_dict() | {"tables": None}
+    with pytest.raises(CheckpointError, match="what another rank than 0 returned of a job on several hosts"):
+        exchange.check_state(state)
 
 
 def test_rows_of_a_state_that_one_rank_has_taken_over_are_older_than_what_another_has_pushed_since():
