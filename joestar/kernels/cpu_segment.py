@@ -46,8 +46,9 @@ class _Call:
         """``tensors``: of the plan's leaves; ``sinks``: what every sink writes to; ``num_src`` of groups by source."""
         leaves, steps, numbers, ends = plan.table
         groups = groups_of(plan.leaves, tensors)
-        narrow = ("narrow" in kind for kind in plan.leaves)
-        columns = [first.shape[1] if is_narrow else 0 for is_narrow, (first, *_) in zip(narrow, groups, strict=True)]
+        columns = [
+            group[0].shape[1] if "narrow" in kind else 0 for kind, group in zip(plan.leaves, groups, strict=True)
+        ]
         leaves = torch.cat([leaves, torch.tensor(columns, dtype=torch.int64, device="cpu")[:, None]], 1)
         given = [tensor for group in (*groups, *sinks) for tensor in (*group, None, None)[:3]]
         _native.segment(
