@@ -219,7 +219,8 @@ class HostHistory(HistoryStore):
         """Of all hosts, on rank 0: ``own`` in its place."""
         hosts, whole = self.hosts, None
         if hosts.rank == 0:
-            whole = torch.full((self._all_rows(), *own.shape[1:]), NEVER if own.dim() == 1 else 0, dtype=own.dtype)
+            shape, value = (self._all_rows(), *own.shape[1:]), NEVER if own.dim() == 1 else 0
+            whole = torch.full(shape, value, dtype=own.dtype, device="cpu")
         for parts in self._turns(own):
             given: list[list[Tensor]] = [[] for _ in range(hosts.world)]
             if hosts.rank and hosts.rank == hosts.ranks_of[hosts.host][0]:

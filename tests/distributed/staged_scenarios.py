@@ -157,7 +157,7 @@ def overflows(batch: int) -> dict:
     for name in ("overflowing", "exact"):
         options = {"execution": "exact"} if name == "exact" else {"patience": 1}
         step = staged_of(batch, model=scenarios.model_of(norm="batch_norm", dropout=0.3), **options)
-        with scenarios._too_large(step, {2, 5} if name == "overflowing" else set()):
+        with scenarios.too_large(step, {2, 5} if name == "overflowing" else set()):
             losses = epochs_of(step, torch.arange(173), batch)
         results[name] = {"losses": losses, "state": state_of(step), "overflows": step.counters.overflows}
     return results
