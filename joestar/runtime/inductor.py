@@ -106,7 +106,9 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
     minutes to compile. There, too, masks are computed again, not stored.
     """
     config = torch_private.inductor_config
-    fixed = {"deterministic": True} if deterministic and hasattr(config, "deterministic") else {}
+    fixed = {"triton.autotune_pointwise": False} if deterministic else {}
+    if deterministic and hasattr(config, "deterministic"):
+        fixed["deterministic"] = True  # it still times the settings of pointwise kernels, which change their last bits
     if device.type != "cpu":
         alone = deterministic or overlap.NAME in disabled
         return fixed if alone else {"post_grad_custom_post_pass": overlap.Overlap()}

@@ -216,3 +216,15 @@ def test_deterministic_runs_agree_bit_for_bit():
     for model in ("GraphSAGE", "GAT", "GCN"):
         (first, ours), (second, theirs) = run(model), run(model)
         assert first == second and all(map(torch.equal, ours, theirs)), model
+
+
+def test_a_deterministic_step_times_no_kernel_of_inductor(monkeypatch):
+    """Pointwise kernels have the same values up to the last bit under other settings, and no more than that."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    timed = []
+    for name in ("benchmark_all_configs", "coordinate_descent_tuning"):
+        assert hasattr(CachingAutotuner, name)
+        monkeypatch.setattr(CachingAutotuner, name, lambda tuner, *rest, **named: timed.append(tuner.fn.__name__))
+    train(make("GraphSAGE", deterministic=True), 1)
+    assert not timed

@@ -98,6 +98,15 @@ def test_passes_within_inductor_identify_themselves(device):
     assert passes and all(isinstance(p, CustomGraphPass) and p.uuid() for p in passes)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deterministic_settings_leave_nothing_to_timing(device):
+    found = inductor.settings(torch.device(device), deterministic=True)
+    assert found["deterministic"] and not found["triton.autotune_pointwise"]
+    with torch._inductor.config.patch(found):  # refuses names that it does not know
+        assert not torch._inductor.config.triton.autotune_pointwise
+    assert "triton.autotune_pointwise" not in inductor.settings(torch.device(device))
+
+
 _FIRST_STEPS = """
 import json, sys, torch
 from torch._dynamo.utils import counters
