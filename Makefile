@@ -28,8 +28,14 @@ WHEEL := build/wheel-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.vers
 WHEEL_PIP := -m pip install --quiet --constraint constraints.txt
 SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycache__/*') pyproject.toml README.md LICENSE
 
-.PHONY: train test fuzz test-all test-python test-cpp lint format docs sanitize bench-cpp bench-first-stage \
-	bench-large-batch bench-accuracy callgrind wheel wheel-test clean distclean
+# On a machine with a GPU: `make test-gpu`, `make bench-gpu`, in the environment that `make train` makes. Or in one that is
+# there, with PyTorch, a compiler and what pyproject.toml builds and tests with: GPU_PYTHON=python3, without a network.
+GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS ?= tests/gpu tests/grid/test_grid_gpu.py
+GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed,build/gpu/.installed)
+
+.PHONY: train test fuzz test-all test-python test-cpp test-gpu lint format docs sanitize bench-cpp bench-gpu \
+	bench-first-stage bench-large-batch bench-accuracy callgrind wheel wheel-test clean distclean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -49,6 +55,11 @@ fuzz: $(VENV)/.installed
 test-all: export JOESTAR_REAL_CAPTURES := 1
 test-all: test-cpp $(VENV)/.installed
 	$(PYTEST) -m "not gpu"
+
+# Without a GPU all of them would be skipped.
+test-gpu: $(GPU_READY)
+	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu: PyTorch sees no GPU.")'
+	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 test-cpp: build/ctest/.built
 	ctest --test-dir build/ctest --output-on-failure
@@ -72,6 +83,11 @@ sanitize: $(SANITIZERS:%=build/sanitize-%/.built)
 # Times of the C++ kernels on a planted graph; BENCH='--only spmm --json times.json' chooses.
 bench-cpp: build/bench/.built
 	build/bench/csrc/bench/bench_kernels $(BENCH)
+
+# All that is measured on a GPU, stage after stage, each with a time limit; logs, JSON and a summary in build/on-gpu.
+# BENCH='--stages kernels,epochs' chooses; BENCH='--device cpu --shape tiny --batch-size 64 --steps 2' tries the script out.
+bench-gpu: $(GPU_READY)
+	$(GPU_PYTHON) benchmarks/on_gpu.py --out build/on-gpu --skip tests $(BENCH)
 
 # What a macro-batch costs the CPU, phase by phase, with our threads and, after `make build/parlay/.built`, ParlayLib's;
 # BENCH='--scale 0.05 --threads 1,2' chooses. At full size (the default) it takes 16 GB and minutes to make the graph.
@@ -126,6 +142,11 @@ $(VENV)/.docs: $(VENV)/.tools pyproject.toml constraints.txt
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(CSRC)
 	$(PIP) --no-build-isolation --editable '.[test]'
 	touch $@
+
+# Into the environment of GPU_PYTHON, as it is.
+build/gpu/.installed: pyproject.toml $(CSRC)
+	$(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
+	mkdir -p $(@D) && touch $@
 
 # --- the wheel ---
 

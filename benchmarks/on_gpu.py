@@ -4,6 +4,7 @@ A stage that fails or runs too long does not stop the others. Logs, JSON and CSV
 at the end says what came of each stage and names every test that failed. The package is used from this checkout, built
 or not.
 
+    make bench-gpu                                                     # all stages but the tests, in build/on-gpu
     python benchmarks/on_gpu.py --out results                          # all stages
     python benchmarks/on_gpu.py --out results --stages tests,kernels
     python benchmarks/on_gpu.py --out dry --device cpu --shape tiny    # without a GPU, for this script's own sake
@@ -214,6 +215,11 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
         command += ["--device", device, "--batch-size", str(options.batch_size), "--json", str(out / f"{name}.json")]
         return Stage(name, 560, command, last_lines(30))
 
+    def scaling(name: str, shape: str, *more: str) -> Stage:
+        where = ["--gpus", "1"] if on_gpu else ["--processes", "1", "--backend", "eager", "--device", device]
+        command = [*cli, "epoch", *where, "--shape", options.shape or shape, "--epochs", "2", *more]
+        return Stage(name, 560, [*command, "--json", str(out / f"{name}.json")], last_lines(10))
+
     def check(name: str, seconds: int, shape: str) -> Stage:
         file = out / f"{name}.json"
         command = [*python, "benchmarks/gpu_checks.py", name, "--shape", shape, *size, "--json", str(file)]
@@ -231,6 +237,8 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
     fuse += ["--csv", str(out / "fuse_sample_agg.csv")]
     if not on_gpu:
         fuse += ["--batch", "64", "--steps", "2", "--warm-up", "1", "--repeats", "1"]
+    attention = ["--models", "gat", "--heads", "4", "--hidden", "512", "--features", "1024", "--precision", "fp16"]
+    attention += ["--batch-size", str(2048 if on_gpu else options.batch_size)]
     wide, quarter = ["--fanouts=30,30,30", "--hidden", "256"], "1" if options.shape else "0.25"
     both = f"eager,compile{',loader' if options.loader else ''}"
     small = ["--dataset", "cora", "--fanouts=-1,-1", "--hidden", "16"]
@@ -254,6 +262,7 @@ def stages(options: argparse.Namespace, out: Path, copy: Path) -> list[Stage]:
         epochs("epochs-papers-2", "papers100M", "tf32", "--modes", "match,match-reorder,cached-match,cpu"),
         epochs("epochs-papers-30", "papers100M", "tf32", "--modes", "resident,large-batch", *wide),
         epochs("epochs-mag", "mag240m-c", "fp16", "--scale", quarter, "--fanouts=25,15", "--hidden", "1024"),
+        scaling("epochs-gat", "papers", "--scale", quarter, *attention),
     ]  # fmt: skip
 
 
@@ -262,6 +271,12 @@ def copied(folder: Path) -> Path:
     for name in ("joestar", "tests", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+def has_gpu() -> bool:
+    """Asked in a process of its own, which leaves nothing on the GPU."""
+    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def main() -> int:
@@ -281,6 +296,10 @@ def main() -> int:
     parser.add_argument("--total", type=float, default=float("inf"), help="seconds after which no stage is started")
     parser.add_argument("--pack", action="store_true", help="leave only summary.json and an archive of the rest")
     options = parser.parse_args()
+    if options.device == "cuda" and not has_gpu():
+        parser.error(
+            "PyTorch sees no GPU here: every stage would fail. --device cpu --shape tiny tries this script out."
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         return run_all(options, options.out.resolve(), Path(folder))

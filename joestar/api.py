@@ -102,9 +102,9 @@ def compile(
             ``joestar.Partitions(parts, group)``: groups of parts, with historical embeddings (``nn.historical``).
         batch_size: seeds per step that ``memory`` is planned for.
         prefetch: sample the next step's batch and gather its rows while this one computes, on a GPU on a stream of its
-            own. Same results; samples and rows are there twice. Not timed on a GPU yet. Writes to the graph's tensors
-            between two steps are seen as without, but for those that PyTorch does not count (through NumPy or
-            ``.data``), which come a step late.
+            own. Same results; samples and rows are there twice, which ``memory`` counts: with it everything must fit.
+            Not timed on a GPU yet. Writes to the graph's tensors between two steps are seen as without, but for those
+            that PyTorch does not count (through NumPy or ``.data``), which come a step late.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.
@@ -133,10 +133,10 @@ def compile(
         raise ConfigError(f"slack must not be negative; got {slack!r}.")
     if not isinstance(prefetch, bool):
         raise ConfigError(f"prefetch must be True or False; got {prefetch!r}.")
-    if prefetch and (memory is not None or first_stage is not None):
+    if prefetch and first_stage is not None:
         raise ConfigError(
-            "prefetch=True is for features that steps gather themselves; with memory= and first_stage= macro-batches "
-            "are loaded ahead already: leave it out."
+            "prefetch=True is for features that steps gather themselves; with first_stage= macro-batches are loaded "
+            "ahead of them already: leave it out."
         )
     if prefetch and (optimizer is None or execution != "padded"):
         raise ConfigError(
@@ -159,10 +159,10 @@ def compile(
                 "memory= and first_stage= bring features to the device in macro-batches, and those of this graph are "
                 "sharded over ranks (joestar.store.shard): take one of the two."
             )
-        given = memory, first_stage, batch_size, autocast, tune, deterministic
+        given = memory, first_stage, batch_size, autocast, tune, deterministic, prefetch
         with contextlib.nullcontext() if group is None else group.board.at("joestar.compile, planning", long=True):
             if group is not None:
-                names = "memory", "first_stage", "batch_size", "autocast", "tune", "deterministic"
+                names = "memory", "first_stage", "batch_size", "autocast", "tune", "deterministic", "prefetch"
                 compare(group, model, sampler, loss_fn, dict(zip(names, given, strict=True)))
             staged = Staging(model, sampler, loss_fn, *given, group)
         sampler = staged.sampler

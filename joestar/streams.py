@@ -5,7 +5,9 @@ most work that only costs overlap. A stream on which a CUDA graph is recorded mu
 launches there would become a part of the graph, and whoever waits for it destroys the recording.
 """
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 
 import torch
 
@@ -32,6 +34,21 @@ def own_stream(purpose: str, device: torch.device, priority: int = 0) -> torch.c
     if (purpose, device) not in _STREAMS:
         _STREAMS.setdefault((purpose, device), _new(device, priority))
     return _STREAMS[purpose, device]
+
+
+@contextlib.contextmanager
+def between(stream: torch.cuda.Stream, device: torch.device) -> Iterator[None]:
+    """On this stream, behind what the current one has been given, and before what it is given afterwards.
+
+    Also where an error or an interrupt ends it: what was launched until then may still write to what comes next.
+    """
+    now = torch.cuda.current_stream(device)
+    stream.wait_stream(now)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        now.wait_stream(stream)
 
 
 def _new(device: torch.device, priority: int) -> torch.cuda.Stream:

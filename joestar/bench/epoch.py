@@ -84,8 +84,9 @@ def run(
         busy: whether to measure how busy a GPU is, in a further epoch.
 
     Raises:
-        ConfigError: for unknown modes or another precision, or a GPU that is not there.
+        ConfigError: for unknown words, widths that cannot be, or a GPU that is not there.
     """
+    setting.check()
     check_words(mode=(modes, MODES), precision=([setting.precision], (*PRECISIONS, "fp16")))
     device, limit = check_device(setting.device), parse_bytes(budget, "--budget")
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"

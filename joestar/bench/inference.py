@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joestar.bench.measure import PeakMemory, Timing, check_words, time_steps
 from joestar.bench.profile import copy_bandwidth
-from joestar.bench.setting import MODELS, PRECISIONS, Setting, check_device, machine
+from joestar.bench.setting import PRECISIONS, Setting, check_device, machine
 from joestar.bench.step import graph_of, network, orders
 from joestar.runtime.inference import Inference
 from joestar.runtime.rows import ALL, ROW
@@ -44,7 +44,8 @@ def run(setting: Setting, memory_budget: int | None = None, say: Callable[[str],
     Raises:
         ConfigError: for unknown names, a GPU that is not there, or a budget that is too small.
     """
-    check_words(model=(setting.models, MODELS), precision=([setting.precision], PRECISIONS))
+    setting.check()
+    check_words(precision=([setting.precision], PRECISIONS))
     device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"
     speed, rows = copy_bandwidth(device), []

@@ -13,14 +13,17 @@ import torch
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench import step, user_models
+from joestar.bench import user_models
 from joestar.bench.measure import PeakMemory, Timing, check_words, time_steps
 from joestar.bench.planted import SHAPES, planted
+from joestar.bench.setting import MODELS as OWN
+from joestar.bench.setting import Setting, check_device, machine
+from joestar.bench.step import network
 from joestar.bench.user_models import PRECISIONS, UserSetting, example
 from joestar.fusion import PASSES
 from joestar.fusion.backend import overlap
 
-MODELS = (*step.MODELS, *user_models.MODELS)
+MODELS = (*OWN, *user_models.MODELS)
 NEEDED = frozenset({"dce", "simplify", "cse", "dce-after"})
 """Clean-up that other passes require: leaving it out leaves those out as well."""
 
@@ -55,7 +58,7 @@ def run(setting: UserSetting, only: tuple[str, ...] | None = None, say: Callable
         shape=([setting.shape], SHAPES), model=(setting.models, MODELS), precision=([setting.precision], PRECISIONS),
         **{"pass": (only or (), names)},
     )  # fmt: skip
-    device = step.check_device(setting.device)
+    device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision == "tf32"
     rows = []
     for model in setting.models:
@@ -64,7 +67,7 @@ def run(setting: UserSetting, only: tuple[str, ...] | None = None, say: Callable
         for row in (whole, *(_measured(model, name, setting) for name in (*fired, ""))):
             rows.append(row)
             say(f"{model:21} {row.without or 'all passes':24} {row.step.median:9.3f} ms/step")
-    return {"machine": step.machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
+    return {"machine": machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
 
 
 def lines(rows: list[dict]) -> list[str]:
@@ -91,7 +94,7 @@ def _measured(model: str, without: str, setting: UserSetting) -> PassRow:
 
 def _row(model: str, without: str, setting: UserSetting, threads: int) -> PassRow:
     torch.set_num_threads(threads)
-    graph = planted(setting.shape, step.check_device(setting.device))
+    graph = planted(setting.shape, check_device(setting.device))
     made, memory = _step(model, without, graph, setting), PeakMemory(graph.device)
     losses = (loss for seeds in user_models._epochs(graph, setting) for loss in
               made.epoch(seeds, setting.batch_size, shuffle=False))  # fmt: skip
@@ -112,8 +115,8 @@ def _step(model: str, without: str, graph, setting: UserSetting):
     """The compiled step of a model of either benchmark."""
     torch.manual_seed(setting.seed)
     sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
-    if model in step.MODELS:
-        net = step.network(model, graph, step.Setting(fanouts=setting.fanouts, hidden=setting.hidden))
+    if model in OWN:
+        net = network(model, graph, Setting(fanouts=setting.fanouts, hidden=setting.hidden))
     else:
         module = example(setting.folder, model)
         options = module.prepare(graph) if hasattr(module, "prepare") else {}

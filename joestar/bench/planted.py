@@ -7,6 +7,7 @@ Ids are shuffled, so that neighbours' rows lie anywhere in memory. Without (``sh
 consecutive ids: caches then find rows that a graph whose ids say nothing would not give them.
 """
 
+import dataclasses
 import itertools
 
 import torch
@@ -34,7 +35,7 @@ CHUNK = 1 << 26
 
 def planted(
     shape: str | Shape, device: str | torch.device = "cpu", dtype=torch.float32, seed: int = 0, shuffled: bool = True,
-    scale: float = 1.0,
+    scale: float = 1.0, features: int | None = None,
 ) -> Graph:  # fmt: skip
     """The graph of a shape, or of the name of one, with ``ndata["x"]``, ``ndata["y"]`` and ``train_idx``.
 
@@ -43,12 +44,13 @@ def planted(
 
     Args:
         dtype: of the features. shuffled: whether ids are in random order; else communities are consecutive.
-        scale: as many nodes times.
+        scale: as many nodes times. features: columns of ``ndata["x"]``; ``None`` for the shape's.
 
     Raises:
         ConfigError: an unknown name, or a scale that leaves too few nodes.
     """
     name, shape = shape_of(shape, scale)
+    shape = shape if features is None else dataclasses.replace(shape, features=features)
     draws = Sequence(seed, device)
     place, id_at = _shuffle(shape.nodes, seed, device) if shuffled else (None, None)
     indptr = torch.zeros(shape.nodes + 1, dtype=torch.int64, device=device)

@@ -42,7 +42,7 @@ def run(
         launch: (processes, task) -> rows; by default ``started``.
 
     Raises:
-        ConfigError: for unusable numbers, or fewer GPUs.
+        ConfigError: for unusable numbers, unknown words, widths that cannot be, or fewer GPUs.
     """
     _check(setting, worlds, backend)
     task, rows, result = Task(setting, backend), [], {"setting": asdict(setting), "backend": backend, "rows": []}
@@ -61,6 +61,7 @@ def run(
 def _check(setting: Setting, worlds: tuple[int, ...], backend: str) -> None:
     if not worlds or min(worlds) < 1 or len(set(worlds)) < len(worlds):
         raise ConfigError(f"numbers of processes must be positive, and differ; got {','.join(map(str, worlds))}.")
+    setting.check()
     check_words(precision=([setting.precision], (*PRECISIONS, "fp16")), backend=([backend], ("inductor", "eager")))
     there = torch.cuda.device_count() if setting.device == "cuda" else None
     if there is not None and max(worlds) > there:

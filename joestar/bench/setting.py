@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 import joestar
-from joestar.bench.measure import Epochs, Timing
+from joestar.bench.measure import Epochs, Timing, check_words
 from joestar.errors import ConfigError
 
 MODELS = ("sage", "gcn", "gin", "gat")
@@ -16,18 +16,13 @@ IDS = ("shuffled", "planted")
 
 
 @dataclass
-class Setting:
-    """What is measured.
+class Steps:
+    """Steps to measure, of models on a planted graph.
 
     Attributes:
-        precision: ``fp32``, ``tf32`` (fp32 whose products may use TF32) or ``bf16`` (features and autocast); whole
-            epochs also ``fp16``.
-        steps, warm_up: timed and untimed steps; baselines: ``eager``, ``compile`` (eager + ``torch.compile``),
-        ``loader`` (PyG's NeighborLoader; left out, with the reason, where pyg-lib is missing).
-        workers: processes of the loader; ``None``: a core each but for two, at most 12.
-        ids: of the planted graph: ``shuffled``, ``planted`` (communities are consecutive) or both.
-        dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``, ``scale`` times as many nodes.
-        epochs: whole epochs timed by the wall clock; 0 for none.
+        precision: ``fp32`` or ``tf32`` (fp32 whose products may use TF32), for all rows.
+        steps, warm_up: timed and untimed steps. baselines: what the same is measured with beside Joestar.
+        kernels: list the kernels of a step on a GPU, too.
     """
 
     shape: str = "small"
@@ -36,19 +31,54 @@ class Setting:
     precision: str = "fp32"
     fanouts: tuple[int, ...] = (15, 10, 5)
     hidden: int = 128
-    heads: int = 4
-    dropout: float = 0.5
     batch_size: int = 1000
+    dropout: float = 0.5
     steps: int = 20
     warm_up: int = 3
     baselines: tuple[str, ...] = ("eager",)
     kernels: bool = False
     seed: int = 0
+
+
+@dataclass
+class Setting(Steps):
+    """What is measured of the library's models.
+
+    Attributes:
+        precision: as above, or ``bf16`` (features and autocast); whole epochs also ``fp16``.
+        baselines: ``eager``, ``compile`` (eager + ``torch.compile``), ``loader`` (PyG's NeighborLoader; left out, with
+            the reason, where pyg-lib is missing). workers: processes of the loader; ``None``: a core each but for two,
+            at most 12.
+        heads: of attention (GAT), which share ``hidden``.
+        ids: of the planted graph: ``shuffled``, ``planted`` (communities are consecutive) or both.
+        dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``, ``scale`` times as many nodes,
+            with ``features`` columns (``None``: the shape's).
+        epochs: whole epochs timed by the wall clock; 0 for none.
+    """
+
+    heads: int = 4
     workers: int | None = None
     ids: tuple[str, ...] = ("shuffled",)
     dataset: str | None = None
     epochs: int = 3
     scale: float = 1.0
+    features: int | None = None
+
+    def check(self) -> None:
+        """Whether models and graph have these widths, before a large graph is made.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        check_words(model=(self.models, MODELS))
+        if self.features is not None and self.dataset is not None:
+            raise ConfigError(f"--features is of planted graphs; --dataset {self.dataset} has features of its own.")
+        if self.features is not None and self.features < 1:
+            raise ConfigError(f"--features must be at least 1; got {self.features}.")
+        if self.heads < 1:
+            raise ConfigError(f"--heads must be at least 1; got {self.heads}.")
+        if "gat" in self.models and len(self.fanouts) > 1 and self.hidden % self.heads:
+            raise ConfigError(f"--hidden {self.hidden} is no multiple of --heads {self.heads}: heads of gat share it.")
 
 
 @dataclass

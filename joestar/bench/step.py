@@ -24,7 +24,7 @@ from joestar.bench.measure import (
     time_steps,
 )
 from joestar.bench.planted import planted
-from joestar.bench.setting import BASELINES, IDS, MODELS, PRECISIONS, Row, Setting, check_device, machine
+from joestar.bench.setting import BASELINES, IDS, PRECISIONS, Row, Setting, check_device, machine
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 
@@ -70,8 +70,8 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     Raises:
         ConfigError: for unknown names, or a GPU that is not there.
     """
+    setting.check()
     check_words(
-        model=(setting.models, MODELS),
         precision=([setting.precision], PRECISIONS),
         baseline=(setting.baselines, BASELINES),
         order_of_ids=(setting.ids, IDS),
@@ -104,7 +104,9 @@ def graph_of(ids: str, device: str | torch.device, setting: Setting) -> Graph:
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setting.precision, torch.float32)
     if setting.dataset is None:
-        return planted(setting.shape, device, dtype, shuffled=ids == "shuffled", scale=setting.scale)
+        return planted(
+            setting.shape, device, dtype, shuffled=ids == "shuffled", scale=setting.scale, features=setting.features
+        )
     graph = joestar.load(setting.dataset).to(device)
     if graph.train_idx is None:
         raise ConfigError(f"--dataset {setting.dataset}: it has no training nodes.")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import joestar
 from joestar.bench.measure import PeakMemory, check_words, kernel_times, launches, time_steps
 from joestar.bench.planted import SHAPES, planted
-from joestar.bench.setting import Row, check_device, machine
+from joestar.bench.setting import Row, Steps, check_device, machine
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.ops.memory import keep_freed_memory
@@ -35,33 +35,20 @@ FOLDER = Path(joestar.__file__).parents[1] / "examples" / "user_models"
 
 
 @dataclass
-class UserSetting:
-    """What is measured.
+class UserSetting(Steps):
+    """What is measured of the user models.
 
     Attributes:
-        precision: ``fp32``, or ``tf32`` (fp32 whose products may use TF32), for all rows.
         baselines: ``eager``: PyG's layers as they come; ``kept``: the same with Joestar's setting of the allocator
             (CPU only), which is a part of its factor.
         picks: nodes per layer of the degree-biased sampler, as a multiple of the batch.
         folder: of the examples.
-        kernels: list the kernels of a step on a GPU, too.
     """
 
-    shape: str = "small"
-    device: str = "cpu"
     models: tuple[str, ...] = MODELS
-    precision: str = "fp32"
-    fanouts: tuple[int, ...] = (15, 10, 5)
-    hidden: int = 128
-    batch_size: int = 1000
-    picks: int = 4
-    dropout: float = 0.5
     steps: int = 15
-    warm_up: int = 3
-    baselines: tuple[str, ...] = ("eager",)
+    picks: int = 4
     folder: str = str(FOLDER)
-    kernels: bool = False
-    seed: int = 0
 
 
 def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) -> dict:

@@ -131,10 +131,14 @@ def _show(console: Console, title: str, lines: list[str]) -> None:
 
 
 def _about(setting: dict) -> str:
-    return (
-        f"{setting['device']}, {setting['precision']}, batch {setting['batch_size']}, fanouts "
-        f"{','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}"
-    )
+    return f"{setting['device']}, {setting['precision']}, batch {setting['batch_size']}, {widths(setting)}"
+
+
+def widths(setting: dict) -> str:
+    """Fanouts and widths: heads where a model has attention, features where they are not the shape's."""
+    heads = f", {setting['heads']} heads" if "gat" in setting["models"] and "heads" in setting else ""
+    features = f", {setting['features']:,} features" if setting.get("features") else ""
+    return f"fanouts {','.join(map(str, setting['fanouts']))}, hidden {setting['hidden']}{heads}{features}"
 
 
 def _step_tables(result: dict, console: Console) -> None:

@@ -184,6 +184,10 @@ def epoch(
     ids: Ids = "shuffled",
     dataset: Dataset = None,
     scale: Annotated[float, option("Times as many nodes and training nodes.", metavar="X")] = 1.0,
+    features: Annotated[int | None, option("Columns of features, in place of the shape's.", min=1, metavar="N")] = None,
+    heads: Annotated[
+        int | None, option("Attention heads of gat, which share --hidden.", min=1, metavar="N", show_default="4")
+    ] = None,
     busy: Annotated[bool, option("Look how busy the GPU is, in a further epoch.", "--busy/--no-busy")] = True,
     gpus: Annotated[
         str | None, option("On so many GPUs, one number after the other, instead of modes.", metavar="N,N,...")
@@ -203,13 +207,19 @@ def epoch(
         joestar bench epoch --device cuda --shape papers100M   # on a GPU
         joestar bench epoch --shape mag240m-c --scale 0.0001 --precision fp16
         joestar bench epoch --gpus 1,2,4 --shape papers --models sage,gat
+        joestar bench epoch --gpus 1,2 --models gat --heads 8 --features 1024
     """
     from joestar.bench.setting import IDS, Setting
     from joestar.cli.bench import bench_epoch, numbers, words
+    from joestar.errors import ConfigError
 
+    chosen = words(models)
+    if heads is not None and "gat" not in chosen:
+        raise ConfigError(f"--heads is of gat, which --models {models} does not name.")
     setting = Setting(
-        shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
-        baselines=(), ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs, scale=scale,
+        shape, device, chosen, precision, numbers(fanouts, "--fanouts"), hidden, batch_size, baselines=(),
+        ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=epochs, scale=scale, features=features,
+        **({} if heads is None else {"heads": heads}),
     )  # fmt: skip
     if gpus is not None or processes is not None:
         from joestar.cli.bench_scaling import bench_scaling

@@ -7,7 +7,7 @@ from rich.console import Console
 from joestar.bench import scaling
 from joestar.bench.ranks import Row
 from joestar.bench.setting import Setting
-from joestar.cli.bench import numbers
+from joestar.cli.bench import numbers, widths
 from joestar.cli.console import columns, human_bytes
 from joestar.cli.files import check_writable, write_json
 from joestar.errors import ConfigError
@@ -37,9 +37,8 @@ def bench_scaling(
     result = scaling.run(setting, numbers(text, flag), backend, say, keep)
     rows = [Row(**row) for row in result["rows"]]
     what = setting.dataset or setting.shape + ("" if setting.scale == 1 else f" x {setting.scale:g}")
-    fanouts = ",".join(map(str, setting.fanouts))
-    say(f"\n{what}, {setting.precision}, {setting.batch_size} seeds per process and step, fanouts {fanouts}, hidden "
-        f"{setting.hidden}")  # fmt: skip
+    seeds = f"{setting.batch_size} seeds per process and step"
+    say(f"\n{what}, {setting.precision}, {seeds}, {widths(result['setting'])}")
     for title, lines in tables(rows):
         console.print(f"\n[bold]{title}[/]\n", highlight=False, end="")
         say("\n".join(lines))

@@ -29,6 +29,14 @@ def plan(
             rich_help_panel="Execution",
         ),
     ] = None,
+    prefetch: Annotated[
+        bool,
+        option(
+            "Count the batch of the next step, too: compile(prefetch=True), where all fits.",
+            "--prefetch",
+            rich_help_panel="Execution",
+        ),
+    ] = False,
     json_file: Annotated[
         str | None, option("Write the plan as JSON.", "--json", metavar="FILE", rich_help_panel="Output")
     ] = None,
@@ -47,10 +55,13 @@ def plan(
     from joestar.cli import build
     from joestar.cli.console import say
     from joestar.cli.files import check_writable, write_json
+    from joestar.errors import ConfigError
     from joestar.staged import Planner, parse_bytes
     from joestar.staged.several import imagined
     from joestar.staged.staging import free_memory_of, partition_planner
 
+    if prefetch and config.partitions is not None:
+        raise ConfigError("--prefetch is for a graph that fits as a whole, not for --partitions.")
     check_writable(json_file, "--json")
     device, console = build.build_device(config), out()
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
@@ -61,7 +72,7 @@ def plan(
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
     stage = build.build_first_stage(config)
     ranks = None if gpus in (None, 1) else imagined(gpus)
-    planner = Planner(model, sampler, budget, batch=config.batch_size, ranks=ranks)
+    planner = Planner(model, sampler, budget, batch=config.batch_size, ranks=ranks, prefetch=prefetch)
     found = planner.plan() if stage is None else partition_planner(planner, stage).plan().plan
     for line in str(found).splitlines():
         say(console, line)

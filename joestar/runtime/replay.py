@@ -16,6 +16,7 @@ from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
+from joestar.streams import between
 
 
 class ReplayedProgram:
@@ -54,15 +55,13 @@ class ReplayedProgram:
 
     def _capture(self, device: torch.device) -> None:
         stream = capture_stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with between(stream, device):
             for _ in range(WARM_UP):
                 self._forward()
                 if self.differentiable:
                     self.moving = [result for result in self.results if result.requires_grad]
                     self.incoming = [torch.zeros_like(result) for result in self.moving]
                     self._backward()
-        torch.cuda.current_stream(device).wait_stream(stream)
         self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True, device="cpu")
         self.grads = []
         synchronize(device)

@@ -9,7 +9,7 @@ import torch
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
-from joestar.streams import own_stream
+from joestar.streams import between, own_stream
 
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
@@ -85,11 +85,9 @@ class StepGraph:
     def _capture(self, step: Callable[[], None], stream: torch.cuda.Stream, memory: "GraphMemory | None") -> None:
         device = self.device
         pool = None if memory is None else memory.pool
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with between(stream, device):
             for _ in range(WARM_UP):
                 step()
-        torch.cuda.current_stream(device).wait_stream(stream)
         synchronize(device)
         gc.collect()
         self.graph = torch.cuda.CUDAGraph()

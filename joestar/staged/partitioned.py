@@ -37,7 +37,7 @@ class PartitionedStep(StagedStep):
         self, model, sampler, arena: Arena, stage: PreparedPartitions, others: LargeBatch, exchange: Exchange, *given
     ):
         self.stage, self.exchange = stage, exchange
-        arena.exchange = exchange
+        arena.bring_history(exchange)
         self._training = exchanging(sampler, arena.graph, exchange.device.tables)
         super().__init__(model, sampler, arena, others, *given)
         self._runner.push = exchange.device.push

@@ -20,7 +20,20 @@ from joestar.stages.device_slots import DeviceSlots, keeps_book
 from joestar.stages.large_batch import drawn, has_fast_way, in_huge_pages
 from joestar.stages.loading_time import seconds_per_load
 from joestar.stages.macro import nodes_of
-from joestar.stages.plan import COUNTED, FEW_COUNTED, PARTS, SMALL, Costs, Look, Plan, Speeds, choose, least, shortest
+from joestar.stages.plan import (
+    COUNTED,
+    FEW_COUNTED,
+    PARTS,
+    SMALL,
+    Costs,
+    Look,
+    Plan,
+    Speeds,
+    choose,
+    least,
+    listed,
+    shortest,
+)
 from joestar.store import bandwidth, pin
 from joestar.store.hot import blend, count_needed, inclusion_probabilities
 
@@ -48,17 +61,18 @@ class Planner:
         reuse: whether rows of earlier macro-batches are found again (``stages.slots``).
         own_book: whether the device keeps the book of slots; by default if it ``keeps_book``.
         ranks: several processes that plan together, each for its own device and its share of the seeds.
+        prefetch: whether the batch of the next step is made beside each (``compile(prefetch=True)``), where all fits.
     """
 
     def __init__(self, model, sampler, budget: int, seeds: Tensor | None = None, batch: int = 1000,
                  autocast: torch.dtype | None = None, first_stage: LargeBatch | None = None,
                  speeds: Speeds | None = None, reuse: bool = True, own_book: bool | None = None,
-                 ranks: PlanningRanks | None = None):  # fmt: skip
+                 ranks: PlanningRanks | None = None, prefetch: bool = False):  # fmt: skip
         self.model, self.sampler, self.budget = model, sampler, budget
         self.graph: Graph = sampler.graph
         self.device = next((p.device for p in model.parameters()), self.graph.device)
         self.seed = int(getattr(sampler, "seed", 0))
-        self.first_stage, self.autocast, self.reuse = first_stage, autocast, reuse
+        self.first_stage, self.autocast, self.reuse, self.prefetch = first_stage, autocast, reuse, prefetch
         self.own_book = keeps_book(self.device) if own_book is None else own_book
         if speeds is not None:
             self.speeds = speeds
@@ -109,6 +123,17 @@ class Planner:
         values = 4 * width * inner * 5 + 16 * edges + 4 * parameters
         return int(values * 1.2) + LIBRARIES.get(self.device.type, 0)
 
+    def ahead(self) -> int:
+        """Bytes that a step takes more where the batch of the next one is made beside it: one more batch's structure,
+        and rows of features for both, those that are gathered or the first aggregation's."""
+        sizes, labels = self.sizes
+        nodes = [size for size, label in zip(sizes, labels, strict=True) if label == "compact"]
+        x = self.graph.ndata.get("x")
+        row = 0 if x is None else x[:1].numel() * _size(self.row_dtype("x", x))
+        hops = [self.batch, *nodes]
+        rows = max(hops[-1], 2 * hops[-2]) if nodes else 2 * self.batch
+        return int(1.2 * (16 * (self.batch + sum(sizes)) + 2 * row * rows))
+
     def resident(self) -> dict[str, int]:
         """Bytes by what they hold, if everything is on the device."""
         graph, index = self.graph, self.graph.indices.element_size()
@@ -118,6 +143,7 @@ class Planner:
         return {
             "structure": graph.num_edges * index + (8 + claims) * graph.num_nodes,
             "node data": sum(rows.values()), "edge data": edges, "step": self.workspace(),
+            **({"a step ahead": self.ahead()} if self.prefetch else {}),
         }  # fmt: skip
 
     def costs(self) -> Costs:
@@ -148,11 +174,13 @@ class Planner:
         """The plan.
 
         Raises:
-            ConfigError: nothing fits; with what it would take.
+            ConfigError: nothing fits; with what it would take. Or ``prefetch``, and not everything does.
         """
         whole = self.resident()
         if sum(whole.values()) <= self.budget and self.first_stage is None:
             return Plan(self.budget, True, parts=whole)
+        if self.prefetch:
+            raise self._not_ahead(whole)
         in_huge_pages(self.graph)
         total, stage = self.seeds.numel(), LargeBatch(1) if self.first_stage is None else copy.copy(self.first_stage)
         stage.eids = stage.empty = None
@@ -229,14 +257,20 @@ class Planner:
         weights = sum(p.numel() for p in self.model.parameters() if p.dim() > 1)
         return 6.0 * sum([self.batch, *nodes[:-1]]) * weights / max(1, len(nodes))
 
+    def _not_ahead(self, whole: dict[str, int]) -> ConfigError:
+        return ConfigError(
+            f"prefetch=True goes with a graph that fits into memory={human_bytes(self.budget)} as a whole; this one "
+            f"takes {human_bytes(sum(whole.values()))} ({listed(whole)}). It would come in macro-batches, which are "
+            "loaded ahead of the steps already: leave prefetch out."
+        )
+
     def _too_small(self, shape, parts: dict[str, int]) -> ConfigError:
         needed = sum(parts.values())
-        listed = ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items() if value)
         return ConfigError(
             f"memory={human_bytes(self.budget)} is too small: macro-batches of {shape.seeds:,} seeds have about "
-            f"{shape.nodes:,.0f} nodes and {shape.edges:,.0f} edges, and need {human_bytes(needed)} ({listed}). Give "
-            f"{human_bytes(1.05 * needed)}, or take smaller batches, fanouts or features (x in bfloat16 or float16 "
-            "with autocast)."
+            f"{shape.nodes:,.0f} nodes and {shape.edges:,.0f} edges, and need {human_bytes(needed)} "
+            f"({listed(parts)}). Give {human_bytes(1.05 * needed)}, or take smaller batches, fanouts or features (x in "
+            "bfloat16 or float16 with autocast)."
         )
 
     # --- filling ---

@@ -43,7 +43,7 @@ class Staging:
     """
 
     def __init__(self, model, sampler, loss_fn, memory, first_stage, batch_size: int, autocast, tune: bool,
-                 deterministic: bool = False, group: Group | None = None):  # fmt: skip
+                 deterministic: bool = False, prefetch: bool = False, group: Group | None = None):  # fmt: skip
         if first_stage is not None and not isinstance(first_stage, (LargeBatch, Partitions)):
             raise ConfigError(
                 f"first_stage must be a joestar.LargeBatch or joestar.Partitions; got {type(first_stage).__name__}."
@@ -84,8 +84,9 @@ class Staging:
             self._over_parts(model, planner, first_stage)
             return
         planner = Planner(
-            model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic, ranks=ranks
-        )
+            model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic, ranks=ranks,
+            prefetch=prefetch,
+        )  # fmt: skip
         self.plan = planner.plan()
         if self.plan.fits:
             self.arena, self.first_stage = None, None

@@ -130,6 +130,13 @@ class Arena:
             for tensor in tensors if stream is not None else ():
                 tensor.record_stream(stream)
 
+    def bring_history(self, exchange: Exchange) -> None:
+        """From now on hidden rows come and go with macro-batches: into tables that the current stream has made."""
+        self.exchange = exchange
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._read_on((self._stream,), *exchange.device.tensors)
+
     def held_by(self, feed) -> bool:
         """Whether the arena holds macro-batches of this feed."""
         return self.holder is not None and self.holder() is feed

@@ -38,6 +38,12 @@ class DeviceHistory:
                 flags[0] = True
         self.tables = HistoryTables(place, pulled, usable)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it has on the device."""
+        tables = self.tables
+        return [self._next, tables.place, *tables.pulled, *tables.usable, *self.pushed, *self.written]
+
     @staticmethod
     def nbytes_of(widths: Sequence[int], pulls: int, pushes: int, dtype: torch.dtype) -> int:
         """Bytes of the device, but for the 8 per slot."""

@@ -119,21 +119,22 @@ class Plan:
 
     def __str__(self) -> str:
         if self.fits:
-            return f"everything fits into {human_bytes(self.budget)}: {_table(self.parts)}"
+            return f"everything fits into {human_bytes(self.budget)}: {listed(self.parts)}"
         slowest = max(self.seconds, key=self.seconds.get)
         times = ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
         return (
             f"{self.macro_batches} macro-batches of {self.num_seeds:,} seeds; {self.hot:,} hot nodes "
             f"({self.share:.0%} of the rows needed), {self.cold:,} slots for others ({self.fresh:.0%} "
             "have to be loaded)\n"
-            f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {_table(self.parts)}\n"
+            f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {listed(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
             f"{slowest} decide{'' if slowest in ('steps', 'loads') else 's'})"
             + (f"\n{self.ranks}" if self.ranks else "")
         )
 
 
-def _table(parts: dict[str, int]) -> str:
+def listed(parts: dict[str, int]) -> str:
+    """Bytes by what they hold, in words."""
     return ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items() if value)
 
 

@@ -133,9 +133,11 @@ class FeatureStore(RowSource):
             self._staging = [_Staging(self.table, self.device) for _ in range(2)]
         step = self._staging[0].rows
         for part, first in enumerate(range(0, ids.numel(), step)):
-            rows = self._staging[part % 2].bring(self.table, ids[first : first + step].cpu())
+            staging = self._staging[part % 2]
+            rows = staging.bring(self.table, ids[first : first + step].cpu())
             order = torch.arange(rows.shape[0], device=out.device)
             fill_rows(rows, order, slots[first : first + step], out, programs)
+            staging.read.record(torch.cuda.current_stream(out.device))
         return None
 
     def gather(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
@@ -164,7 +166,8 @@ class FeatureStore(RowSource):
 
 
 class _Staging:
-    """A page-locked buffer and its copy on the device; a buffer is written again when its copy has been made."""
+    """A page-locked buffer and its copy on the device; a buffer is written again when its copy has been made, and the
+    copy behind ``read``, whatever the streams are."""
 
     def __init__(self, table: Tensor, device: torch.device):
         width = max(1, table[:1].numel() * table.element_size())
@@ -172,15 +175,18 @@ class _Staging:
         shape = (self.rows, *table.shape[1:])
         self.pinned = pinned_empty(shape, table.dtype, device)
         self.copy = torch.empty(shape, dtype=table.dtype, device=device)
-        self.done = torch.cuda.Event()
+        self.done, self.read = torch.cuda.Event(), torch.cuda.Event()
 
     def bring(self, table: Tensor, ids: Tensor) -> Tensor:
         """``table[ids]`` on the device, valid until the next call; queued on the current stream."""
         self.done.synchronize()
         rows = host_gather(table, ids, self.pinned.host[: ids.numel()])
+        now = torch.cuda.current_stream(self.copy.device)
+        now.wait_event(self.read)
+        self.copy.record_stream(now)  # perhaps not the one that it was made on
         copy = self.copy[: ids.numel()]
         copy.copy_(rows, non_blocking=True)
-        self.done.record()
+        self.done.record(now)
         return copy
 
 

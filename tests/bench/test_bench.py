@@ -1,5 +1,6 @@
 """The benchmarks run, on graphs of the promised shape, against a baseline that computes the same thing."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -237,8 +238,7 @@ def _rows(models, hows, **more) -> list[dict]:
     return [{"model": model, "how": how, **row, **more} for model in models for how in hows]
 
 
-SETTING = {"shape": "products", "dataset": None, "device": "cuda", "precision": "tf32", "batch_size": 1000,
-           "fanouts": [15, 10, 5], "hidden": 128}  # fmt: skip
+SETTING = dataclasses.asdict(Setting("products", "cuda", precision="tf32"))
 
 
 def test_tables_of_steps_fit_80_columns():

@@ -12,10 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import joestar
-from joestar.bench import epoch, epoch_modes
+from joestar.bench import epoch, epoch_modes, scaling, step
 from joestar.bench.busy import busy_share, united
 from joestar.bench.planted import planted
 from joestar.bench.setting import Setting
+from joestar.bench.step import graph_of, network
 from joestar.cli import bench as cli
 from joestar.cli import bench_commands
 from joestar.cli.main import app
@@ -106,6 +107,44 @@ def test_a_share_of_a_shape_with_features_of_16_bits(eager):
     assert found["rows"][0]["bus"] % (768 * 2) == 0
 
 
+def test_widths_that_are_given(eager):
+    """Columns of features and heads of attention are those that were asked for, in the graph and in the model."""
+    setting = dataclasses.replace(
+        SETTING, shape="tiny", models=("gat",), heads=2, features=24, precision="fp16", batch_size=100, dropout=0.0
+    )
+    graph = graph_of("shuffled", "cpu", setting)
+    assert graph.ndata["x"].shape == (2_000, 24) and graph.ndata["x"].dtype == torch.float16
+    assert [conv.heads for conv in network("gat", graph, setting).convs] == [2, 2]
+    lines = []
+    (row,) = epoch.run(setting, "1GiB", ("resident",), lines.append)["rows"]
+    assert "x[2000, 24]" in lines[0] and not row["note"] and 0 < row["loss"] < 10
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"features": 0}, "--features must be at least 1; got 0"),
+        ({"features": 8, "dataset": "cora"}, "--dataset cora has features of its own"),
+        ({"heads": 0}, "--heads must be at least 1; got 0"),
+        ({"heads": 3, "models": ("gat",)}, "--hidden 8 is no multiple of --heads 3"),
+        ({"models": ("gate",)}, "unknown model 'gate'"),
+    ],
+)
+def test_widths_that_cannot_be_are_refused_before_the_graph_is_made(monkeypatch, given, message):
+    monkeypatch.setattr(step, "planted", lambda *_args, **_more: pytest.fail("a graph was made"))
+    monkeypatch.setattr(step.joestar, "load", lambda *_args, **_more: pytest.fail("a graph was loaded"))
+    setting = dataclasses.replace(SETTING, **given)
+    with pytest.raises(ConfigError, match=message):
+        epoch.run(setting, BUDGET)
+    with pytest.raises(ConfigError, match=message):
+        scaling.run(setting, (1, 2))
+
+
+def test_a_head_may_be_as_wide_as_a_single_layer():
+    dataclasses.replace(SETTING, models=("gat",), heads=3, fanouts=(4,)).check()  # it has no hidden layer
+    dataclasses.replace(SETTING, models=("sage",), heads=3).check()  # and this one no heads
+
+
 # --- how busy ---
 
 
@@ -152,6 +191,32 @@ def test_the_command(eager, tmp_path):
     assert found.exit_code == 0, found.output
     assert [row["mode"] for row in json.loads(file.read_text())["rows"]] == ["match", "cached"]
     assert "mini, on cpu, fp32, batch 1000, fanouts 4,3, hidden 8" in found.output
+
+
+def test_the_command_takes_widths(monkeypatch):
+    """With modes and with processes: the same setting reaches both, and both say it."""
+    seen = []
+    monkeypatch.setattr(epoch, "run", lambda setting, *more: seen.append(setting) or _nothing(setting))
+    monkeypatch.setattr(scaling, "run", lambda setting, *more: seen.append(setting) or _nothing(setting))
+    arguments = ["bench", "epoch", "--models", "sage,gat", "--hidden", "512"]
+    for more in ([], ["--gpus", "1,2"], ["--processes", "1,2"]):
+        found = CliRunner().invoke(app, [*arguments, "--features", "1024", "--heads", "8", *more])
+        assert found.exit_code == 0, found.output
+        assert (seen[-1].features, seen[-1].heads, seen[-1].hidden) == (1024, 8, 512)
+        assert "hidden 512, 8 heads, 1,024 features" in " ".join(found.output.split())
+    CliRunner().invoke(app, arguments)
+    assert (seen[-1].features, seen[-1].heads) == (None, 4)
+    for wrong, message in (
+        (["--features", "0"], "features"), (["--heads", "0"], "heads"), (["--features", "many"], "features"),
+        (["--heads", "2", "--models", "sage"], "--heads is of gat, which --models sage does not name"),
+    ):  # fmt: skip
+        refused = CliRunner().invoke(app, [*arguments, *wrong])
+        assert refused.exit_code == 2 and message in refused.output, refused.output
+    assert len(seen) == 4
+
+
+def _nothing(setting: Setting) -> dict:
+    return {"machine": "none", "setting": {**dataclasses.asdict(setting), "budget": 1}, "rows": []}
 
 
 def test_names_in_help_texts_are_those_there_are():

@@ -96,11 +96,20 @@ def test_losses_must_agree(tmp_path):
         assert on_gpu.run(python("losses", "", summary=on_gpu.losses_summary(file)), tmp_path).status == status
 
 
+def test_without_a_gpu_nothing_is_started(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(on_gpu, "has_gpu", lambda: False)
+    monkeypatch.setattr(on_gpu, "run_all", lambda *given: pytest.fail("it was"))
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        on_gpu.main()
+    assert "no GPU here" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_every_stage_has_a_name_of_its_own_and_runs_a_file_that_exists(tmp_path):
     options = on_gpu.argparse.Namespace(device="cuda", shape=None, batch_size=1000, steps=200, workers=6, loader=True,
                                         pytest_options="--rootdir {root}")  # fmt: skip
     stages, bench = on_gpu.stages(options, tmp_path, tmp_path / "copy"), typer.main.get_command(bench_commands.app)
-    assert len({stage.name for stage in stages}) == len(stages) == 18
+    assert len({stage.name for stage in stages}) == len(stages) == 19
     for stage in stages:
         scripts = [word for word in stage.command if word.startswith("benchmarks/")]
         assert all((on_gpu.ROOT / script).exists() for script in scripts)

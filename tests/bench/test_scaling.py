@@ -17,7 +17,7 @@ from joestar.cli.bench_scaling import bench_scaling, tables
 from joestar.cli.main import app
 from joestar.errors import ConfigError, DistributedError
 from tests.distributed import scenarios
-from tests.distributed.ranks import run
+from tests.distributed.ranks import results
 
 SETTING = Setting("tiny", models=("sage", "gat"), fanouts=(3, 2), hidden=8, batch_size=20, epochs=1, dropout=0.0)
 
@@ -29,10 +29,7 @@ def measured(tmp_path_factory):
     def launch(world: int, task: Task) -> list[dict]:
         if world == 1:
             return scenarios.measured(task.text())
-        outcomes = run(world, scenarios.measured, task.text(), folder=tmp_path_factory.mktemp("ranks"))
-        for outcome in outcomes:
-            assert outcome.code == 0, outcome.text
-        return outcomes[0].result
+        return results(world, scenarios.measured, task.text(), folder=tmp_path_factory.mktemp("ranks"))[0]
 
     lines, kept = [], []
     result = scaling.run(SETTING, (1, 2), "eager", lines.append, lambda r: kept.append(len(r["rows"])), launch)

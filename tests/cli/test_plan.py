@@ -31,6 +31,15 @@ def test_what_fits_is_said():
     assert "everything fits into 1.0 GiB" in ran("plan", "--memory", "1GiB", *SMALL)
 
 
+def test_a_batch_ahead_is_counted():
+    """Where everything fits with it; not in parts."""
+    given = ["plan", "cora", *SMALL, "--memory"]
+    assert "a step ahead" in ran(*given, "1GiB", "--prefetch") and "ahead" not in ran(*given, "1GiB")
+    for more, words in (("15MiB",), "as a whole"), (("40MiB", "--partitions", "parts.npz"), "not for --partitions"):
+        done = CliRunner().invoke(app, [*given, *more, "--prefetch"])
+        assert done.exit_code != 0 and words in " ".join(done.output.split()) + str(done.exception)
+
+
 def test_a_plan_for_one_of_several_gpus():
     """As many seeds per step of each, and a share of the epoch's: half as many macro-batches of a size, or smaller."""
     given = ["plan", "cora", "--memory", "15MiB", *SMALL]

@@ -48,6 +48,13 @@ def run(world: int, scenario: Callable, *args, folder, seconds: float = 120.0) -
     return [_outcome(*each, seconds) for each in started]
 
 
+def results(world: int, scenario: Callable, *args, **options) -> list:
+    """What the ranks of ``run`` return; all must have ended well."""
+    outcomes = run(world, scenario, *args, **options)
+    assert all(outcome.code == 0 for outcome in outcomes), "\n".join(outcome.text for outcome in outcomes)
+    return [outcome.result for outcome in outcomes]
+
+
 def _start_server() -> None:
     """The server finds the modules that this process finds (of itself it does from Python 3.13 on)."""
     before = os.environ.get("PYTHONPATH")

@@ -12,16 +12,13 @@ from joestar.distributed.board import SILENCE, STARTING, Board, Watch, differenc
 from joestar.distributed.place import Found, Place, check_devices, read_place
 from joestar.errors import ConfigError
 from tests.distributed import differing_scenarios
-from tests.distributed.ranks import run
+from tests.distributed.ranks import results, run
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    outcomes = run(2, differing_scenarios.differing, 20, str(folder), folder=folder)
-    for outcome in outcomes:
-        assert outcome.code == 0, outcome.text
-    return [outcome.result for outcome in outcomes]
+    return results(2, differing_scenarios.differing, 20, str(folder), folder=folder)
 
 
 WORDS = {

@@ -12,6 +12,7 @@ from joestar.stages.history import boundary_nodes
 from joestar.stages.partition_order import partition_order, rounds
 from tests.distributed import part_scenarios, scenarios
 from tests.distributed.part_plain import Lanes, outputs_of, seeds_of
+from tests.distributed.ranks import results as results_of
 from tests.distributed.ranks import run
 from tests.distributed.test_training import close
 
@@ -57,9 +58,7 @@ def two_more(tmp_path_factory):
 
 def results(names, folder, ranks=2):
     """Of every rank."""
-    outcomes = run(ranks, part_scenarios.all_of, names, BATCH, str(folder), folder=folder, seconds=300.0)
-    assert all(outcome.code == 0 for outcome in outcomes), "\n".join(outcome.text for outcome in outcomes)
-    return [outcome.result for outcome in outcomes]
+    return results_of(ranks, part_scenarios.all_of, names, BATCH, str(folder), folder=folder, seconds=300.0)
 
 
 def order_of(name, epoch, ranks, batch=BATCH, **further):

@@ -5,17 +5,9 @@ import torch
 
 import joestar
 from tests.distributed import shard_scenarios as scenarios
-from tests.distributed.ranks import run
+from tests.distributed.ranks import results
 from tests.distributed.test_training import BATCH, close
 from tests.runtime.common import FEATURES
-
-
-def results(world: int, scenario, *args, folder, seconds: float = 120.0) -> list:
-    """What the ranks return; all must have ended well."""
-    outcomes = run(world, scenario, *args, folder=folder, seconds=seconds)
-    for outcome in outcomes:
-        assert outcome.code == 0, outcome.text
-    return [outcome.result for outcome in outcomes]
 
 
 @pytest.fixture(scope="module")

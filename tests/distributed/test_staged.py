@@ -14,7 +14,7 @@ from joestar.staged.several import own_threads
 from joestar.staged.step import borders
 from joestar.stages import LargeBatch
 from tests.distributed import scenarios, staged_scenarios
-from tests.distributed.ranks import run
+from tests.distributed.ranks import results, run
 from tests.distributed.test_training import close
 from tests.fuzz.staged_plain import graph_of
 from tests.runtime.plain import plain_logits
@@ -44,10 +44,7 @@ def begun(folder):
 @pytest.fixture(scope="module")
 def two(folder, begun):
     """Every scenario on two ranks."""
-    outcomes = run(2, staged_scenarios.all_of, NAMES, BATCH, str(folder), folder=folder)
-    for outcome in outcomes:
-        assert outcome.code == 0, outcome.text
-    return [outcome.result for outcome in outcomes]
+    return results(2, staged_scenarios.all_of, NAMES, BATCH, str(folder), folder=folder)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from joestar.distributed.division import arranged, present, seeds_per_rank, shar
 from joestar.distributed.reduction import Reduction
 from joestar.runtime.seeds import shuffled
 from tests.distributed import scenarios
-from tests.distributed.ranks import run
+from tests.distributed.ranks import results, run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
@@ -29,10 +29,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(folder):
     """Every scenario on two ranks."""
-    outcomes = run(2, scenarios.all_of, NAMES, BATCH, folder=folder)
-    for outcome in outcomes:
-        assert outcome.code == 0, outcome.text
-    return [outcome.result for outcome in outcomes]
+    return results(2, scenarios.all_of, NAMES, BATCH, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +162,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, folder):
 @pytest.mark.fuzz
 def test_choices_of_the_tuner_are_those_of_rank_0(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("JOESTAR_CACHE", str(tmp_path))
-    outcomes = run(2, scenarios.all_of, ["tuned", "averaged", "more_losses"], BATCH, folder=folder)
-    for outcome in outcomes:
-        assert outcome.code == 0, outcome.text
-    first, second = (outcome.result for outcome in outcomes)
+    first, second = results(2, scenarios.all_of, ["tuned", "averaged", "more_losses"], BATCH, folder=folder)
     assert first["tuned"] == second["tuned"] and first["averaged"] == second["averaged"] and first["tuned"]["sites"]
     with scenarios.cheaper(scenarios.cheapest):
         one, losses = scenarios.averaged(2 * BATCH), scenarios.more_losses(2 * BATCH)

@@ -31,7 +31,9 @@ def test_the_page_runs_and_links_are_told_from_random_pairs(tmp_path):
 def test_two_ranks_take_the_same_steps(tmp_path):
     found = [block.code for block in blocks(PAGE) if block.language == "python"]
     setup, ranks = found[0], next(code for code in found if "init_process_group" in code)
-    code = f"{setup}\n{ranks}\nprint('sum', sum(p.double().sum().item() for p in net.parameters()), len(seeds))\n"
+    total = "sum(p.double().sum().item() for p in net.parameters())"
+    line = f"f'sum {{{total}}} {{len(seeds)}}\\n'"  # written at once: both ranks have the same output
+    code = f"{setup}\n{ranks}\nimport sys\nsys.stdout.write({line})\n"
     code = code.replace("slack=0.5", 'slack=0.5, backend="eager"')
     program = tmp_path / "train.py"
     program.write_text(code)

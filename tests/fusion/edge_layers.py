@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, small_graph
 from torch import nn
 
+import joestar
 from joestar import fn
 
 HEADS, WIDTH = 2, 3
@@ -188,3 +189,16 @@ LAYERS = {
     "a shared value": (two_widths, "edge src | sigmoid 1 | mul 2 0 -> sum 3"),
 }  # fmt: skip
 """Name -> (layer, the text of its program and the reduction)."""
+
+
+def trained_under_autocast(layer, kind: str, choice: str) -> torch.Tensor:
+    """Losses of three steps in bfloat16, of two layers whose places of this kind take this choice."""
+    data = graph(x=small_graph().ndata["x"].float())
+    data.edata["f"] = data.edata["f"].float()
+    torch.manual_seed(0)
+    net = Net(layer, 2)
+    step = joestar.compile(
+        net, joestar.NeighborSampler(data, [3, 2]), F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1),
+        backend="eager", autocast=torch.bfloat16, choices={f"{kind}:hop{hop}": choice for hop in range(2)},
+    )  # fmt: skip
+    return torch.stack([loss.clone() for loss in step.epoch(torch.arange(30), 10)])

@@ -1,7 +1,5 @@
 """Factors of rows as weights of edges, and biases as part of products: same numbers, and every reason not to."""
 
-import functools
-
 import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same
@@ -11,7 +9,7 @@ import joestar.nn as jnn
 from joestar import fn
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
-from .together import captured_together
+from .together import one_of
 
 PATTERN, BIAS = "factor-aggregate", "bias"
 ON, OFF = only("extract-select", PATTERN, BIAS), only("extract-select")
@@ -71,15 +69,8 @@ MODELS = {
 }
 
 
-@functools.cache
-def known(name: str):
-    """The model after the passes."""
-    return all_known()[name]
-
-
-@functools.cache
-def all_known():
-    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=ON)
+known = one_of(MODELS, disable=ON)
+"""Name -> the model after the passes."""
 
 
 def fired(case, pattern: str) -> int:

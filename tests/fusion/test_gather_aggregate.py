@@ -1,7 +1,5 @@
 """Aggregation that reads features in place: edge weights, factors, attention, self-loops, and every reason not to."""
 
-import functools
-
 import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same
@@ -11,7 +9,7 @@ import joestar.nn as jnn
 from joestar import fn
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, count, mean, only, reasons
-from .together import captured_together
+from .together import one_of
 
 PATTERN = "gather-aggregate"
 BASE = ("extract-select", "spmm-gemm-order")
@@ -75,15 +73,8 @@ def _of_compact(ids) -> bool:
     return made_by.target is JOESTAR.compact.default and made_by.args[0].op != "placeholder"
 
 
-@functools.cache
-def known(name: str):
-    """The model after the passes."""
-    return all_known()[name]
-
-
-@functools.cache
-def all_known():
-    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=ON)
+known = one_of(MODELS, disable=ON)
+"""Name -> the model after the passes."""
 
 
 @pytest.mark.parametrize("name", MODELS)

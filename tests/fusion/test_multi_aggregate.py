@@ -15,7 +15,7 @@ from joestar.errors import ConfigError
 from joestar.fusion import run_passes
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
-from .together import captured_together
+from .together import captured_together, one_of
 
 PATTERN = "multi-aggregate"
 BASE = ("extract-select", "sample-gather-aggregate", "gather-aggregate", "relu-dropout")
@@ -82,15 +82,8 @@ MODELS = {
 }
 
 
-@functools.cache
-def known(name: str):
-    """The model after the passes."""
-    return all_known()[name]
-
-
-@functools.cache
-def all_known():
-    return captured_together({name: make() for name, (make, _) in MODELS.items()}, disable=ON)
+known = one_of(MODELS, disable=ON)
+"""Name -> the model after the passes."""
 
 
 def together(case):

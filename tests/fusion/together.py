@@ -1,7 +1,9 @@
 """Many small models in one capture, each then a program of its own: a capture is most of what a test costs."""
 
 import copy
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -92,6 +94,16 @@ def captured_together(models: dict, fanouts=(3, 2), **options) -> dict[str, Case
     for case in cases.values():
         case.trace()
     return cases
+
+
+def one_of(models: dict, **options) -> Callable[[str], Case]:
+    """A case by name, made as ``make()`` of (``make``, anything): all are captured together when one is asked for."""
+
+    @functools.cache
+    def every() -> dict[str, Case]:
+        return captured_together({name: make() for name, (make, _) in models.items()}, **options)
+
+    return lambda name: every()[name]
 
 
 def _part(whole: Captured, position: int) -> Captured:

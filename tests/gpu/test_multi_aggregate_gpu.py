@@ -9,20 +9,11 @@ import joestar
 from joestar.bench.user_models import FOLDER, example
 from joestar.kernels import gpu
 
+from .moved import moved, on_gpu
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 ops = torch.ops.joestar
-
-
-def _moved(value, device: str):
-    if isinstance(value, list):
-        return [_moved(entry, device) for entry in value]
-    return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def on_gpu(function):
-    """``function`` of the arguments' copies on the GPU; results on the CPU."""
-    return lambda *args: _moved(function(*(_moved(value, "cuda") for value in args)), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,7 @@ def test_large(width, deterministic):
     torch.use_deterministic_algorithms(deterministic)
     try:
         found = ops.multi_aggregate(indptr.cuda(), indices.cuda(), ours, reduces, True)
-        (grad,) = torch.autograd.grad(found[:4], ours, _moved(through, "cuda"))
+        (grad,) = torch.autograd.grad(found[:4], ours, moved(through, "cuda"))
     finally:
         torch.use_deterministic_algorithms(False)
     for value, other in zip(found, good, strict=False):

@@ -7,9 +7,13 @@ import torch
 
 from joestar.ops.step.side_by_side import Call, Input, Program, Value, forking, side_stream
 
-from .test_step_graph import exact_products, make, train  # noqa: F401  (a fixture of all tests there)
+from .test_step_graph import make, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("exact_products"),
+]
 
 ADD, MM, T = "aten.add.Tensor", "aten.mm.default", "aten.t.default"
 

@@ -12,18 +12,9 @@ from joestar.bench.planted import planted
 from joestar.bench.user_models import FOLDER, example
 from joestar.kernels import gpu
 
+from .moved import on_gpu
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-
-def _moved(value, device: str):
-    if isinstance(value, list):
-        return [_moved(entry, device) for entry in value]
-    return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def on_gpu(function):
-    """``function`` of the arguments' copies on the GPU; results on the CPU."""
-    return lambda *args: _moved(function(*(_moved(value, "cuda") for value in args)), "cpu")
 
 
 RUN = on_gpu(gpu.segment), on_gpu(gpu.segment_grad)

@@ -9,17 +9,16 @@ import joestar
 from joestar.bench.measure import launches
 from joestar.bench.planted import Shape, planted
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("exact_products"),
+]
 
 SHAPE = Shape(
     nodes=20_000, degree=20, spread=0.8, community=64, inside=0.7, skew=1.5, features=24, classes=6, train=3_000
 )
 BATCH = 200
-
-
-@pytest.fixture(autouse=True)
-def exact_products():
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def make(optimizer=None, model="GraphSAGE", *, loss=True, **options):

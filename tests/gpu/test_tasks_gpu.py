@@ -9,7 +9,11 @@ import joestar
 
 from .test_step_graph import BATCH, make, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("exact_products"),
+]
 
 OPTIMIZERS = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5, centered=True),
@@ -18,11 +22,6 @@ OPTIMIZERS = {
     "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2, lr_decay=0.01),
     "adamw capturable": lambda p: torch.optim.AdamW(p, 1e-3, capturable=True, foreach=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def exact_products():
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())

@@ -116,6 +116,15 @@ def check_parity(ours, theirs, run_ours, run_theirs, inputs, tolerance: float = 
     return out
 
 
+def check_block(ours, theirs, block, width: int = 6, tolerance: float = 1e-5) -> None:
+    """``check_parity`` of convolutions on a block; PyG's takes a pair of rows, of sources and of destinations."""
+    size = (block.num_src, block.num_dst)
+    edge_index, x = local_edge_index(block), features(block.num_src, width)
+    check_parity(
+        ours, theirs, lambda m, x: m(block, x), lambda m, x: m((x, x[: size[1]]), edge_index, size=size), [x], tolerance
+    )
+
+
 def features(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     """Random rows; some are equal, so that extrema have ties."""
     x = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
@@ -131,6 +140,7 @@ def parity():
         pyg=pyg,
         nn=jnn,
         check=check_parity,
+        check_block=check_block,
         load=load_both_ways,
         randomize=randomize,
         features=features,

@@ -30,18 +30,8 @@ def test_full_graph(parity, full, options):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_sampled_block_train_mode(parity, sampled, options):
-    block = sampled.blocks[0]
-    ours, theirs = _pair(parity, options)
-    size = (block.num_src, block.num_dst)
-    edge_index = parity.edge_index(block)
-    parity.check(
-        ours,
-        theirs,
-        lambda m, x: m(block, x),
-        lambda m, x: m((x, x[: size[1]]), edge_index, size=size),
-        [parity.features(block.num_src, 6)],
-        tolerance=3e-5,  # BatchNorm over 13 rows divides by small deviations
-    )
+    # BatchNorm over 13 rows divides by small deviations.
+    parity.check_block(*_pair(parity, options), sampled.blocks[0], tolerance=3e-5)
 
 
 def test_reset_restores_eps_and_redraws_nn(parity):

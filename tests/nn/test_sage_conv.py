@@ -29,17 +29,8 @@ def test_full_graph(parity, full, options):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_sampled_block(parity, sampled, options):
-    block = sampled.blocks[0]
     ours, theirs = parity.nn.SAGEConv(6, 5, **options), parity.pyg.SAGEConv(6, 5, **options)
-    size = (block.num_src, block.num_dst)
-    edge_index = parity.edge_index(block)
-    parity.check(
-        ours,
-        theirs,
-        lambda m, x: m(block, x),
-        lambda m, x: m((x, x[: size[1]]), edge_index, size=size),
-        [parity.features(block.num_src, 6)],
-    )
+    parity.check_block(ours, theirs, sampled.blocks[0])
 
 
 def test_pair_of_features(parity, sampled):

@@ -15,6 +15,7 @@ from joestar.errors import ConfigError, StageError
 from joestar.nn import historical
 from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
+from joestar.stages.arena import Arena
 from tests.runtime.partitioned import (
     BATCH,
     NODES,
@@ -38,6 +39,16 @@ def graph():
 @pytest.fixture(scope="module")
 def parts(graph):
     return joestar.partition(graph, PARTS, passes=2)
+
+
+def test_the_arena_knows_the_tables_that_its_loads_write(graph, parts, monkeypatch):
+    """It keeps their memory while a load goes on: ``stages/test_arena.py``."""
+    kept, keep = [], Arena._read_on
+    monkeypatch.setattr(Arena, "_read_on", staticmethod(lambda given, *t: kept.extend(t) or keep(given, *t)))
+    step = compiled(graph, stage_of(parts))
+    device = step.exchange.device
+    wanted = [device.tables.place, *device.tables.pulled, *device.tables.usable, *device.pushed, *device.written]
+    assert {table.data_ptr() for table in wanted} <= {table.data_ptr() for table in kept}
 
 
 CASES = {

@@ -17,6 +17,7 @@ import joestar
 from joestar.errors import ConfigError, JoestarWarning
 from joestar.runtime import prefetch, runner
 from joestar.runtime.prefetch import Ahead
+from joestar.staged import Planner
 from joestar.store import FeatureStore
 from tests.runtime.common import make_step, planted_graph, tight_bounds, train
 
@@ -258,11 +259,40 @@ def test_the_report_says_what_was_made_a_step_early():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"prefetch": 1}, "True or False"), ({"execution": "exact"}, "'padded'"), ({"memory": "1MiB"}, "leave it out")],
+    [
+        ({"prefetch": 1}, "True or False"),
+        ({"execution": "exact"}, "'padded'"),
+        ({"memory": "100KiB"}, r"into memory=100.0 KiB as a whole.*a step ahead.*leave prefetch out"),
+        ({"memory": "1GiB", "first_stage": joestar.LargeBatch(100)}, "leave it out"),
+    ],
 )
 def test_what_it_does_not_go_with(options, words):
     with pytest.raises(ConfigError, match=words):
         make_step(**{"prefetch": True, **options})
+
+
+def test_under_a_budget_that_holds_everything(monkeypatch):
+    both(evaluating, monkeypatch, memory="1GiB", batch_size=100)
+
+
+@pytest.mark.parametrize("columns", [12, 300])
+@pytest.mark.parametrize("kind", ["GraphSAGE", "GAT"])
+def test_the_plan_counts_what_is_there_twice(kind, columns):
+    """At least one more batch as the front leaves it, and no more than a few; of everything, no other part changes."""
+    graph = planted_graph()
+    graph.ndata["x"] = torch.rand(graph.num_nodes, columns)
+    model = getattr(joestar.nn, kind)(columns, 16, 2, out_channels=4)
+    sampler = joestar.NeighborSampler(graph, [5, 3])
+    step = joestar.compile(
+        model, sampler, torch.nn.functional.cross_entropy, torch.optim.Adam(model.parameters()), backend="eager",
+        memory="1GiB", batch_size=100, prefetch=True,
+    )  # fmt: skip
+    epoch = step.epoch(IDX, 100)
+    next(epoch)
+    made = sum(tensor.nbytes for tensor in step._runner.ahead._made.made)
+    parts = dict(step.plan.parts)
+    assert made <= parts.pop("a step ahead") <= 8 * made
+    assert parts == Planner(model, sampler, 1 << 30, batch=100).plan().parts
 
 
 # --- captured ---

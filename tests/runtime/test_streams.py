@@ -9,7 +9,7 @@ import torch
 
 import joestar
 from joestar import streams
-from joestar.streams import own_stream
+from joestar.streams import between, own_stream
 
 CURRENT = torch.device("cuda", 1)
 
@@ -73,6 +73,27 @@ def test_without_a_driver_a_stream_of_the_pool(driver, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", missing)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: ("pool", priority))
     assert own_stream("a", torch.device("cuda"), -1) == ("pool", -1)
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_current_stream_waits_for_what_is_done_between_also_after_an_interrupt(monkeypatch, error):
+    log = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            log.append(f"{self.name} waits for {other.name}")
+
+    one, other = Stream("one"), Stream("other")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: one)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    with contextlib.nullcontext() if error is None else pytest.raises(error), between(other, CURRENT):
+        log.append("work")
+        if error is not None:
+            raise error
+    assert log == ["other waits for one", "work", "one waits for other"]
 
 
 def test_what_is_recorded_is_recorded_on_no_stream_of_a_pool():

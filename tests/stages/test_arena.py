@@ -9,6 +9,7 @@ import torch
 from joestar.errors import StageError
 from joestar.sampling import NeighborSampler
 from joestar.stages.arena import Arena, Source
+from joestar.stages.device_history import DeviceHistory
 from joestar.stages.large_batch import LargeBatch
 
 from .support import random_graph
@@ -61,6 +62,21 @@ def test_tables_are_kept_for_both_streams(monkeypatch):
     graph, read = arena.graph, {table.data_ptr() for table in tables}
     written = graph.ndata["x"], graph.edata["w"], graph.ids, graph.whole_degrees, *arena._next
     assert streams == 2 and {table.data_ptr() for table in written} <= read
+
+
+def test_tables_of_hidden_rows_are_kept_for_the_bus(monkeypatch):
+    """Loads write them behind what has made them, and nobody else gets their memory while a load goes on."""
+    arena, _, log = arena_and_macro(monkeypatch)
+    waits = []
+    bus = arena._stream = types.SimpleNamespace(wait_stream=waits.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "steps'")
+    history = DeviceHistory(9, (3, 4), 5, 6, torch.float32, "cpu")
+    arena.bring_history(types.SimpleNamespace(device=history))
+    found = [*vars(history).values(), *vars(history.tables).values()]
+    tables = [each for value in found for each in (value if isinstance(value, list) else [value])]
+    tables = [each for each in tables if isinstance(each, torch.Tensor)]
+    assert waits == ["steps'"] and len(tables) == 10
+    assert sorted(log, key=str) == sorted(((table.data_ptr(), bus) for table in tables), key=str)
 
 
 def test_each_of_them_for_each_stream(monkeypatch):

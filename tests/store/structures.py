@@ -53,6 +53,14 @@ def placed(case: Case, ids: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.tensor(offsets), torch.tensor([*flat, *[0] * 5], dtype=ids)
 
 
+def check_among_slots(case: Case, ids: torch.dtype, place_structure) -> None:
+    """Into memory with anything in it."""
+    out = torch.full((case.slots_in_all + 1,), -7), torch.full((case.indices.numel() + 5,), -7, dtype=ids)
+    place_structure(case.indptr, case.indices, case.slots, *out)
+    for found, expected in zip(out, placed(case, ids), strict=True):
+        assert torch.equal(found, expected)
+
+
 def check_own_table(case: Case, place_structure) -> None:
     """Sources with numbers of their own, other than those of rows: their slots are in a longer table."""
     rows = case.indptr.numel() - 1

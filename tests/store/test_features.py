@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from joestar.graph_api.row_source import source_of
 from joestar.nn import GraphSAGE
 from joestar.ops import reference
 from joestar.sampling import NeighborSampler
-from joestar.store import FeatureStore, choose_hot, pin, with_pinned_structure
+from joestar.store import FeatureStore, choose_hot, features, fill_rows, pin, with_pinned_structure
 
 pytest.importorskip("joestar._native")
 ops = torch.ops.joestar
@@ -194,3 +195,45 @@ def test_impossible_stores():
     ):
         with pytest.raises(error, match=message):
             FeatureStore(x, "cpu", **arguments)
+
+
+class Far(torch.Tensor):
+    """Memory of a device that the staging buffers are for, as far as ``fill`` asks."""
+
+    is_cpu = False
+
+
+def test_a_staging_buffer_is_written_again_when_it_was_read_on_whatever_stream(monkeypatch):
+    """With streams that are made up: rows are filled on one stream, then on another one."""
+    log, current = [], []
+
+    class Event:
+        def record(self, stream):
+            log.append(("record", self, stream))
+
+        def synchronize(self):
+            log.append(("synchronize", self, None))
+
+    def stream(name):
+        return SimpleNamespace(name=name, wait_event=lambda event: log.append(("wait", event, name)))
+
+    def filled(source, ids, slots, out, programs):
+        log.append(("fill", fill_rows(source, ids, slots, out.as_subclass(torch.Tensor)), None))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, on: log.append(("keep", tensor, on.name)))
+    monkeypatch.setattr(features, "fill_rows", filled)
+    x, ids = torch.rand(9, 3), torch.tensor([1, 4, 8])
+    store = FeatureStore(x, "cpu", tier="host")
+    for name in ("one", "other"):
+        current.append(stream(name))
+        out = torch.zeros(4, 3).as_subclass(Far)
+        store.fill(ids, torch.tensor([2, 0, 3]), out)
+        assert torch.equal(out[[2, 0, 3]].as_subclass(torch.Tensor), x[ids])
+    staging = store._staging[0]
+    words = [word for word, *_ in log]
+    assert words == 2 * ["synchronize", "wait", "keep", "record", "fill", "record"]
+    (_, waited, on), (_, kept, keeper) = log[7:9]
+    assert waited is staging.read and kept is staging.copy and on == keeper == "other"
+    assert log[5][1] is staging.read and log[5][2].name == "one" and log[3][1] is staging.done
