@@ -60,11 +60,13 @@ GROUPS = 8
 
 
 def build_first_stage(config: TrainConfig):
-    """``joestar.Partitions`` of ``--partitions``, with all that mini-batches can reach; ``None`` without."""
+    """``joestar.Partitions`` of ``--partitions``, with all that mini-batches can reach; ``joestar.LargeBatch`` of
+    ``--macro-batch`` and ``--hot``; ``None`` where nothing is asked for."""
     if config.partitions is None:
-        return None
+        asked = config.macro_batch, config.hot
+        return None if asked == (None, None) else joestar.LargeBatch(config.macro_batch, hot=config.hot)
     parts = Partitioning.load(config.partitions)
-    return joestar.Partitions(parts, config.group or max(1, parts.parts // GROUPS), ahead=config.layers)
+    return joestar.Partitions(parts, config.group or max(1, parts.parts // GROUPS), ahead=config.layers, hot=config.hot)
 
 
 def check_graph(graph: Graph) -> None:

@@ -113,6 +113,16 @@ class TrainConfig:
     group: int | None = setting(
         None, "Execution", "Parts in a group (with --partitions).", low=1, shown="an eighth of them"
     )
+    macro_batch: int | None = setting(
+        None, "Execution", "Training nodes of a macro-batch (with --memory).", low=1, shown="the plan chooses"
+    )
+    hot: int | None = setting(
+        None,
+        "Execution",
+        "Nodes that stay on the device for good (with --memory), 0 for none.",
+        low=0,
+        shown="as many as fit",
+    )
     deterministic: bool = setting(False, "Execution", "Fix the order of every sum: repeated runs have the same bits.")
     checkpoints: str | None = setting(
         None, "Output", "Folder for checkpoints, written after every epoch.", metavar="FOLDER"
@@ -149,6 +159,12 @@ class TrainConfig:
             raise ConfigError("--shard is for features that stay where they are: leave out --memory and --partitions.")
         if self.group is not None and self.partitions is None:
             raise ConfigError("--group is of --partitions FILE: give both, or neither.")
+        if self.macro_batch is not None and (self.memory is None or self.partitions is not None):
+            raise ConfigError(
+                "--macro-batch is of --memory SIZE without --partitions, whose groups have their own size."
+            )
+        if self.hot is not None and self.memory is None:
+            raise ConfigError("--hot is of --memory SIZE: give both, or neither.")
         if self.model == "gat" and self.hidden % self.heads:
             raise ConfigError(
                 f"hidden is {self.hidden}, which the {self.heads} heads of gat do not divide. Choose a multiple of "
@@ -161,6 +177,7 @@ FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
 RUN_ONLY = (
     "epochs", "patience", "metric", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every",
     "keep", "resume", "memory", "shard", "partitions", "group",
+    "macro_batch", "hot",
 )  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)

@@ -10,7 +10,8 @@ from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
 from joestar.cli.help import Command, option
 
-PLANNED = tuple(name for name in FIELDS if name not in RUN_ONLY or name in ("memory", "partitions", "group"))
+STAGED = ("memory", "partitions", "group", "macro_batch", "hot")
+PLANNED = tuple(name for name in FIELDS if name not in RUN_ONLY or name in STAGED)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,6 +49,7 @@ def plan(
     Examples:
         joestar plan cora --memory 40MiB
         joestar plan graphs/papers --memory 24GiB --fanouts 15,10,5 --hidden 128
+        joestar plan graphs/papers --memory 24GiB --macro-batch 100000 --hot 0
         joestar plan graphs/papers --memory 24GiB --gpus 4
         joestar plan graphs/papers --memory 24GiB --partitions parts.npz --group 96
     """
@@ -60,8 +62,9 @@ def plan(
     from joestar.staged.several import imagined
     from joestar.staged.staging import free_memory_of, partition_planner
 
-    if prefetch and config.partitions is not None:
-        raise ConfigError("--prefetch is for a graph that fits as a whole, not for --partitions.")
+    if prefetch and (config.partitions, config.macro_batch, config.hot) != (None, None, None):
+        message = "--prefetch is for a graph that fits as a whole, not for --partitions, --macro-batch or --hot."
+        raise ConfigError(message)
     check_writable(json_file, "--json")
     device, console = build.build_device(config), out()
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
@@ -72,8 +75,10 @@ def plan(
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
     stage = build.build_first_stage(config)
     ranks = None if gpus in (None, 1) else imagined(gpus)
-    planner = Planner(model, sampler, budget, batch=config.batch_size, ranks=ranks, prefetch=prefetch)
-    found = planner.plan() if stage is None else partition_planner(planner, stage).plan().plan
+    parts = stage if isinstance(stage, joestar.Partitions) else None
+    given = {"first_stage": None if parts else stage, "ranks": ranks, "prefetch": prefetch}
+    planner = Planner(model, sampler, budget, batch=config.batch_size, **given)
+    found = planner.plan() if parts is None else partition_planner(planner, parts).plan().plan
     for line in str(found).splitlines():
         say(console, line)
     if json_file is not None:

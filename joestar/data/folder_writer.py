@@ -142,7 +142,11 @@ def check_target(target: Path, overwrite: bool) -> Path:
     if PARTIAL in target.name:
         raise DataError(f"{target}: names with {PARTIAL!r} are those of half-written folders; choose another.")
     if (target.exists() or target.is_symlink()) and not (overwrite and (target / META).is_file()):
-        hint = "it is no converted graph, so it is left alone" if overwrite else "pass overwrite=True to replace it"
+        hint = (
+            "it is no converted graph, so it is left alone"
+            if overwrite
+            else "pass overwrite=True (--overwrite) to replace it"
+        )
         raise DataError(f"{target} exists already; {hint}, or choose another folder.")
     return target
 

@@ -14,6 +14,8 @@ from joestar.data.text_blocks import blocks, columns_of, layout_of
 from joestar.errors import DataError
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+MOST_CLASSES = (1 << 31) - 1
+"""The largest class id: a model has an output for every one up to it."""
 MOST = 1 << 24
 """Values that are converted together, at most."""
 PER_VALUE = 32
@@ -135,6 +137,12 @@ class Labels:
                     "Targets of a regression: --task regression (task='regression')."
                 )
             y = np.where(known, y, UNLABELLED)
+        beyond = np.flatnonzero(y > MOST_CLASSES)
+        if len(beyond):
+            raise DataError(
+                f"{self.y.where}: class ids must be 0..C-1; row {first + int(beyond[0])} is {y[beyond[0]]}, beyond "
+                f"{MOST_CLASSES:,}. Number the classes, or take --task regression (task='regression') for targets."
+            )
         y = y.astype(np.int64)
         wrong = np.flatnonzero((y < 0) & (y != UNLABELLED))
         if len(wrong):

@@ -14,6 +14,9 @@ from joestar.graph_api.row_source import RowSource
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg import call_on_subgraph
 
+LOOK_AT = 1 << 24
+"""Values that are looked at together."""
+
 
 def call_model(model: nn.Module, blocks: list, features: Tensor | None, source: RowSource | None = None) -> Tensor:
     """``model(blocks, x)`` with the rows of the first block's sources; ``model(blocks)`` without features.
@@ -50,6 +53,17 @@ def settle_and_check(model: nn.Module, graph) -> None:
         )
     if x is not None and not x.dtype.is_floating_point:
         raise GraphError(f"graph.ndata['x'] must be floating point; got {x.dtype}. Use .float().")
+
+
+def not_finite(x: Tensor) -> tuple[int, ...] | None:
+    """Where the first NaN or infinite value of features is, row first; ``None`` if all are finite."""
+    step = max(1, LOOK_AT // max(1, x[:1].numel()))
+    for first in range(0, x.shape[0], step):
+        wrong = ~torch.isfinite(x[first : first + step])
+        if wrong.any():
+            row, *rest = wrong.nonzero()[0].tolist()
+            return (first + row, *rest)
+    return None
 
 
 def settle_for_loss(graph, loss_fn: Callable) -> None:

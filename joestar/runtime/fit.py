@@ -1,8 +1,10 @@
 """Epochs with validation, early stopping and the best parameters kept."""
 
 import copy
+import math
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -11,9 +13,10 @@ from torch import Tensor
 
 from joestar.distributed import is_first, world_size
 from joestar.distributed.division import seeds_per_rank
-from joestar.errors import CheckpointError, ConfigError
+from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.features import not_finite
 from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord
 from joestar.runtime.interrupts import terminable
 from joestar.runtime.loggers import loggers
@@ -155,9 +158,28 @@ class Fit:
         if settings.on_step is not None:
             self.stop = _stops(settings.on_step(record), "on_step")
 
+    def _warn_of(self, loss: float) -> None:
+        """Says once that the loss is no number any more, and whether features are the cause."""
+        if math.isfinite(loss) or not all(math.isfinite(record.loss) for record in self.history.records):
+            return
+        graph = self.step.whole
+        x = graph.ndata.get("x")
+        place = None if x is None or x.is_meta else not_finite(x)
+        cause = "All features are finite: a smaller learning rate, or clip_grad_norm, may help."
+        if place is not None:
+            cause = (
+                f"graph.ndata['x'] is not finite: row {place[0]} holds {float(x[place])}. Mend or fill such features."
+            )
+        elif x is None or x.is_meta:
+            cause = "A smaller learning rate, or clip_grad_norm, may help."
+        epoch = len(self.history.records) + 1
+        warnings.warn(f"the loss of epoch {epoch} is {loss}. {cause}", JoestarWarning, stacklevel=3)
+
     def finish(self, loss: float) -> EpochRecord:
         """Scores and notes an epoch, and keeps the parameters of the best."""
         history, settings, step = self.history, self.settings, self.step
+        if is_first():
+            self._warn_of(loss)
         scores = {}
         if self.val_idx is not None:
             batch = self.batch_size * world_size()  # what is sampled depends on it: as in one process with such batches

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
 from joestar.staged.history_ranks import HistoryRanks
+from joestar.staged.host_memory import settle_host
 from joestar.staged.planning import PLANNING, Planner
 from joestar.stages import LargeBatch
 from joestar.stages.device_history import DeviceHistory
@@ -67,7 +68,9 @@ class PartitionPlanner:
         pushes = _room(self._pushed(macros), self._pushed(alone), group, self.nodes.numel())
         counted = (macros[i % len(macros)].ids for i in range(SMALL))
         score = count_needed(counted, planner.graph.num_nodes)
-        look = Look(lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse)
+        look = Look(
+            lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot
+        )
         look.together(alone, group)
         for index in range(SMALL):
             seeds = spread_nodes(planner.batch, planner.graph, planner.seed, index)
@@ -87,7 +90,14 @@ class PartitionPlanner:
         if ranks is not None:
             found.ranks = ranks.spread(found)
         found.hot_ids, found.batch = look.hottest(found.hot), planner.batch
-        return PartitionPlan(found, pulls, pushes)
+        once = planner.copied() | {"historical embeddings": self._history_bytes()}
+        return PartitionPlan(settle_host(found, once, planner.under_way(found), ranks), pulls, pushes)
+
+    def _history_bytes(self) -> int:
+        """Of the tables on this host."""
+        hosts = 1 if self.planner.ranks is None else self.planner.ranks.hosts
+        rows = -(-self.nodes.numel() // hosts)
+        return HistoryStore.nbytes_of(rows, self.planner.graph.num_nodes, self.widths, self.stage.stage.dtype)
 
     def _some(self) -> list[PartitionBatch]:
         """Macro-batches of an epoch that is never trained, of this rank: all of them, or the first ``SMALL``."""

@@ -13,6 +13,7 @@ from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.staged.heaviest import heaviest_steps
+from joestar.staged.host_memory import UNDER_WAY, copied_bytes, settle_host
 from joestar.staged.several import PlanningRanks
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
@@ -57,7 +58,7 @@ class Planner:
     Args:
         model: its parameters are on the device. sampler: of a graph on the CPU. budget: bytes of the device.
         seeds: ids that epochs go over; batch: seeds of a step. autocast: dtype, or ``None``.
-        first_stage: fixes the size of macro-batches; ``None``: the plan chooses.
+        first_stage: fixes the size of macro-batches, or how many nodes are hot; ``None``: the plan chooses.
         reuse: whether rows of earlier macro-batches are found again (``stages.slots``).
         own_book: whether the device keeps the book of slots; by default if it ``keeps_book``.
         ranks: several processes that plan together, each for its own device and its share of the seeds.
@@ -182,11 +183,11 @@ class Planner:
         if self.prefetch:
             raise self._not_ahead(whole)
         in_huge_pages(self.graph)
-        total, stage = self.seeds.numel(), LargeBatch(1) if self.first_stage is None else copy.copy(self.first_stage)
+        total, stage = self.seeds.numel(), LargeBatch() if self.first_stage is None else copy.copy(self.first_stage)
         stage.eids = stage.empty = None
         wanted = sorted({-(-total // (parts * self.batch)) * self.batch for parts in PARTS})
-        if self.first_stage is not None:
-            wanted = [max(1, self.first_stage.num_seeds // self.batch) * self.batch]
+        if stage.num_seeds is not None:
+            wanted = [max(1, stage.num_seeds // self.batch) * self.batch]
         wanted = sorted({min(number, total) for number in wanted})
 
         def sample(seeds: Tensor, index: int):
@@ -195,7 +196,9 @@ class Planner:
         costs = self.costs()
         wanted = self._possible(wanted, costs)
         score = self._hotness(sample, wanted[0])
-        look = Look(lambda number, index: sample(self._some(number, index), index), score, self.device, self.reuse)
+        look = Look(
+            lambda number, index: sample(self._some(number, index), index), score, self.device, self.reuse, stage.hot
+        )
         for index in range(SMALL):
             look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
         for index, seeds in enumerate(heaviest_steps(self.sampler, self.every, self.batch, self.seed)):
@@ -210,7 +213,21 @@ class Planner:
         if self.ranks is not None:
             found.ranks = self.ranks.spread(found)
         found.hot_ids, found.batch = look.hottest(found.hot), self.batch
-        return found
+        return settle_host(found, self.copied(), self.under_way(found), self.ranks)
+
+    def copied(self) -> dict[str, int]:
+        """Bytes of rows that are copied into locked memory, once per host."""
+        if self.device.type == "cpu":
+            return {}
+        wide = [value for value in self.graph.ndata.values() if not self._narrow(value)]
+        return {"rows of files, page-locked": copied_bytes(wide)}
+
+    def under_way(self, plan: Plan) -> dict[str, int]:
+        """Bytes of this process: of macro-batches on their way, and of an arena on the CPU."""
+        index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) else 0
+        size = plan.nodes * (index + 8) + plan.mean_edges * (index + data) + plan.num_seeds * index
+        arena = plan.memory if self.device.type == "cpu" else 0
+        return {"macro-batches under way": int(UNDER_WAY * size), "arena": arena}
 
     def _some(self, number: int, index: int) -> Tensor:
         """So many seeds, others for every index as far as there are any."""

@@ -53,6 +53,16 @@ class PlanningRanks:
         met = self.group.exchange("memory that macro-batches need", {"needed": needed, "error": str(error)})
         return ConfigError(max(met, key=lambda each: each["needed"])["error"])
 
+    @property
+    def hosts(self) -> int:
+        """How many there are."""
+        return len(set(self.group.hosts))
+
+    def by_host(self, own: dict) -> list[list[dict]]:
+        """What the ranks of every host have brought."""
+        met = self.group.exchange("memory of the hosts", own | {"host": self.group.host})
+        return [[each for each in met if each["host"] == host] for host in dict.fromkeys(each["host"] for each in met)]
+
     def pin(self, source: Tensor, device: torch.device) -> Pinned:
         """Rows that the ranks of a host read in place, from one copy if they are copied at all."""
         return pinned_together(source, device, self.group)
@@ -84,7 +94,7 @@ class _Imagined:
     """A group whose ranks all say the same."""
 
     def __init__(self, world: int):
-        self.rank, self.world = 0, world
+        self.rank, self.world, self.host, self.hosts = 0, world, "here", ["here"] * world
 
     def exchange(self, what: str, brought: dict) -> list[dict]:
         return [brought] * self.world

@@ -99,7 +99,7 @@ class Staging:
             if group is not None:
                 group.exchange("the arena, filled")
             empty = _page_locked if planner.device.type == "cuda" else None
-            self.first_stage = LargeBatch(1) if first_stage is None else copy.copy(first_stage)
+            self.first_stage = LargeBatch() if first_stage is None else copy.copy(first_stage)
             self.first_stage.num_seeds, self.first_stage.empty = self.plan.num_seeds, empty
             self.first_stage.eids = None
             self.sampler = over(sampler, self.arena.graph)

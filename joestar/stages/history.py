@@ -115,6 +115,11 @@ class HistoryStore:
         self._place = torch.empty(rows, dtype=torch.int32, device="cpu")
         self.reset_counts()
 
+    @staticmethod
+    def nbytes_of(rows: int, num_nodes: int, widths: Sequence[int], dtype: torch.dtype) -> int:
+        """Bytes of host memory of one that is made for so many nodes with a row."""
+        return max(1, rows) * (sum(widths) * dtype.itemsize + 4 * len(widths) + 4) + 4 * num_nodes
+
     @property
     def nbytes(self) -> int:
         """Bytes of host memory."""

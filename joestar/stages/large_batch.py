@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from joestar.errors import SamplerError
+from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
 from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.probs import edge_weight
@@ -15,6 +15,13 @@ from joestar.kernels.machine import set_num_threads
 from joestar.sampling import NeighborSampler
 from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.union import FirstStageContext, run_sampler, union
+
+
+def check_hot(hot: int | None) -> int | None:
+    """A number of hot nodes; raises ``ConfigError`` unless it is one, or ``None``."""
+    if hot is not None and (isinstance(hot, bool) or not isinstance(hot, int) or hot < 0):
+        raise ConfigError(f"hot must be a number of nodes that stay on the device, or None; got {hot!r}.")
+    return hot
 
 
 class LargeBatch:
@@ -33,19 +40,25 @@ class LargeBatch:
     degrees, so give layer sizes that grow with ``num_seeds``, or ``node_probs`` that do not depend on degrees.
 
     Args:
-        num_seeds: seeds of a macro-batch.
+        num_seeds: seeds of a macro-batch; ``None``: as the plan of ``compile(memory=...)`` finds best.
         eids: whether macro-batches hold their edges' positions in the graph, needed to look up edge data and weights;
             ``None``: where the graph has edge data or the sampler is weighted.
         empty: ``empty(n, dtype)`` gives the memory, a contiguous tensor ``[n]`` on the CPU, that ``ids``, ``indptr``,
             ``indices`` and ``eids`` are written to: pinned, or used before. ``None`` for new memory.
+        hot: nodes that ``compile(memory=...)`` keeps on the device for good, 0 for none; ``None``: as many as fit.
     """
 
     def __init__(
-        self, num_seeds: int, eids: bool | None = None, empty: Callable[[int, torch.dtype], Tensor] | None = None
+        self,
+        num_seeds: int | None = None,
+        eids: bool | None = None,
+        empty: Callable[[int, torch.dtype], Tensor] | None = None,
+        hot: int | None = None,
     ):
-        if isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1:
+        if num_seeds is not None and (isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1):
             raise SamplerError(f"num_seeds must be a positive number of seeds; got {num_seeds!r}.")
         self.num_seeds = num_seeds
+        self.hot = check_hot(hot)
         self.eids = eids
         self.empty = empty
 

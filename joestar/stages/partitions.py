@@ -16,6 +16,7 @@ from joestar.ops.hashing import key_state, row_state
 from joestar.partitioning import Partitioning
 from joestar.stages.history import check_history
 from joestar.stages.hubs import hub_nodes
+from joestar.stages.large_batch import check_hot
 from joestar.stages.macro import MacroBatch
 
 GROUP_SITE, SEED_SITE, HALO_SITE, AHEAD_SITE = range(1 << 25, (1 << 25) + 4)
@@ -90,6 +91,7 @@ class Partitions:
             nothing is left out.
         dtype: of the tables of historical embeddings, float32 or bfloat16.
         max_age: hidden rows that were pushed more macro-batches ago are not used; ``None``: no bound.
+        hot: nodes that ``compile`` keeps on the device for good, 0 for none; ``None``: as many as fit.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Partitions:
         ahead: int | Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
         max_age: int | None = None,
+        hot: int | None = None,
     ):
         if isinstance(partitioning, (str, os.PathLike)):
             partitioning = Partitioning.load(partitioning)
@@ -122,6 +125,7 @@ class Partitions:
         self.hub_steps = hub_steps
         self.halo_fanout = halo_fanout
         self.fanouts = _fanouts(ahead)
+        self.hot = check_hot(hot)
         self.dtype, self.max_age = check_history(dtype, max_age)
 
     def prepare(self, graph: Graph, train: Tensor | None = None) -> "PreparedPartitions":

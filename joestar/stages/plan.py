@@ -83,8 +83,8 @@ class Plan:
             the macro-batch before.
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
         bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``. batch: seeds per step planned for.
-        nodes, mean_edges: of a macro-batch. ranks: how the plans of several processes differ, in words; this is the one
-            of this process then, for its seeds.
+        nodes, mean_edges: of a macro-batch. host: bytes of host memory beside the graph, by what they hold.
+        ranks: how the plans of several processes differ, in words; this is the one of this process then, for its seeds.
     """
 
     budget: int
@@ -103,6 +103,7 @@ class Plan:
     batch: int = 1000
     nodes: float = 0.0
     mean_edges: float = 0.0
+    host: dict[str, int] = field(default_factory=dict)
     ranks: str = ""
 
     @property
@@ -129,6 +130,7 @@ class Plan:
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {listed(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
             f"{slowest} decide{'' if slowest in ('steps', 'loads') else 's'})"
+            + (f"\nhost memory beside the graph: {listed(self.host)}" if self.host else "")
             + (f"\n{self.ranks}" if self.ranks else "")
         )
 
@@ -162,12 +164,15 @@ class Look:
     Args:
         sample: a macro-batch of so many seeds, of an index. score: hot nodes are those with the largest, ``[N]``.
         device: where ids are sorted. reuse: whether rows of the macro-batch before are found again.
+        hot: how many nodes are, where that is not for the plan to choose.
     """
 
     def __init__(
-        self, sample: Callable[[int, int], MacroBatch | Picked], score: Tensor, device: torch.device, reuse: bool = True
-    ):
+        self, sample: Callable[[int, int], MacroBatch | Picked], score: Tensor, device: torch.device,
+        reuse: bool = True, hot: int | None = None,
+    ):  # fmt: skip
         self.sample, self.reuse = sample, reuse
+        self.numbers_of_hot = _steps(score.numel()) if hot is None else [min(hot, score.numel())]
         order = torch.argsort(score.to(device), descending=True, stable=True)
         self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
         self._rank[order] = torch.arange(score.numel(), dtype=torch.int32, device=device)
@@ -355,15 +360,15 @@ def parts_of(look: Look, number: int, costs: Costs, hot: int) -> dict[str, int]:
 
 
 def least(look: Look, number: int, costs: Costs) -> dict[str, int]:
-    """``parts_of`` with as many hot nodes as take the least memory."""
-    found = (parts_of(look, number, costs, hot) for hot in _steps(look.num_nodes))
+    """``parts_of`` with as many hot nodes as take the least memory, where their number is to be chosen."""
+    found = (parts_of(look, number, costs, hot) for hot in look.numbers_of_hot)
     return min(found, key=lambda parts: sum(parts.values()))
 
 
 def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, compute: float,
              speeds: Speeds) -> Plan | None:  # fmt: skip
     shape, num_nodes = look.shape(number), look.num_nodes
-    fitting = [hot for hot in _steps(num_nodes) if sum(parts_of(look, number, costs, hot).values()) <= budget]
+    fitting = [hot for hot in look.numbers_of_hot if sum(parts_of(look, number, costs, hot).values()) <= budget]
     if not fitting:
         return None
     low = fitting[-1]

@@ -105,7 +105,7 @@ def pin(source: Tensor, device: torch.device | str | None = None, dtype: torch.d
     _check_source(source)
     source = source.detach()
     same = dtype is None or dtype == source.dtype
-    if same and source.is_contiguous() and (device.type == "cpu" or _may_lock(source)):
+    if same and source.is_contiguous() and (device.type == "cpu" or lockable_in_place(source)):
         with contextlib.suppress(_LockedAlreadyError):
             return Pinned(source, device)
     pinned = pinned_empty(source.shape, dtype or source.dtype, device)
@@ -174,7 +174,7 @@ def _check_source(source: Tensor) -> None:
         raise DataError(f"pin: expected a dense tensor on the CPU, got one on {source.device}; move it with .cpu()")
 
 
-def _may_lock(tensor: Tensor) -> bool:
+def lockable_in_place(tensor: Tensor) -> bool:
     """Whether a tensor's pages may be locked where they are: its own, and not those of a file."""
     size = tensor.numel() * tensor.element_size()
     return size >= IN_PLACE_BYTES and not mapped_from_file(tensor.data_ptr(), size)
@@ -236,11 +236,27 @@ def _gib(size: int) -> str:
 
 
 def free_host_bytes() -> int | None:
-    """Host memory that the system could give, if it says so."""
+    """Host memory that the system could give, to this container if it is in one; ``None`` if nobody says so."""
+    known = [free for free in (_free_of_machine(), _free_of_container(Path("/sys/fs/cgroup"))) if free is not None]
+    return min(known, default=None)
+
+
+def _free_of_machine() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
     except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _free_of_container(group: Path) -> int | None:
+    """Up to the limit of a control group (version 2), where pages of files give way; ``None`` without a limit."""
+    try:
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = sum(int(facts[name]) for name in ("active_file", "inactive_file"))
+        return None if limit == "max" else max(0, int(limit) - max(0, int(used) - cached))
+    except (OSError, KeyError, ValueError):
         return None
 
 

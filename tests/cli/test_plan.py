@@ -74,6 +74,14 @@ def test_training_over_partitions(tmp_path):
     assert done.exit_code != 0 and "--partitions" in done.output + str(done.exception)
 
 
+def test_what_the_plan_finds_can_be_overridden():
+    given = ["plan", "cora", "--memory", "15MiB", *SMALL]
+    assert "of 40 seeds; 7 hot nodes" in ran(*given, "--macro-batch", "40", "--hot", "7")
+    assert "; 0 hot nodes" in ran(*given, "--hot", "0")
+    done = CliRunner().invoke(app, ["plan", "cora", "--hot", "3"])
+    assert done.exit_code != 0 and "--memory" in done.output + str(done.exception)
+
+
 def test_an_impossible_budget_is_refused(monkeypatch):
     done = CliRunner().invoke(app, ["plan", "--memory", "1MiB", *SMALL])
     assert done.exit_code != 0

@@ -57,6 +57,8 @@ def csv(text):
         (edit("features.npy", lambda x: x[:50]), {}, r"is no node: ids must lie in 0\.\.49 \(50 nodes\)"),
         (edit("features.npy", lambda x: x[0]), {}, r"features must be \[N, F\] with F > 0; got \[5\]"),
         (edit("labels.npy", lambda y: y - 2), {}, r"class ids must be 0..C-1.*row \d+ is -2"),
+        (edit("labels.npy", lambda y: y + 10**18), {}, r"class ids must be 0..C-1; row \d+ is 1e\+18, beyond"),
+        (edit("labels.npy", lambda y: y * 1e30 + 1e30), {}, r"class ids must be 0..C-1; row \d+ is .*, beyond"),
         (edit("labels.npy", lambda y: y / 2), {}, r"class ids must be whole numbers; row \d+ is .*--task regression"),
         (edit("labels.npy", lambda y: y * np.nan), {}, "not one of the 90 nodes has a label"),
         (edit("val_idx.npy", lambda ids: ids + 89), {}, "the val split names node"),

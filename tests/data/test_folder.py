@@ -71,7 +71,7 @@ def test_split_of_a_converted_folder(tmp_path):
 def test_existing_folder_is_not_touched(tmp_path):
     graph = make_graph()
     folder = joestar.data.save(graph, tmp_path / "graph")
-    with pytest.raises(DataError, match=r"exists already; pass overwrite=True to replace it"):
+    with pytest.raises(DataError, match=r"exists already; pass overwrite=True \(--overwrite\) to replace it"):
         joestar.data.save(graph, folder)
     graph.name = "other"
     joestar.data.save(graph, folder, overwrite=True)

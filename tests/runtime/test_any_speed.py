@@ -144,3 +144,31 @@ def test_reach_counts_the_first_two_hops(fanouts):
     assert found.tolist() == pytest.approx(expected)
     own = types.SimpleNamespace(graph=graph)
     assert reach(own, torch.arange(300)).tolist() == degree
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_hot_nodes_that_are_given_train_as_those_of_the_plan(partitioned):
+    """With none, and with as many as asked for; the sizes of macro-batches stay for the plan to choose."""
+    graph, found = planted("tiny"), []
+    for hot in (0, 5, None):
+        torch.manual_seed(0)
+        net = joestar.nn.GraphSAGE(16, 8, 2, graph.num_classes)
+        stage = LargeBatch(hot=hot)
+        if partitioned:
+            stage = joestar.Partitions(joestar.partition(graph, 4), 2, hot=hot)
+        step = joestar.compile(
+            net, joestar.NeighborSampler(graph, [2, 2]), F.cross_entropy, torch.optim.SGD(net.parameters(), 0.01),
+            backend="eager", memory="900KiB", batch_size=50, first_stage=stage, warm_up=2, deterministic=True,
+        )  # fmt: skip
+        assert hot is None or step.plan.hot == step.arena.hot == hot
+        if not partitioned:
+            step.first_stage.num_seeds = 100  # whatever sizes were found
+        losses = torch.stack(list(step.epoch(graph.train_idx, 50)))
+        found.append(losses.double())
+    assert torch.allclose(found[0], found[1], atol=1e-6) and torch.allclose(found[0], found[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("hot", [-1, True, 0.5, "8GiB"])
+def test_hot_nodes_are_a_number(hot):
+    with pytest.raises(ConfigError, match="hot must be a number of nodes"):
+        LargeBatch(hot=hot)

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import joestar
-from joestar.errors import ConfigError
+from joestar.bench.planted import planted
+from joestar.errors import ConfigError, JoestarWarning
+from joestar.runtime import features
 from joestar.runtime.fit import Fit, Settings
 from tests.runtime.common import make_step
 
@@ -227,3 +229,26 @@ def test_unusable_arguments_are_refused_before_training(given, words):
     with pytest.raises(ConfigError, match=words):
         step.fit(IDX, VAL, **{"epochs": 1, "batch_size": 100} | given)
     assert step.counters.steps == 0
+
+
+def test_a_loss_that_is_no_number_is_said_once_with_the_feature_that_is_none():
+    torch.manual_seed(0)
+    graph = planted("tiny")
+    graph.ndata["x"][1234, 5] = float("nan")
+    for options, cause in (({}, "row 1234 holds nan"), ({"memory": "900KiB", "batch_size": 50}, "row 1234 holds nan")):
+        net = joestar.nn.GraphSAGE(16, 8, 2, graph.num_classes)
+        step = joestar.compile(
+            net, joestar.NeighborSampler(graph, [3, 3]), torch.nn.functional.cross_entropy,
+            torch.optim.SGD(net.parameters(), 0.01), backend="eager", warm_up=2, **options,
+        )  # fmt: skip
+        with pytest.warns(JoestarWarning, match=f"loss of epoch 1 is nan.*{cause}") as seen:
+            step.fit(torch.tensor([1234, 7, 8]), epochs=2, batch_size=50)
+        assert len([one for one in seen if "loss of epoch" in str(one.message)]) == 1
+
+
+def test_where_features_are_not_finite(monkeypatch):
+    monkeypatch.setattr(features, "LOOK_AT", 8)
+    x = torch.zeros(7, 4)
+    assert features.not_finite(x) is None
+    x[5, 3], x[6, 0] = float("inf"), float("nan")
+    assert features.not_finite(x) == (5, 3) and features.not_finite(x[:, 3]) == (5,)

@@ -130,6 +130,17 @@ def test_sizes_between_samples_are_between_theirs(world):
         assert shares[0] == 0 and shares == sorted(shares) and look.share(number, world.nodes) == 1, world
 
 
+@pytest.mark.parametrize("hot", [0, 30, 10**9])
+def test_the_number_of_hot_nodes_can_be_given(hot):
+    world = WORLDS[1]
+    look = Look(world.sample, world.score, torch.device("cpu"), hot=hot)
+    plan = world.choose(1 << 40, look)
+    assert plan.hot == min(hot, world.nodes) and look.hottest(plan.hot).numel() == plan.hot
+    needed = sum(least(look, world.wanted[0], world.costs).values())
+    assert needed == sum(parts_of(look, world.wanted[0], world.costs, plan.hot).values())
+    assert world.choose(needed - 1, look) is None or plan.num_seeds != world.wanted[0]
+
+
 def test_rows_that_lie_apart_come_as_slowly_as_was_measured():
     speeds = Speeds(bus=50.0, sparse=((4.0, 48.0), (16.0, 48.0), (64.0, 40.0)))
     assert [speeds.rows_over_bus(every) for every in (0.5, 4, 16, 64, 1000)] == [48, 48, 48, 40, 40]
