@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import fx
 
 from joestar.errors import ConfigError
+from joestar.fusion.match.rounding import Dtypes
 from joestar.fusion.record import Place, Reject, Site
 from joestar.lowering.inputs import Input
 from joestar.lowering.origin import node_line
@@ -44,6 +46,11 @@ class PassContext:
     sites: list[Site] = field(default_factory=list)
     hoisted: list = field(default_factory=list)
     admitted: int = 0
+
+    @cached_property
+    def dtypes(self) -> Dtypes:
+        """What nodes give under ``autocast``."""
+        return Dtypes(self.autocast)
 
     def needs_grad(self, node: fx.Node) -> bool:
         """Whether an input of the graph is a tensor that requires gradients (traced shapes do not tell)."""

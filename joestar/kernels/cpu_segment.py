@@ -63,7 +63,8 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
     out, saved, sinks = [], [], []
     for result in call.program.results:
         rows = call.edges if result[0] == "edges" else call.rows
-        y, own = call.empty(rows, call.program.size_of(result), call.dtype), []
+        dtype, own = call.wide if result[0] == "softmax" else call.dtype, []
+        y = call.empty(rows, call.program.size_of(result), dtype)
         if result[0] == "softmax":
             own = [call.empty(call.rows, call.program.score_size(result), call.wide) for _ in range(2)]
         out.append(y)

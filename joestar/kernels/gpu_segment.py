@@ -176,7 +176,10 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
     wide, like = torch.promote_types(dtype, torch.float32), leaves[0]
     results = _results(parsed)
     outs = [
-        like.new_empty((edges if result[0] == "edges" else n, width if size == FULL else heads), dtype=dtype)
+        like.new_empty(
+            (edges if result[0] == "edges" else n, width if size == FULL else heads),
+            dtype=wide if result[0] == "softmax" else dtype,
+        )
         for result, size in zip(parsed.results, results["OF_RESULTS"], strict=True)
     ]
     for size in results["OF_SCORES"]:

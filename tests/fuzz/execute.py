@@ -8,6 +8,7 @@ import random
 import traceback
 from dataclasses import dataclass, field, replace
 
+import autocast_dtypes
 from lowering.harness import Outcome
 from torch import Tensor
 
@@ -174,7 +175,9 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
     rng = random.Random(f"check {subject.written.number}")
     runs, found = Runs(subject, seeds), []
     program = Split(subject, captured, Options("eager", autocast=autocast_of(subject.written)))
-    program.trace(seeds, runs.key)
+    with autocast_dtypes.checked() as narrowed:
+        program.trace(seeds, runs.key)
+    found += narrowed
     report.count(program)
     bare = replace(program.options, disable_passes=ALL)
     try:
@@ -258,7 +261,10 @@ def _possible(program: Program, wanted: dict[str, str], needed: dict) -> tuple[d
 
     def under(choices: dict[str, str]) -> Program | str:
         try:
-            return program.variant(replace(program.options, choices=choices), texts=False)
+            with autocast_dtypes.checked() as narrowed:
+                other = program.variant(replace(program.options, choices=choices), texts=False)
+            assert not narrowed, narrowed
+            return other
         except ConfigError as error:
             return str(error)
 

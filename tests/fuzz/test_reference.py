@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lowering.harness import Outcome
 from torch import nn
 
 from joestar.profile.sizes import measure, step_key
@@ -44,6 +45,20 @@ def test_masks_of_other_sites_differ(pack, monkeypatch):
     expected = [Runs(subject, seeds).plain() for subject in drops]
     monkeypatch.setattr(plain.Masks, "__enter__", later)
     assert all(differences(Runs(subject, seeds).plain(), right) for subject, right in zip(drops, expected, strict=True))
+
+
+def test_what_is_not_finite_is_so_in_both():
+    """A standard deviation of one row is NaN in plain PyTorch; NaN for infinity, or elsewhere, is a difference."""
+
+    def outcome(*numbers):
+        return Outcome(torch.tensor(1.0), {"weight": torch.tensor(numbers)}, {})
+
+    expected = outcome(torch.nan, torch.inf, 1.0)
+    assert not differences(outcome(torch.nan, torch.inf, 1.0), expected)
+    for wrong in (torch.nan, torch.inf, 2.0), (torch.nan, -torch.inf, 1.0), (torch.inf, torch.inf, 1.0), (0.0,):
+        assert differences(outcome(*wrong), expected)
+    assert differences(outcome(torch.nan, torch.inf, torch.nan), expected)
+    assert differences(outcome(1.0, 2.0, 1.0), expected)
 
 
 def test_sets_of_one_size_are_told_apart_or_refused(pack):

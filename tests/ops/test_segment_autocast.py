@@ -83,3 +83,17 @@ def test_what_cuda_computes_in_float32(program):
     parsed = SegmentProgram.parse(program)
     found = [_result_dtype(parsed, [torch.ones(4, 6).half()], torch.float16, device) for device in ("cuda", "cpu")]
     assert found == [torch.float32, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("program", ["src edge | dot 0 1 -> softmax 2 1", "src edge | add 0 1 -> softmax 2 1"])
+def test_the_only_edge_of_a_destination_leaves_its_score_without_gradient(dtype, program):
+    """Its weight is 1 whatever the score is: what reaches the score is rounding of float32, not of 16 bits."""
+    generator = torch.Generator().manual_seed(0)
+    indptr, indices = torch.tensor([0, 1, 1, 2, 3]), torch.tensor([2, 0, 1])
+    rows, edge = (torch.randn(3, 6, generator=generator).to(dtype) for _ in range(2))
+    rows.requires_grad_()
+    y, *_ = ops.segment(indptr, indices, [rows, edge], program, 2)
+    assert y.dtype == torch.float32
+    (y * torch.randn(4, 6, generator=generator)).sum().backward()
+    assert rows.grad.dtype == dtype and rows.grad.abs().max() < 1e-5

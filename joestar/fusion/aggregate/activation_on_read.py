@@ -18,8 +18,9 @@ A choice ``activation:hop1`` per aggregation, named as for ``backward-format``, 
 
 Must not fire for ReLU without a norm (``dropout-aggregate`` takes it, whose gradient reads bits), when any of the
 results in between has another reader, which needs it stored, for a norm over more columns than a GPU's program holds,
-over other dimensions, without an ``eps``, or whose vectors the step writes, when edge weights need gradients, or under
-autocast to float16 for what that keeps in float32: the sums would be rounded to float16, whose range is small.
+over other dimensions, without an ``eps``, or whose vectors the step writes, when edge weights need gradients. Under
+autocast, which keeps norms in float32 on a GPU, the fused sums come in the short dtype of the rows: not where anything
+but a product reads them, which would round them itself, nor to float16, whose range is small.
 """
 
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from torch import fx
 from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.aggregate.dropout_aggregate import of_edges
 from joestar.fusion.match.emit import emit, tensor
+from joestar.fusion.match.rounding import rounded
 from joestar.fusion.record import Reject
 from joestar.kernels.activations import spelt
 from joestar.lowering.functional import is_in_place, root
@@ -121,8 +123,11 @@ def _match(node: fx.Node, chain: Chain, written: set[fx.Node], context) -> bool 
     weight = None if node.target is _CAT else argument(node, "weight")
     if weight is not None and (weight.meta["val"].dim() != 1 or context.depends_on_grad(weight)):
         return Reject("the aggregation has edge weights that need gradients")
-    if context.autocast is torch.float16 and (chain.norm is not None or chain.act.startswith(_IN_FLOAT32)):
-        return Reject("the norm or activation is in float32, and its result may leave the range of float16")
+    if context.autocast is not None and (chain.norm is not None or chain.act.startswith(_IN_FLOAT32)):
+        if context.autocast is torch.float16:
+            return Reject("the norm or activation is in float32, and its result may leave the range of float16")
+        if not rounded(node):
+            return Reject("the norm or activation is in float32, and so are its sums, which no product rounds")
     return True if chain.norm is None else _match_norm(chain.norm, value, written)
 
 

@@ -11,14 +11,15 @@ Before (on a GPU)                        After
 The gradient of ``b`` is a sum over rows. A backend that fuses it with what makes the rows computes these twice, once to
 store and once to add them up; the gradient of ``add_bias`` adds up the stored ones.
 
-Must not fire when the product has another reader or a bias already, or when what is added is no vector of its columns
-or needs no gradients.
+Must not fire when the product has another reader or a bias already, when what is added is no vector of its columns or
+needs no gradients, or under autocast where the sum is float32 in PyTorch and something else than a product reads it.
 """
 
 import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, tensor
+from joestar.fusion.match.rounding import in_short
 from joestar.fusion.record import Reject
 from joestar.lowering.sizes import same_shape, same_size
 
@@ -35,7 +36,7 @@ def run(gm: fx.GraphModule, context) -> int:
         pair = _pair(node)
         if pair is None and context.device == "cuda":
             joined += _stored(gm.graph, node, context)
-        if pair is None or not context.admits(PATTERN, node, _match(*pair)):
+        if pair is None or not context.admits(PATTERN, node, _match(node, *pair, context)):
             continue
         linear, bias = pair
         with gm.graph.inserting_before(node):
@@ -56,7 +57,7 @@ def _stored(graph: fx.Graph, add: fx.Node, context) -> int:
     if not isinstance(bias, fx.Node) or bias.op != "placeholder":
         return 0
     same = same_size(tensor(rows).shape[1], tensor(bias).shape[0]) and tensor(rows).dtype == tensor(bias).dtype
-    match = True if context.needs_grad(bias) else Reject("the vector needs no gradients")
+    match = in_short(add, context, rows) if context.needs_grad(bias) else Reject("the vector needs no gradients")
     if not same or not context.admits(PATTERN, add, match):
         return 0
     with graph.inserting_before(add):
@@ -77,10 +78,10 @@ def _pair(add: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
-def _match(linear: fx.Node, bias: fx.Node) -> bool | Reject:
+def _match(add: fx.Node, linear: fx.Node, bias: fx.Node, context) -> bool | Reject:
     if len(linear.args) > 2 and linear.args[2] is not None:
         return Reject("the product has a bias already")
     if len(linear.users) != 1:
         return Reject("the product has another reader")
     same = bias.meta["val"].dtype == linear.meta["val"].dtype
-    return True if same else Reject("the bias has another dtype")
+    return in_short(add, context) if same else Reject("the bias has another dtype")

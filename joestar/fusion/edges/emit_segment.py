@@ -41,6 +41,8 @@ def replace_by_segment(graph: fx.Graph, node: fx.Node, region: Region, result: t
             operands += [leaf.operands[0].args[0]] if in_place else tensors(graph, node, leaf)
         made = emit(graph, node, _JOESTAR.segment.default, *edges, operands, str(program), region.heads)
         y = emit(graph, node, operator.getitem, made, 0)
+        if context.autocast is None and y.meta["val"].dtype != node.meta["val"].dtype:
+            y = emit(graph, node, _ATEN.to.dtype, y, node.meta["val"].dtype)
         if len(shape) > 2:
             y = emit(graph, node, _ATEN.unflatten.int, y, 1, [int(size) for size in shape[1:]])
         elif len(shape) == 1:

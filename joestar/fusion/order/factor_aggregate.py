@@ -10,13 +10,15 @@ GCN normalises sources before the aggregation and destinations after the update:
 left between aggregation and activation is the product, whose bias then joins it as well.
 
 Must not fire when a factor needs gradients, when the scaled or the aggregated rows have another reader, when the
-aggregation is a max or min, or when the product in between has a bias.
+aggregation is a max or min, when the product in between has a bias, or under autocast where the scaled results are
+float32 in PyTorch and something else than a product reads them.
 """
 
 import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, name, scaled, vector
+from joestar.fusion.match.rounding import in_short
 from joestar.fusion.record import Reject
 
 PATTERN = "factor-aggregate"
@@ -58,6 +60,9 @@ def _source_match(mul: fx.Node, rows: fx.Node, context) -> bool | Reject:
         reason = _unweighable(user)
         if reason:
             return Reject(reason)
+        short = in_short(user, context, rows)
+        if isinstance(short, Reject):
+            return short
     return _constant(mul, rows, context)
 
 
@@ -115,7 +120,9 @@ def _target_match(mul: fx.Node, rows: fx.Node, spmm: fx.Node, context) -> bool |
         if len(node.users) != 1:
             return Reject("the aggregated rows have another reader")
     reason = _unweighable(spmm)
-    return Reject(reason) if reason else _constant(mul, rows, context)
+    constant = Reject(reason) if reason else _constant(mul, rows, context)
+    like = spmm.args[2] if rows is spmm else None
+    return constant if isinstance(constant, Reject) else in_short(mul, context, like)
 
 
 def _fold_target(graph: fx.Graph, mul: fx.Node, rows: fx.Node, spmm: fx.Node, context) -> int:

@@ -28,6 +28,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, is_column, is_product, leads, name, scaled
+from joestar.fusion.match.rounding import in_short, widened
 from joestar.fusion.order import order_cost
 from joestar.fusion.order.order_cost import AGGREGATE, UPDATE
 from joestar.fusion.record import Reject
@@ -159,7 +160,7 @@ def _aggregate_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
             product = Reject("updating first is chosen" + (", by cost" if default == UPDATE else ""))
     if not context.admits(PATTERN, linear, product):
         return 0
-    _exchange(gm.graph, product)
+    _exchange(gm.graph, product, context)
     context.fired(PATTERN, product.steps[-1][1], f"aggregates before {_site(linear)}")
     _erase(gm.graph, product)
     return 1
@@ -169,7 +170,7 @@ def _site(linear: fx.Node) -> str:
     return linear.args[1].name
 
 
-def _exchange(graph: fx.Graph, product: _Product) -> None:
+def _exchange(graph: fx.Graph, product: _Product, context) -> None:
     """Computes what every reader gives from the rows before the product."""
     linear = product.linear
     x, weight = linear.args[:2]
@@ -186,15 +187,18 @@ def _exchange(graph: fx.Graph, product: _Product) -> None:
             elif kind == "own":
                 own = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
                 new = emit(graph, node, _LINEAR, own, weight, bias)
-                _replace(graph, node, _split(graph, node, new))
+                _replace(graph, node, context, _split(graph, node, new))
             elif kind == "score":
                 (total,) = node.users
-                _replace(graph, total, _score(graph, node, value, rows[value], weight))
+                _replace(graph, total, context, _score(graph, node, value, rows[value], weight))
             else:
-                _replace(graph, node, _aggregated(graph, node, rows[value], weight, bias))
+                _replace(graph, node, context, _aggregated(graph, node, rows[value], weight, bias))
 
 
-def _replace(graph: fx.Graph, node: fx.Node, new: fx.Node) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, context, new: fx.Node) -> None:
+    """By ``new``, which a product gave; under autocast in float32 where the sums in its place were, and it counts."""
+    if isinstance(in_short(node, context), Reject) and not widened(node, context):
+        new = emit(graph, new, _ATEN.to.dtype, new, torch.float32)
     node.replace_all_uses_with(new)
 
 

@@ -42,9 +42,10 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
         program: see ``joestar.kernels.segment_program``; heads: into which the columns split.
 
     Returns:
-        Per result ``[num_dst, W]`` or ``[num_dst, H]`` in the leaves' dtype, ``[E, ...]`` of values of edges; then, per
-        softmax, the largest score and the sum of exponentials of each destination, at least float32; all 0 where there
-        are no edges.
+        Per result ``[num_dst, W]`` or ``[num_dst, H]``, ``[E, ...]`` of values of edges, in the leaves' dtype, of a
+        softmax at least float32: gradients of scores are differences to it, which rounding would not leave at 0 where
+        one edge has all the weight. Then, per softmax, the largest score and the sum of exponentials of each
+        destination, at least float32. All 0 where there are no edges.
     """
     parsed = SegmentProgram.parse(program)
     n = indptr.numel() - 1
@@ -80,7 +81,7 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
             y = value.new_zeros(n, *rows).index_add(0, dst, value)
         if result[0] == "mean":
             y = y / degrees(indptr)[..., None]
-        found.append(y.flatten(1).to(dtype))
+        found.append(y.flatten(1).to(wide if result[0] == "softmax" else dtype))
     return [*found, *saved]
 
 
@@ -156,7 +157,8 @@ def _fake(indptr, indices, leaves, program, heads):
     wide = torch.promote_types(dtype, torch.float32)
     out = [
         like.new_empty(
-            (indices.shape[0] if r[0] == "edges" else n, width if parsed.size_of(r) == FULL else heads), dtype=dtype
+            (indices.shape[0] if r[0] == "edges" else n, width if parsed.size_of(r) == FULL else heads),
+            dtype=wide if r[0] == "softmax" else dtype,
         )
         for r in parsed.results
     ]
@@ -184,6 +186,8 @@ def _backward(ctx, grads):
     leaves, outputs = rest[: ctx.num_leaves], rest[ctx.num_leaves :]
     wanted = list(ctx.needs_input_grad[2])
     program = SegmentProgram.parse(ctx.program)
+    dtype = dtype_of(program, leaves)
+    grads = [grad.to(dtype) for grad in grads[: len(program.results)]]  # read again along every edge
     rows = grad_rows(program, ctx.heads, width_of(program, leaves, ctx.heads), indptr, outputs, grads)
     found = ops.segment_grad(indptr, indices, leaves, ctx.program, ctx.heads, rows, wanted)
     return None, None, [g if w else None for g, w in zip(found, wanted, strict=True)], None, None
@@ -243,7 +247,8 @@ def _autocast(device: str):
         with torch.autocast(device, enabled=False):
             out = torch.ops.joestar.segment(indptr, indices, leaves, program, heads)
         count = len(parsed.results)
-        return [y.to(torch.promote_types(y.dtype, wanted)) for y in out[:count]] + out[count:]
+        given = torch.promote_types(dtype, wanted)
+        return [y.to(given) for y in out[:count]] + out[count:]
 
     return run
 

@@ -1,0 +1,104 @@
+"""What nodes give under autocast, which their traced values do not say, and where what they give is rounded anyway."""
+
+import torch
+from torch import Tensor, fx
+
+from joestar.fusion.record import Reject
+from joestar.lowering import fakes
+from joestar.torch_private import tree_leaves
+
+_ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
+PRODUCTS = {
+    _ATEN.linear.default: (0, 1), _ATEN.matmul.default: (0, 1), _ATEN.mm.default: (0, 1), _ATEN.bmm.default: (0, 1),
+    _ATEN.addmm.default: (1, 2), _JOESTAR.head_linear.default: (0, 1),
+}  # fmt: skip
+"""Products, and the operands that autocast gives them in its dtype."""
+_ON_THE_WAY = {
+    _ATEN.relu.default, _ATEN.leaky_relu.default, _ATEN.elu.default, _ATEN.gelu.default, _ATEN.silu.default,
+    _ATEN.tanh.default, _ATEN.slice.Tensor, _ATEN.flatten.using_ints, _ATEN.unflatten.int, _ATEN.view.default,
+    _JOESTAR.keyed_dropout.default,
+}  # fmt: skip
+"""Views, dropout, and functions that make no difference much larger: rounding may happen in front of them."""
+
+
+_PROMOTING = {_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor}
+
+
+class Dtypes:
+    """The tensors that nodes give under autocast, without data; what did not change is not computed again.
+
+    Args:
+        autocast: the dtype that products run in.
+    """
+
+    def __init__(self, autocast: torch.dtype):
+        self.autocast = autocast
+        self.values, self.calls = {}, {}
+
+    def take_in(self, graph: fx.Graph) -> None:
+        """Computes what is new or reads something new; values of erased nodes are kept."""
+        changed = set()
+        mode = fakes.mode_of(graph)
+        device = next((value.device.type for node in graph.nodes for value in fakes.values(node)), "cpu")
+        if mode is None:
+            return
+        with torch.autocast(device, self.autocast, cache_enabled=False):
+            for node in graph.nodes:
+                call = node.target, node.args, node.kwargs
+                known = node in self.values and self.calls[node] == call
+                if known and not changed.intersection(node.all_input_nodes):
+                    continue
+                value = self._value(node)
+                if node not in self.values or dtypes_of(value) != dtypes_of(self.values[node]):
+                    changed.add(node)
+                self.values[node], self.calls[node] = value, call
+
+    def _value(self, node: fx.Node):
+        if node.op != "call_function":
+            return node.meta.get("val")
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        return fakes.run(node.graph, node.target, *args, **kwargs)
+
+
+def dtypes_of(value) -> list[torch.dtype]:
+    """Of the tensors of a result."""
+    return [leaf.dtype for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def in_short(node: fx.Node, context, like: fx.Node | None = None) -> bool | Reject:
+    """Whether a node may give the dtype of a product under autocast, or that of the rows ``like``.
+
+    So it may if it is no wider now (float32 comes of adding a parameter to a product), or if all its readers round.
+    """
+    if context.autocast is None or rounded(node):
+        return True
+    context.dtypes.take_in(node.graph)
+    (own,) = dtypes_of(context.dtypes.values[node])
+    new = context.autocast if like is None else context.dtypes.values[like].dtype
+    if torch.promote_types(own, new) == new:
+        return True
+    return Reject("under autocast PyTorch's result is float32, which would be rounded")
+
+
+def widened(node: fx.Node, context, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether all readers combine what a node gives under autocast with rows of ``dtype``: its own is no matter."""
+    return bool(node.users) and all(_widens(user, node, context, dtype) for user in node.users)
+
+
+def _widens(user: fx.Node, rows: fx.Node, context, dtype: torch.dtype) -> bool:
+    if user.target not in _PROMOTING:
+        return False
+    others = [context.dtypes.values[arg] for arg in user.args if isinstance(arg, fx.Node) and arg is not rows]
+    return any(other.dim() and other.dtype == dtype for other in others)
+
+
+def rounded(node: fx.Node) -> bool:
+    """Whether nothing but products reads what a node gives, maybe behind an activation: they take 16 bits."""
+    return bool(node.users) and all(_rounds(user, node) for user in node.users)
+
+
+def _rounds(user: fx.Node, rows: fx.Node) -> bool:
+    if user.target in _ON_THE_WAY:
+        return user.args[0] is rows and rounded(user)
+    places = PRODUCTS.get(user.target)
+    return places is not None and all(place in places for place, arg in enumerate(user.args) if arg is rows)

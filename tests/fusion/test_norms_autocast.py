@@ -1,0 +1,163 @@
+"""Layers behind norms under autocast, as on a GPU, which keeps norms in float32: dtypes and values are PyTorch's."""
+
+import functools
+
+import pytest
+import torch
+from captures import cheaper, quick
+from lowering.harness import NUM_FEATURES, SEEDS, seeded, small_graph
+from torch import nn
+
+import joestar
+from joestar import fn
+from joestar.profile.sizes import step_key
+from joestar.runtime import program as programs
+from joestar.runtime.program import Options, Program
+
+from .graphs import ALL, ATEN, JOESTAR
+from .layer_forms import ACTIVATIONS, FORMS
+
+FUSED = JOESTAR.aggregate_activated.default
+KEPT = "layer_norm", "softplus"
+"""What autocast computes in float32 on a GPU, and on a CPU not."""
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """Programs are rewritten as for a GPU, and autocast does on the CPU what it does there."""
+    own = programs.run_passes
+    monkeypatch.setattr(programs, "run_passes", lambda *args, **options: own(*args, **{**options, "device": "cuda"}))
+    library = torch.library.Library("aten", "IMPL")
+    for name in KEPT:
+        library.impl(name, functools.partial(_in_float32, getattr(torch.ops.aten, name)), "AutocastCPU")
+    yield
+    library._destroy()
+
+
+def _in_float32(op, *args):
+    with torch.autocast("cpu", enabled=False):
+        return op(*(v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in args))
+
+
+class Bare(nn.Module):
+    """Two layers of a form, with norm, activation and dropout in between; the results are those of the second."""
+
+    def __init__(self, form, norm: nn.Module, f, dropout: float = 0.0):
+        super().__init__()
+        self.begin = nn.Linear(NUM_FEATURES, 8) if form.wants_initial else None
+        self.first, self.second = form(8 if form.wants_initial else NUM_FEATURES, 8), form(8, 8)
+        self.norm, self.f, self.dropout = norm, f, nn.Dropout(dropout)
+
+    def forward(self, blocks, x):
+        x = x if self.begin is None else self.begin(x)
+        initial = () if self.begin is None else (x,)
+        h = self.dropout(self.f(self.norm(self.first(blocks[0], x, *initial))))
+        return self.second(blocks[1], h, *initial)
+
+
+class Sums(nn.Module):
+    """A layer without a product: what an aggregation returns is what the model returns."""
+
+    wants_initial = False
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.lin = nn.Linear(inputs, outputs) if inputs != outputs else nn.Identity()
+
+    def forward(self, block, x):
+        return block.pull(fn.copy_u(self.lin(x)), "sum")
+
+
+class Beside(Sums):
+    """The same, with own rows added."""
+
+    def forward(self, block, x):
+        x = self.lin(x)
+        return x[: block.num_dst] * 0.5 + block.pull(fn.copy_u(x), "mean")
+
+
+LAYERS = {"sums": Sums, "sums and own rows": Beside} | {
+    name: form for name, (form, options) in FORMS.items() if name == "SAGE, ReLU" or not options
+}
+NORMS = {"layer": lambda: nn.LayerNorm(8), "batch": lambda: nn.BatchNorm1d(8), "none": nn.Identity}
+ACTS = {**ACTIVATIONS, "softplus": nn.Softplus()}
+CASES = [
+    (name, norm, list(ACTS)[(i + j) % len(ACTS)] if norm != "none" else "softplus", dropout, autocast)
+    for i, name in enumerate(LAYERS)
+    for j, (norm, dropout, autocast) in enumerate([
+        ("layer", 0.0, torch.bfloat16), ("layer", 0.4, torch.bfloat16), ("none", 0.0, torch.bfloat16),
+        ("layer", 0.0, torch.float16), ("batch", 0.0, torch.bfloat16), ("none", 0.0, torch.float16),
+    ])
+]  # fmt: skip
+OPEN = pytest.mark.xfail(
+    strict=True,
+    reason="gradients through PNA's deviation of 16-bit rows differ by which pass is left out; whether a pass is less "
+    "exact than need be is not known",
+)
+CASES = [
+    pytest.param(*case, marks=OPEN) if case == ("PNA", "batch", "elu", 0.0, torch.bfloat16) else case for case in CASES
+]
+LEFT_OUT = ("spmm-gemm-order", "bias")
+"""Sums come before products, as they do on large graphs; a bias that a product takes over is added in its dtype."""
+
+
+def outcomes(name: str, norm: nn.Module, f, dropout: float, autocast: torch.dtype):
+    """(results, gradients) of the program as fused, without passes and in float64; and the sums that were fused."""
+    torch.manual_seed(0)
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].float()
+    sampler = joestar.NeighborSampler(graph, [3, 2])
+    model = seeded(Bare(LAYERS[name], norm, f, dropout)).float().train()
+    seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
+    fused = Program("logits", model, sampler, None, Options("eager", LEFT_OUT, autocast))
+    with cheaper(quick):
+        fused.trace(seeds, key)
+    plain = fused.variant(Options("eager", ALL, autocast))
+    results = [outcome(model, program.exact(seeds, key)[0][0]) for program in (fused, plain)]
+    blocks = sampler.sample(graph.keyed(0, 0, 0), seeds)
+    x = graph.ndata["x"][blocks[0].srcs]
+    with torch.autocast("cpu", autocast):
+        eager = model(blocks, x).dtype  # ``.to(x.dtype)`` was traced where x was float32: ours may be wider
+    assert torch.promote_types(results[1][0].dtype, eager) == results[1][0].dtype
+    model.double()
+    graph.ndata["x"] = graph.ndata["x"].double()
+    if dropout:
+        exact = Program("logits", model, sampler, None, Options("eager", ALL))
+        with cheaper(quick):
+            exact.trace(seeds, key)
+        results.append(outcome(model, exact.exact(seeds, key)[0][0]))
+    else:
+        results.append(outcome(model, model(blocks, x.double())))
+    return results, [node for node in fused.captured.gm.graph.nodes if node.target is FUSED]
+
+
+def outcome(model, y):
+    weights = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+    parameters = dict(model.named_parameters())
+    grads = torch.autograd.grad((y * weights).sum(), list(parameters.values()), allow_unused=True)
+    return y.detach(), {name: grad for name, grad in zip(parameters, grads, strict=True) if grad is not None}
+
+
+def off(value, exact) -> float:
+    """As a share of the largest entry, or of 1."""
+    return (value.double() - exact).abs().max().item() / max(1.0, exact.abs().max().item())
+
+
+@pytest.mark.parametrize(("name", "norm", "act", "dropout", "autocast"), CASES)
+@pytest.mark.every(7)
+def test_dtypes_and_values_are_those_of_the_program_as_written(name, norm, act, dropout, autocast):
+    (ours, plain, exact), fused = outcomes(name, NORMS[norm](), ACTS[act], dropout, autocast)
+    assert ours[0].dtype == plain[0].dtype
+    assert not fused or autocast is torch.bfloat16 or ((norm, act) == ("batch", act) and act != "softplus")
+    unit = torch.finfo(autocast).eps
+    assert off(ours[0], exact[0]) <= 2 * off(plain[0], exact[0]) + unit
+    assert ours[1].keys() == plain[1].keys()
+    for key, value in exact[1].items():
+        assert ours[1][key].dtype == plain[1][key].dtype
+        assert off(ours[1][key], value) <= 2 * off(plain[1][key], value) + 4 * unit, key
+
+
+def test_sums_that_a_product_reads_are_still_fused():
+    for name in ("SAGE, ReLU", "GIN, eps a number", "mean with self-loops"):
+        _, (node,) = outcomes(name, nn.LayerNorm(8), torch.tanh, 0.0, torch.bfloat16)
+        assert all(user.target is ATEN.linear.default for user in node.users), name
