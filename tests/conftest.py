@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import tempfile
 import zlib
 
@@ -60,7 +61,7 @@ QUICK = {"quick_captures", "cheapest_captures"}
 """Fixtures under which programs are traced without TorchDynamo."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it.
 
     Of tests that are marked ``every(n)`` ``make test`` runs the first case and about one of n others, chosen by their
@@ -75,6 +76,35 @@ def pytest_collection_modifyitems(items):
             seen.add(test)
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
+    if os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds":
+        deselect_twins(config, items)
+
+
+PASSED = set()
+"""Tests that this process ran and that passed."""
+
+
+def pytest_runtest_makereport(item, call):
+    if call.when == "call" and call.excinfo is None:
+        PASSED.add(item.nodeid)
+
+
+def pytest_sessionfinish():
+    """Notes of what ``JOESTAR_REAL_CAPTURES=kinds`` need not repeat."""
+    if "JOESTAR_REAL_CAPTURES" not in os.environ and "captures" in sys.modules:
+        import kinds
+
+        kinds.keep(PASSED)
+
+
+def deselect_twins(config, items) -> None:
+    """Leaves out what ``make test`` has run on these sources and what brings no kind of program (``kinds.py``)."""
+    import kinds
+
+    quick = [item for item in items if item.get_closest_marker("quick") and not item.get_closest_marker("slow")]
+    left_out = set(quick).difference(kinds.without_twins(quick))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def names_lines(item) -> bool:

@@ -41,6 +41,8 @@ _RNN = {"allow_rnn": True} if hasattr(dynamo.config, "allow_rnn") else {}
 """``nn.LSTM`` and ``nn.GRU`` are traced as one op each."""
 _NO_COLLECTION = {"run_gc_after_compile": False} if hasattr(dynamo.config, "run_gc_after_compile") else {}
 """Dynamo would search the heap for garbage after every capture."""
+_NO_CACHE = {"fake_tensor_cache_enabled": False} if hasattr(dynamo.config, "fake_tensor_cache_enabled") else {}
+"""With symbolic sizes, to look up what an op gave for such shapes takes longer than to run it on fakes again."""
 
 
 class _TracedError(Exception):
@@ -158,7 +160,7 @@ def _read(
     stand_ins = substituted(sampling is SubgraphSampler.sample)
     try:
         try:
-            with dynamo.config.patch({**_RNN, **_NO_COLLECTION}), traced_norms(), stand_ins:
+            with dynamo.config.patch({**_RNN, **_NO_COLLECTION, **_NO_CACHE}), traced_norms(), stand_ins:
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)
@@ -201,7 +203,10 @@ def _check_plain(gm: fx.GraphModule, origin: str) -> None:
 
 
 def normalise(gm: fx.GraphModule) -> fx.GraphModule:
-    """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept."""
+    """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept.
+
+    Where no gradients are computed (predictions, which run without them, too), regions under ``no_grad`` mean nothing.
+    """
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta["example_value"] for node in placeholders]
     mode = detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
@@ -209,8 +214,9 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
         traced = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
-    wanted = [isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]
-    detach_regions(traced, wanted, torch.is_grad_enabled())
+    enabled = torch.is_grad_enabled()
+    wanted = [enabled and isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]
+    detach_regions(traced, wanted, enabled)
     traced.graph.eliminate_dead_code(is_impure_node=is_impure)
     return traced
 

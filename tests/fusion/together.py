@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
+import kinds
 import torch
 from captures import traced
 from lowering.harness import Case, same
@@ -40,9 +41,13 @@ def cases_together(models: dict, **options) -> dict[str, Case]:
         case.model.train()
     first = next(iter(cases.values()))
     _, labels = measure(first.sampler, first.graph, first.seeds(), first.key(0))
-    quickly = os.environ.get("JOESTAR_REAL_CAPTURES") != "1"
-    whole = (_quick if quickly else _real)(list(cases.values()), first.graph, first.sampler, first.seeds(), labels)
-    graph, sampler = first.graph, first.sampler
+    graph, sampler, seeds = first.graph, first.sampler, first.seeds()
+    given = list(cases.values()), graph, sampler, seeds, labels
+    whole = _real(*given) if os.environ.get("JOESTAR_REAL_CAPTURES") == "1" else _quick(*given)
+    new = [kinds.is_new(kinds.kind_of(case.program, seeds, labels, whole.gm)) for case in cases.values()]
+    if kinds.first_only() and any(new):
+        quickly, whole = whole, _real(*given)
+        kinds.check_same(quickly, whole)
     for position, case in enumerate(cases.values()):
         case.graph, case.sampler = graph, sampler
         case.program = Cut(case, _part(whole, position))

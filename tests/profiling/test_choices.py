@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from captures import cheaper, real
 from torch import fx
 
 import joestar
@@ -179,6 +180,7 @@ def test_captured_programs_of_other_widths_differ():
     hashes = []
     for width in (8, 8, 9):
         case = Case(joestar.nn.GraphSAGE(NUM_FEATURES, width, 2, 4), fanouts=(3, 2))
-        case.trace()
+        with cheaper(real):  # a quick graph has its inputs in another order
+            case.trace()
         hashes.append(program_hash(case.program.lowered))
     assert hashes[0] == hashes[1] != hashes[2]

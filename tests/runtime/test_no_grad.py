@@ -150,3 +150,13 @@ def test_a_write_without_gradient_to_a_value_that_has_one_is_refused(graph):
 
     with pytest.raises(CaptureError, match=r"clamp_.* at .*h\.clamp_\(max=0\.5\).*gradients flow through.*Write inst"):
         trained(graph, clamped, "exact")
+
+
+def test_predictions_detach_nothing(graph):
+    """They run without gradients as a whole: an op for every parameter would be for nothing."""
+    torch.manual_seed(0)
+    model = Net(nested).double()
+    step = joestar.compile(model, joestar.NeighborSampler(graph, [3, 3]), backend="eager")
+    step.predict(torch.arange(9), 5)
+    (program,) = step.report().programs
+    assert "aten.linear" in program.graph_before and "detach" not in program.graph_before
