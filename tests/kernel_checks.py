@@ -64,7 +64,7 @@ def check_op(kernel, name: str, dtype, ids, device: str, limit: int, rounds_exac
         expected = tensors(truth(*(sample.args if exact else in_double(sample.args))))
         expected = OPS[name].defined(sample.args, expected)
         for i, (value, good) in enumerate(itertools.zip_longest(ours, expected)):
-            own = OPS[name].result_dtype(i, dtype)
+            own = OPS[name].result_dtype(i, dtype, sample.args)
             check_equal(value, good, case) if exact else check_close(value, good, own, case)
         ran += 1
     assert ran, f"no samples of {name}"

@@ -43,6 +43,14 @@ def _segment_grad(dtype, ids):
                 yield Sample(f"{s.name}, {name}, some", (*args, rows, some))
 
 
+def _wide(args: tuple) -> tuple[int, ...]:
+    """Results that are softmaxes, and what is kept of every softmax behind them."""
+    parsed = SegmentProgram.parse(args[3])
+    results = parsed.results
+    kept = range(len(results), len(results) + 2 * len(parsed.softmaxes))
+    return (*(i for i, result in enumerate(results) if result[0] == "softmax"), *kept)
+
+
 def _large(dtype) -> tuple:
     return (*WIDE, leaves_of(GINE, 1, 40, _LARGE, dtype), GINE, 1)
 
@@ -70,7 +78,7 @@ _REFUSED = (
 )
 
 OPS = {
-    "segment": Op(_segment, _large, errors=_REFUSED, wide=(1, 2)),
+    "segment": Op(_segment, _large, errors=_REFUSED, wide=_wide),
     "segment_grad": Op(
         _segment_grad, _large_grad,
         errors=(

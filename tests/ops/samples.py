@@ -34,8 +34,8 @@ class Sample:
 class Op:
     """``samples(dtype, ids)`` are the calls; ``large(dtype)`` one that all kernels run in parallel.
 
-    ``wide``: positions of results that stay in float32 for 16-bit values. ``defined(args, results)``: the results, with
-    0 wherever they may hold anything.
+    ``wide``: positions of results that stay in float32 for 16-bit values, or ``wide(args)`` where a call's arguments
+    decide them. ``defined(args, results)``: the results, with 0 wherever they may hold anything.
     """
 
     samples: Callable[[torch.dtype | None, torch.dtype], Iterator[Sample]]
@@ -43,12 +43,13 @@ class Op:
     floats: bool = True
     gradients: tuple[int, ...] = ()
     errors: tuple[tuple, ...] = ()
-    wide: tuple[int, ...] = ()
+    wide: tuple[int, ...] | Callable[[tuple], tuple[int, ...]] = ()
     defined: Callable[[tuple, list[Tensor]], list[Tensor]] = lambda args, results: results
 
-    def result_dtype(self, position: int, dtype: torch.dtype | None) -> torch.dtype | None:
-        """Dtype of a result for values of ``dtype``."""
-        return torch.promote_types(dtype, torch.float32) if position in self.wide else dtype
+    def result_dtype(self, position: int, dtype: torch.dtype | None, args: tuple) -> torch.dtype | None:
+        """Dtype of a result of a call for values of ``dtype``."""
+        positions = self.wide(args) if callable(self.wide) else self.wide
+        return torch.promote_types(dtype, torch.float32) if position in positions else dtype
 
 
 def other_ids(number: int, ids: torch.dtype) -> Tensor:

@@ -27,7 +27,7 @@ def _check(name, dtype, ids, first, stride):
         ours = tensors(getattr(gpu, name)(*sample.args))
         expected = tensors(getattr(reference, name)(*in_double(sample.args)))
         for position, (value, good) in enumerate(zip(ours, expected, strict=True)):
-            own = OPS[name].result_dtype(position, dtype)
+            own = OPS[name].result_dtype(position, dtype, sample.args)
             check_close(value, good, own, f"{name}: {sample.case}, output {position}")
 
 
