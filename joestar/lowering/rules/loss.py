@@ -10,7 +10,7 @@ from joestar.lowering.sizes import padded_dims
 
 aten = torch.ops.aten
 joestar = torch.ops.joestar
-NONE, MEAN = 0, 1
+NONE, MEAN, SUM = 0, 1, 2
 _HARMLESS = 0.5
 """Prediction and target of a padded entry: a probability, a small number, as an integer class 0."""
 
@@ -29,6 +29,35 @@ def _by_index(context, node: fx.Node) -> None:
         return
     set_argument(node, "target", context.mask(target, 0, argument(node, "ignore_index"), node))
     context.note("masked loss")
+    _without_waiting(context, node)
+
+
+def _without_waiting(context, node: fx.Node) -> None:
+    """A smoothed mean under class weights: PyTorch picks the known targets, and waits for their number.
+
+    As the sum over the known targets, divided by the sum of their weights: the same numbers in a CUDA graph.
+    """
+    if node.target is not aten.cross_entropy_loss.default:
+        return
+    weight, smoothing = argument(node, "weight"), argument(node, "label_smoothing")
+    if weight is None or not smoothing or argument(node, "reduction") != MEAN:
+        return
+
+    def call(target, *args) -> fx.Node:
+        made = context.call(target, *args, like=node)
+        made.meta["val"] = _value(made)
+        return made
+
+    target, ignored = argument(node, "target"), argument(node, "ignore_index")
+    flat = call(aten.reshape.default, target, [-1])
+    known = call(aten.ne.Scalar, flat, ignored)
+    each = call(aten.index_select.default, weight, 0, call(aten.where.ScalarOther, known, flat, 0))
+    whole = call(aten.sum.default, call(aten.where.ScalarOther, known, each, 0.0))
+    set_argument(node, "reduction", SUM)
+    with context.gm.graph.inserting_after(node):
+        mean = context.gm.graph.call_function(aten.div.Tensor, (node, whole))
+    mean.meta = dict(node.meta)
+    node.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
 
 
 def _per_entry(context, node: fx.Node) -> None:
