@@ -24,8 +24,8 @@ def host_name() -> str:
 
 
 def asks_early_word() -> bool:
-    """Whether ``JOESTAR_EARLY_WORD`` is set: steps that are CUDA graphs sum what ranks say of them before the rest."""
-    return os.environ.get("JOESTAR_EARLY_WORD", "0") != "0"
+    """Whether captured steps sum what ranks say of them before the rest: unless ``JOESTAR_EARLY_WORD=0``."""
+    return os.environ.get("JOESTAR_EARLY_WORD", "1") != "0"
 
 
 def shown_host(name: str) -> str:

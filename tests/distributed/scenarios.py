@@ -1,5 +1,6 @@
 """What ranks do in the tests. Imported once by the server that they are forked from."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from unittest import mock
@@ -152,8 +153,9 @@ def too_large(step, calls: set[int]):
     return mock.patch.object(Program, "step", run)
 
 
-def tight(batch: int) -> dict:
-    """Bounds that about half of the batches exceed, on either rank; they are not widened."""
+@contextlib.contextmanager
+def small_bounds():
+    """Bounds that about half of the batches exceed, on either rank."""
     from joestar.runtime import executor
 
     choose = executor.choose_bounds
@@ -163,11 +165,17 @@ def tight(batch: int) -> dict:
         bounds = choose(profile, size, *rest)
         return [max(size, int(mean)) for mean, _ in zip(means, bounds, strict=True)]
 
-    results = {}
+    with mock.patch.object(executor, "choose_bounds", smaller):
+        yield
+
+
+def tight(batch: int, make=step_of, idx=None) -> dict:
+    """Small bounds, which are not widened."""
+    results, idx = {}, ids(173) if idx is None else idx
     for execution in ("padded", "exact"):
-        step = step_of(model=model_of(norm="batch_norm", dropout=0.3), execution=execution, patience=1000)
-        with mock.patch.object(executor, "choose_bounds", smaller):
-            losses = epochs_of(step, ids(173), batch)
+        step = make(model=model_of(norm="batch_norm", dropout=0.3), execution=execution, patience=1000)
+        with small_bounds():
+            losses = epochs_of(step, idx, batch)
         results[execution] = {"losses": losses, "state": state_of(step), "overflows": step.counters.overflows}
     return results
 

@@ -1,6 +1,7 @@
 """What ranks do in the tests of steps over macro-batches. ``alone`` are their counterparts over the whole graph."""
 
 import contextlib
+import functools
 import os
 import threading
 from unittest import mock
@@ -161,6 +162,11 @@ def overflows(batch: int) -> dict:
             losses = epochs_of(step, torch.arange(173), batch)
         results[name] = {"losses": losses, "state": state_of(step), "overflows": step.counters.overflows}
     return results
+
+
+def tight(batch: int) -> dict:
+    """Bounds that batches exceed on a GPU, too, where steps are recorded once."""
+    return scenarios.tight(batch, functools.partial(staged_of, batch), torch.arange(173))
 
 
 def sampled(batch: int) -> dict:

@@ -64,7 +64,7 @@ def test_the_host_is_told_behind_the_sum_of_the_gradients(monkeypatch, happens):
     assert posted == [([5, 9], not happens)]
 
 
-@pytest.mark.parametrize(("given", "early"), [(None, False), ("0", False), ("1", True)])
+@pytest.mark.parametrize(("given", "early"), [(None, True), ("0", False), ("1", True)])
 def test_the_environment_decides(monkeypatch, given, early):
     monkeypatch.delenv("JOESTAR_EARLY_WORD", raising=False)
     if given is not None:
