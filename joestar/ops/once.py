@@ -39,7 +39,8 @@ def refusing(name: str, results, sources: Sequence):
     """``results`` that cannot be differentiated for ``sources``.
 
     Args:
-        results: a tensor, or tensors and ``None`` in tuples and lists. sources: the tensors, among anything else, that the results were computed from.
+        results: a tensor, or tensors and ``None`` in tuples and lists.
+        sources: the tensors, among anything else, that the results were computed from.
     """
     if not torch.is_grad_enabled():
         return results
