@@ -8,6 +8,7 @@ import torch
 
 from joestar import distributed
 from joestar.errors import ConfigError, GraphError
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.row_source import device_of
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
@@ -114,6 +115,9 @@ def compile(
     """
     _check_choice("backend", backend, BACKENDS)
     _check_choice("execution", execution, EXECUTIONS)
+    warm_up, patience, rewrite_limit, accumulate, batch_size = plain(
+        [warm_up, patience, rewrite_limit, accumulate, batch_size]
+    )
     for name, value in (
         ("warm_up", warm_up),
         ("patience", patience),

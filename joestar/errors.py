@@ -37,6 +37,10 @@ class StaleBackwardError(JoestarError, RuntimeError):
     """A backward pass came too late: what it needs has been overwritten by a later call."""
 
 
+class GradientError(JoestarError, RuntimeError):
+    """A second derivative was asked of an op that has first ones only."""
+
+
 class OptimizerError(JoestarError, ValueError):
     """The optimizer is unknown to the compiled step, or does not fit the model."""
 

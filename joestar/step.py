@@ -94,6 +94,14 @@ class Step(Predictor):
         how = f"{self._run['execution']} on {self.graph.device}, backend {self._options.backend}"
         return f"Step({type(self.model).__name__}, {self.sampler!r}, {how}, programs: {kinds or 'none captured yet'})"
 
+    def __reduce_ex__(self, protocol: int):
+        """Of ``pickle``, ``copy`` and ``torch.save``: a step holds compiled programs, a graph and others' optimizer."""
+        raise ConfigError(
+            "a Step can be neither pickled nor copied: it is bound to compiled programs, this process and this device. "
+            "Save what it has learnt with torch.save(step.state_dict(), path), give other processes "
+            "model.state_dict(), and call joestar.compile there; copy.deepcopy(step.model) copies the model."
+        )
+
     @property
     def seed(self) -> int:
         """First word of every random key."""

@@ -3,6 +3,9 @@
 None reaches a message, or a printed traceback, of PyTorch's own. Files and arrays are in ``tests/data``.
 """
 
+import copy
+import io
+import pickle
 import sys
 import textwrap
 
@@ -283,3 +286,58 @@ def test_a_step_says_what_it_is(graph):
     assert repr(step) == shown + "programs: none captured yet)"
     step.predict(torch.arange(5))
     assert repr(step) == shown + "programs: predict)"
+
+
+class OwnTable(Own):
+    """Rows of a trained table beside the features."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, blocks, x):
+        return super().forward(blocks, x + self.table(blocks[0].srcs))
+
+
+def test_sparse_gradients(graph):
+    """Refused before anything is captured; in a loop of one's own they are right."""
+    model = OwnTable(nn.Embedding(NODES, FEATURES, sparse=True))
+    sampler = joestar.NeighborSampler(graph, [2])
+    for optimizer in (torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam(model.parameters())):
+        with pytest.raises(OptimizerError, match=r"table \(Embedding\) gets sparse gradients.*sparse=False"):
+            joestar.compile(model, sampler, F.cross_entropy, optimizer)
+    compiled = joestar.compile(model, sampler, backend="eager")
+    F.cross_entropy(compiled(torch.arange(5)), graph.ndata["y"][:5]).backward()
+    sparse = model.table.weight.grad.to_dense()
+    model.table.sparse, model.table.weight.grad = False, None
+    F.cross_entropy(joestar.compile(model, sampler, backend="eager")(torch.arange(5)), graph.ndata["y"][:5]).backward()
+    assert sparse.any() and torch.equal(sparse, model.table.weight.grad)
+
+
+def test_sparse_gradients_of_a_function(graph):
+    def looked_up(model, blocks, h):
+        return h + F.embedding(blocks[-1].dsts, model.table, sparse=True)
+
+    model = Own(looked_up)
+    model.table = nn.Parameter(torch.zeros(NODES, CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = joestar.compile(model, joestar.NeighborSampler(graph, [2]), F.cross_entropy, optimizer, backend="eager")
+    with pytest.raises(OptimizerError, match="a parameter gets sparse gradients"):
+        step(torch.arange(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, FEATURES))])
+def test_modules_of_torchscript(graph, how):
+    model = Own()
+    model.lin = how(model.lin)
+    for given, named in ((model, "Own.lin"), (model.lin, type(model.lin).__name__)):
+        with pytest.raises(ConfigError, match=rf"{named} is a module of TorchScript .* give the module that it was"):
+            joestar.compile(given, joestar.NeighborSampler(graph, [2]))
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, copy.copy, pickle.dumps, lambda s: torch.save(s, io.BytesIO())])
+def test_a_step_is_not_copied(graph, made):
+    step = joestar.compile(good(), joestar.NeighborSampler(graph, [2, 2]))
+    with pytest.raises(ConfigError, match=r"neither pickled nor copied: .* torch.save\(step.state_dict\(\), path\)"):
+        made(step)

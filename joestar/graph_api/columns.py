@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError, SamplerError
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.gathered import Gathered
@@ -149,6 +150,7 @@ class Columns(Computation):
                 whole graph are looked at once, computed ones never: there, negative and NaN count as 0), or given
                 more than once.
         """
+        k = plain(k)
         if isinstance(k, bool) or not isinstance(k, int) or k == 0 or k < -1:
             raise SamplerError(f"individual_sample: k must be a positive integer, or -1 for every edge; got {k!r}.")
         weight = edge_weight(self, probs, edge_probs, slice_probs)
@@ -234,6 +236,7 @@ class Columns(Computation):
         Raises:
             SamplerError: as ``individual_sample``.
         """
+        k = plain(k)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise SamplerError(f"collective_sample: k must be a positive integer; got {k!r}.")
         graph, context = self.graph, self.graph.context

@@ -4,6 +4,7 @@ While a program is traced, ``if block.num_src > 100`` takes the branch of the tr
 module that writes ``self.calls += 1`` leaves a side effect that nobody will replay. Both are errors here.
 """
 
+import operator
 import os
 import types
 from collections.abc import Callable
@@ -18,6 +19,18 @@ from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
 from joestar.lowering.sizes import NODES
 
+_ASSIGNED_IN_PLACE = {
+    getattr(operator, f"i{name}")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+}
+_STATE = "a registered buffer, changed in place (self.name.copy_(value), self.count.add_(1)), or return the value"
+_OF_TORCH = {
+    "weight_norm.py": "torch.nn.utils.parametrizations.weight_norm, which replaces no attribute",
+    "spectral_norm.py": "torch.nn.utils.parametrizations.spectral_norm, frozen by layer.parametrizations.eval(): its "
+    "power iteration replaces buffers in every training step. Unfreeze and call the layer between epochs",
+}
+_OF_TORCH["parametrizations.py"] = _OF_TORCH["spectral_norm.py"]
+"""Files of torch.nn.utils that replace attributes -> what to write instead."""
 _COMPARISONS = (sympy.Eq, sympy.Ne, sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
 
 
@@ -115,7 +128,7 @@ def check_side_effects(origin: str) -> None:
         mutation = variable.mutation_type
         if mutation is None or type(mutation).__name__.endswith("New") or not effects.is_modified(variable):
             continue
-        if _as_before(variable, effects.store_attr_mutations.get(variable, {})):
+        if _as_before(variable, effects.store_attr_mutations.get(variable, {})) or _only_in_place(variable):
             continue
         source = getattr(variable.source, "name", "")
         source = source() if callable(source) else source
@@ -123,12 +136,41 @@ def check_side_effects(origin: str) -> None:
         written = sorted(map(str, effects.store_attr_mutations.get(variable, ())))
         what = ", ".join(f"{name}.{attribute}" for attribute in written) or name or "a Python object"
         stacks = getattr(effects, "mutation_user_stacks", {}).get(variable) or [()]
-        where = innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in stacks[-1]])
+        frames = [f for f in stacks[-1] if os.path.join("torch", "") not in f.filename] or stacks[-1]
+        where = innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
+        known = [_OF_TORCH[name] for f in stacks[-1] if (name := _file_of_utils(f.filename)) in _OF_TORCH]
+        remedy = known[-1] if known else _STATE
         raise CaptureError(
             f"{origin} changes {what}, which outlives the call: Python runs once, while the program is traced, not "
-            f"in every step.\n  at {where or 'an unknown line'}\n  Write instead: a registered buffer, changed in "
-            "place (self.name.copy_(value), self.count.add_(1)), or return the value."
+            f"in every step.\n  at {where or 'an unknown line'}\n  Write instead: {remedy}."
         )
+
+
+def _file_of_utils(path: str) -> str:
+    """The name of a file of ``torch.nn.utils``, else nothing."""
+    folder, name = os.path.split(path)
+    return name if folder.endswith(os.path.join("torch", "nn", "utils")) else ""
+
+
+def _only_in_place(variable) -> bool:
+    """Whether a dict of buffers holds the very tensors that it held, written in place: ``self.count += 1``."""
+    before, after = getattr(variable, "original_items", None), getattr(variable, "items", None)
+    if not isinstance(before, dict) or not isinstance(after, dict) or len(before) != len(after):
+        return False
+    before = {key.as_python_constant(): value.realize() for key, value in before.items()}
+    for key, value in after.items():
+        old, new = before.get(key.vt.as_python_constant()), value.realize()
+        if old is new:
+            continue
+        if old is None or getattr(old, "proxy", None) is None or getattr(new, "proxy", None) is None:
+            return False
+        node = new.proxy.node
+        while node is not old.proxy.node:
+            method = node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__")
+            if not (method or node.target in _ASSIGNED_IN_PLACE) or not isinstance(node.args[0], fx.Node):
+                return False
+            node = node.args[0]
+    return True
 
 
 def _as_before(variable, written: dict) -> bool:

@@ -31,9 +31,14 @@ def refuse_random(node: fx.Node) -> None:
     else:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not _is_evaluated(node)
     if random:
+        remedy = "Use F.dropout (its masks are keyed by step and node), or pass random values as features."
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            remedy = (
+                "Leave the dropout of its weights out: dropout=0 of nn.MultiheadAttention, or "
+                "layer.self_attn.dropout = 0.0 of a TransformerEncoderLayer, whose other dropouts stay."
+            )
         raise PaddingError(
-            f"{node.target} at {node_line(node)}: its values would depend on the execution mode. "
-            "Use F.dropout (its masks are keyed by step and node), or pass random values as features."
+            f"{node.target} at {node_line(node)}: its values would depend on the execution mode. {remedy}"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from joestar.errors import ConfigError, LabelError
 from joestar.lowering.functional import ancestors
 from joestar.lowering.inputs import NUM_SEEDS, SEEDS, Input
+from joestar.lowering.sizes import expression
 from joestar.metrics.tasks import family
 from joestar.torch_private import OpOverload
 
@@ -193,8 +194,10 @@ class ClassLoss:
         return weights.reshape(len(nodes), -1).sum(1)
 
     def check(self, nodes: Tensor) -> None:
-        """Raises ``LabelError`` unless the ids of ``nodes`` are in range."""
+        """Raises ``LabelError`` unless the ids of ``nodes`` are in range; only a batch tells ids that depend on it."""
         ids = self.ids(nodes)
+        if self.target is not None and not self._is_of_rows(nodes, ids):
+            return
         wrong = torch.nonzero(((ids < 0) | (ids >= self.classes)) & (ids != self.ignore_index))
         if not wrong.numel():
             return
@@ -211,9 +214,14 @@ class ClassLoss:
             f"{self.classes} columns, so {allowed}"
         )
 
+    def _is_of_rows(self, nodes: Tensor, ids: Tensor) -> bool:
+        """Whether a node's ids are the same in other company, unlike positions in the batch."""
+        half = len(nodes) // 2
+        return half == 0 or torch.equal(torch.cat([self.target(nodes[:half]), self.target(nodes[half:])]), ids)
+
 
 def class_losses(gm: fx.GraphModule, roles: list[Input], labels: Tensor | None) -> list[ClassLoss]:
-    """The losses over class ids in a captured program whose ids depend on the seeds and on fixed tensors only.
+    """The losses over a fixed number of classes in a captured program whose ids depend on seeds and fixed tensors only.
 
     Args:
         labels: ``graph.ndata["y"]``; ids that are its rows of the seeds are told apart in messages.
@@ -224,7 +232,10 @@ def class_losses(gm: fx.GraphModule, roles: list[Input], labels: Tensor | None) 
         if node.target not in _CLASS_LOSSES or node.args[1].meta["val"].dtype.is_floating_point:
             continue
         scores, ignore = node.args[0].meta["val"], node.args[4] if len(node.args) > 4 else IGNORE_INDEX
-        classes = int(scores.shape[min(1, scores.dim() - 1)])
+        classes = scores.shape[min(1, scores.dim() - 1)]
+        if expression(classes) is not None:  # one for every row of a batch
+            continue
+        classes = int(classes)
         role = role_of.get(node.args[2]) if len(node.args) > 2 else None
         weight = None if role is None else role.tensor
         if _is_rows_of(labels, node.args[1], role_of):

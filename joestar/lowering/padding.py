@@ -59,6 +59,7 @@ class PaddingContext:
         self.buffers: dict[fx.Node, fx.Node] = {}
         self.rewrites: dict[str, int] = {}
         self.bounds: dict[fx.Node, float] = {}
+        self.put_back: set[fx.Node] = set()
 
     def call(self, target, *args, like: fx.Node | None = None, **kwargs) -> fx.Node:
         """A new call at the insertion point, with the metadata of ``like``."""

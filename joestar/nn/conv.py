@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from joestar.errors import ConfigError
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.fn import Message, u_mul_e
 from joestar.nn.resolver import aggregations
@@ -88,11 +89,13 @@ def weighted(x: Tensor, weight: Tensor) -> Message:
     return u_mul_e(x, weight if weight.dtype == x.dtype else weight.to(x.dtype))
 
 
-def check_channels(owner: str, in_channels: Any, out_channels: Any) -> None:
-    """Raises ``ConfigError`` unless widths are positive integers (``in_channels`` may be a pair)."""
+def checked_channels(owner: str, in_channels: Any, out_channels: Any) -> tuple[Any, int]:
+    """Both; raises ``ConfigError`` unless widths are positive integers (``in_channels`` may be a pair)."""
+    in_channels, out_channels = plain(in_channels), plain(out_channels)
     widths = list(in_channels) if isinstance(in_channels, (tuple, list)) and len(in_channels) == 2 else [in_channels]
     if not all(isinstance(width, int) and width > 0 for width in [*widths, out_channels]):
         raise ConfigError(
             f"{owner}: in_channels must be a positive integer or a pair of them, and out_channels a positive integer; "
             f"got {in_channels!r} and {out_channels!r}. Sizes cannot be left open (-1): give the width of the input."
         )
+    return in_channels, out_channels

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from joestar.errors import ConfigError
 from joestar.graph_api import fn
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
-from joestar.nn.conv import Conv, check_channels, weighted
+from joestar.nn.conv import Conv, checked_channels, weighted
 from joestar.nn.init import GlorotLinear, glorot, zeros
 
 
@@ -54,16 +55,16 @@ class GATConv(Conv):
         residual: bool = False,
         **options: Any,
     ):
-        check_channels("GATConv", in_channels, out_channels)
+        in_channels, out_channels = checked_channels("GATConv", in_channels, out_channels)
         super().__init__(options.pop("aggr", "add"), **options)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.heads = heads
+        self.heads = plain(heads)
         self.concat = concat
         self.negative_slope = negative_slope
         self.dropout = dropout
         self.add_self_loops = add_self_loops
-        self.edge_dim = edge_dim
+        self.edge_dim = plain(edge_dim)
         self.fill_value = fill_value
         self.residual = residual
         self._check_options()

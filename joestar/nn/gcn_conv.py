@@ -12,7 +12,7 @@ from joestar.graph_api import fn
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.graph import Graph
-from joestar.nn.conv import Conv, check_channels, weighted
+from joestar.nn.conv import Conv, checked_channels, weighted
 from joestar.nn.init import GlorotLinear, zeros
 
 NORMS = ("block", "graph")
@@ -57,7 +57,7 @@ class GCNConv(Conv):
         norm: str = "block",
         **options: Any,
     ):
-        check_channels("GCNConv", in_channels, out_channels)
+        in_channels, out_channels = checked_channels("GCNConv", in_channels, out_channels)
         super().__init__(options.pop("aggr", "add"), **options)
         self.in_channels = in_channels
         self.out_channels = out_channels

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joestar.errors import ConfigError
+from joestar.graph_api.arrays import plain
 from joestar.nn.resolver import activation, normalization
 
 
@@ -44,6 +45,8 @@ class MLP(nn.Module):
         bias: bool | list[bool] = True,
     ):
         super().__init__()
+        channel_list, in_channels, num_layers = plain([channel_list, in_channels, num_layers])
+        hidden_channels, out_channels = plain([hidden_channels, out_channels])
         if isinstance(channel_list, int):
             in_channels = channel_list
         if in_channels is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from joestar.errors import ConfigError
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
 from joestar.nn.conv import Conv
 from joestar.nn.gat_conv import GATConv
@@ -59,6 +60,9 @@ class BasicGNN(nn.Module):
         **kwargs: Any,
     ):
         super().__init__()
+        in_channels, hidden_channels, num_layers, out_channels = plain(
+            [in_channels, hidden_channels, num_layers, out_channels]
+        )
         if not isinstance(num_layers, int) or num_layers < 1:
             raise ConfigError(f"{type(self).__name__}: num_layers must be a positive integer; got {num_layers!r}.")
         if jk is not None and jk not in ("last", *MODES):

@@ -3,6 +3,7 @@
 from torch import Tensor, cat, nn
 
 from joestar.errors import ConfigError
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
 
 
@@ -24,6 +25,7 @@ class NodeEmbedding(nn.Module):
 
     def __init__(self, num_nodes: int, width: int, model: nn.Module):
         super().__init__()
+        num_nodes, width = plain([num_nodes, width])
         for name, value in (("num_nodes", num_nodes), ("width", width)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"NodeEmbedding: {name} must be a positive integer; got {value!r}.")

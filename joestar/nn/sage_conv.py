@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from joestar.graph_api import fn
 from joestar.graph_api.computation import Computation
-from joestar.nn.conv import Conv, check_channels
+from joestar.nn.conv import Conv, checked_channels
 
 
 class SAGEConv(Conv):
@@ -40,7 +40,7 @@ class SAGEConv(Conv):
         bias: bool = True,
         **options: Any,
     ):
-        check_channels("SAGEConv", in_channels, out_channels)
+        in_channels, out_channels = checked_channels("SAGEConv", in_channels, out_channels)
         super().__init__(aggr, **options)
         self.in_channels = in_channels
         self.out_channels = out_channels

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from joestar import kernels
+from joestar.ops.once import once
 from joestar.torch_private import OpOverload
 
 # indptr is int64 over rows, indices are sources; key is int64 [3] = (seed, epoch, step).
@@ -59,6 +60,8 @@ class Op:
         reference: plain PyTorch, the ground truth of the tests. fake: results' shapes and dtypes for tracing;
             gradient: (what saves, what computes it, made of ops), or ``NO_GRADIENT``. A composition of aten ops has
             neither: they have. padding: what a padded graph does about the op.
+        twice: whether what computes the gradient may be differentiated again, being made of ops with gradients, and of
+            parts that go through ``once``. Without, that is an error.
         adapt: implementation -> what runs in its place, on any device.
         dissolved: devices on which Inductor compiles the reference, fused into what surrounds it.
         keeps_tables: whether it writes a table of the device which outlives the call, or waits for other ranks: calls
@@ -73,6 +76,7 @@ class Op:
     fake: Callable | None
     gradient: tuple[Callable, Callable] | str | None
     padding: Padding
+    twice: bool = False
     adapt: Callable[[Callable], Callable] = lambda implementation: implementation
     dissolved: tuple[str, ...] = ()
     keeps_tables: bool = False
@@ -127,6 +131,7 @@ def define(
     torch.library.register_fake(f"joestar::{name}", fake)
     if gradient != NO_GRADIENT:
         setup, backward = gradient
+        backward = backward if op.twice else once(f"joestar::{name}", backward)
         torch.library.register_autograd(f"joestar::{name}", backward, setup_context=setup)
 
 

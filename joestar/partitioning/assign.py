@@ -9,6 +9,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import plain
 from joestar.kernels.cpu_partition import GapStream
 from joestar.partitioning.labels import training_labels
 from joestar.partitioning.partitioning import Partitioning, fingerprint_of
@@ -60,6 +61,7 @@ def partition(
         ConfigError: an impossible number of parts, passes, cap or balance; pymetis is not installed.
         GraphError: the graph has no nodes, or is not on the CPU.
     """
+    parts, passes, seed = plain([parts, passes, seed])
     _check(graph, parts, method, passes, cap, balance)
     if method == "random":
         assignment = random_parts(graph.num_nodes, parts, seed)

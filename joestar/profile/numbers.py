@@ -3,6 +3,7 @@
 import re
 
 from joestar.errors import ConfigError
+from joestar.graph_api.arrays import plain
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -13,6 +14,7 @@ def parse_bytes(value: int | str, name: str = "memory") -> int:
     Raises:
         ConfigError: for anything else.
     """
+    value = plain(value)
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
         if found:

@@ -29,6 +29,12 @@ def check_model(model) -> None:
         raise ConfigError(
             f"{name} has lazy parameters, whose shapes are not known yet: give the widths when it is constructed."
         )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"{f'{name}.{path}' if path else name} is a module of TorchScript (torch.jit.script, torch.jit.trace), "
+                "which cannot be traced: give the module that it was made of; programs are compiled as they are."
+            )
 
 
 def check_sampler(sampler) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from joestar.distributed import current
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
+from joestar.graph_api.arrays import plain
 
 STATE_FORMAT = 1
 """Format of ``Step.state_dict``."""
@@ -90,6 +91,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int = 3, extra: Mapping | None = None):
+        keep = plain(keep)
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"keep must be a positive number of checkpoints; got {keep!r}.")
         self.folder, self.keep, self.extra = Path(folder), keep, dict(extra or {})

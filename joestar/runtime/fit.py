@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from joestar.distributed import is_first, world_size
 from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
+from joestar.graph_api.arrays import plain
 from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
 from joestar.runtime.features import not_finite
@@ -43,6 +44,11 @@ class Settings:
     drop_last: bool = False
     ema: bool = False
     verbose: bool = False
+
+    def plain(self) -> "Settings":
+        """The same with numbers of Python's."""
+        counts = {name: plain(getattr(self, name)) for name in ("patience", "checkpoint_every", "log_every")}
+        return replace(self, **counts)
 
     def check(self, epochs: int, validated: bool) -> None:
         """Raises ``ConfigError`` for what cannot be."""
@@ -303,6 +309,7 @@ def _on(value, device: torch.device):
 
 def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size: int, settings: Settings) -> History:
     """Trains for at most ``epochs``; see ``Step.fit``."""
+    epochs, settings = plain(epochs), settings.plain()
     settings.check(epochs, val_idx is not None)
     run = Fit(step, train_idx, val_idx, batch_size, settings)
     if val_idx is None:

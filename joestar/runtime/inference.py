@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.row_source import device_of
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
@@ -193,7 +194,7 @@ def num_layers(model: nn.Module) -> int:
     Raises:
         ConfigError: they do not tell.
     """
-    number = getattr(model, "num_layers", None)
+    number = plain(getattr(model, "num_layers", None))
     if isinstance(number, int) and not isinstance(number, bool) and number > 0:
         return number
     for name in ("convs", "layers"):
@@ -225,12 +226,14 @@ def _check_parts(model, graph, autocast) -> None:
 
 
 def _check_layers(layers) -> int:
+    layers = plain(layers)
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
         raise ConfigError(f"layers must be a positive integer; got {layers!r}.")
     return layers
 
 
 def _check_budget(budget) -> int:
+    budget = plain(budget)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ConfigError(f"memory_budget must be a positive number of bytes; got {budget!r}.")
     return budget

@@ -3,7 +3,7 @@
 import weakref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from joestar.errors import ConfigError, OptimizerError
@@ -16,6 +16,10 @@ SUPPORTED = (*FUSED, *FORMULAS)
 _FLAGS = ("fused", "foreach", "capturable")
 _SCALARS = ("step", "mu_product")
 _NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum", "alpha", "momentum_decay", "lr_decay")
+_SPARSE = (
+    "{} gets sparse gradients, which fused steps cannot take: gradients are dense here. Create it with sparse=False, "
+    "or call joestar.compile(model, sampler) without optimizer and step a torch.optim.SparseAdam in your own loop."
+)
 _OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
 """Optimizers that were taken over -> flags of their groups as the user set them."""
 
@@ -132,6 +136,8 @@ class SkippableOptimizer:
     def step(self, ok: Tensor) -> None:
         """Clips and updates; changes nothing if ``ok`` (0-d bool on the device) is false."""
         parameters = [p for p in self.parameters() if p.grad is not None]
+        if any(p.grad.is_sparse for p in parameters):
+            raise OptimizerError(_SPARSE.format("a parameter"))
         if self.clip_grad_value is not None:
             torch.nn.utils.clip_grad_value_(parameters, self.clip_grad_value)
         if self.clip_grad_norm is not None:
@@ -224,6 +230,9 @@ def _check_optimizer(optimizer, model) -> None:
             "joestar.compile(model, sampler) without optimizer and step it in your own loop."
         )
     own = {id(p) for p in model.parameters()}
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise OptimizerError(_SPARSE.format(f"{path or 'the model'} ({type(module).__name__})"))
     for index, group in enumerate(optimizer.param_groups):
         if group.get("differentiable"):
             raise OptimizerError("a differentiable optimizer cannot be fused; create it without differentiable=True.")

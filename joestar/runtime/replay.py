@@ -12,6 +12,7 @@ from torch import Tensor
 
 from joestar.errors import StaleBackwardError
 from joestar.locks import CAPTURING, RECORDING, synchronize
+from joestar.ops.once import refusing
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
 from joestar.runtime.program import Program
@@ -127,7 +128,6 @@ class _Replay(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple:
         replayed = ctx.replayed
         if ctx.generation != replayed.generation:
@@ -140,9 +140,11 @@ class _Replay(torch.autograd.Function):
                 "a parameter was changed between compiled(seeds) and backward (optimizer.step(), load_state_dict?): "
                 "the gradients would be wrong. Call loss.backward() first."
             )
-        replayed.order.follow()
-        moving = [grad for grad, moves in zip(grads, replayed.moves, strict=True) if moves]
-        for buffer, grad in zip(replayed.incoming, moving, strict=True):
-            buffer.copy_(grad)  # zeros for outputs that the loss does not read
-        replayed.backward_graph.replay()
-        return None, *(None if g is None else g.clone() for g in replayed.grads)
+        with torch.no_grad():
+            replayed.order.follow()
+            moving = [grad for grad, moves in zip(grads, replayed.moves, strict=True) if moves]
+            for buffer, grad in zip(replayed.incoming, moving, strict=True):
+                buffer.copy_(grad)  # zeros for outputs that the loss does not read
+            replayed.backward_graph.replay()
+            results = [None if g is None else g.clone() for g in replayed.grads]
+        return None, *refusing("compiled(seeds)", results, [*grads, *replayed.parameters])

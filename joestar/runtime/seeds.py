@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import to_ids
+from joestar.graph_api.arrays import plain, to_ids
 from joestar.graph_api.validate import ID_DTYPES, check_ids
 from joestar.ops.hashing import host_key_state, row_state
 from joestar.ops.step import launches
@@ -76,6 +76,7 @@ def version(tensor: Tensor) -> int | None:
 
 def check_batch_size(batch_size) -> int:
     """``batch_size`` if it is a positive integer."""
+    batch_size = plain(batch_size)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size must be a positive integer; got {batch_size!r}.")
     return batch_size

@@ -1,10 +1,12 @@
 """Layer-dependent importance sampling (LADIES): every layer picks nodes for all its destinations together."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph, fn
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.probs import as_probs, node_weight
 
 
@@ -30,6 +32,7 @@ class LayerDependentSampler:
     def __init__(self, graph: Graph, layer_sizes, node_probs: Tensor | str | None = None, seed: int = 0):
         if not isinstance(graph, Graph):
             raise SamplerError(f"LayerDependentSampler needs a joestar.Graph; got {type(graph).__name__}.")
+        layer_sizes = plain(list(layer_sizes) if isinstance(layer_sizes, np.ndarray) else layer_sizes)
         if not isinstance(layer_sizes, (list, tuple)) or not layer_sizes:
             raise SamplerError(
                 f"layer_sizes must be a list, one number of nodes per layer, e.g. [512, 512]; got {layer_sizes!r}."
@@ -43,7 +46,7 @@ class LayerDependentSampler:
         self.graph = graph
         self.layer_sizes = list(layer_sizes)
         self.node_probs = node_probs
-        self.seed = seed
+        self.seed = plain(seed)
 
     def sample(self, graph: Graph, seeds: Tensor) -> list[Block]:
         """Blocks for the seeds ``[B]``, input side first."""

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
+from joestar.graph_api.arrays import plain
 from joestar.graph_api.probs import as_probs, check_edge_probs
 
 
@@ -25,7 +26,7 @@ class NeighborSampler:
         if not isinstance(graph, Graph):
             raise SamplerError(f"NeighborSampler needs a joestar.Graph; got {type(graph).__name__}.")
         try:
-            fanouts = list(fanouts)
+            fanouts = plain(list(fanouts))
         except TypeError:
             message = f"fanouts must be a list, one number of neighbours per layer, e.g. [15, 10, 5]; got {fanouts!r}."
             raise SamplerError(message) from None
@@ -43,7 +44,7 @@ class NeighborSampler:
         self.fanouts = fanouts
         self.probs = probs
         self.replace = replace
-        self.seed = seed
+        self.seed = plain(seed)
 
     def sample(self, graph: Graph, seeds: Tensor) -> list[Block]:
         """Blocks for the seeds ``[B]`` (duplicates allowed: a row each), input side first."""

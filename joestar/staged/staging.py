@@ -9,7 +9,7 @@ from torch import Tensor
 from joestar.distributed import Group
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import settle_classes
+from joestar.graph_api.arrays import plain, settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
 from joestar.profile.numbers import parse_bytes
 from joestar.runtime.features import settle_for_loss
@@ -48,6 +48,7 @@ class Staging:
             raise ConfigError(
                 f"first_stage must be a joestar.LargeBatch or joestar.Partitions; got {type(first_stage).__name__}."
             )
+        batch_size = plain(batch_size)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a positive integer; got {batch_size!r}.")
         graph: Graph = sampler.graph

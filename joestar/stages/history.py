@@ -10,6 +10,7 @@ from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import plain
 from joestar.stages.hubs import row_pieces
 
 NEVER = -1
@@ -103,6 +104,7 @@ class HistoryStore:
         shared: bool = False,
     ):
         check_history(dtype, max_age)
+        widths = plain(widths)
         if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
             raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
         empty = empty or functools.partial(torch.empty, device="cpu")
@@ -304,6 +306,7 @@ def check_history(dtype, max_age) -> tuple[torch.dtype, int | None]:
     """
     if dtype not in DTYPES:
         raise ConfigError(f"history: expected float32 or bfloat16, got {dtype}.")
+    max_age = plain(max_age)
     if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, int) or max_age < 0):
         raise ConfigError(f"history: max_age must be a number of macro-batches, at least 0; got {max_age!r}.")
     return dtype, max_age

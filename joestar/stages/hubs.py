@@ -5,6 +5,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import plain
 
 EDGES_AT_ONCE = 1 << 25
 STAY = 0.5
@@ -40,6 +41,7 @@ def hub_nodes(graph: Graph, count: int, steps: int, train: Tensor | None = None)
     train = graph.train_idx if train is None else train
     if train is None or train.numel() == 0:
         raise ConfigError("hub nodes are those that influence training nodes; the graph has none: set graph.train_idx.")
+    count, steps = plain(count), plain(steps)
     for name, value in (("count", count), ("steps", steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"hub_nodes: {name} must be a whole number, at least 0; got {value!r}.")

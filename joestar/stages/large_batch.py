@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import to_ids
+from joestar.graph_api.arrays import plain, to_ids
 from joestar.graph_api.probs import edge_weight
 from joestar.graph_api.validate import check_ids
 from joestar.kernels import cpu_stages
@@ -19,6 +19,7 @@ from joestar.stages.union import FirstStageContext, run_sampler, union
 
 def check_hot(hot: int | None) -> int | None:
     """A number of hot nodes; raises ``ConfigError`` unless it is one, or ``None``."""
+    hot = plain(hot)
     if hot is not None and (isinstance(hot, bool) or not isinstance(hot, int) or hot < 0):
         raise ConfigError(f"hot must be a number of nodes that stay on the device, or None; got {hot!r}.")
     return hot
@@ -55,6 +56,7 @@ class LargeBatch:
         empty: Callable[[int, torch.dtype], Tensor] | None = None,
         hot: int | None = None,
     ):
+        num_seeds = plain(num_seeds)
         if num_seeds is not None and (isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1):
             raise SamplerError(f"num_seeds must be a positive number of seeds; got {num_seeds!r}.")
         self.num_seeds = num_seeds

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import to_ids
+from joestar.graph_api.arrays import plain, to_ids
 from joestar.graph_api.validate import check_ids
 from joestar.kernels.cpu_partition import part_batch
 from joestar.ops.hashing import key_state, row_state
@@ -114,6 +114,7 @@ class Partitions:
                 f"Partitions: expected what joestar.partition returned, or the path of its file; got "
                 f"{type(partitioning).__name__}."
             )
+        group, hubs, hub_steps, halo_fanout = plain([group, hubs, hub_steps, halo_fanout])
         _positive("group", group)
         if group > partitioning.parts:
             raise ConfigError(f"Partitions: group={group} parts of {partitioning.parts}; choose fewer per macro-batch.")
@@ -288,6 +289,7 @@ def _fanouts(ahead: int | Sequence[int] | None) -> list[int] | None:
     """Picks per hop, -1 for all; ``None`` for no ahead-of-time sampling."""
     if ahead is None:
         return None
+    ahead = plain(ahead)
     fanouts = [-1] * ahead if isinstance(ahead, int) and not isinstance(ahead, bool) else ahead
     fine = isinstance(fanouts, Sequence) and len(fanouts) > 0
     if not fine or not all(isinstance(f, int) and not isinstance(f, bool) and (f == -1 or f > 0) for f in fanouts):

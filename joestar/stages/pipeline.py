@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from joestar.errors import ConfigError, StageError
+from joestar.graph_api.arrays import plain
 
 EXIT_SECONDS = 10.0
 """Longest wait, when the interpreter exits, for a stage to end what it is at."""
@@ -48,6 +49,7 @@ class Pipeline(Iterator):
 
     def __init__(self, make: Callable, count: int, *stages: Callable, depth: int = 1, start: int = 0,
                  wake: Callable[[], None] | None = None):  # fmt: skip
+        count, depth, start = plain([count, depth, start])
         for name, value, least in (("count", count, 0), ("depth", depth, 1), ("start", start, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"Pipeline: {name} must be an integer of at least {least}; got {value!r}.")

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from joestar.errors import CaptureError
 from joestar.sampling import NeighborSampler
 
-from .harness import NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, small_graph
+from .harness import NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, check, small_graph
 
 CALLS = [0]
 
@@ -168,6 +168,58 @@ def test_error_names_line_and_remedy(operation, words):
     if operation is not mapped:  # vmap leaves its own frames only
         assert "test_capture_errors.py:" in message
         assert f" in {operation.__name__}" in message
+
+
+def assigned_in_place(m, b, h):
+    m.average += h.detach().mean(0)
+    m.average *= 0.9
+    m.average = m.average.sub_(0.1).clamp_(-1, 1)
+    return h - m.average
+
+
+def test_buffers_assigned_in_place_are_written_in_place():
+    """``self.average += x`` assigns the very tensor that was there."""
+    check(Rows(assigned_in_place, average=torch.zeros(WIDTH)))
+
+
+def swapped(m, b, h):
+    m.average = m.other.add_(1)
+    return h - m.average
+
+
+def replaced(m, b, h):
+    m.average = m.average.add_(1) * 0.5
+    return h - m.average
+
+
+@pytest.mark.parametrize("operation", [swapped, replaced], ids=lambda operation: operation.__name__)
+def test_other_assignments_to_buffers_are_refused(operation):
+    with pytest.raises(CaptureError, match="changes a buffer of model, which outlives the call"):
+        Case(Rows(operation, average=torch.zeros(WIDTH), other=torch.ones(WIDTH))).trace()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        (nn.utils.weight_norm, "torch.nn.utils.parametrizations.weight_norm, which replaces no attribute"),
+        (nn.utils.spectral_norm, "frozen by layer.parametrizations.eval()"),
+        (nn.utils.parametrizations.spectral_norm, "frozen by layer.parametrizations.eval()"),
+    ],
+)
+def test_normed_weights_name_what_can_be_compiled(wrap, words):
+    def operation(m, b, h):
+        return m.layer(h)
+
+    model = Rows(operation)
+    model.layer = wrap(nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(CaptureError) as caught:
+        Case(model).trace()
+    assert words in str(caught.value) and " in operation" in str(caught.value)
+    for fine in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm):
+        layer = fine(nn.Linear(WIDTH, WIDTH))
+        layer.parametrizations.eval()
+        Case(Rows(operation, layer=layer)).trace()
 
 
 def test_nothing_happens_twice():

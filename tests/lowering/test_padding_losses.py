@@ -76,6 +76,32 @@ def test_cross_entropy():
     })  # fmt: skip
 
 
+def pairs(z):
+    """How alike rows are, of unit length."""
+    z = F.normalize(z, dim=1)
+    return z @ z.T / 0.3
+
+
+def own(z):
+    return torch.arange(z.shape[0])
+
+
+def test_every_row_is_a_class():
+    """Contrastive losses: a row is to be told from all others of the batch."""
+    check_losses({
+        "mean": lambda z, y: F.cross_entropy(pairs(z), own(z)),
+        "sum": lambda z, y: F.cross_entropy(pairs(z), own(z), reduction="sum"),
+        "none": lambda z, y: F.cross_entropy(pairs(z), own(z), reduction="none"),
+        "both ways": lambda z, y: F.cross_entropy(pairs(z).T, own(z)) + F.cross_entropy(pairs(z), own(z)),
+        "weight": lambda z, y: F.cross_entropy(pairs(z), own(z), weight=y[:, 4]),
+        "weight, sum": lambda z, y: F.cross_entropy(pairs(z), own(z), weight=y[:, 4], reduction="sum"),
+        "two views": lambda z, y: F.cross_entropy(z @ z.tanh().T, own(z)),
+        "fixed columns": lambda z, y: F.cross_entropy(z, own(z) % NUM_CLASSES),
+        "ignored": lambda z, y: F.cross_entropy(pairs(z), torch.where(y[:, 2] > 0, own(z), -100)),
+        "columns alone": lambda z, y: F.cross_entropy(z.T, torch.arange(NUM_CLASSES) % 3),
+    })  # fmt: skip
+
+
 @NEWER
 def test_probabilities():
     check_losses({
@@ -153,8 +179,10 @@ def test_refused_losses():
         "[n, 1] and [n]": (lambda m, b, h: h + F.mse_loss(h[:, :1], h[:, 0]), "one of them [n] and the other [n, 1]?"),
         "squares": (lambda m, b, h: h + F.mse_loss(h @ h.T, h @ h.T * 0), "has 2 padded dimensions in its losses"),
         "unknown": (lambda m, b, h: h + F.mse_loss(h, h * 0, reduction="none").take(ONE), "has no rule"),
-        "classes are seeds": (lambda m, b, h: h + F.cross_entropy(h @ h.T, torch.arange(b.num_src)),
-                              "takes padded rows for classes"),
+        "smoothed over rows": (lambda m, b, h: h + F.cross_entropy(h @ h.T, own(h), label_smoothing=0.1),
+                               "takes padded rows for classes"),
+        "a row of probabilities": (lambda m, b, h: h + F.cross_entropy(h @ h.T, (h @ h.T).softmax(1)),
+                                   "takes padded rows for classes"),
         "worst two": (lambda m, b, h: h + F.mse_loss(h, h * 0, reduction="none").sum(1).topk(2)[0].mean(),
                       "works across padded rows"),
     }, "test_padding_losses.py")  # fmt: skip

@@ -202,6 +202,24 @@ def test_every_cross_entropy_is_checked_against_its_own_target():
         next(wrong.epoch(IDX, 100))
 
 
+def test_positions_in_a_batch_are_no_labels_of_nodes():
+    """Contrastive losses: a row of the batch is its own class, however many nodes an epoch has."""
+
+    def contrast(logits, y):
+        rows = F.normalize(logits, dim=1)
+        positions = torch.arange(logits.shape[0])
+        return F.cross_entropy(rows @ rows.T, positions) + F.cross_entropy(logits, positions % CLASSES)
+
+    losses = [train(make_step(execution, loss=contrast), IDX, epochs=1) for execution in ("padded", "exact")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+    def too_many(logits, y):
+        return F.cross_entropy(logits, torch.arange(logits.shape[0]))
+
+    with pytest.raises(IndexError, match="out of bounds"):
+        train(make_step(loss=too_many), IDX, epochs=1)
+
+
 def test_targets_that_a_sample_decides_are_left_to_the_loss():
     def pseudo(logits, y):
         return F.cross_entropy(logits, y) + F.cross_entropy(logits[:, :2], logits[:, :2].detach().argmax(1))

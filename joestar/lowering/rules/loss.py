@@ -1,5 +1,7 @@
 """Losses over padded seeds: padded rows are ignored by index, or left out of the mean."""
 
+import math
+
 import torch
 from torch import fx
 
@@ -16,18 +18,27 @@ _HARMLESS = 0.5
 
 
 def _by_index(context, node: fx.Node) -> None:
-    """Cross entropy and NLL: padded targets become ``ignore_index``; weights and smoothing see them as absent."""
-    target = argument(node, "target")
-    value = node.args[0].meta["val"]
-    if padded_dims(value).keys() - {0} or value.dim() < 2:
+    """Cross entropy and NLL: padded targets become ``ignore_index``; weights and smoothing see them as absent.
+
+    Classes may be rows, too (every row is to be told from all others): padded ones get a probability of 0.
+    """
+    target, scores = argument(node, "target"), node.args[0]
+    value = scores.meta["val"]
+    of_ids = not target.meta["val"].dtype.is_floating_point
+    padded = padded_dims(value).keys()
+    pairs = value.dim() == 2 and of_ids and not argument(node, "label_smoothing")
+    if value.dim() < 2 or padded - ({0, 1} if pairs else {0}):
         raise context.refuse(
             node, f"takes padded rows for classes or positions (shape {tuple(value.shape)})",
-            "Nodes must be dimension 0, classes dimension 1.",
+            "Nodes must be dimension 0, classes dimension 1; or one class per node, without label_smoothing, and ids.",
         )  # fmt: skip
-    if target.meta["val"].dtype.is_floating_point:
+    if not of_ids:
         _per_entry(context, node)
         return
-    set_argument(node, "target", context.mask(target, 0, argument(node, "ignore_index"), node))
+    if 1 in padded:
+        node.update_arg(0, context.mask(scores, 1, -math.inf, node))
+    if padded_dims(target.meta["val"]):
+        set_argument(node, "target", context.mask(target, 0, argument(node, "ignore_index"), node))
     context.note("masked loss")
     _without_waiting(context, node)
 

@@ -150,7 +150,7 @@ RULES = {
     "bilinear": tamed({0: 0}, last_dimension),
     "cosine_similarity": tamed({0: 1, 1: 1}, _similarity),
     "group_norm": normalising(_group_dims, batch_only(2)),
-    "conv1d": batch_only(3),
+    **dict.fromkeys(("conv1d", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"), batch_only(3)),
     "conv2d": batch_only(4),
     "scaled_dot_product_attention": tamed({0: 0, 3: 0}, _attention),
 }

@@ -49,13 +49,44 @@ def _select(context, node: fx.Node) -> None:
 
 
 def _view(context, node: fx.Node) -> None:
-    """A reshape is safe while padded rows stay behind the valid ones: nothing moves in front of a padded dimension."""
+    """A reshape is safe while padded rows stay behind the valid ones: nothing moves in front of a padded dimension.
+
+    Or if only products see the rows in that order, and another one puts them back, as ``nn.MultiheadAttention`` does.
+    """
     source, result = node.args[0].meta["val"], node.meta["val"]
-    if not _keeps_rows(_sizes(source), _sizes(result)):
+    if not _keeps_rows(_sizes(source), _sizes(result)) and node not in context.put_back:
+        ends = _put_back(node)
+        if ends is not None:
+            context.put_back |= ends
+            return
         raise context.refuse(
             node, f"reshapes {tuple(source.shape)} to {tuple(result.shape)}, which interleaves padded rows",
             "Keep the node dimension first.",
         )  # fmt: skip
+
+
+def _put_back(node: fx.Node) -> set[fx.Node] | None:
+    """The reshapes after products of a matrix of interleaved rows that restore the order; ``None`` if any does not."""
+    source, matrix = _sizes(node.args[0].meta["val"]), _sizes(node.meta["val"])
+    ends, among = set(), [node]
+    while among:
+        rows = among.pop()
+        for user in rows.users:
+            name = getattr(user.target, "_schema", None) and user.target._schema.name.partition("::")[2]
+            inner = {part for other in user.all_input_nodes if other is not rows for part in _symbols(other)}
+            outer = _sizes(user.meta["val"])[:-1] if name in _VIEWS else []
+            same = sympy.expand(sympy.prod(outer) - matrix[0]) == 0
+            if name in _VIEWS and same and _keeps_rows(source, [*outer, *matrix[1:]]):
+                ends.add(user)
+            elif name == "linear" and user.args[0] is rows and len(matrix) == 2 and not inner:
+                among.append(user)
+            else:
+                return None
+    return ends
+
+
+def _symbols(node: fx.Node) -> set:
+    return set().union(*(size.free_symbols for size in padded_dims(node.meta.get("val")).values()))
 
 
 def _sizes(value) -> list[sympy.Expr]:
@@ -117,8 +148,10 @@ def _moved(context, node: fx.Node) -> None:
         raise context.refuse(node, "moves padded rows in front of valid ones", "Move columns only.")
 
 
+_VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias", "view_as")
+
 RULES = {
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias", "view_as"), _view),
+    **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split"), columns_only),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined),
     **dict.fromkeys(("unbind", "glu"), columns_only),

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.ops.aggregate.values import EXTREMUM, extremum_shares, fake_shares, messages, spread, two_tensors
+from joestar.ops.once import refusing
 from joestar.ops.registry import CSC, Padding, define, define_gradient
 from joestar.ops.sampling.edge_dst import valid_edges
 
@@ -51,7 +52,8 @@ def _backward(ctx, grad):
     indptr, indices, x, weight, y = ctx.saved_tensors
     grad = grad.contiguous()
     if y is not None:
-        grad_x, grad_weight = ops.spmm_csr_extremum_grad(indptr, indices, x, weight, y, grad)
+        both = ops.spmm_csr_extremum_grad(indptr, indices, x, weight, y, grad)
+        grad_x, grad_weight = refusing("joestar::spmm_csr", both, (x, weight, grad))
         return None, None, grad_x, grad_weight if weight is not None else None, None, None
     grad_x = grad_weight = None
     if ctx.reduce == "mean":
@@ -62,12 +64,13 @@ def _backward(ctx, grad):
         grad_x = ops.spmm(indptr, indices, grad, weight, "sum").to(ctx.dtype)
     if ctx.needs_input_grad[3]:
         grad_weight = ops.spmm_grad_weight(indptr, indices, grad, x, weight, "sum")
+        grad_weight = refusing("joestar::spmm_csr", grad_weight, (x, grad))
     return None, None, grad_x, grad_weight, None, None
 
 
 define(
     f"spmm_csr({CSC}, Tensor x, Tensor? weight, SymInt num_dst, str reduce) -> Tensor", spmm_csr,
-    gradient=(_setup, _backward), padding=Padding.SAFE, cpu="cpu_spmm_forms", cuda="gpu_spmm_forms",
+    gradient=(_setup, _backward), twice=True, padding=Padding.SAFE, cpu="cpu_spmm_forms", cuda="gpu_spmm_forms",
     fake=lambda indptr, indices, x, weight, num_dst, reduce: x.new_empty((num_dst, *x.shape[1:])),
 )  # fmt: skip
 define_gradient(

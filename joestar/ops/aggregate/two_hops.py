@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from joestar.ops.once import refusing
 from joestar.ops.registry import CSC, DSTS, HASHED, define_structural
 
 ops = torch.ops.joestar
@@ -109,7 +110,8 @@ class _SampleAggregate(torch.autograd.Function):
     def backward(ctx, grad):
         x, seeds, *kept = ctx.saved_tensors
         hops = list(zip(kept[::2], kept[1::2], strict=True)) or _samples(ctx.structure, seeds, ctx.draws)
-        return _gradient(hops, x, grad.contiguous(), ctx.reduce), None, None, None, None, None
+        grad_x = _gradient(hops, x, grad.contiguous(), ctx.reduce)
+        return refusing("joestar.ops.sample_aggregate", grad_x, (x, grad)), None, None, None, None, None
 
 
 def sample_aggregate(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from joestar.kernels.dropout import DROPOUT_SITE, KEEP_DIGITS, keep_numerator
 from joestar.ops.hashing import absorb, draw, key_state, row_state
+from joestar.ops.once import refusing
 from joestar.ops.registry import Padding, compose, define, define_gradient, define_structural
 from joestar.ops.sampling.edge_dst import edge_dst
 
@@ -120,7 +121,10 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad):
     (saved,) = ctx.saved_tensors
-    grad_x = ops.relu_dropout_grad(grad, saved, ctx.p) if ctx.relu else ops.dropout_apply(grad, saved, ctx.p, False)
+    if ctx.relu:
+        grad_x = refusing("joestar::dropout_apply", ops.relu_dropout_grad(grad, saved, ctx.p), (grad,))
+    else:
+        grad_x = ops.dropout_apply(grad, saved, ctx.p, False)
     return grad_x, None, None, None
 
 
@@ -135,8 +139,8 @@ define_structural(
 )  # fmt: skip
 define(
     "dropout_apply(Tensor x, Tensor bits, float p, bool relu) -> Tensor", dropout_apply,
-    fake=lambda x, bits, p, relu: x.new_empty(x.shape), gradient=(_setup, _backward), padding=Padding.SAFE,
-    cpu="cpu_dropout", dissolved=("cuda",),
+    fake=lambda x, bits, p, relu: x.new_empty(x.shape), gradient=(_setup, _backward), twice=True,
+    padding=Padding.SAFE, cpu="cpu_dropout", dissolved=("cuda",),
 )  # fmt: skip
 define_gradient(
     "relu_dropout_grad(Tensor grad, Tensor y, float p) -> Tensor", relu_dropout_grad,
