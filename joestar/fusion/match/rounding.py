@@ -92,6 +92,13 @@ def _widens(user: fx.Node, rows: fx.Node, context, dtype: torch.dtype) -> bool:
     return any(other.dim() and other.dtype == dtype for other in others)
 
 
+def unwidened(node: fx.Node) -> fx.Node:
+    """What a cast widens that does nothing but under autocast (``spmm_gemm_order`` makes some), or the node itself."""
+    source = node.args[0] if node.target is _ATEN.to.dtype and len(node.users) == 1 else None
+    same = isinstance(source, fx.Node) and source.meta["val"].dtype == node.meta["val"].dtype
+    return source if same else node
+
+
 def rounded(node: fx.Node) -> bool:
     """Whether nothing but products reads what a node gives, maybe behind an activation: they take 16 bits."""
     return bool(node.users) and all(_rounds(user, node) for user in node.users)
