@@ -1,4 +1,7 @@
-"""Attention under autocast, which has scores in float32: both fused forms fire as they do without it."""
+"""Attention under autocast, which has scores in float32: both fused forms fire as they do without it.
+
+Not in float16, where products stay in front of sums (``test_float16_range.py``): scores are no products of rows there.
+"""
 
 import functools
 from dataclasses import replace
@@ -53,7 +56,7 @@ def off(value: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=str)
 def test_fires_and_is_as_exact_as_without_passes(autocast):
     (ours, ours_grads, fused), (plain, plain_grads, none) = outcome(autocast, True), outcome(autocast, False)
-    assert (fused, none) == ((1, 1), (0, 0))
+    assert (fused, none) == ((0, 0) if autocast is torch.float16 else (1, 1), (0, 0))
     exact, exact_grads, _ = outcome(None, False, torch.float64)
     unit = torch.finfo(autocast or torch.float32).eps
     assert ours.dtype == plain.dtype
