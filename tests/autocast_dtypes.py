@@ -41,7 +41,7 @@ def checked():
             if new is None or old not in were or (old.name == name and new is not old):
                 continue
             now = dtypes_of(known.values[new])
-            if any(map(_narrower, now, were[old])) and not (rounded(new) or widened(new, context)):
+            if any(map(_narrower, now, were[old])) and not (rounded(new, context.autocast) or widened(new, context)):
                 found.append(f"{spec.name}: {old.name} {old.target} {were[old]}, {new.name} {new.target} {now}")
         return result
 

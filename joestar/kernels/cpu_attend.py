@@ -16,12 +16,12 @@ def attend(
 
     ``s_src`` ``[N, H]``, ``s_dst`` ``[num_dst, H]``, ``x`` ``[N, H, F]`` or ``[N, 1, F]``; see ``reference.attend``.
     """
-    args = _checked(indptr, indices, s_src, s_dst, x, bits)
+    args, dtype = _checked(indptr, indices, s_src, s_dst, x, bits), x.dtype
     x, heads, width = args[4], s_dst.shape[1], x.shape[2]
     y = x.new_empty((s_dst.shape[0], heads, width))
     top, total = (torch.empty(s_dst.shape, dtype=wide_dtype(x.dtype), device="cpu") for _ in range(2))
     _native.attend(*args, heads, width, shares_rows(x, s_dst), slope, scale, y, top, total)
-    return y, top, total
+    return y.to(dtype), top, total
 
 
 def attend_grad(
@@ -29,7 +29,7 @@ def attend_grad(
     slope: float, bits: Tensor | None, scale: float, needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty), in edge order."""
-    args = _checked(indptr, indices, s_src, s_dst, x, bits)
+    args, dtype = _checked(indptr, indices, s_src, s_dst, x, bits), x.dtype
     x, heads, width, wide = args[4], s_dst.shape[1], x.shape[2], wide_dtype(x.dtype)
     shape = [s_dst.shape[0], heads, width]
     require(list(grad.shape) == shape, f"grad {shape}", f"{list(grad.shape)}")
@@ -42,15 +42,16 @@ def attend_grad(
         *args, heads, width, shares_rows(x, s_dst), slope, scale, *saved, x.shape[0], *grads[:2],
         grads[2] if needs_x else None,
     )  # fmt: skip
-    return grads
+    return *grads[:2], grads[2].to(dtype)
 
 
 def _checked(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, bits: Tensor | None) -> tuple:
-    """The operands, contiguous."""
+    """The operands, contiguous, 16-bit rows in float32 where scores are."""
     indptr, indices = check_offsets(indptr), check_ids(indices, "indices")
     s_src, s_dst, x = check_values(s_src, "s_src"), check_values(s_dst, "s_dst"), check_values(x, "x")
-    one = s_src.dtype == s_dst.dtype == x.dtype
-    require(one, "scores and rows of one dtype", f"{s_src.dtype}, {s_dst.dtype} and {x.dtype}")
+    one = s_src.dtype == s_dst.dtype and s_src.dtype in (x.dtype, wide_dtype(x.dtype))
+    require(one, "scores of the rows' dtype, or float32", f"{s_src.dtype}, {s_dst.dtype} and {x.dtype}")
+    x = x.to(s_src.dtype)
     heads = s_dst.shape[1] if s_dst.dim() == 2 else -1
     fits = x.dim() == 3 and s_src.shape == (x.shape[0], heads) and x.shape[1] in (1, heads)
     expected = "scores [N, H] and [num_dst, H] with rows [N, H, F] or [N, 1, F]"

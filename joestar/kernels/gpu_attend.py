@@ -233,8 +233,8 @@ def _check(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Ten
     check_offsets(indptr)
     check_ids(indices)
     check_values(s_src=s_src, s_dst=s_dst, x=x)
-    one = s_src.dtype == s_dst.dtype == x.dtype
-    require(one, "scores and rows of one dtype", f"{s_src.dtype}, {s_dst.dtype} and {x.dtype}")
+    one = s_src.dtype == s_dst.dtype and s_src.dtype in (x.dtype, wide_dtype(x.dtype))
+    require(one, "scores of the rows' dtype, or float32", f"{s_src.dtype}, {s_dst.dtype} and {x.dtype}")
     heads = s_dst.shape[1] if s_dst.dim() == 2 else -1
     fits = x.dim() == 3 and s_src.shape == (x.shape[0], heads) and x.shape[1] in (1, heads)
     expected = "scores [N, H] and [num_dst, H] with rows [N, H, F] or [N, 1, F]"
@@ -303,7 +303,7 @@ def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad,
     for_z, grad_dst = _coefficient_grads(indptr, indices, scores, x, top, total, grad, slope, bits, scale, coefs)
     if is_deterministic():
         for_x = spmm_grad_x_transposed(indptr, indices, grad, coefs, x.shape[0], "sum", shared) if needs_x else None
-        for_src = scatter_src_transposed(indptr, indices, for_z, x.shape[0]).to(x.dtype)
+        for_src = scatter_src_transposed(indptr, indices, for_z, x.shape[0]).to(s_src.dtype)
         return for_src, grad_dst, for_x.to(x.dtype) if needs_x else x.new_empty(0)
     grad_src, grad_x = torch.empty_like(s_src), torch.empty_like(x) if needs_x else None
     if not x.shape[0]:

@@ -89,25 +89,34 @@ CASES = [
         ("layer", 0.0, torch.float16), ("batch", 0.0, torch.bfloat16), ("none", 0.0, torch.float16),
     ])
 ]  # fmt: skip
-OPEN = pytest.mark.xfail(
-    strict=True,
-    reason="gradients through PNA's deviation of 16-bit rows differ by which pass is left out; whether a pass is less "
-    "exact than need be is not known",
-)
-CASES = [
-    pytest.param(*case, marks=OPEN) if case == ("PNA", "batch", "elu", 0.0, torch.bfloat16) else case for case in CASES
-]
+UNSTEADY = {("PNA", "batch", "elu", 0.0, torch.bfloat16)}
+"""Cases whose gradients are decided by rounding.
+
+PNA's deviation is the root of a difference of squares. Where that is next to nothing, its gradient is large and of any
+sign: with parameters that differ by less than a rounding, PyTorch's own gradient of ``norm.bias`` was off from float64's by
+0.2 to 2 times its largest entry (ours 0.3 to 2), that of ``norm.weight`` by 0.4 to 4.7 times (ours 0.4 to 4.7). Ours are
+compared with the worst of PyTorch's over such parameters.
+"""
+MOVES = 8
 LEFT_OUT = ("spmm-gemm-order", "bias")
 """Sums come before products, as they do on large graphs; a bias that a product takes over is added in its dtype."""
 
 
-def outcomes(name: str, norm: nn.Module, f, dropout: float, autocast: torch.dtype):
-    """(results, gradients) of the program as fused, without passes and in float64; and the sums that were fused."""
+def outcomes(name: str, norm: nn.Module, f, dropout: float, autocast: torch.dtype, move: int = 0):
+    """(results, gradients) of the program as fused, without passes and in float64; and the sums that were fused.
+
+    ``move``: unless 0, parameters are moved by up to half of the dtype's unit, each ``move`` otherwise.
+    """
     torch.manual_seed(0)
     graph = small_graph()
     graph.ndata["x"] = graph.ndata["x"].float()
     sampler = joestar.NeighborSampler(graph, [3, 2])
     model = seeded(Bare(LAYERS[name], norm, f, dropout)).float().train()
+    generator = torch.Generator().manual_seed(move)
+    with torch.no_grad():
+        for parameter in model.parameters() if move else ():
+            noise = torch.rand(parameter.shape, generator=generator) - 0.5
+            parameter.mul_(1 + torch.finfo(autocast).eps * noise)
     seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
     fused = Program("logits", model, sampler, None, Options("eager", LEFT_OUT, autocast))
     with cheaper(quick):
@@ -152,9 +161,28 @@ def test_dtypes_and_values_are_those_of_the_program_as_written(name, norm, act, 
     unit = torch.finfo(autocast).eps
     assert off(ours[0], exact[0]) <= 2 * off(plain[0], exact[0]) + unit
     assert ours[1].keys() == plain[1].keys()
+    known = [(plain[1], exact[1])]
+    if (name, norm, act, dropout, autocast) in UNSTEADY:
+        for move in range(1, MOVES):
+            (_, other, true), _ = outcomes(name, NORMS[norm](), ACTS[act], dropout, autocast, move)
+            known.append((other[1], true[1]))
     for key, value in exact[1].items():
         assert ours[1][key].dtype == plain[1][key].dtype
-        assert off(ours[1][key], value) <= 2 * off(plain[1][key], value) + 4 * unit, key
+        allowed = max(off(found[key], true[key]) for found, true in known)
+        assert off(ours[1][key], value) <= 2 * allowed + 4 * unit, key
+
+
+def test_ours_are_as_near_as_pytorchs_where_rounding_decides():
+    """On average over parameters that are next to each other."""
+    for name, norm, act, dropout, autocast in UNSTEADY:
+        sums = {}
+        for move in range(1, MOVES + 1):
+            (ours, plain, exact), _ = outcomes(name, NORMS[norm](), ACTS[act], dropout, autocast, move)
+            for key, value in exact[1].items():
+                found = torch.tensor([off(ours[1][key], value), off(plain[1][key], value)])
+                sums[key] = sums.get(key, 0) + found
+        for key, (own, others) in sums.items():
+            assert own <= 1.5 * others + MOVES * torch.finfo(autocast).eps, (key, own, others)
 
 
 def test_sums_that_a_product_reads_are_still_fused():

@@ -12,7 +12,7 @@ from joestar.fusion import PASSES
 from .code import Code, Hop, Rows
 from .graphs import FORMS, IGNORED
 from .layers import some_layer
-from .motifs import MOTIFS, Motif, motifs_of
+from .motifs import MOTIFS, NOT_IN_FLOAT16, Motif, motifs_of
 from .rows import LAYER_NORM, filled, some_rows
 from .samplers import sampler
 
@@ -112,6 +112,8 @@ def setting(pack: int) -> Setting:
     features, classes = rng.choice((1, 3, 6, 6, 33)), rng.choice((2, 4, 4))
     nodes = rng.randint(20, 60)
     autocast = rng.choice(("bfloat16", "float16")) if rng.random() < AUTOCAST else ""
+    if autocast == "float16" and NOT_IN_FLOAT16.intersection(steering(pack)):
+        autocast = "bfloat16"
     floats = FLOAT32 if autocast else ""
     graph = (
         f"graph = random_graph(seed={pack}, nodes={nodes}, edges={rng.randint(nodes, 4 * nodes)}, features={features}, "

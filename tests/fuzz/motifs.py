@@ -357,6 +357,9 @@ MOTIFS: dict[str, list[Motif]] = {
 }
 """Name of a pass -> its motifs."""
 
+NOT_IN_FLOAT16 = {"number-factors", "row-factors", "split-update", "spmm-gemm-order", "gather-attention"}
+"""Passes that do nothing in float16, or need one that does not: no pack with a program for them runs under it."""
+
 ELSEWHERE = {"trim": "pyg/test_trim.py"}
 """Passes that no program over blocks has a place for -> whose tests make random programs for them."""
 

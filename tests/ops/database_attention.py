@@ -61,7 +61,7 @@ OPS = {
         _attend, _large, gradients=(2, 3, 4), wide=(1, 2),
         errors=(
             ((*TINY, ints(1, 2), *_ONE, 0.2, None, 1.0), "floating-point dtype"),
-            ((*TINY, torch.ones(1, 2).half(), *_ONE, 0.2, None, 1.0), "one dtype"),
+            ((*TINY, torch.ones(1, 2).half(), *_ONE, 0.2, None, 1.0), "of the rows.* dtype"),
             ((*TINY, *_ONE, torch.ones(1, 3, 5), 0.2, None, 1.0), r"\[N, 1, F\], got .*\[1, 3, 5\]"),
             ((*TINY, torch.ones(1, 2), torch.ones(2, 2), torch.ones(1, 1, 5), 0.2, None, 1.0), "one row for each of 1"),
             ((*TINY, *_ONE, torch.ones(1, 1, 5), 0.2, ints(1, 1), 1.0), r"bits int32 \[1, 1\]"),

@@ -126,7 +126,7 @@ def _match(node: fx.Node, chain: Chain, written: set[fx.Node], context) -> bool 
     if context.autocast is not None and (chain.norm is not None or chain.act.startswith(_IN_FLOAT32)):
         if context.autocast is torch.float16:
             return Reject("the norm or activation is in float32, and its result may leave the range of float16")
-        if not rounded(node):
+        if not rounded(node, context.autocast):
             return Reject("the norm or activation is in float32, and so are its sums, which no product rounds")
     return True if chain.norm is None else _match_norm(chain.norm, value, written)
 

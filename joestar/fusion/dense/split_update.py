@@ -11,13 +11,15 @@ Before (GraphSAGE as its paper has it)              After
 into one matrix while they are aggregated: no copy of them is made side by side.
 
 Must not fire when what stands side by side is not one aggregation and the destinations' own rows, when it has another
-reader than the product, or when the aggregation is a max or min, or weighted.
+reader than the product, when the aggregation is a max or min, or weighted, or in float16, which holds the sum of both
+products where it may not hold each.
 """
 
 import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, has_plain_bias, is_product, leads, tensor
+from joestar.fusion.match.rounding import in_range
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 
@@ -31,7 +33,7 @@ def run(gm: fx.GraphModule, context) -> int:
     for node in list(gm.graph.nodes):
         if not is_product(node) or node.args[0].target is not _ATEN.cat.default or not _aggregated(node.args[0]):
             continue
-        if context.admits(PATTERN, node, _match(node)):
+        if context.admits(PATTERN, node, _match(node, context)):
             _rewrite(gm.graph, node, context)
             split += 1
     return split
@@ -42,7 +44,7 @@ def _aggregated(cat: fx.Node) -> list[fx.Node]:
     return [part for part in cat.args[0] if part.target is _SPMM]
 
 
-def _match(linear: fx.Node) -> bool | Reject:
+def _match(linear: fx.Node, context) -> bool | Reject:
     cat = linear.args[0]
     parts, found = cat.args[0], _aggregated(cat)
     if len(parts) != 2 or len(found) != 1 or argument(cat, "dim") not in (1, -1):
@@ -57,7 +59,7 @@ def _match(linear: fx.Node) -> bool | Reject:
     if not leads(own, spmm.args[2], spmm.meta["val"].shape[0]):
         return Reject("the other rows are not the destinations' own")
     same = tensor(own).dim() == 2 and tensor(own).dtype == tensor(spmm).dtype
-    return True if same else Reject("the own rows have another dtype or heads")
+    return in_range(context, cat) if same else Reject("the own rows have another dtype or heads")
 
 
 def _rewrite(graph: fx.Graph, linear: fx.Node, context) -> None:

@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, leads
+from joestar.fusion.match.rounding import unwidened
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 
@@ -101,7 +102,8 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], context) -> None:
         if own is not None:
             fused = emit(graph, spmm, _JOESTAR.attend_own.default, indptr, indices, *own, *rest)
             y = emit(graph, spmm, operator.getitem, fused, 0)
-            _replace(graph, spmm, y, (*chain, sddmm, s_src, s_dst, s_dst.args[0], spmm.args[2]), context)
+            scores = products(sddmm)
+            _replace(graph, spmm, y, (*chain, *scores, scores[-1].args[0], spmm.args[2]), context)
             return
         args = (indptr, indices, s_src, s_dst, spmm.args[2], *rest)
         fused = graph.call_function(_JOESTAR.attend.default, args)
@@ -122,7 +124,7 @@ def _own_scores(sddmm: fx.Node, shared: fx.Node, context) -> tuple[fx.Node, fx.N
     """(rows, vectors of both scores) if the scores are products of the rows, which nothing else makes of them."""
     if shared.target is not _ATEN.unsqueeze.default or shared.args[1] != 1 or len(shared.users) != 1:
         return None
-    rows, (s_src, s_dst) = shared.args[0], sddmm.args[2:4]
+    rows, (s_src, s_dst) = shared.args[0], map(unwidened, sddmm.args[2:4])
     for score in (s_src, s_dst):
         biased = len(score.args) > 2 and score.args[2] is not None
         if score.target is not _ATEN.linear.default or biased or len(score.users) != 1:
@@ -139,6 +141,12 @@ def _replace(graph: fx.Graph, spmm: fx.Node, y: fx.Node, old: tuple[fx.Node, ...
     for node in old:
         graph.erase_node(node)
     context.fired(PATTERN, y, f"{heads} heads, rows shared, scores of them")
+
+
+def products(sddmm: fx.Node) -> list[fx.Node]:
+    """An ``sddmm`` and the scores of both ends, behind the casts that it reads of them under autocast."""
+    read = sddmm.args[2:4]
+    return list(dict.fromkeys((sddmm, *read, *map(unwidened, read))))
 
 
 def mask_bits(graph: fx.Graph, chain: list[fx.Node], indptr: fx.Node, indices: fx.Node) -> tuple[fx.Node | None, float]:

@@ -26,9 +26,10 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.edges.attention import chain_of, fits, mask_bits, negative_slope
+from joestar.fusion.edges.attention import chain_of, fits, mask_bits, negative_slope, products
 from joestar.fusion.match.emit import emit
 from joestar.fusion.match.gathers import destinations, gathers_rows, global_edges, readable_in_place
+from joestar.fusion.match.rounding import unwidened
 from joestar.fusion.record import Reject
 from joestar.kernels.layout import power_of_two
 
@@ -74,7 +75,7 @@ def _match(chain: list[fx.Node], gather: fx.Node, context) -> tuple[fx.Node, fx.
     if not readable:
         return readable
     sddmm = chain[-1].args[0]
-    score_src, score_dst = sddmm.args[2:4]
+    score_src, score_dst = map(unwidened, sddmm.args[2:4])
     for score in (score_src, score_dst):
         if score.target is not _LINEAR or (len(score.args) > 2 and score.args[2] is not None):
             return Reject("the scores are no products of the rows")
@@ -114,8 +115,8 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], gather: fx.Node, match: tupl
         fused = emit(graph, product, _JOESTAR.gather_attend_linear.default, *args)
         y = emit(graph, product, operator.getitem, fused, 0)
     product.replace_all_uses_with(y)
-    scores = sddmm.args[2:4]
-    for node in (product, *chain, sddmm, rows, *scores, scores[1].args[0], gather):
+    scores = products(sddmm)
+    for node in (product, *chain, *scores, rows, scores[-1].args[0], gather):
         graph.erase_node(node)
     dropout = ", dropout" if bits is not None else ""
     context.fired(PATTERN, y, f"{by_src.meta['val'].shape[0]} heads over {table.name}{dropout}")

@@ -1,4 +1,5 @@
-"""What nodes give under autocast, which their traced values do not say, and where what they give is rounded anyway."""
+"""What nodes give under autocast, which their traced values do not say, where what they give is rounded anyway, and
+where float16, which ends at 65504, cannot hold what a pass would make of them."""
 
 import torch
 from torch import Tensor, fx
@@ -19,8 +20,10 @@ _ON_THE_WAY = {
     _JOESTAR.keyed_dropout.default,
 }  # fmt: skip
 """Views, dropout, and functions that make no difference much larger: rounding may happen in front of them."""
-
-
+_AS_LARGE = {
+    _ATEN.relu.default, _ATEN.slice.Tensor, _ATEN.flatten.using_ints, _ATEN.unflatten.int, _ATEN.view.default,
+}  # fmt: skip
+"""Those of them that give nothing finite for what float16 rounds to an infinity, as products behind them."""
 _PROMOTING = {_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor}
 
 
@@ -65,12 +68,26 @@ def dtypes_of(value) -> list[torch.dtype]:
     return [leaf.dtype for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def in_range(context, *nodes: fx.Node) -> bool | Reject:
+    """Whether a pass may make values or gradients that are larger than any that PyTorch makes: not in float16.
+
+    Such are sums that stand before a factor or product where they stood behind it, terms of a sum that was a whole, and
+    gradients of rows that nothing read (an infinity times 0 is NaN in the gradient of a product).
+
+    Args:
+        nodes: whose dtypes count besides that of autocast.
+    """
+    dtypes = {context.autocast, *(leaf.dtype for node in nodes for leaf in tree_leaves(node.meta.get("val"))
+              if isinstance(leaf, Tensor))}  # fmt: skip
+    return Reject("values in between might leave the range of float16") if torch.float16 in dtypes else True
+
+
 def in_short(node: fx.Node, context, like: fx.Node | None = None) -> bool | Reject:
     """Whether a node may give the dtype of a product under autocast, or that of the rows ``like``.
 
     So it may if it is no wider now (float32 comes of adding a parameter to a product), or if all its readers round.
     """
-    if context.autocast is None or rounded(node):
+    if context.autocast is None or rounded(node, context.autocast):
         return True
     context.dtypes.take_in(node.graph)
     (own,) = dtypes_of(context.dtypes.values[node])
@@ -92,13 +109,20 @@ def _widens(user: fx.Node, rows: fx.Node, context, dtype: torch.dtype) -> bool:
     return any(other.dim() and other.dtype == dtype for other in others)
 
 
-def rounded(node: fx.Node) -> bool:
+def unwidened(node: fx.Node) -> fx.Node:
+    """What a cast widens that does nothing but under autocast (``spmm_gemm_order`` makes some), or the node itself."""
+    source = node.args[0] if node.target is _ATEN.to.dtype and len(node.users) == 1 else None
+    same = isinstance(source, fx.Node) and source.meta["val"].dtype == node.meta["val"].dtype
+    return source if same else node
+
+
+def rounded(node: fx.Node, autocast: torch.dtype) -> bool:
     """Whether nothing but products reads what a node gives, maybe behind an activation: they take 16 bits."""
-    return bool(node.users) and all(_rounds(user, node) for user in node.users)
+    return bool(node.users) and all(_rounds(user, node, autocast) for user in node.users)
 
 
-def _rounds(user: fx.Node, rows: fx.Node) -> bool:
-    if user.target in _ON_THE_WAY:
-        return user.args[0] is rows and rounded(user)
+def _rounds(user: fx.Node, rows: fx.Node, autocast: torch.dtype) -> bool:
+    if user.target in (_AS_LARGE if autocast is torch.float16 else _ON_THE_WAY):
+        return user.args[0] is rows and rounded(user, autocast)
     places = PRODUCTS.get(user.target)
     return places is not None and all(place in places for place, arg in enumerate(user.args) if arg is rows)

@@ -11,14 +11,14 @@ left between aggregation and activation is the product, whose bias then joins it
 
 Must not fire when a factor needs gradients, when the scaled or the aggregated rows have another reader, when the
 aggregation is a max or min, when the product in between has a bias, or under autocast where the scaled results are
-float32 in PyTorch and something else than a product reads them.
+float32 in PyTorch and something else than a product reads them; in float16, when a product is in between.
 """
 
 import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, name, scaled, vector
-from joestar.fusion.match.rounding import in_short
+from joestar.fusion.match.rounding import in_range, in_short
 from joestar.fusion.record import Reject
 
 PATTERN = "factor-aggregate"
@@ -121,8 +121,9 @@ def _target_match(mul: fx.Node, rows: fx.Node, spmm: fx.Node, context) -> bool |
             return Reject("the aggregated rows have another reader")
     reason = _unweighable(spmm)
     constant = Reject(reason) if reason else _constant(mul, rows, context)
-    like = spmm.args[2] if rows is spmm else None
-    return constant if isinstance(constant, Reject) else in_short(mul, context, like)
+    if isinstance(constant, Reject):
+        return constant
+    return in_short(mul, context, spmm.args[2]) if rows is spmm else in_range(context, rows) and in_short(mul, context)
 
 
 def _fold_target(graph: fx.Graph, mul: fx.Node, rows: fx.Node, spmm: fx.Node, context) -> int:

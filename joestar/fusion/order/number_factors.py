@@ -21,6 +21,7 @@ from torch import fx
 
 from joestar.fusion.match.emit import emit, is_product, name, tensor
 from joestar.fusion.match.gathers import gathers_rows
+from joestar.fusion.match.rounding import in_range
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 
@@ -76,8 +77,9 @@ def _match(node: fx.Node, number: float, context) -> bool | Reject:
     for total in (number, *(number * _held(weight) for weight in weights)):
         if not _RANGE[0] <= abs(total) <= _RANGE[1]:
             return Reject(f"{total:g} is so large or small that scaled weights might leave the range of their dtype")
-    if abs(number) != 1 and _is_float16(node, context):
-        return Reject("rows that are not scaled might leave the range of float16")
+    held = in_range(context, *{node, *(value for user in node.users for value in (user, *user.all_input_nodes))})
+    if abs(number) != 1 and not held:
+        return held
     for user in node.users:
         if user.target is _SPMM and user.args[2] is node and user.args[3] is not node:
             if number < 0 and user.args[4] not in ("sum", "mean"):
@@ -93,13 +95,6 @@ def _held(weight: fx.Node) -> float:
     while weight.target is _ATEN.mul.Tensor and isinstance(weight.args[1], (int, float)):
         weight, total = weight.args[0], total * weight.args[1]
     return total
-
-
-def _is_float16(node: fx.Node, context) -> bool:
-    """Whether the rows, what reads them, or what they are multiplied by is in float16."""
-    values = {node, *(value for user in node.users for value in (user, *user.all_input_nodes))}
-    dtypes = {tensor(value).dtype for value in values if tensor(value) is not None}
-    return torch.float16 in dtypes or context.autocast is torch.float16
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, number: float, context) -> list[fx.Node]:

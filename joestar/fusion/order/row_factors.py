@@ -30,6 +30,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, is_column, name, tensor
+from joestar.fusion.match.rounding import in_range
 from joestar.fusion.record import Reject
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.rules.arguments import argument
@@ -142,9 +143,8 @@ def _match(linear: fx.Node, written: set[fx.Node], context) -> tuple[_Group, ...
             return Reject("the rows side by side are converted to another dtype")
         if {root(rows), root(scale[1]) if scale else None} & written:
             return Reject(f"{rows.name} or its factor is written in the step")
-    if torch.float16 in (context.autocast, cat.meta["val"].dtype):
-        return Reject("rows may leave float16's range where they are not scaled yet")
-    return _groups(operands)
+    held = in_range(context, cat)
+    return _groups(operands) if held else held
 
 
 def _stays(part: fx.Node, cat: fx.Node, context) -> str:

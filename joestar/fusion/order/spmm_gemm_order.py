@@ -18,7 +18,8 @@ of the traced batch.
 
 Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
 attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
-a product would come before an aggregation of messages of edges.
+a product would come before an aggregation of messages of edges; in float16, where products may be in range, and sums of
+rows or products of single rows not.
 """
 
 import operator
@@ -28,7 +29,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, is_column, is_product, leads, name, scaled
-from joestar.fusion.match.rounding import in_short, widened
+from joestar.fusion.match.rounding import in_range, in_short, widened
 from joestar.fusion.order import order_cost
 from joestar.fusion.order.order_cost import AGGREGATE, UPDATE
 from joestar.fusion.record import Reject
@@ -151,7 +152,7 @@ def _is_score(mul: fx.Node, rows: fx.Node) -> bool:
 
 
 def _aggregate_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
-    product = _read(linear)
+    product = _read(linear) if (held := in_range(context, linear)) else held
     if not isinstance(product, Reject):
         costs = _costs(product, context)
         default = AGGREGATE if costs[AGGREGATE] < costs[UPDATE] else UPDATE
@@ -271,7 +272,7 @@ def _erase(graph: fx.Graph, product: _Product) -> None:
 
 def _update_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
     """``linear(spmm(x), w, b)`` as ``spmm(linear(x, w)) + b``."""
-    match = _aggregated_rows(linear)
+    match = _aggregated_rows(linear) if (held := in_range(context, linear)) else held
     if not isinstance(match, Reject):
         costs = _costs_of(linear, match, context)
         default = UPDATE if costs[UPDATE] < costs[AGGREGATE] else AGGREGATE

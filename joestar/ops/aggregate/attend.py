@@ -9,7 +9,7 @@ from joestar.ops.aggregate.scatter import scatter_dst, scatter_src
 from joestar.ops.aggregate.spmm import spmm, spmm_grad_x
 from joestar.ops.aggregate.values import widen
 from joestar.ops.dense.dropout import dropout_apply
-from joestar.ops.registry import CSC, Padding, define, define_gradient, rows_dtype
+from joestar.ops.registry import CSC, Padding, define, define_gradient
 from joestar.ops.sampling.edge_dst import edge_dst, valid_edges
 
 ops = torch.ops.joestar
@@ -26,7 +26,8 @@ def attend(
 
     Args:
         s_src: ``[N, H]``, s_dst: ``[num_dst, H]``, scores of both ends; slope: of the leaky ReLU.
-        x: ``[N, H, F]``, or ``[N, 1, F]``: rows that the heads share. All values have one floating-point dtype.
+        x: ``[N, H, F]``, or ``[N, 1, F]``: rows that the heads share. Scores may be float32 beside 16-bit rows; else
+            all values have one floating-point dtype.
         bits: if given (``edge_dropout_bits``), the coefficients ``m`` are ``scale`` where their bit is set, else 0.
 
     Returns:
@@ -91,6 +92,17 @@ def _grad_fake(indptr, indices, s_src, s_dst, x, top, total, grad, slope, bits, 
     return s_src.new_empty(s_src.shape), s_dst.new_empty(s_dst.shape), x.new_empty(x.shape if needs_x else (0,))
 
 
+def _autocast(device: str):
+    """Scores are not rounded to the dtype of shorter rows: PyTorch has them in float32."""
+
+    def run(indptr, indices, s_src, s_dst, x, *rest):
+        scores = torch.promote_types(torch.promote_types(s_src.dtype, s_dst.dtype), x.dtype)
+        with torch.autocast(device, enabled=False):
+            return ops.attend(indptr, indices, s_src.to(scores), s_dst.to(scores), x, *rest)
+
+    return run
+
+
 def _setup(ctx, inputs, output):
     indptr, indices, s_src, s_dst, x, ctx.slope, bits, ctx.scale = inputs
     ctx.mark_non_differentiable(*output[1:])
@@ -107,7 +119,7 @@ def _backward(ctx, grad, *of_saved):
 define(
     f"attend({CSC}, {_SCORES}, float slope, Tensor? bits, float scale) -> (Tensor, Tensor, Tensor)", attend, fake=_fake,
     gradient=(_setup, _backward), padding=Padding.SAFE, cpu="cpu_attend", cuda="gpu_attend",
-    autocast=rows_dtype("attend", "x", "s_src", "s_dst"),
+    autocast=_autocast,
 )  # fmt: skip
 define_gradient(
     f"attend_grad({CSC}, {_SCORES}, Tensor top, Tensor total, Tensor grad, float slope, Tensor? bits,"

@@ -65,3 +65,19 @@ def test_scores_of_the_rows_themselves(heads, atomic):
         return for_x, for_src.t() @ x, for_dst.t() @ x[: for_dst.shape[0]]
 
     check(run, torch.float64, torch.int64, 1e-11, heads)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_in_float32(dtype, shared, atomic):
+    indptr, indices = torch.tensor([0, 3, 3, 5]), torch.tensor([0, 2, 3, 1, 4], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    s_src, s_dst = torch.rand(5, 2, generator=generator) + 1e5, torch.rand(3, 2, generator=generator)
+    x, grad = (torch.randn(n, h, 8, generator=generator).to(dtype) for n, h in ((5, 1 if shared else 2), (3, 2)))
+    outputs = gpu.attend(indptr, indices, s_src, s_dst, x, 0.1, None, 1.0)
+    exact = reference.attend(indptr, indices, s_src, s_dst, x, 0.1, None, 1.0)
+    grads = gpu.attend_grad(indptr, indices, s_src, s_dst, x, *exact[1:], grad, 0.1, None, 1.0, True)
+    good = reference.attend_grad(indptr, indices, s_src, s_dst, x, *exact[1:], grad, 0.1, None, 1.0, True)
+    for value, other in zip((*outputs, *grads), (*exact, *good), strict=True):
+        assert value.dtype == other.dtype
+        check_close(value, other.double(), value.dtype, "attend")
