@@ -17,6 +17,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from joestar.graph_api import SamplingContext
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.functional import is_in_place
+from joestar.lowering.inputs import known_inputs
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.profile.sizes import measure
@@ -78,7 +79,8 @@ def _real(cases: list[Case], graph, sampler, seeds, labels: list[str]) -> Captur
         blocks = sampler.sample(graph.with_context(context), seeds)
         return _results(cases, blocks, features, targets, seeds)
 
-    return Real(**vars(capture(program, seeds, labels, origin="Model with Sampler")))
+    known = known_inputs(graph, torch.nn.ModuleList(case.model for case in cases))
+    return Real(**vars(capture(program, seeds, labels, origin="Model with Sampler", known=known)))
 
 
 def _results(cases: list[Case], blocks, features, targets, seeds) -> tuple:
