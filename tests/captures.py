@@ -52,6 +52,10 @@ real = Program._capture
 """Each by itself, by TorchDynamo: ``with cheaper(real)`` where a test is about that after all."""
 
 
+class Real(Captured):
+    """A capture that no quick trace stands for: nothing to repeat where captures shall be real."""
+
+
 class UnknownError(Exception):
     """Something that may decide what is captured, and that cannot be described."""
 
@@ -69,12 +73,16 @@ def cheaper(how) -> Iterator[None]:
 def _noted(program: Program, how, seeds: Tensor, labels: list[str]) -> Captured:
     """A cheaper capture whose kind is noted; where the first of a kind is a real one, that one."""
     made = how(program, seeds, labels)
-    new = kinds.is_new(kinds.kind_of(program, seeds, labels, made.gm))
-    if not (new and kinds.first_only()):
+    if isinstance(made, Real):
         return made
-    really = real(program, seeds, labels)
-    kinds.check_same(made, really)
-    return really
+    results = program.structure, program.logged, program.pushed
+
+    def really() -> Captured:
+        captured = real(program, seeds, labels)
+        assert results == (program.structure, program.logged, program.pushed), "a quick trace has other results"
+        return captured
+
+    return kinds.compared([kinds.kind_of(program, seeds, labels, made.gm)], made, really)
 
 
 # --- shared ---
@@ -106,7 +114,8 @@ def cheapest(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
 
 
 def _copy(made: Captured, roles: list[Input]) -> Captured:
-    return Captured(_LazyGraphModule(made.gm, copy.deepcopy(made.gm.graph)), list(roles), list(made.labels))
+    gm = _LazyGraphModule(made.gm, copy.deepcopy(made.gm.graph))
+    return Captured(gm, list(roles), list(made.labels), made.differentiable)
 
 
 def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[Tensor], tuple]:
@@ -205,17 +214,15 @@ def silent() -> Iterator[None]:
 
 
 def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
-    """A trace by ``make_fx`` alone; a capture where that cannot be."""
-    if _has_sources(program.graph):
-        return real(program, seeds, labels)
-    try:
-        with traced_norms():
-            made = traced(program, seeds, labels)
-        verify_capture(made.gm, "Model")
-        program._check_outputs(made.gm, "Model")
-    except Exception:  # the capture says what is wrong
-        return real(program, seeds, labels)
-    return made
+    """A trace by ``make_fx`` alone; a capture (``Real``) where that cannot be."""
+    if not _has_sources(program.graph):
+        with contextlib.suppress(Exception):  # the capture says what is wrong
+            with traced_norms():
+                made = traced(program, seeds, labels)
+            verify_capture(made.gm, "Model")
+            program._check_outputs(made.gm, "Model")
+            return made
+    return Real(**vars(real(program, seeds, labels)))
 
 
 def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> Captured:

@@ -61,6 +61,7 @@ QUICK = {"quick_captures", "cheapest_captures"}
 """Fixtures under which programs are traced without TorchDynamo."""
 
 
+@pytest.hookimpl(hookwrapper=True)
 def pytest_collection_modifyitems(config, items):
     """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it.
 
@@ -76,8 +77,14 @@ def pytest_collection_modifyitems(config, items):
             seen.add(test)
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
-    if os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds":
-        deselect_twins(config, items)
+    yield
+    if of_kinds():
+        leave_out_twins(config, items)  # of those that were asked for
+
+
+def of_kinds() -> bool:
+    """Whether the first program of every kind is captured in the real way, and compared (``kinds.py``)."""
+    return os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds"
 
 
 PASSED = set()
@@ -89,15 +96,35 @@ def pytest_runtest_makereport(item, call):
         PASSED.add(item.nodeid)
 
 
-def pytest_sessionfinish():
-    """Notes of what ``JOESTAR_REAL_CAPTURES=kinds`` need not repeat."""
-    if "JOESTAR_REAL_CAPTURES" not in os.environ and "captures" in sys.modules:
-        import kinds
+PROCESSES = []
+"""What every process found (``kinds.found``)."""
 
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Of pytest-xdist, whose workers do the work."""
+    PROCESSES.append(getattr(node, "workeroutput", {}).get("kinds", ([], [])))
+
+
+def pytest_sessionfinish(session):
+    """Notes of what ``JOESTAR_REAL_CAPTURES=kinds`` need not repeat; there, that nothing was left out for nothing."""
+    if "captures" not in sys.modules and not PROCESSES:
+        return
+    import kinds
+
+    if of_kinds():
+        PROCESSES.append(kinds.found())
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["kinds"] = PROCESSES[-1]
+        elif session.exitstatus == pytest.ExitCode.OK and (missing := kinds.missing(PROCESSES)):
+            told = "\n".join(kinds.tests_of(missing))
+            sys.stderr.write(f"\nNobody captured in the real way, as noted, a program of these tests:\n{told}\n")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif "JOESTAR_REAL_CAPTURES" not in os.environ:
         kinds.keep(PASSED)
 
 
-def deselect_twins(config, items) -> None:
+def leave_out_twins(config, items) -> None:
     """Leaves out what ``make test`` has run on these sources and what brings no kind of program (``kinds.py``)."""
     import kinds
 

@@ -13,9 +13,11 @@ import os
 import shutil
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import captures
+import sympy
 import torch
 from torch import fx
 
@@ -30,6 +32,7 @@ MODE = "kinds"
 
 _notes: dict[str, set[str]] = {}
 _captured: set[str] = set()
+_left_out: set[str] = set()
 
 
 def first_only() -> bool:
@@ -37,14 +40,23 @@ def first_only() -> bool:
     return os.environ.get("JOESTAR_REAL_CAPTURES") == MODE
 
 
-def is_new(kind: str | None) -> bool:
-    """Whether this process has captured none of a kind; it is noted for the test that runs."""
+def compared(kinds: list[str | None], quick: Captured, real: Callable[[], Captured]) -> Captured:
+    """Notes kinds of a quick trace for the test that runs; gives the real capture, compared, if one is the first such.
+
+    Only what passed the comparison counts as captured, so that ``missing`` tells of it where a test does not.
+    """
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     known = _notes.setdefault(test, set())
-    known.add(kind or f"{test}, {len(known)}")
-    new = kind is None or kind not in _captured
-    _captured.add(kind)
-    return new
+    names = []
+    for kind in kinds:
+        names.append(kind or f"{test}, {len(known)}")
+        known.add(names[-1])
+    if not first_only() or _captured.issuperset(names):
+        return quick
+    made = real()
+    check_same(quick, made)
+    _captured.update(names)
+    return made
 
 
 def kind_of(program, seeds, labels: list[str], gm: fx.GraphModule) -> str | None:
@@ -76,15 +88,21 @@ def check_same(quick: Captured, real: Captured) -> None:
 
 def _numbered(made: Captured, known: dict) -> tuple[tuple, set[int]]:
     """((outputs, calls in order that draw or write), all calls) by numbers: equal calls have the same."""
-    numbers, roles, effects = {}, iter(made.roles), []
+    numbers, roles, effects, names = {}, iter(made.roles), [], {}
 
     def form(node: fx.Node) -> tuple:
         if node.op == "placeholder":
-            role = next(roles)
+            role, value = next(roles), node.meta["val"]
+            if isinstance(value, torch.SymInt):
+                names[value.node.expr] = sympy.Symbol(role.name)
+                return "size", role.name
             return role.kind.name, role.index, id(role.tensor) if role.held else ""
         if node.op == "get_attr":
             value = getattr(made.gm, node.target)
             return "constant", str(value.dtype), tuple(value.shape), str(value.tolist())
+        size = _size(node)
+        if size is not None and size.free_symbols <= set(names):
+            return "size", str(size.xreplace(names))
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: f"%{numbers[arg]}")
         return str(node.target), repr(args), repr(sorted(kwargs.items()))
 
@@ -93,7 +111,19 @@ def _numbered(made: Captured, known: dict) -> tuple[tuple, set[int]]:
         if node.op not in ("placeholder", "output") and is_impure(node):
             effects.append(numbers[node])
     (output,) = made.gm.graph.find_nodes(op="output")
-    return (numbers[output], effects), {n for node, n in numbers.items() if node.op != "placeholder"}
+    sizes = {number for form, number in known.items() if form[0] == "size"}
+    return (numbers[output], effects), {n for node, n in numbers.items() if node.op != "placeholder"} - sizes
+
+
+def _size(node: fx.Node) -> sympy.Expr | None:
+    """The size that a node computes: TorchDynamo adds up what others ask a tensor for."""
+    if node.target is torch.ops.aten.sym_size.int:
+        value = node.args[0].meta["val"].shape[node.args[1]]
+    elif node.target is torch.sym_sum:
+        value = sum(fx.map_arg(node.args[0], lambda arg: arg.meta["val"]))
+    else:
+        return None
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
 def _loosely(value):
@@ -179,4 +209,23 @@ def without_twins(items: list) -> list:
         if kinds is None or not kinds <= seen:
             kept.append(item)
             seen |= kinds or set()
+        else:
+            _left_out.update(kinds)
     return kept
+
+
+def found() -> tuple[list[str], list[str]]:
+    """(kinds of tests that this process ran or left out, those of them that it captured in the real way)."""
+    return sorted(_left_out.union(*_notes.values())), sorted(_captured)
+
+
+def missing(processes: list[tuple[list[str], list[str]]]) -> set[str]:
+    """Kinds that no process captured in the real way and found to be what the quick trace is."""
+    wanted, captured = (set().union(*sets) for sets in zip(*processes, strict=True))
+    return wanted - captured
+
+
+def tests_of(kinds: set[str]) -> list[str]:
+    """Tests that are noted to bring one of these kinds, or that brought one in this process."""
+    known = noted()
+    return sorted({test for test, brought in [*known.items(), *_notes.items()] if brought & kinds})

@@ -1,5 +1,6 @@
 """Many small models in one capture, each then a program of its own: a capture is most of what a test costs."""
 
+import contextlib
 import copy
 import functools
 import os
@@ -9,13 +10,14 @@ from types import SimpleNamespace
 
 import kinds
 import torch
-from captures import traced
+from captures import Real, traced
 from lowering.harness import Case, same
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from joestar.graph_api import SamplingContext
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.functional import is_in_place
+from joestar.lowering.inputs import known_inputs
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.profile.sizes import measure
@@ -44,10 +46,9 @@ def cases_together(models: dict, **options) -> dict[str, Case]:
     graph, sampler, seeds = first.graph, first.sampler, first.seeds()
     given = list(cases.values()), graph, sampler, seeds, labels
     whole = _real(*given) if os.environ.get("JOESTAR_REAL_CAPTURES") == "1" else _quick(*given)
-    new = [kinds.is_new(kinds.kind_of(case.program, seeds, labels, whole.gm)) for case in cases.values()]
-    if kinds.first_only() and any(new):
-        quickly, whole = whole, _real(*given)
-        kinds.check_same(quickly, whole)
+    if not isinstance(whole, Real):
+        brought = [kinds.kind_of(case.program, seeds, labels, whole.gm) for case in cases.values()]
+        whole = kinds.compared(brought, whole, lambda: _real(*given))
     for position, case in enumerate(cases.values()):
         case.graph, case.sampler = graph, sampler
         case.program = Cut(case, _part(whole, position))
@@ -62,13 +63,12 @@ def _quick(cases: list[Case], graph, sampler, seeds, labels: list[str]) -> Captu
     def results(context, graph, blocks, seeds) -> tuple:
         return _results(cases, blocks, graph.ndata["x"], graph.ndata["y"], seeds)
 
-    try:
+    with contextlib.suppress(Exception):  # the capture says what is wrong
         with traced_norms():
             made = traced(program, seeds, labels, results)
         verify_capture(made.gm, "Model")
-    except Exception:  # the capture says what is wrong
-        return _real(cases, graph, sampler, seeds, labels)
-    return made
+        return made
+    return _real(cases, graph, sampler, seeds, labels)
 
 
 def _real(cases: list[Case], graph, sampler, seeds, labels: list[str]) -> Captured:
@@ -79,7 +79,8 @@ def _real(cases: list[Case], graph, sampler, seeds, labels: list[str]) -> Captur
         blocks = sampler.sample(graph.with_context(context), seeds)
         return _results(cases, blocks, features, targets, seeds)
 
-    return capture(program, seeds, labels, origin="Model with Sampler")
+    known = known_inputs(graph, torch.nn.ModuleList(case.model for case in cases))
+    return Real(**vars(capture(program, seeds, labels, origin="Model with Sampler", known=known)))
 
 
 def _results(cases: list[Case], blocks, features, targets, seeds) -> tuple:
