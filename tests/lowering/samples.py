@@ -211,6 +211,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "std_mean": of(lambda x: torch.std_mean(x, dim=1), hostile=False),
     **{name: first(name) for name in ("sort", "median", "mode", "nanmedian", "cummax", "cummin")},
     "topk": of(lambda x: aten.topk(x, 2, 1)[0]), "kthvalue": of(lambda x: aten.kthvalue(x, 2, 1)[0]),
+    "quantile": of(lambda x: aten.quantile(x, 0.3, 1)), "nanquantile": of(lambda x: aten.nanquantile(x, 0.3, 1)),
     "argsort": of(lambda x: aten.argsort(x, 1), smooth=False), "diff": of(lambda x: aten.diff(x, 1, 1)),
     "aminmax": of(lambda x: aten.aminmax(x, dim=1)),
     # --- lookups ---
