@@ -113,10 +113,11 @@ def _scatter_columns(context, node: fx.Node) -> None:
     """``(self, dim, index, ...)`` along columns: every row on its own, where all have the same rows."""
     into = node.args[0].meta["val"]
     among = [arg.meta["val"] for arg in node.args[2:4] if isinstance(arg, fx.Node)]
+    dim = node.args[1] % max(into.dim(), 1)
+    if any(dim in padded_dims(value) for value in (into, *among)):
+        raise context.refuse(node, "scatters along padded rows", _SCATTERED)
     if any(padded_dims(value) != padded_dims(into) for value in among if value.dim()):
         raise context.refuse(node, "scatters rows of one set into those of another", _SCATTERED)
-    if expression(into.shape[node.args[1] % into.dim()]) is not None:
-        raise context.refuse(node, "scatters along padded rows", _SCATTERED)
     _lookup(2)(context, node)
 
 
