@@ -17,6 +17,7 @@ from joestar.errors import CaptureError
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
+from joestar.lowering.rules.arguments import padded_among
 from joestar.lowering.sizes import NODES
 
 _ASSIGNED_IN_PLACE = {
@@ -54,11 +55,38 @@ def check_guards(gm: fx.GraphModule, names: dict[str, str], origin: str) -> None
         for symbol, name in names.items():
             assumed = assumed.replace(symbol, name)
         where = _guard_line(guard)
+        across = _across(gm, where)
+        if across:
+            raise CaptureError(f"{origin}: {across[0]}\n  at {where}\n  Write instead: {across[1]}.")
         raise CaptureError(
             f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
             "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
             "varies per batch; compute with tensors (block.in_degrees(), torch.where)."
         )
+
+
+_ORDERED = "across the rows of a sampled set use max, min, mean, var or softmax; along columns (dim=1) it is fine"
+_ACROSS = {
+    "topk": ("topk takes the k largest of a sampled set's rows, of which a batch may have fewer than k", _ORDERED),
+    "kthvalue": ("kthvalue sorts the rows of a sampled set, of which a batch may have fewer than k", _ORDERED),
+    "quantile": ("quantile sorts the rows of a sampled set, whose number varies per batch", _ORDERED),
+    "nanquantile": ("nanquantile sorts the rows of a sampled set, whose number varies per batch", _ORDERED),
+    "cdist": (
+        "torch.cdist computes distances of more than 25 rows in another way, and their number varies per batch",
+        'torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")',
+    ),
+}
+"""Functions that ask for the number of rows themselves -> (why that cannot be, what to write instead)."""
+
+
+def _across(gm: fx.GraphModule, where: str) -> tuple[str, str] | None:
+    """What a function of ``_ACROSS`` on this line of the user's has to say."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and hasattr(node.target, "_schema") and node_line(node) == where:
+            name = node.target._schema.name.partition("::")[2]
+            if name in _ACROSS and (name == "cdist" or padded_among(node)):
+                return _ACROSS[name]
+    return None
 
 
 def _guard_line(guard) -> str:

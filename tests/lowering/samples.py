@@ -15,6 +15,8 @@ BITS = rows(4, make=lambda v: (v * 7).floor(), dtype=INT)
 FLAGS = rows(4, make=lambda v: v > 0.5, dtype=BOOL)
 CLASS = rows(make=lambda v: (v * 4).floor(), dtype=INT)
 BELOW = rows(2, make=lambda v: v * 4, dtype=INT)
+BELOW_ALL = rows(2, make=lambda v: (v * 2).floor() + torch.tensor([0, 2]), dtype=INT)
+"""No column twice in a row: what remains would be undefined."""
 BATCH = shared(3, 4, make=signed)
 WEIGHT = shared(4, 4, make=signed)
 ABOVE_ONE = rows(4, make=lambda v: v + 1.2)
@@ -150,6 +152,11 @@ SAMPLES: dict[str, list[Sample]] = {
     "cosine_similarity": of(lambda x, y: aten.cosine_similarity(x, y), rows(4), rows(4), hostile=False),
     "conv1d": of(lambda x, w: F.conv1d(x, w), rows(2, 4), shared(3, 2, 2)),
     "conv2d": of(lambda x, w: F.conv2d(x, w), rows(2, 3, 3), shared(3, 2, 2, 2)),
+    "avg_pool1d": of(lambda x: aten.avg_pool1d(x, 2)) + of(lambda x: aten.avg_pool1d(x, 3, 1, 1, True), rows(2, 4)),
+    "max_pool1d": of(lambda x: aten.max_pool1d(x, 2)) + of(lambda x: aten.max_pool1d(x, 3, 1, 1), rows(2, 4)),
+    "max_pool1d_with_indices": of(lambda x: aten.max_pool1d_with_indices(x, 2)[0]),
+    "adaptive_avg_pool1d": of(lambda x: aten.adaptive_avg_pool1d(x, 3)),
+    "adaptive_max_pool1d": of(lambda x: aten.adaptive_max_pool1d(x, 3)[0]),
     "scaled_dot_product_attention": of(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v), rows(2, 4), rows(2, 4), rows(2, 4), hostile=False)
     + of(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), rows(2, 4), rows(2, 4), rows(2, 2), hostile=False),
@@ -204,6 +211,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "std_mean": of(lambda x: torch.std_mean(x, dim=1), hostile=False),
     **{name: first(name) for name in ("sort", "median", "mode", "nanmedian", "cummax", "cummin")},
     "topk": of(lambda x: aten.topk(x, 2, 1)[0]), "kthvalue": of(lambda x: aten.kthvalue(x, 2, 1)[0]),
+    "quantile": of(lambda x: aten.quantile(x, 0.3, 1)), "nanquantile": of(lambda x: aten.nanquantile(x, 0.3, 1)),
     "argsort": of(lambda x: aten.argsort(x, 1), smooth=False), "diff": of(lambda x: aten.diff(x, 1, 1)),
     "aminmax": of(lambda x: aten.aminmax(x, dim=1)),
     # --- lookups ---
@@ -211,14 +219,24 @@ SAMPLES: dict[str, list[Sample]] = {
     + of(lambda x, i: aten.index_select(x, 0, i), rows(4), CLASS),
     "gather": of(lambda x, i: aten.gather(x, 1, i), rows(4), BELOW),
     "index": of(lambda t, i: t[i], WEIGHT, CLASS) + of(lambda x, i: x[i - 1], rows(4), CLASS),
+    "scatter": of(lambda x, i, y: aten.scatter(x, 1, i, y), rows(4), BELOW_ALL, rows(2))
+    + of(lambda x, i: aten.scatter(x, 1, i, 3.0), rows(4), BELOW),
     "index_add": of(lambda t, x, i: aten.index_add(t, 0, i, x), WEIGHT, rows(4), CLASS, hostile=False),
     "scatter_add": of(lambda t, x, i: aten.scatter_add(t, 0, i, x), shared(4, 2), rows(2), BELOW,
                       hostile=False),
     "scatter_reduce": [
         each for how in ("sum", "mean", "amax", "amin", "prod") for include in (True, False)
         for each in reduced(how, include)
+    ] + [
+        sample(
+            lambda x, i, y, h=how, s=include: aten.scatter_reduce(x, 1, i, y, h, include_self=s), rows(4), BELOW,
+            rows(2, make=lambda v: v + 1.5), hostile=False)
+        for how in ("sum", "mean", "amax", "amin") for include in (True, False)
     ],
     "one_hot": of(lambda i: aten.one_hot(i, 4), CLASS, smooth=False),
+    "embedding_bag": [
+        sample(lambda t, i, m=m: F.embedding_bag(i, t, mode=m), WEIGHT, BELOW) for m in ("sum", "mean", "max")
+    ] + of(lambda t, i, x: F.embedding_bag(i, t, mode="sum", per_sample_weights=x), WEIGHT, BELOW, rows(2)),
     "embedding": of(lambda t, i: aten.embedding(t, i), WEIGHT, CLASS),
     "bucketize": of(lambda x, t: aten.bucketize(x, t), rows(4), shared(3, make=lambda v: v.sort()[0]), smooth=False),
     "searchsorted": of(lambda t, x: aten.searchsorted(t, x), shared(3, make=lambda v: v.sort()[0]), rows(4),
@@ -274,7 +292,9 @@ EXPLAINED = {
     **dict.fromkeys(("native_batch_norm", "instance_norm"), "always refused"),
     **dict.fromkeys(("empty", "new_empty"), "hold no values; see empty_like"),
     **dict.fromkeys(("lift_fresh", "lift_fresh_copy"), "of constants only"),
-    "sym_size": "gives a number", "view_as_real": "of complex numbers, which no other op here takes",
+    **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "test_padding_tokens.py"),
+    **dict.fromkeys(("sym_size", "sym_numel"), "give a number"),
+    "view_as_real": "of complex numbers, which no other op here takes",
     "take_along_dim": "traced for one size only, which capture refuses",
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",

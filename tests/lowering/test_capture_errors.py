@@ -170,6 +170,33 @@ def test_error_names_line_and_remedy(operation, words):
         assert f" in {operation.__name__}" in message
 
 
+ORDERED = "use max, min, mean, var or softmax"
+ACROSS = {
+    "topk": (lambda m, b, h: h + h.topk(3, dim=0)[0].sum(), "topk takes the k largest of", ORDERED),
+    "kthvalue": (lambda m, b, h: h + h.kthvalue(3, dim=0)[0], "kthvalue sorts the rows", ORDERED),
+    "quantile": (lambda m, b, h: h + torch.quantile(h, 0.5, dim=0), "quantile sorts the rows", ORDERED),
+    "cdist": (lambda m, b, h: h + torch.cdist(h, h).mean(), "torch.cdist computes", "donot_use_mm_for_euclid_dist"),
+    "a branch beside": (lambda m, b, h: h.topk(1, dim=1)[0] * h if b.num_src > 20 else h, *BRANCH),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_functions_that_ask_for_the_number_of_rows(name):
+    """What they do is said, and what to do instead; not that a program of the user's branches."""
+    operation, *words = ACROSS[name]
+    with pytest.raises(CaptureError) as caught:
+        Case(Rows(operation)).trace()
+    assert all(word in str(caught.value) for word in (*words, "test_capture_errors.py:"))
+    assert ("branch" in name) == ("does not branch on" in str(caught.value))
+
+
+def test_distances_of_all_pairs():
+    """In the way that the error points out."""
+    mode = "donot_use_mm_for_euclid_dist"
+    check(Rows(lambda m, b, h: h + torch.cdist(h, m.first.weight.t(), compute_mode=mode).sum(1, keepdim=True)))
+    check(Rows(lambda m, b, h: h + torch.cdist(h, h, compute_mode=mode).mean(1, keepdim=True)))
+
+
 def assigned_in_place(m, b, h):
     m.average += h.detach().mean(0)
     m.average *= 0.9

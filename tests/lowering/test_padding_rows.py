@@ -30,6 +30,45 @@ def pulled(f, reduce: str = "mean"):
     return operation
 
 
+def best(h):
+    return h.detach().topk(3)[1]
+
+
+def test_columns_of_rows():
+    """Scatters, bags of embeddings and pooling along columns: every row on its own."""
+    check_rows({
+        "scatter": lambda m, b, h: torch.zeros_like(h).scatter(1, best(h), h[:, :3]),
+        "scatter of a number": lambda m, b, h: h * torch.zeros_like(h).scatter_(1, best(h), 1.0),
+        "scatter_reduce": lambda m, b, h: h.scatter_reduce(1, best(h), h[:, :3], "amax"),
+        "scatter of destinations": lambda m, b, h: h + (
+            lambda d: torch.zeros_like(d).scatter(1, best(d), d[:, :3]).sum(0))(h[: b.num_dst]),
+        "bag": lambda m, b, h: h + F.embedding_bag(best(h), m.table.weight, mode="mean"),
+        "largest of a bag": lambda m, b, h: h + F.embedding_bag(best(h), m.table.weight, mode="max"),
+        "weighted bag": lambda m, b, h: F.embedding_bag(
+            best(h), m.table.weight, mode="sum", per_sample_weights=h[:, :3].contiguous()),
+        "bag of a computed index": lambda m, b, h: h + F.embedding_bag(
+            (degree(b) - 1)[:, None].expand(-1, 2), m.table.weight).sum(0),
+        "avg_pool1d": lambda m, b, h: h + F.avg_pool1d(h, 2).repeat(1, 2),
+        "max_pool1d": lambda m, b, h: h + F.max_pool1d(h.view(-1, 2, 4), 2).reshape(-1, 4).repeat(1, 2),
+        "adaptive": lambda m, b, h: h + F.adaptive_avg_pool1d(h, 4).repeat(1, 2),
+        "adaptive largest": lambda m, b, h: h + F.adaptive_max_pool1d(h[:, None], 4)[:, 0].repeat(1, 2),
+        "lp_pool1d": lambda m, b, h: h + F.lp_pool1d(h[:, None], 2, 2)[:, 0].repeat(1, 2),
+    }, table=TABLE)  # fmt: skip
+
+
+def test_refused_columns_of_rows():
+    assert_refused({
+        "scatter of rows": (lambda m, b, h: h.scatter(0, (h * 0).long(), h), "scatters along padded rows"),
+        "pool of rows": (lambda m, b, h: h + F.avg_pool1d(h.t(), 2).sum(), "moves a window over padded rows"),
+        "into another set": (
+            lambda m, b, h: h.scatter(1, best(h[: b.num_dst]), h[: b.num_dst]), "rows of one set into those of another"
+        ),
+        "products": (
+            lambda m, b, h: h.scatter_reduce(1, best(h), h[:, :3], "prod"), "scatters along columns of padded rows"
+        ),
+    }, "test_padding_rows.py")  # fmt: skip
+
+
 def test_rowwise():
     check_rows({
         "relu": lambda m, b, h: h.relu(),
@@ -184,7 +223,7 @@ def test_refused_rows():
         "reversed": (lambda m, b, h: h[torch.arange(b.num_src - 1, -1, -1)], "counts from the end"),
         "unknown": (lambda m, b, h: h + h.take(torch.tensor([0])), "has no rule for padded rows"),
         "scatter": (lambda m, b, h: zeros().scatter(0, buckets(b).expand(-1, 8), h).sum(0) + h,
-                    "has no rule for padded rows"),
+                    "scatters along padded rows"),
         "layer_norm over nodes": (lambda m, b, h: F.layer_norm(h, h.shape), "normalises over padded rows"),
         "group_norm over nodes": (lambda m, b, h: F.group_norm(h.t()[None], 2)[0].t(), "works across padded rows"),
         "attention over nodes": (lambda m, b, h: F.scaled_dot_product_attention(*[h[None]] * 3)[0], "attends to"),

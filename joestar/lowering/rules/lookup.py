@@ -93,6 +93,13 @@ def _embedding(context, node: fx.Node) -> None:
     _lookup(1)(context, node)
 
 
+def _bags(context, node: fx.Node) -> None:
+    """``embedding_bag``: bags of padded rows are behind all others, and read row 0."""
+    if argument(node, "scale_grad_by_freq"):
+        raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
+    node.update_arg(1, _valid_index(context, node, node.args[1]))
+
+
 def _scatter_sum(context, node: fx.Node) -> None:
     """Additive scatters ``(self, dim, index, source)``: padded entries of the source are set to 0."""
     source = node.args[3]
@@ -102,11 +109,29 @@ def _scatter_sum(context, node: fx.Node) -> None:
     _lookup(2)(context, node)
 
 
+def _scatter_columns(context, node: fx.Node) -> None:
+    """``(self, dim, index, ...)`` along columns: every row on its own, where all have the same rows."""
+    into = node.args[0].meta["val"]
+    among = [arg.meta["val"] for arg in node.args[2:4] if isinstance(arg, fx.Node)]
+    dim = node.args[1] % max(into.dim(), 1)
+    if any(dim in padded_dims(value) for value in (into, *among)):
+        raise context.refuse(node, "scatters along padded rows", _SCATTERED)
+    if any(padded_dims(value) != padded_dims(into) for value in among if value.dim()):
+        raise context.refuse(node, "scatters rows of one set into those of another", _SCATTERED)
+    _lookup(2)(context, node)
+
+
+_SCATTERED = "Scatter columns (dim=1) of rows of the same set, or use index_add or scatter_reduce along dimension 0."
+
+
 def _scatter_reduce(context, node: fx.Node) -> None:
     """``(self, dim, index, source, reduce)``: padded entries of the source go to a row of their own, and that away."""
     into, dim, _, source = (arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args[:4])
     padded = padded_dims(source)
     dim = dim % max(into.dim(), 1)
+    if padded and dim not in padded and node.args[4] != "prod":
+        _scatter_columns(context, node)
+        return
     if padded.keys() - {dim}:
         raise context.refuse(node, "scatters along columns of padded rows", "Scatter along the first dimension.")
     _lookup(2)(context, node)
@@ -138,9 +163,11 @@ RULES = {
     "take_along_dim": _lookup(1),
     **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
     "scatter_reduce": _scatter_reduce,
+    "scatter": _scatter_columns,
     "index": _index,
     "one_hot": _lookup(0),
     "embedding": _embedding,
+    "embedding_bag": _bags,
     "bucketize": _bounded_search(1),
     "searchsorted": _bounded_search(0),
 }

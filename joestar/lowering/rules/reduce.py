@@ -143,7 +143,7 @@ RULES = {
     "std": _replaced(_deviation(joestar.masked_std.default), harmless=0),
     **dict.fromkeys(
         ("sort", "topk", "argsort", "median", "mode", "kthvalue", "cummax", "cummin", "aminmax", "nanmedian",
-         "nanmean", "diff"), _static_only),
+         "nanmean", "diff", "quantile", "nanquantile"), _static_only),
     **dict.fromkeys(("cumprod", "logcumsumexp", "var_mean", "std_mean"), _columns(1)),
 }  # fmt: skip
 """``max`` and ``min`` with a tensor as second operand are pointwise and never get here as reductions over rows."""

@@ -123,6 +123,19 @@ def _attention(context, node: fx.Node) -> None:
             raise context.refuse(node, "attends to padded rows", "Write softmax(q @ k.T) @ v, whose padding is known.")
 
 
+def window(last: int):
+    """A rule: safe if none of the ``last`` dimensions, along which windows move, is padded."""
+
+    def rule(context, node: fx.Node) -> None:
+        value = node.args[0].meta["val"]
+        if any(dim >= value.dim() - last for dim in padded_dims(value)):
+            raise context.refuse(
+                node, "moves a window over padded rows", "Pool columns only: rows in a dimension before the windows'."
+            )
+
+    return rule
+
+
 def _recurrence(context, node: fx.Node) -> None:
     value, batch_first = node.args[0].meta["val"], node.args[-1]
     if expression(value.shape[1 if batch_first else 0]) is not None:
@@ -136,7 +149,7 @@ _SAFE = (
     "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes",
     "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "type_as",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
-    "ones", "full", "empty", "eye", "tril", "triu", "sym_size", "cumsum", "view_as_real", "scalar_tensor",
+    "ones", "full", "empty", "eye", "tril", "triu", "sym_size", "sym_numel", "cumsum", "view_as_real", "scalar_tensor",
     "expand_copy", "broadcast_tensors", "broadcast_to", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 )  # fmt: skip
 
@@ -152,5 +165,8 @@ RULES = {
     "group_norm": normalising(_group_dims, batch_only(2)),
     **dict.fromkeys(("conv1d", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"), batch_only(3)),
     "conv2d": batch_only(4),
+    **dict.fromkeys(
+        ("avg_pool1d", "max_pool1d", "max_pool1d_with_indices", "adaptive_avg_pool1d", "adaptive_max_pool1d"), window(1)
+    ),
     "scaled_dot_product_attention": tamed({0: 0, 3: 0}, _attention),
 }
