@@ -45,6 +45,9 @@ def close(ours, theirs, tolerance: float = 1e-10) -> None:
         assert ours.keys() == theirs.keys()
         for name in ours:
             close(ours[name], theirs[name], tolerance)
+    elif isinstance(ours, list) and any(isinstance(entry, dict) for entry in ours):
+        for entry, other in zip(ours, theirs, strict=True):
+            close(entry, other, tolerance)
     else:
         left, right = (torch.tensor(v, dtype=torch.float64) for v in (ours, theirs))
         torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
