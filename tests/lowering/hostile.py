@@ -28,7 +28,10 @@ HOSTILE = (0.0, 1.0, -1.0, 1e30, -1e30, 1e-30, -1e-30, 100.0, -800.0)
 """What padded slots hold; ``exp`` of 100 is infinite in float32, and so is the square of 1e30."""
 
 WAITING = {f"aten::{name}" for name in ("item", "nonzero", "masked_select", "_unique2", "unique_dim", "equal")}
-ON_CPUS = {"aten::one_hot", "aten::multilabel_margin_loss_forward", "aten::rrelu_with_noise"}
+ON_CPUS = {
+    f"aten::{name}"
+    for name in ("one_hot", "multilabel_margin_loss_forward", "rrelu_with_noise", "quantile", "nanquantile")
+}
 """These look at values on CPUs only."""
 
 
