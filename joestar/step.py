@@ -131,11 +131,16 @@ class Step(Predictor):
         """The sampler of the ``train``, ``logits`` or ``predict`` program."""
         return self.sampler
 
-    def _check(self) -> None:
-        """Refuses what may not change after compile; computes again what was hoisted from tensors written since."""
-        self._guard.check()
+    def _check(self) -> bool:
+        """Refuses what may not change after compile; computes again what was hoisted from tensors written since.
+
+        Returns:
+            Whether flags may have changed that programs follow.
+        """
+        touched = self._guard.check()
         for executor in self._executors.values():
             executor.program.refresh()
+        return touched
 
     # --- training ---
 
@@ -189,12 +194,22 @@ class Step(Predictor):
         return seeds // min(batch, max(1, seeds)) if drop_last else -(-seeds // batch)
 
     def _prepare(self, epoch: Epoch) -> None:
-        """Before an epoch's first step: its number, the last checks, captured program, measured choices."""
+        """Before every step: what the loop changed is refused or followed.
+
+        Before an epoch's first also: its number, the last checks, captured program, measured choices.
+        """
+        if epoch.begun:
+            self._between_steps()
+            return
         if epoch.number < 0:
             epoch.number, self._epochs = self._epochs, self._epochs + 1
         if self.group is not None:
             self._runner.ranks.agree_on_epoch(epoch, self._seed, self.optimizer)
         self._ready(epoch.seeds, epoch.batch_size)
+
+    def _between_steps(self) -> None:
+        if Step._check(self) and self.group is None:  # several ranks do so together, at the next epoch
+            self._runner.executor.program.follow_modes()
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
         self._check()

@@ -24,7 +24,7 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
     Args:
         runner: carries out the steps; seeds: ids ``[n]``, of all ranks; batch: seeds per step and rank; number: the
             epoch's, the second word of the key; shuffle: by a permutation keyed by (seed, number).
-        prepare: called once, before the first step.
+        prepare: called before every step; before the first, ``begun`` is false.
         position: steps that an earlier process has taken.
         drop_last: leave out the last batch if it is smaller than the others.
         with_seeds: give pairs (loss, seeds of the step).
@@ -68,6 +68,11 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         return self._position if self._run is None else self._run.position
 
     @property
+    def begun(self) -> bool:
+        """Whether the first step of this iterator was prepared."""
+        return self._run is not None
+
+    @property
     def running(self) -> bool:
         """Whether steps are still to come."""
         return not self._closed and self.position < self.steps
@@ -95,7 +100,9 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         return (loss, self._taken(self._run.position - 1)) if self.with_seeds else loss
 
     def _take(self) -> Tensor:
-        if self._run is None:
+        if self.begun:
+            self._prepare(self)
+        else:
             self._begin()
         self._ahead()
         return self._runner.take(self._run)

@@ -1,4 +1,4 @@
-"""Which modules are in training mode when a program is traced.
+"""Which modules are in training mode when a program is traced, and which parameters are trained.
 
 A program is traced with the flags that the user has set, so that what was frozen (``model.bn.eval()``) stays frozen:
 
@@ -8,7 +8,8 @@ A program is traced with the flags that the user has set, so that what was froze
 | ``logits`` | every module as it is | every module as it is (``model.eval(); model.drop.train()``) |
 | ``predict`` | ``model.eval()`` | ``model.eval()`` |
 
-Other flags than those of the trace mean another trace (``Program.follow_modes``), at the beginning of an epoch or call.
+Parameters that do not require gradients are frozen, too: programs that compute gradients are traced without theirs.
+Other flags than those of the trace mean another trace (``Program.follow_modes``), before the next step.
 """
 
 import contextlib
@@ -37,6 +38,12 @@ class TrainingModes:
         self.model = model
         self._frozen: tuple[str, ...] = ()
         self.frozen()
+
+    def traced_with(self) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+        """What a trace would now depend on: modules in evaluation mode, and whether each parameter is trained."""
+        if self.kind == "predict":
+            return (), ()
+        return self.frozen(), tuple(parameter.requires_grad for parameter in self.model.parameters())
 
     def frozen(self) -> tuple[str, ...]:
         """Names of the modules that a trace would now see in evaluation mode; the model's own name is empty."""

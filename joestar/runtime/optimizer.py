@@ -47,10 +47,11 @@ class SkippableOptimizer:
             if limit is not None and not limit > 0:
                 raise ConfigError(f"{name} must be positive; got {limit!r}.")
         self.optimizer = optimizer
+        self._model = model
+        self._trained: list[int] = []
         self.clip_grad_norm = clip_grad_norm
         self.clip_grad_value = clip_grad_value
-        _take_over(optimizer)
-        _allocate_first(optimizer)
+        self._take_new()
         self.on_gpu = optimizer.param_groups[0]["params"][0].is_cuda and kernels.available()
         self._table: Tensor | None = None
         self._settings: list[tuple] = []
@@ -61,7 +62,14 @@ class SkippableOptimizer:
             optimizer._need_device_dtype_check_for_fused = False
 
     def refresh(self) -> None:
-        """Takes over hyperparameters that were assigned; on a GPU also allocates what is missing of the state."""
+        """Takes over hyperparameters that were assigned, parameters that were added (``add_param_group``) or thawed.
+
+        On a GPU also allocates what is missing of the state.
+
+        Raises:
+            OptimizerError: for added parameters that are not the model's.
+        """
+        self._take_new()
         if not self.on_gpu:
             return
         groups = self.optimizer.param_groups
@@ -80,6 +88,14 @@ class SkippableOptimizer:
                     self._table[row, 0].copy_(group["lr"])
         if not self.holds():
             kernels.allocate(self.optimizer)
+
+    def _take_new(self) -> None:
+        trained = [id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if trained != self._trained:
+            _check_optimizer(self.optimizer, self._model)
+            _take_over(self.optimizer)
+            _allocate_first(self.optimizer)
+            self._trained = trained
 
     def hold(self) -> None:
         """Notes what a captured step holds on to: formulas, and addresses of parameters and state.

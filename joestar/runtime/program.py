@@ -78,7 +78,7 @@ class Program:
         self.batch = 0
         self.compiles = 0
         self.modes = TrainingModes(kind, model)
-        self._traced_frozen: tuple[str, ...] = ()
+        self._traced_with: tuple = ()
         self._losses: list[ClassLoss] = []
         self._checked: tuple = ()
         self.structure = LEAF
@@ -89,11 +89,11 @@ class Program:
     # --- capture ---
 
     def follow_modes(self) -> bool:
-        """Forgets the program if modules were frozen or thawed since it was traced; whether it did.
+        """Forgets the program if modules or parameters were frozen or thawed since it was traced; whether it did.
 
-        Call it before an epoch or a call, not within one: the next ``trace`` and ``compile`` start anew.
+        Call it between steps: the next ``trace`` and ``compile`` start anew.
         """
-        if self.captured is None or self.modes.frozen() == self._traced_frozen:
+        if self.captured is None or self.modes.traced_with() == self._traced_with:
             return False
         self.captured = self.run = self.padded = None
         return True
@@ -111,7 +111,7 @@ class Program:
             beforehand.begin(self.graph.device.type)
         with own_tables({}):  # a CUDA graph will have its own
             sizes, labels = self._measured(seeds, key)
-        self._traced_frozen = self.modes.frozen()
+        self._traced_with = self.modes.traced_with()
         with self.modes.set():
             if self._mixes_dtypes():  # what fails then is not seen by a trace
                 raise_own_error(self, seeds, key)
@@ -291,7 +291,7 @@ class Program:
         """
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
         gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
-        other.modes, other._traced_frozen = self.modes, self._traced_frozen
+        other.modes, other._traced_with = self.modes, self._traced_with
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
         other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes

@@ -178,13 +178,13 @@ class StepRunner:
         return dict(zip(names, run.logged(run.position - 1).unbind(), strict=True)) if names else {}
 
     def _is_padded(self, run: Run) -> bool:
-        if self._lacks_program:
+        if self._lacks_program or self.executor.program.captured is None:
             self.executor.prepare(run.known, run.batch, self.seed, run.epoch)
         return self.executor.execution == "padded" and run.batch <= self.executor.program.batch
 
     @property
     def _lacks_program(self) -> bool:
-        """Another run had it traced anew: it is compiled within the next step."""
+        """Flags were changed, or another run had it traced anew: it is compiled within the next step."""
         return self.executor.execution == "padded" and self.executor.program.run is None
 
     @property
@@ -251,7 +251,8 @@ class StepRunner:
             if clock == FIRST_BACKWARD:
                 self.ranks.meet("the first backward pass")
             self._join()
-            loss, logged, ok = self.ranks.reduce(self.optimizer.parameters(), loss, logged, ok, self.state)
+            trained = [parameter for parameter in self.optimizer.parameters() if parameter.grad is not None]
+            loss, logged, ok = self.ranks.reduce(trained, loss, logged, ok, self.state)
             self._found(ok)
         self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)

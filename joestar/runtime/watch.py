@@ -9,7 +9,9 @@ and is left out, so that ``model.best = 0.9`` in a script changes nothing.
 import dataclasses
 import enum
 import functools
+import itertools
 import math
+import operator
 import types
 from argparse import Namespace
 from collections.abc import Mapping
@@ -46,12 +48,16 @@ class Same:
 
 
 class TensorFacts(tuple):
-    """(identity, address, shape, dtype, device, whether it requires gradients) of a tensor."""
+    """(identity, address, shape, dtype, device, whether it requires gradients) of a tensor.
+
+    Of a parameter the last is ``None``: programs follow it (``TrainingModes``).
+    """
 
     @staticmethod
     def of(tensor: torch.Tensor) -> "TensorFacts":
         """The facts of a tensor as it is now."""
-        where = (id(tensor), _address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+        needs_grad = None if isinstance(tensor, nn.Parameter) else tensor.requires_grad
+        where = (id(tensor), _address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, needs_grad)
         return TensorFacts(where)
 
 
@@ -77,6 +83,42 @@ def same(before, after) -> bool:
     return before == after
 
 
+class Entries:
+    """What some mappings hold: the same keys in the same order, the same objects under them."""
+
+    def __init__(self, mappings: list[Mapping]):
+        self._mappings = mappings
+        self._sizes, self._keys, self._values = self._now()
+
+    def _now(self) -> tuple[list[int], list, list]:
+        chained = itertools.chain.from_iterable
+        return (
+            list(map(len, self._mappings)),
+            list(chained(self._mappings)),
+            list(chained(mapping.values() for mapping in self._mappings)),
+        )
+
+    def same(self) -> bool:
+        """Whether nothing was put in, taken out or moved."""
+        sizes, keys, values = self._now()
+        return sizes == self._sizes and keys == self._keys and all(map(operator.is_, values, self._values))
+
+
+class Places:
+    """Where some tensors are, and in which form."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        self._tensors = tensors
+        self._known = self._now()
+
+    def _now(self) -> list[tuple]:
+        return [(_address(t), t.requires_grad, t.shape, t.dtype) for t in self._tensors]
+
+    def same(self) -> bool:
+        """Whether each has the memory, the shape and the dtype that it had, and requires gradients as it did."""
+        return self._now() == self._known
+
+
 class Watched:
     """The facts about some roots, and what tells quickly that none of them can have changed.
 
@@ -91,12 +133,12 @@ class Watched:
         self.facts: dict[str, object] = {}
         self._seen: dict[int, str] = {}
         self._keep: list = []  # ids of what is gone may be given away again
-        self._dicts: list[tuple[Mapping, tuple, tuple]] = []
+        self._dicts: list[Mapping] = []
         self._empty: list[Mapping] = []
         self._lists: list[tuple[list, tuple]] = []
         self._sets: list[tuple[set, frozenset]] = []
         self._types: list[tuple[object, type]] = []
-        self._tensors: list[tuple[torch.Tensor, int, torch.Size, bool]] = []
+        self._tensors: list[torch.Tensor] = []
         self._scopes: list[tuple[dict | _Cell | _Slots, str, object]] = []
         self._classes: set[type] = set()
         for name, root in roots.items():
@@ -104,15 +146,20 @@ class Watched:
         for when in ("forward_hooks", "forward_pre_hooks"):
             self._note_hooks(f"torch.nn's global {when}", getattr(nn.modules.module, f"_global_{when}"))
         del self._seen
+        self._entries = Entries(self._dicts)
+        self._places = Places(self._tensors)
 
     def untouched(self) -> bool:
-        """Whether everything is the very same object; if not, facts may still agree."""
+        """Whether everything is the very same object; if not, facts may still agree.
+
+        It is asked in every step: some 0.05 ms.
+        """
         return (
             not any(self._empty)
-            and all(len(d) == len(v) and all(map(_is, d.values(), v)) and tuple(d) == k for d, k, v in self._dicts)
-            and all(len(now) == len(was) and all(map(_is, now, was)) for now, was in self._lists)
+            and self._entries.same()
+            and self._places.same()
+            and all(len(now) == len(was) and all(map(operator.is_, now, was)) for now, was in self._lists)
             and all(type(thing) is kind for thing, kind in self._types)
-            and all(t.data_ptr() == p and t.requires_grad is g and t.shape == s for t, p, s, g in self._tensors)
             and all(now == was for now, was in self._sets)
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
         )
@@ -159,7 +206,7 @@ class Watched:
         self.facts[path] = TensorFacts.of(tensor)
         self._keep.append(tensor)
         if self.facts[path][1]:
-            self._tensors.append((tensor, tensor.data_ptr(), tensor.shape, tensor.requires_grad))
+            self._tensors.append(tensor)
 
     def _note_module(self, path: str, module: nn.Module, names: frozenset[str] | None) -> None:
         own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
@@ -215,10 +262,7 @@ class Watched:
                 self._note(f"{path}[{position}]", entry, names)
 
     def _remember(self, entries: Mapping) -> None:
-        if entries:
-            self._dicts.append((entries, tuple(entries), tuple(entries.values())))
-        else:
-            self._empty.append(entries)
+        (self._dicts if entries else self._empty).append(entries)
 
     # --- code ---
 
@@ -271,10 +315,6 @@ class Watched:
 
 
 _MISSING = object()
-
-
-def _is(one, other) -> bool:
-    return one is other
 
 
 class _Slots:

@@ -192,10 +192,10 @@ class MovedStep(Step):
         found.feeding = FeedingRecord(str(self.plan), [], {}, {})
         return found
 
-    def _check(self) -> None:
+    def _check(self) -> bool:
         if self.graph is not self.whole:
             self._written.check()
-        super()._check()
+        return super()._check()
 
     def _checked(self, seeds) -> Tensor:
         return check_seeds(seeds, self.whole).to(self.graph.device)

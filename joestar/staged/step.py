@@ -63,9 +63,9 @@ class StagedStep(Step):
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
 
-    def _check(self) -> None:
+    def _check(self) -> bool:
         self._written.check()
-        super()._check()
+        return super()._check()
 
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
         sample = functools.partial(_sample, self.first_stage, self.arena.own_book, self.whole, self._users_sampler)

@@ -132,10 +132,6 @@ def _replaced(step):
     step.model.convs[0].lin_l.weight = torch.nn.Parameter(step.model.convs[0].lin_l.weight.clone())
 
 
-def _frozen(step):
-    step.model.convs[0].lin_l.weight.requires_grad_(False)
-
-
 def _other_graph(step):
     step.sampler.graph = planted_graph(1, dtype=torch.float64)
 
@@ -157,7 +153,6 @@ def _features(step):
     [
         (_moved, "was converted from torch.float64 to torch.float32 after compile"),
         (_replaced, "convs.0.lin_l.weight was replaced by another tensor"),
-        (_frozen, "convs.0.lin_l.weight was switched to not require gradients"),
         (_other_graph, "sampler.graph is another graph than the one compiled"),
         (_fanouts, r"sampler.fanouts was changed from \(5, 3\) to \(2, 2\)"),
         (_option, "convs.0.normalize was changed from False to True"),

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 import joestar
 from joestar.errors import ChangedAfterCompileError
 from joestar.runtime.guards import ChangeGuard
-from joestar.runtime.watch import Watched
+from joestar.runtime.watch import Entries, Watched
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 SCALE = 2.0
@@ -138,8 +138,8 @@ def _set_of_names(model, sampler, graph):
     model.cfg["names"].add("c")
 
 
-def _frozen_parameter(model, sampler, graph):
-    model.lin.weight.requires_grad_(False)
+def _trained_feature(model, sampler, graph):
+    graph.ndata["x"].requires_grad_(True)
 
 
 def _moved_data(model, sampler, graph):
@@ -196,7 +196,7 @@ CHANGES = {
     "a hook": (_hook, r"model.act._forward_hooks\[0\] was added"),
     "a parametrization": (_parametrized, r"type\(model.lin\) was changed from Linear to ParametrizedLinear"),
     "layers in another order": (_reordered, r"model.stack.* was moved to another place"),
-    "a frozen parameter": (_frozen_parameter, "model.lin.weight was switched to not require gradients"),
+    "a trained feature": (_trained_feature, r"graph.ndata\['x'\] was switched to require gradients"),
     "other memory": (_moved_data, "model.lin.weight was replaced by another tensor"),
     "a sampler's dict": (_plan, r"sampler.plan\['hops'\] was changed from \(2,\) to \(\)"),
     "a new feature": (_feature, r"graph.ndata\['more'\] was added"),
@@ -247,6 +247,7 @@ def test_what_no_program_reads_may_change():
     model.stack.eval()
     guard.check()
     model.lin.weight.grad = torch.zeros_like(model.lin.weight)
+    model.lin.weight.requires_grad_(False)  # followed
     model.register_state_dict_post_hook(lambda *args: None)
     model.cfg = {"scale": 1.0, "deep": [{"p": [1, 2]}], "names": {"b", "a"}}  # equal: the same program
     sampler.fanouts = [2]
@@ -292,3 +293,15 @@ def test_a_trained_model_has_not_changed():
     for use in (lambda: step.epoch(torch.arange(60), 20), lambda: step.predict(torch.arange(4))):
         with pytest.raises(ChangedAfterCompileError, match=r"type\(model.act\) was changed from ReLU to ELU"):
             use()
+
+
+def test_the_same_keys_in_other_dicts_are_another_content():
+    one, other = {"a": 1, "b": 2}, {"c": 3}
+    entries = Entries([one, other])
+    assert entries.same()
+    one["b"] = 2
+    assert entries.same()
+    kept = dict(other)
+    other.clear()
+    other.update({"b": one.pop("b")} | kept)
+    assert not entries.same()

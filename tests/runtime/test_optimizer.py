@@ -22,6 +22,10 @@ def captured(kind=torch.optim.Adam, **options):
     return model, own, wrapped
 
 
+def regrouped(model, own):
+    own.add_param_group({"params": [own.param_groups[0]["params"].pop()], "lr": 0.5})
+
+
 def changed_moments(model, own):
     own.state[model.weight]["exp_avg"] = torch.zeros(2, 3)
 
@@ -36,7 +40,7 @@ CHANGES = {
     "moments": (changed_moments, False),
     "storage": (lambda model, own: setattr(model.weight, "data", torch.zeros(2, 3)), False),
     "formula": (lambda model, own: own.param_groups[0].update(amsgrad=True), False),
-    "group": (lambda model, own: own.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]}), False),
+    "group": (regrouped, False),
     "hook": (lambda model, own: own.register_step_post_hook(lambda *_: None), False),
 }
 
@@ -48,6 +52,13 @@ def test_what_a_captured_step_holds_on_to(change):
     apply(model, own)
     wrapped.refresh()
     assert wrapped.holds() is up_to_date
+
+
+def test_parameters_that_are_added_must_be_the_models():
+    _, own, wrapped = captured()
+    own.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(OptimizerError, match=r"parameter 0 of group 1 \(shape \[2\]\) is not the model's"):
+        wrapped.refresh()
 
 
 def test_hyperparameters_go_to_the_table():
