@@ -4,11 +4,13 @@ import functools
 
 import pytest
 import torch
-from lowering.harness import NUM_FEATURES, SEEDS, same
+from lowering.harness import NUM_FEATURES, SEEDS, same, small_graph
 from torch import nn
 
 import joestar.nn as jnn
-from joestar import fn
+from joestar import NeighborSampler, fn
+from joestar.profile.sizes import step_key
+from joestar.runtime.program import Options, Program
 
 from .graphs import JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
 
@@ -102,3 +104,22 @@ def test_a_python_number_is_no_factor_yet():
     """``0.5 * x`` has no tensor to hand over: refused silently, and right."""
     on, off = captured_each(Model(weighted), disables=(ON, OFF))
     same(on.padded(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
+
+
+@pytest.mark.parametrize(("autocast", "fused"), [(None, 1), (torch.bfloat16, 0), (torch.float16, 0)])
+def test_a_sum_that_autocast_has_in_float32_is_not_rounded(autocast, fused):
+    """A factor in a tensor of one entry, ``[1]``, makes 16-bit rows float32."""
+
+    def layer(m, blocks, x):
+        h = m.lin(x)
+        own = h[: blocks[0].num_dst] * m.factor
+        return (blocks[0].pull(fn.copy_u(h), "sum") + own).sigmoid()
+
+    parts = {"lin": nn.Linear(NUM_FEATURES, 8), "factor": nn.Parameter(torch.ones(1) / 2, requires_grad=False)}
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].float()
+    sampler, seeds = NeighborSampler(graph, [3]), torch.tensor(SEEDS, dtype=graph.indices.dtype)
+    options = Options("eager", only(*BASE, PATTERN), autocast)
+    program = Program("logits", Model(layer, 8, **parts).float(), sampler, None, options)
+    program.trace(seeds, step_key(0, 0, 0, "cpu"))
+    assert count(program.captured.gm, JOESTAR.aggregate_rows.default) == fused

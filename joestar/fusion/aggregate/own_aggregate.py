@@ -15,7 +15,8 @@ Before (first layer)                                    After
 GIN's ``(1 + eps) x_i + sum x_j``, and every layer that adds its own row (then ``e`` is 1).
 
 Must not fire when ``e`` is trained, when the aggregated or own rows have another reader, when the own rows are those of
-other nodes, or when the aggregation is a max or min, or has edge weights that need gradients.
+other nodes, or when the aggregation is a max or min, or has edge weights that need gradients; under autocast
+where the sum is float32 in PyTorch (a factor is a tensor of one entry) and something else than a product reads it.
 """
 
 import operator
@@ -24,6 +25,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, leads, tensor
+from joestar.fusion.match.rounding import in_short
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_shape, same_size
@@ -39,7 +41,7 @@ def run(gm: fx.GraphModule, context) -> int:
         if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
             continue
         pair = _pair(node)
-        if pair is not None and context.admits(PATTERN, node, _match(*pair, context)):
+        if pair is not None and context.admits(PATTERN, node, _match(node, *pair, context)):
             _rewrite(gm.graph, node, *pair, context)
             fused += 1
     return fused
@@ -94,7 +96,9 @@ def _is_own(source: fx.Node, own: fx.Node) -> bool:
     return own.args[0] is argument(source, "x") and own.args[2] is argument(source, "dsts")
 
 
-def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | float | None, own: fx.Node, context) -> bool | Reject:
+def _match(
+    add: fx.Node, rows: fx.Node, term: fx.Node, factor: fx.Node | float | None, own: fx.Node, context
+) -> bool | Reject:
     source = _aggregation(rows)
     reduce, weight = argument(source, "reduce"), argument(source, "weight")
     if reduce not in ("sum", "mean"):
@@ -111,7 +115,7 @@ def _match(rows: fx.Node, term: fx.Node, factor: fx.Node | float | None, own: fx
     for part, text in parts.items():
         if len(part.users) != 1:
             return Reject(f"{text} another reader")
-    return True
+    return in_short(add, context, rows)
 
 
 def _rewrite(graph: fx.Graph, add: fx.Node, rows: fx.Node, term: fx.Node, factor, own: fx.Node, context) -> None:
