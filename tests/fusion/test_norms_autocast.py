@@ -92,10 +92,10 @@ CASES = [
 UNSTEADY = {("PNA", "batch", "elu", 0.0, torch.bfloat16)}
 """Cases whose gradients are decided by rounding.
 
-PNA's deviation is the root of a difference of squares. Where that is next to nothing, its gradient is large and of
-any sign: with parameters that differ by less than a rounding, PyTorch's own gradient of ``norm.bias`` was off from
-float64's by 0.2 to 2 times its largest entry (ours 0.3 to 2), that of ``norm.weight`` by 0.4 to 4.7 times (ours 0.4 to
-4.7). Ours are compared with the worst of PyTorch's over such parameters.
+PNA's deviation is the root of a difference of squares. Where that is next to nothing, its gradient is large, of any
+sign. With parameters that differ by less than a rounding, PyTorch's own gradient of ``norm.bias`` was off from that of
+float64 by 0.2 to 2 times its largest entry (ours 0.3 to 2), that of ``norm.weight`` by 0.4 to 4.7 times (ours too).
+Ours are compared with the worst of PyTorch's over such parameters.
 """
 MOVES = 8
 LEFT_OUT = ("spmm-gemm-order", "bias")
