@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering.harness import NUM_FEATURES, SEEDS, WIDTH, Rows, check, same
+from lowering.harness import NUM_FEATURES, SEEDS, WIDTH, Rows, check, same, small_graph
 from torch import nn
 
-from joestar import fn
+from joestar import NeighborSampler, fn
+from joestar.profile.sizes import step_key
+from joestar.runtime.program import Options, Program
 
 from .graphs import ALL, ATEN, JOESTAR, Model, build, captured, count, mean, only, run
 
@@ -232,3 +234,23 @@ def test_heads_split_by_a_view(split):
     expected = off.exact(off.seeds(SEEDS), 0)
     same(on.exact(on.seeds(SEEDS), 0), expected, 1e-10)
     same(on.padded(on.seeds(SEEDS), 0), expected, 1e-10)
+
+
+@pytest.mark.parametrize(("autocast", "casts"), [(None, 0), (torch.bfloat16, 1), (torch.float16, 1)])
+def test_what_is_cast_to_float32_stays_so_under_autocast(autocast, casts):
+    """``.float()`` of a product: nothing in a trace in float32, and all that keeps what follows from 16 bits."""
+
+    def layer(m, blocks, x):
+        h = m.lin(blocks[0].pull(fn.copy_u(x), "sum")).float()
+        return h.float() - h.mean(1, keepdim=True).float()
+
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].float()
+    model, options = (
+        Model(layer, 8, lin=nn.Linear(NUM_FEATURES, 8)).float(),
+        Options("eager", only("simplify"), autocast),
+    )
+    program = Program("logits", model, NeighborSampler(graph, [3]), None, options)
+    seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
+    program.trace(seeds, key)
+    assert count(program.captured.gm, ATEN.to.dtype) == casts

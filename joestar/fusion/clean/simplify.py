@@ -8,7 +8,8 @@ Before                                              After
     h = aten.view(y, [-1, 4, 8])  (y: [n, 32])          h = aten.unflatten(y, 1, [4, 8])
 
 ``x[:, None]`` and ``.float()`` write such nodes; ``.view(-1, H, C)`` is how heads are split in many a script. Must not
-fire where the result is written in place, where a copy is asked for, or where a view changes the number of rows.
+fire where the result is written in place, where a copy is asked for, where a view changes the number of rows, or where
+what is cast to float32 has 16 bits under autocast, which a trace in float32 does not show.
 """
 
 import torch
@@ -33,21 +34,31 @@ def run(gm: fx.GraphModule, context) -> int:
             node.replace_all_uses_with(new)
             gm.graph.erase_node(node)
             removed += 1
-        elif _does_nothing(node) and not any(is_in_place(user) for user in node.users):
+        elif _does_nothing(node, context) and not any(is_in_place(user) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
             removed += 1
     return removed
 
 
-def _does_nothing(node: fx.Node) -> bool:
+def _does_nothing(node: fx.Node, context) -> bool:
     if node.target is _ATEN.slice.Tensor:
         return argument(node, "step") == 1 and _same_shape(node)
     if node.target is _ATEN.to.dtype:
-        return len(node.args) == 2 and not node.kwargs and node.args[0].meta["val"].dtype == node.args[1]
+        source, dtype = node.args[:2]
+        same = len(node.args) == 2 and not node.kwargs and source.meta["val"].dtype == dtype
+        return same and _dtype_under_autocast(source, context) == dtype
     if node.target in (_ATEN.view.default, _ATEN.reshape.default):
         return _same_shape(node)
     return False
+
+
+def _dtype_under_autocast(node: fx.Node, context) -> torch.dtype:
+    if context.autocast is None:
+        return node.meta["val"].dtype
+    if node not in context.dtypes.values:
+        context.dtypes.take_in(node.graph)
+    return context.dtypes.values[node].dtype
 
 
 def _splits_columns(node: fx.Node) -> bool:
