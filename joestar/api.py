@@ -8,7 +8,6 @@ import torch
 
 from joestar import distributed
 from joestar.errors import ConfigError, GraphError
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.row_source import device_of
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
@@ -26,6 +25,7 @@ from joestar.staged.staging import Staging
 from joestar.stages import LargeBatch, Partitions
 from joestar.step import Step
 from joestar.store.spread import choose_hot_rows
+from joestar.whole_numbers import plain
 
 BACKENDS = ("inductor", "eager")
 EXECUTIONS = ("padded", "exact")

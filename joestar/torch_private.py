@@ -36,7 +36,7 @@ _TABLE = {
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",
     "torch.utils._device": "DeviceContext",
     "torch.utils._python_dispatch": "TorchDispatchMode",
-    "torch.utils._pytree": "tree_leaves tree_map tree_map_only",
+    "torch.utils._pytree": "tree_flatten tree_leaves tree_map tree_map_only tree_unflatten",
     "torch.utils._traceback": "traceback_of_torch=",
 }
 """Module -> what is read there: ``ours=theirs``, one name where they are the same, ``ours=`` for the module itself."""

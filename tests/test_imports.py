@@ -9,6 +9,7 @@ PACKAGE = Path(joestar.__file__).parent
 
 ALLOWED = {
     "errors": set(),
+    "whole_numbers": set(),
     "torch_private": set(),
     "garbage": set(),
     "locks": {"garbage"},
@@ -155,7 +156,7 @@ ALLOWED = {
     },
 }
 
-ANYWHERE = {"__version__", "torch_private"}
+ANYWHERE = {"__version__", "torch_private", "whole_numbers"}
 """What modules of all levels may import."""
 
 

@@ -40,13 +40,6 @@ def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
     return from_array(array, name, error)
 
 
-def plain(value):
-    """NumPy's whole numbers as Python's, those in lists and tuples too; anything else as it is."""
-    if isinstance(value, np.integer):
-        return int(value)
-    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
-
-
 def from_array(array: np.ndarray, name: str, error: type[Exception] = GraphError) -> Tensor:
     """A tensor over a numeric array's memory, read-only maps included; dtypes that PyTorch lacks are widened."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:

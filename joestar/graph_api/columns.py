@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError, SamplerError
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.gathered import Gathered
@@ -12,6 +11,7 @@ from joestar.graph_api.probs import edge_weight, node_weight
 from joestar.graph_api.reversed import Reversed
 from joestar.graph_api.validate import check_nodes
 from joestar.ops.padding.rows_at import rows_at
+from joestar.whole_numbers import plain
 
 
 class Columns(Computation):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from joestar.errors import ConfigError
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.fn import Message, u_mul_e
 from joestar.nn.resolver import aggregations
+from joestar.whole_numbers import plain
 
 _FIXED = {"flow": ("source_to_target",), "node_dim": (-2, 0), "decomposed_layers": (1,), "aggr_kwargs": (None, {})}
 

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from joestar.errors import ConfigError
 from joestar.graph_api import fn
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
 from joestar.nn.conv import Conv, checked_channels, weighted
 from joestar.nn.init import GlorotLinear, glorot, zeros
+from joestar.whole_numbers import plain
 
 
 class GATConv(Conv):

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joestar.errors import ConfigError
-from joestar.graph_api.arrays import plain
 from joestar.nn.resolver import activation, normalization
+from joestar.whole_numbers import plain
 
 
 class MLP(nn.Module):

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from joestar.errors import ConfigError
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
 from joestar.nn.conv import Conv
 from joestar.nn.gat_conv import GATConv
@@ -18,6 +17,7 @@ from joestar.nn.jumping_knowledge import MODES, JumpingKnowledge
 from joestar.nn.mlp import MLP
 from joestar.nn.resolver import activation, normalization
 from joestar.nn.sage_conv import SAGEConv
+from joestar.whole_numbers import plain
 
 
 class BasicGNN(nn.Module):

@@ -3,8 +3,8 @@
 from torch import Tensor, cat, nn
 
 from joestar.errors import ConfigError
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.computation import Computation
+from joestar.whole_numbers import plain
 
 
 class NodeEmbedding(nn.Module):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from joestar.errors import GradientError
+from joestar.torch_private import tree_flatten, tree_leaves, tree_unflatten
 
 
 def once(name: str, formula: Callable) -> Callable:
@@ -30,7 +30,7 @@ def once(name: str, formula: Callable) -> Callable:
         saved = ctx.saved_tensors  # read once: recomputation in activation checkpointing gives them once
         with torch.no_grad():
             results = formula(_Saved(ctx, saved), *grads)
-        return refusing(name, results, [*pytree.tree_leaves(grads), *saved])
+        return refusing(name, results, [*tree_leaves(grads), *saved])
 
     return backward
 
@@ -45,13 +45,13 @@ def refusing(name: str, results, sources: Sequence):
     if not torch.is_grad_enabled():
         return results
     sources = [source for source in sources if isinstance(source, Tensor) and source.requires_grad]
-    flat, form = pytree.tree_flatten(results)
+    flat, form = tree_flatten(results)
     moving = [i for i, value in enumerate(flat) if isinstance(value, Tensor) and value.is_floating_point()]
     if not sources or not moving:
         return results
     for i, value in zip(moving, _Refused.apply(name, [flat[i] for i in moving], *sources), strict=True):
         flat[i] = value
-    return pytree.tree_unflatten(flat, form)
+    return tree_unflatten(flat, form)
 
 
 class _Saved:

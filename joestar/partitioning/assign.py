@@ -9,10 +9,10 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain
 from joestar.kernels.cpu_partition import GapStream
 from joestar.partitioning.labels import training_labels
 from joestar.partitioning.partitioning import Partitioning, fingerprint_of
+from joestar.whole_numbers import plain
 
 METHODS = ("gap", "random", "metis")
 GROWTH = 1.3

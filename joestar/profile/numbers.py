@@ -3,7 +3,7 @@
 import re
 
 from joestar.errors import ConfigError
-from joestar.graph_api.arrays import plain
+from joestar.whole_numbers import plain
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 

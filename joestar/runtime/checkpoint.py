@@ -15,7 +15,7 @@ from torch import Tensor
 
 from joestar.distributed import current
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
-from joestar.graph_api.arrays import plain
+from joestar.whole_numbers import plain
 
 STATE_FORMAT = 1
 """Format of ``Step.state_dict``."""

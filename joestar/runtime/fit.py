@@ -14,7 +14,6 @@ from torch import Tensor
 from joestar.distributed import is_first, world_size
 from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
-from joestar.graph_api.arrays import plain
 from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
 from joestar.runtime.features import not_finite
@@ -22,6 +21,7 @@ from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord
 from joestar.runtime.interrupts import terminable
 from joestar.runtime.loggers import loggers
 from joestar.runtime.schedules import advance, check_plateau, when
+from joestar.whole_numbers import plain
 
 
 @dataclass

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.row_source import device_of
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
@@ -31,6 +30,7 @@ from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.stages import Plan
 from joestar.runtime.values import values_of
 from joestar.runtime.whole_graph import WholeGraph
+from joestar.whole_numbers import plain
 
 USED = ("dce", "simplify", "cse", "spmm-gemm-order", "attention", "edge-map-reduce", "dce-after")
 """Passes that pay without sampling and gradients."""

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain, to_ids
+from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.validate import ID_DTYPES, check_ids
 from joestar.ops.hashing import host_key_state, row_state
 from joestar.ops.step import launches
+from joestar.whole_numbers import plain
 
 SHUFFLE_SITE = 0xFFFFFFFF
 

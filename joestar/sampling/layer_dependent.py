@@ -6,8 +6,8 @@ from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph, fn
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.probs import as_probs, node_weight
+from joestar.whole_numbers import plain
 
 
 class LayerDependentSampler:

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
-from joestar.graph_api.arrays import plain
 from joestar.graph_api.probs import as_probs, check_edge_probs
+from joestar.whole_numbers import plain
 
 
 class NeighborSampler:

@@ -9,7 +9,7 @@ from torch import Tensor
 from joestar.distributed import Group
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain, settle_classes
+from joestar.graph_api.arrays import settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
 from joestar.profile.numbers import parse_bytes
 from joestar.runtime.features import settle_for_loss
@@ -30,6 +30,7 @@ from joestar.stages.exchange import Exchange
 from joestar.stages.large_batch import use_threads
 from joestar.step import Step
 from joestar.torch_private import tree_map_only
+from joestar.whole_numbers import plain
 
 
 class Staging:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain
 from joestar.stages.hubs import row_pieces
+from joestar.whole_numbers import plain
 
 NEVER = -1
 """Stamp of a row that was never pushed."""

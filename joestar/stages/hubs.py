@@ -5,7 +5,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain
+from joestar.whole_numbers import plain
 
 EDGES_AT_ONCE = 1 << 25
 STAY = 0.5

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain, to_ids
+from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.probs import edge_weight
 from joestar.graph_api.validate import check_ids
 from joestar.kernels import cpu_stages
@@ -15,6 +15,7 @@ from joestar.kernels.machine import set_num_threads
 from joestar.sampling import NeighborSampler
 from joestar.stages.macro import MacroBatch, Picked
 from joestar.stages.union import FirstStageContext, run_sampler, union
+from joestar.whole_numbers import plain
 
 
 def check_hot(hot: int | None) -> int | None:

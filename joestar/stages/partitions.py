@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SamplerError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import plain, to_ids
+from joestar.graph_api.arrays import to_ids
 from joestar.graph_api.validate import check_ids
 from joestar.kernels.cpu_partition import part_batch
 from joestar.ops.hashing import key_state, row_state
@@ -18,6 +18,7 @@ from joestar.stages.history import check_history
 from joestar.stages.hubs import hub_nodes
 from joestar.stages.large_batch import check_hot
 from joestar.stages.macro import MacroBatch
+from joestar.whole_numbers import plain
 
 GROUP_SITE, SEED_SITE, HALO_SITE, AHEAD_SITE = range(1 << 25, (1 << 25) + 4)
 """Call sites, apart from those of samplers and dropout; ahead-of-time sampling takes one per hop, the last ones."""

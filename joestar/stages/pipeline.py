@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from joestar.errors import ConfigError, StageError
-from joestar.graph_api.arrays import plain
+from joestar.whole_numbers import plain
 
 EXIT_SECONDS = 10.0
 """Longest wait, when the interpreter exits, for a stage to end what it is at."""

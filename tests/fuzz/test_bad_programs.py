@@ -331,7 +331,8 @@ def test_operations_that_mix_padded_rows():
     for name in ROWS:
         assert name in messages, f"{name} was not refused"
         assert "test_bad_programs.py:" in messages[name], messages[name]
-        assert any(word in messages[name] for word in ("Use row-wise", "Across nodes use", "must be dimension 0"))
+        remedies = "Use row-wise", "Across nodes use", "must be dimension 0", "Pool columns only"
+        assert any(words in messages[name] for words in remedies)
 
 
 RAGGED = {
