@@ -8,7 +8,7 @@ from torch import Tensor
 
 from joestar.distributed import Group
 from joestar.distributed.division import seeds_per_rank
-from joestar.errors import ConfigError
+from joestar.errors import ChangedAfterCompileError, ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import prepare_loss
 from joestar.profile.choices import save
@@ -208,8 +208,15 @@ class Step(Predictor):
         self._ready(epoch.seeds, epoch.batch_size)
 
     def _between_steps(self) -> None:
-        if Step._check(self) and self.group is None:  # several ranks do so together, at the next epoch
-            self._runner.executor.program.follow_modes()
+        program = self._runner.executor.program
+        if not Step._check(self) or not program.lags:
+            return
+        if self.group is not None:
+            raise ChangedAfterCompileError(
+                "modules or parameters were frozen or thawed within an epoch of several ranks, which take that over "
+                "together: change them between epochs."
+            )
+        program.follow_modes()
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
         self._check()

@@ -89,8 +89,12 @@ class SkippableOptimizer:
         if not self.holds():
             kernels.allocate(self.optimizer)
 
+    def trained(self) -> list[int]:
+        """Identities of the parameters that the next step trains."""
+        return [id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
     def _take_new(self) -> None:
-        trained = [id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        trained = self.trained()
         if trained != self._trained:
             _check_optimizer(self.optimizer, self._model)
             _take_over(self.optimizer)

@@ -93,10 +93,15 @@ class Program:
 
         Call it between steps: the next ``trace`` and ``compile`` start anew.
         """
-        if self.captured is None or self.modes.traced_with() == self._traced_with:
+        if not self.lags:
             return False
         self.captured = self.run = self.padded = None
         return True
+
+    @property
+    def lags(self) -> bool:
+        """Whether modules or parameters were frozen or thawed since the program was traced."""
+        return self.captured is not None and self.modes.traced_with() != self._traced_with
 
     @TRACING
     @torch.inference_mode(False)  # hoisted values are written again outside of it

@@ -26,6 +26,7 @@ class Run:
             several ranks.
         owned: steps, from the first, in which this rank has seeds of its own, where that is not all of them: a rank
             without gets one with weight zero, so that it makes the step.
+        trained: identities of the parameters that are trained in the group of batches under way (``runtime.update``).
     """
 
     order: Tensor
@@ -40,6 +41,7 @@ class Run:
     end: int | None = None
     shares: Tensor | None = None
     owned: int | None = None
+    trained: list[int] | None = None
 
     @property
     def known(self) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from joestar.errors import CheckpointError
+from joestar.errors import ChangedAfterCompileError, CheckpointError
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.state import Run, StepState
 from joestar.torch_private import amp_unscale, amp_update_scale
@@ -154,8 +154,22 @@ class Update:
         return due
 
     def switch(self, run: Run) -> None:
-        """Sums are those of this run from now on; those of the one before are kept with it."""
-        if self._owner is run or self.accumulate == 1:
+        """Sums are those of this run from now on; those of the one before are kept with it.
+
+        Raises:
+            ChangedAfterCompileError: if other parameters are trained than when the run's group of batches began.
+        """
+        if self.accumulate == 1:
+            return
+        trained = self.optimizer.trained()
+        if run.trained is None or run.position % self.accumulate == 0:
+            run.trained = trained
+        elif run.trained != trained:
+            raise ChangedAfterCompileError(
+                f"parameters were frozen, thawed or added within a group of accumulate={self.accumulate} batches, "
+                "whose gradients are summed. Change them behind a step of the optimizer: when epoch.updated is true."
+            )
+        if self._owner is run:
             return
         if self._owner is not None:
             self._owner.pending = self.pending(self._owner)

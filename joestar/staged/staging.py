@@ -198,6 +198,11 @@ class MovedStep(Step):
             self._written.check()
         return super()._check()
 
+    def _between_steps(self) -> None:
+        if self.graph is not self.whole:
+            self._written.check(contents=False)
+        super()._between_steps()
+
     def _checked(self, seeds) -> Tensor:
         return check_seeds(seeds, self.whole).to(self.graph.device)
 

@@ -67,6 +67,10 @@ class StagedStep(Step):
         self._written.check()
         return super()._check()
 
+    def _between_steps(self) -> None:
+        self._written.check(contents=False)
+        super()._between_steps()
+
     def _feed(self, order: Tensor, batch: int, epoch: int) -> Feed:
         sample = functools.partial(_sample, self.first_stage, self.arena.own_book, self.whole, self._users_sampler)
         steps, total = max(1, self.first_stage.num_seeds // batch), -(-order.numel() // batch)

@@ -162,6 +162,24 @@ def other_words(name: str) -> str:
     return _error_of(lambda: joestar.distributed.init(timeout=20.0, device="cpu"))
 
 
+def freezes_within(batch: int) -> list[str]:
+    """Between epochs what one freezes is taken over; within one it is an error: (of flags, of parameters)."""
+    joestar.distributed.init(timeout=20.0, device="cpu")
+    with cheaper(quick):
+        step = step_of(model=model_of(norm="batch_norm"))
+        norm = next(module for module in step.model.modules() if isinstance(module, nn.BatchNorm1d))
+        changes = [norm.eval, lambda: next(step.model.parameters()).requires_grad_(False)]
+        found = []
+        for change in changes:
+            losses = step.epoch(ids(173), batch)
+            next(losses)
+            change()
+            found.append(_error_of(lambda losses=losses: next(losses)))
+            step.model.train()
+        list(step.epoch(ids(173), batch))
+    return found
+
+
 def no_devices() -> None:
     """GPUs are wanted, and there are none."""
     joestar.distributed.init(device="cuda")

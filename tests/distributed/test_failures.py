@@ -134,6 +134,13 @@ def test_settings_of_the_environment_are_those_of_all_ranks(tmp_path):
         assert "JOESTAR_EARLY_WORD: 0 on rank 0, 1 on rank 1" in outcome.result
 
 
+def test_what_is_frozen_within_an_epoch_is_refused_on_all_ranks(tmp_path):
+    for outcome in run(2, differing_scenarios.freezes_within, 20, folder=tmp_path, seconds=100.0):
+        assert outcome.code == 0, outcome.text
+        for message in outcome.result:
+            assert message.startswith("ChangedAfterCompileError: modules or parameters were frozen or thawed"), message
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
 def test_every_rank_is_told_that_there_are_no_gpus(tmp_path):
     for outcome in run(2, differing_scenarios.no_devices, folder=tmp_path, seconds=50.0):

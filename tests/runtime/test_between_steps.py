@@ -135,6 +135,53 @@ def test_layers_are_thawed_one_epoch_after_the_other():
     assert step.report().counters.recompiles == 1
 
 
+def _accumulated(epochs, freeze_behind):
+    """Plain PyTorch over groups of two batches: (losses, model)."""
+    model, optimizer, graph, sampler = _parts(_sgd)
+    losses = []
+    for epoch in range(epochs):
+        for number, seeds in enumerate(IDX.split(30)):
+            logits = plain_logits(model, sampler, seeds.to(graph.indices.dtype), epoch, number)
+            loss = F.cross_entropy(logits, graph.ndata["y"][seeds])
+            (loss / 2).backward()
+            losses.append(loss.item())
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            if number == freeze_behind:
+                model.first.requires_grad_(epoch == 1)
+    return losses, model
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_layers_freeze_between_groups_of_batches(execution):
+    expected, model = _accumulated(3, 1)
+    step, losses = _compiled(_sgd, execution=execution, accumulate=2), []
+    for number in range(3):
+        epoch = step.epoch(IDX, 30, shuffle=False)
+        for position, loss in enumerate(epoch):
+            losses.append(loss.item())
+            if position == 1:
+                assert epoch.updated
+                step.model.first.requires_grad_(number == 1)
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dict(step.model.state_dict()), dict(model.state_dict()), **CLOSE)
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("change", [_freeze, _add_a_group])
+def test_what_is_trained_stays_within_a_group_of_batches(change, execution):
+    """Sums of its gradients would be lost, or those of other parameters."""
+    step = _compiled(FOLLOWED[change], execution=execution, accumulate=2)
+    losses = step.epoch(IDX, 30)
+    next(losses)
+    before = step.weights()
+    change(step.model, step.optimizer, step.graph, 0)
+    with pytest.raises(ChangedAfterCompileError, match="within a group of accumulate=2 batches"):
+        next(losses)
+    assert all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
+
+
 def _sharpened(logits, y):
     return F.cross_entropy(logits * SHARPNESS, y)
 

@@ -110,6 +110,14 @@ def test_written_features_are_noticed(graph):
         step.predict(graph.train_idx, 20)
 
 
+def test_features_written_between_two_steps_are_noticed_before_the_next(graph):
+    epoch = compiled(graph, True).epoch(graph.train_idx, BATCH)
+    next(epoch)
+    graph.ndata["x"].mul_(2)
+    with pytest.raises(ChangedAfterCompileError, match=r"'x'.*was written to after compile"):
+        next(epoch)
+
+
 class Gate(torch.nn.Module):
     """A learned number per node, looked up by node id."""
 
