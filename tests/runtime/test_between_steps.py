@@ -99,11 +99,13 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize(
+    "options", [{}, {"execution": "exact"}, {"prefetch": True}], ids=["padded", "exact", "a step ahead"]
+)
 @pytest.mark.parametrize("change", FOLLOWED)
-def test_what_is_followed(execution, change):
+def test_what_is_followed(options, change):
     expected, model = _plain(FOLLOWED[change], change, epochs=2)
-    step, losses = _compiled(FOLLOWED[change], execution=execution), []
+    step, losses = _compiled(FOLLOWED[change], **options), []
     for _ in range(2):
         for number, loss in enumerate(step.epoch(IDX, 30, shuffle=False)):
             losses.append(loss.item())

@@ -1,0 +1,175 @@
+"""Captured steps made a step early, with stand-ins for CUDA graphs and streams.
+
+The fronts' stream works as soon, or as late, as its waits allow.
+"""
+
+import contextlib
+from typing import ClassVar
+from unittest import mock
+
+import pytest
+import torch
+
+from joestar.runtime import prefetch, runner
+from tests.runtime.common import make_step, tight_bounds, train
+from tests.runtime.prefetch_loops import IDX, LOOPS, both, other_steps
+
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
+
+class Stream:
+    """Work in order, carried out when somebody waits for it, or at once."""
+
+    current: "Stream"
+
+    def __init__(self, late: bool):
+        self.late, self.work, self.log = late, [], []
+
+    def do(self, work) -> None:
+        self.work.append(work)
+        if not self.late:
+            self.finish()
+
+    def finish(self) -> None:
+        work, self.work = self.work, []
+        for each in work:
+            each()
+
+    def wait_stream(self, other: "Stream") -> None:
+        other.finish()
+
+
+class Graph:
+    """In place of a ``StepGraph``: what it captured runs again, and leaves its results in the same memory."""
+
+    made: ClassVar[list["Graph"]] = []
+
+    def __init__(self, step, device, memory=None, beside=False):
+        self.step, self.beside, self.overlapped, self.seconds = step, beside, [], 0.0
+        self.graph, self.memory = self, memory
+        for _ in range(2):
+            step()
+        Graph.made.append(self)
+
+    def replay(self) -> None:
+        Stream.current.do(self.step)
+
+    def free(self) -> None:
+        Graph.made.remove(self)
+
+
+class Box:
+    """In place of a ``Mailbox``: the word of the step that was carried out last."""
+
+    def __init__(self, *_):
+        self.number, self.sequence, self.word = 0, torch.zeros(()), None
+
+    def start(self) -> None:
+        """Nothing was posted."""
+
+    def open(self):
+        return contextlib.nullcontext()
+
+    def wait(self):
+        Stream.current.finish()
+        return self.word
+
+
+@pytest.fixture(params=[False, True], ids=["soon", "late"])
+def captured(request, monkeypatch):
+    """Runners capture their steps; the fronts' stream is slow, or at once."""
+    main, side = Stream(late=False), Stream(late=request.param)
+    Stream.current = main
+    Graph.made.clear()
+
+    @contextlib.contextmanager
+    def on(stream):
+        Stream.current = stream
+        yield
+        Stream.current = main
+
+    def fill(graphs, front):
+        """As a front of ``PrefetchGraphs``, into the memory of its first run."""
+        turn = len(graphs.fronts)
+
+        def work():
+            new, kept = front(graphs.key), graphs._batches[turn]
+            if kept is None:
+                graphs._batches[turn] = new
+                return
+            for place, value in zip(
+                [kept.seeds, kept.count, *kept.made], [new.seeds, new.count, *new.made], strict=True
+            ):
+                place.copy_(value)
+
+        return work
+
+    class Fronts(Graph):
+        def __init__(self, step, device, memory=None, beside=False):
+            if beside:  # ``fill`` of ``PrefetchGraphs``, with a memory that stays
+                graphs, front = (cell.cell_contents for cell in _cells(step, "self", "front"))
+                step = fill(graphs, front)
+            super().__init__(step, device, memory, beside)
+
+    monkeypatch.setattr(prefetch, "StepGraph", Fronts)
+    monkeypatch.setattr(runner, "StepGraph", Graph)
+    monkeypatch.setattr(prefetch, "GraphMemory", mock.Mock)
+    monkeypatch.setattr(prefetch, "own_stream", lambda *_: side)
+    monkeypatch.setattr(runner, "Mailbox", Box)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    forward = runner.StepRunner._forward
+
+    def noted(self, batch):
+        ok, counts, finish = forward(self, batch)
+        if isinstance(self._mailbox, Box):
+            self._mailbox.word = bool(ok), counts.tolist()
+        return ok, counts, finish
+
+    monkeypatch.setattr(runner.StepRunner, "_forward", noted)
+    real = runner.StepRunner.__init__
+
+    def start(self, executor, update, seed, cuda_graph):
+        real(self, executor, update, seed, True)
+
+    monkeypatch.setattr(runner.StepRunner, "__init__", start)
+    return side
+
+
+def _cells(function, *names):
+    found = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return [found[name] for name in names]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_graphs_that_take_turns_leave_the_same_bits(loop, captured, monkeypatch):
+    ours = both(loop, monkeypatch, store=True)
+    assert ours.captures >= 1 and not captured.work
+
+
+@pytest.mark.parametrize("patience", [1000, 2])
+def test_graphs_that_take_turns_redo_and_are_captured_again(captured, monkeypatch, patience):
+    tight_bounds(monkeypatch, 1.0)
+    ours = both(other_steps, monkeypatch, patience=patience, model_options={"norm": "batch_norm"}, least=2)
+    assert ours.fallbacks > 1 and ours.captures > 1
+
+
+def test_gradients_are_those_of_the_latest_step(captured, monkeypatch):
+    def loop(step):
+        found = []
+        for loss in step.epoch(IDX, 100):
+            found += [loss.clone(), *(p.grad.clone() for p in step.model.parameters())]
+        return found
+
+    both(loop, monkeypatch, accumulate=2)
+
+
+def test_fronts_share_no_memory_with_what_runs_beside_them(captured):
+    step = make_step(prefetch=True)
+    train(step, IDX, epochs=1)
+    fronts, backs = ([graph for graph in Graph.made if graph.beside is beside] for beside in (True, False))
+    memories = [graph.memory for graph in fronts]
+    assert len(fronts) == 2 and memories[0] is not memories[1] and memories[0].tables is memories[1].tables
+    assert len(backs) == 2 and backs[0].memory is backs[1].memory and backs[0].memory not in memories
+    step._runner.drop_graph()
+    assert Graph.made == []
