@@ -1,7 +1,8 @@
 """A few steps of ``joestar.compile`` beside a plain PyTorch loop: losses, weights, optimizer state, buffers.
 
 Steps of two programs on one graph take turns. Bounds come from one small batch and have no slack, so that later batches
-overflow, are redone, and widen them.
+overflow, are redone, and widen them. Behind some steps both loops change the learning rate, or freeze a parameter and
+thaw it again.
 """
 
 import copy
@@ -28,6 +29,8 @@ OPTIMIZERS = {
     ),
 }  # fmt: skip
 """Optimizers with their settings. ``eps`` is large: a gradient that is 0 but for rounding must not become a step."""
+CHANGES = ("nothing", "the learning rate", "what is trained")
+"""What both loops change behind the first step; a frozen parameter is thawed behind the second."""
 
 
 class Training:
@@ -46,6 +49,10 @@ class Training:
         self.patience = rng.choice((1, 2, 5))
         self.prefetch = random.Random(f"prefetch {subject.written.number}").random() < 0.5
         self.start = copy.deepcopy(subject.model.state_dict())
+        between = random.Random(f"between steps {subject.written.number}")
+        self.trained = [p for p in subject.model.parameters() if p.requires_grad]
+        self.change = between.choice(CHANGES if len(self.trained) > 1 else CHANGES[:2])
+        self.frozen = between.choice(self.trained) if self.trained else None
         self.losses: list[Tensor] = []
         self.step = None
 
@@ -54,8 +61,18 @@ class Training:
         return getattr(torch.optim, self.kind)(self.subject.model.parameters(), **self.settings, fused=fused)
 
     def restart(self) -> None:
-        """Puts weights and buffers back."""
+        """Puts weights and buffers back, and what is trained."""
         self.subject.model.load_state_dict(self.start)
+        for parameter in self.trained:
+            parameter.requires_grad_(True)
+
+    def between(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """What a loop changes behind a step."""
+        if self.change == "the learning rate" and number == 0:
+            for group in optimizer.param_groups:
+                group["lr"] *= 2
+        if self.change == "what is trained":
+            self.frozen.requires_grad_(number != 0)
 
     def plain(self, batches: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """(losses, state) after a plain loop.
@@ -71,6 +88,7 @@ class Training:
             self._clip()
             optimizer.step()
             losses.append(loss.detach())
+            self.between(optimizer, number)
         optimizer.zero_grad()
         return losses, self._state(optimizer)
 
@@ -149,6 +167,7 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
         got = {f"loss of step {n}": value.double() for n, value in enumerate(losses[training])}
         wrong = differences(got, pairs, 1e-5) + differences(training.state(), state)
         what = f"{training.kind}({training.settings}), {training.clipping}, patience {training.patience}"
+        what += f", changed behind the first step: {training.change}"
         found[training.subject.written.number] = [f"trained with {what}: {words}" for words in wrong]
         training.restart()
     return found
@@ -161,9 +180,10 @@ def _take_turns(trainings: list[Training], nodes: Tensor, size: int) -> dict[Tra
         if hasattr(sizes, "ROUND"):
             stack.enter_context(mock.patch.object(sizes, "ROUND", 1))
         epochs = {training: training.compiled(nodes, size) for training in trainings}
-        for _ in range(-(-len(nodes) // size)):
+        for number in range(-(-len(nodes) // size)):
             for training, epoch in epochs.items():
                 losses[training].append(next(epoch))
+                training.between(training.used, number)
         for epoch in epochs.values():
             epoch.close()
     return losses

@@ -5,6 +5,7 @@ import sys
 import types
 from dataclasses import dataclass
 
+import captures
 import torch
 from lowering.harness import seeded
 from torch import Tensor, fx
@@ -37,18 +38,21 @@ class Subject:
 
 
 class Split(Program):
-    """A program whose capture was made together with others."""
+    """A program whose capture was made together with others; one after a change of the model is its own."""
 
     def __init__(self, subject: Subject, captured: Captured, options: Options):
         super().__init__("train", subject.model, subject.sampler, subject.loss, options)
-        self._made = captured
+        self._made: Captured | None = captured
 
     def _run_passes(self, gm: fx.GraphModule, roles: list[Input], texts: bool = False) -> None:
         super()._run_passes(gm, roles, texts=False)
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
-        self._check_outputs(self._made.gm, "Model")
-        return self._made
+        made, self._made = self._made, None
+        if made is None:
+            return captures.quick(self, seeds, labels)
+        self._check_outputs(made.gm, "Model")
+        return made
 
 
 def build(programs: list[Written]) -> list[Subject]:
