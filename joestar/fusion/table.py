@@ -24,7 +24,7 @@ from joestar.fusion.context import PassContext
 from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
 from joestar.fusion.edges import attention, edge_map_reduce, segments, softmax_aggregate
 from joestar.fusion.gather import gather_aggregate, gather_attention, gather_update, multi_aggregate
-from joestar.fusion.order import factor_aggregate, number_factors, row_factors, spmm_gemm_order
+from joestar.fusion.order import factor_aggregate, linear_scores, number_factors, row_factors, spmm_gemm_order
 from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
 from joestar.lowering.inputs import Input
 from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
@@ -72,6 +72,7 @@ PASSES = (
     Pass("sample-structural", sample_structural.run, requires=CANONICAL),
     Pass("number-factors", number_factors.run, requires=CANONICAL),
     Pass("split-update", split_update.run, requires=CANONICAL),
+    Pass("linear-scores", linear_scores.run, requires=CANONICAL),
     Pass("spmm-gemm-order", spmm_gemm_order.run, requires=CANONICAL),
     Pass("multi-aggregate", multi_aggregate.run, requires=CANONICAL),
     Pass("sample-gather-aggregate", sample_gather_aggregate.run, requires=CANONICAL),

@@ -255,6 +255,18 @@ class FactorOfEdges(Sage):
         return self.left(near) + self.right(x[: block.num_dst])
 
 
+class ScoredEdges(Form):
+    """Attention of two heads, whose scores read edge features."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.conv = jnn.GATConv(inputs, outputs // 2, heads=2, edge_dim=2, add_self_loops=False)
+
+    def forward(self, block: Block, x):
+        features = torch.stack([(block.eids % 7).to(x.dtype), (block.eids % 3).to(x.dtype)], 1)
+        return self.conv(block, x, features)
+
+
 ACTIVATIONS = {
     "relu": F.relu, "elu": F.elu, "gelu": F.gelu, "silu": F.silu, "leaky": F.leaky_relu, "tanh": torch.tanh,
 }  # fmt: skip
@@ -306,6 +318,7 @@ FORMS = {
     "mean with self-loops": (LoopedMean, {}),
     "GIN, eps a number": (Gin, {}),
     "GIN, eps trained": (TrainedGin, {}),
+    "GAT, edge features": (ScoredEdges, {}),
     "FiLM": (Film, {}),
     "gates per edge": (Gated, {}),
     "gates per node": (GateOfOwn, {}),

@@ -208,6 +208,27 @@ def any_attention(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{block}.pull(fn.u_mul_e({value}, {alpha}), "sum").flatten(1)', heads * width)
 
 
+def scored(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Attention by scores of products that nothing else reads, of nodes or edges, with or without heads."""
+    heads, width = code.pick(1, 2, 3), code.pick(2, 4)
+
+    def score(source: str, inputs: int) -> str:
+        z = code.own(f"nn.Linear({inputs}, {heads * width}, bias={code.chance(0.5)})") + f"({source})"
+        if heads == 1 and code.chance(0.5):
+            return code.let(f"({z} * {code.parameter(width)}).sum(-1)")
+        split = code.pick("unflatten(-1, ({}, {}))", "view(-1, {}, {})").format(heads, width)
+        total = f"({code.parameter(1, heads, width)} * {z}.{split}).sum({code.pick(-1, 2)})"
+        return code.let(f"{total}.sum(1) * 0.3")
+
+    left, right = score(str(h), h.width), score(f"{h}[: {hop.name}.num_dst]", h.width)
+    logits = f"{hop.name}.apply_edges(fn.u_add_v({left}, {right}))"
+    if hop.edata:
+        of_edges = score(f'{hop.name}.edata["f"]', 3)
+        logits = code.let(f"{logits} + {of_edges}")
+    alpha = code.let(f"{hop.name}.edge_softmax({code.pick('{}', 'F.leaky_relu({}, 0.2)').format(logits)})")
+    return code.rows(f'{hop.name}.pull(fn.u_mul_e({h}, {alpha}), "sum")', h.width)
+
+
 def ordered_attention(code: Code, h: Rows, hop: Hop) -> Rows:
     """Attention whose product may follow the sum: its heads are split by ``unflatten``."""
     return attention(code, h, hop, "unflatten(-1, ({}, {}))")
@@ -316,6 +337,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "extract-select": [Motif()],
     "number-factors": [Motif(numbers), Motif(numbers, rows.tanh, inner=True)],
     "split-update": [Motif(beside), Motif(beside, rows.relu_dropout, inner=True)],
+    "linear-scores": [Motif(scored), Motif(scored, rows.tanh, inner=True)],
     "spmm-gemm-order": [Motif(update_then_sum), Motif(update_then_sum, inner=True)],
     "multi-aggregate": [
         Motif(reductions, choices=TOGETHER),
@@ -357,7 +379,9 @@ MOTIFS: dict[str, list[Motif]] = {
 }
 """Name of a pass -> its motifs."""
 
-NOT_IN_FLOAT16 = {"number-factors", "row-factors", "split-update", "spmm-gemm-order", "gather-attention"}
+NOT_IN_FLOAT16 = {
+    "number-factors", "row-factors", "split-update", "linear-scores", "spmm-gemm-order", "gather-attention",
+}  # fmt: skip
 """Passes that do nothing in float16, or need one that does not: no pack with a program for them runs under it."""
 
 ELSEWHERE = {"trim": "pyg/test_trim.py"}

@@ -29,7 +29,8 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, is_column, is_product, leads, name, scaled
-from joestar.fusion.match.rounding import in_range, in_short, widened
+from joestar.fusion.match.rounding import in_range
+from joestar.fusion.match.scores import by_head, heads_of, is_score, replace, score
 from joestar.fusion.order import order_cost
 from joestar.fusion.order.order_cost import AGGREGATE, UPDATE
 from joestar.fusion.record import Reject
@@ -108,8 +109,8 @@ def _read(linear: fx.Node) -> _Product | Reject:
             if bias and kind == "spmm" and user.args[3] is not None:
                 return Reject("the product has a bias, and the aggregation has edge weights")
             if kind == "heads":
-                product.heads = max(product.heads, _heads(user))
-            if kind == "slice" and not all(_is_score(reader, user) for reader in user.users):
+                product.heads = max(product.heads, heads_of(user))
+            if kind == "slice" and not all(is_score(reader, user) for reader in user.users):
                 kind = "own"
             product.steps.append((kind, user, value))
             if kind in ("factor", "heads", "slice"):
@@ -133,22 +134,9 @@ def _kind(user: fx.Node, value: fx.Node) -> str | Reject:
         return "factor"
     if user.target is _ATEN.unflatten.int and rows.dim() == 2 and user.args[1] in (-1, 1) and len(user.args[2]) == 2:
         return "heads"
-    if _is_score(user, value):
+    if is_score(user, value):
         return "score"
     return Reject(f"the product is also read by {name(user)}")
-
-
-def _is_score(mul: fx.Node, rows: fx.Node) -> bool:
-    """Whether ``mul`` is ``rows [n, H, C] * att [1, H, C]``, and its sum over C is all that is read."""
-    if mul.target is not _ATEN.mul.Tensor or rows.meta["val"].dim() != 3 or len(mul.users) != 1:
-        return False
-    att = mul.args[1] if mul.args[0] is rows else mul.args[0]
-    (total,) = mul.users
-    fits = isinstance(att, fx.Node) and att is not rows and tuple(att.meta["val"].shape) == (
-        1, *rows.meta["val"].shape[1:]
-    )  # fmt: skip
-    plain = total.target is _ATEN.sum.dim_IntList and list(total.args[1] or ()) in ([-1], [2]) and len(total.args) == 2
-    return fits and plain and not total.kwargs
 
 
 def _aggregate_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
@@ -188,25 +176,12 @@ def _exchange(graph: fx.Graph, product: _Product, context) -> None:
             elif kind == "own":
                 own = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
                 new = emit(graph, node, _LINEAR, own, weight, bias)
-                _replace(graph, node, context, _split(graph, node, new))
+                replace(graph, node, context, _split(graph, node, new))
             elif kind == "score":
                 (total,) = node.users
-                _replace(graph, total, context, _score(graph, node, value, rows[value], weight))
+                replace(graph, total, context, score(graph, node, value, rows[value], weight, None))
             else:
-                _replace(graph, node, context, _aggregated(graph, node, rows[value], weight, bias))
-
-
-def _replace(graph: fx.Graph, node: fx.Node, context, new: fx.Node) -> None:
-    """By ``new``, which a product gave; under autocast in float32 where the sums in its place were, and it counts."""
-    if isinstance(in_short(node, context), Reject) and not widened(node, context):
-        new = emit(graph, new, _ATEN.to.dtype, new, torch.float32)
-    node.replace_all_uses_with(new)
-
-
-def _heads(rows: fx.Node) -> int:
-    """Heads of rows ``[n, H, C]``; 1 for ``[n, C]``."""
-    shape = rows.meta["val"].shape
-    return int(shape[1]) if len(shape) == 3 else 1
+                replace(graph, node, context, _aggregated(graph, node, rows[value], weight, bias))
 
 
 def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node) -> fx.Node:
@@ -215,30 +190,12 @@ def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node) -> fx.Node:
     return emit(graph, node, _ATEN.unflatten.int, rows, -1, [*map(int, shape[1:])]) if len(shape) == 3 else rows
 
 
-def _by_head(graph: fx.Graph, like: fx.Node, weight: fx.Node, heads: int) -> fx.Node:
-    """Weights ``[H C, F]`` as ``[H, C, F]``."""
-    total, width = weight.meta["val"].shape
-    return emit(graph, like, _ATEN.view.default, weight, [heads, int(total) // heads, int(width)])
-
-
-def _score(graph, mul: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node) -> fx.Node:
-    """``(W x * att).sum(-1)`` as ``x`` times ``[H, F]``."""
-    att = mul.args[1] if mul.args[0] is value else mul.args[0]
-    by_head = _by_head(graph, mul, weight, _heads(value))
-    column = emit(graph, mul, _ATEN.unsqueeze.default, emit(graph, mul, _ATEN.squeeze.dim, att, 0), -1)
-    vector = emit(
-        graph, mul, _ATEN.sum.dim_IntList, emit(graph, mul, _ATEN.mul.Tensor, by_head, column), [1]
-    )  # fmt: skip
-    new = emit(graph, mul, _LINEAR, x, vector)
-    return new
-
-
 def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias) -> fx.Node:
     indptr, indices, value, edge_weight, reduce = spmm.args
     if value.meta["val"].dim() == 3:
         shared = emit(graph, spmm, _ATEN.unsqueeze.default, x, 1)
         rows = emit(graph, spmm, _SPMM, indptr, indices, shared, edge_weight, reduce)
-        return emit(graph, spmm, _JOESTAR.head_linear.default, rows, _by_head(graph, spmm, weight, _heads(value)))
+        return emit(graph, spmm, _JOESTAR.head_linear.default, rows, by_head(graph, spmm, weight, heads_of(value)))
     rows = emit(graph, spmm, _SPMM, indptr, indices, x, edge_weight, reduce)
     new = emit(graph, spmm, _LINEAR, rows, weight)
     if bias is not None:
