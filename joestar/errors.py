@@ -38,7 +38,7 @@ class StaleBackwardError(JoestarError, RuntimeError):
 
 
 class GradientError(JoestarError, RuntimeError):
-    """A second derivative was asked of an op that has first ones only."""
+    """A derivative that an op does not have was asked for: a second one, or one in forward mode or by torch.func."""
 
 
 class OptimizerError(JoestarError, ValueError):

@@ -11,7 +11,9 @@ _TABLE = {
     " amp_unscale=_amp_foreach_non_finite_check_and_unscale_",
     "torch._C": "set_grad_enabled=_set_grad_enabled driver_version=_cuda_getDriverVersion"
     " len_torch_function_stack=_len_torch_function_stack pop_torch_function_stack=_pop_torch_function_stack"
-    " push_on_torch_function_stack=_push_on_torch_function_stack",
+    " push_on_torch_function_stack=_push_on_torch_function_stack below_autograd=_AutoDispatchBelowAutograd"
+    " after_autograd=_after_autograd_keyset any_requires_grad=_any_requires_grad"
+    " transforms_active=_are_functorch_transforms_active",
     "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",
@@ -26,6 +28,7 @@ _TABLE = {
     "torch._inductor.debug": "inductor_debug=",
     "torch._inductor.decomposition": "select_decomp_table",
     "torch._inductor.pattern_matcher": "stable_topological_sort",
+    "torch._library.autograd": "make_autograd_impl AutogradInfo=Info",
     "torch._prims_common": "contiguous_strides=make_contiguous_strides_for",
     "torch._ops": "OpOverload HigherOrderOperator",
     "torch._subclasses": "FakeTensor FakeTensorMode",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GradientError
+from joestar.ops.differentiation import refuse_tangents
 from joestar.torch_private import tree_flatten, tree_leaves, tree_unflatten
 
 
@@ -18,13 +19,14 @@ def once(name: str, formula: Callable) -> Callable:
 
     Without ``create_graph`` it is the formula and nothing else. With it, the results depend on the incoming gradients
     and on the saved tensors, by way of a function whose own backward pass raises ``GradientError``. Where none of these
-    needs a gradient, the results are constants.
+    needs a gradient, the results are constants. Gradients with tangents (forward over reverse mode) are refused.
 
     Args:
         name: of the op, for the message.
     """
 
     def backward(ctx, *grads):
+        refuse_tangents(name, grads)
         if not torch.is_grad_enabled():
             return formula(ctx, *grads)
         saved = ctx.saved_tensors  # read once: recomputation in activation checkpointing gives them once

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from joestar import kernels
+from joestar.ops.differentiation import differentiable
 from joestar.ops.once import once
 from joestar.torch_private import OpOverload
 
@@ -132,7 +133,7 @@ def define(
     if gradient != NO_GRADIENT:
         setup, backward = gradient
         backward = backward if op.twice else once(f"joestar::{name}", backward)
-        torch.library.register_autograd(f"joestar::{name}", backward, setup_context=setup)
+        LIBRARY.impl(name, differentiable(op.target, setup, backward), "Autograd", with_keyset=True)
 
 
 def define_structural(schema: str, reference: Callable, **parts) -> None:

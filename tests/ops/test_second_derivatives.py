@@ -169,12 +169,6 @@ def test_every_way_to_ask_is_an_error(asked):
         ASKED[asked](aggregated, x())
 
 
-@pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: torch.func.jacrev(torch.func.grad(f))])
-def test_transforms_of_functions_refuse_the_first_derivative_already(transform):
-    with pytest.raises(RuntimeError, match=r"autograd.Function with functorch transforms"):
-        transform(aggregated)(x().detach())
-
-
 def test_first_derivatives_of_many_at_a_time():
     """``create_graph`` alone asks for nothing: neither row by row, nor for all rows at once."""
     each, at_once = (

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from joestar.ops.differentiation import refuse_tangents
 from joestar.ops.once import refusing
 from joestar.ops.registry import CSC, DSTS, HASHED, define_structural
 
@@ -108,6 +109,7 @@ class _SampleAggregate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        refuse_tangents("joestar.ops.sample_aggregate", grad)
         x, seeds, *kept = ctx.saved_tensors
         hops = list(zip(kept[::2], kept[1::2], strict=True)) or _samples(ctx.structure, seeds, ctx.draws)
         grad_x = _gradient(hops, x, grad.contiguous(), ctx.reduce)
