@@ -24,6 +24,7 @@ from joestar.runtime.executor import Executor
 from joestar.runtime.fit import Settings, copied_weights, fit
 from joestar.runtime.fit_records import History
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.modes import check_autocast
 from joestar.runtime.prediction import logits, population
 from joestar.runtime.predictor import Predictor
 from joestar.runtime.program import Program
@@ -138,6 +139,7 @@ class Step(Predictor):
         Returns:
             Whether flags may have changed that programs follow.
         """
+        check_autocast(self.graph.device, self._options.autocast)
         touched = self._guard.check()
         for executor in self._executors.values():
             executor.program.refresh()
