@@ -8,8 +8,9 @@ from torch import Tensor
 
 from joestar.distributed import Group
 from joestar.distributed.division import seeds_per_rank
-from joestar.errors import ChangedAfterCompileError, ConfigError
+from joestar.errors import ChangedAfterCompileError, ConfigError, SamplerError
 from joestar.graph_api import Graph
+from joestar.graph_api.validate import check_seed
 from joestar.lowering.loss import prepare_loss
 from joestar.profile.choices import save
 from joestar.profile.environment import Environment
@@ -23,13 +24,14 @@ from joestar.runtime.executor import Executor
 from joestar.runtime.fit import Settings, copied_weights, fit
 from joestar.runtime.fit_records import History
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.modes import check_autocast
 from joestar.runtime.prediction import logits, population
 from joestar.runtime.predictor import Predictor
 from joestar.runtime.program import Program
 from joestar.runtime.ranks import Ranks, counted
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, averaged
-from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_seeds
+from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_flag, check_seeds
 from joestar.runtime.step_state import load_state, state_of
 from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.tuning import tune_together
@@ -65,7 +67,7 @@ class Step(Predictor):
         self.scorer = Scorer(whole, loss_fn, self._loss)
         self.history: History | None = None
         self.logged: dict[str, Tensor] = {}
-        self._seed = int(getattr(sampler, "seed", 0))
+        self._seed = check_seed(getattr(sampler, "seed", 0), f"{type(sampler).__name__}.seed", SamplerError)
         self._runner = None
         if update is not None:
             self._runner = StepRunner(self._executor("train"), update, self._seed, cuda_graph)
@@ -137,6 +139,7 @@ class Step(Predictor):
         Returns:
             Whether flags may have changed that programs follow.
         """
+        check_autocast(self.graph.device, self._options.autocast)
         touched = self._guard.check()
         for executor in self._executors.values():
             executor.program.refresh()
@@ -154,7 +157,7 @@ class Step(Predictor):
         Args:
             idx: node ids ``[n]``; duplicates are trained on as often as they occur.
             shuffle: order by a permutation keyed by (seed, epoch); else as given.
-            drop_last: leave out the last batch if it is smaller.
+            drop_last: leave out the last batch if it is smaller than others (fewer seeds than one batch are a step).
             with_seeds: give pairs (loss, seeds of the step ``[n]``, on several ranks those of this one).
 
         Returns:
@@ -168,6 +171,8 @@ class Step(Predictor):
             CheckpointError: if that epoch had other seeds, another batch size or order.
         """
         runner = self._needs_runner("epoch")
+        for name, value in (("shuffle", shuffle), ("drop_last", drop_last), ("with_seeds", with_seeds)):
+            check_flag(name, value)
         seeds = self._seeds(idx)
         batch = seeds_per_rank(seeds.numel(), check_batch_size(batch_size), runner.world)
         self._check()
@@ -365,7 +370,7 @@ class Step(Predictor):
         runner = self._needs_runner("restart")
         for epoch in self._unfinished():
             epoch.close()
-        self._seed = self._seed if seed is None else int(seed)
+        self._seed = self._seed if seed is None else check_seed(seed, error=ConfigError)
         runner.restart(self._seed)
         self._epochs = self._calls = 0
         self._resumed = []

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Iterator, KeysView, ValuesView
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from joestar.errors import GraphError, JoestarWarning, SeedError
 
 SHORTENED = ("x", "y", "edge_attr", "edge_weight", "w")
 """Names by convention whose float64 values become float32: models compute in float32."""
+_NO_SEQUENCES = (set, frozenset, Iterator, KeysView, ValuesView)
 SPLITS = ("train_idx", "val_idx", "test_idx")
 
 
@@ -26,7 +28,10 @@ def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
-    if value is None or isinstance(value, (str, bytes, dict, set, bool, int, float)):
+    if isinstance(value, _NO_SEQUENCES):
+        in_order = "sorted" if isinstance(value, (set, frozenset)) else "list"
+        raise error(f"{name} is a {type(value).__name__}, no sequence: give a list, {in_order}({name}).")
+    if value is None or isinstance(value, (str, bytes, dict, bool, int, float)):
         raise error(f"{name} must be a tensor, NumPy array or list of numbers; got {type(value).__name__}.")
     try:
         array = np.asarray(value)

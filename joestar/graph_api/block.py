@@ -147,8 +147,12 @@ class Block(Computation):
         return f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
 
-def check_blocks(blocks, name: str) -> None:
-    """Raises unless ``blocks`` is a non-empty list of blocks, each feeding the next."""
+def check_blocks(blocks, name: str, seeds: Tensor | None = None) -> None:
+    """Raises unless ``blocks`` is a non-empty list of blocks, each feeding the next, for these ``seeds`` ``[B]``.
+
+    Args:
+        name: of the sampler; seeds: whose rows the blocks must be for; ``None`` while they are traced.
+    """
     if not isinstance(blocks, (list, tuple)) or not blocks or not all(isinstance(b, Block) for b in blocks):
         raise SamplerError(f"{name}.sample must return a non-empty list of joestar Blocks, input side first.")
     for position, (block, after) in enumerate(itertools.pairwise(blocks)):
@@ -158,3 +162,8 @@ def check_blocks(blocks, name: str) -> None:
                 f"{after.num_src} sources. Blocks go from the input side to the seeds; sample block {position} "
                 f"for `block.srcs` of block {position + 1}."
             )
+    if seeds is not None and not torch.equal(blocks[-1].dsts[: seeds.shape[0]].to(seeds.dtype), seeds):
+        raise SamplerError(
+            f"{name}.sample: the destinations of the last block must begin with the seeds, in their order: its rows "
+            "are trained towards the labels of the seeds. Sample it for `seeds` as they come, duplicates included."
+        )

@@ -14,7 +14,7 @@ from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
 from joestar.graph_api.interchange import Interchange
 from joestar.graph_api.row_source import source_of
-from joestar.graph_api.validate import check_csc, check_edge_index, check_node_ids, check_nodes
+from joestar.graph_api.validate import check_csc, check_edge_index, check_node_ids, check_nodes, check_seed
 
 
 class Graph(Interchange, Computation):
@@ -335,7 +335,7 @@ class Graph(Interchange, Computation):
 
     def keyed(self, seed: int = 0, epoch: int = 0, step: int = 0) -> "Graph":
         """A view whose samples are those of this (seed, epoch, step); its call sites are numbered from 0."""
-        key = torch.tensor([seed, epoch, step], dtype=torch.int64, device=self.device)
+        key = torch.tensor([check_seed(seed), epoch, step], dtype=torch.int64, device=self.device)
         return self.with_context(SamplingContext(key))
 
     def to(self, device) -> "Graph":

@@ -1,5 +1,7 @@
 """Checks of a graph's structure; every message names the first entry that is wrong."""
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,21 @@ def check_csc(indptr, indices, contents: bool) -> tuple[Tensor, Tensor]:
         raise GraphError(f"indptr must end at the number of edges, {indices.numel()}; got {int(indptr[-1])}.")
     check_ids(indices, indptr.numel() - 1, "indices")
     return indptr, indices
+
+
+def check_seed(seed, name: str = "seed", error: type[Exception] = GraphError) -> int:
+    """The first word of a random key as Python's integer.
+
+    Raises:
+        error: it is no whole number, or one beyond 64 bits.
+    """
+    try:
+        value = None if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        value = None
+    if value is None or not -(2**63) <= value < 2**63:
+        raise error(f"{name} must be a whole number in [-2**63, 2**63); got {seed!r}.")
+    return value
 
 
 def check_ids(ids: Tensor, num_nodes: int, name: str, error: type[Exception] = GraphError) -> None:

@@ -33,7 +33,7 @@ def measure(sampler, graph: Graph, seeds: Tensor, key: Tensor) -> tuple[list[int
     """Samples one batch, structure only: (size of every set, its label)."""
     context = SamplingContext(key)
     blocks = sampler.sample(graph.with_context(context), seeds)
-    check_blocks(blocks, type(sampler).__name__)
+    check_blocks(blocks, type(sampler).__name__, seeds)
     return context.recorded, context.labels
 
 

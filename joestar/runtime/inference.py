@@ -22,7 +22,7 @@ from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
 from joestar.runtime.features import settle_and_check
-from joestar.runtime.modes import check_modules, evaluating
+from joestar.runtime.modes import check_autocast, check_modules, evaluating
 from joestar.runtime.own_errors import raise_own_error
 from joestar.runtime.program import Options, Program
 from joestar.runtime.ranges import Runner, steps_of
@@ -81,6 +81,7 @@ class Inference:
 
     def __init__(self, model: nn.Module, graph: Graph, layers: int | None = None, autocast: torch.dtype | None = None):
         _check_parts(model, graph, autocast)
+        check_autocast(graph.device, autocast)
         check_modules(model, graph)
         self.model, self.graph, self.autocast = model, graph, autocast
         self.layers = num_layers(model) if layers is None else _check_layers(layers)

@@ -15,7 +15,11 @@ Other flags than those of the trace mean another trace (``Program.follow_modes``
 import contextlib
 from collections.abc import Iterator
 
+import torch
 from torch import nn
+from torch.distributions import Distribution
+
+from joestar.errors import ConfigError
 
 
 def check_modules(model: nn.Module, graph) -> None:
@@ -23,6 +27,35 @@ def check_modules(model: nn.Module, graph) -> None:
     for module in model.modules():
         if hasattr(module, "check_graph"):
             module.check_graph(graph)
+
+
+@contextlib.contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Distributions look at no values within, as in whatever TorchDynamo compiles; then they do as before.
+
+    TorchDynamo switches that off for the whole process, and for good.
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def check_autocast(device: torch.device, wanted: torch.dtype | None) -> None:
+    """Raises ``ConfigError`` if ``torch.autocast`` is on for a device in another dtype than a program was made for.
+
+    Programs switch it as they were compiled: within, the model would not run as the context says.
+    """
+    kind = device.type
+    if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) == wanted:
+        return
+    dtype = torch.get_autocast_dtype(kind)
+    raise ConfigError(
+        f"torch.autocast({kind!r}, dtype={dtype}) is on here, and does not reach into what is compiled, which has "
+        f"autocast={wanted}: leave the context out and give autocast={dtype} to joestar.compile or joestar.inference."
+    )
 
 
 class TrainingModes:

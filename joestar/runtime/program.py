@@ -37,7 +37,7 @@ from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
 from joestar.runtime.halves import compile_halves
 from joestar.runtime.inductor import compile_graph
-from joestar.runtime.modes import TrainingModes
+from joestar.runtime.modes import TrainingModes, unchecked_distributions
 from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version
@@ -112,6 +112,11 @@ class Program:
         """
         if self.captured is not None:
             return
+        ambient = torch.autocast(self.graph.device.type, enabled=False)  # it is switched on where the program runs
+        with ambient, unchecked_distributions():
+            self._trace(seeds, key)
+
+    def _trace(self, seeds: Tensor, key: Tensor) -> None:
         if self.options.backend != "eager":
             beforehand.begin(self.graph.device.type)
         with own_tables({}):  # a CUDA graph will have its own

@@ -2,6 +2,7 @@
 
 import weakref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +30,12 @@ def check_seeds(seeds, graph: Graph, name: str = "seeds") -> Tensor:
         seeds = to_ids(seeds, name, SeedError).to(graph.device)
     if seeds.dtype == torch.bool:
         raise SeedError(f"{name} is a mask; give node ids: mask.nonzero().flatten().")
+    if seeds.layout != torch.strided:
+        kind = f"a sparse tensor ({seeds.layout})"
+        raise SeedError(f"{name} is {kind}; give node ids, its positions or {name}.to_dense().")
     if seeds.dtype not in ID_DTYPES:
-        raise SeedError(f"{name} must be int64 or int32 node ids; got {seeds.dtype}.")
+        more = "" if seeds.dtype.is_floating_point or seeds.dtype.is_complex else " Convert them with .long()."
+        raise SeedError(f"{name} must be int64 or int32 node ids; got {seeds.dtype}.{more}")
     if seeds.dim() != 1:
         raise SeedError(f"{name} must be one-dimensional; got shape {list(seeds.shape)}.")
     if not seeds.numel():
@@ -81,6 +86,13 @@ def check_batch_size(batch_size) -> int:
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size must be a positive integer; got {batch_size!r}.")
     return batch_size
+
+
+def check_flag(name: str, value) -> None:
+    """Raises ``ConfigError`` unless an option of an epoch is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        more = ": the order is keyed by the sampler's seed and the epoch" if name == "shuffle" else ""
+        raise ConfigError(f"{name} must be True or False; got {value!r}{more}.")
 
 
 def shuffled(seeds: Tensor, seed: int, epoch: int) -> Tensor:

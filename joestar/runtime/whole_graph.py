@@ -9,7 +9,7 @@ from joestar.graph_api.row_source import source_of
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg.call import arguments_of
 from joestar.runtime.features import call_model, settle_and_check
-from joestar.runtime.modes import evaluating
+from joestar.runtime.modes import check_autocast, evaluating
 from joestar.runtime.seeds import check_seeds
 
 
@@ -37,6 +37,7 @@ class WholeGraph:
                 "batch_size and memory_budget, or predict from samples (full=False)."
             )
         graph, device = self.graph, self.graph.device.type
+        check_autocast(graph.device, self.autocast)
         rows = None if idx is None else check_seeds(idx, graph, "idx")
         nodes = torch.arange(graph.num_nodes, dtype=graph.indices.dtype, device=graph.device)
         eids = torch.arange(graph.num_edges, device=graph.device)

@@ -7,6 +7,7 @@ from torch import Tensor
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph, fn
 from joestar.graph_api.probs import as_probs, node_weight
+from joestar.graph_api.validate import check_seed
 from joestar.whole_numbers import plain
 
 
@@ -46,7 +47,7 @@ class LayerDependentSampler:
         self.graph = graph
         self.layer_sizes = list(layer_sizes)
         self.node_probs = node_probs
-        self.seed = plain(seed)
+        self.seed = check_seed(seed, error=SamplerError)
 
     def sample(self, graph: Graph, seeds: Tensor) -> list[Block]:
         """Blocks for the seeds ``[B]``, input side first."""

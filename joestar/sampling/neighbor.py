@@ -5,6 +5,7 @@ from torch import Tensor
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
 from joestar.graph_api.probs import as_probs, check_edge_probs
+from joestar.graph_api.validate import check_seed
 from joestar.whole_numbers import plain
 
 
@@ -26,10 +27,14 @@ class NeighborSampler:
         if not isinstance(graph, Graph):
             raise SamplerError(f"NeighborSampler needs a joestar.Graph; got {type(graph).__name__}.")
         try:
-            fanouts = plain(list(fanouts))
+            hops = None if isinstance(fanouts, (set, frozenset, dict)) else plain(list(fanouts))
         except TypeError:
-            message = f"fanouts must be a list, one number of neighbours per layer, e.g. [15, 10, 5]; got {fanouts!r}."
-            raise SamplerError(message) from None
+            hops = None
+        if hops is None:
+            raise SamplerError(
+                f"fanouts must be a list, one number of neighbours per layer, e.g. [15, 10, 5]; got {fanouts!r}."
+            )
+        fanouts = hops
         if not fanouts:
             raise SamplerError("fanouts is empty: give one number of neighbours per layer, e.g. [15, 10, 5].")
         for hop, fanout in enumerate(fanouts):
@@ -44,7 +49,7 @@ class NeighborSampler:
         self.fanouts = fanouts
         self.probs = probs
         self.replace = replace
-        self.seed = plain(seed)
+        self.seed = check_seed(seed, error=SamplerError)
 
     def sample(self, graph: Graph, seeds: Tensor) -> list[Block]:
         """Blocks for the seeds ``[B]`` (duplicates allowed: a row each), input side first."""

@@ -12,6 +12,7 @@ from captures import cheaper, cheapest
 import joestar
 import joestar.data
 from joestar.bench.planted import planted
+from joestar.errors import CaptureError, ConfigError
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 IDX = torch.arange(0, 90)
@@ -100,3 +101,80 @@ def test_graphs_are_loaded_and_planted_as_ever(tmp_path, name):
         for key, value in {**was.ndata, **was.edata}.items():
             now = {**graph.ndata, **graph.edata}[key]
             assert now.dtype == value.dtype and torch.equal(now, value)
+
+
+AMBIENT = {
+    "a step": lambda step: next(step.epoch(IDX, 40)),
+    "the second step": lambda step: _second(step),
+    "a single step": lambda step: step(IDX[:10]),
+    "predictions": lambda step: step.predict(IDX),
+    "scores": lambda step: step.evaluate(IDX),
+    "exact scores": lambda step: step.evaluate(IDX, full=True),
+    "exact inference": lambda step: joestar.inference(step.model, step.graph),
+    "a loop of one's own": lambda step: joestar.compile(step.model, step.sampler, backend="eager")(IDX),
+}
+
+
+def _second(step):
+    epoch = step.epoch(IDX, 40)
+    with torch.autocast("cpu", enabled=False):
+        next(epoch)
+    next(epoch)
+
+
+def _small(**options):
+    net, sampler = _parts("GraphSAGE")
+    adam = torch.optim.Adam(net.parameters(), 1e-2)
+    return joestar.compile(net, sampler, F.cross_entropy, adam, backend="eager", **options)
+
+
+@pytest.mark.parametrize("use", AMBIENT)
+def test_autocast_around_a_step_is_refused(use):
+    """A program has its own: in plain PyTorch the model would run in 16 bits."""
+    step = _small()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ConfigError, match=r"autocast=torch.bfloat16\b"):
+        AMBIENT[use](step)
+    assert step.predict(IDX).dtype == torch.float32  # nothing of it is left
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_autocast_around_a_step_that_has_it_changes_nothing(execution):
+    options = {"autocast": torch.bfloat16, "execution": execution}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = _small(**options)
+        around = [*step.epoch(IDX, 40), step.predict(IDX[:30])]
+    step = _small(**options)
+    assert all(map(torch.equal, around, [*step.epoch(IDX, 40), step.predict(IDX[:30])]))
+
+
+def test_autocast_of_another_dtype_is_refused():
+    step = _small(autocast=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(ConfigError, match=r"autocast=torch.float16\b"):
+        step(IDX[:10])
+
+
+class Within(torch.nn.Module):
+    """Autocast where PyTorch's tutorials have it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, blocks, x):
+        return self.net(blocks, x)
+
+
+def test_autocast_within_a_model_is_refused_with_what_to_write():
+    net, sampler = _parts("GraphSAGE")
+    step = joestar.compile(Within(net), sampler, backend="eager")
+    with pytest.raises(CaptureError, match=r"torch.autocast in model or loss.*compile\(..., autocast=torch.bfloat16\)"):
+        step(IDX)
+
+
+def test_validation_of_distributions_is_as_it_was():
+    """TorchDynamo switches it off for the whole process."""
+    normal = torch.distributions.Normal
+    _small()(IDX[:10])
+    with pytest.raises(ValueError, match="scale"):
+        normal(torch.zeros(1), -torch.ones(1))

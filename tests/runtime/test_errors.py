@@ -36,6 +36,11 @@ IDX = torch.arange(0, 300)
         (None, r"idx is None, expected node ids: does the graph have this split"),
         ([1, NODES], rf"idx\[1\] = {NODES} is not a node"),
         (torch.zeros(3, dtype=torch.int64, device="meta"), "idx is on meta and the graph on cpu"),
+        (torch.arange(3).to_sparse(), r"idx is a sparse tensor \(torch.sparse_coo\); give node ids.*idx.to_dense\(\)"),
+        (torch.arange(3, dtype=torch.uint8), r"got torch.uint8. Convert them with .long\(\)"),
+        ({1, 2}, r"idx is a set, no sequence: give a list, sorted\(idx\)"),
+        (iter([1, 2]), r"idx is a list_iterator, no sequence: give a list, list\(idx\)"),
+        ({1: 0}.keys(), r"idx is a dict_keys, no sequence: give a list, list\(idx\)"),
     ],
 )
 def test_seeds(seeds, message):
@@ -47,6 +52,14 @@ def test_seeds(seeds, message):
 def test_batch_size(size):
     with pytest.raises(ConfigError, match="batch_size must be a positive integer"):
         make_step().epoch(IDX, size)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "drop_last", "with_seeds"])
+@pytest.mark.parametrize("value", [torch.Generator(), "no", None, 2])
+def test_what_is_true_or_false(name, value):
+    """A generator as ``shuffle`` would be taken for True, and not be asked."""
+    with pytest.raises(ConfigError, match=f"{name} must be True or False; got "):
+        make_step().epoch(IDX, 10, **{name: value})
 
 
 def _parts(**labels):

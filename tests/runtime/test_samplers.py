@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import joestar
-from joestar.errors import ChangedAfterCompileError
+from joestar.errors import ChangedAfterCompileError, SamplerError
 from tests.runtime.common import CLASSES, FEATURES, planted_graph, states_agree, tight_bounds, train
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -86,3 +86,45 @@ def test_weights_may_not_be_replaced_after_compile():
     step.sampler.probs = torch.ones(graph.num_edges)
     with pytest.raises(ChangedAfterCompileError, match=r"sampler\.probs was replaced"):
         train(step, IDX[:100], epochs=1)
+
+
+class Disordered:
+    """Samples for the seeds in another order than they were asked for."""
+
+    seed = 7
+
+    def __init__(self, graph, change):
+        self.graph, self.change = graph, change
+
+    def sample(self, graph, seeds):
+        near = graph[:, self.change(seeds)].individual_sample(3)
+        return [graph[:, near.srcs].individual_sample(3), near]
+
+
+CHANGES = {
+    "sorted": lambda seeds: torch.sort(seeds, descending=True).values,
+    "of others": lambda seeds: (seeds + 1) % 600,
+    "each once": lambda seeds: torch.unique(seeds),
+}
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_of_other_seeds_are_refused(change, execution):
+    """They would be trained towards labels that are not theirs."""
+    graph = planted_graph(nodes=600, dtype=torch.float64)
+    net = joestar.nn.GraphSAGE(FEATURES, 8, num_layers=2, out_channels=CLASSES).double()
+    sampler, adam = Disordered(graph, CHANGES[change]), torch.optim.Adam(net.parameters())
+    step = joestar.compile(net, sampler, F.cross_entropy, adam, execution=execution, backend="eager")
+    words = "Disordered.sample: the destinations of the last block must begin with the seeds, in their order"
+    with pytest.raises(SamplerError, match=words):
+        next(step.epoch(torch.cat([IDX[:30], IDX]), 50))
+
+
+@pytest.mark.parametrize("seed", [None, "x", 2**64])
+def test_seeds_of_samplers_of_ones_own(seed):
+    sampler = Disordered(planted_graph(nodes=600), lambda seeds: seeds)
+    sampler.seed = seed
+    net = joestar.nn.GraphSAGE(FEATURES, 8, num_layers=2, out_channels=CLASSES)
+    with pytest.raises(SamplerError, match=r"Disordered.seed must be a whole number in \[-2\*\*63, 2\*\*63\); got "):
+        joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(net.parameters()))

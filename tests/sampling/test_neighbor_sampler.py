@@ -8,7 +8,7 @@ import torch
 from joestar import _native
 from joestar.errors import JoestarError, SamplerError
 from joestar.graph_api import Graph, SamplingContext
-from joestar.sampling import NeighborSampler
+from joestar.sampling import LayerDependentSampler, NeighborSampler
 
 NUM_NODES = 400
 
@@ -217,11 +217,30 @@ def test_sizes_given_to_the_context_are_bounds(slack):
         ([True], r"fanouts\[0\] = True"),
         ("15", r"fanouts\[0\] = '1'"),
         (5, "fanouts must be a list.*got 5"),
+        ({5, 3}, "fanouts must be a list.*got {3, 5}"),
+        ({"cites": 5}, "fanouts must be a list.*got {'cites': 5}"),
     ],
 )
 def test_impossible_fanouts(fanouts, message):
     with pytest.raises(SamplerError, match=message):
         NeighborSampler(GRAPH, fanouts)
+
+
+@pytest.mark.parametrize("seed", [None, "7", 7.5, True, 2**63, -(2**63) - 1])
+def test_impossible_seeds(seed):
+    wanted = r"seed must be a whole number in \[-2\*\*63, 2\*\*63\); got "
+    for make in (lambda: NeighborSampler(GRAPH, [5], seed=seed), lambda: LayerDependentSampler(GRAPH, [5], seed=seed)):
+        with pytest.raises(SamplerError, match=wanted):
+            make()
+    with pytest.raises(JoestarError, match=wanted):
+        GRAPH.keyed(seed)
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, -(2**63), torch.tensor(7)])
+def test_possible_seeds(seed):
+    sampler = NeighborSampler(GRAPH, [2], seed=seed)
+    assert sampler.seed == int(seed)
+    assert _same(sampler.sample(GRAPH, _seeds(0, 3)), sampler.sample(GRAPH.keyed(seed), _seeds(0, 3)))
 
 
 def test_not_a_graph():
