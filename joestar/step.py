@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from joestar.distributed import Group
@@ -292,7 +293,8 @@ class Step(Predictor):
         self._check()
         self._calls += 1
         if self._runner is not None:
-            return self._one_step(self._runner, seeds)
+            with torch.inference_mode(False):
+                return self._one_step(self._runner, seeds)
         kind = "logits" if any(m.training for m in self.model.modules()) else "predict"
         if self.group is not None and kind == "logits":
             raise ConfigError(

@@ -15,7 +15,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import joestar
-from joestar.errors import CaptureError, ConfigError, JoestarError, LabelError, OptimizerError, SamplerError, SeedError
+from joestar.errors import (
+    CaptureError,
+    ChangedAfterCompileError,
+    ConfigError,
+    JoestarError,
+    LabelError,
+    OptimizerError,
+    SamplerError,
+    SeedError,
+)
 
 pyg = pytest.importorskip("torch_geometric")
 FEATURES, CLASSES, NODES = 6, 3, 30
@@ -341,3 +350,14 @@ def test_a_step_is_not_copied(graph, made):
     step = joestar.compile(good(), joestar.NeighborSampler(graph, [2, 2]))
     with pytest.raises(ConfigError, match=r"neither pickled nor copied: .* torch.save\(step.state_dict\(\), path\)"):
         made(step)
+
+
+@pytest.mark.parametrize("name", ["model", "sampler", "graph", "loss_fn", "optimizer", "seed", "clip_grad_norm"])
+def test_a_step_keeps_what_it_was_given(graph, name):
+    """It was an attribute that nobody read, or a model that was not trained."""
+    model = good()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    step = joestar.compile(model, joestar.NeighborSampler(graph, [2, 2]), F.cross_entropy, sgd, backend="eager")
+    step.best = 0.9  # a script's own
+    with pytest.raises(ChangedAfterCompileError, match=rf"step.{name} cannot be assigned: .* Call "):
+        setattr(step, name, getattr(step, name, None))

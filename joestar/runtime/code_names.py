@@ -1,18 +1,22 @@
-"""Which names the code of functions and classes reads."""
+"""Which names the code of functions and classes reads, and which methods of a class it can call."""
 
 import dis
 import functools
 import inspect
 import sys
 import types
-import weakref
 from collections.abc import Iterator
 
 from torch import nn
 
 DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
-_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_OF_WHAT_WAS_READ = ("LOAD_ATTR", "LOAD_METHOD")
+_ENTRIES = frozenset({"forward", "sample"})
+"""Methods that a program is traced from, beside operators (``__call__``, ``__getitem__``)."""
+_OURS = ("torch", "numpy", "joestar")
+_NOT_TRACED = frozenset({"__init__", "__new__", "__init_subclass__", "__repr__", "__del__", "__setattr__"})
 
 
 def filled(cell: types.CellType) -> bool:
@@ -42,10 +46,31 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 @functools.lru_cache(maxsize=4096)
-def globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """Names of the globals that a function reads, in order."""
-    read = {step.argval for inner in _codes(code) for step in dis.get_instructions(inner) if step.opname in _READS}
-    return tuple(sorted(read))
+def reads_of(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Globals and variables of enclosing functions that a function reads, with what it reads of them, in order.
+
+    ``config.model.width`` gives ``("config", "model", "width")``.
+    """
+    found = set()
+    for inner in _codes(code):
+        chain: list[str] = []
+        for step in dis.get_instructions(inner):
+            if chain and step.opname in _OF_WHAT_WAS_READ:
+                chain.append(step.argval)
+                continue
+            if chain:
+                found.add(tuple(chain))
+            chain = [step.argval] if step.opname in _READS else []
+        if chain:
+            found.add(tuple(chain))
+    return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def imports_of(code: types.CodeType) -> tuple[str, ...]:
+    """Names of the modules that a function imports itself."""
+    steps = (step for inner in _codes(code) for step in dis.get_instructions(inner))
+    return tuple(sorted({step.argval for step in steps if step.opname == "IMPORT_NAME" and step.argval}))
 
 
 def names_of(function: types.FunctionType) -> frozenset[str]:
@@ -64,18 +89,36 @@ def names_of(function: types.FunctionType) -> frozenset[str]:
     return frozenset(found)
 
 
-_NAMES: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
+def reached(kind: type, names: frozenset[str] | None) -> frozenset[str] | None:
+    """What code can name that has an object of a class: ``names``, and those of the methods that it can call.
+
+    Those are ``forward``, ``sample``, operators, and methods and properties that ``names`` holds or such a method
+    names: what only a trainer calls (``self.history.append``) is no part of a program.
+
+    Returns:
+        ``None`` if anything may be read.
+    """
+    if names is None:
+        return None
+    methods = _methods(kind)
+    known = names | _ENTRIES | {name for name in methods if _is_operator(name)}
+    while todo := [name for name in methods if name in known]:
+        known = known.union(*(own_names(function) for name in todo for function in methods.pop(name)))
+    return None if DYNAMIC & known else known
 
 
-def names_in(kind: type) -> frozenset[str] | None:
-    """Names in the methods of a class and its bases, ``__init__`` left out; ``None`` if they may read anything."""
-    if kind not in _NAMES:
-        bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
-        entries = [value for base in bases for name, value in vars(base).items() if name != "__init__"]
-        functions = [function for function in map(function_of, entries) if function is not None]
-        names = frozenset().union(*map(own_names, functions))
-        _NAMES[kind] = None if DYNAMIC & names else names
-    return _NAMES[kind]
+def _is_operator(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in _NOT_TRACED
+
+
+def _methods(kind: type) -> dict[str, list[types.FunctionType]]:
+    """Name -> the methods of a class and its bases, overridden ones, too: ``super()`` calls them."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for base in kind.__mro__:
+        for name, value in vars(base).items() if base not in (nn.Module, object) else ():
+            if (function := function_of(value)) is not None:
+                found.setdefault(name, []).append(function)
+    return found
 
 
 def own_names(function: types.FunctionType) -> frozenset[str]:
@@ -95,3 +138,25 @@ def is_foreign(thing) -> bool:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in file and root != "joestar"
+
+
+def is_space(value) -> bool:
+    """Whether a module, class or function is the user's, whose attributes may be settings: ``config.width``."""
+    if isinstance(value, types.ModuleType):
+        root = value.__name__.partition(".")[0]
+        file = getattr(value, "__file__", None) or ""
+        return root not in (*_OURS, *sys.stdlib_module_names) and "site-packages" not in file
+    if not isinstance(value, (type, types.FunctionType)):
+        return False
+    return not is_foreign(value) and (value.__module__ or "").partition(".")[0] not in _OURS
+
+
+class Space:
+    """What a module, a class or a function holds, read as its dict has it."""
+
+    def __init__(self, owner: types.ModuleType | type | types.FunctionType):
+        self._dicts = [vars(base) for base in owner.__mro__] if isinstance(owner, type) else [vars(owner)]
+
+    def get(self, name: str, default=None):
+        """The entry under a name."""
+        return next((space[name] for space in self._dicts if name in space), default)

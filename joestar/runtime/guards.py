@@ -1,6 +1,7 @@
 """What may not change after compile: tensors that the graph holds on to, and whatever else was traced into it."""
 
 import operator
+import types
 from collections.abc import Callable
 
 import torch
@@ -81,11 +82,12 @@ class ChangeGuard:
 
 
 def _compare(before: dict, now: dict) -> None:
-    for path, fact in before.items():
+    for path, fact in before.items():  # a replaced method first, then what only the old one read
+        if path in now and not same(fact, now[path]):
+            raise ChangedAfterCompileError(_message(path, fact, now[path]))
+    for path in before:
         if path not in now:
             raise ChangedAfterCompileError(f"{path} was removed after compile. {_AGAIN}")
-        if not same(fact, now[path]):
-            raise ChangedAfterCompileError(_message(path, fact, now[path]))
     for path in now:
         if path not in before:
             raise ChangedAfterCompileError(f"{path} was added after compile. {_AGAIN}")
@@ -97,6 +99,9 @@ def _compare(before: dict, now: dict) -> None:
 def _message(path: str, before, after) -> str:
     if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
         return f"{path} was {_difference(before, after)} after compile. {_AGAIN}"
+    if isinstance(before, Same) and isinstance(before.thing, types.CodeType):
+        what = path.removesuffix("'s code")
+        return f"{what} was given other code (edited and reloaded) after compile; its code was traced. {_AGAIN}"
     if isinstance(before, Same) and repr(before) == repr(after):
         return f"{path} was replaced by another {before!r} after compile; it is part of the compiled program. {_AGAIN}"
     hint = ""

@@ -24,6 +24,8 @@ def logits(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int,
         whole: in the model's own structure; else the list of its tensors.
     """
     tensors = _tensors(executor, seeds, batch, seed, epoch, step)
+    if not torch.is_grad_enabled():  # programs of training mode compute with gradients
+        tensors = [tensor.detach() for tensor in tensors]
     return executor.program.assembled(tensors) if whole else tensors
 
 

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from joestar.errors import ChangedAfterCompileError
 from joestar.pyg import SubgraphSampler
 from joestar.runtime.inference import Inference
 from joestar.runtime.prediction import PREDICTED, predict
@@ -9,11 +10,27 @@ from joestar.runtime.scoring import averaged
 from joestar.runtime.seeds import check_batch_size
 from joestar.runtime.whole_graph import WholeGraph
 
+_GIVEN = frozenset({
+    "model", "sampler", "graph", "loss", "loss_fn", "optimizer", "seed", "clip_grad_norm", "clip_grad_value", "backend",
+    "execution", "slack", "warm_up", "patience", "cuda_graph", "autocast", "accumulate", "loss_scale", "ema", "memory",
+    "first_stage", "prefetch",
+})  # fmt: skip
+"""What ``joestar.compile`` was given: an attribute of that name would go unread."""
+
 
 class Predictor:
     """The part of a ``Step`` that predicts; programs, weights, graph and random keys are the step's."""
 
     _inference: Inference | WholeGraph | None = None
+
+    def __setattr__(self, name: str, value) -> None:
+        """Refuses another model, loss or setting: programs are made of those that ``compile`` was given."""
+        if name in _GIVEN and (name in vars(self) or name not in ("model", "sampler", "graph")):
+            instead = "Call step.restart(seed)" if name == "seed" else "Call joestar.compile again"
+            raise ChangedAfterCompileError(
+                f"step.{name} cannot be assigned: what is trained is what joestar.compile was given. {instead}."
+            )
+        super().__setattr__(name, value)
 
     def predict(self, idx: Tensor, batch_size: int | None = None, full: bool = False):
         """Outputs in evaluation mode, ``[len(idx), C]`` or a structure of such, rows in the order of ``idx``, sampled

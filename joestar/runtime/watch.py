@@ -2,26 +2,30 @@
 
 ``Watched`` walks over modules, plain objects, containers, functions with what they close over, and the globals that
 their code names, and notes a fact for each: the value of what is plain, the identity of what is not, where a tensor's
-memory is. An attribute that no code of its object's class (or of the object that holds it) names cannot have been read
-and is left out, so that ``model.best = 0.9`` in a script changes nothing.
+memory is. Of modules, classes and functions that code names (``config.width``, ``Config.width``) what it reads of them
+counts. An attribute that no code names that a program can have called (from ``forward``, ``sample`` or the loss) cannot
+have been read and is left out, so that ``model.best = 0.9`` in a script, or in a method of its own, changes nothing.
 """
 
+import collections
 import dataclasses
 import enum
 import functools
 import itertools
 import math
 import operator
+import sys
 import types
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
 from joestar.graph_api.computation import Computation
-from joestar.runtime.code_names import DYNAMIC, filled, function_of, globals_of, is_foreign, names_in, names_of
+from joestar.runtime import code_names as code
+from joestar.runtime.code_names import Space, function_of, is_foreign, is_space
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
 HOOKS = (
@@ -44,7 +48,8 @@ class Same:
         self.thing = thing
 
     def __repr__(self) -> str:
-        return getattr(self.thing, "__qualname__", None) or repr(self.thing)
+        named = getattr(self.thing, "__qualname__", None) or getattr(self.thing, "__name__", None)
+        return named or getattr(self.thing, "co_qualname", None) or repr(self.thing)
 
 
 class TensorFacts(tuple):
@@ -135,12 +140,13 @@ class Watched:
         self._keep: list = []  # ids of what is gone may be given away again
         self._dicts: list[Mapping] = []
         self._empty: list[Mapping] = []
-        self._lists: list[tuple[list, tuple]] = []
+        self._lists: list[tuple[list | collections.deque, tuple]] = []
+        self._functions: list[tuple[types.FunctionType, tuple]] = []
         self._sets: list[tuple[set, frozenset]] = []
         self._types: list[tuple[object, type]] = []
         self._tensors: list[torch.Tensor] = []
-        self._scopes: list[tuple[dict | _Cell | _Slots, str, object]] = []
-        self._classes: set[type] = set()
+        self._scopes: list[tuple[dict | _Cell | _Slots | Space, str, object]] = []
+        self._methods: set[tuple[type, str]] = set()
         for name, root in roots.items():
             self._note(name, root, frozenset())
         for when in ("forward_hooks", "forward_pre_hooks"):
@@ -161,6 +167,7 @@ class Watched:
             and all(len(now) == len(was) and all(map(operator.is_, now, was)) for now, was in self._lists)
             and all(type(thing) is kind for thing, kind in self._types)
             and all(now == was for now, was in self._sets)
+            and all(all(map(operator.is_, _parts(now), was)) for now, was in self._functions)
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
         )
 
@@ -177,7 +184,8 @@ class Watched:
         elif isinstance(value, torch.Tensor):
             self._note_tensor(path, value)
         elif id(value) in self._seen:
-            self.facts[path] = ("the same as", self._seen[id(value)])
+            if self._seen[id(value)] != path:
+                self.facts[path] = ("the same as", self._seen[id(value)])
         else:
             self._seen[id(value)] = path
             self._keep.append(value)
@@ -186,17 +194,23 @@ class Watched:
     def _note_thing(self, path: str, value, names: frozenset[str] | None) -> None:
         if isinstance(value, nn.Module):
             self._note_module(path, value, names)
-        elif isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        elif isinstance(value, (list, tuple, collections.deque, set, frozenset, Mapping)):
             self._note_container(path, value, names)
         elif isinstance(value, functools.partial):
+            self._remember(value.keywords)
             self._note_container(path, {"func": value.func, "args": value.args, **value.keywords}, names)
         elif isinstance(value, types.FunctionType):
             self._note_function(path, value)
         elif isinstance(value, types.MethodType):
+            names = None if names is None else names | code.own_names(value.__func__)
             self._note_container(path, [value.__func__, value.__self__], names)
         elif isinstance(value, np.ndarray):
             content = value.tobytes() if value.nbytes <= _SMALL else b""
             self.facts[path] = (Same(value), value.shape, str(value.dtype), content)
+        elif is_space(value):
+            self.facts[path] = Same(value)
+            for name in sorted(vars(value) if names is None else names):
+                self._note_read(path, value, (name,), names)
         elif isinstance(value, (type, Computation)) or not _is_open(value) or len(self.facts) > _NOTED:
             self.facts[path] = Same(value)
         else:
@@ -210,6 +224,8 @@ class Watched:
 
     def _note_module(self, path: str, module: nn.Module, names: frozenset[str] | None) -> None:
         own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+        hooks = _hook_names(module)
+        names = None if names is None or hooks is None else names | hooks
         names = self._note_attributes(path, module, names, own)
         for kind in _MEMBERS:
             members = vars(module)[kind]
@@ -228,16 +244,15 @@ class Watched:
         """Notes type and attributes; returns what names code knows that reaches them."""
         self.facts[f"type({path})"] = Same(type(owner))
         self._types.append((owner, type(owner)))
-        own = self._names_in(type(owner), names)
-        self._note_class(type(owner), own)
-        names = None if names is None or own is None else names | own
+        names = code.reached(type(owner), names)
+        self._note_class(type(owner), names)
         if hasattr(owner, "__dict__"):
             self._remember(vars(owner))
         self._scopes += [
             (_Slots(owner), name, values[name]) for name in values if name not in getattr(owner, "__dict__", ())
         ]
         for name in sorted(values):
-            if names is None or name in names or hasattr(type(owner), name):
+            if names is None or name in names:
                 self._note(f"{path}.{name}", values[name], names)
         return names
 
@@ -252,7 +267,7 @@ class Watched:
             for key, entry in value.items():
                 self._note(f"{path}[{key!r}]", entry, names)
         else:
-            if isinstance(value, list):
+            if not isinstance(value, tuple):
                 self._lists.append((value, tuple(value)))
             if all(isinstance(entry, _PLAIN) for entry in value):
                 self.facts[path] = tuple(value)
@@ -266,52 +281,87 @@ class Watched:
 
     # --- code ---
 
-    def _names_in(self, kind: type, names: frozenset[str] | None) -> frozenset[str] | None:
-        """What the code of a class names; ``names`` does code that can reach an object of it."""
-        return names_in(kind)
-
-    def _is_part(self, base: type, name: str, names: frozenset[str] | None) -> bool:
-        """Whether a method or constant of a class counts, where code of the class names these."""
-        return True
-
     def _note_class(self, kind: type, names: frozenset[str] | None) -> None:
-        """Methods and constants of classes that are the user's own."""
+        """What code can read of methods and constants of classes that are the user's own."""
         for base in kind.__mro__:
-            if base in self._classes or is_foreign(base):
+            if is_foreign(base):
                 continue
-            self._classes.add(base)
             self._remember(vars(base))
             for name, value in sorted(vars(base).items()):
-                if not self._is_part(base, name, names):
+                if (base, name) in self._methods or not (names is None or name in names):
                     continue
+                self._methods.add((base, name))
                 function = function_of(value)
                 if function is not None:
-                    self._note_function(f"{base.__qualname__}.{name}", function, inner=name != "__init__")
-                elif isinstance(value, _PLAIN) and not (name.startswith("__") and name.endswith("__")):
-                    self.facts[f"{base.__qualname__}.{name}"] = value
+                    self._note_function(f"{base.__qualname__}.{name}", function)
+                elif not (name.startswith("__") and name.endswith("__")):
+                    self._note(f"{base.__qualname__}.{name}", value, names)
 
-    def _note_function(self, path: str, function: types.FunctionType, inner: bool = True) -> None:
+    def _note_function(self, path: str, function: types.FunctionType) -> None:
         """A function, what it closes over, its defaults, and the globals that it names."""
         self.facts[path] = Same(function)
         self._keep.append(function)
-        if not inner or is_foreign(function):
+        if is_foreign(function):
             return
-        names = names_of(function)
-        names = None if DYNAMIC & names else names
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if name != "__class__" and filled(cell):
+        self.facts[f"{path}'s code"] = Same(function.__code__)
+        self._functions.append((function, _parts(function)))
+        names = code.names_of(function)
+        names = None if code.DYNAMIC & names else names
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        cells = {name: cell for name, cell in cells.items() if name != "__class__" and code.filled(cell)}
+        for name, cell in cells.items():
+            self._scopes.append((_Cell(cell), name, cell.cell_contents))
+            if not isinstance(cell.cell_contents, (types.ModuleType, type)):
                 self._note(f"{path}'s {name}", cell.cell_contents, names)
-                if isinstance(cell.cell_contents, _PLAIN):
-                    self._scopes.append((_Cell(cell), name, cell.cell_contents))
         for name, value in (function.__kwdefaults__ or {}).items():
             self._note(f"{path}'s default of {name}", value, names)
         for position, value in enumerate(function.__defaults__ or ()):
             self._note(f"{path}'s default {position}", value, names)
-        for name in globals_of(function.__code__):
-            scope = function.__globals__
-            if name in scope and not isinstance(scope[name], (types.ModuleType, type)):
-                self._scopes.append((scope, name, scope[name]))
-                self._note(f"{function.__module__}.{name}", scope[name], names)
+        for name, *read in code.reads_of(function.__code__):
+            where, scope = f"{path}'s {name}", cells
+            if name not in cells:
+                where, scope = f"{function.__module__}.{name}", function.__globals__
+            if name not in scope:
+                continue
+            value = cells[name].cell_contents if scope is cells else scope[name]
+            if is_space(value) and read:
+                self._note_read(where, value, read, names)
+            if scope is not cells and not isinstance(value, (types.ModuleType, type)):
+                self._scopes.append((scope, name, value))
+                self._note(where, value, names)
+        for name in code.imports_of(function.__code__):
+            if is_space(module := sys.modules.get(name)):
+                self._note(f"{path}'s import {name}", module, names)
+
+    def _note_read(self, path: str, space, read: Sequence[str], names: frozenset[str] | None) -> None:
+        """What is read of a module, class or function: ``width`` of ``config.width``, ``model.width`` further in."""
+        name, *further = read
+        value = Space(space).get(name, _MISSING)
+        if value is _MISSING or (name.startswith("__") and name.endswith("__")):
+            return
+        function = None if isinstance(value, type) else function_of(value)
+        self._scopes.append((Space(space), name, value))
+        if is_space(value) and further:
+            self._note_read(f"{path}.{name}", value, further, names)
+        elif function is not None:
+            self._note_function(f"{path}.{name}", function)
+        elif not isinstance(value, (types.ModuleType, type)):
+            self._note(f"{path}.{name}", value, names)
+
+
+def _parts(function: types.FunctionType) -> tuple:
+    """What may be replaced within a function, as autoreload does."""
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _hook_names(module: nn.Module) -> frozenset[str] | None:
+    """What the hooks of a module name: they are given the module."""
+    hooks = [hook for kind in HOOKS for hook in vars(module).get(kind, {}).values() if callable(hook)]
+    hooks = [getattr(hook, "func", hook) if isinstance(hook, functools.partial) else hook for hook in hooks]
+    functions = [function_of(getattr(hook, "__func__", hook)) for hook in hooks]
+    functions += [function_of(type(hook).__call__) for hook in hooks]
+    found = frozenset().union(*(code.own_names(function) for function in functions if function is not None))
+    return None if code.DYNAMIC & found else found
 
 
 _MISSING = object()
@@ -336,7 +386,7 @@ class _Cell:
 
     def get(self, name: str, default):
         """The content of the cell."""
-        return self.cell.cell_contents if filled(self.cell) else default
+        return self.cell.cell_contents if code.filled(self.cell) else default
 
 
 def _is_open(value) -> bool:

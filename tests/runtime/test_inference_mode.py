@@ -1,13 +1,15 @@
 """First uses inside ``torch.inference_mode()``: nothing that lasts may be an inference tensor."""
 
+import contextlib
 import gc
 import sys
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import joestar
-from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph
 
 IDX = torch.arange(0, 90)
 
@@ -75,3 +77,37 @@ def test_first_uses_in_inference_mode():
     rows = step.predict(IDX)
     graph.ndata["w"].add_(1.0)  # what was hoisted is computed again
     assert not torch.equal(step.predict(IDX), rows)
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_steps_in_and_out_of_inference_mode(execution):
+    """Training goes on wherever it was begun: nothing that a step keeps or gives is an inference tensor."""
+
+    def losses(guards):
+        step, found = make_step(execution), []
+        for guard in guards:
+            with guard:
+                for loss in step.epoch(IDX, 30):
+                    assert not loss.is_inference()
+                    found.append(loss)
+                found.append(step(IDX[:20]))
+                assert step.predict(IDX[:4]).requires_grad is False
+        return torch.stack(found)
+
+    modes = [torch.inference_mode(), contextlib.nullcontext(), torch.no_grad(), torch.inference_mode()]
+    assert torch.equal(losses(modes), losses([contextlib.nullcontext()] * 4))
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_the_callable_form_follows_no_grad(execution, guard):
+    """A model in training mode, too: losses that are only logged must not keep what a backward pass would need."""
+    torch.manual_seed(0)
+    net = joestar.nn.GraphSAGE(FEATURES, 8, 2, out_channels=CLASSES)
+    sampler = joestar.NeighborSampler(planted_graph(nodes=400), [3, 2])
+    compiled = joestar.compile(net, sampler, backend="eager", execution=execution)
+    with guard():
+        assert not compiled(IDX[:20]).requires_grad
+    assert compiled(IDX[:20]).requires_grad
+    with guard():
+        assert not compiled(IDX[:20]).requires_grad

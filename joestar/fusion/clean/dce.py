@@ -5,7 +5,8 @@ Before                                   After
     b = aten.neg(x)                          return b
     return b
 
-Must not fire on writes to buffers (``aten.add_(num_batches_tracked, 1)``, ``aten.batch_norm`` in training).
+Must not fire on writes to buffers (``aten.add_(num_batches_tracked, 1)``, ``aten.batch_norm`` in training), nor on the
+last op that makes a set whose size is read as a number (``x / block.num_src``): padding takes the true one from it.
 Inputs of the graph stay, read or not: their roles are kept by position.
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.functional import is_in_place
+from joestar.lowering.sizes import RAGGED
 
 _KEEP = {torch.ops.aten.batch_norm.default}
 
@@ -23,6 +25,15 @@ def run(gm: fx.GraphModule, context) -> int:
     for node in reversed(list(gm.graph.nodes)):
         if node.op in ("placeholder", "output") or node.users or node.target in _KEEP or is_in_place(node):
             continue
+        if node.target in RAGGED and _counts(node):
+            continue
         gm.graph.erase_node(node)
         removed += 1
     return removed
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether the size of the set that an op makes is read elsewhere, and no other op makes the set."""
+    size = node.args[RAGGED[node.target]]
+    others = [user for user in size.users if user is not node] if isinstance(size, fx.Node) else []
+    return bool(others) and not any(o.target in RAGGED and o.args[RAGGED[o.target]] is size for o in others)
