@@ -60,10 +60,11 @@ def _allowed(node: fx.Node) -> bool:
 def verify_capture(gm: fx.GraphModule, origin: str) -> None:
     """Raises ``CaptureError`` if the captured graph holds anything but ops."""
     for node in foreign_nodes(gm):
-        if node.op == "call_function" and getattr(node.target, "__name__", "") == "_enter_autocast":
+        if getattr(node.target, "__name__", "") == "_enter_autocast":
             raise CaptureError(
-                f"{origin}: torch.autocast in model or loss is no op; leave it out and give joestar.compile(..., "
-                "autocast=torch.bfloat16) or torch.float16, under which the whole model runs."
+                f"{origin}: torch.autocast within the model or the loss cannot be lowered. Write instead: "
+                "joestar.compile(..., autocast=torch.bfloat16), which runs the model under it and the loss in float32; "
+                "for single results x.float() and x.to(torch.bfloat16)."
             )
         raise CaptureError(
             f"{origin}: {node.op} {node.target} at {node_line(node)} is not an aten or joestar op. Higher-order "

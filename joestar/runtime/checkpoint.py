@@ -55,6 +55,10 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping) -> None:
         theirs = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
         if sizes != theirs:
             problems.append(f"the optimizer has groups of {theirs} parameters, here of {sizes}")
+        numbers = {name for name, value in optimizer.defaults.items() if not isinstance(value, (bool, type(None)))}
+        for group in state["optimizer"]["param_groups"][:1]:
+            if missing := sorted(numbers - group.keys()):
+                problems.append(f"the optimizer has no {', '.join(missing)}, which {type(optimizer).__name__} has")
     if problems:
         raise CheckpointError(
             f"the checkpoint is of another model or optimizer: {'; '.join(sorted(problems)[:5])}. Build them as they "

@@ -22,10 +22,12 @@ class Predictor:
     """The part of a ``Step`` that predicts; programs, weights, graph and random keys are the step's."""
 
     _inference: Inference | WholeGraph | None = None
+    _kept = frozenset({"model", "sampler", "graph"})
+    """What of ``_GIVEN`` a step keeps under its name."""
 
     def __setattr__(self, name: str, value) -> None:
         """Refuses another model, loss or setting: programs are made of those that ``compile`` was given."""
-        if name in _GIVEN and (name in vars(self) or name not in ("model", "sampler", "graph")):
+        if name in _GIVEN and (name in vars(self) or name not in self._kept):
             instead = "Call step.restart(seed)" if name == "seed" else "Call joestar.compile again"
             raise ChangedAfterCompileError(
                 f"step.{name} cannot be assigned: what is trained is what joestar.compile was given. {instead}."

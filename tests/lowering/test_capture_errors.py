@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from joestar.errors import CaptureError
@@ -247,6 +248,25 @@ def test_normed_weights_name_what_can_be_compiled(wrap, words):
         layer = fine(nn.Linear(WIDTH, WIDTH))
         layer.parametrizations.eval()
         Case(Rows(operation, layer=layer)).trace()
+
+
+def test_pruned_layers_name_what_can_be_compiled():
+    model = Rows(lambda m, b, h: m.layer(h))
+    model.layer = nn.Linear(WIDTH, WIDTH)
+    prune.l1_unstructured(model.layer, "weight", 0.5)
+    with pytest.raises(CaptureError, match=r"torch.nn.utils.prune.remove\(layer, name\) before compile"):
+        Case(model).trace()
+    prune.remove(model.layer, "weight")
+    Case(model).trace()
+
+
+def test_autocast_within_a_model_names_the_option():
+    def operation(m, b, h):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return h @ h.new_ones(WIDTH, WIDTH)
+
+    with pytest.raises(CaptureError, match=r"torch.autocast within .* autocast=torch.bfloat16"):
+        Case(Rows(operation)).trace()
 
 
 def test_nothing_happens_twice():

@@ -146,6 +146,9 @@ def test_states_of_something_else_are_refused():
         "here \\[": {**state, "model": {name: value[:1] for name, value in state["model"].items() if value.dim()}
                      | {name: value for name, value in state["model"].items() if not value.dim()}},
         "groups of": {**state, "optimizer": {"state": {}, "param_groups": []}},
+        "the optimizer has no betas, eps, which Adam has": {
+            **state, "optimizer": torch.optim.SGD(step.model.parameters(), 0.1).state_dict()
+        },
     }  # fmt: skip
     for message, other in wrong.items():
         with pytest.raises(CheckpointError, match=message):
