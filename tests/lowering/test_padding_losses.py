@@ -183,6 +183,12 @@ def test_refused_losses():
                                "takes padded rows for classes"),
         "a row of probabilities": (lambda m, b, h: h + F.cross_entropy(h @ h.T, (h @ h.T).softmax(1)),
                                    "takes padded rows for classes"),
+        "margins to rows": (lambda m, b, h: h + F.multi_margin_loss(h @ h.T, own(h)), "takes padded rows for columns"),
+        "each margin": (lambda m, b, h: h + F.multi_margin_loss(h @ h.T, own(h), reduction="none")[:, None],
+                        "takes padded rows for columns"),
+        "sets of rows": (lambda m, b, h: h + F.multilabel_margin_loss(h @ h.T, (h @ h.T).long() * 0), "padded rows"),
+        "cosines": (lambda m, b, h: h + F.cosine_embedding_loss(h @ h.T, h @ h.T + 1, own(h)), "padded rows"),
+        "triplets": (lambda m, b, h: h + F.triplet_margin_loss(h @ h.T, h @ h.T + 1, h @ h.T - 1), "padded rows"),
         "worst two": (lambda m, b, h: h + F.mse_loss(h, h * 0, reduction="none").sum(1).topk(2)[0].mean(),
                       "works across padded rows"),
     }, "test_padding_losses.py")  # fmt: skip

@@ -1,5 +1,7 @@
 """Reads at computed positions: padded entries of an index must be in range, and what they read finite."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, fx
 
@@ -38,6 +40,25 @@ def _valid_index(context, node: fx.Node, index: fx.Node) -> fx.Node:
     return context.guard(index, 0, node)
 
 
+_NOWHERE = 2**31 - 1
+"""A position that no table has: whoever reads there raises."""
+
+
+def nowhere_if_beyond(context, node: fx.Node, index: fx.Node, size, padded: bool = True) -> fx.Node:
+    """An index into rows of a set of this ``size``; what is behind the last valid row is out of range for PyTorch, too.
+
+    Args:
+        padded: whether padded entries of the index are set to 0.
+    """
+    value = index.meta.get("val") if isinstance(index, fx.Node) else None
+    whole = isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64)
+    known = size is not None and context.known(size) and context.table.with_loops(size) is None
+    if whole and known and not _in_range(index):
+        beyond = context.call(aten.ge.Tensor, index, context.entries(size, node), like=index)
+        index = context.call(aten.where.ScalarSelf, beyond, _NOWHERE, index, like=index)
+    return _valid_index(context, node, index) if padded else index
+
+
 _ANYWHERE = {op.target for op in OPS.values() if op.padded_ids == "graph"}
 """Ops whose padded ids are in range, but of an edge or node that need not be in the batch: it may hold anything."""
 
@@ -54,8 +75,12 @@ def _reads_strangers(node: fx.Node, index: fx.Node) -> bool:
     return index.target in _ANYWHERE
 
 
-def _lookup(position: int):
-    """A rule for reads at the index ``args[position]`` (a tensor, or a list of tensors)."""
+def _lookup(position: int, along: Callable[[fx.Node], int] | None = None):
+    """A rule for reads at the index ``args[position]`` (a tensor, or a list of tensors).
+
+    Args:
+        along: node -> the dimension of the table ``args[0]`` that is read along.
+    """
 
     def rule(context, node: fx.Node) -> None:
         index = node.args[position]
@@ -65,19 +90,27 @@ def _lookup(position: int):
         if isinstance(index, (list, tuple)):
             index = [i if i is None else _valid_index(context, node, i) for i in index]
         else:
-            index = _valid_index(context, node, index)
+            size = None if along is None else expression(node.args[0].meta["val"].shape[along(node)])
+            index = nowhere_if_beyond(context, node, index, size)
         node.update_arg(position, index)
 
     return rule
 
 
+def _dim(node: fx.Node) -> int:
+    return node.args[1]
+
+
 def _index(context, node: fx.Node) -> None:
     """``x[i, j]``: as other reads; an index below 0 counts from the last valid row, not from the last row."""
     source, given = node.args[0].meta["val"], node.args[1]
+    sizes = [expression(size) for size in source.shape]
+    beyond = [i if i is None else nowhere_if_beyond(context, node, i, sizes[dim], False) for dim, i in enumerate(given)]
+    node.update_arg(1, beyond)
     _lookup(1)(context, node)
     indices = list(node.args[1])
     for dim, index in enumerate(indices):
-        size = expression(source.shape[dim])
+        size = sizes[dim]
         if index is None or size is None or _in_range(given[dim]):
             continue
         count = context.entries(size, node)
@@ -90,7 +123,7 @@ def _index(context, node: fx.Node) -> None:
 def _embedding(context, node: fx.Node) -> None:
     if argument(node, "scale_grad_by_freq") and padded_dims(node.args[1].meta["val"]):
         raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
-    _lookup(1)(context, node)
+    _lookup(1, lambda node: 0)(context, node)
 
 
 def _bags(context, node: fx.Node) -> None:
@@ -106,7 +139,7 @@ def _scatter_sum(context, node: fx.Node) -> None:
     for dim in padded_dims(source.meta["val"]):
         source = context.mask(source, dim, 0, node)
     node.update_arg(3, source)
-    _lookup(2)(context, node)
+    _lookup(2, _dim)(context, node)
 
 
 def _scatter_columns(context, node: fx.Node) -> None:
@@ -134,7 +167,7 @@ def _scatter_reduce(context, node: fx.Node) -> None:
         return
     if padded.keys() - {dim}:
         raise context.refuse(node, "scatters along columns of padded rows", "Scatter along the first dimension.")
-    _lookup(2)(context, node)
+    _lookup(2, _dim)(context, node)
     if not padded:
         return
     count = context.entries(padded[dim], node)
@@ -157,10 +190,10 @@ def _bounded_search(position: int):
 
 
 RULES = {
-    **dict.fromkeys(("index_select", "gather"), _lookup(2)),
+    **dict.fromkeys(("index_select", "gather"), _lookup(2, _dim)),
     "gather_rows": _lookup(3),
     "gather_shards": _lookup(5),
-    "take_along_dim": _lookup(1),
+    "take_along_dim": _lookup(1, lambda node: argument(node, "dim")),
     **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
     "scatter_reduce": _scatter_reduce,
     "scatter": _scatter_columns,

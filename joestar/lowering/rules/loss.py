@@ -7,8 +7,9 @@ from torch import fx
 
 from joestar.lowering import fakes
 from joestar.lowering.rules.arguments import argument, set_argument
+from joestar.lowering.rules.lookup import nowhere_if_beyond
 from joestar.lowering.rules.pointwise import guard_operand
-from joestar.lowering.sizes import padded_dims
+from joestar.lowering.sizes import expression, padded_dims
 
 aten = torch.ops.aten
 joestar = torch.ops.joestar
@@ -37,6 +38,8 @@ def _by_index(context, node: fx.Node) -> None:
         return
     if 1 in padded:
         node.update_arg(0, context.mask(scores, 1, -math.inf, node))
+        target = nowhere_if_beyond(context, node, target, expression(value.shape[1]), False)
+        set_argument(node, "target", target)
     if padded_dims(target.meta["val"]):
         set_argument(node, "target", context.mask(target, 0, argument(node, "ignore_index"), node))
     context.note("masked loss")
@@ -74,13 +77,19 @@ def _without_waiting(context, node: fx.Node) -> None:
 def _per_entry(context, node: fx.Node) -> None:
     """Any loss with ``reduction``: computed per entry, then reduced over the valid rows."""
     reduction = argument(node, "reduction")
+    set_argument(node, "reduction", NONE)
+    losses = _value(node)
+    padded = padded_dims(losses)
+    wide = [n for n in node.args if isinstance(n, fx.Node) and _padded(n) > max(len(padded), 1)]
+    if wide:
+        raise context.refuse(
+            node, f"takes padded rows for columns (shape {tuple(wide[0].meta['val'].shape)})",
+            "Nodes must be dimension 0; F.cross_entropy may have them as dimension 1, too.",
+        )  # fmt: skip
     for index in range(len(node.args)):
         guard_operand(context, node, index, _HARMLESS)
     if reduction == NONE:
         return
-    set_argument(node, "reduction", NONE)
-    losses = _value(node)
-    padded = padded_dims(losses)
     if len(padded) != 1:
         raise context.refuse(
             node, f"has {len(padded)} padded dimensions in its losses (shape {tuple(losses.shape)})",
@@ -99,6 +108,10 @@ def _per_entry(context, node: fx.Node) -> None:
     node.replace_all_uses_with(result)
     context.gm.graph.erase_node(node)
     context.note("masked loss")
+
+
+def _padded(node: fx.Node) -> int:
+    return len(padded_dims(node.meta.get("val")))
 
 
 def _value(node: fx.Node):
