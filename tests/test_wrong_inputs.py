@@ -367,5 +367,5 @@ def test_a_staged_step_keeps_its_first_stage(graph):
     model, options = good(), {"first_stage": joestar.LargeBatch(8), "batch_size": 4, "backend": "eager"}
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     step = joestar.compile(model, joestar.NeighborSampler(graph, [2, 2]), F.cross_entropy, sgd, **options)
-    with pytest.raises(ChangedAfterCompileError, match="step.first_stage cannot be assigned"):
+    with pytest.raises(ChangedAfterCompileError, match=r"step.first_stage cannot be assigned"):
         step.first_stage = joestar.LargeBatch(4)
