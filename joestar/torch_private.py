@@ -11,7 +11,8 @@ _TABLE = {
     " amp_unscale=_amp_foreach_non_finite_check_and_unscale_",
     "torch._C": "set_grad_enabled=_set_grad_enabled driver_version=_cuda_getDriverVersion"
     " len_torch_function_stack=_len_torch_function_stack pop_torch_function_stack=_pop_torch_function_stack"
-    " push_on_torch_function_stack=_push_on_torch_function_stack",
+    " push_on_torch_function_stack=_push_on_torch_function_stack"
+    " storage_at=_construct_storage_from_data_pointer",
     "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",

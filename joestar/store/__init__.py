@@ -16,7 +16,7 @@ from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
 from joestar.store.sharded import Sharded
 from joestar.store.spread import shard
-from joestar.store.structure import with_pinned_structure
+from joestar.store.structure import shard_structure, with_pinned_structure
 from joestar.store.tiers import FeaturePlan, plan_features
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "plan_features",
     "sampled_needs",
     "shard",
+    "shard_structure",
     "slot_table",
     "speeds",
     "with_pinned_structure",
