@@ -18,10 +18,12 @@ from joestar.store.sharded import Sharded
 from joestar.store.spread import shard
 from joestar.store.structure import shard_structure, with_pinned_structure
 from joestar.store.tiers import FeaturePlan, plan_features
+from joestar.store.ways import GraphPlan, plan_graph
 
 __all__ = [
     "FeaturePlan",
     "FeatureStore",
+    "GraphPlan",
     "HitShares",
     "Pinned",
     "Sharded",
@@ -37,6 +39,7 @@ __all__ = [
     "pinned_empty",
     "place_structure",
     "plan_features",
+    "plan_graph",
     "sampled_needs",
     "shard",
     "shard_structure",

@@ -11,7 +11,7 @@ from captures import cheaper, cheapest
 import joestar
 from joestar.distributed.peer_memory import NoPeerAccessError
 from joestar.graph_api.row_source import source_of
-from joestar.store import Sharded, Speeds, spread, structure
+from joestar.store import Sharded, Speeds, spread, structure, ways
 from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of, telling, too_large
 from tests.runtime.common import planted_graph
 
@@ -74,7 +74,7 @@ GRANULES = {"pieces": 64, "rest empty": 1 << 20, "pages": structure.PAGE}
 """Bytes that parts are multiples of: with the second, rank 0 has all edges, and the others none."""
 FANOUTS = {"uniform": [4, 3], "weighted": [4, 3], "all neighbours": [-1, 3], "sharded features": [4, 3]}
 PLACES = {name: ["replicated", "pieces"] for name in FANOUTS} | {
-    "uniform": ["replicated", *GRANULES], "sharded features": ["replicated", "pages"]
+    "uniform": ["replicated", "pieces", "rest empty"], "sharded features": ["replicated", "pages", "planned"]
 }  # fmt: skip
 
 
@@ -90,6 +90,8 @@ def _of_structure(place: str, how: str, batch: int, device: torch.device) -> dic
     graph = planted_graph(nodes=400, dtype=torch.float64, degree=5)  # one row has 398 edges, the others few
     graph.edata["w"] = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(4)) + 0.1
     graph.train_idx = torch.arange(173)
+    if place == "planned":
+        return _trained_over(_planned(graph), how, batch)
     if how == "sharded features":
         graph.ndata["x"] = joestar.store.shard(graph.ndata["x"], hot="8KiB")
     if place == "replicated":
@@ -97,6 +99,22 @@ def _of_structure(place: str, how: str, batch: int, device: torch.device) -> dic
     else:
         with mock.patch.object(structure, "PAGE", GRANULES[place]):
             graph = joestar.store.shard_structure(graph)
+    return _trained_over(graph, how, batch)
+
+
+def _planned(graph: joestar.Graph) -> joestar.Graph:
+    """Where a plan puts it that has room for a part of features and edges on each rank, and for some hot rows."""
+    with mock.patch.object(ways, "part_bytes", lambda nbytes, world: -(-nbytes // world)):
+        _, features, edges, _ = joestar.store.plan_graph(graph, room=1).ways
+        plan = joestar.store.plan_graph(graph, room=(features.bytes + edges.bytes) // 2)
+    assert [way.place for way in plan.ways] == ["replicate", "features", "structure", "host"]
+    assert plan.best is plan.ways[2] and plan.best.left > 0, str(plan)
+    found = plan.apply(graph)
+    assert isinstance(source_of(found.ndata, "x"), Sharded) and source_of(graph.ndata, "x") is None
+    return found
+
+
+def _trained_over(graph: joestar.Graph, how: str, batch: int) -> dict:
     sampler = joestar.NeighborSampler(graph, FANOUTS[how], seed=7, probs="w" if how == "weighted" else None)
     model = model_of(dropout=0.3)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
