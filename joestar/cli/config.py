@@ -102,7 +102,7 @@ class TrainConfig:
         "Deal features out to the GPUs' memories; each holds so many bytes of rows that are read often, such as 8GiB. "
         "auto: features, or edges, too, where they do not fit on each.",
         shown="features are on every GPU",
-        metavar="SIZE|auto",
+        metavar="SIZE",
     )
     partitions: str | None = setting(
         None,
