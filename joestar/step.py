@@ -210,8 +210,13 @@ class Step(Predictor):
         if epoch.number < 0:
             epoch.number, self._epochs = self._epochs, self._epochs + 1
         if self.group is not None:
-            self._runner.ranks.agree_on_epoch(epoch, self._seed, self.optimizer)
+            ready = self._is_ready(epoch.batch_size)
+            self._runner.ranks.agree_on_epoch(epoch, self._seed, self.optimizer, ready)
         self._ready(epoch.seeds, epoch.batch_size)
+
+    def _is_ready(self, batch: int) -> bool:
+        """Whether steps of so many seeds can begin at once: nothing is left to trace, compile or measure before."""
+        return not self._tune and self._runner.executor.is_ready(batch)
 
     def _between_steps(self) -> None:
         program = self._runner.executor.program
@@ -329,7 +334,8 @@ class Step(Predictor):
     def _agree_on_call(self, runner: StepRunner, seeds: Tensor) -> None:
         """Several ranks: they are given the same seeds."""
         if self.group is not None:
-            runner.ranks.agree_on_call(seeds, self._calls, self._seed, self.optimizer)
+            ready = self._is_ready(seeds_per_rank(seeds.numel(), seeds.numel(), runner.world))
+            runner.ranks.agree_on_call(seeds, self._calls, self._seed, self.optimizer, ready)
 
     def fit(
         self, train_idx: Tensor, val_idx: Tensor | None = None, epochs: int = 10, batch_size: int = 1000,

@@ -13,7 +13,7 @@ _TABLE = {
     " len_torch_function_stack=_len_torch_function_stack pop_torch_function_stack=_pop_torch_function_stack"
     " push_on_torch_function_stack=_push_on_torch_function_stack below_autograd=_AutoDispatchBelowAutograd"
     " after_autograd=_after_autograd_keyset any_requires_grad=_any_requires_grad"
-    " transforms_active=_are_functorch_transforms_active",
+    " transforms_active=_are_functorch_transforms_active storage_at=_construct_storage_from_data_pointer",
     "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",

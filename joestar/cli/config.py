@@ -99,7 +99,8 @@ class TrainConfig:
     shard: str | None = setting(
         None,
         "Execution",
-        "Deal features out to the GPUs' memories; each holds so many bytes of rows that are read often, such as 8GiB.",
+        "Deal features out to the GPUs' memories; each holds so many bytes of rows that are read often, such as 8GiB. "
+        "auto: features, or edges, too, where they do not fit on each.",
         shown="features are on every GPU",
         metavar="SIZE",
     )
@@ -156,7 +157,7 @@ class TrainConfig:
         if self.checkpoints is None and (self.resume or self.checkpoint_every is not None):
             raise ConfigError("--resume and --checkpoint-every need --checkpoints FOLDER.")
         if self.shard is not None and (self.memory is not None or self.partitions is not None):
-            raise ConfigError("--shard is for features that stay where they are: leave out --memory and --partitions.")
+            raise ConfigError("--shard is for a graph that stays where it is: leave out --memory and --partitions.")
         if self.group is not None and self.partitions is None:
             raise ConfigError("--group is of --partitions FILE: give both, or neither.")
         if self.macro_batch is not None and (self.memory is None or self.partitions is not None):

@@ -44,7 +44,8 @@ def plan(
 ) -> None:
     """Show how a graph would be trained under a memory budget: what stays on the device, what comes in parts, how long.
 
-    A few macro-batches are sampled for it; nothing is allocated on the device or trained.
+    A few macro-batches are sampled for it; nothing is allocated on the device or trained. For several GPUs also what
+    each holds where features, or edges, too, are dealt out to them (train --shard).
 
     Examples:
         joestar plan cora --memory 40MiB
@@ -61,6 +62,7 @@ def plan(
     from joestar.staged import Planner, parse_bytes
     from joestar.staged.several import imagined
     from joestar.staged.staging import free_memory_of, partition_planner
+    from joestar.store import plan_graph
 
     if prefetch and (config.partitions, config.macro_batch, config.hot) != (None, None, None):
         message = "--prefetch is for a graph that fits as a whole, not for --partitions, --macro-batch or --hot."
@@ -78,9 +80,15 @@ def plan(
     parts = stage if isinstance(stage, joestar.Partitions) else None
     given = {"first_stage": None if parts else stage, "ranks": ranks, "prefetch": prefetch}
     planner = Planner(model, sampler, budget, batch=config.batch_size, **given)
+    ways = None
+    if ranks is not None and stage is None and not prefetch:
+        ways = plan_graph(graph, gpus, budget, planner.beside_graph())
+        for line in str(ways).splitlines():
+            say(console, line)
     found = planner.plan() if parts is None else partition_planner(planner, parts).plan().plan
     for line in str(found).splitlines():
         say(console, line)
     if json_file is not None:
         found.hot_ids = None
-        write_json(json_file, {**dataclasses.asdict(found), "memory": found.memory})
+        written = {**dataclasses.asdict(found), "memory": found.memory}
+        write_json(json_file, written | ({} if ways is None else {"over_gpus": dataclasses.asdict(ways)}))

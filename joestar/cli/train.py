@@ -80,7 +80,12 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
     first_stage = build.build_first_stage(config)
-    if config.shard is not None:
+    if config.shard == "auto":
+        plan = joestar.store.plan_graph(graph)
+        for line in str(plan).splitlines():
+            say(console, line)
+        graph = plan.apply(graph, device=device)
+    elif config.shard is not None:
         graph.ndata["x"] = joestar.store.shard(graph.ndata["x"], config.shard, device=device)
     graph = graph.to(device) if config.memory is None and first_stage is None else graph
     build.check_graph(graph)

@@ -186,22 +186,31 @@ class Board:
 
     # --- facts ---
 
-    def agree(self, what: str, facts: dict[str, str]) -> None:
-        """Raises ``DistributedError`` on all ranks, naming what differs, unless all bring the same facts."""
-        differing = differences(self.exchange(what, facts))
+    def agree(self, what: str, facts: dict[str, str], beside: dict | None = None) -> list[dict]:
+        """Raises ``DistributedError`` on all ranks, naming what differs, unless all bring the same facts.
+
+        Args:
+            beside: what else this rank brings, which may differ.
+
+        Returns:
+            What each brought beside, by rank.
+        """
+        met = self.exchange(what, {"facts": facts, "beside": beside or {}})
+        differing = differences([each["facts"] for each in met])
         if differing:
             raise DistributedError(
                 f"the ranks differ at {what}:\n" + "\n".join(f"  {line}" for line in differing)
                 + "\nAll ranks run the same script on the same data."
             )  # fmt: skip
+        return [each["beside"] for each in met]
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between two looks at the store, longer and longer."""
+    """Seconds between two looks at the store, longer and longer: at most a fifth of what was waited before."""
     pause, longest = 5e-5, 0.02
     while True:
         yield pause
-        pause = min(2 * pause, longest)
+        pause = min(1.2 * pause, longest)
 
 
 def differences(facts: list[dict]) -> list[str]:

@@ -57,39 +57,75 @@ def _modes(model: torch.nn.Module) -> str:
     return text_digest(str([module.training for module in model.modules()]))
 
 
-def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """What training has made of parameters, buffers and optimizer: bits that must be the same before an epoch."""
-    facts = {"modes of modules": _modes(model)}
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        facts[f"model.{name}"] = f"#{checksum(value)}"
+def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: Tensor) -> dict[str, str]:
+    """What training has made of parameters, buffers and optimizer: bits that must be the same before an epoch.
+
+    Args:
+        seeds: of the epoch: they are looked at with the rest, so that a device is waited for once.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    state = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
+    kept = [(name, value) for each in state for name, value in each.items()]
+    first, *sums = checksums([seeds, *(v for _, v in named), *(v for _, v in kept if isinstance(v, Tensor))])
+    facts = {"seeds": said_of(seeds, first), "modes of modules": _modes(model)}
+    facts |= {f"model.{name}": f"#{number}" for (name, _), number in zip(named, sums, strict=False)}
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if name != "params":
                 facts[f"optimizer group {number}: {name}"] = plain(value)
-    state = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
-    sums = [f"{name} {checksum(v) if isinstance(v, Tensor) else v!r}" for each in state for name, v in each.items()]
-    facts["optimizer state"] = text_digest(" ".join(sums))
+    rest = iter(sums[len(named) :])
+    texts = [f"{name} {next(rest) if isinstance(value, Tensor) else repr(value)}" for name, value in kept]
+    facts["optimizer state"] = text_digest(" ".join(texts))
     return facts
 
 
+def said_of(seeds: Tensor, number: int | None = None) -> str:
+    """Seeds as a fact; ``number``: their checksum, if it is known."""
+    return f"{seeds.numel()} ids #{checksum(seeds) if number is None else number}"
+
+
 def checksum(tensor: Tensor) -> int:
-    """A sum over the bits of all values, each by its place: it waits for the device once.
+    """That of one tensor: see ``checksums``."""
+    return checksums([tensor])[0]
+
+
+def checksums(tensors: list[Tensor]) -> list[int]:
+    """Of every tensor, a sum over the bits of all values, each by its place; a device is waited for once, at the end.
 
     It takes memory for ``CHUNK`` entries, beside a copy of a tensor that is not contiguous.
     """
+    sums = [0] * len(tensors)
+    by_device: dict[torch.device, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(number)
+    for device, numbers in by_device.items():
+        words = [_words(tensors[number]) for number in numbers]
+        most = min(CHUNK, max(1, *(each.numel() for each in words)))
+        places = torch.arange(1, 2 * most, 2, dtype=torch.int64, device=device)
+        found = torch.stack([_weighted(each, places) for each in words]).tolist()
+        for number, value in zip(numbers, found, strict=True):
+            sums[number] = value
+    return sums
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of all values as whole numbers ``[n]``."""
     flat = tensor.detach().reshape(-1)
-    if not flat.numel():
-        return 0
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    words = flat.contiguous().view(sizes[flat.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    return flat.contiguous().view(sizes[flat.element_size()])
+
+
+def _weighted(words: Tensor, places: Tensor) -> Tensor:
+    """The sum of ``(2 * i + 1) * words[i]``, 0-d; ``places``: 1, 3, 5, ... for some of them."""
+    total = places.new_zeros(())
     for start in range(0, words.numel(), CHUNK):
         some = words[start : start + CHUNK]
-        place = torch.arange(start, start + some.numel(), device=words.device)
-        total += place.mul_(2).add_(1).mul_(some).sum()
-    return int(total)
+        total += (places[: some.numel()] * some).sum()
+        if start:
+            total += some.sum() * (2 * start)
+    return total
 
 
 def plain(value) -> str:

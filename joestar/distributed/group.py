@@ -56,9 +56,9 @@ class Group:
 
     # --- agreement ---
 
-    def agree(self, what: str, facts: dict[str, str]) -> None:
+    def agree(self, what: str, facts: dict[str, str], beside: dict | None = None) -> list[dict]:
         """See ``Board.agree``."""
-        self.board.agree(what, facts)
+        return self.board.agree(what, facts, beside)
 
     def exchange(self, what: str, brought: dict | None = None) -> list[dict]:
         """See ``Board.exchange``."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from joestar.distributed.address_range import AddressRange
 from joestar.distributed.group import Group
 from joestar.distributed.place import shown_host
 from joestar.errors import ConfigError, DistributedError
@@ -67,7 +68,7 @@ def check_one_host(group: Group, what: str) -> None:
         where = ", ".join(f"rank {rank} on {shown_host(host)}" for rank, host in enumerate(group.hosts))
         raise ConfigError(
             f"{what} shares memory among the ranks of one host, and these are on several ({where}). Start the job on "
-            "one host, or keep features on every rank: graph.to(device), or joestar.store.FeatureStore."
+            "one host, or keep everything on every rank: graph.to(device), or joestar.store.FeatureStore."
         )
 
 
@@ -133,14 +134,19 @@ def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> PeerM
     return PeerMemory(shared_pages(group, [shape] * group.world, dtype), group.rank, [])
 
 
-def device_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> PeerMemory:
+def device_memory(
+    group: Group, shape: Sequence[int], dtype: torch.dtype, what: str = "joestar.store.shard"
+) -> PeerMemory:
     """A piece per rank in its GPU's memory, mapped by all.
+
+    Args:
+        what: it is for, in messages.
 
     Raises:
         NoPeerAccessError: on all ranks, if one GPU does not reach another.
         DistributedError: on all ranks, if one has no room.
     """
-    what = "joestar.store.shard (memory of the GPUs)"
+    what = f"{what} (memory of the GPUs)"
     _check_peers(group, what)
     own = attempt(group, what, lambda: _allocated(shape, dtype, group.device))
     try:
@@ -149,6 +155,26 @@ def device_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> Pee
         raise NoPeerAccessError(str(error).splitlines()[0][:400]) from error
     pieces = [handle.get_buffer(rank, tuple(shape), dtype) for rank in range(group.world)]
     return PeerMemory(pieces, group.rank, [handle, own])
+
+
+def joined_memory(group: Group, shape: Sequence[int], dtype: torch.dtype, size: int, what: str) -> Tensor:
+    """A tensor over the memories of all GPUs, as this rank sees it: ``size`` bytes of each, by rank.
+
+    It belongs to whoever holds it, on every rank for itself, also behind the end of the job.
+
+    Raises:
+        NoPeerAccessError: on all ranks, if one GPU does not reach another, or its memory cannot be mapped again.
+        DistributedError: on all ranks, if one has no room.
+    """
+    memory = device_memory(group, (size,), torch.uint8, what)
+    pieces = [piece.data_ptr() for piece in memory.pieces[: -(-_nbytes(shape, dtype) // size)]]
+    try:
+        found = attempt(group, f"{what} (addresses)", lambda: AddressRange(pieces, size, group.device))
+    except DistributedError as error:  # the same on all ranks
+        raise NoPeerAccessError(str(error).splitlines()[0][:400]) from error
+    finally:
+        memory.close()  # what is mapped again stays
+    return found.tensor(tuple(shape), dtype)
 
 
 def _check_peers(group: Group, what: str) -> None:

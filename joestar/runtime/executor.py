@@ -94,6 +94,13 @@ class Executor:
                 self._choose(seeds, min(room, max(batch, self.program.graph.num_nodes)), seed, epoch)
         self.counters.add_time("prepare", time.perf_counter() - start)
 
+    def is_ready(self, batch: int) -> bool:
+        """Whether ``prepare`` for batches of this size has nothing left to do."""
+        if self.program.captured is None or self.program.lags:
+            return False
+        compiled = self.program.run is not None and batch <= self.program.batch and self.resumed is None
+        return self.execution != "padded" or compiled
+
     @property
     def lacks_bounds(self) -> bool:
         """Whether bounds are yet to be chosen from batches."""

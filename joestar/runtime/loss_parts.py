@@ -224,7 +224,8 @@ class _Trial:
         self.outputs = [self._random(shape, *drawn) for shape in program.shapes]
         n = len(nodes)
         with _Probabilities():
-            self.whole, self.first, self.rest = (self._called(a, b) for a, b in ((0, n), (0, self.cut), (self.cut, n)))
+            values = [self._called(a, b) for a, b in ((0, n), (0, self.cut), (self.cut, n))]
+        self.whole, self.first, self.rest = torch.stack(values).tolist()  # a GPU is waited for once
 
     def _random(self, shape: tuple[int, ...], low: float, high: float) -> Tensor:
         random = torch.Generator().manual_seed(17)
@@ -233,15 +234,15 @@ class _Trial:
         return values.to(self.program.graph.device, torch.float64 if self.exact else torch.float32)
 
     @torch.no_grad()
-    def _called(self, start: int, end: int) -> list[float]:
-        """Loss and logged values of some rows."""
+    def _called(self, start: int, end: int) -> Tensor:
+        """Loss and logged values of some rows, float64 ``[1 + values]``."""
         loss, nodes, device = self.program.loss, self.nodes[start:end], self.program.graph.device
         data = {name: self.graph.ndata[name][nodes] for name in ("y", *loss.inputs) if name != "seeds"}
         data |= {"seeds": self.graph.ids_of(nodes).long()} if "seeds" in loss.inputs else {}
         given = {name: value.to(device) for name, value in data.items()}
         outputs = self.program.assembled([rows[start:end] for rows in self.outputs])
         value, logged = loss_and_values(loss.call(outputs, given.pop("y"), **given), loss.name)
-        return [float(entry) for entry in (value, *logged.values())]
+        return torch.stack([each.detach().to(value.device, torch.float64) for each in (value, *logged.values())])
 
     def is_mean(self, weights: Tensor, of: int = 0) -> bool:
         first, rest = float(weights[: self.cut].sum()), float(weights[self.cut :].sum())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed import Group
-from joestar.distributed.facts import checksum
+from joestar.distributed.facts import said_of
 from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
 from joestar.runtime.seeds import filled, spread_nodes
@@ -94,7 +94,7 @@ def _predict_together(executor: Executor, seeds: Tensor, batch: int, seed: int, 
 def agree_on(group: Group, seeds: Tensor, batch: int, seed: int) -> None:
     """Raises ``DistributedError`` on all ranks unless they predict the same."""
     group.agree("step.predict or step.evaluate", {
-        "seeds": f"{seeds.numel()} ids #{checksum(seeds)}", "batch_size": str(batch), "seed": str(seed)
+        "seeds": said_of(seeds), "batch_size": str(batch), "seed": str(seed)
     })  # fmt: skip
 
 

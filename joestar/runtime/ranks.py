@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joestar.distributed import Group
 from joestar.distributed.division import arranged, present, share, weights
-from joestar.distributed.facts import checksum, graph_facts, model_facts, plain, values_of
+from joestar.distributed.facts import graph_facts, model_facts, plain, said_of, values_of
 from joestar.distributed.reduction import Reduction
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
@@ -39,6 +39,7 @@ class Ranks:
         self._parts: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
+        self._all_ready = False
         self._synced = bool(_synced(executor.program.model))
         executor.agree = group.largest
 
@@ -54,29 +55,38 @@ class Ranks:
 
     # --- before steps ---
 
-    def agree_on_epoch(self, epoch, seed: int, optimizer) -> None:
-        """Raises ``DistributedError`` on all ranks unless this epoch, and the state before it, are the same."""
-        facts = _facts(
-            epoch.seeds, batch_size=epoch.batch_size, shuffle=epoch.shuffle, drop_last=epoch.drop_last,
-            epoch=epoch.number, position=epoch.position, seed=seed,
-        )  # fmt: skip
-        self.group.agree("step.epoch", facts | self._state_facts(optimizer))
+    def agree_on_epoch(self, epoch, seed: int, optimizer, ready: bool) -> None:
+        """Raises ``DistributedError`` on all ranks unless this epoch, and the state before it, are the same.
 
-    def agree_on_call(self, seeds: Tensor, number: int, seed: int, optimizer) -> None:
+        Args:
+            ready: this rank goes on to its first step at once: nothing is left to compile, load or measure.
+        """
+        given = {
+            "batch_size": epoch.batch_size, "shuffle": epoch.shuffle, "drop_last": epoch.drop_last,
+            "epoch": epoch.number, "position": epoch.position, "seed": seed,
+        }  # fmt: skip
+        facts = values_of(self.executor.program.model, optimizer, epoch.seeds)
+        self._agree("step.epoch", facts | {name: plain(value) for name, value in given.items()}, ready)
+
+    def agree_on_call(self, seeds: Tensor, number: int, seed: int, optimizer, ready: bool) -> None:
         """The same before ``step(seeds)``; parameters are compared every ``COMPARED`` calls."""
-        facts = _facts(seeds, call=number, seed=seed)
-        self.group.agree("step(seeds)", facts | (self._state_facts(optimizer) if number % COMPARED == 1 else {}))
+        model = self.executor.program.model
+        facts = values_of(model, optimizer, seeds) if number % COMPARED == 1 else {"seeds": said_of(seeds)}
+        self._agree("step(seeds)", facts | {"call": plain(number), "seed": plain(seed)}, ready)
 
-    def _state_facts(self, optimizer) -> dict[str, str]:
-        """Parameters, buffers and optimizer as training has made them."""
-        return values_of(self.executor.program.model, optimizer)
+    def _agree(self, what: str, facts: dict[str, str], ready: bool) -> None:
+        self._all_ready = all(each["ready"] for each in self.group.agree(what, facts, {"ready": ready}))
 
     def prepare(self, order: Tensor, batch: int, seed: int, epoch: int, population: Tensor | None) -> None:
-        """Bounds that are the same on all ranks, from shares of all of them; compiled on all before the first step."""
+        """Bounds that are the same on all ranks, from shares of all of them; compiled on all before the first step.
+
+        Ranks wait for one another, unless all have said that they are ready.
+        """
         some = arranged(order, batch, self.world) if population is None else population
         with self.long("compiling the step"):
             self.executor.prepare(some, batch, seed, epoch)
-            self.group.exchange("the first step of an epoch or a call")
+            if not self._all_ready:
+                self.group.exchange("the first step of an epoch or a call")
         self.group.board.settle()
 
     def divided(self, order: Tensor, batch: int, epoch: int) -> tuple[Tensor, int, Tensor]:
@@ -168,11 +178,6 @@ class Ranks:
     def long(self, what: str) -> contextlib.AbstractContextManager:
         """What takes long within, which others wait for."""
         return self.group.board.at(what, long=True)
-
-
-def _facts(seeds: Tensor, **given) -> dict[str, str]:
-    """What must be the same before steps over these seeds."""
-    return {"seeds": f"{seeds.numel()} ids #{checksum(seeds)}", **{name: plain(value) for name, value in given.items()}}
 
 
 def counted(loss: Loss, model: torch.nn.Module) -> Loss:

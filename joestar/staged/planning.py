@@ -147,6 +147,12 @@ class Planner:
             **({"a step ahead": self.ahead()} if self.prefetch else {}),
         }  # fmt: skip
 
+    def beside_graph(self) -> int:
+        """Bytes that are needed besides the graph, if everything is on the device."""
+        found = self.resident()
+        claims = CLAIMS.get(self.device.type, 0) * self.graph.num_nodes
+        return claims + found["step"] + found.get("a step ahead", 0)
+
     def costs(self) -> Costs:
         """What slots, edges and tables of an arena take."""
         graph, index = self.graph, self.graph.indices.element_size()

@@ -120,6 +120,9 @@ class StagedStep(Step):
         self._check()
         self._runner.executor.program.follow_modes()
 
+    def _is_ready(self, batch: int) -> bool:
+        return False  # ranks meet once all have their first macro-batch
+
     def begin(self, feed: Feed, order: Tensor, batch: int, epoch: int, position: int) -> Run:
         """A run over ``order``, of which the macro-batch of step ``position`` is shown."""
         runner = self._runner

@@ -16,12 +16,14 @@ from joestar.store.pinned import Pinned, pin, pinned_empty
 from joestar.store.place import place_structure
 from joestar.store.sharded import Sharded
 from joestar.store.spread import shard
-from joestar.store.structure import with_pinned_structure
+from joestar.store.structure import shard_structure, with_pinned_structure
 from joestar.store.tiers import FeaturePlan, plan_features
+from joestar.store.ways import GraphPlan, plan_graph
 
 __all__ = [
     "FeaturePlan",
     "FeatureStore",
+    "GraphPlan",
     "HitShares",
     "Pinned",
     "Sharded",
@@ -37,8 +39,10 @@ __all__ = [
     "pinned_empty",
     "place_structure",
     "plan_features",
+    "plan_graph",
     "sampled_needs",
     "shard",
+    "shard_structure",
     "slot_table",
     "speeds",
     "with_pinned_structure",

@@ -69,7 +69,7 @@ def test_bad_file_is_refused_with_key_file_and_accepted_values(toml, text, messa
     ("flags", "message"),
     [
         ({"fanouts": "10;10"}, r"--fanouts: expected one whole number per layer, .*; got '10;10'"),
-        ({"shard": "1GiB", "memory": "2GiB"}, r"--shard is for features that stay where they are: leave out --memory"),
+        ({"shard": "1GiB", "memory": "2GiB"}, r"--shard is for a graph that stays where it is: leave out --memory"),
         ({"clip_grad_norm": -1.0}, r"--clip-grad-norm: expected a number above 0; got -1.0"),
         ({"jk": "sum"}, r"--jk: expected one of none, last, cat, max, lstm; got 'sum'"),
     ],

@@ -51,6 +51,17 @@ def test_a_plan_for_one_of_several_gpus():
     assert number == -(-70 // seeds)
 
 
+def test_what_each_of_several_gpus_holds_is_shown_and_written(tmp_path):
+    path = tmp_path / "plan.json"
+    given = ["plan", "cora", "--memory", "15MiB", "--fanouts", "5", "--batch-size", "20", "--hidden", "4"]
+    shown = ran(*given, "--gpus", "2", "--json", str(path))
+    assert "on 2 GPUs, 15.0 MiB of each:" in shown and "-> features over the GPUs: " in shown
+    found = json.loads(path.read_text())["over_gpus"]["ways"]
+    assert [way["place"] for way in found] == ["replicate", "features", "structure", "host"]
+    assert [way["left"] >= 0 for way in found][:2] == [False, True]
+    assert "over the GPUs" not in ran(*given)
+
+
 def test_training_under_a_budget(tmp_path):
     saved = tmp_path / "model.joestar"
     shown = ran(

@@ -10,11 +10,13 @@ import torch._dynamo
 import torch.nn.functional as F
 from captures import cheaper, cheapest, quick, real, silent
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import joestar
 import joestar.api
 import joestar.distributed
 import joestar.step
+from joestar.runtime import loss_parts
 from joestar.runtime.program import Program
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
@@ -305,6 +307,37 @@ def few_seeds(batch: int) -> dict:
     results["dropped, of few"] = epochs_of(step, ids(9), batch, drop_last=True)
     seen = [seeds.tolist() for _, seeds in step.epoch(ids(81), batch, with_seeds=True)]
     return results | {"state": state_of(step), "seeds": seen}
+
+
+def epoch_starts(batch: int) -> dict:
+    """How often ranks meet before an epoch's first step, one that the last rank must prepare for among them, and how
+    often the host reads from the device to compare what ranks have, and for a trial of the loss."""
+    step, meetings = step_of(), []
+    group, ranks = step.group, step._runner.ranks
+    for epoch, ready in enumerate([True, True, True, joestar.distributed.is_first(), True]):
+        losses = step.epoch(ids(173), batch)
+        before = group.board._meetings
+        with contextlib.nullcontext() if ready else mock.patch.object(step, "_is_ready", return_value=False):
+            losses._begin()
+        meetings.append(group.board._meetings - before)
+        list(losses if epoch else [next(losses)])
+    with Reads() as compared:
+        ranks.agree_on_epoch(losses, SEED, step.optimizer, True)
+    with Reads() as tried:
+        loss_parts._Trial(step._runner.executor.program, ids(50), ranks.graph, (0.1, 0.9))
+    return {"meetings": meetings, "compared": compared.number, "tried": tried.number}
+
+
+class Reads(TorchFunctionMode):
+    """Counts what waits for a GPU: values of tensors that come to the host."""
+
+    READ = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+
+    number = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.number += getattr(func, "__name__", "") in self.READ
+        return func(*args, **(kwargs or {}))
 
 
 def losses_of(batch: int, names=("weighted", "unknown", "logged", "hinge")) -> dict:

@@ -11,7 +11,7 @@ from captures import cheaper, cheapest
 import joestar
 from joestar.distributed.peer_memory import NoPeerAccessError
 from joestar.graph_api.row_source import source_of
-from joestar.store import Sharded, Speeds, spread
+from joestar.store import Sharded, Speeds, spread, structure, ways
 from tests.distributed.scenarios import epochs_of, ids, model_of, state_of, step_of, telling, too_large
 from tests.runtime.common import planted_graph
 
@@ -66,6 +66,98 @@ def all_tiers(batch: int) -> dict:
             found[f"{how}, float32"] = trained(how, batch, device, torch.float32)
         found["after"] = _after(device)
     return found
+
+
+# --- edges ---
+
+GRANULES = {"pieces": 64, "rest empty": 1 << 20, "pages": structure.PAGE}
+"""Bytes that parts are multiples of: with the second, rank 0 has all edges, and the others none."""
+FANOUTS = {"uniform": [4, 3], "weighted": [4, 3], "all neighbours": [-1, 3], "sharded features": [4, 3]}
+PLACES = {name: ["replicated", "pieces"] for name in FANOUTS} | {
+    "uniform": ["replicated", "pieces", "rest empty"], "sharded features": ["replicated", "pages", "planned"]
+}  # fmt: skip
+
+
+def structures(batch: int) -> dict:
+    """The same training with edges on every rank and in parts: how -> what comes of it, in every place; and misuse."""
+    device = started()
+    with cheaper(cheapest):
+        found = {how: [_of_structure(place, how, batch, device) for place in PLACES[how]] for how in FANOUTS}
+        return found | {"told": _structures_refused(device)}
+
+
+def _of_structure(place: str, how: str, batch: int, device: torch.device) -> dict:
+    graph = planted_graph(nodes=400, dtype=torch.float64, degree=5)  # one row has 398 edges, the others few
+    graph.edata["w"] = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(4)) + 0.1
+    graph.train_idx = torch.arange(173)
+    if place == "planned":
+        return _trained_over(_planned(graph), how, batch)
+    if how == "sharded features":
+        graph.ndata["x"] = joestar.store.shard(graph.ndata["x"], hot="8KiB")
+    if place == "replicated":
+        graph = graph.to(device)
+    else:
+        with mock.patch.object(structure, "PAGE", GRANULES[place]):
+            graph = joestar.store.shard_structure(graph)
+    return _trained_over(graph, how, batch)
+
+
+def _planned(graph: joestar.Graph) -> joestar.Graph:
+    """Where a plan puts it that has room for a part of features and edges on each rank, and for some hot rows."""
+    with mock.patch.object(ways, "part_bytes", lambda nbytes, world: -(-nbytes // world)):
+        _, features, edges, _ = joestar.store.plan_graph(graph, room=1).ways
+        plan = joestar.store.plan_graph(graph, room=(features.bytes + edges.bytes) // 2)
+    assert [way.place for way in plan.ways] == ["replicate", "features", "structure", "host"]
+    assert plan.best is plan.ways[2] and plan.best.left > 0, str(plan)
+    found = plan.apply(graph)
+    assert isinstance(source_of(found.ndata, "x"), Sharded) and source_of(graph.ndata, "x") is None
+    return found
+
+
+def _trained_over(graph: joestar.Graph, how: str, batch: int) -> dict:
+    sampler = joestar.NeighborSampler(graph, FANOUTS[how], seed=7, probs="w" if how == "weighted" else None)
+    model = model_of(dropout=0.3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    step = joestar.compile(model, sampler, F.cross_entropy, optimizer, backend="eager")
+    found = {"losses": epochs_of(step, ids(173), batch, 1), "state": state_of(step)}
+    found |= {"score": step.evaluate(ids(100, 190), 25), "outputs": step.predict(ids(170, 210), 20).tolist()}
+    return found | {"full": step.predict(ids(30), full=True).tolist()}
+
+
+def _structures_refused(device: torch.device) -> dict:
+    """Misuse of ``shard_structure``, and what stands behind it."""
+    group, told = joestar.distributed.current(), {}
+    last, tried = group.rank == group.world - 1, telling(told)
+    graph = planted_graph(nodes=400, degree=5)
+    other = planted_graph(1 if last else 0, nodes=400, degree=5)
+    tried("graphs", lambda: joestar.store.shard_structure(other))
+    tried("place", lambda: joestar.store.shard_structure(graph, place="host" if last else None))
+    with mock.patch.object(group, "hosts", [*["near"] * (group.world - 1), "far"]):
+        tried("hosts", lambda: joestar.store.shard_structure(graph))
+    with mock.patch.object(structure, "copy_parts", _fails if last else structure.copy_parts):
+        tried("loading", lambda: joestar.store.shard_structure(graph))
+    with mock.patch.object(structure, "copy_parts", (lambda *given: None) if last else structure.copy_parts):
+        tried("reading", lambda: joestar.store.shard_structure(graph))
+    with mock.patch.object(structure, "free_host_bytes", return_value=1000):
+        tried("room", lambda: joestar.store.shard_structure(graph))
+    told["without links"] = _structure_without_links(graph, group)
+    bare = joestar.Graph.from_csc(torch.zeros(6, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))
+    spread_out = joestar.store.shard_structure(bare)
+    told["no edges"] = f"{spread_out.num_nodes} {spread_out.num_edges} {spread_out.indices.dtype}"
+    return told
+
+
+def _structure_without_links(graph: joestar.Graph, group) -> str:
+    """What is said, and whether edges are right, where GPUs do not reach one another's memory: played on CPUs."""
+    with (
+        mock.patch.object(structure, "joined_memory", mock.Mock(side_effect=NoPeerAccessError("made up"))),
+        mock.patch.object(structure._Spread, "on_host", property(lambda spread: spread.place == "host")),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        found = joestar.store.shard_structure(graph)
+    words = " ".join(str(each.message) for each in said if issubclass(each.category, joestar.errors.JoestarWarning))
+    return f"{torch.equal(found.indices.cpu(), graph.indices)} {words}"
 
 
 def _host(device: torch.device) -> dict:

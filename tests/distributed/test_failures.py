@@ -165,6 +165,9 @@ def test_a_checksum_takes_little_memory(monkeypatch):
     assert whole != facts.checksum(torch.arange(1000)) and facts.checksum(torch.empty(0, 3)) == 0
     monkeypatch.undo()
     assert whole == facts.checksum(torch.arange(1000).view(20, 50).T)
+    several = [torch.empty(0), torch.arange(7), torch.ones(3, dtype=torch.bfloat16), torch.tensor(2.5)]
+    assert facts.checksums(several) == [facts.checksum(tensor) for tensor in several] and facts.checksums([]) == []
+    assert facts.checksum(torch.arange(7)) == sum((2 * i + 1) * i for i in range(7))
 
 
 class _Largest(TorchDispatchMode):

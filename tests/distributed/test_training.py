@@ -18,7 +18,7 @@ from tests.distributed.ranks import results, run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
-NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of", "synced_first"]
+NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of", "synced_first", "epoch_starts"]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,14 @@ def test_ranks_without_seeds_and_smaller_last_batches_weigh_what_they_hold(two, 
         sorted(seeds) for seeds in one["few_seeds"]["seeds"]
     ]
     assert [len(rank["seeds"][-1]) for rank in ours] == [1, 0]
+
+
+def test_ranks_meet_once_before_an_epoch_and_wait_for_their_devices_once(two):
+    """Twice where one of them has something left to do before its first step."""
+    for rank in two:
+        first, *others = rank["epoch_starts"]["meetings"]
+        assert first > 2 and others == [1, 1, 2, 1]
+        assert rank["epoch_starts"]["compared"] == rank["epoch_starts"]["tried"] == 1
 
 
 def check_losses(ours, theirs) -> None:
