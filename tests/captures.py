@@ -269,11 +269,13 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
 
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
     frames = mock.patch("torch.fx.proxy.CapturedTraceback", _Frames)
+    inputs.mode.allow_non_fake_inputs = True  # tensors that functions hold on to
     with inputs.mode, compiling, frames, _use_lazy_graph_module(True):  # its code is made when it runs
         try:
             gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
         finally:
             _forget_fakes(model)
+    _lift_constants(gm, inputs)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     gm.graph.eliminate_dead_code(is_impure_node=capturing.is_impure)
@@ -281,6 +283,22 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     capturing._rename_placeholders(gm, roles)
     check_guards(gm, {}, "Model")
     return Captured(gm, roles, labels)
+
+
+def _lift_constants(gm: fx.GraphModule, inputs) -> None:
+    """Tensors that functions hold on to become inputs, as TorchDynamo has them; not those that Python made of numbers."""
+    lift, places = torch.ops.aten.lift_fresh_copy.default, gm.graph.find_nodes(op="placeholder")
+    for node in gm.graph.find_nodes(op="get_attr"):
+        tensor = getattr(gm, node.target)
+        if not isinstance(tensor, Tensor) or all(user.target is lift for user in node.users):
+            continue
+        position = inputs.constant(tensor, node.name)
+        if position == len(places):
+            with gm.graph.inserting_after(places[-1]):
+                places.append(gm.graph.placeholder(node.name))
+            places[-1].meta["val"] = inputs.fakes[position]
+        node.replace_all_uses_with(places[position])
+        gm.graph.erase_node(node)
 
 
 def _forget_fakes(model: nn.Module) -> None:
