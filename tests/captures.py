@@ -286,7 +286,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
 
 
 def _lift_constants(gm: fx.GraphModule, inputs) -> None:
-    """Tensors that functions hold on to become inputs, as TorchDynamo has them; not those that Python made of numbers."""
+    """Tensors that functions hold on to become inputs, as in TorchDynamo; not those that Python made of numbers."""
     lift, places = torch.ops.aten.lift_fresh_copy.default, gm.graph.find_nodes(op="placeholder")
     for node in gm.graph.find_nodes(op="get_attr"):
         tensor = getattr(gm, node.target)
