@@ -175,7 +175,8 @@ def _sources(graph) -> list:
     Raises:
         UnknownError: a source gathers in another way.
     """
-    found = [(name, source) for frame in (graph.ndata, graph.edata) for name, source in frame.sources.items()]
+    frames = [getattr(frame, "sources", {}) for frame in (graph.ndata, graph.edata)]
+    found = [pair for sources in frames for pair in sources.items()]
     if any(type(source) is not FeatureStore for _, source in found):
         raise UnknownError
     return [(name, s.tier, s.device, s.table, s.cache, s.slot_of) for name, s in found]
@@ -234,6 +235,10 @@ def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
 class Data(dict):
     """Fake tensors in place of a graph's, and its sources, whose tables the trace knows (``_lift_constants``)."""
 
+    def __init__(self, fakes: dict[str, Tensor], whole: dict):
+        super().__init__(fakes)
+        self.sources = getattr(whole, "sources", {})
+
 
 def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> Captured:
     """What ``Program._capture`` gives, for programs whose Python needs no looking at.
@@ -263,8 +268,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
         def of(places: dict[str, int]) -> dict[str, Tensor]:
             return {name: values[place] for name, place in places.items()}
 
-        twin = Graph(**of(structure), ndata=Data(of(data[0])), edata=Data(of(data[1])))
-        twin.ndata.sources, twin.edata.sources = graph.ndata.sources, graph.edata.sources
+        twin = Graph(**of(structure), ndata=Data(of(data[0]), graph.ndata), edata=Data(of(data[1]), graph.edata))
         twin.ids, twin.whole_degrees = (of(ids).get(name) for name in ("ids", "whole_degrees"))
         twin.positions, twin._whole_sizes = graph.positions, graph._whole_sizes
         twin_sampler = copy.copy(sampler)
