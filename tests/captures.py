@@ -35,6 +35,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.graph_api.history import HistoryTables
+from joestar.graph_api.row_source import source_of
 from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
@@ -44,6 +45,7 @@ from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.runtime.features import call_model
 from joestar.runtime.program import Program
+from joestar.store import FeatureStore
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
 _BUILT_IN = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -125,9 +127,7 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
         UnknownError: for what cannot be told.
     """
     graph, tensors = program.graph, []
-    if _has_sources(graph):
-        raise UnknownError
-    parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata),
+    parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata), _sources(graph),
              graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph.positions, graph._formats)  # fmt: skip
     setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
     try:
@@ -169,9 +169,17 @@ def _form(value, tensors: list[Tensor], graph):
     return type(value), _form(_attributes(value), tensors, graph)
 
 
-def _has_sources(graph) -> bool:
-    """Whether rows are gathered from elsewhere than the tensors that the graph shows."""
-    return any(getattr(frame, "sources", None) for frame in (graph.ndata, graph.edata))
+def _sources(graph) -> list:
+    """All that ``FeatureStore.rows`` reads, where rows are gathered from elsewhere than the tensors that a graph shows.
+
+    Raises:
+        UnknownError: a source gathers in another way.
+    """
+    frames = [getattr(frame, "sources", {}) for frame in (graph.ndata, graph.edata)]
+    found = [pair for sources in frames for pair in sources.items()]
+    if any(type(source) is not FeatureStore for _, source in found):
+        raise UnknownError
+    return [(name, s.tier, s.device, s.table, s.cache, s.slot_of) for name, s in found]
 
 
 _OF_MODULES = set(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
@@ -215,14 +223,21 @@ def silent() -> Iterator[None]:
 
 def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """A trace by ``make_fx`` alone; a capture (``Real``) where that cannot be."""
-    if not _has_sources(program.graph):
-        with contextlib.suppress(Exception):  # the capture says what is wrong
-            with traced_norms():
-                made = traced(program, seeds, labels)
-            verify_capture(made.gm, "Model")
-            program._check_outputs(made.gm, "Model")
-            return made
+    with contextlib.suppress(Exception):  # the capture says what is wrong
+        with traced_norms():
+            made = traced(program, seeds, labels)
+        verify_capture(made.gm, "Model")
+        program._check_outputs(made.gm, "Model")
+        return made
     return Real(**vars(real(program, seeds, labels)))
+
+
+class Data(dict):
+    """Fake tensors in place of a graph's, and its sources, whose tables the trace knows (``_lift_constants``)."""
+
+    def __init__(self, fakes: dict[str, Tensor], whole: dict):
+        super().__init__(fakes)
+        self.sources = getattr(whole, "sources", {})
 
 
 def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> Captured:
@@ -253,7 +268,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
         def of(places: dict[str, int]) -> dict[str, Tensor]:
             return {name: values[place] for name, place in places.items()}
 
-        twin = Graph(**of(structure), ndata=of(data[0]), edata=of(data[1]))
+        twin = Graph(**of(structure), ndata=Data(of(data[0]), graph.ndata), edata=Data(of(data[1]), graph.edata))
         twin.ids, twin.whole_degrees = (of(ids).get(name) for name in ("ids", "whole_degrees"))
         twin.positions, twin._whole_sizes = graph.positions, graph._whole_sizes
         twin_sampler = copy.copy(sampler)
@@ -269,11 +284,13 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
 
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
     frames = mock.patch("torch.fx.proxy.CapturedTraceback", _Frames)
+    inputs.mode.allow_non_fake_inputs = True  # tensors that functions hold on to
     with inputs.mode, compiling, frames, _use_lazy_graph_module(True):  # its code is made when it runs
         try:
             gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
         finally:
             _forget_fakes(model)
+    _lift_constants(gm, inputs)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     gm.graph.eliminate_dead_code(is_impure_node=capturing.is_impure)
@@ -281,6 +298,22 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     capturing._rename_placeholders(gm, roles)
     check_guards(gm, {}, "Model")
     return Captured(gm, roles, labels)
+
+
+def _lift_constants(gm: fx.GraphModule, inputs) -> None:
+    """Tensors that functions hold on to become inputs, as in TorchDynamo; not those that Python made of numbers."""
+    lift, places = torch.ops.aten.lift_fresh_copy.default, gm.graph.find_nodes(op="placeholder")
+    for node in gm.graph.find_nodes(op="get_attr"):
+        tensor = getattr(gm, node.target)
+        if not isinstance(tensor, Tensor) or all(user.target is lift for user in node.users):
+            continue
+        position = inputs.constant(tensor, node.name)
+        if position == len(places):
+            with gm.graph.inserting_after(places[-1]):
+                places.append(gm.graph.placeholder(node.name))
+            places[-1].meta["val"] = inputs.fakes[position]
+        node.replace_all_uses_with(places[position])
+        gm.graph.erase_node(node)
 
 
 def _forget_fakes(model: nn.Module) -> None:
@@ -318,7 +351,7 @@ class _Frames:
 def _results(program: Program, context: SamplingContext, graph, blocks: list, seeds: Tensor) -> tuple:
     """Loss, what it logs, rows for history tables, and outputs."""
     loss = program.loss
-    outputs, tensors = call_model(program.model, blocks, graph.ndata.get("x")), []
+    outputs, tensors = call_model(program.model, blocks, graph.ndata.get("x"), source_of(graph.ndata, "x")), []
     program.structure, program.logged, program.pushed = flatten(outputs, tensors), (), ()
     if loss is None:
         return tuple(tensors)

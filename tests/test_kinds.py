@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 import joestar
 from joestar import fn
 from joestar.runtime import program as program_module
-from joestar.store import FeatureStore
 from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph
 
 IDX = torch.arange(0, 9, dtype=torch.int32)
@@ -134,15 +133,27 @@ def test_tests_that_bring_no_kind_are_left_out(monkeypatch):
     assert kinds.without_twins(items) == items
 
 
-def test_what_was_captured_in_the_real_way_anyway_is_of_no_kind(monkeypatch):
-    graph = planted_graph(nodes=400)
-    graph.ndata["x"] = FeatureStore(graph.ndata["x"], "cpu", hot=torch.tensor([5, 3]))
-    program = make_step(graph=graph, fanouts=[3, 3])._runner.executor.program
-    assert isinstance(quick(program, IDX, LABELS * 2), Real)
+class Counted(nn.Module):
+    """Python's ``len`` gives a number, which a quick trace cannot follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, blocks, x):
+        return blocks[0].pull(fn.copy_u(self.first(x) / len(x)), "mean")
+
+
+def test_what_was_captured_in_the_real_way_anyway_is_of_no_kind(graph, monkeypatch):
+    net, sampler = Counted().double(), joestar.NeighborSampler(graph, [3])
+    step = joestar.compile(net, sampler, cross_entropy, torch.optim.SGD(net.parameters()), backend="eager")
+    program = step._runner.executor.program
+    assert isinstance(quick(program, IDX, LABELS), Real)
     calls, capture = [], program_module.capture
     monkeypatch.setattr(program_module, "capture", lambda *args, **kw: calls.append(1) or capture(*args, **kw))
     monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "kinds")
-    trace(quick, graph)
+    with cheaper(quick):
+        program.trace(IDX, torch.zeros(3, dtype=torch.int64))
     assert len(calls) == 1 and kinds.found() == ([], [])
 
 

@@ -5,5 +5,5 @@ from lowering.conftest import quiet  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(autouse=True)
-def _quick(quick_captures):
+def _quick(cheapest_captures):
     """Every program of these tests."""

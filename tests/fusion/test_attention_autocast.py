@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 from lowering.harness import NUM_FEATURES, SEEDS, seeded, small_graph
 
 import joestar
@@ -28,7 +28,7 @@ def traced(floats: torch.dtype) -> Program:
     graph.ndata["x"] = graph.ndata["x"].to(floats)
     model = seeded(jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=2, dropout=0.0)).to(floats)
     program = Program("logits", model, joestar.NeighborSampler(graph, [3, 2]), None, Options("eager", ()))
-    with cheaper(quick):
+    with cheaper(cheapest):
         program.trace(SEEN.to(graph.indices.dtype), KEY)
     return program
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 from lowering.harness import NUM_FEATURES, seeded, small_graph
 from torch import nn
 
@@ -133,14 +133,16 @@ def lost(name: str, normalise: bool) -> list[str]:
     model = seeded(Two(LAYERS[name], act, normalise)).float().train()
     graph = graph_of(1.0)
     first = Program("logits", model, joestar.NeighborSampler(graph, [-1, -1]), None, Options("eager", ()))
-    with cheaper(quick):
+    with cheaper(cheapest):
         first.trace(SEEDS.to(graph.indices.dtype), step_key(0, 0, 0, "cpu"))
     plain = first.variant(Options("eager", ALL, torch.float16))
     start = [parameter.detach().clone() for parameter in model.parameters()]
     features = graph.ndata["x"].clone()
+    made = list(variants(first.variant(Options("eager", (), torch.float16))))
     for extent in EXTENTS:
         graph.ndata["x"].copy_(features * extent)
-        made = list(variants(first.variant(Options("eager", (), torch.float16))))
+        for _, program in made:
+            program.refresh()
         for (choices, program), large, small in itertools.product(made, EXTENTS, (1.0, 1e-3)):
             with torch.no_grad():
                 for parameter, value in zip(model.parameters(), start, strict=True):

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 from lowering.harness import NUM_FEATURES, SEEDS, seeded, small_graph
 from torch import nn
 
@@ -119,7 +119,7 @@ def outcomes(name: str, norm: nn.Module, f, dropout: float, autocast: torch.dtyp
             parameter.mul_(1 + torch.finfo(autocast).eps * noise)
     seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
     fused = Program("logits", model, sampler, None, Options("eager", LEFT_OUT, autocast))
-    with cheaper(quick):
+    with cheaper(cheapest):
         fused.trace(seeds, key)
     plain = fused.variant(Options("eager", ALL, autocast))
     results = [outcome(model, program.exact(seeds, key)[0][0]) for program in (fused, plain)]
@@ -132,7 +132,7 @@ def outcomes(name: str, norm: nn.Module, f, dropout: float, autocast: torch.dtyp
     graph.ndata["x"] = graph.ndata["x"].double()
     if dropout:
         exact = Program("logits", model, sampler, None, Options("eager", ALL))
-        with cheaper(quick):
+        with cheaper(cheapest):
             exact.trace(seeds, key)
         results.append(outcome(model, exact.exact(seeds, key)[0][0]))
     else:

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 from lowering.harness import seeded
 from torch import nn
 from torch_geometric import nn as gnn
@@ -130,7 +130,7 @@ def compare(model, data):
     other, graph = copy.deepcopy(model), toy_graph(data)
     sampler = joestar.NeighborSampler(graph, [4, 3, 2], seed=1)
     step = joestar.compile(model, sampler, backend="eager", warm_up=3)
-    with cheaper(quick):
+    with cheaper(cheapest):
         found = [results(step(seeds), model) for seeds in BATCHES]
     program = step._executor("logits").program
     for number, (seeds, ours) in enumerate(zip(BATCHES, found, strict=True)):
@@ -146,7 +146,7 @@ def test_a_single_layer_samples_while_it_aggregates():
     graph = toy_graph()
     model, sampler = gnn.SAGEConv(8, 4).double(), joestar.NeighborSampler(graph, [4])
     step = joestar.compile(model, sampler, backend="eager", warm_up=2)
-    with cheaper(quick):
+    with cheaper(cheapest):
         step(SEEDS)
     targets = {node.target for node in step._executor("logits").program.captured.gm.graph.nodes}
     assert torch.ops.joestar.sample_aggregate_cat.default in targets

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 from lowering.harness import seeded
 from torch import nn
 from torch_geometric import nn as gnn
@@ -190,7 +190,7 @@ def test_dropout_of_coefficients_is_the_same():
     for disabled in ((), ("trim",), ("trim", SOFTMAX)):
         sampler = joestar.NeighborSampler(graph, [4, 3], seed=1)
         step = joestar.compile(model, sampler, backend="eager", warm_up=3, disable_passes=disabled)
-        with cheaper(quick), fused():
+        with cheaper(cheapest), fused():
             found.append([results(step(seeds), model) for seeds in BATCHES])
         passes = rewrites(step._executor("logits").program)
         assert (passes["trim"], passes[SOFTMAX]) == (2 * ("trim" not in disabled), 2 * (SOFTMAX not in disabled))

@@ -13,6 +13,8 @@ from joestar.errors import CaptureError
 
 from .plain import plain_epoch
 
+pytestmark = pytest.mark.usefixtures("shared_captures")  # of both executions
+
 
 class Layer(nn.Module):
     def __init__(self, fan_in: int, fan_out: int):

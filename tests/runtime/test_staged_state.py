@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import cheaper, quick
+from captures import cheaper, cheapest
 
 import joestar
 from joestar.errors import ChangedAfterCompileError, SamplerError
@@ -36,7 +36,7 @@ def step_of(graph, staged=True, sampler=None, model=joestar.nn.GraphSAGE, **opti
     sampler = joestar.NeighborSampler(graph, [3, 3], seed=5) if sampler is None else sampler
     stage = {"memory": "1GiB"} if staged else {}
     adam = torch.optim.Adam(net.parameters(), 0.01)
-    with cheaper(quick):
+    with cheaper(cheapest):
         step = joestar.compile(net, sampler, F.cross_entropy, adam, backend="eager", warm_up=4, **stage, **options)
         if staged:
             step.first_stage = Whole(48)
@@ -139,7 +139,7 @@ def of_one_row(x):
 )
 def test_writes_that_pytorch_does_not_count_are_noticed(graph, write):
     step = step_of(graph)
-    with cheaper(quick):
+    with cheaper(cheapest):
         next(step.epoch(graph.train_idx, BATCH))
         write(graph.ndata["x"])
         for use in (lambda: list(step.epoch(graph.train_idx, BATCH)), lambda: step.predict(graph.train_idx, 20)):
@@ -183,7 +183,7 @@ def test_features_of_16_bits_stay_so_under_autocast(graph, stored, autocast):
         step = step_of(graph, staged, autocast=autocast, loss_scale=False)
         if staged:
             assert step.arena.graph.ndata["x"].dtype == stored
-        with cheaper(quick):
+        with cheaper(cheapest):
             found.append([x.item() for x in step.epoch(graph.train_idx, BATCH)])
             found.append(step.predict(graph.train_idx, 20).tolist())
     assert found[:2] == found[2:]
