@@ -141,7 +141,7 @@ class Watched:
         self._dicts: list[Mapping] = []
         self._empty: list[Mapping] = []
         self._lists: list[tuple[list | collections.deque, tuple]] = []
-        self._functions: list[tuple[types.FunctionType, tuple]] = []
+        self._functions: list[types.FunctionType] = []
         self._sets: list[tuple[set, frozenset]] = []
         self._types: list[tuple[object, type]] = []
         self._tensors: list[torch.Tensor] = []
@@ -154,6 +154,7 @@ class Watched:
         del self._seen
         self._entries = Entries(self._dicts)
         self._places = Places(self._tensors)
+        self._parts = [(part, tuple(map(part, self._functions))) for part in _PARTS]
 
     def untouched(self) -> bool:
         """Whether everything is the very same object; if not, facts may still agree.
@@ -167,7 +168,7 @@ class Watched:
             and all(len(now) == len(was) and all(map(operator.is_, now, was)) for now, was in self._lists)
             and all(type(thing) is kind for thing, kind in self._types)
             and all(now == was for now, was in self._sets)
-            and all(all(map(operator.is_, _parts(now), was)) for now, was in self._functions)
+            and all(all(map(operator.is_, map(part, self._functions), was)) for part, was in self._parts)
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
         )
 
@@ -304,7 +305,7 @@ class Watched:
         if is_foreign(function):
             return
         self.facts[f"{path}'s code"] = Same(function.__code__)
-        self._functions.append((function, _parts(function)))
+        self._functions.append(function)
         names = code.names_of(function)
         names = None if code.DYNAMIC & names else names
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -349,11 +350,6 @@ class Watched:
             self._note(f"{path}.{name}", value, names)
 
 
-def _parts(function: types.FunctionType) -> tuple:
-    """What may be replaced within a function, as autoreload does."""
-    return function.__code__, function.__defaults__, function.__kwdefaults__
-
-
 def _hook_names(module: nn.Module) -> frozenset[str] | None:
     """What the hooks of a module name: they are given the module."""
     hooks = [hook for kind in HOOKS for hook in vars(module).get(kind, {}).values() if callable(hook)]
@@ -365,6 +361,8 @@ def _hook_names(module: nn.Module) -> frozenset[str] | None:
 
 
 _MISSING = object()
+_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+"""What may be replaced within a function, as autoreload does."""
 
 
 class _Slots:
