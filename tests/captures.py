@@ -41,6 +41,7 @@ from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input, history_inputs, known_inputs
 from joestar.lowering.outputs import flatten, loss_and_values
+from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.runtime.features import call_model
@@ -224,7 +225,7 @@ def silent() -> Iterator[None]:
 def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """A trace by ``make_fx`` alone; a capture (``Real``) where that cannot be."""
     with contextlib.suppress(Exception):  # the capture says what is wrong
-        with traced_norms():
+        with traced_norms(), traced_losses():
             made = traced(program, seeds, labels)
         verify_capture(made.gm, "Model")
         program._check_outputs(made.gm, "Model")

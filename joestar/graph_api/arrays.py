@@ -31,6 +31,8 @@ def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
     if isinstance(value, _NO_SEQUENCES):
         in_order = "sorted" if isinstance(value, (set, frozenset)) else "list"
         raise error(f"{name} is a {type(value).__name__}, no sequence: give a list, {in_order}({name}).")
+    if hasattr(value, "toarray"):
+        raise error(f"{name} is a sparse matrix ({type(value).__name__}): give its dense values, value.toarray().")
     if value is None or isinstance(value, (str, bytes, dict, bool, int, float)):
         raise error(f"{name} must be a tensor, NumPy array or list of numbers; got {type(value).__name__}.")
     try:

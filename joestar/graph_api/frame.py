@@ -1,5 +1,6 @@
 """Named tensors with one row per node or edge."""
 
+import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
@@ -33,6 +34,11 @@ class Frame(dict):
         if not isinstance(value, Tensor):
             name = f"{self.name}[{key!r}]"
             value = shortened(to_tensor(value, name), key, name)
+        if value.layout != torch.strided:
+            raise GraphError(
+                f"{self.name}[{key!r}] is a sparse tensor ({value.layout}), whose rows cannot be gathered: give "
+                "value.to_dense()."
+            )
         if value.dim() == 0 or value.shape[0] != self.num_rows:
             raise GraphError(
                 f"{self.name}[{key!r}] needs one row per entry of the graph's {self.num_rows} {self.what}; "

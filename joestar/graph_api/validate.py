@@ -123,6 +123,11 @@ def check_edge_index(edge_index, num_nodes: int | None) -> tuple[Tensor, int]:
         if edge_index.dtype not in (torch.int8, torch.int16, torch.uint8):
             raise GraphError(f"edge_index must be int32 or int64; got {edge_index.dtype}. Convert it with .long().")
         edge_index = edge_index.to(torch.int64)
+    if num_nodes is not None:
+        try:
+            num_nodes = operator.index(None if isinstance(num_nodes, bool) else num_nodes)
+        except TypeError:
+            raise GraphError(f"num_nodes must be a positive whole number; got {num_nodes!r}.") from None
     given = num_nodes
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0

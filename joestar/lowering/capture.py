@@ -20,6 +20,7 @@ from joestar.lowering.assumptions import check_guards, check_random, check_side_
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.no_grad import detach_regions
 from joestar.lowering.origin import node_line
+from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
 from joestar.torch_private import (
@@ -160,7 +161,12 @@ def _read(
     stand_ins = substituted(sampling is SubgraphSampler.sample)
     try:
         try:
-            with dynamo.config.patch({**_RNN, **_NO_COLLECTION, **_NO_CACHE}), traced_norms(), stand_ins:
+            with (
+                dynamo.config.patch({**_RNN, **_NO_COLLECTION, **_NO_CACHE}),
+                traced_norms(),
+                traced_losses(),
+                stand_ins,
+            ):
                 compiled(seeds, key, carriers)
         except _TracedError:
             _check_plain(seen["gm"], origin)

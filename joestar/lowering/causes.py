@@ -29,8 +29,15 @@ _NOISY = ("torch._guards", "torch._subclasses.fake_tensor")
 _DROP_IN = "the constructor and the state_dict are the same, so that load_state_dict takes the weights over"
 
 _TENSORS = "torch.where on whole tensors instead of Python `if` or indexing by a mask"
+_KNOWN_SIZES = (
+    "sets whose size is known: the seeds, and what sampling calls on the `graph` that `sample` is given return; those "
+    "of self.graph, unique, nonzero or a mask have a size that depends on data"
+)
+_UNKNOWN_SIZE = re.compile(r"Size-like symbols: u\d")
 _SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
 _ADVICE = (
+    (("one_hot",), "F.one_hot(ids, num_classes=C): without a number the result is as wide as the data say"),
+    (("bincount",), "F.one_hot(ids, C).sum(0): the length of a bincount depends on data, also with minlength"),
     (("backward hook", "backwards hook", "register_hook"),
      "no backward hooks on the model: compile without a loss, and look at gradients (p.grad, h.retain_grad()) in a "
      "loop of your own"),
@@ -62,6 +69,7 @@ def traced(error: Exception, origin: str) -> CaptureError:
     """What TorchDynamo could not trace, where, and what to write instead."""
     text = str(error)
     advice = next((hint for words, hint in _ADVICE if any(word in text for word in words)), _OTHERWISE)
+    advice = _KNOWN_SIZES if advice == _TENSORS and _UNKNOWN_SIZE.search(text) else advice
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if reason.startswith("Constraints violated"):
         reason = "it holds for a single size of a sampled set only"

@@ -18,7 +18,7 @@ from joestar.torch_private import OpOverload
 
 IGNORE_INDEX = -100
 _ATEN = torch.ops.aten
-_CASTS = (_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN._to_copy.default, _ATEN.alias.default)
+CASTS = (_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN._to_copy.default, _ATEN.alias.default)
 _CLASS_LOSSES = (_ATEN.cross_entropy_loss.default, _ATEN.nll_loss_nd.default)
 
 
@@ -251,7 +251,7 @@ def _is_rows_of(labels: Tensor | None, node: fx.Node, role_of: dict[fx.Node, Inp
     if node.target is not _ATEN.index_select.default or node.args[1] != 0:
         return False
     table, ids = node.args[0], node.args[2]
-    while ids.target in _CASTS:
+    while ids.target in CASTS:
         ids = ids.args[0]
     role = role_of.get(table)
     return role is not None and role.held and role.tensor is labels and role_of.get(ids) == SEEDS
@@ -260,7 +260,7 @@ def _is_rows_of(labels: Tensor | None, node: fx.Node, role_of: dict[fx.Node, Inp
 def _of_seeds(node: fx.Node, role_of: dict[fx.Node, Input]) -> Callable[[Tensor], Tensor] | None:
     """What computes a node from the seeds; ``None`` if it depends on a sample, on chance or on parameters."""
     behind = ancestors(node)
-    if not all(_is_fixed(role_of[n]) if n in role_of else _is_plain(n) for n in behind):
+    if not all(_is_fixed(role_of[n]) if n in role_of else is_plain(n) for n in behind):
         return None
     graph, copies, roles = fx.Graph(), {}, []
     for other in behind:
@@ -282,7 +282,8 @@ def _is_fixed(role: Input) -> bool:
     return role in (SEEDS, NUM_SEEDS) or (role.held and not role.needs_grad)
 
 
-def _is_plain(node: fx.Node) -> bool:
+def is_plain(node: fx.Node) -> bool:
+    """Whether a node is an op of PyTorch's, or arithmetic on sizes, that draws nothing."""
     overload = isinstance(node.target, OpOverload)
     if not overload:
         return node.op == "call_function"

@@ -21,6 +21,7 @@ from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.functional import is_in_place, remove_in_place
 from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
+from joestar.lowering.lookups import Lookup, lookups
 from joestar.lowering.loop_order import check_order_of_loops
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
@@ -80,6 +81,7 @@ class Program:
         self.modes = TrainingModes(kind, model)
         self._traced_with: tuple = ()
         self._losses: list[ClassLoss] = []
+        self.lookups: list[Lookup] = []
         self._checked: tuple = ()
         self.structure = LEAF
         self.shapes: list[tuple[int, ...] | None] = []
@@ -245,6 +247,10 @@ class Program:
             lower_synced_norms(gm, table, ids)
         lower_dropout(gm, table, key, ids)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
+        self.lookups = lookups(gm, captured.roles)
+        for lookup in self.lookups:
+            if not lookup.of_seeds and self.graph.positions is None:
+                lookup.check_sampled(self.graph)
         if self.kind == "train":
             self._losses = class_losses(gm, captured.roles, self.graph.ndata.get("y"))
             (output,) = gm.graph.find_nodes(op="output")
@@ -419,9 +425,16 @@ class Program:
         found = (labels.data_ptr(), version(labels))
         if self._checked and self._checked[0] is nodes and self._checked[1] == found:
             return
+        self.check_lookups(nodes)
         for loss in self._losses:
             loss.check(nodes)
         self._checked = nodes, found
+
+    def check_lookups(self, nodes: Tensor) -> None:
+        """Raises ``LabelError`` unless what is looked up for the seeds ``nodes``, by data of the graph, is there."""
+        for lookup in self.lookups:
+            if lookup.of_seeds:
+                lookup.check(nodes)
 
 
 def _rows(table: Tensor, nodes: Tensor) -> Tensor:

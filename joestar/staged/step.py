@@ -210,6 +210,7 @@ class StagedStep(Step):
 
     def _check_labels(self, program, order: Tensor, slots: Tensor) -> None:
         """Labels of all seeds before the first step, where they are read as they are; else of a macro-batch's."""
+        program.check_lookups(slots)
         for loss in program._losses:
             if loss.target is None:
                 dataclasses.replace(loss, labels=self.whole.ndata["y"]).check(order)

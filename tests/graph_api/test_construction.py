@@ -199,6 +199,9 @@ BAD_EDGE_INDEX = {
     "too large for num_nodes": ((EDGES, 3), "relabels ids of any kind, or give a num_nodes above 3"),
     "float": ((EDGES.float(), 5), "int32 or int64; got torch.float32"),
     "no nodes": ((EDGES[:, :0], None), "at least one node; give num_nodes"),
+    "a fraction of nodes": ((EDGES, 5.0), "num_nodes must be a positive whole number; got 5.0"),
+    "text for num_nodes": ((EDGES, "5"), "num_nodes must be a positive whole number; got '5'"),
+    "True for num_nodes": ((EDGES, True), "num_nodes must be a positive whole number; got True"),
     "zero nodes": ((EDGES[:, :0], 0), "at least one node"),
 }
 
@@ -214,6 +217,10 @@ def test_rows_of_node_and_edge_tensors():
         _graph(ndata={"x": torch.ones(4, 2)})
     with pytest.raises(GraphError, match=r"edata\['w'\] needs one row .* 6 edges; got shape \[5\]"):
         _graph(edata={"w": torch.ones(5)})
+    with pytest.raises(GraphError, match=r"ndata\['x'\] is a sparse tensor \(torch.sparse_coo\).*value.to_dense\(\)"):
+        Graph.from_edge_index(EDGES, 5, {"x": torch.eye(5).to_sparse()})
+    with pytest.raises(GraphError, match=r"ndata\['x'\] is a sparse matrix \(csr_matrix\).*value.toarray\(\)"):
+        Graph.from_edge_index(EDGES, 5, {"x": scipy.sparse.csr_matrix(torch.eye(5).numpy())})
     with pytest.raises(GraphError, match=r"ndata\['x'\] must be a tensor, NumPy array or list of numbers; got str"):
         _graph(ndata={"x": "abcde"})
 

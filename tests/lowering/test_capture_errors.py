@@ -135,6 +135,18 @@ def compared(m, b, h):
     return h if torch.equal(h, h + 1) else -h
 
 
+def one_hot(m, b, h):
+    return h + torch.nn.functional.one_hot(b.graph_degrees("src")).sum()
+
+
+def counted(m, b, h):
+    return h if torch.bincount(b.indices % WIDTH, minlength=WIDTH).shape[0] == WIDTH else -h
+
+
+def other_sets(m, b, h):
+    return h if torch.unique(b.indices).shape[0] == h.shape[0] else -h
+
+
 TENSOR = ("torch.where on whole tensors",)
 HOST = ("keep the value in a tensor",)
 SIZED = ("depends on data", "torch.where(mask, x, 0)")
@@ -144,6 +156,8 @@ HIGHER = ("higher-order function", "call plain torch functions")
 
 ERRORS = [
     (branch_on_data, TENSOR), (item, HOST), (conversion, HOST), (mask, SIZED), (nonzero, SIZED), (unique, SIZED),
+    (one_hot, ("F.one_hot(ids, num_classes=C)",)), (counted, ("F.one_hot(ids, C).sum(0)",)),
+    (other_sets, ("sets whose size is known", "self.graph")),
     (printing, ("remove the print",)), (tolist, HOST), (compared, HOST),
     (branch_on_size, ("num_src (of sampled set 2) > 20", *BRANCH)),
     (branch_on_edges, ("num_edges (of sampled set 1) > num_seeds", *BRANCH)),

@@ -113,6 +113,37 @@ def test_probabilities():
     })  # fmt: skip
 
 
+def gaussian(**options):
+    return lambda z, y: F.gaussian_nll_loss(z[:, :2], y[:, 4:6], F.softplus(z[:, 2:]), **options)
+
+
+def test_gaussian_likelihood():
+    """PyTorch's own code asks the host for the sign of variances, and clamps them in place."""
+    check_losses({
+        "mean": gaussian(), "sum": gaussian(reduction="sum"), "none": gaussian(reduction="none"),
+        "full": gaussian(full=True), "some are clamped": gaussian(eps=0.7),
+        "one column": lambda z, y: F.gaussian_nll_loss(z[:, 0], y[:, 4], z[:, 1].exp()),
+        "a variance per row": lambda z, y: F.gaussian_nll_loss(z, y[:, 4:], z[:, 1].exp()),
+        "a column of variances": lambda z, y: F.gaussian_nll_loss(z, y[:, 4:], z[:, 1:2].exp()),
+        "a row of variances": lambda z, y: F.gaussian_nll_loss(z, y[:, 4:], W[None]),
+        "a number": lambda z, y: F.gaussian_nll_loss(z, y[:, 4:], 0.3),
+        "module": lambda z, y: nn.GaussianNLLLoss(full=True)(z, y[:, 4:], F.softplus(z)),
+    })  # fmt: skip
+
+
+def test_negative_variances_give_no_number():
+    """PyTorch raises, which a step cannot."""
+
+    def loss(z, y):
+        return F.gaussian_nll_loss(z, y[:, 4:], torch.where(y[:, 2:3] > 0, -1.0, 1.0) * torch.ones_like(z))
+
+    case = Case(Heads({"rows": lambda m, b, h: h}, out=NUM_CLASSES), loss=loss, graph=small_graph(labels()))
+    with pytest.raises(ValueError, match="var has negative"):
+        case.eager(case.seeds(), 0)
+    for found in (case.exact(case.seeds(), 0), case.padded(case.seeds(), 0)):
+        assert torch.isnan(found.loss)
+
+
 def test_per_entry():
     logits = F.binary_cross_entropy_with_logits
     check_losses({

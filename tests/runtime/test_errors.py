@@ -246,3 +246,77 @@ def test_an_error_of_the_models_own_comes_without_the_tracers_pages():
         next(iter(step.epoch(graph.train_idx, 50)))
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
+
+
+# --- lookups by data of the graph -------------------------------------------------------------------------------------
+
+
+class Embedded(torch.nn.Module):
+    """A categorical feature beside the others."""
+
+    def __init__(self, find):
+        super().__init__()
+        self.table, self.find = torch.nn.Embedding(5, 4, dtype=torch.float64), find
+        self.net = joestar.nn.GraphSAGE(FEATURES + 4, 8, 2, out_channels=CLASSES).double()
+
+    def forward(self, blocks, x):
+        return self.net(blocks, torch.cat([x, self.find(self.table, blocks[0].srcdata["kind"])], 1))
+
+
+def _with_kinds(kinds, find=lambda table, kinds: table(kinds)):
+    graph = planted_graph(dtype=torch.float64)
+    graph.ndata["kind"] = kinds
+    net = Embedded(find)
+    optimizer = torch.optim.Adam(net.parameters())
+    return joestar.compile(
+        net, joestar.NeighborSampler(graph, [3, 2], seed=7), F.cross_entropy, optimizer, backend="eager"
+    )
+
+
+KINDS = torch.arange(NODES) % 5
+FOUND = {
+    "embedding": lambda table, kinds: table(kinds),
+    "rows": lambda table, kinds: table.weight[kinds],
+    "cast and shifted": lambda table, kinds: F.embedding((kinds.double() + 1).long() - 1, table.weight),
+    "one of two columns": lambda table, kinds: F.embedding(torch.stack([kinds, kinds], 1)[:, 1], table.weight),
+}
+
+
+@pytest.mark.parametrize("find", FOUND)
+def test_categories_without_a_row(find):
+    assert len(list(_with_kinds(KINDS, FOUND[find]).epoch(IDX, 100))) == 3
+    node = 17
+    wrong = KINDS.index_fill(0, torch.tensor([node]), 9)
+    message = rf"graph.ndata\['kind'\] gives 9 for node {node}, which is out of range at .*: .* ids in \[-?[05], 5\)"
+    with pytest.raises(LabelError, match=message):
+        next(_with_kinds(wrong, FOUND[find]).epoch(IDX, 100))
+    with pytest.raises(LabelError, match=message):
+        _with_kinds(wrong, FOUND[find]).predict(IDX)
+
+
+def test_categories_of_nodes_that_no_sample_reaches_may_be_anything():
+    step = _with_kinds(KINDS.index_fill(0, torch.tensor([0]), -1))  # node 0 is isolated
+    assert len(list(step.epoch(IDX[1:], 100))) == 3
+
+
+LOOKED_UP = {
+    "gather": lambda logits, y: -logits.log_softmax(1).gather(1, y[:, None]).mean(),
+    "index": lambda logits, y: -logits.log_softmax(1)[torch.arange(len(y)), y].mean(),
+    "one_hot": lambda logits, y: F.mse_loss(logits, F.one_hot(y, CLASSES).to(logits.dtype)),
+    "margin": F.multi_margin_loss,
+    "weights": lambda logits, y: (torch.ones(CLASSES)[y] * F.cross_entropy(logits, y, reduction="none")).mean(),
+}
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("loss", LOOKED_UP)
+def test_labels_without_a_column(loss, execution):
+    """In losses of one's own; nodes that are no seeds may have any label."""
+    graph = planted_graph(dtype=torch.float64)
+    graph.ndata["y"][-1] = 99
+    step = make_step(execution, graph=graph, loss=LOOKED_UP[loss])
+    next(step.epoch(IDX, 100))
+    graph.ndata["y"][5] = CLASSES
+    message = rf"graph.ndata\['y'\] gives {CLASSES} for node 5, which is out of range at .* ids in \[-?\d, {CLASSES}\)"
+    with pytest.raises(LabelError, match=message):
+        next(step.epoch(IDX, 100))

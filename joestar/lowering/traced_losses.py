@@ -1,0 +1,50 @@
+"""Losses of PyTorch's that look at their arguments' values on the host, in forms that can be traced."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@contextlib.contextmanager
+def traced_losses() -> Iterator[None]:
+    """While a program is traced, ``F.gaussian_nll_loss`` (and ``nn.GaussianNLLLoss``) has a form that can be.
+
+    Where PyTorch's raises for a negative variance, its loss is NaN.
+    """
+    plain = F.gaussian_nll_loss
+
+    def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
+        if not isinstance(var, Tensor) or reduction not in ("none", "mean", "sum"):
+            return plain(input, target, var, full, eps, reduction)
+        sizes, own = input.shape, var.shape
+        if own != sizes and sizes[:-1] == own:
+            var = var.unsqueeze(-1)
+        elif own != sizes and (
+            len(own) != len(sizes) or sum(b for a, b in zip(sizes, own, strict=True) if a != b) != 1
+        ):
+            raise ValueError("var is of incorrect size")
+        return _gaussian(input, target, var, full, eps, reduction)
+
+    F.gaussian_nll_loss = gaussian_nll_loss
+    try:
+        yield
+    finally:
+        F.gaussian_nll_loss = plain
+
+
+def _broadcasts(own: torch.Size, sizes: torch.Size) -> bool:
+    return sum(b for a, b in zip(sizes, own, strict=True) if a != b) == 1
+
+
+def _gaussian(input: Tensor, target: Tensor, var: Tensor, full: bool, eps: float, reduction: str) -> Tensor:
+    """The loss; the gradient of a variance below ``eps`` is that of ``eps``, as in PyTorch."""
+    clamped = var + (var.detach().clamp(min=eps) - var.detach())
+    clamped = torch.where(var < 0, torch.full_like(var, torch.nan), clamped)
+    loss = 0.5 * (torch.log(clamped) + (input - target) ** 2 / clamped)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
