@@ -337,8 +337,8 @@ def _free() -> int:
 
 
 def edges_read(edges: int) -> dict:
-    """Edges and their data over all ranks as they are read, and samples of them with and without weights, compared with a
-    graph of one's own; and what the memory of the device says."""
+    """Edges and their data over all ranks, as read and as sampled from with and without weights, compared with a graph
+    of one's own; and what the memory of the device says."""
     device, random = started(), torch.Generator().manual_seed(0)
     group, nodes = joestar.distributed.current(), edges // 20
     edge_index = torch.randint(0, nodes, (2, edges), generator=random)
