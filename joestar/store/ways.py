@@ -124,12 +124,12 @@ def plan_graph(graph: Graph, world: int | None = None, room: int | str | None = 
     group = current()
     world = world or (1 if group is None else group.world)
     free = _room() if room is None else parse_bytes(room, "room")
-    together = world > 1
+    one_host = group is None or len(set(group.hosts)) == 1
     if group is not None:
         met = group.exchange("joestar.store.plan_graph", {"room": free, "beside": beside})
         free, beside = min(each["room"] for each in met), max(each["beside"] for each in met)
-        together = together and len(set(group.hosts)) == 1
-    places = [REPLICATE, *([FEATURES, STRUCTURE] if together else []), *([HOST] if together or group is None else [])]
+    shared = [FEATURES, STRUCTURE] if world > 1 else []
+    places = [REPLICATE, *shared, HOST] if one_host else [REPLICATE]
     ways = []
     for place in places:
         parts = _parts(graph, world, place) | ({"step": beside} if beside else {})
@@ -141,6 +141,7 @@ def _parts(graph: Graph, world: int, place: str) -> dict[str, int]:
     """Bytes of every GPU."""
     rows = {name: value[:1].numel() * value.element_size() for name, value in graph.ndata.items()}
     nodes, row = graph.num_nodes, rows.pop("x", 0)
+    row = row if source_of(graph.ndata, "x") is None else 0  # they have their place already
     edges = [graph.indices.nbytes, *(value.nbytes for value in graph.edata.values())]
     dealt_out = sum(part_bytes(each, world) for each in edges if each)
     return {

@@ -334,3 +334,32 @@ def _free() -> int:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
+
+
+def edges_read(edges: int) -> dict:
+    """Edges and their data over all ranks, as read and as sampled from with and without weights, compared with a graph
+    of one's own; and what the memory of the device says."""
+    device, random = started(), torch.Generator().manual_seed(0)
+    group, nodes = joestar.distributed.current(), edges // 20
+    edge_index = torch.randint(0, nodes, (2, edges), generator=random)
+    weight = torch.rand(edges, generator=random) + 0.1
+    graph = joestar.Graph.from_edge_index(edge_index, nodes, edata={"w": weight})
+    before = _free() if device.type == "cuda" else 0
+    parts = joestar.store.shard_structure(graph)
+    taken = before - _free() if device.type == "cuda" else 0
+    whole, wrong = graph.to(device), []
+    some = torch.randint(0, edges, (1 << 16,), generator=random).to(device)
+    for name, ours, theirs in (("indices", parts.indices, whole.indices), ("w", parts.edata["w"], whole.edata["w"])):
+        wrong += [] if torch.equal(ours[some], theirs[some]) and torch.equal(ours, theirs) else [name]
+    seeds = torch.randint(0, nodes, (1000,), generator=random).unique().to(device, whole.indices.dtype)
+    for fanouts, probs in (([5, 3], None), ([5, 3], "w"), ([-1], None)):
+        sampled = [joestar.NeighborSampler(g, fanouts, probs=probs).sample(g.keyed(1), seeds) for g in (parts, whole)]
+        for ours, theirs in zip(*sampled, strict=True):
+            same = torch.equal(ours.indptr, theirs.indptr) and torch.equal(ours.srcs, theirs.srcs)
+            wrong += [] if same and torch.equal(ours.indices, theirs.indices) else [f"{fanouts} {probs}"]
+    group.exchange("all have read")
+    part = parts.indices.nbytes + parts.edata["w"].nbytes
+    del parts, whole, ours, theirs, sampled
+    group.exchange("all have let go")
+    given_back = _free() - before + taken if device.type == "cuda" else 0
+    return {"wrong": wrong, "bytes": part, "taken": taken, "given back": given_back}

@@ -27,6 +27,12 @@ def test_two_ranks_train_and_predict_the_same_bits_with_edges_in_parts(two):
 
 
 @pytest.mark.fuzz
+def test_four_ranks_sample_from_parts_what_each_samples_alone(tmp_path):
+    for rank in results(4, scenarios.edges_read, 200_000, folder=tmp_path):
+        assert rank["wrong"] == []
+
+
+@pytest.mark.fuzz
 def test_so_do_four(tmp_path):
     check_bits(results(4, scenarios.structures, BATCH // 2, folder=tmp_path))
 

@@ -62,3 +62,19 @@ def test_what_cannot_be_is_said_on_every_rank(folder):
         for name, words in WORDS.items():
             assert all(each in rank[name] for each in words), (name, rank[name])
         assert rank["fine"]
+
+
+def test_edges_over_two_gpus_are_sampled_as_those_of_one(folder):
+    """Of several pages of each GPU; half of the memory is taken on each, and given back with the graph."""
+    for rank in results(2, scenarios.edges_read, 8_000_000, folder=folder, seconds=300.0):
+        assert rank["wrong"] == []
+        assert 0.4 * rank["bytes"] < rank["taken"] < 0.9 * rank["bytes"]
+        assert rank["given back"] > 0.8 * rank["taken"]
+
+
+def test_training_with_edges_over_two_gpus(folder):
+    for rank in results(2, scenarios.structures, BATCH, folder=folder, seconds=500.0):
+        for how in scenarios.FANOUTS:
+            first, *others = rank[how]
+            for each in others:
+                close(each, first, 1e-8)

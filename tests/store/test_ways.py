@@ -68,6 +68,14 @@ def test_one_process_has_the_host_behind_its_device():
     assert whole is GRAPH
 
 
+def test_features_that_have_their_place_are_left_there():
+    graph = large_graph()
+    graph.ndata["x"] = FeatureStore(graph.ndata["x"], "cpu", "pinned")
+    plan = plan_graph(graph, room=NEEDS["replicate"] - NODES * ROW)
+    assert plan.best.place == "replicate" and plan.best.left == 0
+    assert plan.apply(graph, device="cpu").ndata.sources["x"] is graph.ndata.sources["x"]
+
+
 def test_what_fits_nowhere_is_refused_with_the_numbers():
     with pytest.raises(ConfigError, match=r"the graph does not fit:\non 1 GPU, 1000 B of each"):
         plan_graph(GRAPH, room=1000).apply(GRAPH)
