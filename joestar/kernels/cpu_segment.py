@@ -15,7 +15,7 @@ from joestar.kernels.layout import wide_dtype
 from joestar.kernels.segment_gradient import check_rows, check_segment_wanted
 from joestar.kernels.segment_program import FULL, HEAD, SegmentProgram, check_segment, dtype_of, groups_of
 
-_NUMBERS = 4096
+_NUMBERS = 8192
 """Numbers per value of a tile of edges."""
 _STORED_BYTES = 2**28
 """Of a value per edge and column that a gradient may store; above that it is computed again."""

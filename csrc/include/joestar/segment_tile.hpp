@@ -55,6 +55,9 @@ class SegmentTile {
       value(step.result) = {slot_.back(), nullptr, step.count};
     }
     constants();
+    for (const TileStep<A>& step : plan.steps()) {
+      if (step.op == SegmentOp::Load) far(plan.leaves()[static_cast<std::size_t>(step.result)], step.count);
+    }
   }
 
   TileValue<A>& value(std::int64_t number) { return value_[static_cast<std::size_t>(number)]; }
@@ -66,8 +69,14 @@ class SegmentTile {
   // there is room; larger ones are cut at multiples of the tile's size, so that sums depend on their own edges alone.
   std::int64_t run(std::int64_t p, std::int64_t group, std::int64_t last) {
     gather(p, group, edges_.begin(last));
-    for (const TileStep<A>& each : plan_.steps()) step(each);
-    return p + count_;
+    const std::int64_t next = p + count_, limit = std::min(next + size_, edges_.begin(last));
+    fetched_ = std::max(fetched_, next);
+    std::int64_t left = static_cast<std::int64_t>(plan_.steps().size());
+    for (const TileStep<A>& each : plan_.steps()) {
+      fetch(fetched_ + (limit - fetched_) / left--);
+      step(each);
+    }
+    return next;
   }
 
   // Features of the tile's edges, as wide as `padded` says.
@@ -84,6 +93,31 @@ class SegmentTile {
  private:
   // Rows of at least so many numbers are read where they are.
   static constexpr std::int64_t kInPlace = 16;
+
+  // Rows that lie anywhere in memory, in bytes: of the other ends of edges, or of their numbers.
+  struct FarRows {
+    const char* data;
+    std::int64_t bytes;
+    bool by_number;
+  };
+
+  void far(const SegmentLeaf& leaf, std::int64_t count) {
+    const bool other = leaf.by == (edges_.by_source ? SegmentBy::Destination : SegmentBy::Source);
+    const bool numbered = leaf.by == SegmentBy::Edge && edges_.edge != nullptr;
+    if (!other && !numbered) return;
+    const std::int64_t number = leaf.data.number == SegmentNumber::Wide ? static_cast<std::int64_t>(sizeof(A)) : 2;
+    far_.push_back({static_cast<const char*>(leaf.data.data), row_size(leaf, count) * number, numbered});
+  }
+
+  // Asks for the far rows of edges of the next tile, up to this position.
+  void fetch(std::int64_t until) {
+    for (; fetched_ < until; ++fetched_) {
+      for (const FarRows& rows : far_) {
+        const char* row = rows.data + (rows.by_number ? edges_.number(fetched_) : edges_.id(fetched_)) * rows.bytes;
+        for (std::int64_t offset = 0; offset < rows.bytes; offset += 64) prefetch(row + offset);
+      }
+    }
+  }
 
   std::int64_t row_size(const SegmentLeaf& leaf, std::int64_t count) const {
     return leaf.shared ? count / plan_.heads() : count;
@@ -234,7 +268,8 @@ class SegmentTile {
 
   const SegmentPlan<A>& plan_;
   const SegmentEdges& edges_;
-  std::int64_t size_, count_ = 0;
+  std::int64_t size_, count_ = 0, fetched_ = 0;
+  std::vector<FarRows> far_;
   std::vector<TileValue<A>> value_;
   Scratch<std::int64_t> index_;  // sources, destinations, numbers of edges
   Scratch<const A*> rows_;
