@@ -29,7 +29,7 @@ class Code:
 
     Attributes:
         nodes, features: of the whole graph, for tables of all nodes.
-        init, body: lines without indentation.
+        init, body: lines without indentation. extended: whether the program may hold additions.
     """
 
     rng: random.Random
@@ -38,6 +38,7 @@ class Code:
     init: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     names: int = 0
+    extended: bool = False
 
     def pick(self, *options):
         """One of the options."""

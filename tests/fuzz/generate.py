@@ -9,6 +9,7 @@ import torch
 
 from joestar.fusion import PASSES
 
+from . import additions
 from .code import Code, Hop, Rows
 from .graphs import FORMS, IGNORED
 from .layers import some_layer
@@ -135,24 +136,30 @@ def write(number: int) -> Written:
     names = steering(pack)
     steered = names[number % PER_PACK] if number % PER_PACK < len(names) else ""
     motif = rng.choice(motifs_of(steered)) if steered else None
-    code = Code(rng, shared.nodes, shared.features)
+    code = Code(rng, shared.nodes, shared.features, extended=number >= additions.EXTENDED)
     loss = rng.choice(LOSSES)
-    body = _model(code, shared, motif, loss.columns(shared.classes))
+    if code.extended and code.chance(0.4):
+        loss = Loss(code.pick(*additions.LOSSES))
+    body, unpack = _model(code, shared, motif, loss.columns(shared.classes))
     target = loss.target
     labels = "" if target == "y" else f'\n\ngraph.ndata["y"] = graph.ndata["{target}"]\n'
     choices = motif.choices if motif else {}
-    text = f"\n\n{body}\n\n{loss.source(shared.classes)}{labels}"
+    text = f"\n\n{body}\n\n{loss.source(shared.classes, unpack)}{labels}"
     return Written(number, steered, shared.head, text, target, choices, shared.autocast)
 
 
-def _model(code: Code, shared: Setting, motif: Motif | None, columns: int) -> str:
-    _forward(code, shared, motif, columns)
+def _model(code: Code, shared: Setting, motif: Motif | None, columns: int) -> tuple[str, str]:
+    """(source of the class, line of the loss that takes outputs apart)."""
+    unpack = _forward(code, shared, motif, columns)
     init = "".join(f"        {line}\n" for line in ["super().__init__()", *code.init])
     body = "".join(f"        {line}\n" for line in code.body)
-    return f"class Model(nn.Module):\n    def __init__(self):\n{init}\n    def forward(self, blocks, x):\n{body}"
+    return (
+        f"class Model(nn.Module):\n    def __init__(self):\n{init}\n    def forward(self, blocks, x):\n{body}",
+        unpack,
+    )
 
 
-def _forward(code: Code, shared: Setting, motif: Motif | None, columns: int) -> None:
+def _forward(code: Code, shared: Setting, motif: Motif | None, columns: int) -> str:
     hops = len(shared.edata)
     first = code.rng.randrange(hops) if motif is None and code.chance(0.15) else 0  # blocks left unused
     h = Rows("x", shared.features)
@@ -164,6 +171,8 @@ def _forward(code: Code, shared: Setting, motif: Motif | None, columns: int) -> 
         hop = Hop(code.let(f"blocks[{place}]"), shared.edata[place])
         h = _layer(code, h, hop, here, f"{hop.name}.num_src")
         h = some_rows(code, h, f"{hop.name}.num_dst", 1 if place < hops - 1 else 0)
+        if code.extended:
+            h = additions.some_added(code, h, f"{hop.name}.num_dst")
         seen.append(h)
     h = _jump(code, seen) if len(seen) > 1 and code.chance(0.2) else h
     if code.chance(0.15) and not (motif and motif.alone):
@@ -172,7 +181,10 @@ def _forward(code: Code, shared: Setting, motif: Motif | None, columns: int) -> 
     if code.chance(0.7):
         form = code.pick("{h}.tanh()", "{h} / (1 + {h}.abs())", LAYER_NORM)
         h = code.rows(filled(form, h), h.width)
-    code.body.append(f"return {code.linear(h, columns)}")
+    z = code.linear(h, columns)
+    value, unpack = additions.returned(code, h, z) if code.extended else (str(z), "")
+    code.body.append(f"return {value}")
+    return unpack
 
 
 def _layer(code: Code, h: Rows, hop: Hop, motif: Motif | None, n: str) -> Rows:
@@ -181,7 +193,11 @@ def _layer(code: Code, h: Rows, hop: Hop, motif: Motif | None, n: str) -> Rows:
         h = some_rows(code, h, n, 1)
     if motif is not None and motif.before is not None:
         h = motif.before(code, h, n)
+    if code.extended and motif is None and code.chance(0.5):
+        h = additions.some_added(code, h, n)
     layer = some_layer if motif is None or motif.layer is None else motif.layer
+    if code.extended and layer is some_layer and code.chance(0.15):
+        layer = additions.scaled_messages
     out = layer(code, h, hop)
     if motif is None and code.chance(0.15):
         own = code.rows(f"{source}[: {hop.name}.num_dst]", source.width)
@@ -217,9 +233,10 @@ class Loss:
         """Columns of the outputs."""
         return classes + self.extra
 
-    def source(self, classes: int) -> str:
-        """The function's text."""
-        return f"def loss(z, y):\n    return {self.form.format(c=classes)}\n"
+    def source(self, classes: int, unpack: str = "") -> str:
+        """The function's text; ``unpack`` takes outputs apart into ``z`` and ``other``."""
+        first, more = (f"    {unpack}\n", " + 0.1 * other.square().mean()") if unpack else ("", "")
+        return f"def loss(z, y):\n{first}    return {self.form.format(c=classes)}{more}\n"
 
 
 IGNORING = f"ignore_index={IGNORED}"

@@ -12,6 +12,7 @@ from torch import nn
 
 from joestar.fusion import PASSES
 
+from .additions import EXTENDED
 from .execute import ALL, OF_UNIONS, Report, run_pack
 from .generate import PER_PACK, PER_SHARD, write
 from .motifs import ELSEWHERE, motifs_of
@@ -22,6 +23,8 @@ QUICK, CHECKED = 3, 9
 """Shards that are not thorough; those up to which ``make fuzz`` goes; ``make test-all`` runs all of them."""
 PACKS = {"steered": range(7), "by chance": range(14, 17)}
 """Packs of the first shard that ``make test`` runs: every pass fires in one of the steered programs, at least."""
+EXTENDED_SHARDS = 4
+"""Of programs with additions, in ``make fuzz``."""
 FIRED = 1
 """Rewrites of every pass in a shard, or the steered packs, at least."""
 REALLY_CAPTURED = {True: 1 / 3, False: 1 / 10}
@@ -65,6 +68,23 @@ def test_executions_of_some_agree(packs):
     check(report, len(PACKS[packs]) * PER_PACK)
     if packs == "steered":
         check_rewrites(report)
+
+
+def extended(packs: range) -> range:
+    """The same packs among those with additions."""
+    return range(EXTENDED // PER_PACK + packs.start, EXTENDED // PER_PACK + packs.stop)
+
+
+def test_executions_of_some_with_additions_agree():
+    report = report_of(extended(range(14, 16)), thorough=False)
+    check(report, 2 * PER_PACK)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("shard", range(EXTENDED_SHARDS))
+def test_executions_with_additions_agree(shard):
+    packs = PER_SHARD // PER_PACK
+    check(report_of(extended(range(shard * packs, (shard + 1) * packs)), thorough=True), PER_SHARD)
 
 
 @pytest.mark.fuzz
@@ -116,6 +136,23 @@ def test_every_piece_occurs():
     text = "\n".join(sources())
     pieces = [*PIECES, *(f"nn.{made.partition('(')[0]}(" for made in MODULES)]
     assert not [piece for piece in pieces if text.count(piece) < 5]
+
+
+ADDED = (
+    ".scatter(1, ", ".scatter_add(1, ", ".scatter_reduce(1, ", ".index_add(1, ", ".gather(1, ",
+    ".index_add(0, ", ".scatter_add(0, ", ".scatter_reduce(0, ", "nn.Embedding(", "nn.EmbeddingBag(", 'mode="max"',
+    "per_sample_weights", "avg_pool1d", "max_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "F.conv1d",
+    "nn.MultiheadAttention(", "nn.TransformerEncoderLayer(", "need_weights=False", " += 1\n",
+    ".num_dst\n", ".mul_(0.9).add_(",
+    "torch.arange(z.shape[0])", "F.normalize(z, dim=1) @", "z[:, 0]", '0.5 * edges.src["h"] + 2 *', "7 // 2 *",
+    'return {"logits": ', "z, other = z\n", 'return {"both": [', "blocks[-1].num_dst",
+)  # fmt: skip
+
+
+def test_every_addition_occurs_and_only_there():
+    text = "\n".join(write(EXTENDED + number).source for number in range(1000))
+    assert not [piece for piece in ADDED if text.count(piece) < 5]
+    assert not [piece for piece in ("EmbeddingBag", "pool1d", "Multihead", "other") if piece in "\n".join(sources())]
 
 
 NO_ROWS = {"Softmax2d", "MultiheadAttention"}

@@ -1,0 +1,167 @@
+"""What programs from ``EXTENDED`` on may hold besides: those below keep the text that they always had."""
+
+from .code import Code, Hop, Rows
+
+EXTENDED = 1_000_000
+"""The first program with additions."""
+
+
+def _ids(n: str) -> tuple[str, str]:
+    """(ids, block) of rows whose number is ``n``: ``block.num_src`` or ``block.num_dst``."""
+    block, _, size = n.rpartition(".")
+    return f"{block}.{'srcs' if size == 'num_src' else 'dsts'}", block
+
+
+COLUMNS = (
+    "{zeros}.scatter(1, {perm}.expand({n}, {w}), {h})", "{h}.scatter(1, {perm}.expand({n}, {w}), {h}.tanh())",
+    "{zeros}.scatter_add(1, {half}.expand({n}, {w}), {h})", "{h}.scatter_add(1, {perm}.expand({n}, {w}), {h} * 0.5)",
+    '{h}.scatter_reduce(1, {half}.expand({n}, {w}), {h}.tanh(), "amax")',
+    '{zeros}.scatter_reduce(1, {half}.expand({n}, {w}), {h}, "mean", include_self=False)',
+    "{h}.index_add(1, {half}[0], {h}, alpha=0.5)",
+    "{h}.gather(1, {perm}.expand({n}, {w}))", "{h}.index_select(1, {perm}[0])", "{h}[:, {perm}[0]]",
+)  # fmt: skip
+"""Along columns; ``{perm}`` and ``{half}`` are positions ``[1, w]``, all of them or each twice."""
+
+
+def columns(code: Code, h: Rows, n: str) -> Rows:
+    """Scatters, additions and reads along columns."""
+    form = code.pick(*COLUMNS)
+    made = {"perm": f"torch.arange({h.width}).flip(0)[None]", "half": f"torch.arange({h.width})[None] // 2"}
+    used = {name: code.buffer(value) for name, value in made.items() if f"{{{name}}}" in form}
+    return code.rows(form.format(h=h, w=h.width, n=n, zeros=f"torch.zeros_like({h})", **used), h.width)
+
+
+def groups(code: Code, h: Rows, n: str) -> Rows:
+    """Sums, means and extrema over rows of a kind, read back by all of them."""
+    ids, block = _ids(n)
+    kind = code.let(f'{block}.graph.ndata["kind"][{ids}]')
+    zeros = f"{h}.new_zeros(5, {h.width})"
+    form = code.pick(
+        "{z}.index_add(0, {k}, {h})", "{z}.scatter_add(0, {k}[:, None].expand(-1, {w}), {h})",
+        '{z}.scatter_reduce(0, {k}[:, None].expand(-1, {w}), {h}, "amax")',
+        '{z}.scatter_reduce(0, {k}[:, None].expand(-1, {w}), {h}, "mean")',
+    )  # fmt: skip
+    table = code.let(form.format(z=zeros, k=kind, h=h, w=h.width))
+    return code.rows(f"{h} + {table}[{kind}].tanh()", h.width)
+
+
+def embedding(code: Code, h: Rows, n: str) -> Rows:
+    """Learned rows of nodes or kinds, or a bag of them."""
+    ids, block = _ids(n)
+    kind = f'{block}.graph.ndata["kind"][{ids}]'
+    form = code.pick("nodes", "kinds", "bag", "weighted bag")
+    if form == "nodes":
+        found = f"{code.own(f'nn.Embedding({code.nodes}, {h.width})')}({ids})"
+    elif form == "kinds":
+        found = f"{code.own(f'nn.Embedding(5, {h.width})')}({kind})"
+    else:
+        pairs = code.let(f"torch.stack([{kind}, ({kind} + 2) % 5], 1)")
+        mode = "sum" if form == "weighted bag" else code.pick("sum", "mean", "max")
+        bag = code.own(f'nn.EmbeddingBag(5, {h.width}, mode="{mode}")')
+        given = f", per_sample_weights={h}[:, :1].sigmoid().expand(-1, 2)" if form == "weighted bag" else ""
+        found = f"{bag}({pairs}{given})"
+    return code.rows(f"{h} {code.pick('+', '*')} {found}", h.width)
+
+
+POOLS = (
+    ("F.avg_pool1d({h}[:, None], 3, 1, 1)", None), ("F.max_pool1d({h}[:, None], 3, 1, 1)", None),
+    ("F.adaptive_avg_pool1d({h}[:, None], 4)", 4), ("F.adaptive_max_pool1d({h}[:, None], 3)", 3),
+    ("F.avg_pool1d({h}[:, None], 2, 1, 1, count_include_pad=False)[:, :, 1:]", None),
+    ("F.conv1d({h}[:, None], {kernel}, padding=1)", None),
+)  # fmt: skip
+
+
+def pooled(code: Code, h: Rows, n: str) -> Rows:
+    """Windows over the columns of a row."""
+    form, width = code.pick(*POOLS)
+    kernel = code.parameter(1, 1, 3) if "{kernel}" in form else ""
+    return code.rows(f"{form.format(h=h, kernel=kernel)}.flatten(1)", width or h.width)
+
+
+def tokens(code: Code, h: Rows, n: str) -> Rows:
+    """Attention over tokens within a row."""
+    count, width = code.pick(2, 3), code.pick(4, 8)
+    z = code.let(f"{code.linear(h, count * width)}.view({n}, {count}, {width})")
+    if code.chance(0.3):
+        layer = code.own(f"nn.TransformerEncoderLayer({width}, 2, 6, dropout=0.0, batch_first=True)")
+        return code.rows(f"{layer}({z}).flatten(1)", count * width)
+    attention = code.own(f"nn.MultiheadAttention({width}, {code.pick(1, 2)}, batch_first=True)")
+    weights = code.pick(", need_weights=False", "")
+    return code.rows(f"{attention}({z}, {z}, {code.pick(z, f'{z}.tanh()')}{weights})[0].flatten(1)", count * width)
+
+
+def counted(code: Code, h: Rows, n: str) -> Rows:
+    """A buffer that every forward pass writes, read before or after."""
+    form = code.pick("calls", "rows", "average")
+    if form == "average":
+        kept = code.buffer(f"torch.linspace(-1, 1, {h.width})")
+        code.body.append(f"{kept}.mul_(0.9).add_(0.1 * {h}.detach().mean(0))")
+        return code.rows(f"{h} - {kept}", h.width)
+    kept = code.buffer("torch.zeros((), dtype=torch.int64)")
+    write = f"{kept} += {1 if form == 'calls' else n}"
+    if code.chance(0.5):
+        code.body.append(write)
+        return code.rows(f"{h} / (1 + {kept}).to({h}.dtype).sqrt()", h.width)
+    out = code.rows(f"{h} * (2 + {kept}).to({h}.dtype).rsqrt()", h.width)
+    code.body.append(write)
+    return out
+
+
+ROWS = {columns: 3, groups: 2, embedding: 3, pooled: 2, tokens: 2, counted: 1.5}
+
+
+def some_added(code: Code, h: Rows, n: str) -> Rows:
+    """Up to two of the operations above."""
+    for operation in code.rng.choices(list(ROWS), list(ROWS.values()), k=code.pick(0, 1, 1, 2)):
+        h = operation(code, h, n)
+    return h
+
+
+MESSAGES = (
+    '0.5 * edges.src["h"] + 2 * edges.dst["g"]', '(edges.src["h"] - edges.dst["g"]) / 3', '1 - edges.src["h"]',
+    '2 ** -1 * edges.src["h"] * edges.dst["g"]', '-edges.src["h"] * 0.25',
+    '(edges.src["h"] + 1) * (edges.dst["g"] - 0.5)',
+    'edges.src["h"] * 0 + edges.dst["g"]', '3 * (edges.src["h"] * 0.1).tanh() + 1e-3', '7 // 2 * edges.src["h"]',
+    '1 / (2 + edges.src["h"].abs()) - True', 'torch.add(edges.src["h"], edges.dst["g"], alpha=-2)',
+)  # fmt: skip
+
+
+def scaled_messages(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Message functions with Python's numbers as factors and summands."""
+    reduce = code.pick("sum", "mean", "max", "min")
+    data = f'src={{"h": {h}}}, dst={{"g": {h}[: {hop.name}.num_dst]}}'
+    out = code.rows(f'{hop.name}.pull(lambda edges: {code.pick(*MESSAGES)}, "{reduce}", {data})', h.width)
+    return code.linear(out, code.width())
+
+
+SIMILAR = "F.normalize(z, dim=1) @ F.normalize(z + 0.1, dim=1).T / 0.3"
+OWN = "torch.arange(z.shape[0])"
+LOSSES = (
+    f"F.cross_entropy(z @ z.T, {OWN})", f"F.cross_entropy({SIMILAR}, {OWN})",
+    f"F.cross_entropy(z, y) + 0.3 * F.cross_entropy({SIMILAR}, {OWN})",
+    f"(F.cross_entropy(z @ z.tanh().T, {OWN}) + F.cross_entropy(z.tanh() @ z.T, {OWN})) / 2",
+    f'F.cross_entropy(z @ z.T, {OWN}, reduction="sum") / 9', f"F.cross_entropy(z @ z.T, z.shape[0] - 1 - {OWN})",
+    f"F.cross_entropy(0.5 * (z @ z.T) + 0.1, {OWN}) + 0.01 * z.square().mean()",
+    "F.binary_cross_entropy_with_logits(z[:, 0], (y > 0).to(z.dtype))", "F.mse_loss(z[:, -1], y.to(z.dtype))",
+    "F.cross_entropy(z, y) + 0.1 * z[:, 0].var(unbiased=False) + 0.1 * z.std(1).mean()",
+    "F.huber_loss(z[:, 0], y.to(z.dtype)) + F.l1_loss(z[:, 1], 0.5 * z[:, 0].detach()) + z[:, 1].logsumexp(0)",
+    "F.cross_entropy(z, y) - 0.05 * (z.softmax(1) * z.log_softmax(1)).sum(1).mean() + z.norm(dim=1).max() * 0.01",
+    'F.cross_entropy(z, y, label_smoothing=0.1) + F.multi_margin_loss(z, y) + F.mse_loss(z[:, 1], z[:, 0].detach())',
+    "(F.cross_entropy(z, y, reduction='none') * z[:, 0].sigmoid()).sum() / len(y) + F.relu(z[:, :1]).mean()",
+)  # fmt: skip
+"""Contrastive ones, on a column, of several terms."""
+
+OUTPUTS = {
+    "dict": ('{{"logits": {z}, "other": {o}}}', 'z, other = z["logits"], z["other"]'),
+    "tuple": ("({z}, {o})", "z, other = z"),
+    "nested": ('{{"both": [{z}, {o}], "name": "some"}}', 'z, other = z["both"]'),
+}
+"""How a model returns more than one tensor: its expression, and how the loss takes it apart."""
+
+
+def returned(code: Code, h: Rows, z: Rows) -> tuple[str, str]:
+    """(what the model returns, a line of the loss in front of its form): one tensor mostly."""
+    if not code.chance(0.4):
+        return str(z), ""
+    form, line = code.pick(*OUTPUTS.values())
+    return form.format(z=z, o=code.linear(h, 2)), line
