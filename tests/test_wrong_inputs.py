@@ -86,6 +86,11 @@ class PyGOverBlocks(PyGStyle):
         return self.conv2(self.conv1(x, blocks[0]).relu(), blocks[1])
 
 
+class Typed(PyGStyle):
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv1(x_dict["a"], edge_index_dict["a", "to", "a"])
+
+
 def rejected(model, blocks, h):
     raise ValueError("the widths\ndo not fit")
 
@@ -159,6 +164,11 @@ MODELS = {
 ARGUMENTS = {
     "a class as model": ({"model": joestar.nn.GraphSAGE, "optimizer": ADAM}, ConfigError, "construct it, GraphSAGE("),
     "a function as model": ({"model": lambda b, x: x, "optimizer": ADAM}, ConfigError, "must be a torch.nn.Module"),
+    "a model of types": ({"model": Typed(), "optimizer": ADAM}, ConfigError, "data.to_homogeneous() keeps the types"),
+    "to_hetero": (
+        {"model": pyg.nn.to_hetero(PyGStyle(), (["a"], [("a", "to", "a")])), "optimizer": ADAM}, ConfigError,
+        "takes several types of nodes or edges",
+    ),
     "lazy parameters": ({"model": nn.LazyLinear(3), "optimizer": ADAM}, ConfigError, "give the widths when"),
     "DistributedDataParallel": ({"model": wrapped(good())}, ConfigError, "give the module in it (model.module)"),
     "a graph as sampler": ({"sampler": "graph"}, SamplerError, "such as joestar.NeighborSampler(graph, fanouts="),
@@ -168,6 +178,8 @@ ARGUMENTS = {
     "a class as loss": ({"loss": nn.CrossEntropyLoss}, ConfigError, "construct it, CrossEntropyLoss()"),
     "a name as loss": ({"loss": "mse"}, ConfigError, "such as torch.nn.functional.cross_entropy; got 'mse'"),
     "a score as loss": ({"loss": accuracy}, CaptureError, "Give a loss of the logits themselves"),
+    "pairs of rows": ({"loss": lambda h, y: h.view(-1, 2, CLASSES).prod(1).sum()}, CaptureError, "halves or pairs"),
+    "halves of a batch": ({"loss": lambda h, y: torch.mul(*h.chunk(2)).sum()}, CaptureError, "into halves or pairs"),
     "a detached loss": ({"loss": lambda h, y: F.cross_entropy(h.detach(), y)}, CaptureError, "loss has no gradient"),
     "a loss of floats": (
         {"loss": F.binary_cross_entropy_with_logits}, LabelError, "classes need F.cross_entropy",

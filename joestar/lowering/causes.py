@@ -33,6 +33,7 @@ _KNOWN_SIZES = (
     "sets whose size is known: the seeds, and what sampling calls on the `graph` that `sample` is given return; those "
     "of self.graph, unique, nonzero or a mask have a size that depends on data"
 )
+_UNFIT = re.compile(r"failed to run FX node with fake tensors: .*: got (\w+\(.*\))$", re.MULTILINE)
 _UNKNOWN_SIZE = re.compile(r"Size-like symbols: u\d")
 _SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
 _ADVICE = (
@@ -60,6 +61,9 @@ _ADVICE = (
      "keep the value in a tensor: it is not known while the program is traced"),
     (("`print`", "`open`", "`breakpoint`", "`write`", "`_warnings.warn`.", "Logg", "`input`"), _SILENT),
     (("data-dependent", "Data-dependent", "data dependent"), _TENSORS),
+    (("failed to run FX node with fake tensors",),
+     "shapes that fit whatever the number of rows: a sampled set cannot be cut into halves or pairs of rows, as its "
+     "size varies; pairs of nodes are for the callable form (link prediction in docs/faq.md)"),
 )  # fmt: skip
 _OTHERWISE = "torch and joestar functions only; what comes from elsewhere (clocks, files, other libraries) as a tensor"
 """Words of PyTorch's messages -> what to write instead."""
@@ -73,12 +77,14 @@ def traced(error: Exception, origin: str) -> CaptureError:
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if reason.startswith("Constraints violated"):
         reason = "it holds for a single size of a sampled set only"
-    raised = _RAISED.search(text)
+    raised, unfit = _RAISED.search(text), _UNFIT.search(text)
     if raised:
         reason = raised[1]
+    elif unfit:
+        reason = unfit[1]
     details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
     parts = [f"{origin} could not be captured as one graph: {reason}"]
-    if details and not raised and details[0] != "Explanation:":
+    if details and not (raised or unfit) and details[0] != "Explanation:":
         parts.append(details[0])
     where = user_line(error)
     if where and not where.startswith(_TORCH):

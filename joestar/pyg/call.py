@@ -4,7 +4,7 @@ import inspect
 import re
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from joestar.errors import ConfigError
 from joestar.graph_api.subgraph import Subgraph
@@ -27,6 +27,12 @@ def takes_edge_index(model) -> bool:
     name = type(model).__name__
     if "blocks" in parameters or "block" in parameters:
         return False
+    if _typed(model, parameters):
+        raise ConfigError(
+            f"{name} takes several types of nodes or edges (x_dict, HeteroConv, to_hetero), and a graph has one: "
+            "data.to_homogeneous() keeps the types as tensors, graph.ndata['node_type'] and graph.edata['edge_type'], "
+            "which a model may take as parameters."
+        )
     if "edge_index" in parameters:
         return True
     if len(parameters) > 1 and list(parameters)[1] in _SPARSE and _of_pyg(model):
@@ -42,6 +48,15 @@ def takes_edge_index(model) -> bool:
             f"{given}); parameters edge_weight, edge_attr, edge_type come from graph.edata under their names."
         )
     return False
+
+
+def _typed(model: nn.Module, parameters) -> bool:
+    """Whether a model is called with dicts by type of node or edge, or was made so by ``to_hetero``."""
+    if "x_dict" in parameters or "edge_index_dict" in parameters:
+        return True
+    return isinstance(model, fx.GraphModule) and any(
+        isinstance(module, nn.ModuleDict) and _of_pyg(module) for module in model.modules()
+    )
 
 
 def _of_pyg(model: nn.Module) -> bool:
