@@ -80,6 +80,14 @@ def test_executions_of_some_with_additions_agree():
     check(report, 2 * PER_PACK)
 
 
+def test_writes_to_written_buffers_are_part_of_a_program():
+    """``buffer.mul_(0.9).add_(x)``, the average of program 1,000,265: taken apart, programs lost the second write."""
+    report, number = Report(), EXTENDED + 265
+    assert ".mul_(0.9).add_(" in write(number).source
+    run_pack(number // PER_PACK, report, only=number)
+    assert not report.wrong
+
+
 @pytest.mark.fuzz
 @pytest.mark.parametrize("shard", range(EXTENDED_SHARDS))
 def test_executions_with_additions_agree(shard):

@@ -21,7 +21,7 @@ from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured, is_impure
-from joestar.lowering.functional import is_in_place
+from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, size_input
 from joestar.lowering.verify import verify_capture
 
@@ -177,7 +177,7 @@ def _part(whole: Captured, subject, position: int) -> Captured:
     own = {node for node, role in roles.items() if id(role.tensor) in buffers}
     needed = set(results)
     for node in reversed(nodes[:-1]):
-        writes = is_in_place(node) and bool(own & set(node.all_input_nodes))
+        writes = is_in_place(node) and any(root(value) in own for value in node.all_input_nodes)
         draws = is_impure(node) and not is_in_place(node) and subject.written.file in node.meta.get("stack_trace", "")
         kept = not roles[node].held if node in roles else writes or draws
         if kept or node in needed:

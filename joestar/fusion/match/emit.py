@@ -81,8 +81,9 @@ def scaled(node: fx.Node, source: fx.Node) -> fx.Node | None:
         return None
     for rows, factor in (node.args, node.args[::-1]):
         if rows is source and factor is not source and is_column(factor) and tensor(source) is not None:
-            same = same_size(factor.meta["val"].shape[0], source.meta["val"].shape[0])
-            return factor if same and source.meta["val"].dim() == 2 else None
+            if tensor(source).dim() != 2:
+                return None
+            return factor if same_size(tensor(factor).shape[0], tensor(source).shape[0]) else None
     return None
 
 
