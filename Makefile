@@ -47,10 +47,10 @@ test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
 # First what captures in the real way anyway, then what `make test` traces in a quicker one (tests/captures.py), and what of
-# its kind is left to here: all of it captured in the real way.
+# its kind is left to here: captured in the real way, once for all twins.
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "fuzz and not slow and not quick"
-	JOESTAR_REAL_CAPTURES=1 $(PYTEST) -m "quick and not slow and not gpu"
+	JOESTAR_REAL_CAPTURES=shared $(PYTEST) -m "quick and not slow and not gpu"
 
 test-all: export JOESTAR_REAL_CAPTURES := 1
 test-all: test-cpp $(VENV)/.installed

@@ -10,9 +10,10 @@ What such a trace cannot do, or specialises on, is captured in the real way.
 
 ``cheapest_captures``: both.
 
-With ``JOESTAR_REAL_CAPTURES=1``, as in ``make test-all``, every capture is a real one; with ``kinds`` the first of
-every kind is, and has to be the graph that the quick one is (``kinds.py``). Tests of the capture itself, and of whole
-runs as a user starts them, use none of them.
+With ``JOESTAR_REAL_CAPTURES=1``, as in ``make test-all``, every capture is a real one; with ``shared``, as in ``make
+fuzz``, every program is captured in the real way but for twins of one that was; with ``kinds`` the first of every kind
+is, and has to be the graph that the quick one is (``kinds.py``). Tests of the capture itself, and of whole runs as a
+user starts them, use none of them.
 """
 
 import contextlib
@@ -63,12 +64,19 @@ class UnknownError(Exception):
     """Something that may decide what is captured, and that cannot be described."""
 
 
+def no_quick_ones() -> bool:
+    """Whether programs are captured in the real way, each of them or each but for its twins."""
+    return os.environ.get("JOESTAR_REAL_CAPTURES") in ("1", "shared")
+
+
 @contextlib.contextmanager
 def cheaper(how) -> Iterator[None]:
-    """Captures are ``shared`` or ``quick`` within (or ``real`` again), unless every capture shall be real."""
+    """Captures are ``shared`` or ``quick`` within (or ``real`` again), unless captures shall be real."""
     if os.environ.get("JOESTAR_REAL_CAPTURES") == "1":
         yield
         return
+    if no_quick_ones() and how is not real:
+        how = shared
     with mock.patch.object(Program, "_capture", how if how in (real, shared) else functools.partialmethod(_noted, how)):
         yield
 

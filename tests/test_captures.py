@@ -1,5 +1,6 @@
 """The cheaper captures of tests are captures: the same ops and numbers, and no other program is taken for a twin."""
 
+import captures
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,6 +129,19 @@ def test_every_capture_can_be_real(monkeypatch):
     for how in (shared, quick):
         with cheaper(how):
             assert program_module.Program._capture is capture
+
+
+@pytest.mark.parametrize("how", [quick, cheapest, shared])
+def test_every_capture_can_be_real_but_for_twins(how, monkeypatch, captured):
+    monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "shared")
+    monkeypatch.setattr(captures, "_MADE", {})
+    with cheaper(how):
+        for seed in range(2):
+            make_step(graph=planted_graph(seed, 400))(IDX[:9])
+        assert len(captured) == 1
+        with cheaper(captures.real):
+            make_step(graph=planted_graph(nodes=400))(IDX[:9])
+    assert len(captured) == 2
 
 
 def test_rows_that_come_from_a_store_are_traced_as_such(captured):

@@ -3,14 +3,13 @@
 import contextlib
 import copy
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import kinds
 import torch
-from captures import Real, traced
+from captures import Real, no_quick_ones, traced
 from lowering.harness import Case, same
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -45,7 +44,7 @@ def cases_together(models: dict, **options) -> dict[str, Case]:
     _, labels = measure(first.sampler, first.graph, first.seeds(), first.key(0))
     graph, sampler, seeds = first.graph, first.sampler, first.seeds()
     given = list(cases.values()), graph, sampler, seeds, labels
-    whole = _real(*given) if os.environ.get("JOESTAR_REAL_CAPTURES") == "1" else _quick(*given)
+    whole = _real(*given) if no_quick_ones() else _quick(*given)
     if not isinstance(whole, Real):
         brought = [kinds.kind_of(case.program, seeds, labels, whole.gm) for case in cases.values()]
         whole = kinds.compared(brought, whole, lambda: _real(*given))
