@@ -16,6 +16,7 @@ void bind_spmm_csr(py::module_& m);
 void bind_spmm_grad(py::module_& m);
 void bind_shared(py::module_& m);
 void bind_partition(py::module_& m);
+void bind_multi(py::module_& m);
 void bind_attend(py::module_& m);
 void bind_segment(py::module_& m);
 void bind_store(py::module_& m);

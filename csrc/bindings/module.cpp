@@ -61,6 +61,7 @@ PYBIND11_MODULE(_native, m) {
   bind_spmm_grad(m);
   bind_shared(m);
   bind_partition(m);
+  bind_multi(m);
   bind_attend(m);
   bind_segment(m);
   bind_store(m);

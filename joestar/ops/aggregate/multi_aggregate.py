@@ -4,8 +4,6 @@ Its gradient is one pass as well. What a destination passes on to every source (
 of squares) or where it attains an extremum (an even share of each tie) is elementwise work, which the backend fuses
 with what makes the gradients; an op gathers it per source. For that the aggregation notes how many edges attain an
 extremum.
-
-On a CPU both ops are composed of others.
 """
 
 import torch
@@ -137,10 +135,10 @@ def _backward(ctx, grads):
 
 define(
     f"multi_aggregate({CSC}, Tensor x, str reduces, bool ties) -> Tensor[]", multi_aggregate, fake=_fake,
-    gradient=(_setup, _backward), padding=Padding.SAFE, cuda="gpu_multi",
+    gradient=(_setup, _backward), padding=Padding.SAFE, cpu="cpu_multi", cuda="gpu_multi",
 )  # fmt: skip
 define_gradient(
     f"multi_aggregate_grad({CSC}, Tensor x, Tensor? rows, Tensor? squares, Tensor[] extremes, Tensor[] shares)"
-    " -> Tensor", multi_aggregate_grad, cuda="gpu_multi", around_cuda=_on_gpu,
+    " -> Tensor", multi_aggregate_grad, cpu="cpu_multi", cuda="gpu_multi", around_cuda=_on_gpu,
     fake=lambda indptr, indices, x, rows, squares, extremes, shares: x.new_empty(x.shape),
 )  # fmt: skip
