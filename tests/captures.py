@@ -39,6 +39,7 @@ from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input, history_inputs, known_inputs
+from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.outputs import flatten, loss_and_values
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
@@ -271,7 +272,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     frames = mock.patch("torch.fx.proxy.CapturedTraceback", _Frames)
     with inputs.mode, compiling, frames, _use_lazy_graph_module(True):  # its code is made when it runs
         try:
-            gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
+            gm = make_fx(forward, OTHER_NAMES, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
         finally:
             _forget_fakes(model)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
