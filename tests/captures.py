@@ -41,6 +41,7 @@ from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input, history_inputs, known_inputs
+from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.outputs import flatten, loss_and_values
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
@@ -296,7 +297,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     inputs.mode.allow_non_fake_inputs = True  # tensors that functions hold on to
     with inputs.mode, compiling, frames, _use_lazy_graph_module(True):  # its code is made when it runs
         try:
-            gm = make_fx(forward, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
+            gm = make_fx(forward, OTHER_NAMES, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
         finally:
             _forget_fakes(model)
     _lift_constants(gm, inputs)

@@ -20,6 +20,7 @@ from joestar.lowering.assumptions import check_guards, check_random, check_side_
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.no_grad import detach_regions
 from joestar.lowering.origin import node_line
+from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
@@ -217,7 +218,7 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
     fakes = [node.meta["example_value"] for node in placeholders]
     mode = detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
     with mode, fx_traceback.preserve_node_meta():
-        traced = make_fx(fx.Interpreter(gm).run, pre_dispatch=True)(*fakes)
+        traced = make_fx(fx.Interpreter(gm).run, OTHER_NAMES, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
     enabled = torch.is_grad_enabled()

@@ -67,9 +67,10 @@ class SkippableOptimizer:
         On a GPU also allocates what is missing of the state.
 
         Raises:
-            OptimizerError: for added parameters that are not the model's.
+            OptimizerError: for added parameters that are not the model's, and for dampening.
         """
         self._take_new()
+        _check_dampening(self.optimizer)  # also where a loop assigned it
         if not self.on_gpu:
             return
         groups = self.optimizer.param_groups
@@ -253,17 +254,20 @@ def _check_optimizer(optimizer, model) -> None:
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise OptimizerError(_SPARSE.format(f"{path or 'the model'} ({type(module).__name__})"))
+    _check_dampening(optimizer)
     for index, group in enumerate(optimizer.param_groups):
         if group.get("differentiable"):
             raise OptimizerError("a differentiable optimizer cannot be fused; create it without differentiable=True.")
-        if isinstance(optimizer, SGD) and group["momentum"] and group["dampening"]:
-            raise OptimizerError(
-                "SGD with momentum and dampening treats its first step apart, which a skipped step breaks; set "
-                "dampening=0."
-            )
         for position, parameter in enumerate(group["params"]):
             if id(parameter) not in own:
                 raise OptimizerError(
                     f"parameter {position} of group {index} (shape {list(parameter.shape)}) is not the model's. "
                     "Create the optimizer from model.parameters() after model.to(...)."
                 )
+
+
+def _check_dampening(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, SGD) and any(g["momentum"] and g["dampening"] for g in optimizer.param_groups):
+        raise OptimizerError(
+            "SGD with momentum and dampening treats its first step apart, which a skipped step breaks; set dampening=0."
+        )

@@ -23,6 +23,7 @@ from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured, is_impure
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, size_input
+from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.verify import verify_capture
 
 ORIGIN = "Model with Sampler"
@@ -144,7 +145,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
 
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
     with inputs.mode, fx_traceback.preserve_node_meta(), compiling:
-        gm = make_fx(program, pre_dispatch=True)(*inputs.fakes)
+        gm = make_fx(program, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     capturing._rename_placeholders(gm, inputs.roles)

@@ -137,6 +137,17 @@ def test_optimizers():
         joestar.compile(net, sampler, F.cross_entropy, optimizer)
 
 
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_dampening_that_a_loop_assigns(execution):
+    """The first step would have been damped as well, which PyTorch's is not."""
+    step = make_step(execution, optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9))
+    before = step.weights()
+    step.optimizer.param_groups[0]["dampening"] = 0.5
+    with pytest.raises(OptimizerError, match="set dampening=0"):
+        next(step.epoch(torch.arange(60), 30))
+    assert all(torch.equal(before[name], value) for name, value in step.weights().items())
+
+
 def _moved(step):
     step.model.float()
 
