@@ -11,7 +11,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from joestar.locks import RECORDING
+from joestar.locks import RECORDING, synchronize
 
 GRANULE = 2 << 20
 """Bytes: pieces are multiples of it, as GPUs' pages are."""
@@ -128,7 +128,7 @@ def _taken_down_soon(device: torch.device, *given) -> None:
 def _taken_down(device: torch.device, *given) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda.synchronize()  # a kernel may still read
+            synchronize()  # a kernel may still read
     _take_down(*given)
 
 

@@ -13,7 +13,7 @@ from joestar.runtime.whole_graph import WholeGraph
 _GIVEN = frozenset({
     "model", "sampler", "graph", "loss", "loss_fn", "optimizer", "seed", "clip_grad_norm", "clip_grad_value", "backend",
     "execution", "slack", "warm_up", "patience", "cuda_graph", "autocast", "accumulate", "loss_scale", "ema", "memory",
-    "prefetch",
+    "first_stage", "prefetch",
 })  # fmt: skip
 """What ``joestar.compile`` was given: an attribute of that name would go unread."""
 

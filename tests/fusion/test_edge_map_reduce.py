@@ -223,7 +223,7 @@ def test_a_choice():
     assert programs(case) == []
     assert reasons(case, PATTERN) == ["storing the messages is chosen"] * 2
     sites = [(site.key, site.options, site.default) for site in case.program.sites]
-    assert sites == [(f"message:hop{hop}", ("stored", "fused"), "fused") for hop in (1, 0)]
+    assert sites == [(f"message:hop{hop}", ("stored", "fused"), "stored") for hop in (1, 0)]
 
 
 def for_a_gpu(case, disable):

@@ -124,11 +124,11 @@ def test_the_first_layer_reads_in_place(name):
     assert drawn == ([2, 2] if name == "pna" else [3, 2])
 
 
-def test_a_choice_by_default_together():
+def test_a_choice_whose_default_is_the_device_s():
     case = known("all")
     sites = [(s.key, s.options, s.default) for s in case.program.sites if s.kind == "reductions"]
-    assert sites == [(f"reductions:hop{hop}", ("apart", "together"), "together") for hop in (1, 0)]
-    assert len(fired(case)) == 2
+    assert sites == [(f"reductions:hop{hop}", ("apart", "together"), "apart") for hop in (1, 0)]
+    assert fired(case) == [] and reasons(case, PATTERN) == ["reading the rows for each is chosen"] * 2
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     run_passes(gm, list(case.program.lowered_roles), ON, device="cuda", sizes=case.program.sizes)
     assert count(gm, MULTI) == 2
@@ -137,7 +137,7 @@ def test_a_choice_by_default_together():
 def test_a_choice_for_one_of_what_is_joined_says_how_to_take_it_apart():
     case = known("all")
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
-    choices = {"reductions:hop1": "apart", "backward:hop0": "scatter"}
+    choices = {"reductions:hop0": "together", "backward:hop0": "scatter"}
     with pytest.raises(ConfigError, match="joined: set reductions:hop0 = apart, or leave the choice out"):
         run_passes(gm, list(case.program.lowered_roles), ON, choices=choices, sizes=case.program.sizes)
 

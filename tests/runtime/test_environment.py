@@ -175,6 +175,7 @@ def test_autocast_within_a_model_is_refused_with_what_to_write():
 def test_validation_of_distributions_is_as_it_was():
     """TorchDynamo switches it off for the whole process."""
     normal = torch.distributions.Normal
+    torch.distributions.Distribution.set_default_validate_args(True)  # another test may have called TorchDynamo
     _small()(IDX[:10])
     with pytest.raises(ValueError, match="scale"):
         normal(torch.zeros(1), -torch.ones(1))

@@ -14,7 +14,7 @@ Values ``[E, ...]`` are made where they are added up, forward and backward. ``se
 computes and what it reads: rows of the ends, products of few columns of edge data, numbers per edge, vectors, and
 whatever else is stored per edge; ``emit_segment.py`` when features are read in place.
 
-A choice ``message:<hop>``, by default taken.
+A choice ``message:<hop>``, by default taken on a GPU; on a CPU, stored messages are added up faster.
 
 Must not fire when the reduction is a max or min, when the message or all that it is made of has another reader, when
 nothing elementwise stands in front of the reduction, when the message reads no end of its edges, or those of other
@@ -152,8 +152,9 @@ def _unfit(spmm: fx.Node) -> str:
 
 
 def _chosen(node: fx.Node, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
+    default = FUSED if context.device == "cuda" else STORED
     place = site_name(match[0].loads()[0], taken)
-    if context.choose("message", place, (STORED, FUSED), FUSED, node) == FUSED:
+    if context.choose("message", place, (STORED, FUSED), default, node) == FUSED:
         return match
     return Reject("storing the messages is chosen")
 

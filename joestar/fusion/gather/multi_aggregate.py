@@ -13,7 +13,8 @@ then read in place by ``gather-aggregate``: the sample is drawn once, and the ou
 They are joined even where ``sample-gather-aggregate``, ``aggregate-update`` or ``own-aggregate`` would fuse one of them
 with something else: those save some rows per destination, this saves one per edge for every aggregation but the first.
 
-A choice ``reductions:hop<n>`` per place, by default ``together``.
+A choice ``reductions:hop<n>`` per place, by default ``together`` on a GPU and ``apart`` on a CPU, where
+whole steps gain little.
 
 Must not fire where an aggregation has edge weights, where rows are no vectors (heads), where no two of them run over
 the same edges, or where sums and means read scaled rows, whose factors become weights of the edges. Squares stay apart
@@ -109,7 +110,8 @@ def _first(graph: fx.Graph, group: Group) -> fx.Node:
 
 
 def _chosen(first: fx.Node, taken: dict[str, int], context) -> bool | Reject:
-    form = context.choose("reductions", site_name(first, taken), (APART, TOGETHER), TOGETHER, first)
+    default = TOGETHER if context.device == "cuda" else APART
+    form = context.choose("reductions", site_name(first, taken), (APART, TOGETHER), default, first)
     return True if form == TOGETHER else Reject("reading the rows for each is chosen")
 
 
