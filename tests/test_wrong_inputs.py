@@ -373,11 +373,3 @@ def test_a_step_keeps_what_it_was_given(graph, name):
     step.best = 0.9  # a script's own
     with pytest.raises(ChangedAfterCompileError, match=rf"step.{name} cannot be assigned: .* Call "):
         setattr(step, name, getattr(step, name, None))
-
-
-def test_a_staged_step_keeps_its_first_stage(graph):
-    model, options = good(), {"first_stage": joestar.LargeBatch(8), "batch_size": 4, "backend": "eager"}
-    sgd = torch.optim.SGD(model.parameters(), 0.1)
-    step = joestar.compile(model, joestar.NeighborSampler(graph, [2, 2]), F.cross_entropy, sgd, **options)
-    with pytest.raises(ChangedAfterCompileError, match=r"step.first_stage cannot be assigned"):
-        step.first_stage = joestar.LargeBatch(4)

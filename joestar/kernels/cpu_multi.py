@@ -1,6 +1,7 @@
 """Several reductions of the same rows in one pass over them on the CPU, and their gradient in one pass by source.
 
-Sums run in edge order and have the same bits for any number of threads; squares are added up in the type of the sums.
+Sums run in edge order and have the same bits for any number of threads; squares are rounded to the type of the
+rows before they are added up, as PyTorch's are, whose rounding cancels where a mean's square is taken off.
 """
 
 import torch

@@ -13,7 +13,7 @@ from joestar.runtime.whole_graph import WholeGraph
 _GIVEN = frozenset({
     "model", "sampler", "graph", "loss", "loss_fn", "optimizer", "seed", "clip_grad_norm", "clip_grad_value", "backend",
     "execution", "slack", "warm_up", "patience", "cuda_graph", "autocast", "accumulate", "loss_scale", "ema", "memory",
-    "first_stage", "prefetch",
+    "prefetch",
 })  # fmt: skip
 """What ``joestar.compile`` was given: an attribute of that name would go unread."""
 
@@ -22,12 +22,10 @@ class Predictor:
     """The part of a ``Step`` that predicts; programs, weights, graph and random keys are the step's."""
 
     _inference: Inference | WholeGraph | None = None
-    _kept = frozenset({"model", "sampler", "graph"})
-    """What of ``_GIVEN`` a step keeps under its name."""
 
     def __setattr__(self, name: str, value) -> None:
         """Refuses another model, loss or setting: programs are made of those that ``compile`` was given."""
-        if name in _GIVEN and (name in vars(self) or name not in self._kept):
+        if name in _GIVEN and (name in vars(self) or name not in ("model", "sampler", "graph")):
             instead = "Call step.restart(seed)" if name == "seed" else "Call joestar.compile again"
             raise ChangedAfterCompileError(
                 f"step.{name} cannot be assigned: what is trained is what joestar.compile was given. {instead}."

@@ -44,8 +44,6 @@ class StagedStep(Step):
     compiled step from macro-batches that the first stage samples on the CPU and loads ahead (thesis 5.2.1).
     """
 
-    _kept = Step._kept | {"first_stage"}
-
     def __init__(self, model, sampler, arena: Arena, first_stage: LargeBatch, *given):
         self.arena, self.first_stage = arena, first_stage
         self._users_sampler = sampler

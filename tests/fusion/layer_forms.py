@@ -318,7 +318,6 @@ FORMS = {
     "mean with self-loops": (LoopedMean, {}),
     "GIN, eps a number": (Gin, {}),
     "GIN, eps trained": (TrainedGin, {}),
-    "GAT, edge features": (ScoredEdges, {}),
     "FiLM": (Film, {}),
     "gates per edge": (Gated, {}),
     "gates per node": (GateOfOwn, {}),
@@ -330,5 +329,6 @@ FORMS = {
     "messages times a number": (FactorBefore, {}),
     "aggregate over a number": (FactorBehind, {}),
     "message function with numbers": (FactorOfEdges, {}),
+    "GAT, edge features": (ScoredEdges, {}),
 }
 """Name -> (class of the layers, options of ``Net``)."""
