@@ -52,10 +52,17 @@ def _captured(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
         x = torch.index_select(features, 0, blocks[0].srcs)
         results = []
         for subject in subjects:
-            results.extend(subject.value(blocks, x, seeds))
+            results.extend(_two(*subject.value(blocks, x, seeds)))
         return tuple(results)
 
     return capturing.capture(program, seeds, labels, origin=ORIGIN)
+
+
+def _two(loss: Tensor, outputs) -> tuple[Tensor, Tensor]:
+    """A loss, and the first tensor of what a model returned: every program of a pack has as many results."""
+    while not isinstance(outputs, Tensor):
+        outputs = next(iter(outputs.values())) if isinstance(outputs, dict) else outputs[0]
+    return loss, outputs
 
 
 # --- the quick one --------------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
                 subject.loss.__globals__, len=lambda rows: rows.shape[0]
             )  # Python's gives an int
             with _reparametrize_module(subject.model, of(places)), symbolic:
-                results.extend(subject.value(blocks, x, values[seeds_at], twin))
+                results.extend(_two(*subject.value(blocks, x, values[seeds_at], twin)))
         return tuple(results)
 
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
