@@ -23,9 +23,7 @@ def traced_losses() -> Iterator[None]:
         sizes, own = input.shape, var.shape
         if own != sizes and sizes[:-1] == own:
             var = var.unsqueeze(-1)
-        elif own != sizes and (
-            len(own) != len(sizes) or sum(b for a, b in zip(sizes, own, strict=True) if a != b) != 1
-        ):
+        elif own != sizes and (len(own) != len(sizes) or not _broadcasts(own, sizes)):
             raise ValueError("var is of incorrect size")
         return _gaussian(input, target, var, full, eps, reduction)
 
