@@ -11,6 +11,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from joestar.cuda_driver import Driver
 from joestar.locks import RECORDING, synchronize
 
 GRANULE = 2 << 20
@@ -48,7 +49,7 @@ class AddressRange:
 
     def __init__(self, pieces: list[int], size: int, device: torch.device, library=None):
         self.device, self.nbytes = device, size * len(pieces)
-        self._call = call = _Driver(ctypes.CDLL("libcuda.so.1") if library is None else library)
+        self._call = call = Driver(_SIGNATURES, library)
         for piece in pieces:
             _check_first(call, piece, size)
         found = ctypes.c_uint64()
@@ -88,21 +89,7 @@ class _Access(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int))
 
 
-class _Driver:
-    """Functions of CUDA's driver by name, whose errors are raised."""
-
-    def __init__(self, library):
-        self.library = library
-
-    def __call__(self, name: str, *arguments) -> None:
-        function = getattr(self.library, name)
-        function.argtypes, function.restype = _SIGNATURES[name], ctypes.c_int
-        code = function(*arguments)
-        if code:
-            raise OSError(f"{name}: CUDA error {code}")
-
-
-def _check_first(call: _Driver, piece: int, size: int) -> None:
+def _check_first(call: Driver, piece: int, size: int) -> None:
     """Whole allocations are mapped from their beginning on: nothing else would be there."""
     first, room = ctypes.c_uint64(), ctypes.c_size_t()
     call("cuMemGetAddressRange_v2", ctypes.byref(first), ctypes.byref(room), piece)
@@ -110,7 +97,7 @@ def _check_first(call: _Driver, piece: int, size: int) -> None:
         raise OSError("the memory of a GPU does not begin where its allocation does")
 
 
-def _map_again(call: _Driver, piece: int, address: int, size: int) -> None:
+def _map_again(call: Driver, piece: int, address: int, size: int) -> None:
     handle = ctypes.c_uint64()
     call("cuMemRetainAllocationHandle", ctypes.byref(handle), piece)
     try:
@@ -132,7 +119,7 @@ def _taken_down(device: torch.device, *given) -> None:
     _take_down(*given)
 
 
-def _take_down(call: _Driver, mapped: list[int], size: int, address: int, nbytes: int) -> None:
+def _take_down(call: Driver, mapped: list[int], size: int, address: int, nbytes: int) -> None:
     for piece in mapped:
         call("cuMemUnmap", piece, size)
     call("cuMemAddressFree", address, nbytes)

@@ -15,6 +15,7 @@ from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.once import refusing
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
+from joestar.runtime.graph_nodes import make_ready, new_graph
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
 from joestar.streams import between
@@ -67,17 +68,19 @@ class ReplayedProgram:
         self.grads = []
         synchronize(device)
         gc.collect()
-        self.forward_graph = torch.cuda.CUDAGraph()
+        self.forward_graph = new_graph()
         with RECORDING, torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
             self._forward()
             told = torch.cat([self.counts, self.ok.view(1).to(torch.int64)])
             self.seen.copy_(told, non_blocking=True)
+        make_ready(self.forward_graph, stream)
         if self.differentiable:
-            self.backward_graph = torch.cuda.CUDAGraph()
+            self.backward_graph = new_graph()
             pool = self.forward_graph.pool()
             recorded = torch.cuda.graph(self.backward_graph, pool, stream=stream, capture_error_mode="thread_local")
             with RECORDING, recorded:
                 self._backward()
+            make_ready(self.backward_graph, stream)
         self.moves = [result.requires_grad for result in self.results]
         self.results = [result.detach() for result in self.results]
         self.moving = []

@@ -9,6 +9,7 @@ import torch
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
+from joestar.runtime.graph_nodes import make_ready, new_graph
 from joestar.streams import between, own_stream
 
 WARM_UP = 3
@@ -90,10 +91,11 @@ class StepGraph:
                 step()
         synchronize(device)
         gc.collect()
-        self.graph = torch.cuda.CUDAGraph()
+        self.graph = new_graph()
         recorded = torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local")
         with RECORDING, recorded:
             step()
+        make_ready(self.graph, stream)
 
     def replay(self) -> None:
         """Launches the step on the current stream, behind what it was launched on before."""
