@@ -9,6 +9,8 @@
 | ``cached`` | device | as ``pinned``, hot rows on the device as far as the budget goes | in the step |
 | ``cached-match`` | device | as ``match-reorder``, the same hot rows | ahead, and in the step |
 | ``large-batch`` | host | host, hot rows on the device | first stage on the CPU, then in the step |
+| ``large-batch-cold`` | host | host, no hot rows | the same |
+| ``partitions`` | host | host, no hot rows | groups of parts with historical embeddings, then in the step |
 | ``cpu`` | host | host; gathered and copied | on the CPU, ahead, in a pipeline; the model runs eagerly |
 
 ``resident`` is what everything costs that is not feeding; only the others but ``cpu`` keep to the budget.

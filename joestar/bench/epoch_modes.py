@@ -25,6 +25,8 @@ from joestar.store.pinned import host_empty
 
 COUNTED, CHECKED = 64, 2 * WINDOW
 """Mini-batches from which is counted which rows a cache holds; others, from which is counted what is then missing."""
+MACRO_BATCHES, PARTS, PART_NODES = 12, 1024, 64
+"""Of ``partitions``: macro-batches of an epoch, parts at most, nodes of a part at least."""
 SLACK = 1.05
 """Room in a row buffer beyond twice the largest batch that was looked at."""
 
@@ -243,8 +245,26 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
 
 def large_batch(job: Job) -> Fed:
     """Macro-batches sampled on the CPU, hot rows on the device: ``joestar.compile(memory=...)``."""
+    return _staged(job, None)
+
+
+def large_batch_cold(job: Job) -> Fed:
+    """The same without hot rows."""
+    return _staged(job, joestar.LargeBatch(hot=0))
+
+
+def partitions(job: Job) -> Fed:
+    """Groups of parts with historical embeddings in 16 bits, picked ahead of time, without hot rows."""
+    parts = max(MACRO_BATCHES, min(PARTS, job.graph.num_nodes // PART_NODES))
+    made = joestar.partition(job.graph, parts, passes=1)
+    group = -(-parts // MACRO_BATCHES)
+    ahead = list(job.setting.fanouts)
+    return _staged(job, joestar.Partitions(made, group, ahead=ahead, dtype=torch.bfloat16, hot=0))
+
+
+def _staged(job: Job, first_stage) -> Fed:
     size = job.setting.batch_size
-    step = job.compiled(job.graph, memory=job.budget, batch_size=size)
+    step = job.compiled(job.graph, memory=job.budget, batch_size=size, first_stage=first_stage)
     if step.plan.fits:
         return Fed(lambda: step.epoch(job.graph.train_idx, size), job.seconds(0, False), step.plan.memory, lambda: 0)
     before = [0]
@@ -320,6 +340,8 @@ MODES: dict[str, Callable[[Job], Fed]] = {
     "cached": cached,
     "cached-match": cached_match,
     "large-batch": large_batch,
+    "large-batch-cold": large_batch_cold,
+    "partitions": partitions,
     "cpu": cpu,
 }
 KEEP = tuple(name for name in MODES if name not in ("resident", "cpu"))

@@ -12,7 +12,10 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help="Measure speed, against 
 SHAPES = ("tiny", "mini", "small", "products", "papers", "papers100M", "mag240m-c")
 """Names of ``joestar.data.planted.SHAPES``, which takes seconds to import."""
 Shape = Annotated[str, option(f"Planted graph: {', '.join(SHAPES)}.", metavar="NAME")]
-MODES = ("resident", "pinned", "match", "match-reorder", "cached", "cached-match", "large-batch", "cpu")
+MODES = (
+    "resident", "pinned", "match", "match-reorder", "cached", "cached-match", "large-batch", "large-batch-cold",
+    "partitions", "cpu",
+)  # fmt: skip
 """Names of ``joestar.bench.epoch.MODES``."""
 Device = Annotated[str, option("Where to measure.", metavar="cpu|cuda")]
 Models = Annotated[str, option("Of sage, gcn, gin, gat; by commas.", metavar="NAMES")]

@@ -56,7 +56,8 @@ def test_every_mode_is_measured_and_kept_at_once(measured):
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0 and row["busy"] is None, "no GPU here"
         assert math.isfinite(row["loss"])
         assert (row["predicted_seconds"] is None) == (row["mode"] == "cpu")
-    losses = [rows[mode]["loss"] for mode in epoch.MODES if mode not in ("large-batch", "cpu")]
+    others = ("large-batch", "large-batch-cold", "partitions", "cpu")
+    losses = [rows[mode]["loss"] for mode in epoch.MODES if mode not in others]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=0.03), "the same batches, but for their order"
     json.dumps(result)
 
@@ -78,6 +79,7 @@ def test_bytes_over_the_bus(measured):
     assert 0 < rows["cached-match"]["bus"] < rows["match-reorder"]["bus"]
     assert 0 < rows["cached"]["bus"] < rows["pinned"]["bus"]
     assert rows["large-batch"]["bus"] > 0 and rows["cpu"]["bus"] > rows["pinned"]["bus"]
+    assert rows["large-batch-cold"]["bus"] > rows["large-batch"]["bus"] and rows["partitions"]["bus"] > 0
 
 
 def test_too_small_a_budget_is_a_note(eager):
