@@ -11,12 +11,15 @@ from torch import Tensor
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
 from joestar.stages.hubs import row_pieces
+from joestar.store.fill import fill_rows, host_gather
 from joestar.whole_numbers import plain
 
 NEVER = -1
 """Stamp of a row that was never pushed."""
 DTYPES = (torch.float32, torch.bfloat16)
 EDGES_AT_ONCE = 1 << 25
+FOUND = 4
+"""Ids whose rows are kept: all layers ask for the same ones, and pushes are looked at before they are written."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class HistoryStore:
         self.tables = [empty((rows, width), dtype=dtype).zero_() for width in widths]
         self.stamps = [empty((rows,), dtype=torch.int32).fill_(NEVER) for _ in widths]
         self._place = torch.empty(rows, dtype=torch.int32, device="cpu")
+        self._found: tuple = ()
         self.reset_counts()
 
     @staticmethod
@@ -131,21 +135,27 @@ class HistoryStore:
     def pull(self, layer: int, ids: Tensor, now: int) -> Slice:
         """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``."""
         self._check_time(now)
-        values, stamp = self._read(layer, ids, now)
+        rows, stamp = self._stamped(layer, ids, now)
         pushed = stamp != NEVER
-        age = torch.where(pushed, now - stamp, -1).to(torch.int32)
+        age = torch.where(pushed, now - stamp, -1)
         usable = pushed if self.max_age is None else pushed & (age <= self.max_age)
-        values[~usable] = 0
+        table = self.tables[layer]
+        values = torch.empty(len(rows), table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
+        self._fill(layer, ids, rows, usable, values)
+        without = torch.nonzero(~usable).flatten()
+        fill_rows(table.new_zeros(1, table.shape[1]), torch.zeros_like(without), without, values)
         self._note(layer, pushed, usable, age)
         return Slice(values, usable, age)
 
-    def _read(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
-        """(rows, any where there is none; stamps), for macro-batch ``now``; in memory of their own."""
+    def _stamped(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
+        """(rows as of ``_rows``, stamps int32 ``[m]``), for macro-batch ``now``."""
         rows, known = self._rows(layer, ids)
-        table = self.tables[layer]
-        values = torch.empty(len(rows), table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
-        torch.index_select(table, 0, rows, out=values)
-        return values, torch.where(known, self.stamps[layer][rows], NEVER)
+        return rows, torch.where(known, host_gather(self.stamps[layer], rows), NEVER)
+
+    def _fill(self, layer: int, ids: Tensor, rows: Tensor, usable: Tensor, out: Tensor) -> None:
+        """Writes the usable rows to where they stand in ``out`` ``[m, width]``."""
+        which = torch.nonzero(usable).flatten()
+        fill_rows(self.tables[layer], rows[which], which, out)
 
     def push(self, layer: int, ids: Tensor, values: Tensor, now: int, written: Tensor | None = None) -> int:
         """Stores the rows of ``ids`` ``[m]``, each once; nodes without a row are passed over.
@@ -171,9 +181,11 @@ class HistoryStore:
             raise ConfigError(f"history: expected written bool [{ids.shape[0]}], got {list(written.shape)}.")
         rows, stored = self._rows(layer, ids)
         stored = stored if written is None else stored & written
-        rows = rows[stored]
-        self._check_once(rows, ids[stored])
-        table[rows] = values.detach()[stored].to(table.dtype)
+        values = values.detach()
+        if not bool(stored.all()):
+            rows, ids, values = rows[stored], ids[stored], values[stored]
+        self._check_once(rows, ids)
+        fill_rows(values.contiguous(), torch.arange(rows.shape[0], device="cpu"), rows, table)
         self.stamps[layer][rows] = now
         self._latest = max(self._latest, now)
         return rows.shape[0]
@@ -185,7 +197,7 @@ class HistoryStore:
     def peek(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of rows and stamps as they are, for ``put_back``."""
         rows, _ = self._rows(layer, ids)
-        return self.tables[layer][rows], self.stamps[layer][rows]
+        return host_gather(self.tables[layer], rows), host_gather(self.stamps[layer], rows)
 
     def put_back(self, layer: int, ids: Tensor, values: Tensor, stamps: Tensor) -> None:
         """Makes rows what they were when ``peek`` gave ``values`` and ``stamps``; ids without a row are left out."""
@@ -264,16 +276,22 @@ class HistoryStore:
         return [f"{str(t.dtype).removeprefix('torch.')} {shape}" for t, shape in zip(tensors, shapes, strict=True)]
 
     def _rows(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows int64 ``[m]``, 0 where there is none; bool ``[m]``: whether there is one)."""
+        """(rows ``[m]``, 0 where there is none; bool ``[m]``: whether there is one): for all layers the same."""
         if not 0 <= layer < len(self.tables):
             raise ConfigError(f"history: expected a layer from 0 to {len(self.tables) - 1}, got {layer}.")
-        ids = ids.to(torch.int64)
+        for asked, version, *found in self._found:
+            if asked is ids and version == ids._version:
+                return tuple(found)
         if ids.dim() != 1 or (ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_nodes)):
             raise ConfigError(f"history: expected node ids [m] below {self.num_nodes:,}; got others.")
         if self._row_of is None:
-            return ids, torch.ones(ids.shape[0], dtype=torch.bool, device="cpu")
-        rows = self._row_of[ids]
-        return rows.clamp(min=0).to(torch.int64), rows >= 0
+            rows, known = ids, torch.ones(ids.shape[0], dtype=torch.bool, device="cpu")
+        else:
+            rows = host_gather(self._row_of, ids)
+            known = rows >= 0
+            rows = rows.clamp_(min=0)
+        self._found = ((ids, ids._version, rows, known), *self._found[: FOUND - 1])  # at once: others may look it up
+        return rows, known
 
     def _check_once(self, rows: Tensor, ids: Tensor) -> None:
         order = torch.arange(rows.shape[0], dtype=torch.int32, device="cpu")

@@ -173,18 +173,32 @@ class HostHistory(HistoryStore):
                         values[layer][rows[now]], stamps[layer][rows[now]] = got[server]
         self._fetched = Fetched(number, ids, values, stamps)
 
-    def _read(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
-        values, stamp = super()._read(layer, ids, now)
+    def _stamped(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
+        rows, stamp = super()._stamped(layer, ids, now)
+        far, there = self._far(ids, now)
+        stamp[far] = self._fetched.stamps[layer][there] if far.numel() else stamp[far]
+        return rows, stamp
+
+    def _fill(self, layer: int, ids: Tensor, rows: Tensor, usable: Tensor, out: Tensor) -> None:
+        far, there = self._far(ids, None)
+        near = usable.clone()
+        near[far] = False
+        super()._fill(layer, ids, rows, near, out)
+        if far.numel():
+            out[far] = self._fetched.values[layer][there]  # what is not usable is cleared behind this
+
+    def _far(self, ids: Tensor, now: int | None) -> tuple[Tensor, Tensor]:
+        """(which ids have their rows on other hosts, where these are among what was fetched for ``now``)."""
         host = self._host_of[ids.to(torch.int64)]
         far = torch.nonzero((host >= 0) & (host != self.hosts.host)).flatten()
-        if far.numel():
-            there, wanted = self._fetched, ids[far]
+        if not far.numel():
+            return far, far
+        there, wanted = self._fetched, ids[far]
+        if now is not None:
             known = there is not None and there.number == now and bool(torch.isin(wanted, there.ids).all())
             if not known:
                 raise StageError(f"hidden rows of other hosts that macro-batch {now} reads were not fetched.")
-            rows = torch.searchsorted(there.ids, wanted)
-            values[far], stamp[far] = there.values[layer][rows], there.stamps[layer][rows]
-        return values, stamp
+        return far, torch.searchsorted(there.ids, wanted)
 
     # --- state ---
 

@@ -18,6 +18,7 @@ from joestar.stages.history import check_history
 from joestar.stages.hubs import hub_nodes
 from joestar.stages.large_batch import check_hot
 from joestar.stages.macro import MacroBatch
+from joestar.store.fill import host_gather
 from joestar.whole_numbers import plain
 
 GROUP_SITE, SEED_SITE, HALO_SITE, AHEAD_SITE = range(1 << 25, (1 << 25) + 4)
@@ -233,19 +234,11 @@ class PreparedPartitions:
             halo_fanout, HALO_SITE, torch.tensor(key, dtype=torch.int64, device="cpu"), fanouts,
             [AHEAD_SITE + hop for hop in range(len(fanouts))],
         )  # fmt: skip
-        inner = chosen[assignment[ids.to(torch.int64)].to(torch.int64)] == 1
-        inner[indptr.shape[0] - 1 :] = False
-        return PartitionBatch(
-            seeds, ids, indptr, indices, halo=self._halo(ids, indptr, chosen), parts=group, inner=inner, **further
-        )
-
-    def _halo(self, ids: Tensor, indptr: Tensor, chosen: Tensor) -> Tensor:
-        """Nodes without rows that are neither members nor hubs."""
-        halo = torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")
-        leaves = ids[indptr.shape[0] - 1 :].to(torch.int64)
-        outside = chosen[self.stage.partitioning.assignment[leaves].to(torch.int64)] == 0
-        halo[indptr.shape[0] - 1 :] = outside & ~self._pinned[leaves]
-        return halo
+        inner, first = host_gather(chosen, host_gather(assignment, ids)) == 1, indptr.shape[0] - 1
+        halo = torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")  # without a row, neither members nor hubs
+        halo[first:] = ~(inner[first:] | host_gather(self._pinned, ids[first:]))
+        inner[first:] = False
+        return PartitionBatch(seeds, ids, indptr, indices, halo=halo, parts=group, inner=inner, **further)
 
     def _seeds(self, group: Tensor, key: tuple[int, int, int]) -> Tensor:
         return _shuffled(_pick(self._train, group), key, SEED_SITE)
