@@ -16,6 +16,7 @@ import pytest
 import typer
 
 import joestar
+from joestar.api import SLACK
 from joestar.cli.main import app
 from joestar.fusion import PASSES
 from joestar.graph_api.columns import Columns
@@ -214,6 +215,12 @@ def test_options_of_compile_are_in_the_quickstart_with_their_defaults():
         is_value = isinstance(parameters[name].default, (int, float, str)) and parameters[name].default is not False
         assert default == (f'`"{parameters[name].default}"`' if isinstance(parameters[name].default, str)
                            else str(parameters[name].default)) or not is_value, name  # fmt: skip
+
+
+def test_the_slack_is_said_as_it_is():
+    assert f"else {SLACK}." in joestar.compile.__doc__
+    (shown,) = (default for cell, default, *_ in tables("quickstart.md", "Options of `compile`") if cell == "`slack`")
+    assert shown.startswith(f"{SLACK},")
 
 
 def test_the_table_of_passes_is_that_of_the_compiler():
