@@ -234,10 +234,12 @@ def ascending(nodes=220):
     return joestar.Graph.from_edge_index(torch.tensor(pairs).T, nodes, data)
 
 
-def test_widened_bounds_stay_nested():
+@pytest.mark.parametrize("layers", [2, 3])
+def test_widened_bounds_stay_nested(layers):
     torch.manual_seed(0)
     graph = ascending()
-    options = {"graph": graph, "fanouts": [-1, -1], "model_options": {"dropout": 0.0}, "slack": 0.5, "patience": 1}
+    options = {"graph": graph, "fanouts": [-1] * layers, "slack": 0.5, "patience": 1}
+    options["model_options"] = {"dropout": 0.0, "num_layers": layers}
     step, exact = make_step(**options), make_step("exact", **options)
     for idx in (torch.arange(20), torch.arange(20, 40)):
         ours, theirs = ([float(v) for v in list(s.epoch(idx, 5, shuffle=False))] for s in (step, exact))
@@ -256,6 +258,15 @@ def staircase(nodes=3000):
     return joestar.Graph.from_edge_index(torch.stack([src, dst]), nodes, data)
 
 
+def steep(nodes=600):
+    """Node v has about 1.012 ** v in-neighbours: every batch in the order of ids is a tenth larger than the last."""
+    degree = (1.012 ** torch.arange(nodes)).long()
+    dst = torch.repeat_interleave(torch.arange(nodes), degree)
+    src = torch.arange(len(dst)) % nodes
+    x = torch.randn(nodes, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return joestar.Graph.from_edge_index(torch.stack([src, dst]), nodes, {"x": x, "y": torch.arange(nodes) % CLASSES})
+
+
 class OneLayer(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -265,27 +276,28 @@ class OneLayer(torch.nn.Module):
         return self.conv(blocks[0], x)
 
 
-@pytest.mark.parametrize("way", ["predict", "epoch", "steps", "batches"])
+@pytest.mark.parametrize("way", ["predict", "epoch", "steps", "batches", "steep"])
 def test_no_order_of_ids_recompiles_more_than_five_times(way):
-    graph, idx = staircase(), torch.arange(3000)
+    graph = steep() if way == "steep" else staircase()
+    idx = torch.arange(graph.num_nodes)
     model = OneLayer()
     sampler = joestar.NeighborSampler(graph, [-1])
-    step = joestar.compile(
-        model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.0), backend="eager", warm_up=2
-    )
+    options = {"backend": "eager", "warm_up": 2, "patience": 1}
+    step = joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.0), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JoestarWarning)
         if way == "predict":
             step.predict(idx, 16)
         elif way == "epoch":
             list(step.epoch(idx, 16, shuffle=False))
-        elif way == "steps":
-            for seeds in idx.split(32):
+        elif way in ("steps", "steep"):
+            for seeds in idx.split(8 if way == "steep" else 32):
                 step(seeds)
         else:  # larger and larger batches, as one calls them
             for size in range(1, 300, 7):
                 step(idx[:size])
     assert step.counters.recompiles <= 5
+    assert way != "steep" or step.counters.fallbacks >= step.counters.recompiles > 1
 
 
 def test_bounds_come_from_all_over_the_epoch():
