@@ -11,8 +11,9 @@ import torch.nn.functional as F
 import joestar
 from joestar.errors import JoestarWarning
 from joestar.ops import hashing
+from joestar.runtime.prediction import PREDICTED
 from joestar.runtime.seeds import SHUFFLE_SITE, shuffled
-from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, tight_bounds, train
+from tests.runtime.common import CLASSES, FEATURES, NODES, make_step, planted_graph, tight_bounds, train
 from tests.runtime.plain import PlainLoop
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -217,10 +218,14 @@ def test_the_optimizers_state_is_that_of_one_that_nobody_took_over():
 def test_default_batches_of_predictions_are_always_the_same():
     step = make_step()
     train(step, IDX, epochs=1)
-    first = step.predict(VAL)
+    first, everyone = step.predict(VAL), torch.arange(NODES)
     step.evaluate(VAL, 17)
     step.evaluate(VAL, 333)
     assert torch.equal(step.predict(VAL), first)
+    several = step.predict(everyone)
+    step.predict(everyone, NODES)  # as one batch, which samples otherwise
+    for again in (step.predict(everyone), step.predict(everyone, PREDICTED)):
+        torch.testing.assert_close(again, several, rtol=1e-12, atol=1e-12)
 
 
 # --- bounds ---
