@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from joestar import distributed
-from joestar.errors import ConfigError, GraphError
-from joestar.graph_api.row_source import device_of
+from joestar.errors import ConfigError
 from joestar.lowering.loss import check_labels
 from joestar.ops.memory import keep_freed_memory
 from joestar.profile.choices import pinned
 from joestar.pyg import SubgraphSampler, takes_edge_index
 from joestar.runtime.arguments import check_loss, check_model, check_optimizer, check_sampler
 from joestar.runtime.compiler import usable_backend
-from joestar.runtime.features import settle_and_check, settle_for_loss
+from joestar.runtime.features import check_places, settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.program import Options
@@ -256,11 +255,5 @@ def _check_parts(model, sampler) -> None:
     check_sampler(sampler)
     graph = sampler.graph
     settle_and_check(model, graph)
-    places = [(name, device_of(graph.ndata, name)) for name in graph.ndata]
-    for name, device in [*places, *((name, value.device) for name, value in model.named_parameters())]:
-        if device != graph.device:
-            raise GraphError(
-                f"{name} is on {device} and the graph on {graph.device}: move both to one device "
-                "(graph.to(device), model.to(device)) before compile."
-            )
+    check_places(model, graph)
     check_modules(model, graph)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from joestar.errors import GraphError, LabelError
 from joestar.graph_api.arrays import say, settle
-from joestar.graph_api.row_source import RowSource
+from joestar.graph_api.row_source import RowSource, device_of
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg import call_on_subgraph
 
@@ -53,6 +53,19 @@ def settle_and_check(model: nn.Module, graph) -> None:
         )
     if x is not None and not x.dtype.is_floating_point:
         raise GraphError(f"graph.ndata['x'] must be floating point; got {x.dtype}. Use .float().")
+
+
+def check_places(model: nn.Module, graph) -> None:
+    """Raises ``GraphError`` unless data of nodes and edges, parameters and buffers are all on the graph's device."""
+    frames = {"graph.ndata": graph.ndata, "graph.edata": graph.edata}
+    places = {f"{frame}[{key!r}]": device_of(table, key) for frame, table in frames.items() for key in table}
+    places |= {f"model.{name}": value.device for name, value in (*model.named_parameters(), *model.named_buffers())}
+    for name, device in places.items():
+        if device != graph.device:
+            raise GraphError(
+                f"{name} is on {device} and the graph on {graph.device}: move both to one device "
+                "(graph.to(device), model.to(device)) before they are compiled."
+            )
 
 
 def not_finite(x: Tensor) -> tuple[int, ...] | None:

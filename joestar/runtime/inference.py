@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
-from joestar.graph_api.row_source import device_of
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
 from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
-from joestar.runtime.features import settle_and_check
+from joestar.runtime.features import check_places, settle_and_check
 from joestar.runtime.modes import check_autocast, check_modules, evaluating
 from joestar.runtime.own_errors import raise_own_error
 from joestar.runtime.program import Options, Program
@@ -216,14 +215,7 @@ def _check_parts(model, graph, autocast) -> None:
     settle_and_check(model, graph)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ConfigError(f"autocast must be None, torch.bfloat16 or torch.float16; got {autocast!r}.")
-    places = [(name, device_of(graph.ndata, name)) for name in graph.ndata]
-    values = [(name, value.device) for name, value in (*model.named_parameters(), *model.named_buffers())]
-    for name, device in [*places, *values]:
-        if device != graph.device:
-            raise GraphError(
-                f"{name} is on {device} and the graph on {graph.device}: move both to one device "
-                "(graph.to(device), model.to(device))."
-            )
+    check_places(model, graph)
 
 
 def _check_layers(layers) -> int:

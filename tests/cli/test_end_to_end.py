@@ -1,6 +1,9 @@
 """The command from its arguments to its files, nothing replaced."""
 
 import json
+import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from typer.testing import CliRunner
 
 import joestar
 from joestar.cli.main import app
+from joestar.runtime.runner import StepRunner
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -63,6 +67,48 @@ def test_multilabel_run(dataset):
     path = dataset(lambda community: np.stack([community, 1 - community, community], axis=1))
     flags = ["--hidden", "16", "--epochs", "3", "--fanouts", "4", "--backend", "eager", "--execution", "exact"]
     assert "test micro F1 at that epoch" in train(path, *flags, "--class-weights", "--patience", "2")
+
+
+def killed_after(steps: int, *arguments) -> None:
+    """The command in a process that kills itself behind so many steps."""
+    take, taken = StepRunner.take, []
+
+    def counted(self, run):
+        taken.append(take(self, run))
+        if len(taken) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return taken[-1]
+
+    def run():
+        torch.set_num_threads(1)
+        StepRunner.take = counted
+        train(*arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_the_same_command_goes_on_where_it_was_killed(dataset, tmp_path):
+    """Losses, scores and the best weights are those of a run that nobody killed, bit for bit."""
+    path = dataset(lambda community: community)
+    flags = ["--hidden", "8", "--epochs", "4", "--fanouts", "5,5", "--batch-size", "6", "--scheduler", "cosine"]
+    flags += ["--backend", "eager", "--execution", "exact", "--checkpoint-every", "2"]
+    found = []
+    for name, kills in (("whole", ()), ("killed", (1, 9))):
+        report, best, kept = (str(tmp_path / f"{name}{end}") for end in (".json", ".pt", ""))
+        command = [path, *flags, "--report", report, "--save", best, "--checkpoints", kept, "--resume"]
+        for steps in kills:
+            killed_after(steps, *command)
+        shown = train(*command)
+        assert ("Going on from checkpoint" in shown) == bool(kills)
+        epochs = json.loads((tmp_path / f"{name}.json").read_text())["epochs"]
+        rows = [{key: value for key, value in row.items() if key != "seconds"} for row in epochs]
+        found.append((rows, torch.load(best, weights_only=True)["model"]))
+    (rows, weights), (same_rows, same_weights) = found
+    assert rows == same_rows and len(rows) == 4
+    assert all(torch.equal(value, same_weights[name]) for name, value in weights.items())
 
 
 @pytest.mark.slow

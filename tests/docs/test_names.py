@@ -16,6 +16,7 @@ import pytest
 import typer
 
 import joestar
+from joestar.api import SLACK
 from joestar.cli.main import app
 from joestar.fusion import PASSES
 from joestar.graph_api.columns import Columns
@@ -75,6 +76,18 @@ def missing_files(text: str) -> Iterator[str]:
         found = any(f"def {test}(" in file.read_text() for file in files) if test else files
         if not found and Path(path).name not in READERS:
             yield match[0]
+
+
+def written_out(text: str) -> str:
+    """A text whose `::test` has the file that it names last in front."""
+    file = ""
+
+    def named(match: re.Match) -> str:
+        nonlocal file
+        file = match[1] or file
+        return f"`{file}::{match[2]}`" if match[2] else match[0]
+
+    return re.sub(r"`([\w*/.-]+\.py)?(?:::(\w+))?`", named, text)
 
 
 def owner_of(kind: type, name: str):
@@ -173,7 +186,7 @@ def tables(page: str, heading: str) -> list[list[str]]:
 
 @by_page
 def test_files_are_there(page):
-    assert not list(missing_files(page.read_text()))
+    assert not list(missing_files(written_out(page.read_text())))
 
 
 @by_page
@@ -216,6 +229,12 @@ def test_options_of_compile_are_in_the_quickstart_with_their_defaults():
                            else str(parameters[name].default)) or not is_value, name  # fmt: skip
 
 
+def test_the_slack_is_said_as_it_is():
+    assert f"else {SLACK}." in joestar.compile.__doc__
+    (shown,) = (default for cell, default, *_ in tables("quickstart.md", "Options of `compile`") if cell == "`slack`")
+    assert shown.startswith(f"{SLACK},")
+
+
 def test_the_table_of_passes_is_that_of_the_compiler():
     listed = [name for cell, *_ in tables("passes.md", "Passes") for name in CODE.findall(cell)]
     assert listed == [*(row.name for row in PASSES), "overlap"]
@@ -245,6 +264,8 @@ def test_kinds_of_choices_are_those_that_passes_ask_for():
 
 def test_what_is_not_there_is_found():
     assert list(missing_files("`fuzz/test_none.py`, `joestar/api.py`, `table.py`")) == ["fuzz/test_none.py"]
+    named = written_out("`docs/test_names.py::tables`, `::written_out`, `::none`")
+    assert list(missing_files(named)) == ["docs/test_names.py::none"]
     assert wrong_name("step.evaluates(x)") and wrong_name("joestar.nn.GraphSage") and wrong_name("compile(wram_up=3)")
     assert wrong_name("joestar.data.from_csv(x)") and wrong_name("print(step.raport())")
     assert wrong_name("step.traffic.alone") is None and wrong_name("compile(..., warm_up=3)") is None

@@ -123,6 +123,7 @@ def test_programs_are_distinct_and_repeatable():
     assert len(set(sources())) == len(sources()) == 3000
     assert [write(number).source for number in range(300)] == sources()[:300]
     assert {write(number).steered for number in range(PER_SHARD)} >= set(ALL) - OF_UNIONS
+    assert {write(number).autocast for number in range(0, CHECKED * PER_SHARD, PER_PACK)} == {"", "bfloat16", "float16"}
 
 
 PIECES = (

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from .cells import DIMENSIONS, Cell, cover
+from .cells import Cell, cover
 from .train import differences, make_graph, make_net, train_compiled, train_plain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-NARROW = {**DIMENSIONS, "hidden": (1, 8, 33, 64), "fanouts": ((-1, -1), (4, 3), (-1, 3), (3, -1))}
-CELLS = cover(2, NARROW)
+CELLS = cover(2)
 COMPILED = (
     Cell(16, (-1, -1), "gcn", "relu", "none", 0.5, "none", "none", "adam", 0),
     Cell(33, (4, 3), "sage", "relu", "batch", 0.5, "cat", "none", "adamw", 0),

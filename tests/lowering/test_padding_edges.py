@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from joestar import fn
+from joestar.fusion import PASSES
 from joestar.graph_api import Graph
 
 from .harness import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Heads, check, curved
@@ -13,14 +14,15 @@ pytestmark = pytest.mark.usefixtures("quick_captures")
 
 
 def stamped() -> Graph:
-    """Edges with a score of about 300 and a time of about 1.6e9, nodes with a time that is at most a minute later."""
+    """Edges with a score of about 3,000 (its power is infinite in float64) and a time of about 1.6e9, nodes with a time
+    that is at most a minute later."""
     generator = torch.Generator().manual_seed(5)
     edges = torch.randint(0, NUM_NODES, (2, 170), generator=generator)
     noise = torch.randn(2, 170, generator=generator, dtype=torch.float64)
     x = torch.randn(NUM_NODES, NUM_FEATURES, generator=generator, dtype=torch.float64)
     y = torch.randint(0, NUM_CLASSES, (NUM_NODES,), generator=generator)
     time = 1.6e9 + 60 * torch.rand(NUM_NODES, generator=generator, dtype=torch.float64)
-    edata = {"score": 300 + noise[0], "time": 1.6e9 + 10 * noise[1]}
+    edata = {"score": 3000 + noise[0], "time": 1.6e9 + 10 * noise[1]}
     return Graph.from_edge_index(edges, NUM_NODES, {"x": x, "y": y, "time": time}, edata)
 
 
@@ -75,6 +77,13 @@ def weighted(f):
     return operation
 
 
-def test_weights_of_edges():
+@pytest.mark.parametrize("disable", [(), tuple(spec.name for spec in PASSES)], ids=["fused", "as written"])
+def test_weights_of_edges(disable):
+    """What is fused reads no padding, so that only the other form shows what rules make of it."""
     parts = {"scale": nn.Parameter(torch.ones(())), "mix": nn.Linear(1, 8)}
-    check(Heads({name: weighted(f) for name, f in WEIGHTS.items()}, **parts), loss=curved, graph=stamped())
+    check(
+        Heads({name: weighted(f) for name, f in WEIGHTS.items()}, **parts),
+        loss=curved,
+        graph=stamped(),
+        disable=disable,
+    )

@@ -92,6 +92,13 @@ def test_every_fact_changes_the_key():
     assert cache_key(dict(reversed(FACTS.items()))) == cache_key(FACTS)
 
 
+def test_other_sources_are_another_key(monkeypatch):
+    """Times of other kernels and passes say nothing, whatever the version is called."""
+    before = cache_key(FACTS)
+    monkeypatch.setattr(choices, "source_digest", lambda: "of the changed sources")
+    assert cache_key(FACTS) != before
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", "null", '{"format": 0}', '{"format": 1}',
              '{"format": 1, "choices": [], "slack": 0.1, "candidates": []}',

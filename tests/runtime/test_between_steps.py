@@ -239,3 +239,16 @@ def test_what_is_refused_before_the_next_step(change, monkeypatch):
             next(losses)
     assert all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
     assert len(losses) == 3
+
+
+def test_what_is_refused_before_the_first_step_of_an_epoch():
+    """The call looked already, and iterating may begin much later; put back, the epoch goes on as it would have."""
+    step = _compiled(_sgd)
+    losses, before = step.epoch(IDX, 30), step.weights()
+    step.model.temperature = 0.5
+    with pytest.raises(ChangedAfterCompileError, match=r"model\.temperature was changed from 1\.0 to 0\.5"):
+        next(losses)
+    assert all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
+    step.model.temperature = 1.0
+    found = [loss.item() for loss in losses]
+    assert found == [loss.item() for loss in _compiled(_sgd).epoch(IDX, 30)] and len(found) == 4

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 import joestar
 from joestar.errors import JoestarWarning
 from joestar.ops import hashing
+from joestar.runtime.prediction import PREDICTED
 from joestar.runtime.seeds import SHUFFLE_SITE, shuffled
-from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, tight_bounds, train
+from tests.runtime.common import CLASSES, FEATURES, NODES, make_step, planted_graph, tight_bounds, train
 from tests.runtime.plain import PlainLoop
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -217,10 +218,14 @@ def test_the_optimizers_state_is_that_of_one_that_nobody_took_over():
 def test_default_batches_of_predictions_are_always_the_same():
     step = make_step()
     train(step, IDX, epochs=1)
-    first = step.predict(VAL)
+    first, everyone = step.predict(VAL), torch.arange(NODES)
     step.evaluate(VAL, 17)
     step.evaluate(VAL, 333)
     assert torch.equal(step.predict(VAL), first)
+    several = step.predict(everyone)
+    step.predict(everyone, NODES)  # as one batch, which samples otherwise
+    for again in (step.predict(everyone), step.predict(everyone, PREDICTED)):
+        torch.testing.assert_close(again, several, rtol=1e-12, atol=1e-12)
 
 
 # --- bounds ---
@@ -234,10 +239,12 @@ def ascending(nodes=220):
     return joestar.Graph.from_edge_index(torch.tensor(pairs).T, nodes, data)
 
 
-def test_widened_bounds_stay_nested():
+@pytest.mark.parametrize("layers", [2, 3])
+def test_widened_bounds_stay_nested(layers):
     torch.manual_seed(0)
     graph = ascending()
-    options = {"graph": graph, "fanouts": [-1, -1], "model_options": {"dropout": 0.0}, "slack": 0.5, "patience": 1}
+    options = {"graph": graph, "fanouts": [-1] * layers, "slack": 0.5, "patience": 1}
+    options["model_options"] = {"dropout": 0.0, "num_layers": layers}
     step, exact = make_step(**options), make_step("exact", **options)
     for idx in (torch.arange(20), torch.arange(20, 40)):
         ours, theirs = ([float(v) for v in list(s.epoch(idx, 5, shuffle=False))] for s in (step, exact))
@@ -256,6 +263,15 @@ def staircase(nodes=3000):
     return joestar.Graph.from_edge_index(torch.stack([src, dst]), nodes, data)
 
 
+def steep(nodes=600):
+    """Node v has about 1.012 ** v in-neighbours: every batch in the order of ids is a tenth larger than the last."""
+    degree = (1.012 ** torch.arange(nodes)).long()
+    dst = torch.repeat_interleave(torch.arange(nodes), degree)
+    src = torch.arange(len(dst)) % nodes
+    x = torch.randn(nodes, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return joestar.Graph.from_edge_index(torch.stack([src, dst]), nodes, {"x": x, "y": torch.arange(nodes) % CLASSES})
+
+
 class OneLayer(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -265,27 +281,28 @@ class OneLayer(torch.nn.Module):
         return self.conv(blocks[0], x)
 
 
-@pytest.mark.parametrize("way", ["predict", "epoch", "steps", "batches"])
+@pytest.mark.parametrize("way", ["predict", "epoch", "steps", "batches", "steep"])
 def test_no_order_of_ids_recompiles_more_than_five_times(way):
-    graph, idx = staircase(), torch.arange(3000)
+    graph = steep() if way == "steep" else staircase()
+    idx = torch.arange(graph.num_nodes)
     model = OneLayer()
     sampler = joestar.NeighborSampler(graph, [-1])
-    step = joestar.compile(
-        model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.0), backend="eager", warm_up=2
-    )
+    options = {"backend": "eager", "warm_up": 2, "patience": 1}
+    step = joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.0), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JoestarWarning)
         if way == "predict":
             step.predict(idx, 16)
         elif way == "epoch":
             list(step.epoch(idx, 16, shuffle=False))
-        elif way == "steps":
-            for seeds in idx.split(32):
+        elif way in ("steps", "steep"):
+            for seeds in idx.split(8 if way == "steep" else 32):
                 step(seeds)
         else:  # larger and larger batches, as one calls them
             for size in range(1, 300, 7):
                 step(idx[:size])
     assert step.counters.recompiles <= 5
+    assert way != "steep" or step.counters.fallbacks >= step.counters.recompiles > 1
 
 
 def test_bounds_come_from_all_over_the_epoch():
@@ -315,15 +332,20 @@ def test_what_no_longer_fits_runs_exactly_and_says_so():
     assert step.counters.recompiles == 0 and step.counters.exact_steps == 1
 
 
-def test_a_prediction_for_few_nodes_sorts_none(monkeypatch):
+@pytest.mark.parametrize("use", ["predict", "batches of 4", "rows"])
+def test_a_prediction_for_few_nodes_sorts_none(monkeypatch, use):
     """Bounds need nodes from all over the graph; to sort the hashes of all of them took minutes on a large one."""
-    graph = planted_graph(dtype=torch.float64)
+    graph, few = planted_graph(dtype=torch.float64, nodes=6000), torch.tensor([3, 5, 7, 9])
+    step = make_step(graph=graph)
+    if use == "rows":
+        step = joestar.compile(step.model, step.sampler, backend="eager")
     sorted_ = []
     original = torch.argsort
     monkeypatch.setattr(torch, "argsort", lambda x, **kw: sorted_.append(x.numel()) or original(x, **kw))
-    step = make_step(graph=graph)
-    assert step.predict(torch.tensor([3, 5, 7, 9]), batch_size=4).shape == (4, CLASSES)
-    assert all(n <= 32 for n in sorted_)
+    options = {"batch_size": 4} if use == "batches of 4" else {}
+    rows = step(few) if use == "rows" else step.predict(few, **options)
+    assert rows.shape == (4, CLASSES)
+    assert max(sorted_, default=0) < 6000
 
 
 def test_shuffles_are_those_of_the_hash():

@@ -101,8 +101,25 @@ def test_features_missing_or_of_the_wrong_kind():
     with pytest.raises(GraphError, match=r"must be floating point; got torch.int64"):
         joestar.compile(net, sampler)
     graph.ndata["x"] = features.to("meta")
-    with pytest.raises(GraphError, match="x is on meta and the graph on cpu: move both to one device"):
+    with pytest.raises(GraphError, match=r"ndata\['x'\] is on meta and the graph on cpu: move both to one device"):
         joestar.compile(net, sampler)
+
+
+ELSEWHERE = {
+    r"graph.ndata\['y'\]": lambda graph, net: graph.ndata.update(y=graph.ndata["y"].to("meta")),
+    r"graph.edata\['w'\]": lambda graph, net: graph.edata.update(w=torch.ones(graph.num_edges, device="meta")),
+    "model.convs.0.scale": lambda graph, net: net.convs[0].register_buffer("scale", torch.ones(3, device="meta")),
+    "model.convs.1.lin_l.weight": lambda graph, net: net.convs[1].lin_l.to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_on_another_device_is_named(name):
+    graph, net, sampler = _parts()
+    ELSEWHERE[name](graph, net)
+    for use in (lambda: joestar.compile(net, sampler), lambda: joestar.inference(net, graph)):
+        with pytest.raises(GraphError, match=f"{name} is on meta and the graph on cpu: move both to one device"):
+            use()
 
 
 def test_errors_of_the_model_itself_are_raised_as_they_are():

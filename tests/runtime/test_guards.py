@@ -251,6 +251,7 @@ def test_what_no_program_reads_may_change():
     model.register_state_dict_post_hook(lambda *args: None)
     model.cfg = {"scale": 1.0, "deep": [{"p": [1, 2]}], "names": {"b", "a"}}  # equal: the same program
     sampler.fanouts = [2]
+    model.fill, model.limits = -float("nan"), [float("nan"), 1]  # other objects: NaN is itself
     guard.check()
     model.cfg["scale"] = 2.0  # the new one is watched, too
     with pytest.raises(ChangedAfterCompileError, match=r"model.cfg\['scale'\]"):

@@ -103,6 +103,12 @@ def test_evaluation_mode_of_the_whole_model_freezes_nothing_more():
     assert all(torch.equal(before[name], value) for name, value in _bn(model).items())
     assert not model.training and not model.conv.training
     assert step.report().counters.recompiles == 0
+    model, sampler = _parts()
+    model.norm.eval()
+    step, before = _compiled(model, sampler), _bn(model)
+    model.eval()  # before anything is captured
+    _epochs(step, 1)
+    assert all(torch.equal(before[name], value) for name, value in _bn(model).items())
     thawed, sampler = _parts()
     thawed.eval()
     step, before = _compiled(thawed, sampler), _bn(thawed)
