@@ -1,6 +1,7 @@
 """What training over partitions takes: macro-batches of an epoch are made, and room for ones like them planned."""
 
 import statistics
+import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +51,7 @@ class PartitionPlanner:
         self.nodes = kept[~torch.isin(kept, stage.hubs)]
         self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool, device="cpu")
         self._has_row[self.nodes.to(torch.int64)] = True
+        self._clocks: list[float] = []
 
     def plan(self) -> PartitionPlan:
         """The plan.
@@ -69,8 +71,9 @@ class PartitionPlanner:
         counted = (macros[i % len(macros)].ids for i in range(SMALL))
         score = count_needed(counted, planner.graph.num_nodes)
         look = Look(
-            lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot
-        )
+            lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot,
+            statistics.median(self._clocks),
+        )  # fmt: skip
         look.together(alone, group)
         for index in range(SMALL):
             seeds = spread_nodes(planner.batch, planner.graph, planner.seed, index)
@@ -79,7 +82,9 @@ class PartitionPlanner:
         costs = planner.costs()
         history = DeviceHistory.nbytes_of(self.widths, pulls, pushes, self.stage.stage.dtype)
         fixed = costs.fixed | {"history": history}
-        costs = replace(costs, fixed=fixed, slot=costs.slot + BITS)
+        row = sum(self.widths) * self.stage.stage.dtype.itemsize
+        pulled, pushed = (row * statistics.fmean(of(macros)) for of in (self._halo, self._pushed))
+        costs = replace(costs, fixed=fixed, slot=costs.slot + BITS, pulled=pulled, pushed=pushed)
         compute = -(-total // planner.batch) * planner._step_seconds()
         best = shortest if ranks is None else ranks.best
         found = choose(look, [number], costs, planner.budget, total, compute, planner.speeds, best)
@@ -107,7 +112,9 @@ class PartitionPlanner:
         fed, found = order.fed(rank), []
         for index, groups in enumerate(order.groups[:SMALL]):
             seeds = fed[order.borders[index] * planner.batch : order.borders[index + 1] * planner.batch]
+            start = time.perf_counter()
             found.append(self.stage.of(groups[rank], seeds[seeds >= 0], (*key, index)))
+            self._clocks.append(time.perf_counter() - start)
         return found
 
     def _each_part(self) -> list[PartitionBatch]:

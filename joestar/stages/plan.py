@@ -21,6 +21,8 @@ from joestar.stages.macro import MacroBatch, Picked, nodes_of
 
 SLACK, SIGMAS = 1.02, 4.0
 """Room beyond the sizes of the macro-batches that were looked at: a factor, and standard deviations."""
+_PUSHES = 3
+"""Times that a hidden row which is left on the host is moved there: found, kept as it was, written."""
 BESIDE = 1.2
 """How much longer the first stage takes beside steps and loads than alone."""
 FEW, SMALL, LARGE = 20_000, 8, 3
@@ -36,7 +38,8 @@ FEW_COUNTED = 8
 @dataclass(frozen=True)
 class Speeds:
     """Bytes per second over the bus, of the device's own memory; seconds that a step takes at least; operations per
-    second of products of matrices; seconds that loading a macro-batch takes at least, whatever it brings.
+    second of products of matrices; seconds that loading a macro-batch takes at least, whatever it brings; bytes per
+    second that the host's threads gather.
 
     ``sparse`` are pairs, ascending: the rate over the bus where one row of so many is read; ``bus`` everywhere if there
     are none."""
@@ -47,6 +50,7 @@ class Speeds:
     products: float = 1e15
     load: float = 0.0
     sparse: tuple[tuple[float, float], ...] = ()
+    host: float = 2e10
 
     def rows_over_bus(self, every: float) -> float:
         """Bytes per second of rows, one of ``every`` of the table: as measured, or between what was."""
@@ -145,7 +149,8 @@ class Costs:
     """Bytes of the device: ``fixed`` whatever is chosen, per ``slot``, per ``edge``; ``pool``: further ones per slot of
     nodes that are not hot; ``loading`` per node and ``loading_edge`` per edge of a macro-batch that is being loaded.
 
-    ``bus`` are bytes of a cold node's rows, which cross the bus; ``own_book``: slots do not.
+    ``bus`` are bytes of a cold node's rows, which cross the bus; ``own_book``: slots do not. ``pulled`` and ``pushed``:
+    bytes of hidden rows that a macro-batch reads from the host and leaves there.
     """
 
     fixed: dict[str, int]
@@ -156,6 +161,8 @@ class Costs:
     own_book: bool = False
     loading: float = 24.0
     loading_edge: float = 4.0
+    pulled: float = 0.0
+    pushed: float = 0.0
 
 
 class Look:
@@ -165,13 +172,14 @@ class Look:
         sample: a macro-batch of so many seeds, of an index. score: hot nodes are those with the largest, ``[N]``.
         device: where ids are sorted. reuse: whether rows of the macro-batch before are found again.
         hot: how many nodes are, where that is not for the plan to choose.
+        seconds: that one takes to sample, where ``sample`` hands over what was made before.
     """
 
     def __init__(
         self, sample: Callable[[int, int], MacroBatch | Picked], score: Tensor, device: torch.device,
-        reuse: bool = True, hot: int | None = None,
+        reuse: bool = True, hot: int | None = None, seconds: float | None = None,
     ):  # fmt: skip
-        self.sample, self.reuse = sample, reuse
+        self.sample, self.reuse, self.seconds = sample, reuse, seconds
         self.numbers_of_hot = _steps(score.numel()) if hot is None else [min(hot, score.numel())]
         order = torch.argsort(score.to(device), descending=True, stable=True)
         self._rank = torch.empty(score.numel(), dtype=torch.int32, device=device)
@@ -203,7 +211,8 @@ class Look:
             ranks.append(self._ranked(macro))
             found.append((ranks[-1].count, macro.num_rows, macro.num_edges))
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
-        self.known[number] = Shape(number, *means, BESIDE * statistics.median(clocks))
+        seconds = statistics.median(clocks) if self.seconds is None else self.seconds
+        self.known[number] = Shape(number, *means, BESIDE * seconds)
         self._ranks[number] = ranks
         pairs = itertools.pairwise(one.values for one in ranks)
         shared = (_common(a, b) if self.reuse else a[:0] for a, b in pairs)
@@ -377,9 +386,11 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     ids = shape.rows if costs.own_book else shape.nodes * (1 + 2 * fresh)  # of rows, or slots and what is loaded
     structure = 4 * (number + ids + shape.edges) + 8 * shape.rows
     rows = shape.nodes * fresh
-    moved = count * (rows * costs.bus + structure)
-    bus = count * (rows * costs.bus / speeds.rows_over_bus(num_nodes / max(1.0, rows)) + structure / speeds.bus)
-    loads, stage = count * speeds.load, count * shape.seconds
+    beside = structure + costs.pulled + costs.pushed
+    moved = count * (rows * costs.bus + structure + costs.pulled)
+    bus = count * (rows * costs.bus / speeds.rows_over_bus(num_nodes / max(1.0, rows)) + beside / speeds.bus)
+    hidden = (costs.pulled + _PUSHES * costs.pushed) / speeds.host
+    loads, stage = count * (speeds.load + hidden), count * shape.seconds
     seconds = {"bus": bus, "loads": loads, "steps": compute, "first stage": stage}
     return Plan(
         budget, False, number, count, low, *look.room(number, low), share, fresh, moved,

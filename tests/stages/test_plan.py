@@ -182,3 +182,19 @@ def test_the_share_of_hot_rows_is_that_of_epochs():
     parts = shuffled(graph.train_idx, 0, 0).to(graph.indices.dtype).split(plan.num_seeds)
     needed = torch.cat([stage.sample(graph, sampler, part, (0, 0, i)).ids for i, part in enumerate(parts)])
     assert abs(float(torch.isin(needed.long(), plan.hot_ids.long()).double().mean()) - plan.share) < 0.01
+
+
+def test_hidden_rows_cross_the_bus_and_take_the_host_s_time():
+    """The same size of macro-batches with and without rows that are read and left behind; and making them was timed."""
+    world = WORLDS[0]
+    speeds = Speeds(1e6, 1e12, 1e-4, load=0.25, host=2e5)
+    costs = {"none": world.costs, "some": dataclasses.replace(world.costs, pulled=3e5, pushed=1e5)}
+    found = {}
+    for name, given in costs.items():
+        look = Look(world.sample, world.score, torch.device("cpu"), hot=0, seconds=0.5)
+        found[name] = choose(look, [world.total], given, 1 << 30, world.total, 1.0, speeds)
+    none, some = found["none"], found["some"]
+    assert none.macro_batches == 1 and none.seconds["first stage"] == pytest.approx(1.2 * 0.5)
+    assert some.bus == pytest.approx(none.bus + 3e5)
+    assert some.seconds["bus"] == pytest.approx(none.seconds["bus"] + 4e5 / 1e6)
+    assert none.seconds["loads"] == 0.25 and some.seconds["loads"] == pytest.approx(0.25 + (3e5 + 3 * 1e5) / 2e5)
