@@ -34,6 +34,7 @@ _TABLE = {
     "torch._subclasses": "FakeTensor FakeTensorMode",
     "torch.cuda": "gpu_sleep=_sleep",
     "torch.distributed._symmetric_memory": "symmetric_memory=",
+    "torch.fx._lazy_graph_module": "LazyGraphModule=_LazyGraphModule",
     "torch.fx.experimental.proxy_tensor": "make_fx",
     "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",

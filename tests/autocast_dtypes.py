@@ -7,7 +7,8 @@ import torch
 from torch import fx
 
 from joestar.fusion import table
-from joestar.fusion.match.rounding import dtypes_of, rounded, widened
+from joestar.fusion.match.rounding import Dtypes, dtypes_of, rounded, widened
+from joestar.lowering import fakes
 
 
 @contextlib.contextmanager
@@ -16,7 +17,7 @@ def checked():
 
     Both what is replaced and what stays, but reads something else then, is looked at.
     """
-    found, run = [], table._run
+    found, run, known = [], table._run, Dtypes._value
 
     def checking(spec, gm, context, outputs, before):
         if context.autocast is None:
@@ -45,8 +46,23 @@ def checked():
                 found.append(f"{spec.name}: {old.name} {old.target} {were[old]}, {new.name} {new.target} {now}")
         return result
 
-    with mock.patch.object(table, "_run", checking):
+    def value(dtypes: Dtypes, node: fx.Node):
+        return _once(dtypes, node, known)
+
+    with mock.patch.object(table, "_run", checking), mock.patch.object(Dtypes, "_value", value):
         yield found
+
+
+def _once(dtypes: Dtypes, node: fx.Node, run):
+    """What an op gives under autocast: run once for all calls of the same form, in whichever copy of a graph."""
+    if node.op != "call_function":
+        return run(dtypes, node)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), dtypes.values.__getitem__)
+    form = dtypes.autocast, node.target, fakes.form(args), fakes.form(kwargs)
+    results = vars(fakes.mode_of(node.graph)).setdefault("results_under_autocast", {})  # as long as its fake tensors
+    if form not in results:
+        results[form] = run(dtypes, node)
+    return results[form]
 
 
 def _narrower(now: torch.dtype, was: torch.dtype) -> bool:

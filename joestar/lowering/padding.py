@@ -26,7 +26,7 @@ from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression, item, padded_dims, size_table
 from joestar.lowering.symbolic import emit, evaluate
-from joestar.torch_private import OpOverload
+from joestar.torch_private import LazyGraphModule, OpOverload
 
 aten = torch.ops.aten
 
@@ -169,7 +169,7 @@ def pad(gm: fx.GraphModule, roles: list[Input], bounds: list[int], batch: int) -
     """
     from joestar.lowering.rules import rule_for
 
-    gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    gm = LazyGraphModule(gm, copy.deepcopy(gm.graph))  # its code is made when it runs
     table = size_table(gm, roles)
     placeholders = gm.graph.find_nodes(op="placeholder")
     with gm.graph.inserting_after(placeholders[-1]):

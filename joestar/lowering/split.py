@@ -24,7 +24,7 @@ from joestar.lowering.functional import is_in_place, is_view, root
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import RAGGED
-from joestar.torch_private import OpOverload, set_grad_enabled
+from joestar.torch_private import LazyGraphModule, OpOverload, set_grad_enabled
 
 _JOESTAR = torch.ops.joestar
 _TABLES = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA, Kind.HOISTED})
@@ -103,7 +103,7 @@ def split(gm: fx.GraphModule, roles: list[Input], changing: frozenset[int]) -> H
     front_graph, front_inputs = _graph([n for n in gm.graph.nodes if n in front], [], crossing, places)
     back_graph, back_inputs = _graph(kept, crossing, None, places)
     names = list(dict.fromkeys(node.target._schema.name.partition("::")[2] for node in reads))
-    halves = (fx.GraphModule(gm, graph) for graph in (front_graph, back_graph))
+    halves = (LazyGraphModule(gm, graph) for graph in (front_graph, back_graph))
     return Halves(*halves, front_inputs, back_inputs, names)
 
 

@@ -42,6 +42,7 @@ from joestar.runtime.modes import TrainingModes, unchecked_distributions
 from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version
+from joestar.torch_private import LazyGraphModule
 
 
 class Program:
@@ -306,7 +307,7 @@ class Program:
             texts: whether the graph's text after every pass is kept for the report.
         """
         other = Program(self.kind, self.model, self.sampler, self.loss, options)
-        gm = fx.GraphModule(self.captured.gm, copy.deepcopy(self.lowered))
+        gm = LazyGraphModule(self.captured.gm, copy.deepcopy(self.lowered))
         other.modes, other._traced_with = self.modes, self._traced_with
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype

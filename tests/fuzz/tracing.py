@@ -13,6 +13,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.utils.stateless import _reparametrize_module
@@ -169,8 +170,8 @@ def _at(file: str) -> None:
 # --- taking apart ---------------------------------------------------------------------------------------------------
 
 
-class _Silent(fx.GraphModule):
-    """Nobody reads these graphs: their text takes longer than the passes."""
+class _Silent(_LazyGraphModule):
+    """Nobody reads these graphs: their text takes longer than the passes. Their code is made when they run."""
 
     def print_readable(self, *args, **kwargs) -> str:
         return ""
