@@ -58,9 +58,7 @@ def _gather_linear(
 
 
 @triton.jit(do_not_specialize=["n"])
-def _gather_rows(
-    table, ids, out, n, WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
+def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width."""
     i, column = tile_rows(ROWS), tile_columns(tl.program_id(1), BLOCK)
     source = tl.load(ids + i, i < n, 0).to(tl.int64)

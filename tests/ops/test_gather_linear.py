@@ -83,9 +83,13 @@ def test_registration():
     table, index, weight, bias = operands(12, 4, 3)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(ops.gather_linear, (table, index, weight.requires_grad_(), bias), test_utils=checks)
-    torch.library.opcheck(ops.gather_linears, (table, index, [weight, weight], [bias.requires_grad_()]), test_utils=checks)
+    torch.library.opcheck(
+        ops.gather_linears, (table, index, [weight, weight], [bias.requires_grad_()]), test_utils=checks
+    )
     grads = [torch.ones(12, 3, dtype=torch.float64)] * 2
-    torch.library.opcheck(ops.gather_linear_grad, (table, index, grads, 1), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        ops.gather_linear_grad, (table, index, grads, 1), test_utils=("test_schema", "test_faketensor")
+    )
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(value.detach()) for value in (table, index, weight, bias)]
     with mode:
@@ -117,7 +121,12 @@ def test_autocast_casts_rows_as_they_are_read():
 
 def test_errors():
     table, index, weight, bias = operands()
-    for weights, biases in (([], []), ([weight], [bias, bias]), ([weight, weight[:4]], []), ([weight, weight.float()], [])):
+    for weights, biases in (
+        ([], []),
+        ([weight], [bias, bias]),
+        ([weight, weight[:4]], []),
+        ([weight, weight.float()], []),
+    ):
         with pytest.raises(ValueError, match="gather_linears: expected weights of one shape and dtype, and no more"):
             ops.gather_linears(table, index, weights, biases)
     for arguments, words in (

@@ -130,7 +130,9 @@ def _autocast(call):
         def run(table: Tensor, ids: Tensor, weight, bias):
             dtype = torch.get_autocast_dtype(device)
             with torch.autocast(device, enabled=False):
-                return call(table, ids, *tree_map(lambda part: None if part is None else part.to(dtype), (weight, bias)))
+                return call(
+                    table, ids, *tree_map(lambda part: None if part is None else part.to(dtype), (weight, bias))
+                )
 
         return run
 
