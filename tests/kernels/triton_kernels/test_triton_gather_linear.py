@@ -49,8 +49,10 @@ def test_several_products_of_the_same_rows(table, weight):
             check_close(y, expected, weight, f"product {p} n={n} width={width} columns={columns} biases={biases}")
 
 
-@pytest.mark.parametrize(("table", "grad"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32),
-                                             (torch.float32, torch.float16), (torch.float64, torch.float64)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("table", "grad"), [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float16),
+    (torch.float64, torch.float64),
+], ids=str)  # fmt: skip
 def test_gradients(table, grad):
     """Of weights, and of biases by a column of ones (3, 100 columns) and without (64, 300: a tile more)."""
     random = torch.Generator().manual_seed(0)
