@@ -23,7 +23,7 @@ from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
 from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
 from joestar.fusion.edges import attention, edge_map_reduce, segments, softmax_aggregate
-from joestar.fusion.gather import gather_aggregate, gather_attention, gather_update, multi_aggregate
+from joestar.fusion.gather import gather_aggregate, gather_attention, gather_together, gather_update, multi_aggregate
 from joestar.fusion.order import factor_aggregate, linear_scores, number_factors, row_factors, spmm_gemm_order
 from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
 from joestar.lowering.inputs import Input
@@ -96,6 +96,7 @@ PASSES = (
     Pass("kept-bits", kept_bits.run),
     Pass("bias-on-read", bias_on_read.run),
     Pass("bias-relu", bias_relu.run),
+    Pass("gather-together", gather_together.run),
     Pass("join-together", join_together.run),
     Pass("dce-after", dce.run, ensures=frozenset({"no dead code"})),
 )

@@ -1,4 +1,4 @@
-"""The product of gathered rows on the GPU: its loads gather, so the rows are never stored."""
+"""Products of gathered rows on the GPU: their loads gather, so the rows are never stored."""
 
 import torch
 import triton
@@ -6,97 +6,148 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
+from joestar.kernels.gpu_columns import column_sums
+from joestar.kernels.gpu_join import split_columns_all
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, op, power_of_two
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
+from joestar.kernels.layout import CAT_ALIGNMENT
 
 _CONFIGS = [
     {"ROWS": 128, "DEPTH": 32, "num_warps": 8, "num_stages": 3},
     {"ROWS": 128, "DEPTH": 32, "num_warps": 4, "num_stages": 3},
     {"ROWS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 4},
     {"ROWS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 2},
+    {"ROWS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2},
 ]
+_TILE = 64
+"""Columns of the smallest tile in which a GPU's library multiplies."""
 
 
 @triton.jit(do_not_specialize=["n"])
 def _gather_linear(
-    table, ids, weight, bias, out, n,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    table, ids, weights, biases, outs, n,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRODUCTS: tl.constexpr, BIASES: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """``out[i] = table[ids[i]] @ weight.T + bias``: a block of rows and of columns per program."""
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    """``outs[p][i] = table[ids[i]] @ weights[p].T + biases[p]``: a tile of rows, and of one product, per program.
+
+    Programs of the same rows follow one another: all but the first find these in the second-level cache.
+    """
+    part, tile = tl.program_id(0) % (PRODUCTS * PARTS), tl.program_id(0) // (PRODUCTS * PARTS)
+    product = part // PARTS
+    weight, out = weights[0], outs[0]
+    for p in tl.static_range(1, PRODUCTS):
+        weight, out = tl.where(product == p, weights[p], weight), tl.where(product == p, outs[p], out)
+    i = tile * ROWS + tl.arange(0, ROWS)
+    column = (part % PARTS) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(ids + i, i < n, 0).to(tl.int64)
     total = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, WIDTH, DEPTH):
         k = first + tl.arange(0, DEPTH)
         rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (i < n)[:, None] & (k < WIDTH)[None, :], 0)
         inside = (column < COLUMNS)[None, :] & (k < WIDTH)[:, None]
-        part = tl.load(weight + column[None, :] * WIDTH + k[:, None], inside, 0)
-        total = tl.dot(rows.to(part.dtype), part, total, input_precision=PRECISION, out_dtype=ACC)
-    if bias is not None:
-        total += tl.load(bias + column, column < COLUMNS, 0).to(ACC)[None, :]
+        block = tl.load(weight + column[None, :] * WIDTH + k[:, None], inside, 0)
+        total = tl.dot(rows.to(block.dtype), block, total, input_precision=PRECISION, out_dtype=ACC)
+    if BIASES > 0:
+        bias = biases[0]
+        for p in tl.static_range(1, BIASES):
+            bias = tl.where(product == p, biases[p], bias)
+        total += tl.load(bias + column, (column < COLUMNS) & (product < BIASES), 0).to(ACC)[None, :]
     at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
 
 
 @triton.jit(do_not_specialize=["n"])
-def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width."""
     i, column = tile_rows(ROWS), tile_columns(tl.program_id(1), BLOCK)
     source = tl.load(ids + i, i < n, 0).to(tl.int64)
-    mask = (i < n) & (column < WIDTH)
-    rows = tl.load(table + source * WIDTH + column, mask, 0)
-    tl.store(out + i.to(tl.int64) * WIDTH + column, rows.to(out.dtype.element_ty), mask)
+    rows = tl.load(table + source * WIDTH + column, (i < n) & (column < WIDTH), 0).to(out.dtype.element_ty)
+    if WIDE > WIDTH:
+        rows = tl.where(column == WIDTH, 1, rows).to(out.dtype.element_ty)
+    tl.store(out + i.to(tl.int64) * WIDE + column, rows, (i < n) & (column < WIDE))
 
 
-def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows ``ids`` of a table ``[N, F]``, stored: ``[n, F]`` in ``dtype``."""
+def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, ones: bool = False) -> Tensor:
+    """Rows ``ids`` of a table ``[N, F]``, stored: ``[n, F]`` in ``dtype``; with ``ones`` ``[x, 1, 0, ...]``."""
     n, width = ids.numel(), table.shape[1]
+    wide = with_ones(width) if ones else width
     check_rows(n)
-    out = table.new_empty((n, width), dtype=dtype)
+    out = table.new_empty((n, wide), dtype=dtype)
     if not out.numel():
         return out
-    block = column_block(width)
+    block = column_block(wide)
 
     def launch(config: tune.Config) -> None:
-        _gather_rows[(cdiv(n, config["ROWS"]), cdiv(width, block))](
-            table, ids, out, n, WIDTH=width, BLOCK=block, **config
+        _gather_rows[(cdiv(n, config["ROWS"]), cdiv(wide, block))](
+            table, ids, out, n, WIDTH=width, WIDE=wide, BLOCK=block, **config
         )
 
-    shape = (table.dtype, dtype, width, tune.size_class(n))
-    work = n * width * (table.element_size() + out.element_size())
-    launch(tune.choose("gather_rows", shape, tile_configs(width, table.element_size()), launch, work, table.device))
+    shape = (table.dtype, dtype, width, wide, tune.size_class(n))
+    work = n * (width * table.element_size() + wide * out.element_size())
+    launch(tune.choose("gather_rows", shape, tile_configs(wide, table.element_size()), launch, work, table.device))
     return out
 
 
+def with_ones(width: int) -> int:
+    """Columns of rows of ``width`` with a column of ones, and zeros up to the alignment of products."""
+    return cdiv(width + 1, CAT_ALIGNMENT) * CAT_ALIGNMENT
+
+
+def ones_are_free(width: int) -> bool:
+    """Whether a column of ones makes a product no tile wider."""
+    return cdiv(with_ones(width), _TILE) == cdiv(width, _TILE)
+
+
 @op
-def gather_linear_weight_grad(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
-    """``grad.T @ table[ids]`` ``[C, F]`` in the dtype of ``grad``; the rows are stored for the library's product."""
+def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: int) -> list[Tensor]:
+    """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, then the sums ``[C]`` of the first ``biases``.
+
+    The rows are gathered once, and stored for the library's products. A column of ones in them makes the sums, unless
+    the products would be a tile wider: then the gradients are read again.
+    """
     check_ids(ids)
-    check_values(table=table, grad=grad)
-    return grad.t() @ gather_rows(table, ids, grad.dtype)
+    check_values(table=table, **{f"grads[{i}]": grad for i, grad in enumerate(grads)})
+    width = table.shape[1]
+    ones = biases > 0 and ones_are_free(width)
+    rows = gather_rows(table, ids, grads[0].dtype, ones)
+    if not ones:
+        return [grad.t() @ rows for grad in grads] + [column_sums(grad) for grad in grads[:biases]]
+    joined = [grad.t() @ rows for grad in grads[:biases]]
+    parts = split_columns_all(joined, [2] * biases, [width, 0] * biases)
+    rest = [grad.t() @ rows[:, :width] for grad in grads[biases:]]
+    return parts[::2] + rest + parts[1::2]
+
+
+@op
+def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+    """``[n, C]`` each, in the weights' dtype; float32 products in TF32 where PyTorch's own are allowed to."""
+    check_ids(ids)
+    parts = {f"weights[{i}]": weight for i, weight in enumerate(weights)}
+    check_values(table=table, **parts, **{f"biases[{i}]": bias for i, bias in enumerate(biases)})
+    first, n, (columns, width) = weights[0], ids.numel(), weights[0].shape
+    check_rows(n)
+    outs = [first.new_empty((n, columns)) for _ in weights]
+    if not outs[0].numel():
+        return outs
+    precision = "tf32" if first.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    block = min(128, max(16, power_of_two(columns)))
+    blocks = cdiv(columns, block)
+
+    def launch(config: tune.Config) -> None:
+        _gather_linear[(cdiv(n, config["ROWS"]) * len(weights) * blocks,)](
+            table, ids, tuple(weights), tuple(biases), tuple(outs), n,
+            WIDTH=width, COLUMNS=columns, PRODUCTS=len(weights), BIASES=len(biases), PARTS=blocks,
+            PRECISION=precision, ACC=accumulator(table, first), BLOCK=block, **config,
+        )  # fmt: skip
+
+    shape = (table.dtype, first.dtype, width, columns, len(weights), precision, len(biases), tune.size_class(n))
+    work = n * (width * table.element_size() + len(weights) * columns * first.element_size())
+    launch(tune.choose("gather_linear", shape, _CONFIGS, launch, work, first.device))
+    return outs
 
 
 @op
 def gather_linear(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``[n, C]`` in the weight's dtype; float32 products in TF32 where PyTorch's own are allowed to."""
-    check_ids(ids)
-    check_values(table=table, weight=weight, bias=bias)
-    n, (columns, width) = ids.numel(), weight.shape
-    check_rows(n)
-    out = weight.new_empty((n, columns))
-    if not out.numel():
-        return out
-    precision = "tf32" if weight.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    block = min(128, max(16, power_of_two(columns)))
-
-    def launch(config: tune.Config) -> None:
-        _gather_linear[(cdiv(n, config["ROWS"]), cdiv(columns, block))](
-            table, ids, weight, bias, out, n,
-            WIDTH=width, COLUMNS=columns, PRECISION=precision, ACC=accumulator(table, weight), BLOCK=block, **config,
-        )  # fmt: skip
-
-    shape = (table.dtype, weight.dtype, width, columns, precision, bias is not None, tune.size_class(n))
-    work = n * (width * table.element_size() + columns * weight.element_size())
-    launch(tune.choose("gather_linear", shape, _CONFIGS, launch, work, out.device))
-    return out
+    """``[n, C]``, as ``gather_linears``."""
+    return gather_linears(table, ids, [weight], [] if bias is None else [bias])[0]

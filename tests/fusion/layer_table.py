@@ -76,7 +76,7 @@ def first_layer(nodes: list[fx.Node]) -> str:
         found.append("in place, while sampling")
     if readers & {"spmm", "multi_aggregate", "segment"}:
         found.append("in place")
-    if "gather_linear" in readers:
+    if readers & {"gather_linear", "gather_linears"}:
         found.append("by products, in place")
     if any(_gathers_sources(user) for user in table.users):
         found.append("**gathered**")

@@ -90,6 +90,13 @@ def updated(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(fn.copy_u({z}.tanh()), "{code.pick("max", "mean")}")', z.width)
 
 
+def gated_update(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Two products of all sources, with biases or without, one the gate of the other, in front of a maximum."""
+    width = code.width()
+    z, gate = (code.linear(h, width, bias=code.chance(0.5)) for _ in range(2))
+    return code.rows(f'{hop.name}.pull(fn.copy_u({z}.tanh() * {gate}.sigmoid()), "{code.pick("max", "mean")}")', width)
+
+
 def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})") -> Rows:
     """Additive attention of several heads, with or without self-loops and dropout."""
     heads, width = code.pick(2, 3), code.pick(2, 4)
@@ -374,6 +381,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "kept-bits": [Motif(bent, dropped, inner=True, choices=AGGREGATED)],
     "bias-on-read": [Motif(biased_reads, inner=True, choices=AGGREGATED)],
     "bias-relu": [Motif(before=biased, inner=True, choices={"epilogue": "fused"})],
+    "gather-together": [Motif(gated_update, choices={"gather": "in-place"})],
     "join-together": [Motif(two_sums, inner=True, choices=AGGREGATED)],
     "dce-after": [Motif(layers.sage_sum)],
 }

@@ -1,5 +1,7 @@
 """The product of gathered rows: against gather and product, in every dtype, with gradients, and under autocast."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,7 +43,32 @@ def test_many_blocks(monkeypatch):
     table, index, weight, bias = operands(64 * 3 + 17)
     grad = torch.randn(index.numel(), 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(ops.gather_linear(table, index, weight, bias), expected(table, index, weight, bias))
-    torch.testing.assert_close(ops.gather_linear_weight_grad(table, index, grad), grad.t() @ table[index])
+    for_weight, for_bias = ops.gather_linear_grad(table, index, [grad], 1)
+    torch.testing.assert_close(for_weight, grad.t() @ table[index])
+    torch.testing.assert_close(for_bias, grad.sum(0))
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_several_products(dtype, ids):
+    table, index, weight, bias = operands(50, 9, 5, dtype, ids)
+    weights, tolerance = [weight, weight * 2 - 1, -weight], TOLERANCE[dtype] * 8
+    for biases in ([], [bias, bias + 1], [bias, -bias, bias * 3]):
+        outs = ops.gather_linears(table, index, weights, biases)
+        for y, w, b in itertools.zip_longest(outs, weights, biases):
+            assert y.dtype == dtype and y.is_contiguous()
+            torch.testing.assert_close(y.double(), expected(table, index, w, b), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("fixed", [(), (0,), (3,), (1, 2), (1, 2, 3, 4), (0, 1, 2, 3)], ids=str)
+def test_gradients_of_several(fixed):
+    """Of all that need them: three weights and two biases, some without."""
+    table, index, weight, bias = operands(12, 4, 3)
+    parts = [weight, weight + 1, weight * 2, bias, bias - 1]
+    parts = [part.clone().requires_grad_(i not in fixed) for i, part in enumerate(parts)]
+    used = 1 if fixed == (1, 2) else 3  # the others have a gradient of zero
+    call = lambda *p: tuple(ops.gather_linears(table, index, list(p[:3]), list(p[3:]))[:used])  # noqa: E731
+    assert torch.autograd.gradcheck(call, parts)
 
 
 def test_gradients():
@@ -56,6 +83,13 @@ def test_registration():
     table, index, weight, bias = operands(12, 4, 3)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(ops.gather_linear, (table, index, weight.requires_grad_(), bias), test_utils=checks)
+    torch.library.opcheck(
+        ops.gather_linears, (table, index, [weight, weight], [bias.requires_grad_()]), test_utils=checks
+    )
+    grads = [torch.ones(12, 3, dtype=torch.float64)] * 2
+    torch.library.opcheck(
+        ops.gather_linear_grad, (table, index, grads, 1), test_utils=("test_schema", "test_faketensor")
+    )
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(value.detach()) for value in (table, index, weight, bias)]
     with mode:
@@ -78,10 +112,23 @@ def test_autocast_casts_rows_as_they_are_read():
     torch.testing.assert_close(y, reference, rtol=2e-2, atol=2e-2)
     y.float().sum().backward()
     assert weight.grad.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        outs = ops.gather_linears(table, index, [weight, weight], [bias.requires_grad_()])
+    assert [out.dtype for out in outs] == [torch.bfloat16] * 2 and torch.equal(outs[0], y)
+    sum(out.float().sum() for out in outs).backward()
+    assert bias.grad.dtype == torch.float32
 
 
 def test_errors():
     table, index, weight, bias = operands()
+    for weights, biases in (
+        ([], []),
+        ([weight], [bias, bias]),
+        ([weight, weight[:4]], []),
+        ([weight, weight.float()], []),
+    ):
+        with pytest.raises(ValueError, match="gather_linears: expected weights of one shape and dtype, and no more"):
+            ops.gather_linears(table, index, weights, biases)
     for arguments, words in (
         ((table, index, weight[:, :4], bias), r"expected a table \[N, F\], ids \[n\] and a weight \[C, F\]; got"),
         ((table, index, weight, bias[:3]), r"expected a bias \[5\] in the weight's dtype torch.float64; got \[3\]"),

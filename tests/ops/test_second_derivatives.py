@@ -74,6 +74,7 @@ CALLS = {
     "add_bias": [(x(), leaf(3, seed=2))],
     "dropout_apply": [(x(), BITS, 0.4, relu) for relu in (False, True)],
     "gather_linear": [(x().detach(), torch.tensor([0, 2]), leaf(4, 3), leaf(4))],
+    "gather_linears": [(x().detach(), torch.tensor([0, 2]), [leaf(4, 3), leaf(4, 3, seed=2)], [leaf(4)])],
     "head_linear": [(leaf(6, 2, 3), leaf(2, 4, 3))],
     "join_columns": [([leaf(4, 3), leaf(4)], 6)],
     "join_columns_all": [([leaf(4, 3), leaf(4), leaf(2, 2)], [2, 1], [6, 4])],

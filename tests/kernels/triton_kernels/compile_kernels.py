@@ -117,7 +117,10 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
-        gpu.gather_linear_weight_grad(x, dsts, torch.zeros(ROWS, 8, dtype=dtype))
+            weights = [torch.zeros(columns, width, dtype=dtype) for columns in (130, 130, 130)]
+            gpu.gather_linears(x, dsts, weights, [torch.zeros(130, dtype=dtype)] * 2)
+        for biases in (0, 1):
+            gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, 8, dtype=dtype)] * 2, biases)
         parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
         gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
         gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])

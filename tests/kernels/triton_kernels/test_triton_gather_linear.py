@@ -32,15 +32,40 @@ def test_against_gather_and_product(table, weight):
                 check_close(y, expected, weight, f"n={n} width={width} columns={columns} {ids} bias={bias is not None}")
 
 
-@pytest.mark.parametrize(("table", "grad"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32),
-                                             (torch.float64, torch.float64)], ids=str)  # fmt: skip
-def test_gradient_of_the_weight(table, grad):
+@pytest.mark.parametrize(("table", "weight"), [(torch.float32, torch.float32), (torch.float32, torch.float16)], ids=str)
+def test_several_products_of_the_same_rows(table, weight):
+    """Of one or several tiles of columns, the first with a bias."""
     random = torch.Generator().manual_seed(0)
-    for n, width, columns in ((1, 3, 1), (150, 100, 4), (40, 300, 13), (0, 8, 4)):
+    for n, width, columns, biases in ((1, 3, 1, 1), (150, 40, 4, 0), (150, 100, 130, 2), (40, 9, 5, 3), (0, 8, 4, 2)):
         x = torch.randn(60, width, generator=random).to(table)
-        g = torch.randn(n, columns, generator=random).to(grad)
-        for ids in (torch.int32, torch.int64):
+        weights = [torch.randn(columns, width, generator=random).to(weight) for _ in range(3)]
+        vectors = [torch.randn(columns, generator=random).to(weight) for _ in range(biases)]
+        index = torch.randint(0, 60, (n,), generator=random)
+        outs = gpu.gather_linears(x, index, weights, vectors)
+        for p, y in enumerate(outs):
+            bias = vectors[p].double() if p < biases else None
+            expected = torch.nn.functional.linear(x[index].to(weight).double(), weights[p].double(), bias)
+            assert y.shape == (n, columns) and y.is_contiguous()
+            check_close(y, expected, weight, f"product {p} n={n} width={width} columns={columns} biases={biases}")
+
+
+@pytest.mark.parametrize(("table", "grad"), [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float16),
+    (torch.float64, torch.float64),
+], ids=str)  # fmt: skip
+def test_gradients(table, grad):
+    """Of weights, and of biases by a column of ones (3, 100 columns) and without (64, 300: a tile more)."""
+    random = torch.Generator().manual_seed(0)
+    for n, width, columns in ((1, 3, 1), (150, 100, 4), (40, 300, 13), (33, 64, 5), (0, 8, 4)):
+        x = torch.randn(60, width, generator=random).to(table)
+        grads = [torch.randn(n, columns, generator=random).to(grad) for _ in range(3)]
+        for ids, biases in ((torch.int32, 0), (torch.int64, 1), (torch.int32, 3)):
             index = torch.randint(0, 60, (n,), generator=random).to(ids)
-            y = gpu.gather_linear_weight_grad(x, index, g)
-            assert y.shape == (columns, width) and y.dtype == grad
-            check_close(y, g.double().t() @ x[index.long()].double(), grad, f"n={n} width={width} {ids}")
+            found = gpu.gather_linear_grad(x, index, grads, biases)
+            assert [tuple(y.shape) for y in found] == [(columns, width)] * 3 + [(columns,)] * biases
+            assert all(y.dtype == grad and y.is_contiguous() for y in found)
+            rows, where = x[index.long()].to(grad).double(), f"n={n} width={width} {ids} biases={biases}"
+            for y, g in zip(found, grads, strict=False):
+                check_close(y, g.double().t() @ rows, grad, f"weight {where}")
+            for y, g in zip(found[3:], grads, strict=False):
+                check_close(y, g.double().sum(0), grad, f"bias {where}")
