@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same
-from torch import fx, nn
+from torch import nn
 
 from joestar import fn
-from joestar.fusion import run_passes
 
 from .edge_layers import HEADS, Net, graph
 from .graphs import ATEN, JOESTAR, captured, count, only, reasons

@@ -142,8 +142,8 @@ def test_a_sum_divided_by_the_root_of_a_count_of_nodes():
     """A number, not a tensor: no mean of ours, and no error."""
 
     def f(m, blocks, x):
-        return blocks[0].pull(fn.copy_u(x), "sum")[: blocks[1].num_dst] / blocks[1].num_dst**0.5 + (
-            blocks[1].pull(fn.copy_u(x[: blocks[1].num_src]), "sum") / blocks[1].num_dst**0.5
+        return blocks[0].pull(fn.copy_u(x), "sum")[: blocks[1].num_dst] / blocks[1].num_dst ** 0.5 + (
+            blocks[1].pull(fn.copy_u(x[: blocks[1].num_src]), "sum") / blocks[1].num_dst ** 0.5
         )
 
     on, off = (captured(Model(f), disable=disable) for disable in (ON, OFF))

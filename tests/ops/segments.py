@@ -1,5 +1,6 @@
 """Segment programs to test with: those of known layers, and random ones; and their tensors."""
 
+import itertools
 import random
 
 import torch
@@ -79,7 +80,8 @@ def random_program(seed: int) -> str:
     rng = random.Random(seed)
     leaves = ["src", *rng.choices([*SIZES], k=rng.randint(1, 3))]
     rng.shuffle(leaves)
-    beside = tuple(leaf for leaf in range(1, len(leaves)) if leaves[leaf] == leaves[leaf - 1] and leaves[leaf] in BESIDE)
+    pairs = enumerate(itertools.pairwise(leaves), 1)
+    beside = tuple(leaf for leaf, (before, kind) in pairs if kind == before and kind in BESIDE)
     steps: list[tuple] = []
 
     def pick(least: int = 0) -> int:

@@ -6,8 +6,8 @@ Before                                                   After
     y, = segment(indptr, indices, [h, gamma, beta],               "src dst dst+ | mul 2 0 | add 3 1 -> sum 4", 1)
          "src dst dst | mul 1 0 | add 3 2 -> sum 4", 1)
 
-No columns are copied, and the gradient of the matrix is written as one: no parts are put together. Keys and values of one
-product (``kv.chunk(2, -1)``) are columns of the rows of sources in the same way.
+No columns are copied, and the gradient of the matrix is written as one: no parts are put together. Keys and values of
+one product (``kv.chunk(2, -1)``) are columns of the rows of sources in the same way.
 
 Must not fire when leaves leave out columns of the matrix or are not as wide as one another, or when the columns have
 another reader: their gradients would be added to ours, padded with zeros.
