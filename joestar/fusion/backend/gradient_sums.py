@@ -6,12 +6,12 @@ Before (rows that a product and, the first of them, somebody else reads)      Af
     sum   = aten.add(more, a)                    a: aten.mm
     g     = bias_relu_grad(sum, kept, scale, True)
 
-The backward pass of ``bias_relu`` reads the parts and adds them up: the zeros behind the first rows are not written, and the
-sum is no pass of its own, nor a product that adds to what was copied to its result first (``addmm``). On a graph of
+The backward pass of ``bias_relu`` reads the parts and adds them up: zeros behind the first rows are not written, and
+the sum is no pass of its own, nor a product that adds to what was copied to its result first (``addmm``). On a graph of
 Inductor's, in front of its own rewrites.
 
-Must not fire when the sum has another reader, or when a part is no product and no result of an op of ours: the backend
-computes it in the loop that adds it.
+Must not fire when the sum has another reader, or when a part of all rows is no product and no result of an op of ours:
+the backend computes it in the loop that adds it.
 """
 
 import operator
@@ -24,6 +24,7 @@ from joestar.fusion.match.emit import tensor
 from joestar.lowering.rules.arguments import argument
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
+NAME = "gradient-sums"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _GRAD = _JOESTAR.bias_relu_grad.default
 _MOST = 3
@@ -49,10 +50,7 @@ def run(graph: fx.Graph) -> int:
         whole, first = _parts(node.args[0], node)
         if not whole or not 1 < len(whole) + len(first) <= _MOST + 1 or len(node.args) > 4:
             continue
-        if not all(map(_is_stored, (*whole, *first))):
-            continue
-        position = {other: i for i, other in enumerate(graph.nodes)}
-        if any(position[part] > position[node] for part in (*whole, *first)):
+        if not all(map(_is_stored, whole)):
             continue
         with graph.inserting_before(node):
             new = graph.call_function(_GRAD, (whole[0], *node.args[1:4], [*whole[1:], *first]))
@@ -67,13 +65,14 @@ def run(graph: fx.Graph) -> int:
 
 def _parts(rows: fx.Node, reader: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """(parts with all rows, parts with the first ones) of a sum that only ``reader`` reads."""
-    if rows.target is _ATEN.add.Tensor and list(rows.users) == [reader] and len(rows.args) == 2 and not rows.kwargs:
-        if all(_is_like(part, rows) for part in rows.args):
-            found = [_parts(part, rows) for part in rows.args]
-            return [part for whole, _ in found for part in whole], [part for _, first in found for part in first]
-    if rows.target is _ATEN.slice_scatter.default and list(rows.users) == [reader] and _is_zero(rows.args[0]):
-        first = [argument(rows, name) for name in ("dim", "start", "step")]
-        if first in ([0, 0, 1], [0, None, 1]):
+    if list(rows.users) != [reader]:
+        return [rows], []
+    if rows.target is _ATEN.add.Tensor and not rows.kwargs and all(_is_like(part, rows) for part in rows.args):
+        found = [_parts(part, rows) for part in rows.args]
+        return [part for whole, _ in found for part in whole], [part for _, first in found for part in first]
+    if rows.target is _ATEN.slice_scatter.default and _is_zero(rows.args[0]):
+        place = [argument(rows, name) for name in ("dim", "start", "step")]
+        if place in ([0, 0, 1], [0, None, 1]) and rows.args[1].meta["val"].dtype == rows.meta["val"].dtype:
             return [], [rows.args[1]]
     return [rows], []
 
@@ -91,6 +90,5 @@ def _is_stored(node: fx.Node) -> bool:
     """Whether rows are stored whoever reads them."""
     while node.target in (operator.getitem, _ATEN.view.default, _ATEN.reshape.default, _ATEN.slice.Tensor):
         node = node.args[0]
-    if node.target in (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.add.Tensor):
-        return node.target is not _ATEN.add.Tensor or all(tensor(part) is not None for part in node.args)
-    return node.op == "placeholder" or getattr(node.target, "namespace", "") == "joestar"
+    products = (_ATEN.mm.default, _ATEN.addmm.default)
+    return node.target in products or getattr(node.target, "namespace", "") == "joestar"
