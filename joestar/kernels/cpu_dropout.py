@@ -1,6 +1,7 @@
 """Dropout masks as bits on the CPU, the same as those of ``joestar.ops.reference``, bit for bit."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, check_values, require
 from joestar.kernels.dropout import DROPOUT_SITE, keep_numerator, positive_bits
+from joestar.kernels.layout import wide_dtype
 
 
 def _words(columns: int) -> int:
@@ -62,19 +64,33 @@ def relu_dropout_grad(grad: Tensor, y: Tensor, p: float) -> Tensor:
     return out
 
 
-def bias_relu(x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def bias_relu(
+    x: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float, addend: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """ReLU of ``x`` plus ``bias``, dropout, and the bits of what gradients reach; see ``joestar.ops.reference``."""
     x, width = check_values(x, "x"), x.shape[1]
     if bias is not None:
         right = bias.shape == (width,) and bias.dtype == x.dtype
         require(right, f"a bias {x.dtype} [{width}]", f"{bias.dtype} {list(bias.shape)}")
-    y = torch.relu(x if bias is None else x + bias)
+    if addend is not None:
+        right = addend.shape == x.shape and addend.dtype == x.dtype
+        require(right, f"an addend {x.dtype} {list(x.shape)}", f"{addend.dtype} {list(addend.shape)}")
+    wide = x if addend is None else x.to(wide_dtype(x.dtype)) + addend
+    y = torch.relu(wide if bias is None else wide + bias).to(x.dtype)
     every = torch.full((x.shape[0], _words(width)), -1, dtype=torch.int32, device="cpu")
     kept = positive_bits(y, every if bits is None else bits)
     return y if bits is None else gated_dropout(y, bits, None, scale), kept
 
 
-def bias_relu_grad(grad: Tensor, kept: Tensor, scale: float, biased: bool) -> tuple[Tensor, Tensor]:
+def bias_relu_grad(
+    grad: Tensor, kept: Tensor, scale: float, biased: bool, more: Sequence[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Gradients of ``bias_relu`` for ``x`` and, if ``biased``, the bias; see ``joestar.ops.reference``."""
+    if more:
+        grad = grad.clone()
+    for part in more or ():
+        right = part.shape[0] <= grad.shape[0] and part.shape[1:] == grad.shape[1:] and part.dtype == grad.dtype
+        require(right, f"first rows of {grad.dtype} {list(grad.shape)}", f"{part.dtype} {list(part.shape)}")
+        grad[: part.shape[0]] += part
     rows = gated_dropout(grad, kept, None, scale)
     return rows, rows.sum(0) if biased else rows.new_empty(0)

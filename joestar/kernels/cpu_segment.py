@@ -13,7 +13,17 @@ from joestar.kernels.checks import check_ids, check_offsets, check_values
 from joestar.kernels.cpu_segment_plan import GradientPlan, Plan, forward_plan, gradient_plan
 from joestar.kernels.layout import wide_dtype
 from joestar.kernels.segment_gradient import check_rows, check_segment_wanted
-from joestar.kernels.segment_program import FULL, HEAD, SegmentProgram, check_segment, dtype_of, groups_of
+from joestar.kernels.segment_program import (
+    FULL,
+    HEAD,
+    SegmentProgram,
+    check_segment,
+    dtype_of,
+    groups_of,
+    repeated,
+    tensors_apart,
+    tensors_together,
+)
 
 _NUMBERS = 8192
 """Numbers per value of a tile of edges."""
@@ -27,7 +37,7 @@ class _Call:
     def __init__(self, indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int):
         self.indptr, self.indices = check_offsets(indptr), check_ids(indices, "indices")
         self.program = SegmentProgram.parse(program)
-        self.leaves = [leaf.contiguous() for leaf in leaves]
+        self.leaves = [leaf.contiguous() for leaf in tensors_apart(self.program, leaves)]
         self.rows, self.edges = indptr.numel() - 1, indices.numel()
         self.heads, self.width = heads, check_segment(self.program, self.leaves, heads, self.rows, self.edges)
         for leaf in self.leaves:
@@ -81,14 +91,15 @@ def segment_grad(
     """See ``joestar.ops.aggregate.segment``."""
     call = _Call(indptr, indices, leaves, program, heads)
     stores = call.edges * call.width * call.wide.itemsize <= _STORED_BYTES
-    plan = gradient_plan(call.program, check_segment_wanted(call.program, leaves, wanted), stores)
+    asked = repeated(call.program, wanted)
+    plan = gradient_plan(call.program.apart, check_segment_wanted(call.program, call.leaves, asked), stores)
     check_rows(call.program, rows, call.rows, call.edges, call.width, heads)
     kept = (call.dtype, call.wide, torch.int64)
     rows = [(row if row.dtype in kept else row.to(call.wide)).contiguous() for row in rows]
-    out = [leaf.new_empty(leaf.shape if w else 0) for leaf, w in zip(call.leaves, wanted, strict=True)]
-    asked = [grad if w else None for grad, w in zip(out, wanted, strict=True)]
-    _gradients(call, plan, [*call.leaves, *rows], groups_of(call.program.leaves, asked))
-    return out
+    out = [leaf.new_empty(leaf.shape if w else 0) for leaf, w in zip(call.leaves, asked, strict=True)]
+    own = [grad if w else None for grad, w in zip(out, asked, strict=True)]
+    _gradients(call, plan, [*call.leaves, *rows], groups_of(call.program.leaves, own))
+    return tensors_together(call.program, out)
 
 
 def _gradients(call: _Call, plan: GradientPlan, tensors: list[Tensor], out: list[tuple]) -> None:

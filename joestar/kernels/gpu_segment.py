@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_launch import cdiv, op
+from joestar.kernels.gpu_launch import cdiv, on_device
 from joestar.kernels.gpu_segment_steps import (
     TAIL,
     checked,
@@ -63,8 +63,9 @@ def _reduced(
 @triton.jit(do_not_specialize=["n", "num_edges"])
 def _segment(
     indptr, indices, leaves, outs, n, num_edges,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, NAMES: tl.constexpr, READ: tl.constexpr,
-    NUMBERS: tl.constexpr, FROM_SRC: tl.constexpr, WEIGHED: tl.constexpr, SCORES: tl.constexpr, VALUES: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, NAMES: tl.constexpr,
+    READ: tl.constexpr, NUMBERS: tl.constexpr, FROM_SRC: tl.constexpr, WEIGHED: tl.constexpr, SCORES: tl.constexpr,
+    VALUES: tl.constexpr,
     TOPS: tl.constexpr, TOTALS: tl.constexpr, MEANS: tl.constexpr, OF_RESULTS: tl.constexpr, OF_SCORES: tl.constexpr,
     HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
     ACC: tl.constexpr, TAIL: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr,
@@ -77,8 +78,9 @@ def _segment(
     start, end = row_edges(indptr, None, None, i, n)
     head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
     held = held_leaves(
-        leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, HEAD_WIDTH, WIDTH, ACC
-    )
+        leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, STRIDES, "dst", HEADS, HEAD_WIDTH,
+        WIDTH, ACC,
+    )  # fmt: skip
     sums = zeros(OF_RESULTS, 0, ROWS, TALL, BLOCK, ACC)
     tops = zeros(OF_SCORES, float("-inf"), ROWS, TALL, BLOCK, ACC)
     totals = zeros(OF_SCORES, 0, ROWS, TALL, BLOCK, ACC)
@@ -102,6 +104,7 @@ def _segment(
                 KINDS,
                 PLACES,
                 COLUMNS,
+                STRIDES,
                 "dst",
                 HEADS,
                 HEAD_WIDTH,
@@ -168,10 +171,11 @@ def ahead(kinds: tuple[str, ...], leaves: dict, most: int) -> int:
     return max(1, min(most, most // max(1, rows), 4 * most // max(1, numbers)))
 
 
-@op
+@on_device
 def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int) -> list[Tensor]:
     """See ``joestar.ops.aggregate.segment``. Sums run in edge order: the result does not change between runs."""
-    parsed, width = checked(indptr, indices, leaves, program, heads)
+    indptr, indices = indptr.contiguous(), indices.contiguous()
+    parsed, leaves, width = checked(indptr, indices, leaves, program, heads)
     n, edges, dtype = indptr.numel() - 1, indices.numel(), dtype_of(parsed, leaves)
     wide, like = torch.promote_types(dtype, torch.float32), leaves[0]
     results = _results(parsed)

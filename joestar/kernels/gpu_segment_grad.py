@@ -15,7 +15,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.gpu_columns import added_up
-from joestar.kernels.gpu_launch import cdiv, fill_tail, op
+from joestar.kernels.gpu_launch import cdiv, fill_tail, on_device
 from joestar.kernels.gpu_links import link_edges
 from joestar.kernels.gpu_segment import ahead, work_of
 from joestar.kernels.gpu_segment_steps import (
@@ -30,6 +30,7 @@ from joestar.kernels.gpu_segment_steps import (
     prepared,
     run_steps,
     store_tile,
+    strides,
     tile,
     tile_of,
     tiles_of,
@@ -39,7 +40,7 @@ from joestar.kernels.gpu_spmm import row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import accumulator, tile_configs
 from joestar.kernels.segment_gradient import SegmentGradient, check_rows, check_segment_wanted, segment_gradient
-from joestar.kernels.segment_program import HEAD, SIZES, SegmentProgram, dtype_of, groups_of
+from joestar.kernels.segment_program import HEAD, SIZES, SegmentProgram, dtype_of, groups_of, repeated, tensors_apart
 
 _AHEAD = 2
 """Edges of a destination that are read before the first is used."""
@@ -76,16 +77,18 @@ def _store_edges(
 @triton.jit(do_not_specialize=["n", "num_edges"])
 def _segment_grad_dst(
     indptr, indices, leaves, outs, partial, n, num_edges,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, NAMES: tl.constexpr, READ: tl.constexpr,
-    NUMBERS: tl.constexpr, RESULTS: tl.constexpr, FROM_SRC: tl.constexpr, DSTS: tl.constexpr, OF_DSTS: tl.constexpr,
-    EDGES: tl.constexpr, OF_EDGES: tl.constexpr, SCALARS: tl.constexpr, SUMMED: tl.constexpr, OF_SUMMED: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, NAMES: tl.constexpr,
+    READ: tl.constexpr, INTO: tl.constexpr, NUMBERS: tl.constexpr, RESULTS: tl.constexpr, FROM_SRC: tl.constexpr,
+    DSTS: tl.constexpr, OF_DSTS: tl.constexpr, EDGES: tl.constexpr, OF_EDGES: tl.constexpr, SCALARS: tl.constexpr,
+    SUMMED: tl.constexpr, OF_SUMMED: tl.constexpr,
     TIMES: tl.constexpr, NOTHING: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr, TAIL: tl.constexpr, AHEAD: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the leaves ``DSTS``, ``EDGES`` and ``SCALARS``, and the program's share of those of ``SUMMED``.
 
-    ``partial`` ``[programs, len(SUMMED), WIDTH]``. ``OF_...``: sizes; ``NOTHING``: as many -1 as there are ``DSTS``.
+    ``partial`` ``[programs, len(SUMMED), WIDTH]``. ``OF_...``: sizes; ``INTO``: numbers between rows of ``outs``;
+    ``NOTHING``: as many -1 as there are ``DSTS``.
     """
     part = tl.program_id(1)
     head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
@@ -95,8 +98,9 @@ def _segment_grad_dst(
         i = at_tile * ROWS + tl.arange(0, ROWS)[:, None, None]
         start, end = row_edges(indptr, None, None, i, n)
         held = held_leaves(
-            leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, "dst", HEADS, HEAD_WIDTH, WIDTH, ACC
-        )
+            leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, STRIDES, "dst", HEADS, HEAD_WIDTH,
+            WIDTH, ACC,
+        )  # fmt: skip
         longest = tl.max(end - start)
         sums = zeros(OF_DSTS, 0, ROWS, TALL, BLOCK, ACC)
         done = tl.zeros((), tl.int64)
@@ -118,6 +122,7 @@ def _segment_grad_dst(
                     KINDS,
                     PLACES,
                     COLUMNS,
+                    STRIDES,
                     "dst",
                     HEADS,
                     HEAD_WIDTH,
@@ -138,7 +143,8 @@ def _segment_grad_dst(
                 )  # fmt: skip
             done += AHEAD
         for s in tl.static_range(len(DSTS)):
-            store_tile(outs[DSTS[s]], i.to(tl.int64), sums[s], i < n, head, column, inside, OF_DSTS[s], HEADS, WIDTH)
+            own = outs[DSTS[s]]
+            store_tile(own, i.to(tl.int64), sums[s], i < n, head, column, inside, OF_DSTS[s], HEADS, INTO[DSTS[s]])
         at_tile += tl.num_programs(0)
     for s in tl.static_range(len(SUMMED)):
         own = partial + (tl.program_id(0).to(tl.int64) * len(SUMMED) + s) * WIDTH
@@ -163,8 +169,9 @@ def _left(at, last, order):
 @triton.jit(do_not_specialize=["num_src"])
 def _segment_grad_src(
     first, links, order, leaves, outs, num_src,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, NAMES: tl.constexpr, READ: tl.constexpr,
-    NUMBERS: tl.constexpr, RESULTS: tl.constexpr, SRCS: tl.constexpr, OF_SRCS: tl.constexpr, NOTHING: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, NAMES: tl.constexpr,
+    READ: tl.constexpr, INTO: tl.constexpr, NUMBERS: tl.constexpr, RESULTS: tl.constexpr, SRCS: tl.constexpr,
+    OF_SRCS: tl.constexpr, NOTHING: tl.constexpr,
     HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -177,8 +184,9 @@ def _segment_grad_src(
     known = s < num_src
     head, column, inside = columns(HEADS, HEAD_WIDTH, WIDTH, TALL, BLOCK)
     held = held_leaves(
-        leaves, s, head, column, known, inside, KINDS, PLACES, COLUMNS, "src", HEADS, HEAD_WIDTH, WIDTH, ACC
-    )
+        leaves, s, head, column, known, inside, KINDS, PLACES, COLUMNS, STRIDES, "src", HEADS, HEAD_WIDTH, WIDTH,
+        ACC,
+    )  # fmt: skip
     sums = zeros(OF_SRCS, 0, ROWS, TALL, BLOCK, ACC)
     at = tl.load(first + s, known, -1)
     last = at
@@ -194,13 +202,15 @@ def _segment_grad_src(
             e, row = tl.load(order + at, valid, 0), link.to(tl.int64)
             at += 1
         loaded = edge_leaves(
-            leaves, e, row, valid, head, column, inside, KINDS, PLACES, COLUMNS, "src", HEADS, HEAD_WIDTH, WIDTH, BLOCK
-        )
+            leaves, e, row, valid, head, column, inside, KINDS, PLACES, COLUMNS, STRIDES, "src", HEADS, HEAD_WIDTH,
+            WIDTH, BLOCK,
+        )  # fmt: skip
         values = leaf_values(held, loaded, KINDS, COLUMNS, "src", ACC)
         values = run_steps(values, inside, NAMES, READ, NUMBERS, ACC)
         sums = _added(sums, values, loaded, valid, SRCS, NOTHING, RESULTS)
     for k in tl.static_range(len(SRCS)):
-        store_tile(outs[SRCS[k]], s.to(tl.int64), sums[k], known, head, column, inside, OF_SRCS[k], HEADS, WIDTH)
+        own = outs[SRCS[k]]
+        store_tile(own, s.to(tl.int64), sums[k], known, head, column, inside, OF_SRCS[k], HEADS, INTO[SRCS[k]])
 
 
 def _constants(program: SegmentProgram, tensors: list[Tensor], line: SegmentGradient, wanted: list[bool]) -> dict:
@@ -262,7 +272,8 @@ def _over_destinations(
     settings = {
         **settings, "FROM_SRC": any(kind.startswith("src") for kind in settings["KINDS"]), "DSTS": of["dst"],
         "OF_DSTS": size_of["dst"], "EDGES": of["edge"], "OF_EDGES": size_of["edge"], "SCALARS": of["scalar"],
-        "NOTHING": (-1,) * len(of["dst"]), "TAIL": TAIL, "AHEAD": ahead(program.leaves, settings, _AHEAD),
+        "NOTHING": (-1,) * len(of["dst"]), "INTO": strides(outs), "TAIL": TAIL,
+        "AHEAD": ahead(program.leaves, settings, _AHEAD),
         "SUMMED": tuple(leaf for leaf, _, _ in slots), "TIMES": tuple(k for _, k, _ in slots),
         "OF_SUMMED": tuple(SIZES[program.leaves[leaf]] for leaf, _, _ in slots),
     }  # fmt: skip
@@ -309,7 +320,7 @@ def _over_sources(
     else:
         first, links = link_edges(indptr, indices, num_src)
     of = tuple(SIZES[program.leaves[leaf]] for leaf in srcs)
-    settings = {**settings, "SRCS": srcs, "OF_SRCS": of, "NOTHING": (-1,) * len(srcs)}
+    settings = {**settings, "SRCS": srcs, "OF_SRCS": of, "NOTHING": (-1,) * len(srcs), "INTO": strides(outs)}
 
     def launch(config: tune.Config) -> None:
         grid = (max(1, cdiv(num_src, config["ROWS"])), cdiv(settings["HEADS"], settings["TALL"]))
@@ -321,7 +332,7 @@ def _over_sources(
     launch(tune.choose("segment_grad_src", shape, configs, launch, 2 * (num_src + edges) * width * size, indptr.device))
 
 
-@op
+@on_device
 def segment_grad(
     indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, rows: list[Tensor],
     wanted: list[bool],
@@ -331,10 +342,14 @@ def segment_grad(
     The sums of sources' rows run in an order that changes between runs, but under
     ``torch.use_deterministic_algorithms(True)``.
     """
-    parsed, width = checked(indptr, indices, leaves, program, heads)
-    line = segment_gradient(parsed, check_segment_wanted(parsed, leaves, wanted))
+    indptr, indices, rows = indptr.contiguous(), indices.contiguous(), [row.contiguous() for row in rows]
+    given, asked = leaves, wanted
+    parsed, leaves, width = checked(indptr, indices, given, program, heads)
+    wanted = repeated(parsed, asked)
+    line = segment_gradient(parsed.apart, check_segment_wanted(parsed, leaves, wanted))
     check_rows(parsed, rows, indptr.numel() - 1, indices.numel(), width, heads)
-    out = [torch.empty_like(leaf) if w else leaf.new_empty(0) for leaf, w in zip(leaves, wanted, strict=True)]
+    whole = [leaf.new_empty(leaf.shape if w else (0,)) for leaf, w in zip(given, asked, strict=True)]
+    out = tensors_apart(parsed, whole)
     some = bool(width and indices.numel())
     for leaf, group in enumerate(groups_of(parsed.leaves, out)):
         if line.results[leaf] < 0 or not some:
@@ -349,4 +364,4 @@ def segment_grad(
         tensors = prepared(line.leaves, [*leaves, *rows])
         _over_destinations(indptr, indices, tensors, parsed, line, wanted, out, settings, name)
         _over_sources(indptr, indices, tensors, parsed, line, out, settings, name)
-    return out
+    return whole

@@ -1,12 +1,13 @@
 """Segment programs inside Triton kernels: leaves are loaded and steps run for a tile ``[rows, heads, columns]``.
 
 A program reaches a kernel as tuples that are constants of its compilation: ``KINDS`` (of leaves), ``PLACES`` (each
-leaf's first tensor), ``COLUMNS`` (of narrow features), ``NAMES``, ``READ`` (three values a step) and ``NUMBERS``.
-Values that are the same for all columns of a head, or for all heads, have 1 there, and steps spread them. Rows of one
-end, ``OWN``, are held in registers while a tile goes over its edges; so are vectors and narrow weights.
+leaf's first tensor), ``COLUMNS`` (of narrow features), ``STRIDES`` (between rows), ``NAMES``, ``READ`` (three values a
+step) and ``NUMBERS``. Values that are the same for all columns of a head, or for all heads, have 1 there, and steps
+spread them. Rows of one end, ``OWN``, are held in registers while a tile goes over its edges; so are vectors and
+narrow weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import triton
@@ -16,7 +17,7 @@ from torch import Tensor
 from joestar.kernels.gpu_launch import check_ids, check_offsets, fill_tail, power_of_two
 from joestar.kernels.gpu_pointwise import pointwise_step
 from joestar.kernels.gpu_tiles import check_values, column_block, tile_configs
-from joestar.kernels.segment_program import SegmentProgram, check_segment, groups_of
+from joestar.kernels.segment_program import BESIDE, SegmentProgram, check_segment, groups_of, tensors_apart
 from joestar.kernels.segment_steps import Step, operands
 from joestar.kernels.tune import Config
 
@@ -37,10 +38,22 @@ def described(kinds: Sequence[str], tensors: Sequence[Tensor], steps: tuple[Step
         "KINDS": tuple(names),
         "PLACES": tuple(sum(map(len, groups[:leaf])) for leaf in range(len(groups))),
         "COLUMNS": tuple(group[0].shape[1] if len(group) > 1 else 0 for group in groups),
+        "STRIDES": strides(group[0] for group in groups),
         "NAMES": tuple(step[0] for step in steps),
         "READ": tuple(value for values in read for value in values),
         "NUMBERS": tuple(float((*step, 0.0)[1 + len(operands(step))]) for step in steps),
     }
+
+
+def strides(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Numbers between the rows of matrices, 0 of anything else."""
+    return tuple(tensor.stride(0) if tensor.dim() == 2 else 0 for tensor in tensors)
+
+
+def rows_in_place(kind: str, tensor: Tensor) -> Tensor:
+    """A leaf's tensor as kernels read it: rows of either end may be some columns of wider ones."""
+    fits = kind in BESIDE and tensor.dim() == 2 and (tensor.stride(1) == 1 or tensor.shape[1] <= 1)
+    return tensor if fits else tensor.contiguous()
 
 
 def prepared(kinds: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -80,16 +93,18 @@ def tiles_of(sizes: dict, bytes_per_value: int, across: bool = False) -> list[Co
 
 def checked(
     indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int
-) -> tuple[SegmentProgram, int]:
-    """(program, W); ``ValueError`` unless the arguments fit."""
+) -> tuple[SegmentProgram, list[Tensor], int]:
+    """(program, a tensor of every leaf's own, W); ``ValueError`` unless the arguments fit."""
     check_offsets(indptr)
     check_ids(indices)
     parsed = SegmentProgram.parse(program)
+    groups = zip(parsed.leaves, groups_of(parsed.leaves, tensors_apart(parsed, leaves)), strict=True)
+    leaves = [rows_in_place(kind, tensor) for kind, group in groups for tensor in group]
     width = check_segment(parsed, leaves, heads, indptr.numel() - 1, indices.numel())
     for leaf in leaves:
         if leaf.dtype != torch.int32:
             check_values(leaves=leaf)
-    return parsed, width
+    return parsed, leaves, width
 
 
 @triton.jit
@@ -141,12 +156,13 @@ def _degree(indptr, row, used):
 @triton.jit
 def _held_leaf(
     leaves, i, head, column, used, inside,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, L: tl.constexpr, OWN: tl.constexpr,
-    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, L: tl.constexpr,
+    OWN: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """What stays the same for all edges of rows ``i``: a tuple per leaf, weights before the bias."""
     KIND: tl.constexpr = KINDS[L]
     COUNT: tl.constexpr = COLUMNS[L]
+    STRIDE: tl.constexpr = STRIDES[L]
     leaf = leaves[PLACES[L]]
     held = ()
     if KIND == "vector":
@@ -154,7 +170,7 @@ def _held_leaf(
     elif KIND == "vector_head":
         held = held + (tl.load(leaf + head, head < HEADS, 0).to(ACC),)  # noqa: RUF005
     elif KIND == OWN:
-        at = leaf + i.to(tl.int64) * WIDTH + column
+        at = leaf + i.to(tl.int64) * STRIDE + column
         held = held + (tl.load(at, used & inside, 0).to(ACC),)  # noqa: RUF005
     elif KIND == OWN + "_head":
         at = leaf + i.to(tl.int64) * HEADS + head
@@ -176,15 +192,16 @@ def _held_leaf(
 @triton.jit
 def held_leaves(
     leaves, i, head, column, used, inside,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, HEADS: tl.constexpr,
-    HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, OWN: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``_held_leaf`` of all; rows ``i`` ``[ROWS, 1, 1]`` are read where ``used``."""
     held = ()
     for leaf in tl.static_range(len(KINDS)):
         own = _held_leaf(
-            leaves, i, head, column, used, inside, KINDS, PLACES, COLUMNS, leaf, OWN, HEADS, HEAD_WIDTH, WIDTH, ACC
-        )
+            leaves, i, head, column, used, inside, KINDS, PLACES, COLUMNS, STRIDES, leaf, OWN, HEADS, HEAD_WIDTH,
+            WIDTH, ACC,
+        )  # fmt: skip
         held = held + (own,)  # noqa: RUF005
     return held
 
@@ -192,12 +209,13 @@ def held_leaves(
 @triton.jit
 def _edge_leaf(
     leaves, e, other, valid, head, column, inside,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, L: tl.constexpr, OWN: tl.constexpr,
-    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, L: tl.constexpr,
+    OWN: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What an edge ``e`` ``[ROWS, 1, 1]`` brings along, its other end being row ``other``: a tuple per leaf."""
     KIND: tl.constexpr = KINDS[L]
     COUNT: tl.constexpr = COLUMNS[L]
+    STRIDE: tl.constexpr = STRIDES[L]
     leaf = leaves[PLACES[L]]
     known = valid & (head < HEADS)
     loaded = ()
@@ -207,7 +225,7 @@ def _edge_leaf(
         lane = tl.arange(0, BLOCK)[None, None, :]
         loaded = loaded + (tl.load(leaf + other * HEAD_WIDTH + lane, valid & (lane < HEAD_WIDTH), 0),)  # noqa: RUF005
     elif KIND == "src" or KIND == "dst":
-        loaded = loaded + (tl.load(leaf + other * WIDTH + column, valid & inside, 0),)  # noqa: RUF005
+        loaded = loaded + (tl.load(leaf + other * STRIDE + column, valid & inside, 0),)  # noqa: RUF005
     elif KIND == "src_head" or KIND == "dst_head":
         loaded = loaded + (tl.load(leaf + other * HEADS + head, known, 0),)  # noqa: RUF005
     elif KIND == "edge":
@@ -231,15 +249,15 @@ def _edge_leaf(
 @triton.jit
 def edge_leaves(
     leaves, e, other, valid, head, column, inside,
-    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, HEADS: tl.constexpr,
-    HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, OWN: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``_edge_leaf`` of all, in the dtype of the leaves; 0 where not ``valid``."""
     loaded = ()
     for leaf in tl.static_range(len(KINDS)):
         own = _edge_leaf(
-            leaves, e, other, valid, head, column, inside, KINDS, PLACES, COLUMNS, leaf, OWN, HEADS, HEAD_WIDTH, WIDTH,
-            BLOCK,
+            leaves, e, other, valid, head, column, inside, KINDS, PLACES, COLUMNS, STRIDES, leaf, OWN, HEADS,
+            HEAD_WIDTH, WIDTH, BLOCK,
         )  # fmt: skip
         loaded = loaded + (own,)  # noqa: RUF005
     return loaded
@@ -305,10 +323,10 @@ def fill_behind(
 
 @triton.jit
 def store_tile(
-    out, row, value, mask, head, column, inside, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
+    out, row, value, mask, head, column, inside, SIZE: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr
 ):
-    """Stores rows ``row`` ``[ROWS, 1, 1]`` of a tile where ``mask``."""
+    """Stores rows ``row`` ``[ROWS, 1, 1]`` of a tile where ``mask``; ``STRIDE``: of rows with columns."""
     if SIZE == 2:
-        tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask & inside)
+        tl.store(out + row * STRIDE + column, value.to(out.dtype.element_ty), mask & inside)
     else:
         tl.store(out + row * HEADS + head, value.to(out.dtype.element_ty), mask & (head < HEADS))

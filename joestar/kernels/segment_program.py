@@ -11,11 +11,14 @@ spread the smaller operand; ``dot a b`` adds up the products over the columns of
 is attention by scaled products: the sum of the third leaf's rows, weighted by the softmax of value 4 over the in-edges
 of each destination, per head; with a score per column it is a softmax per column. ``sum 4`` and ``mean 4`` are the
 other reductions; ``edges 4`` is no reduction: the value of every edge is stored.
+
+Leaves may be columns of one matrix, side by side: ``src dst dst+`` reads rows of destinations ``[num_dst, 2 W]``, the
+first W columns as one leaf and the next W as another. Their gradient is one matrix as well.
 """
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +49,9 @@ gradient; and such with a number per head: ``src_head`` ``[N, H]``, ``dst_head``
 where a head's bit is set, else 0: that of head ``h`` is bit ``h // words`` of word ``h % words``.
 """
 
+BESIDE = ("src", "dst")
+"""Kinds of leaves that may share a matrix with the one before: columns behind its own."""
+
 REDUCTIONS = {"softmax": 2, "sum": 1, "mean": 1, "edges": 1}
 """Reductions, and how many values each reads."""
 
@@ -57,17 +63,25 @@ _OF_GRADIENTS = {**SIZES, "degree": ONE}
 class SegmentProgram:
     """``leaves``: kinds; ``steps``: ``(name, values..., number)``; ``results``: ``(reduction, values...)``.
 
+    ``beside``: the leaves, by number, that are the next columns of the matrix of the leaf before, ``+`` in the text.
+
     Raises:
-        ValueError: a kind, a step or a reduction is unknown, or reads values that come later or have another size.
+        ValueError: a kind, a step or a reduction is unknown, or reads values that come later or have another size; or a
+            leaf is beside one of another kind.
     """
 
     leaves: tuple[str, ...]
     steps: tuple[Step, ...]
     results: tuple[tuple, ...]
+    beside: tuple[int, ...] = ()
 
     def __post_init__(self):
         for kind in self.leaves:
             require(kind in SIZES, f"leaves out of {', '.join(SIZES)}", repr(kind))
+        for leaf in self.beside:
+            kind = self.leaves[leaf]
+            right = kind in BESIDE and leaf > 0 and self.leaves[leaf - 1] == kind
+            require(right, f"{' or '.join(BESIDE)} in front of the same with +", f"{kind}+ as leaf {leaf}")
         for number, step in enumerate(self.steps, len(self.leaves)):
             _check_step(step, number)
         require(bool(self.results), "a reduction behind ->", "none")
@@ -105,8 +119,14 @@ class SegmentProgram:
         return HEAD in sizes or "src_row" in self.leaves or any(step[0] in ACROSS for step in self.steps)
 
     def __str__(self) -> str:
-        lines = (" ".join(self.leaves), *map(_text, self.steps))
+        kinds = (kind + "+" * (leaf in self.beside) for leaf, kind in enumerate(self.leaves))
+        lines = (" ".join(kinds), *map(_text, self.steps))
         return " | ".join(lines) + " -> " + ", ".join(map(_text, self.results))
+
+    @property
+    def apart(self) -> "SegmentProgram":
+        """The same with a matrix for every leaf."""
+        return replace(self, beside=())
 
     @staticmethod
     def parse(text: str) -> "SegmentProgram":
@@ -155,7 +175,8 @@ def _parse(text: str) -> SegmentProgram:
         found = tuple((name, *map(int, read)) for name, *read in map(str.split, results.split(",")))
     except (ValueError, TypeError):
         raise ValueError(f"segment program: expected names, values and numbers; got {text!r}") from None
-    return SegmentProgram(tuple(leaves), steps, found)
+    beside = tuple(leaf for leaf, kind in enumerate(leaves) if kind.endswith("+"))
+    return SegmentProgram(tuple(kind.removesuffix("+") for kind in leaves), steps, found, beside)
 
 
 def _step(name: str, *words: str) -> Step:
@@ -172,6 +193,50 @@ def groups_of(kinds: Sequence[str], tensors: Sequence) -> list[tuple]:
     require(sum(counts) == len(tensors), f"{sum(counts)} tensors for {' '.join(kinds)!r}", str(len(tensors)))
     given = iter(tensors)
     return [tuple(next(given) for _ in range(count)) for count in counts]
+
+
+def repeated(program: SegmentProgram, entries: Sequence) -> list:
+    """What is given per tensor, per tensor of a program whose leaves are ``apart``."""
+    given = _leaves_read(program)
+    require(len(given) == len(entries), f"{len(given)} tensors for {str(program)!r}", str(len(entries)))
+    return [entry for entry, count in zip(entries, given, strict=True) for _ in range(count)]
+
+
+def tensors_apart(program: SegmentProgram, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of the leaves when these are ``apart``: views of the columns of a matrix that several share.
+
+    An empty ``[0]``, of a gradient that is not wanted, stays so.
+    """
+    found, given = [], _leaves_read(program)
+    require(len(given) == len(tensors), f"{len(given)} tensors for {str(program)!r}", str(len(tensors)))
+    for tensor, count in zip(tensors, given, strict=True):
+        if count == 1 or tuple(tensor.shape) == (0,):
+            found += [tensor] * count
+            continue
+        right = tensor.dim() == 2 and tensor.shape[1] % count == 0
+        require(right, f"rows of {count} times as many columns as a leaf has", str(list(tensor.shape)))
+        found += tensor.split(tensor.shape[1] // count, 1) if tensor.shape[1] else [tensor] * count
+    return found
+
+
+def tensors_together(program: SegmentProgram, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The way back from ``tensors_apart``: matrices that several leaves share are put together; empty ones stay so."""
+    given, found = iter(tensors), []
+    for count in _leaves_read(program):
+        parts = [next(given) for _ in range(count)]
+        found.append(torch.cat(parts, 1) if count > 1 and parts[0].dim() == 2 else parts[0])
+    return found
+
+
+def _leaves_read(program: SegmentProgram) -> list[int]:
+    """Per tensor, how many leaves read it."""
+    counts: list[int] = []
+    for leaf, kind in enumerate(program.leaves):
+        if leaf in program.beside:
+            counts[-1] += 1
+        else:
+            counts += [1] * LEAVES.get(kind, 1)
+    return counts
 
 
 def width_of(program: SegmentProgram, tensors: Sequence, heads: int):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar import torch_private
-from joestar.fusion.backend import overlap
+from joestar.fusion.backend import gradient_sums, overlap
 from joestar.fusion.backend.recompute import RecomputeMasks
 from joestar.locks import TRACING
 from joestar.ops.digest import source_digest
@@ -101,9 +101,9 @@ def _content(tensor: Tensor) -> str:
 def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
-    On a GPU our last pass (``fusion.backend.overlap``) sees its graphs. On a CPU it inlines up to 50 operations per
-    read before it gives a value a loop of its own; the hash behind dropout then grows into expressions that take
-    minutes to compile. There, too, masks are computed again, not stored.
+    On a GPU our last passes (``fusion.backend``: ``gradient_sums``, ``overlap``) see its graphs. On a CPU it inlines up
+    to 50 operations per read before it gives a value a loop of its own; the hash behind dropout then grows into
+    expressions that take minutes to compile. There, too, masks are computed again, not stored.
     """
     config = torch_private.inductor_config
     fixed = {"triton.autotune_pointwise": False} if deterministic else {}
@@ -111,7 +111,9 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
         fixed["deterministic"] = True  # it still times the settings of pointwise kernels, which change their last bits
     if device.type != "cpu":
         alone = deterministic or overlap.NAME in disabled
-        return fixed if alone else {"post_grad_custom_post_pass": overlap.Overlap()}
+        if gradient_sums.NAME not in disabled:
+            fixed["post_grad_custom_pre_pass"] = gradient_sums.GradientSums()
+        return fixed if alone else {**fixed, "post_grad_custom_post_pass": overlap.Overlap()}
     names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
     found = {name: 8 for name in names if hasattr(config, name)}
     return {**found, **fixed, "joint_custom_post_pass": RecomputeMasks()}

@@ -39,7 +39,18 @@ def without_bias(m, blocks, x):
     return mean(blocks[1], m.b(m.a(h)))
 
 
-FORMS = {f.__name__: f for f in (plain_relu, relu_and_dropout, own_vector, without_bias)}
+def of_a_sum(m, blocks, x):
+    """The bias is in the second term, which the passes before have not put into the first."""
+    h = F.dropout((mean(blocks[0], x) + m.a(x[: blocks[0].num_dst])).relu(), 0.4, m.training)
+    return mean(blocks[1], m.b(h))
+
+
+def of_a_sum_without_bias(m, blocks, x):
+    return mean(blocks[1], m.b(m.a((mean(blocks[0], x) + m.b(x[: blocks[0].num_dst])).relu())))
+
+
+SUMS = (of_a_sum, of_a_sum_without_bias)
+FORMS = {f.__name__: f for f in (plain_relu, relu_and_dropout, own_vector, without_bias, *SUMS)}
 EACH = pytest.mark.parametrize("name", FORMS)
 
 
@@ -81,7 +92,9 @@ def test_before_and_after(name, monkeypatch):
     assert count(gm, ATEN.relu.default) == count(gm, JOESTAR.keyed_dropout.default) == 0
     (node,) = (n for n in gm.graph.nodes if n.target is JOESTAR.bias_relu.default)
     biased, dropped, scale = node.args[1] is not None, node.args[2] is not None, node.args[3]
-    assert biased == (name != "without_bias") and dropped == (name != "plain_relu")
+    assert biased == ("without_bias" not in name)
+    assert dropped == (name not in ("plain_relu", "of_a_sum_without_bias"))
+    assert (len(node.args) > 4) == name.startswith("of_a_sum")
     assert scale == pytest.approx(1 / 0.6 if dropped else 1.0)
     rows = node.args[0]
     assert rows.target is not ATEN.linear.default or len(rows.args) == 2

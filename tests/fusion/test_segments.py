@@ -6,6 +6,8 @@ import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, same
 
+from joestar import fn
+
 from .graphs import ATEN, JOESTAR, Model, again, captured, count, only, reasons
 
 PATTERN = "segments"
@@ -134,3 +136,15 @@ def test_sums_divided_along_their_columns_are_no_mean():
     spmm = on.trace().graph.find_nodes(op="call_function", target=JOESTAR.spmm.default)
     assert len(spmm) >= 2 and "mean" not in {node.args[4] for node in spmm}
     same(on.exact(on.seeds(SEEDS), 0), on.eager(on.seeds(SEEDS), 0), 1e-12)
+
+
+def test_a_sum_divided_by_the_root_of_a_count_of_nodes():
+    """A number, not a tensor: no mean of ours, and no error."""
+
+    def f(m, blocks, x):
+        return blocks[0].pull(fn.copy_u(x), "sum")[: blocks[1].num_dst] / blocks[1].num_dst ** 0.5 + (
+            blocks[1].pull(fn.copy_u(x[: blocks[1].num_src]), "sum") / blocks[1].num_dst ** 0.5
+        )
+
+    on, off = (captured(Model(f), disable=disable) for disable in (ON, OFF))
+    same(on.padded(on.seeds(SEEDS), 0), off.exact(off.seeds(SEEDS), 0), 1e-12)

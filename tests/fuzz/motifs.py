@@ -163,6 +163,23 @@ def message(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(lambda edges: {value}, "{code.pick("sum", "mean")}", {data})', h.width)
 
 
+def columns(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A function of the edges that reads columns of products at one end or at both; now and then somebody else does."""
+    width, reduce = code.width(), code.pick("sum", "mean")
+    own = code.linear(code.rows(f"{h}[: {hop.name}.num_dst]", h.width), 2 * width)
+    first, second = code.pick("{}.chunk(2, -1)", "{}.split({w}, 1)", "({}[:, :{w}], {}[:, {w}:])"), code.pick(0, 1)
+    parts = code.let(first.replace("{}", str(own)).replace("{w}", str(width)))
+    if code.chance(0.5):
+        pair = code.let(f"{code.linear(h, 2 * width)}.chunk(2, 1)")
+        src, value = f'"h": {pair}[0], "v": {pair}[1]', 'edges.src["v"]'
+    else:
+        src, value = f'"h": {code.linear(h, width)}', 'edges.src["h"]'
+    ends = f'src={{{src}}}, dst={{"a": {parts}[{second}], "b": {parts}[{1 - second}]}}'
+    message = f'(edges.src["h"] * edges.dst["a"] + edges.dst["b"]).{code.pick("relu", "tanh")}() * {value}'
+    y = code.rows(f'{hop.name}.pull(lambda edges: {message}, "{reduce}", {ends})', width)
+    return code.rows(f"{y} + {parts}[0]", width) if code.chance(0.2) else y
+
+
 def scores(code: Code, h: Rows, hop: Hop) -> Rows:
     """Attention whose scores are sums over the columns of a function of the edges, per head (GATv2)."""
     heads, width = code.pick(1, 2, 3), code.pick(2, 4)
@@ -372,6 +389,7 @@ MOTIFS: dict[str, list[Motif]] = {
         *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),
         Motif(message, alone=True, choices=FUSED),
     ],
+    "column-leaves": [Motif(columns, inner=inner, choices=FUSED) for inner in (False, True)],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
     "row-factors": [Motif(scaled_rows, inner=inner, choices={"factors": "results"}) for inner in (False, True)],
     "bias": [Motif(before=biased, inner=True)],

@@ -176,6 +176,7 @@ def _bias_relu(dtype, ids):
         for b, m in ((None, bits), (bias, bits), (bias, None)):
             case = f"{[rows, width]}, bias {b is not None}, dropout {m is not None}"
             yield Sample(case, (x, b, m, 1.0 if m is None else 2.0))
+            yield Sample(f"{case}, addend", (x, b, m, 1.0 if m is None else 2.0, values((rows, width), dtype, 3)))
 
 
 def _bias_relu_grad(dtype, ids):
@@ -183,6 +184,8 @@ def _bias_relu_grad(dtype, ids):
         for biased in (False, True):
             args = (values((rows, width), dtype, 1), _mask(rows, width), 2.0, biased)
             yield Sample(f"{[rows, width]}, bias {biased}", args)
+            more = [values((count, width), dtype, count) for count in (rows, rows // 2)]
+            yield Sample(f"{[rows, width]}, bias {biased}, more", (*args, more))
 
 
 def _large_rows(dtype) -> tuple:
@@ -263,12 +266,20 @@ OPS = {
         _bias_relu,
         lambda dtype: (large_x(dtype, NUM_SRC, 40), values((40,), dtype, 2), _mask(NUM_SRC, 40), 2.0),
         gradients=(0, 1),
-        errors=(((ints(1, 1), None, None, 1.0), NOT_FLOAT), ((_FLOAT_ONE, torch.ones(2), None, 1.0), "a bias")),
+        errors=(
+            ((ints(1, 1), None, None, 1.0), NOT_FLOAT),
+            ((_FLOAT_ONE, torch.ones(2), None, 1.0), "a bias"),
+            ((_FLOAT_ONE, None, None, 1.0, torch.ones(2, 1)), "an addend"),
+        ),
     ),
     "bias_relu_grad": Op(
         _bias_relu_grad,
         lambda dtype: (large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 2.0, True),
-        errors=(((ints(1, 1), _mask(1, 1), 1.0, True), NOT_FLOAT), ((_FLOAT_ONE, _mask(2, 1), 1.0, True), "bits")),
+        errors=(
+            ((ints(1, 1), _mask(1, 1), 1.0, True), NOT_FLOAT),
+            ((_FLOAT_ONE, _mask(2, 1), 1.0, True), "bits"),
+            ((_FLOAT_ONE, _mask(1, 1), 1.0, True, [torch.ones(2, 1)]), "first rows of"),
+        ),
     ),
     "dropout_bits": Op(
         _dropout_bits,

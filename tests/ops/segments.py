@@ -1,11 +1,12 @@
 """Segment programs to test with: those of known layers, and random ones; and their tensors."""
 
+import itertools
 import random
 
 import torch
 
 from joestar.kernels.segment_gradient import grad_rows
-from joestar.kernels.segment_program import FULL, HEAD, SIZES, SegmentProgram, sizes_of
+from joestar.kernels.segment_program import BESIDE, FULL, HEAD, SIZES, SegmentProgram, sizes_of
 from joestar.kernels.segment_steps import BINARY, UNARY
 from joestar.ops.aggregate.segment import reference, reference_grad
 
@@ -35,6 +36,8 @@ EVERY_LEAF = (
     "src dst edge scalar vector narrow narrow_plain | add 0 1 | mul 7 3 | add 8 2 | mul 9 4 | add 10 5 | add 11 6"
     " -> mean 12"
 )
+COLUMNS = "src dst dst+ src src+ src+ | mul 2 0 | add 6 1 | relu 7 | dot 3 4 | add 8 5 -> mean 10, softmax 9 5"
+"""Leaves that are columns of one matrix."""
 KEPT = "src edge scalar dst_head | mul 0 1 | mul 2 3 | mul 4 5 -> edges 6, mean 4, edges 2, mean 5"
 """Values per edge and column, and per head, beside reductions."""
 MESSAGES = {
@@ -53,6 +56,7 @@ MESSAGES = {
 PROGRAMS = {
     **MESSAGES,
     "kept": (KEPT, 2, 3),
+    "columns": (COLUMNS, 2, 3),
     "dot": (DOT, 2, 3),
     "additive": (ADDITIVE, 2, 3),
     "per column": (PER_COLUMN, 1, 5),
@@ -76,6 +80,8 @@ def random_program(seed: int) -> str:
     rng = random.Random(seed)
     leaves = ["src", *rng.choices([*SIZES], k=rng.randint(1, 3))]
     rng.shuffle(leaves)
+    pairs = enumerate(itertools.pairwise(leaves), 1)
+    beside = tuple(leaf for leaf, (before, kind) in pairs if kind == before and kind in BESIDE)
     steps: list[tuple] = []
 
     def pick(least: int = 0) -> int:
@@ -109,13 +115,18 @@ def random_program(seed: int) -> str:
         last = len(leaves) + len(steps) - 1
         name = rng.choice(["softmax", "softmax", "sum", "mean", "edges"])
         results.append((name, last, pick()) if name == "softmax" else (name, last))
-    return str(SegmentProgram(tuple(leaves), tuple(steps), tuple(results)))
+    return str(SegmentProgram(tuple(leaves), tuple(steps), tuple(results), beside))
 
 
 def leaves_of(program: str, heads: int, width: int, s, dtype) -> list:
     """Tensors for a program's leaves over a structure; NaN in edges' rows behind the last one."""
     edges, columns, out = s.indices.numel(), {FULL: heads * width, HEAD: heads}, []
-    for kind in SegmentProgram.parse(program).leaves:
+    parsed = SegmentProgram.parse(program)
+    for leaf, kind in enumerate(parsed.leaves):
+        if leaf in parsed.beside:
+            wider = out.pop()
+            out.append(torch.cat([wider, values((wider.shape[0], columns[FULL]), dtype, 100 + leaf)], 1))
+            continue
         seed, size = 10 * len(out), columns.get(SIZES[kind], 1)
         family = kind.removesuffix("_head")
         if family in ("src", "dst", "edge"):
@@ -139,8 +150,8 @@ def leaves_of(program: str, heads: int, width: int, s, dtype) -> list:
 
 def differentiable(program: str) -> list[bool]:
     """Which of the tensors may have a gradient."""
-    out = []
-    for kind in SegmentProgram.parse(program).leaves:
+    out, parsed = [], SegmentProgram.parse(program)
+    for kind in (kind for leaf, kind in enumerate(parsed.leaves) if leaf not in parsed.beside):
         out += {"narrow": [False, True, True], "narrow_plain": [False, True], "bits": [False], "src_row": [False]}.get(
             kind, [True]
         )

@@ -70,7 +70,7 @@ CALLS = {
     ],
     "aggregate_rows": [(*CSC, x(), weight().detach(), None, BITS, 2.0, "sum")],
     "aggregate_rows_kept": [(*CSC, x(), None, None, BITS, 2.0, "sum", leaf(3, seed=4))],
-    "bias_relu": [(x(), leaf(3, seed=2), BITS, 2.0)],
+    "bias_relu": [(x(), leaf(3, seed=2), BITS, 2.0), (x(), None, BITS, 2.0, x())],
     "add_bias": [(x(), leaf(3, seed=2))],
     "dropout_apply": [(x(), BITS, 0.4, relu) for relu in (False, True)],
     "gather_linear": [(x().detach(), torch.tensor([0, 2]), leaf(4, 3), leaf(4))],

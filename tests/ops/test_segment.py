@@ -213,7 +213,8 @@ def padded(args, rows=3, edges=5):
     """The same edges, with rows and edges behind them: rows of NaN, NaN for edges, ids of a source."""
     indptr, indices, leaves, program, heads = args
     out, own = [], iter(leaves)
-    for kind in SegmentProgram.parse(program).leaves:
+    parsed = SegmentProgram.parse(program)
+    for kind in (kind for leaf, kind in enumerate(parsed.leaves) if leaf not in parsed.beside):
         family = kind.removesuffix("_head")
         more = {"dst": rows}.get(family, edges if family in ("edge", "scalar", "bits") or "narrow" in kind else 0)
         for part in range(LEAVES.get(kind, 1)):

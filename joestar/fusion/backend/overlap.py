@@ -170,7 +170,7 @@ def _sums_as_ops(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         if _is_ours(_base(rows)) or any(map(_is_ours, _readers(rows))):
             with graph.inserting_before(node):
                 op = graph.call_function(_JOESTAR.column_sums.default, (rows,))
-            op.meta = {**_origin(node), "val": value.new_empty(value.shape[1:])}
+            op.meta = {**origin(node), "val": value.new_empty(value.shape[1:])}
             found[op] = node
     return found
 
@@ -184,12 +184,12 @@ def _settle_sums(graph: fx.Graph, sums: dict[fx.Node, fx.Node], plans: list[list
             continue
         with graph.inserting_before(node):
             same = graph.call_function(_ATEN.reshape.default, (op, list(node.meta["val"].shape)))
-        same.meta = {**_origin(node), "val": node.meta["val"]}
+        same.meta = {**origin(node), "val": node.meta["val"]}
         node.replace_all_uses_with(same)
         graph.erase_node(node)
 
 
-def _origin(node: fx.Node) -> dict:
+def origin(node: fx.Node) -> dict:
     """Where a node comes from; what else is noted there is about its own arguments."""
     return {key: node.meta[key] for key in ("stack_trace", "original_aten") if key in node.meta}
 
@@ -307,13 +307,13 @@ def _rewrite(graph: fx.Graph, plan: list[Slot]) -> None:
     behind = max((*writer.inputs, *graph.find_nodes(op="placeholder")), key=position.__getitem__)
     with graph.inserting_after(behind):
         both = graph.call_function(_JOESTAR.side_by_side.default, (list(writer.inputs), program.text()))
-    both.meta = _origin(plan[-1].node)
+    both.meta = origin(plan[-1].node)
     both.meta["val"] = [nodes[0].meta["val"] for nodes in outputs.values()]
     after = both
     for index, nodes in enumerate(outputs.values()):
         with graph.inserting_after(after):
             after = graph.call_function(operator.getitem, (both, index))
-        after.meta = {**_origin(nodes[0]), "val": nodes[0].meta["val"]}
+        after.meta = {**origin(nodes[0]), "val": nodes[0].meta["val"]}
         for node in nodes:
             for user in list(_outside(node, writer.inside)):
                 user.replace_input_with(node, after)

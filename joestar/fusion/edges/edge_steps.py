@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, tensor
-from joestar.kernels.segment_program import WIDEST_NARROW, SegmentProgram, groups_of
+from joestar.kernels.segment_program import WIDEST_NARROW, SegmentProgram, groups_of, repeated
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import expression, same_size
 
@@ -158,8 +158,12 @@ def edge_product(region, node: fx.Node, context) -> tuple | None:
 
 
 def leaves_of(program: str, operands: list) -> list[tuple[str, tuple]]:
-    """(family, its operands) of every leaf of a ``segment``: "src", "dst", "vector", or something of edges."""
-    kinds = SegmentProgram.parse(program).leaves
+    """(family, its operands) of every leaf of a ``segment``: "src", "dst", "vector", or something of edges.
+
+    Leaves that are columns of one matrix have that matrix each.
+    """
+    parsed = SegmentProgram.parse(program)
+    kinds, operands = parsed.leaves, repeated(parsed, operands)
     families = (kind.removesuffix("_head").removesuffix("_row") for kind in kinds)
     return list(zip(families, groups_of(kinds, operands), strict=True))
 

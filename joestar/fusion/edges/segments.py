@@ -27,7 +27,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.clean import dce
-from joestar.fusion.match.emit import emit
+from joestar.fusion.match.emit import emit, tensor
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import same_shape, same_size
@@ -228,7 +228,9 @@ def _mean(graph: fx.Graph, node: fx.Node, structures: dict, context) -> bool:
     if node.target is not _ATEN.div.Tensor or not isinstance(node.args[1], fx.Node):
         return False
     total, count = node.args
-    if total.target is not _SPMM or total.args[4] != "sum" or _val(count).dim() != _val(total).dim():
+    if total.target is not _SPMM or total.args[4] != "sum" or tensor(count) is None:
+        return False  # a count of nodes is a number, as is its root
+    if _val(count).dim() != _val(total).dim():
         return False
     if not same_size(_val(count).shape[0], _val(total).shape[0]):
         return False

@@ -22,6 +22,8 @@ from joestar.kernels.segment_program import (
     check_segment,
     dtype_of,
     groups_of,
+    repeated,
+    tensors_apart,
     width_of,
 )
 from joestar.kernels.segment_steps import MEANING, Step
@@ -38,7 +40,8 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
 
     Args:
         indptr: int64 ``[num_dst + 1]``; indices: rows of the ``src`` leaves per edge, ``[E]``.
-        leaves: the tensors of the program's leaves, all of one dtype, bits int32.
+        leaves: the tensors of the program's leaves, all of one dtype, bits int32; one matrix of leaves beside one
+            another (``dst dst+``).
         program: see ``joestar.kernels.segment_program``; heads: into which the columns split.
 
     Returns:
@@ -48,6 +51,7 @@ def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: st
         destination, at least float32. All 0 where there are no edges.
     """
     parsed = SegmentProgram.parse(program)
+    leaves = tensors_apart(parsed, leaves)
     n = indptr.numel() - 1
     width = check_segment(parsed, leaves, heads, n, indices.numel()) // heads
     src, dst = valid_edges(indptr, indices)
@@ -130,8 +134,9 @@ def reference_grad(
     for kinds in rows_kinds(parsed):
         grads.append(next(left))
         list(itertools.islice(left, len(kinds) - 1))
-    check_segment_wanted(parsed, leaves, wanted)
-    wide = torch.promote_types(dtype_of(parsed, leaves), torch.float32)
+    apart = tensors_apart(parsed, leaves)
+    check_segment_wanted(parsed, apart, repeated(parsed, wanted))
+    wide = torch.promote_types(dtype_of(parsed, apart), torch.float32)
     with torch.enable_grad():
         own = [
             (leaf if leaf.dtype == torch.int32 else leaf.detach().to(wide, copy=True)).requires_grad_(w)
@@ -152,6 +157,7 @@ def reference_grad(
 
 def _fake(indptr, indices, leaves, program, heads):
     parsed = SegmentProgram.parse(program)
+    leaves = tensors_apart(parsed, leaves)
     like, n = leaves[0], indptr.shape[0] - 1
     dtype, width = dtype_of(parsed, leaves), width_of(parsed, leaves, heads)
     wide = torch.promote_types(dtype, torch.float32)
@@ -175,7 +181,8 @@ def _grad_fake(indptr, indices, leaves, program, heads, rows, wanted):
 def _setup(ctx, inputs, output):
     indptr, indices, leaves, ctx.program, ctx.heads = inputs
     parsed = SegmentProgram.parse(ctx.program)
-    check_segment_wanted(parsed, leaves, [leaf.requires_grad for leaf in leaves])
+    wanted = [leaf.requires_grad for leaf in leaves]
+    check_segment_wanted(parsed, tensors_apart(parsed, leaves), repeated(parsed, wanted))
     ctx.mark_non_differentiable(*output[len(parsed.results) :])
     ctx.num_leaves = len(leaves)
     ctx.save_for_backward(indptr, indices, *leaves, *output)
@@ -186,9 +193,10 @@ def _backward(ctx, grads):
     leaves, outputs = rest[: ctx.num_leaves], rest[ctx.num_leaves :]
     wanted = list(ctx.needs_input_grad[2])
     program = SegmentProgram.parse(ctx.program)
-    dtype = dtype_of(program, leaves)
+    apart = tensors_apart(program, leaves)
+    dtype = dtype_of(program, apart)
     grads = [grad.to(dtype) for grad in grads[: len(program.results)]]  # read again along every edge
-    rows = grad_rows(program, ctx.heads, width_of(program, leaves, ctx.heads), indptr, outputs, grads)
+    rows = grad_rows(program, ctx.heads, width_of(program, apart, ctx.heads), indptr, outputs, grads)
     found = ops.segment_grad(indptr, indices, leaves, ctx.program, ctx.heads, rows, wanted)
     return None, None, [g if w else None for g, w in zip(found, wanted, strict=True)], None, None
 
@@ -202,7 +210,7 @@ _ORDER = (
 
 def _common_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dtype) -> torch.dtype:
     """The dtype of the rows of sources, else of other rows; products would give ``short``."""
-    groups = list(zip(program.leaves, groups_of(program.leaves, leaves), strict=True))
+    groups = list(zip(program.leaves, groups_of(program.leaves, tensors_apart(program, leaves)), strict=True))
     for kinds in _ORDER:
         found = [tensors[0].dtype for kind, tensors in groups if kind in kinds]
         if found:
@@ -212,7 +220,7 @@ def _common_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dt
 
 def _result_dtype(program: SegmentProgram, leaves: list[Tensor], short: torch.dtype, device: str) -> torch.dtype:
     """What PyTorch would compute of the values: the widest dtype of the leaves, products being ``short``."""
-    groups = zip(program.leaves, groups_of(program.leaves, leaves), strict=True)
+    groups = zip(program.leaves, groups_of(program.leaves, tensors_apart(program, leaves)), strict=True)
     found = [short if kind.startswith("narrow") else tensors[0].dtype for kind, tensors in groups if kind != "bits"]
     found += [torch.float32] if device == "cuda" and any(map(_is_wide, program.steps)) else []
     return functools.reduce(torch.promote_types, found)

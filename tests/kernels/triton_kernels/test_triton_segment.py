@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/g
 RUN = gpu.segment, gpu.segment_grad
 
 
-@pytest.mark.parametrize("name", ["dot", "several", "every leaf", "kept"])
+@pytest.mark.parametrize("name", ["dot", "several", "every leaf", "kept", "columns"])
 def test_values_and_gradients(name):
     compare(RUN, *PROGRAMS[name], structure("padded", torch.int32), torch.float32, 2e-5)
 
