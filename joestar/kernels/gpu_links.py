@@ -32,6 +32,8 @@ MOST_EDGES = 2**31 - 1
 """Edges of one call: numbers of edges are int32 in lists."""
 _RESIDENT = 132 * 32
 """Warps that gather gradients tile after tile: 32 for each multiprocessor of an H200, which holds them at once."""
+_NORMED = 24
+"""So many of 32 where there is a norm, whose programs need 72 registers: what does not fit would run alone behind."""
 _NOTHING = Before()
 
 
@@ -352,7 +354,8 @@ def _gathered(
         if not summed:
             _gather_grad[(tiles, parts)](*operands, num_src, n, scale, **sizes, **config)
             return None
-        programs = min(tiles, _RESIDENT // config["num_warps"])
+        resident = _RESIDENT * (_NORMED if before.eps else 32) // 32
+        programs = min(tiles, max(1, resident // config["num_warps"]))
         sums = torch.empty((programs, vectors, width), dtype=wide, device=device)
         _gather_grad_summed[(programs, parts)](*operands, sums, num_src, n, scale, **sizes, **config)
         return added_up(sums, grad.dtype if act is None else None)

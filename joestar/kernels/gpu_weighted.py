@@ -1,7 +1,7 @@
 """Weighted and collective sampling by exponential races, and rows of a slice, on the GPU: bit for bit the reference.
 
 A contender is one int64: its race key above the position that settles ties, so that the smallest win. A row keeps its
-best in registers, sorted, and looks at a chunk of edges at a time.
+best in registers, sorted, and looks at a chunk of edges at a time; few picks have a kernel of their own (``gpu_few``).
 """
 
 import torch
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_compact import claim, claimed, claims, clear_claims, clearing_programs
+from joestar.kernels.gpu_few import LANES, NONE, POSITION, pick_few, pick_few_settings
 from joestar.kernels.gpu_hash import absorb, draw, hashed, key_state, row_state
 from joestar.kernels.gpu_launch import (
     cdiv,
@@ -29,10 +30,6 @@ from joestar.kernels.gpu_sampling import row_extent
 
 _INTEGERS = ["n", "site", "num_edges", "size"]
 _CHUNK = 32
-_POSITION = tl.constexpr(30)
-"""Bits for the position of an edge in its row; keys have 33."""
-_NONE = tl.constexpr(2**30)
-"""Larger than any position."""
 _NODE = tl.constexpr(31)
 """Bits for the id of a node."""
 _LOW = tl.constexpr(2**31 - 1)
@@ -44,8 +41,8 @@ def _contenders(table, weight, start, degree, a, b, position):
     """Keys of the edges at the positions ``[rows, chunk]`` of rows with these states; ``NEVER`` past the end."""
     mask = position < degree[:, None]
     value = tl.load(weight + start[:, None] + position, mask, 0)
-    key, may_win = race_key(table, draw(a[:, None], b[:, None], position), value)
-    return tl.where(mask & may_win, (key << _POSITION) + position, NEVER)
+    key, may_win = race_key(table, draw(a[:, None], b[:, None], position), value, mask)
+    return tl.where(may_win, (key << POSITION) + position, NEVER)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
@@ -68,7 +65,7 @@ def _pick_best(
             best = tl.sort(tl.minimum(best, tl.sort(fresh, descending=True)))
         first += WIDE
     chosen = (column < K) & (best < NEVER)
-    ordered = tl.sort(tl.where(chosen, best & (_NONE - 1), _NONE).to(tl.int32))
+    ordered = tl.sort(tl.where(chosen, best & (NONE - 1), NONE).to(tl.int32))
     tl.store(picks + i.to(tl.int64)[:, None] * K + column, ordered, (i < n)[:, None] & (column < K))
     tl.store(counts + i, tl.sum(chosen.to(tl.int64), 1), i < n)
 
@@ -94,7 +91,7 @@ def _pick_repeatedly(
             fresh = _contenders(table, weight, start, degree, a_j, b_j, first + column)
             best = tl.minimum(best, tl.min(fresh, 1))
             first += WIDE
-        tl.store(picks + i.to(tl.int64) * K + j, (best & (_NONE - 1)).to(tl.int32), i < n)
+        tl.store(picks + i.to(tl.int64) * K + j, (best & (NONE - 1)).to(tl.int32), i < n)
         found += (best < NEVER).to(tl.int64)
     tl.store(counts + i, found, i < n)
 
@@ -119,7 +116,7 @@ def _count_positive(
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _write_picks(
-    indptr, weight, rows, count, table, picks, ends, sub_indptr, out, n, num_edges,
+    indptr, weight, rows, count, table, picks, ends, sub_indptr, out, total, n, num_edges,
     K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Offsets from the running counts ``ends``, positions of the picks (``K`` < 0: of all that may win), zeros."""
@@ -130,6 +127,7 @@ def _write_picks(
     tl.store(sub_indptr + 1 + i, tl.minimum(end, num_edges), i < n)
     if tl.program_id(0) == 0:
         tl.store(sub_indptr, tl.zeros((), tl.int64))
+        tl.store(total, tl.load(ends + n - 1))
     column = tl.arange(0, WIDE)[None, :]
     if K >= 0:
         mask = (column < (end - begin)[:, None]) & (begin[:, None] + column < num_edges)
@@ -146,6 +144,13 @@ def _write_picks(
             begin += tl.sum(wins.to(tl.int64), 1)
             first += WIDE
     fill_tail(out, tl.load(ends + n - 1), num_edges.to(tl.int64), 0, TAIL)
+
+
+def _writing(n: int, k: int) -> dict[str, int]:
+    """Launch settings of ``_write_picks``: four numbers a thread, unless that leaves multiprocessors idle."""
+    wide = power_of_two(k)
+    rows = max(1, min(512 // wide, power_of_two(cdiv(n, 512))))
+    return {"WIDE": wide, "ROWS": rows, "num_warps": min(4, warps_for(rows * wide))}
 
 
 @op
@@ -172,23 +177,30 @@ def weighted_sample(
     table = race_table(device)
     counts = torch.empty(n, dtype=torch.int64, device=device)
     picks = torch.empty((n, max(k, 0)), dtype=torch.int32, device=device)
-    wide = _CHUNK if k < 0 or replace else max(_CHUNK // 2, power_of_two(k))
+    wide = _CHUNK if k < 0 or replace else power_of_two(k)
     settings = {"SLICED": sliced, "WIDE": wide, "ROWS": 1, "num_warps": warps_for(wide)}
     grid = (n,)
     rows = indptr, weight, row_ids, row_count
     if k < 0:
         _count_positive[grid](*rows, table, counts, n, **settings)
-    else:
+    elif replace or k > LANES:
         pick = _pick_repeatedly if replace else _pick_best
         pick[grid](*rows, key, site, node_ids, table, picks, counts, n, K=k, **settings)
+    else:
+        few = {"K": k, "SLICED": sliced, **pick_few_settings(n)}
+        pick_few[(cdiv(n, few["ROWS"]),)](*rows, key, site, node_ids, table, picks, counts, n, **few)
     ends = torch.cumsum(counts, 0)
     if num_edges < 0:
         num_edges = int(ends[-1])
     sub_indptr = torch.empty(n + 1, dtype=torch.int64, device=device)
     out = torch.empty(num_edges, dtype=torch.int64, device=device)
-    settings["WIDE"] = wide if k < 0 else power_of_two(k)
-    _write_picks[grid](*rows, table, picks, ends, sub_indptr, out, n, num_edges, K=max(k, -1), TAIL=128, **settings)
-    return sub_indptr, out, ends[-1].clone()
+    total = torch.empty((), dtype=torch.int64, device=device)
+    if k >= 0:
+        settings = {"SLICED": sliced, **_writing(n, k)}
+        grid = (cdiv(n, settings["ROWS"]),)
+    write = _write_picks[grid]
+    write(*rows, table, picks, ends, sub_indptr, out, total, n, num_edges, K=max(k, -1), TAIL=128, **settings)
+    return sub_indptr, out, total
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
@@ -207,10 +219,10 @@ def _node_keys(
     value = tl.full([BLOCK], 1, tl.float32)
     if weight is not None:
         value = tl.load(weight + node, valid, 0)
-    race, may_win = race_key(table, draw(a, b, 0), value)
+    race, may_win = race_key(table, draw(a, b, 0), value, valid)
     if node_ids is not None:
         name = name & _LOW
-    tl.store(out + e, tl.where(valid & may_win, (race << _NODE) + name, NEVER), e < size)
+    tl.store(out + e, tl.where(may_win, (race << _NODE) + name, NEVER), e < size)
 
 
 @triton.jit(do_not_specialize=["num_nodes"])

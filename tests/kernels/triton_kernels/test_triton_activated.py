@@ -1,5 +1,7 @@
 """Every activation and the norm in Triton kernels, forward and back: against the references, and with NaN."""
 
+import math
+
 import pytest
 import torch
 from kernel_checks import check_close
@@ -7,7 +9,10 @@ from ops.database_activated import ACTS, EPS
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu, gpu_links
+import triton
+import triton.language as tl
+
+from joestar.kernels import gpu, gpu_activations, gpu_links
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.ops import reference
 
@@ -43,6 +48,45 @@ def test_every_activation(act, dtype, atomic):
         found, exact = gpu.aggregate_activated_grad(*back), reference.aggregate_activated_grad(*double(back))
         for ours, good in zip(found, exact, strict=True):
             check_close(ours, good, dtype, f"gradients of {act}")
+
+
+@pytest.mark.parametrize("act", ["gelu none", "identity"])
+def test_rows_that_fill_their_tile(act, atomic):
+    """No column of a norm's tile is outside."""
+    _, *vectors, bits = inputs(torch.float32)
+    x, gain, shift, _, bits = (v[..., :32].contiguous() for v in (inputs(torch.float32)[0], *vectors, bits[:, :1]))
+    rest = (None, None, bits, 2.0, "mean", True, act, gain, shift, EPS, None)
+    args, back = (*STRUCTURE, x, *rest), (*STRUCTURE, torch.cat([x, x], 1)[:ROWS], x, *rest)
+    check_close(gpu.aggregate_activated(*args), reference.aggregate_activated(*double(args)), x.dtype, act)
+    found, exact = gpu.aggregate_activated_grad(*back), reference.aggregate_activated_grad(*double(back))
+    for ours, good in zip(found, exact, strict=True):
+        check_close(ours, good, x.dtype, f"gradients of {act}")
+
+
+@triton.jit
+def _gelu(x, out, by_x, n, ACT: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    u = tl.load(x + i, i < n, 0)
+    tl.store(out + i, gpu_activations.activate(u, ACT, tl.float32), i < n)
+    tl.store(by_x + i, gpu_activations.through_activation(1.0, u, ACT, tl.float32), i < n)
+
+
+def test_gelu_is_exact_to_the_rounding():
+    """Within two units in the last place of 1, or of the argument; the ends of the range are PyTorch's."""
+    ends = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30, 3e38, -3e38, math.inf, -math.inf, math.nan])
+    x = torch.cat([torch.linspace(-13, 13, 32000), ends])
+    out, by_x = torch.empty_like(x), torch.empty_like(x)
+    _gelu[(1,)](x, out, by_x, x.numel(), ACT=("gelu", "none"), BLOCK=32768)
+    wide = x.double().requires_grad_()
+    exact = torch.nn.functional.gelu(wide)
+    (slope,) = torch.autograd.grad(exact.sum(), wide)
+    inner = slice(0, 32000)
+    assert ((out - exact).abs() / wide.abs().clamp(min=1))[inner].max() < 2.4e-7
+    assert (by_x - slope)[inner].abs().max() < 2.4e-7
+    assert torch.equal(out[32000:].isnan(), exact[32000:].isnan())
+    torch.testing.assert_close(out[32000:], exact[32000:].float(), equal_nan=True)
+    finite = slope[32000:].isfinite()
+    torch.testing.assert_close(by_x[32000:][finite], slope[32000:][finite].float())
 
 
 @pytest.mark.parametrize("act", ACTS)

@@ -9,8 +9,12 @@ from ops.samples import other_ids
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu, gpu_compact, gpu_launch
+import triton
+import triton.language as tl
+
+from joestar.kernels import gpu, gpu_compact, gpu_launch, gpu_race, gpu_weighted
 from joestar.ops import reference
+from joestar.ops.race import race_key
 
 pytestmark = pytest.mark.skipif(not gpu_launch.INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels")
 
@@ -91,6 +95,42 @@ def test_weighted_and_collective_samples(data):
     most = data.draw(st.integers(0, 9))
     nodes, number = agree("collective_sample", sub, picked, node_weight, graph[2], most, KEY, 4, ids)
     agree("slice_rows", sub, picked, dsts, nodes, number, data.draw(st.integers(-1, demand + 2)))
+
+
+@triton.jit
+def _keys(table, words, weight, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    word, value = tl.load(words + i, i < n, 0).to(tl.uint32), tl.load(weight + i, i < n, 0)
+    key, may_win = gpu_race.race_key(table, word, value, i < n)
+    tl.store(out + i, tl.where(may_win, key, 1 << 62), i < n)
+
+
+def test_keys_of_every_word():
+    """Words of every length, the last and first of each, and weights of every exponent, next to powers of two too."""
+    powers = torch.tensor([1 << bit for bit in range(33)])
+    words = torch.cat([torch.zeros(1, dtype=torch.int64), powers - 1, powers[:32], powers[:31] + 1]).repeat(3)
+    words = torch.cat([words, torch.randint(0, 2**32, (1750,), generator=torch.Generator().manual_seed(5))])
+    bits = torch.arange(words.numel()) * (2**31 // words.numel())
+    bits[::5] = bits[::5] & 0x7F800000
+    bits[1::5] = bits[1::5] | 0x7FFFFF
+    weight = bits.to(torch.int32).view(torch.float32)
+    out = torch.empty_like(words)
+    _keys[(1,)](gpu_race.race_table(words.device), words, weight, out, words.numel(), BLOCK=4096)
+    check_equal(out, race_key(words, weight), "race keys")
+
+
+@pytest.mark.parametrize("k", [3, 32, 33], ids=["few", "a lane each", "sorted"])
+def test_weighted_samples_of_long_rows(k, monkeypatch):
+    """Rows of every kind of chunk, from one program's several rows; the best come last, or are as good as others."""
+    launch = {"CHUNK": 32, "ROWS": 4, "num_warps": 1}
+    monkeypatch.setattr(gpu_weighted, "pick_few_settings", lambda n: launch)
+    degrees = torch.tensor([129, 0, 33, 450, 32, 2])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    rank = torch.arange(int(indptr[-1])) - indptr[:-1].repeat_interleave(degrees)
+    weight = torch.exp2((rank * 0.3).clamp(max=100.0))
+    weight[rank % 7 == 0] = 0
+    rows = torch.tensor([3, 0, 5, 1, 2, 4, 3], dtype=torch.int32)
+    agree("weighted_sample", indptr, weight, rows, torch.tensor(6), False, k, False, KEY, 1, 90)
 
 
 def _large(rows: int = 300):
