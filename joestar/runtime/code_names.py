@@ -5,7 +5,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -13,6 +13,7 @@ DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _OF_WHAT_WAS_READ = ("LOAD_ATTR", "LOAD_METHOD")
+_ENVIRONMENT = frozenset({"environ", "getenv"})
 _ENTRIES = frozenset({"forward", "sample"})
 """Methods that a program is traced from, beside operators (``__call__``, ``__getitem__``)."""
 _OURS = ("torch", "numpy", "joestar")
@@ -71,6 +72,20 @@ def imports_of(code: types.CodeType) -> tuple[str, ...]:
     """Names of the modules that a function imports itself."""
     steps = (step for inner in _codes(code) for step in dis.get_instructions(inner))
     return tuple(sorted({step.argval for step in steps if step.opname == "IMPORT_NAME" and step.argval}))
+
+
+def variables_of(code: types.CodeType, scope: Mapping) -> set[str]:
+    """Names that may be variables of the environment which a function reads; none if it reads no environment.
+
+    Args:
+        scope: what names of the function stand for.
+    """
+    codes = list(_codes(code))
+    if not _ENVIRONMENT & {name for inner in codes for name in inner.co_names}:
+        return set()
+    found = [constant for inner in codes for constant in inner.co_consts]
+    found += [scope.get(name) for inner in codes for name in (*inner.co_names, *inner.co_freevars)]
+    return {text for text in found if isinstance(text, str) and text.isidentifier()}
 
 
 def names_of(function: types.FunctionType) -> frozenset[str]:

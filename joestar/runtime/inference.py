@@ -75,6 +75,9 @@ class Inference:
         model: ``forward(blocks, x) -> [num_seeds, C]``; layers: how many blocks it takes, ``None``: see ``num_layers``.
         autocast: run as under ``torch.autocast`` with this dtype.
 
+    Attributes:
+        reads: plain values of Python that the capture read.
+
     Raises:
         ConfigError, GraphError, CaptureError: for unusable arguments, or a model that cannot be captured.
     """
@@ -88,6 +91,7 @@ class Inference:
         captured = self._capture()
         if layers is None:
             _check_all_read(model, captured, self.layers)
+        self.reads = captured.reads
         self.plan = Plan(values_of(captured, graph))
 
     def _capture(self):

@@ -314,7 +314,7 @@ class Program:
         other.pushed = self.pushed
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
-        other.captured = Captured(gm, roles, self.captured.labels)
+        other.captured = Captured(gm, roles, self.captured.labels, reads=self.captured.reads)
         return other
 
     # --- execution ---
