@@ -16,6 +16,7 @@ from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
 from joestar.graph_api.row_source import device_of
+from joestar.lowering.expectations import checked_distributions, place_expectations
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
 from joestar.lowering.outputs import LEAF
@@ -98,7 +99,7 @@ class Inference:
         program = Program("predict", self.model, _EveryNeighbour(self.graph, self.layers), None, Options())
         ids = torch.zeros(1, dtype=self.graph.indices.dtype, device=self.graph.device)
         try:
-            with torch.no_grad(), evaluating(self.model):
+            with torch.no_grad(), evaluating(self.model), checked_distributions():
                 captured = program._capture(ids, ["slice", "compact"] * self.layers)
         except CaptureError:
             program.sampler = _Few(self.graph, self.layers)
@@ -111,6 +112,7 @@ class Inference:
                 "inference gives one tensor. Return the one that is wanted in evaluation mode, or predict in batches."
             )
         remove_in_place(captured.gm)
+        place_expectations(captured.gm)
         others = tuple(spec.name for spec in PASSES if spec.name not in USED)
         run_passes(
             captured.gm, captured.roles, others, sizes=self._sizes(captured), device=self.graph.device.type,
