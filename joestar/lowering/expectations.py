@@ -1,7 +1,7 @@
 """What PyTorch asks of values in the middle of a model or a loss, and raises for: asked in captured programs, too.
 
-``F.binary_cross_entropy`` takes probabilities, ``torch.distributions`` positive scales. PyTorch looks at every value on a
-CPU, fails an assertion of the device on a GPU, and under a compiler looks at none: numbers out of nowhere are trained on.
+``F.binary_cross_entropy`` takes probabilities, ``torch.distributions`` positive scales. PyTorch looks at every value on
+a CPU, fails an assertion of the device on a GPU, and under a compiler looks at none: they would be trained on.
 Here ``joestar::expect`` looks at them.
 """
 
@@ -27,9 +27,10 @@ _LOOKED_AT = (
 )  # fmt: skip
 """Constraints that are asked for entry by entry; what is not a number stays none anyway, so reals are not."""
 _WORDS = {
-    "Boolean": "0 or 1", "IntegerGreaterThan": "a whole number of at least", "IntegerInterval": "a whole number between",
-    "GreaterThan": "greater than", "GreaterThanEq": "at least", "LessThan": "less than", "Interval": "between",
-    "HalfOpenInterval": "between", "Simplex": "probabilities that add up to 1",
+    "Boolean": "0 or 1", "IntegerGreaterThan": "a whole number of at least",
+    "IntegerInterval": "a whole number between", "GreaterThan": "greater than", "GreaterThanEq": "at least",
+    "LessThan": "less than", "Interval": "between", "HalfOpenInterval": "between",
+    "Simplex": "probabilities that add up to 1",
 }  # fmt: skip
 
 
@@ -74,14 +75,14 @@ def checked_distributions() -> Iterator[None]:
     """
     before, own = Distribution._validate_args, Distribution.__init__
 
-    def __init__(self, batch_shape=_NO_SHAPE, event_shape=_NO_SHAPE, validate_args=None):
+    def checking(self, batch_shape=_NO_SHAPE, event_shape=_NO_SHAPE, validate_args=None):
         own(self, batch_shape, event_shape, False)
         self._is_checked = before if validate_args is None else validate_args
         if self._is_checked:
             _expect_parameters(self)
 
     changed = [(kind, vars(kind)["log_prob"]) for kind in _kinds(Distribution) if "log_prob" in vars(kind)]
-    Distribution.__init__ = __init__
+    Distribution.__init__ = checking
     Distribution.set_default_validate_args(False)
     for kind, log_prob in changed:
         kind.log_prob = _expecting(log_prob)

@@ -19,6 +19,7 @@ from joestar.graph_api.row_source import device_of
 from joestar.lowering.expectations import checked_distributions, place_expectations
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
+from joestar.lowering.lookups import lookups
 from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
@@ -113,6 +114,8 @@ class Inference:
             )
         remove_in_place(captured.gm)
         place_expectations(captured.gm)
+        for lookup in lookups(captured.gm, captured.roles):
+            lookup.check_all(self.graph)
         others = tuple(spec.name for spec in PASSES if spec.name not in USED)
         run_passes(
             captured.gm, captured.roles, others, sizes=self._sizes(captured), device=self.graph.device.type,
