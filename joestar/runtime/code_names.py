@@ -13,6 +13,8 @@ DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _OF_WHAT_WAS_READ = ("LOAD_ATTR", "LOAD_METHOD")
+COMPILING = frozenset({"is_compiling", "is_dynamo_compiling"})
+"""Functions of PyTorch that say whether code is compiled."""
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _ENTRIES = frozenset({"forward", "sample"})
 """Methods that a program is traced from, beside operators (``__call__``, ``__getitem__``)."""
@@ -86,6 +88,12 @@ def variables_of(code: types.CodeType, scope: Mapping) -> set[str]:
     found = [constant for inner in codes for constant in inner.co_consts]
     found += [scope.get(name) for inner in codes for name in (*inner.co_names, *inner.co_freevars)]
     return {text for text in found if isinstance(text, str) and text.isidentifier()}
+
+
+def lines_that_name(code: types.CodeType, names: frozenset[str]) -> list[int]:
+    """Lines of a function that read one of the names."""
+    steps = (step for inner in _codes(code) for step in dis.get_instructions(inner))
+    return sorted({step.positions.lineno for step in steps if step.argval in names and step.positions is not None})
 
 
 def names_of(function: types.FunctionType) -> frozenset[str]:

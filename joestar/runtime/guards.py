@@ -2,11 +2,12 @@
 
 import operator
 import types
+import warnings
 from collections.abc import Callable
 
 import torch
 
-from joestar.errors import ChangedAfterCompileError
+from joestar.errors import ChangedAfterCompileError, JoestarWarning
 from joestar.graph_api.frame import Frame
 from joestar.lowering.reads import MISSING, Reads
 from joestar.runtime.facts import Entries, Places, Same, TensorFacts, same
@@ -42,6 +43,7 @@ class ChangeGuard:
         self.graph = graph
         self._roots = {"model": model, "sampler": sampler} | ({} if loss is None else {"loss": loss})
         self._watched = Watched(self._roots)
+        warn_of_branches(self._watched)
         self._graph = self._graph_facts()
         self._frames = Entries([graph.ndata, graph.edata])
         self._structure = [graph.indptr, graph.indices, graph.ids]
@@ -92,6 +94,17 @@ class ChangeGuard:
         graph = self.graph
         same_structure = all(map(operator.is_, (graph.indptr, graph.indices, graph.ids), self._structure))
         return same_structure and self._frames.same() and self._places.same()
+
+
+def warn_of_branches(watched: Watched) -> None:
+    """Warns of every line of the user's that takes another way where it is compiled."""
+    for line in dict.fromkeys(watched.branches):
+        warnings.warn(
+            f"{line} asks whether it is compiled: torch.compiler.is_compiling() is true in what joestar.compile "
+            "captures, as under torch.compile. The branch for compiled code is the one that is trained and predicted "
+            "with; both must give the same results (docs/faq.md).",
+            JoestarWarning, stacklevel=3,
+        )  # fmt: skip
 
 
 def _compare(before: dict, now: dict) -> None:

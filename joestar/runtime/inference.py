@@ -24,6 +24,7 @@ from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
 from joestar.runtime.features import settle_and_check
+from joestar.runtime.guards import warn_of_branches
 from joestar.runtime.modes import check_autocast, check_modules, evaluating
 from joestar.runtime.own_errors import raise_own_error
 from joestar.runtime.program import Options, Program
@@ -31,6 +32,7 @@ from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.stages import Plan
 from joestar.runtime.values import values_of
+from joestar.runtime.watch import Watched
 from joestar.runtime.whole_graph import WholeGraph
 from joestar.whole_numbers import plain
 
@@ -194,6 +196,8 @@ def infer(
         CaptureError: the model cannot be captured, draws random numbers or writes to buffers in evaluation mode.
     """
     whole = isinstance(graph, Graph) and takes_edge_index(model)
+    if not whole and isinstance(model, nn.Module):
+        warn_of_branches(Watched({"model": model}))
     found = WholeGraph(model, graph, autocast) if whole else Inference(model, graph, layers, autocast)
     return found.run(idx, batch_size=batch_size, memory_budget=memory_budget, progress=progress)
 

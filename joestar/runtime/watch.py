@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from joestar.graph_api.computation import Computation
+from joestar.lowering.origin import is_own
 from joestar.lowering.reads import PLAIN
 from joestar.runtime import code_names as code
 from joestar.runtime.code_names import Space, function_of, is_foreign, is_space
@@ -48,10 +49,12 @@ class Watched:
 
     Attributes:
         facts: path -> plain value, tuple of such, ``Same`` or ``TensorFacts``.
+        branches: lines, as ``file:line in function``, that ask whether they are compiled.
     """
 
     def __init__(self, roots: Mapping[str, object]):
         self.facts: dict[str, object] = {}
+        self.branches: list[str] = []
         self._seen: dict[int, str] = {}
         self._keep: list = []  # ids of what is gone may be given away again
         self._dicts: list[Mapping] = []
@@ -237,6 +240,9 @@ class Watched:
             return
         self.facts[f"{path}'s code"] = Same(function.__code__)
         self._functions.append(function)
+        if is_own(function.__code__.co_filename):
+            lines = code.lines_that_name(function.__code__, code.COMPILING)
+            self.branches += [f"{function.__code__.co_filename}:{n} in {function.__qualname__}" for n in lines]
         names = code.names_of(function)
         names = None if code.DYNAMIC & names else names
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
