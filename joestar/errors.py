@@ -49,6 +49,10 @@ class LabelError(JoestarError, ValueError):
     """Labels are missing, of the wrong shape or dtype, or out of range."""
 
 
+class DomainError(JoestarError, ValueError, RuntimeError):
+    """A value that a model computed lies outside of what a loss or a distribution takes."""
+
+
 class ConfigError(JoestarError, ValueError):
     """An option has an unknown name or an impossible value."""
 

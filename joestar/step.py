@@ -143,6 +143,8 @@ class Step(Predictor):
         check_autocast(self.graph.device, self._options.autocast)
         touched = self._guard.check()
         for executor in self._executors.values():
+            if executor.program.captured is not None:
+                self._guard.check_reads(executor.program.captured.reads)
             executor.program.refresh()
         return touched
 

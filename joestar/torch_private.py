@@ -17,6 +17,7 @@ _TABLE = {
     "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",
+    "torch._dynamo.guards": "dynamo_guards=",
     "torch._dynamo.symbolic_convert": "InstructionTranslator",
     "torch._guards": "detect_fake_mode",
     "torch._inductor.codecache": "codecache=",

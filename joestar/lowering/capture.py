@@ -6,9 +6,10 @@ graph still holds methods and ``torch._C`` functions; a re-trace with ``make_fx(
 """
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -21,6 +22,7 @@ from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant
 from joestar.lowering.no_grad import detach_regions
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
+from joestar.lowering.reads import Reads, reads
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
@@ -60,12 +62,14 @@ class Captured:
         roles: what every placeholder stands for, in order.
         labels: what each size is the size of, in program order (``slice``, ``sample``, ``compact``).
         differentiable: whether the first output depends on something that needs a gradient.
+        reads: plain values of Python that were read while it was traced.
     """
 
     gm: fx.GraphModule
     roles: list[Input]
     labels: list[str]
     differentiable: bool = True
+    reads: Reads = field(default_factory=Reads)
 
 
 def distinct_sizes(num_sizes: int) -> list[int]:
@@ -139,6 +143,7 @@ def _capture(
         except CaptureError as error:
             seen["error"] = error
             raise
+        seen["reads"] = reads(inspect.getclosurevars(program).nonlocals)
 
         def run(*args):
             seen["args"] = args
@@ -190,7 +195,7 @@ def _read(
     _rename_placeholders(seen["gm"], roles)
     check_guards(seen["gm"], _symbol_names(seen["gm"], roles, labels), origin)
     check_writes(seen["gm"], roles, origin, sampling)
-    return Captured(seen["gm"], roles, labels, differentiable)
+    return Captured(seen["gm"], roles, labels, differentiable, seen["reads"])
 
 
 def _uncached(program: types.FunctionType) -> types.FunctionType:

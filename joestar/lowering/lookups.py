@@ -1,9 +1,13 @@
 """Lookups by ids that data of the graph hold: an id that is no row is an error with words, before a step is taken.
 
+Data are those of nodes, or of edges (``table(block.edata["kind"])``); those of nodes may come by way of edges
+(``table[block.srcdata["kind"][block.indices]]``).
+
 ``F.embedding`` of a categorical feature, ``log_p.gather(1, y[:, None])``, ``F.one_hot(y, C)``: in plain PyTorch these
 raise on a CPU and end the process on a GPU.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,9 +21,11 @@ from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import expression
 
 _ATEN = torch.ops.aten
+_JOESTAR = torch.ops.joestar
 _DATA = (Kind.LABEL, Kind.NODE_DATA, Kind.FEATURE)
+_MOVES = (_ATEN.index_select.default, _ATEN.index.Tensor)
 TOGETHER = 1 << 16
-"""Nodes whose rows are looked at together."""
+"""Nodes or edges whose rows are looked at together."""
 _SELECT = _ATEN.index_select.default
 
 
@@ -28,9 +34,11 @@ class Lookup:
     """Rows or columns that are looked up by ids computed from tensors of the graph, each node's from its own rows.
 
     Attributes:
-        ids: nodes ``[n]`` -> what they are looked up by; low, high: ids are in ``[low, high)``.
+        ids: nodes or edges ``[n]`` -> what they are looked up by; low, high: ids are in ``[low, high)``.
         of_seeds: whether the nodes are the seeds; else those that were sampled for them.
         what: names of the graph's tensors; line: of the user's code.
+        by_edges: whether ids are those of edges' sources.
+        edges: whether it is edges that have ids; weights: what they are sampled by, if that can leave some out.
     """
 
     ids: Callable[[Tensor], Tensor]
@@ -39,6 +47,9 @@ class Lookup:
     of_seeds: bool
     what: str
     line: str
+    by_edges: bool = False
+    edges: bool = False
+    weights: Tensor | None = None
 
     def check(self, nodes: Tensor) -> None:
         """Raises ``LabelError`` unless the ids of ``nodes`` are in range; only a batch tells ids that depend on it."""
@@ -48,16 +59,29 @@ class Lookup:
                 self._refuse(int(wrong[0]), int(values[0]))
 
     def check_sampled(self, graph) -> None:
-        """The same for all nodes with an edge to some other, which a sample may reach."""
-        every = torch.arange(graph.num_nodes, dtype=graph.indices.dtype, device=graph.device)
+        """The same for all that a sample may reach: edges, and nodes with an edge to some other."""
+        number = graph.num_edges if self.edges else graph.num_nodes
+        every = torch.arange(number, dtype=torch.int64 if self.edges else graph.indices.dtype, device=graph.device)
         found = [self._wrong(some) for some in every.split(TOGETHER)]
         wrong, values = (torch.cat(parts) for parts in zip(*found, strict=True))
         if not wrong.numel():
+            return
+        if self.edges:
+            reached = slice(None) if self.weights is None else self.weights[wrong] > 0
+            for edge, value in zip(wrong[reached][:1].tolist(), values[reached][:1].tolist(), strict=True):
+                self._refuse(edge, value)
             return
         sources = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
         sources[graph.indices] = True
         for position in torch.nonzero(sources[wrong]).flatten()[:1].tolist():
             self._refuse(int(wrong[position]), int(values[position]))
+
+    def check_all(self, graph) -> None:
+        """The same for whatever exact inference looks up: ids of all nodes, or by way of all edges."""
+        if self.edges or self.by_edges:
+            self.check_sampled(graph)
+        else:
+            self.check(torch.arange(graph.num_nodes, dtype=graph.indices.dtype, device=graph.device))
 
     def _wrong(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """(nodes whose ids are out of range, these ids); none where ids are not each node's own."""
@@ -70,9 +94,9 @@ class Lookup:
 
     def _refuse(self, node: int, value: int) -> None:
         raise LabelError(
-            f"{self.what} gives {value} for node {node}, which is out of range at {self.line}: what is looked up there "
-            f"has ids in [{self.low}, {self.high}). Check the data, make the table or the model's output wider, or "
-            "replace unknown ids before (torch.where)."
+            f"{self.what} gives {value} for {'edge' if self.edges else 'node'} {node}, which is out of range at "
+            f"{self.line}: what is looked up there has ids in [{self.low}, {self.high}). Check the data, "
+            "make the table or the model's output wider, or replace unknown ids before (torch.where)."
         )
 
 
@@ -84,8 +108,9 @@ def lookups(gm: fx.GraphModule, roles: list[Input]) -> list[Lookup]:
         for index, low, high in _indices(node):
             made = None if expression(high) is not None else _made(index, role_of)
             if made is not None:
-                compute, of_seeds, names = made
-                found.append(Lookup(compute, int(low), int(high), of_seeds, " and ".join(names), node_line(node)))
+                compute, of_seeds, names, *of_edges = made
+                what, moved = " and ".join(names), index is not _unmoved(index)
+                found.append(Lookup(compute, int(low), int(high), of_seeds, what, node_line(node), moved, *of_edges))
     return found
 
 
@@ -108,12 +133,16 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, int, int]]:
 
 
 def _made(index: fx.Node, role_of: dict[fx.Node, Input]):
-    """(nodes -> ids, whether they are seeds, names of the data) of ids that a node's own rows give; else ``None``."""
+    """(nodes -> ids, whether they are seeds, names of the data, whether the nodes are edges, their weights).
+
+    Of ids that a node's or an edge's own rows give; else ``None``.
+    """
+    given, index = index, _unmoved(index)
     inner, roots, stack = [], [], [index]
     seen = {index}
     while stack:
         node = stack.pop()
-        if node.target is _SELECT and node.args[1] == 0 and _of_nodes(role_of.get(node.args[0])):
+        if node.target is _SELECT and node.args[1] == 0 and _is_data(role_of.get(node.args[0])):
             roots.append(node)
             continue
         role = role_of.get(node)
@@ -128,7 +157,9 @@ def _made(index: fx.Node, role_of: dict[fx.Node, Input]):
     rows = {_uncast(root.args[2]) for root in roots}
     if len(rows) != 1:
         return None
-    of_seeds = role_of.get(rows.pop()) == SEEDS
+    ((of_seeds, edges, weights),) = [_range(one, roots, role_of) for one in rows]
+    if of_seeds is None or (of_seeds and index is not given):
+        return None
     if not of_seeds and any(role_of.get(node) == NUM_SEEDS for node in inner):
         return None
     graph, copies, tables = fx.Graph(), {}, []
@@ -147,11 +178,40 @@ def _made(index: fx.Node, role_of: dict[fx.Node, Input]):
         own = [torch.index_select(table, 0, nodes) for table in tables]
         return module(*own, *(role.tensor if role.held else nodes.numel() for role in held))
 
-    return compute, of_seeds, sorted({role_of[root.args[0]].name for root in roots})
+    return compute, of_seeds, sorted({role_of[root.args[0]].name for root in roots}), edges, weights
 
 
-def _of_nodes(role: Input | None) -> bool:
-    return role is not None and role.kind in _DATA and not role.needs_grad and not role.tensor.is_meta
+def _unmoved(index: fx.Node) -> fx.Node:
+    """What the ids of edges were taken from, if they are those of nodes at one of their ends."""
+    node = _uncast(index)
+    if node.target not in _MOVES or (node.target is _SELECT and node.args[1] != 0):
+        return index
+    place = node.args[2] if node.target is _SELECT else node.args[1][0] if len(node.args[1]) == 1 else None
+    place = None if place is None else _uncast(place)
+    by_source = place is not None and place.target is operator.getitem and place.args[1] == 1
+    return node.args[0] if by_source and place.args[0].target is _JOESTAR.compact.default else index
+
+
+def _range(rows: fx.Node, roots: list[fx.Node], role_of: dict[fx.Node, Input]) -> tuple:
+    """(whether rows are those of seeds, of edges, weights of these) of data; ``None`` first if that is not known."""
+    of_edges = {role_of[root.args[0]].kind is Kind.EDGE_DATA for root in roots}
+    if of_edges == {False}:
+        return role_of.get(rows) == SEEDS, False, None
+    if of_edges == {True} and rows.target is _JOESTAR.sample_eids.default:
+        return False, True, None
+    if of_edges == {True} and rows.target is operator.getitem:
+        sampled = rows.args[0]
+        weights = _uncast(sampled.args[1]) if sampled.target is _JOESTAR.weighted_sample.default else None
+        weights = weights.args[0] if weights is not None and weights.target is _ATEN.detach.default else weights
+        if weights in role_of and role_of[weights].held:
+            return False, True, role_of[weights].tensor
+    return None, True, None
+
+
+def _is_data(role: Input | None) -> bool:
+    if role is None or role.kind not in (*_DATA, Kind.EDGE_DATA):
+        return False
+    return not role.needs_grad and not role.tensor.is_meta
 
 
 def _uncast(node: fx.Node) -> fx.Node:

@@ -11,10 +11,7 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def traced_losses() -> Iterator[None]:
-    """While a program is traced, ``F.gaussian_nll_loss`` (and ``nn.GaussianNLLLoss``) has a form that can be.
-
-    Where PyTorch's raises for a negative variance, its loss is NaN.
-    """
+    """While a program is traced, ``F.gaussian_nll_loss`` (and ``nn.GaussianNLLLoss``) has a form that can be."""
     plain = F.gaussian_nll_loss
 
     def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
@@ -40,8 +37,8 @@ def _broadcasts(own: torch.Size, sizes: torch.Size) -> bool:
 
 def _gaussian(input: Tensor, target: Tensor, var: Tensor, full: bool, eps: float, reduction: str) -> Tensor:
     """The loss; the gradient of a variance below ``eps`` is that of ``eps``, as in PyTorch."""
+    var = torch.ops.joestar.expect(var, var < 0, "F.gaussian_nll_loss expects variances of at least 0")
     clamped = var + (var.detach().clamp(min=eps) - var.detach())
-    clamped = torch.where(var < 0, torch.full_like(var, torch.nan), clamped)
     loss = 0.5 * (torch.log(clamped) + (input - target) ** 2 / clamped)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)

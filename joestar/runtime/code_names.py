@@ -5,7 +5,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -13,6 +13,9 @@ DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _OF_WHAT_WAS_READ = ("LOAD_ATTR", "LOAD_METHOD")
+COMPILING = frozenset({"is_compiling", "is_dynamo_compiling"})
+"""Functions of PyTorch that say whether code is compiled."""
+_ENVIRONMENT = frozenset({"environ", "getenv"})
 _ENTRIES = frozenset({"forward", "sample"})
 """Methods that a program is traced from, beside operators (``__call__``, ``__getitem__``)."""
 _OURS = ("torch", "numpy", "joestar")
@@ -71,6 +74,26 @@ def imports_of(code: types.CodeType) -> tuple[str, ...]:
     """Names of the modules that a function imports itself."""
     steps = (step for inner in _codes(code) for step in dis.get_instructions(inner))
     return tuple(sorted({step.argval for step in steps if step.opname == "IMPORT_NAME" and step.argval}))
+
+
+def variables_of(code: types.CodeType, scope: Mapping) -> set[str]:
+    """Names that may be variables of the environment which a function reads; none if it reads no environment.
+
+    Args:
+        scope: what names of the function stand for.
+    """
+    codes = list(_codes(code))
+    if not _ENVIRONMENT & {name for inner in codes for name in inner.co_names}:
+        return set()
+    found = [constant for inner in codes for constant in inner.co_consts]
+    found += [scope.get(name) for inner in codes for name in (*inner.co_names, *inner.co_freevars)]
+    return {text for text in found if isinstance(text, str) and text.isidentifier()}
+
+
+def lines_that_name(code: types.CodeType, names: frozenset[str]) -> list[int]:
+    """Lines of a function that read one of the names."""
+    steps = (step for inner in _codes(code) for step in dis.get_instructions(inner))
+    return sorted({step.positions.lineno for step in steps if step.argval in names and step.positions is not None})
 
 
 def names_of(function: types.FunctionType) -> frozenset[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from joestar.errors import CheckpointError, JoestarWarning
+from joestar.errors import CheckpointError, DomainError, JoestarWarning
 from joestar.ops.scratch import own_tables
 from joestar.profile.ledger import Counters
 from joestar.profile.sizes import SizeProfile, choose_bounds, record, step_key, widen
@@ -226,7 +226,10 @@ class Executor:
             return self._replayed.run(seeds, count, key)
         number = torch.full((), count, dtype=torch.int64, device=self.device)
         flag = torch.zeros((), dtype=torch.bool, device=self.device)
-        outputs, counts, ok = self.program.step(seeds, number, key, flag)
+        try:
+            outputs, counts, ok = self.program.step(seeds, number, key, flag)
+        except DomainError:  # of this batch, or only of the part of it that fits: an exact run tells
+            return [], [], False
         return outputs, counts.tolist(), bool(ok)
 
     def _drop_replay(self) -> None:

@@ -2,13 +2,16 @@
 
 import operator
 import types
+import warnings
 from collections.abc import Callable
 
 import torch
 
-from joestar.errors import ChangedAfterCompileError
+from joestar.errors import ChangedAfterCompileError, JoestarWarning
 from joestar.graph_api.frame import Frame
-from joestar.runtime.watch import Entries, Places, Same, TensorFacts, Watched, same
+from joestar.lowering.reads import MISSING, Reads
+from joestar.runtime.facts import Entries, Places, Same, TensorFacts, same
+from joestar.runtime.watch import Watched
 
 _PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device)
 _AGAIN = "Call joestar.compile again."
@@ -40,6 +43,7 @@ class ChangeGuard:
         self.graph = graph
         self._roots = {"model": model, "sampler": sampler} | ({} if loss is None else {"loss": loss})
         self._watched = Watched(self._roots)
+        warn_of_branches(self._watched)
         self._graph = self._graph_facts()
         self._frames = Entries([graph.ndata, graph.edata])
         self._structure = [graph.indptr, graph.indices, graph.ids]
@@ -75,10 +79,32 @@ class ChangeGuard:
             self._watched = now
         return touched
 
+    def check_reads(self, reads: Reads) -> None:
+        """Raises ``ChangedAfterCompileError`` if what a trace read of objects that are not watched is another now."""
+        for read in reads.leave_out(self._watched.covers):
+            now = read.now()
+            if not same(read.value, now):
+                where, what = read.line or "an unknown line", "gone" if now is MISSING else repr(now)
+                raise ChangedAfterCompileError(
+                    f"{read.name} was {read.value!r} when it was read, at {where}, and is {what} now; "
+                    f"what was read is part of the program. {_hint(read.value, now)}{_AGAIN}"
+                )
+
     def _same_graph(self) -> bool:
         graph = self.graph
         same_structure = all(map(operator.is_, (graph.indptr, graph.indices, graph.ids), self._structure))
         return same_structure and self._frames.same() and self._places.same()
+
+
+def warn_of_branches(watched: Watched) -> None:
+    """Warns of every line of the user's that takes another way where it is compiled."""
+    for line in dict.fromkeys(watched.branches):
+        warnings.warn(
+            f"{line} asks whether it is compiled: torch.compiler.is_compiling() is true in what joestar.compile "
+            "captures, as under torch.compile. The branch for compiled code is the one that is trained and predicted "
+            "with; both must give the same results (docs/faq.md).",
+            JoestarWarning, stacklevel=3,
+        )  # fmt: skip
 
 
 def _compare(before: dict, now: dict) -> None:
@@ -104,15 +130,18 @@ def _message(path: str, before, after) -> str:
         return f"{what} was given other code (edited and reloaded) after compile; its code was traced. {_AGAIN}"
     if isinstance(before, Same) and repr(before) == repr(after):
         return f"{path} was replaced by another {before!r} after compile; it is part of the compiled program. {_AGAIN}"
-    hint = ""
-    if type(before) in (int, float) and type(after) in (int, float):
-        hint = (
-            "A number that changes while training (a temperature) belongs into a buffer, which every step reads: "
-            "self.register_buffer('name', torch.tensor(value)), then model.name.fill_(new). Else: "
-        )
     return (
         f"{path} was changed from {before!r} to {after!r} after compile; it is part of the compiled program. "
-        f"{hint}{_AGAIN}"
+        f"{_hint(before, after)}{_AGAIN}"
+    )
+
+
+def _hint(before, after) -> str:
+    if type(before) not in (int, float) or type(after) not in (int, float):
+        return ""
+    return (
+        "A number that changes while training (a temperature, a learning rate) belongs into a buffer, which every step "
+        "reads: self.register_buffer('name', torch.tensor(value)), then model.name.fill_(new). Else: "
     )
 
 

@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
+from joestar.lowering.expectations import checked_distributions, place_expectations
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
+from joestar.lowering.lookups import lookups
 from joestar.lowering.outputs import LEAF
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
 from joestar.runtime.features import check_places, settle_and_check
+from joestar.runtime.guards import warn_of_branches
 from joestar.runtime.modes import check_autocast, check_modules, evaluating
 from joestar.runtime.own_errors import raise_own_error
 from joestar.runtime.program import Options, Program
@@ -28,6 +31,7 @@ from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.stages import Plan
 from joestar.runtime.values import values_of
+from joestar.runtime.watch import Watched
 from joestar.runtime.whole_graph import WholeGraph
 from joestar.whole_numbers import plain
 
@@ -74,6 +78,9 @@ class Inference:
         model: ``forward(blocks, x) -> [num_seeds, C]``; layers: how many blocks it takes, ``None``: see ``num_layers``.
         autocast: run as under ``torch.autocast`` with this dtype.
 
+    Attributes:
+        reads: plain values of Python that the capture read.
+
     Raises:
         ConfigError, GraphError, CaptureError: for unusable arguments, or a model that cannot be captured.
     """
@@ -87,13 +94,14 @@ class Inference:
         captured = self._capture()
         if layers is None:
             _check_all_read(model, captured, self.layers)
+        self.reads = captured.reads
         self.plan = Plan(values_of(captured, graph))
 
     def _capture(self):
         program = Program("predict", self.model, _EveryNeighbour(self.graph, self.layers), None, Options())
         ids = torch.zeros(1, dtype=self.graph.indices.dtype, device=self.graph.device)
         try:
-            with torch.no_grad(), evaluating(self.model):
+            with torch.no_grad(), evaluating(self.model), checked_distributions():
                 captured = program._capture(ids, ["slice", "compact"] * self.layers)
         except CaptureError:
             program.sampler = _Few(self.graph, self.layers)
@@ -106,6 +114,9 @@ class Inference:
                 "inference gives one tensor. Return the one that is wanted in evaluation mode, or predict in batches."
             )
         remove_in_place(captured.gm)
+        place_expectations(captured.gm)
+        for lookup in lookups(captured.gm, captured.roles):
+            lookup.check_all(self.graph)
         others = tuple(spec.name for spec in PASSES if spec.name not in USED)
         run_passes(
             captured.gm, captured.roles, others, sizes=self._sizes(captured), device=self.graph.device.type,
@@ -184,6 +195,8 @@ def infer(
         CaptureError: the model cannot be captured, draws random numbers or writes to buffers in evaluation mode.
     """
     whole = isinstance(graph, Graph) and takes_edge_index(model)
+    if not whole and isinstance(model, nn.Module):
+        warn_of_branches(Watched({"model": model}))
     found = WholeGraph(model, graph, autocast) if whole else Inference(model, graph, layers, autocast)
     return found.run(idx, batch_size=batch_size, memory_budget=memory_budget, progress=progress)
 

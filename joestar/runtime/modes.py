@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.distributions import Distribution
 
 from joestar.errors import ConfigError
 
@@ -27,20 +26,6 @@ def check_modules(model: nn.Module, graph) -> None:
     for module in model.modules():
         if hasattr(module, "check_graph"):
             module.check_graph(graph)
-
-
-@contextlib.contextmanager
-def unchecked_distributions() -> Iterator[None]:
-    """Distributions look at no values within, as in whatever TorchDynamo compiles; then they do as before.
-
-    TorchDynamo switches that off for the whole process, and for good.
-    """
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def check_autocast(device: torch.device, wanted: torch.dtype | None) -> None:

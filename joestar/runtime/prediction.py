@@ -31,6 +31,8 @@ def logits(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int,
 
 def _tensors(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: int, step: int) -> list[Tensor]:
     program, key = executor.program, step_key(seed, epoch, step, executor.device)
+    program.trace(seeds, key)
+    program.check_lookups(seeds)
     if executor.execution == "padded":
         batch = max(batch, seeds.numel())
         if program.run is None or batch > program.batch or executor.resumed is not None:

@@ -54,6 +54,8 @@ class Predictor:
         if self._inference is None:
             layers = len(self.sampler.sample(self.graph.keyed(self._seed), seeds[:1]))
             self._inference = Inference(self.model, self.graph, layers, self._options.autocast)
+        if isinstance(self._inference, Inference):
+            self._guard.check_reads(self._inference.reads)
         return self._inference
 
     def evaluate(

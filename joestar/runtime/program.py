@@ -19,6 +19,7 @@ from joestar.locks import TRACING
 from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
 from joestar.lowering.dropout import has_dropout, lower_dropout
+from joestar.lowering.expectations import checked_distributions, place_expectations
 from joestar.lowering.functional import is_in_place, remove_in_place
 from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
 from joestar.lowering.lookups import Lookup, lookups
@@ -38,7 +39,7 @@ from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
 from joestar.runtime.halves import compile_halves
 from joestar.runtime.inductor import compile_graph
-from joestar.runtime.modes import TrainingModes, unchecked_distributions
+from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version
@@ -116,7 +117,7 @@ class Program:
         if self.captured is not None:
             return
         ambient = torch.autocast(self.graph.device.type, enabled=False)  # it is switched on where the program runs
-        with ambient, unchecked_distributions():
+        with ambient, checked_distributions():
             self._trace(seeds, key)
 
     def _trace(self, seeds: Tensor, key: Tensor) -> None:
@@ -237,6 +238,7 @@ class Program:
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
         remove_in_place(gm)
+        place_expectations(gm)
         if self.graph.positions is not None:
             settle_slots(gm, captured.roles, self.graph, self.origin)
         lower_batch_norm(gm)
@@ -315,7 +317,7 @@ class Program:
         other.pushed = self.pushed
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
-        other.captured = Captured(gm, roles, self.captured.labels)
+        other.captured = Captured(gm, roles, self.captured.labels, reads=self.captured.reads)
         return other
 
     # --- execution ---

@@ -288,6 +288,7 @@ _RULES = {
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "einsum": _einsum,
+    "expect": _pointwise,
     "index": _lookup,
     "embedding": _embedding,
     "gather_rows": _stored,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed.place import asks_early_word
-from joestar.errors import DistributedError
+from joestar.errors import DistributedError, DomainError
 from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
@@ -158,7 +158,7 @@ class StepRunner:
         self.update.switch(run)
         self.state.hold(run)
         if self._is_padded(run):
-            fits, counts = self._launch(run)
+            fits, counts = self._launched(run)
             if fits:
                 self.executor.note(counts)
             else:
@@ -191,6 +191,15 @@ class StepRunner:
     def _compiles_within(self) -> bool:
         """The next step takes long: it compiles the backward pass, if not all."""
         return self._lacks_program or self._differentiated != self._compiled
+
+    def _launched(self, run: Run) -> tuple[bool, list[int]]:
+        """``_launch``; a loss may find values that it cannot take in a batch that does not fit: an exact step tells."""
+        try:
+            return self._launch(run)
+        except DomainError:
+            if self.ranks is not None:
+                raise
+            return False, []
 
     def _launch(self, run: Run) -> tuple[bool, list[int]]:
         """One padded step on the device: (whether it fitted, true sizes). It changes nothing unless it fits."""

@@ -9,11 +9,9 @@ have been read and is left out, so that ``model.best = 0.9`` in a script, or in 
 
 import collections
 import dataclasses
-import enum
 import functools
-import itertools
-import math
 import operator
+import os
 import sys
 import types
 from argparse import Namespace
@@ -24,10 +22,12 @@ import torch
 from torch import nn
 
 from joestar.graph_api.computation import Computation
+from joestar.lowering.origin import is_own
+from joestar.lowering.reads import PLAIN
 from joestar.runtime import code_names as code
 from joestar.runtime.code_names import Space, function_of, is_foreign, is_space
+from joestar.runtime.facts import Cell, Entries, Places, Same, Slots, TensorFacts
 
-_PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
     "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
@@ -41,89 +41,6 @@ _SMALL = 4096
 """Bytes of a NumPy array up to which its content counts."""
 
 
-class Same:
-    """Something that must stay the same object."""
-
-    def __init__(self, thing):
-        self.thing = thing
-
-    def __repr__(self) -> str:
-        named = getattr(self.thing, "__qualname__", None) or getattr(self.thing, "__name__", None)
-        return named or getattr(self.thing, "co_qualname", None) or repr(self.thing)
-
-
-class TensorFacts(tuple):
-    """(identity, address, shape, dtype, device, whether it requires gradients) of a tensor.
-
-    Of a parameter the last is ``None``: programs follow it (``TrainingModes``).
-    """
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> "TensorFacts":
-        """The facts of a tensor as it is now."""
-        needs_grad = None if isinstance(tensor, nn.Parameter) else tensor.requires_grad
-        where = (id(tensor), _address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, needs_grad)
-        return TensorFacts(where)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # no storage of its own
-        return 0
-
-
-def same(before, after) -> bool:
-    """Whether two facts say the same: NaN is itself, ``True`` is not 1."""
-    if before is after:
-        return True
-    if type(before) is not type(after):
-        return False
-    if isinstance(before, Same):
-        return before.thing is after.thing
-    if type(before) is tuple:
-        return len(before) == len(after) and all(map(same, before, after))
-    if isinstance(before, float) and math.isnan(before):
-        return math.isnan(after)
-    return before == after
-
-
-class Entries:
-    """What some mappings hold: the same keys in the same order, the same objects under them."""
-
-    def __init__(self, mappings: list[Mapping]):
-        self._mappings = mappings
-        self._sizes, self._keys, self._values = self._now()
-
-    def _now(self) -> tuple[list[int], list, list]:
-        chained = itertools.chain.from_iterable
-        return (
-            list(map(len, self._mappings)),
-            list(chained(self._mappings)),
-            list(chained(mapping.values() for mapping in self._mappings)),
-        )
-
-    def same(self) -> bool:
-        """Whether nothing was put in, taken out or moved."""
-        sizes, keys, values = self._now()
-        return sizes == self._sizes and keys == self._keys and all(map(operator.is_, values, self._values))
-
-
-class Places:
-    """Where some tensors are, and in which form."""
-
-    def __init__(self, tensors: list[torch.Tensor]):
-        self._tensors = tensors
-        self._known = self._now()
-
-    def _now(self) -> list[tuple]:
-        return [(_address(t), t.requires_grad, t.shape, t.dtype) for t in self._tensors]
-
-    def same(self) -> bool:
-        """Whether each has the memory, the shape and the dtype that it had, and requires gradients as it did."""
-        return self._now() == self._known
-
-
 class Watched:
     """The facts about some roots, and what tells quickly that none of them can have changed.
 
@@ -132,10 +49,12 @@ class Watched:
 
     Attributes:
         facts: path -> plain value, tuple of such, ``Same`` or ``TensorFacts``.
+        branches: lines, as ``file:line in function``, that ask whether they are compiled.
     """
 
     def __init__(self, roots: Mapping[str, object]):
         self.facts: dict[str, object] = {}
+        self.branches: list[str] = []
         self._seen: dict[int, str] = {}
         self._keep: list = []  # ids of what is gone may be given away again
         self._dicts: list[Mapping] = []
@@ -145,8 +64,10 @@ class Watched:
         self._sets: list[tuple[set, frozenset]] = []
         self._types: list[tuple[object, type]] = []
         self._tensors: list[torch.Tensor] = []
-        self._scopes: list[tuple[dict | _Cell | _Slots | Space, str, object]] = []
+        self._scopes: list[tuple[dict | Cell | Slots | Space, str, object]] = []
         self._methods: set[tuple[type, str]] = set()
+        self._noted: set[tuple[int, object]] = set()
+        self._variables: dict[str, str | None] = {}
         for name, root in roots.items():
             self._note(name, root, frozenset())
         for when in ("forward_hooks", "forward_pre_hooks"):
@@ -170,7 +91,13 @@ class Watched:
             and all(now == was for now, was in self._sets)
             and all(all(map(operator.is_, map(part, self._functions), was)) for part, was in self._parts)
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
+            and all(os.environ.get(name) == value for name, value in self._variables.items())
         )
+
+    def covers(self, owner, key) -> bool:
+        """Whether what an object has under a name, position or key (``len``: how much it has) is among the facts."""
+        held = vars(owner) if isinstance(owner, types.ModuleType) else owner
+        return (id(held), key) in self._noted
 
     # --- the walk ---
 
@@ -180,7 +107,7 @@ class Watched:
         Args:
             names: what code that can reach the value names; ``None`` if it may read anything.
         """
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             self.facts[path] = value
         elif isinstance(value, torch.Tensor):
             self._note_tensor(path, value)
@@ -231,7 +158,9 @@ class Watched:
         for kind in _MEMBERS:
             members = vars(module)[kind]
             self._remember(members)
+            self._noted.add((id(members), len))
             for name, member in members.items():
+                self._noted |= {(id(members), name), (id(module), name)}
                 self._note(f"{path}.{name}", member, names if kind == "_modules" else frozenset())
         for kind in HOOKS:
             self._note_hooks(f"{path}.{kind}", vars(module).get(kind, {}))
@@ -250,27 +179,31 @@ class Watched:
         if hasattr(owner, "__dict__"):
             self._remember(vars(owner))
         self._scopes += [
-            (_Slots(owner), name, values[name]) for name in values if name not in getattr(owner, "__dict__", ())
+            (Slots(owner), name, values[name]) for name in values if name not in getattr(owner, "__dict__", ())
         ]
         for name in sorted(values):
             if names is None or name in names:
+                self._noted |= {(id(owner), name), (id(getattr(owner, "__dict__", owner)), name)}
                 self._note(f"{path}.{name}", values[name], names)
         return names
 
     def _note_container(self, path: str, value, names: frozenset[str] | None) -> None:
+        self._noted.add((id(value), len))
         if isinstance(value, (set, frozenset)):
-            self.facts[path] = ("set", frozenset(v if isinstance(v, _PLAIN) else id(v) for v in value))
+            self.facts[path] = ("set", frozenset(v if isinstance(v, PLAIN) else id(v) for v in value))
             self._keep.extend(value)
             self._sets.append((value, frozenset(value)))
         elif isinstance(value, Mapping):
             self.facts[f"type({path})"] = Same(type(value))
             self._remember(value)
             for key, entry in value.items():
+                self._noted.add((id(value), key))
                 self._note(f"{path}[{key!r}]", entry, names)
         else:
             if not isinstance(value, tuple):
                 self._lists.append((value, tuple(value)))
-            if all(isinstance(entry, _PLAIN) for entry in value):
+            self._noted |= {(id(value), position) for position in range(len(value))}
+            if all(isinstance(entry, PLAIN) for entry in value):
                 self.facts[path] = tuple(value)
                 return
             self.facts[f"len({path})"] = len(value)
@@ -296,6 +229,7 @@ class Watched:
                 if function is not None:
                     self._note_function(f"{base.__qualname__}.{name}", function)
                 elif not (name.startswith("__") and name.endswith("__")):
+                    self._noted.add((id(base), name))
                     self._note(f"{base.__qualname__}.{name}", value, names)
 
     def _note_function(self, path: str, function: types.FunctionType) -> None:
@@ -306,17 +240,24 @@ class Watched:
             return
         self.facts[f"{path}'s code"] = Same(function.__code__)
         self._functions.append(function)
+        if is_own(function.__code__.co_filename):
+            lines = code.lines_that_name(function.__code__, code.COMPILING)
+            self.branches += [f"{function.__code__.co_filename}:{n} in {function.__qualname__}" for n in lines]
         names = code.names_of(function)
         names = None if code.DYNAMIC & names else names
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         cells = {name: cell for name, cell in cells.items() if name != "__class__" and code.filled(cell)}
         for name, cell in cells.items():
-            self._scopes.append((_Cell(cell), name, cell.cell_contents))
+            self._scopes.append((Cell(cell), name, cell.cell_contents))
+            self._noted.add((id(cell), "cell_contents"))
             if not isinstance(cell.cell_contents, (types.ModuleType, type)):
                 self._note(f"{path}'s {name}", cell.cell_contents, names)
+        self._noted |= {(id(function.__defaults__), len), (id(function.__kwdefaults__), len)}
         for name, value in (function.__kwdefaults__ or {}).items():
+            self._noted.add((id(function), name))
             self._note(f"{path}'s default of {name}", value, names)
         for position, value in enumerate(function.__defaults__ or ()):
+            self._noted.add((id(function), position))
             self._note(f"{path}'s default {position}", value, names)
         for name, *read in code.reads_of(function.__code__):
             where, scope = f"{path}'s {name}", cells
@@ -329,7 +270,11 @@ class Watched:
                 self._note_read(where, value, read, names)
             if scope is not cells and not isinstance(value, (types.ModuleType, type)):
                 self._scopes.append((scope, name, value))
+                self._noted.add((id(scope), name))
                 self._note(where, value, names)
+        inner = {name: cell.cell_contents for name, cell in cells.items()}
+        for name in code.variables_of(function.__code__, collections.ChainMap(inner, function.__globals__)):
+            self._variables[name] = self.facts[f"os.environ[{name!r}]"] = os.environ.get(name)
         for name in code.imports_of(function.__code__):
             if is_space(module := sys.modules.get(name)):
                 self._note(f"{path}'s import {name}", module, names)
@@ -347,6 +292,7 @@ class Watched:
         elif function is not None:
             self._note_function(f"{path}.{name}", function)
         elif not isinstance(value, (types.ModuleType, type)):
+            self._noted.add((id(vars(space) if isinstance(space, types.ModuleType) else space), name))
             self._note(f"{path}.{name}", value, names)
 
 
@@ -363,28 +309,6 @@ def _hook_names(module: nn.Module) -> frozenset[str] | None:
 _MISSING = object()
 _PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 """What may be replaced within a function, as autoreload does."""
-
-
-class _Slots:
-    """An object's slots, as if they were a scope."""
-
-    def __init__(self, owner):
-        self.owner = owner
-
-    def get(self, name: str, default):
-        """The content of a slot."""
-        return getattr(self.owner, name, default)
-
-
-class _Cell:
-    """What a closure holds, as if it were a scope."""
-
-    def __init__(self, cell: types.CellType):
-        self.cell = cell
-
-    def get(self, name: str, default):
-        """The content of the cell."""
-        return self.cell.cell_contents if code.filled(self.cell) else default
 
 
 def _is_open(value) -> bool:

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 
 import joestar
 from joestar.errors import ChangedAfterCompileError
+from joestar.runtime.facts import Entries
 from joestar.runtime.guards import ChangeGuard
-from joestar.runtime.watch import Entries, Watched
+from joestar.runtime.watch import Watched
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 SCALE = 2.0

@@ -19,6 +19,11 @@ def only_valid(context, node: fx.Node) -> None:
     context.guard_result(node, 0)
 
 
+def expected(context, node: fx.Node) -> None:
+    """Nothing is asked of padded entries."""
+    guard_operand(context, node, 1, 0)
+
+
 def tamed(values: dict[int, float], rule=safe):
     """A rule: as ``rule``, and the padding of operands that might be large becomes a harmless value first.
 
@@ -160,6 +165,7 @@ RULES = {
     **dict.fromkeys(("cdist", "pairwise_distance"), tamed({0: 1, 1: 0}, last_dimension)),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrence),
     "only_valid": only_valid,
+    "expect": expected,
     "bilinear": tamed({0: 0}, last_dimension),
     "cosine_similarity": tamed({0: 1, 1: 1}, _similarity),
     "group_norm": normalising(_group_dims, batch_only(2)),

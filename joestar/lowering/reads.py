@@ -1,0 +1,129 @@
+"""What a trace read of Python: every plain value that TorchDynamo made a constant, and where it stood.
+
+``runtime.watch`` finds what a program can have read by looking at model, sampler and loss. What belongs to others it
+does not look into: ``os.environ["SCALE"]``, ``optimizer.param_groups[0]["lr"]``, ``scheduler.last_epoch``. TorchDynamo
+knows, as it guards whatever it reads.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from joestar.lowering.origin import model_line
+
+PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
+"""Values that are what they are, whichever object they are."""
+MISSING = object()
+"""The value of what is not there any more."""
+_OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_")
+"""Where what a user wrote begins to read: arguments of the traced program, and modules."""
+_TRUSTED = ("G['__import_joestar", "G['__import_torch")
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A plain value, or the length of a container, that was read while a program was traced.
+
+    Attributes:
+        name: as Python has it, from the model, the sampler, the loss or a module on; line: of the user's code.
+        value: what was read. owner, key: of which object, under which name, position or key; ``None`` if that is not
+            known.
+    """
+
+    name: str
+    line: str
+    value: object
+    owner: object = field(repr=False)
+    key: object
+    _now: Callable[[], object] = field(repr=False)
+
+    def now(self) -> object:
+        """What would be read now; ``MISSING`` if it is not there any more."""
+        try:
+            return self._now()
+        except (LookupError, AttributeError, TypeError, ValueError):
+            return MISSING
+
+
+class Reads:
+    """What one trace read; ``others``: what nobody watches, once ``leave_out`` has said what is watched."""
+
+    def __init__(self, found: Sequence[Read] = ()):
+        self._found, self.others = found, None
+
+    def leave_out(self, watched: Callable[[object, object], bool]) -> list[Read]:
+        """What is not ``watched(owner, key)``; asked once."""
+        if self.others is None:
+            self.others = [read for read in self._found if not watched(read.owner, read.key)]
+            self._found = ()
+        return self.others
+
+
+def reads(scope: dict[str, object]) -> Reads:
+    """Everything plain that the program read that Dynamo is tracing, in order; called while it compiles.
+
+    Args:
+        scope: what the traced function closes over, by name.
+    """
+    from joestar.torch_private import InstructionTranslator, dynamo_guards
+
+    output = InstructionTranslator.current_tx().output
+    names = {"L": scope, "G": output.global_scope, **dynamo_guards._get_closure_vars()}
+    found: dict[str, Read] = {}
+    for guard in output.guards:
+        source = guard.originating_source
+        name = _name(source)
+        if name in found or not name.startswith(_OF_USERS) or name.startswith(_TRUSTED):
+            continue
+        made = _read(source, name, guard, names)
+        if made is not None:
+            found[name] = made
+    return Reads(list(found.values()))
+
+
+def _read(source, name: str, guard, names: dict) -> Read | None:
+    length = guard.create_fn_name() == "SEQUENCE_LENGTH"
+    text = f"len({name})" if length else name
+    try:
+        code = compile(text, "<what a program read>", "eval")
+        value, owner, key = eval(code, dict(names)), *_place(source, names)
+    except Exception:
+        return None
+    if not isinstance(value, PLAIN) or (key == "training" and isinstance(owner, nn.Module)):
+        return None
+    owner, key = (eval(name, dict(names)), len) if length else (owner, key)
+    return Read(_readable(text), _line(guard), value, owner, key, lambda: eval(code, dict(names)))
+
+
+def _name(source) -> str:
+    name = source.name
+    return name() if callable(name) else name
+
+
+def _place(source, names: dict) -> tuple[object, object]:
+    """(object, name or key) that a source reads, as far as it is that simple."""
+    base = getattr(source, "base", None)
+    if base is None:
+        return None, getattr(source, "local_name", getattr(source, "global_name", None))
+    key = next((getattr(source, k) for k in ("member", "index", "idx_key") if hasattr(source, k)), None)
+    return eval(_name(base), dict(names)), key if isinstance(key, (str, int, bytes)) else None
+
+
+def _line(guard) -> str:
+    frames = [(f.filename, str(f.lineno), f.name, f.line or "") for f in guard.user_stack or ()]
+    return model_line(frames)
+
+
+def _readable(text: str) -> str:
+    """``L['model'].opt.param_groups[0]['lr']`` -> ``model.opt.param_groups[0]['lr']``."""
+    for noise, plain in (
+        ("L['model']", "model"),
+        ("L['sampler']", "sampler"),
+        ("L['call']", "loss"),
+        ("._data[b'", "['"),
+    ):
+        text = text.replace(noise, plain)
+    return text

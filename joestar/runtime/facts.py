@@ -1,0 +1,117 @@
+"""Facts about what a captured program may have read, and places that tell quickly whether they still hold."""
+
+import itertools
+import math
+import operator
+import types
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from joestar.runtime.code_names import filled
+
+
+class Same:
+    """Something that must stay the same object."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __repr__(self) -> str:
+        named = getattr(self.thing, "__qualname__", None) or getattr(self.thing, "__name__", None)
+        return named or getattr(self.thing, "co_qualname", None) or repr(self.thing)
+
+
+class TensorFacts(tuple):
+    """(identity, address, shape, dtype, device, whether it requires gradients) of a tensor.
+
+    Of a parameter the last is ``None``: programs follow it (``TrainingModes``).
+    """
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "TensorFacts":
+        """The facts of a tensor as it is now."""
+        needs_grad = None if isinstance(tensor, nn.Parameter) else tensor.requires_grad
+        where = (id(tensor), _address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, needs_grad)
+        return TensorFacts(where)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # no storage of its own
+        return 0
+
+
+def same(before, after) -> bool:
+    """Whether two facts say the same: NaN is itself, ``True`` is not 1."""
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, Same):
+        return before.thing is after.thing
+    if type(before) is tuple:
+        return len(before) == len(after) and all(map(same, before, after))
+    if isinstance(before, float) and math.isnan(before):
+        return math.isnan(after)
+    return before == after
+
+
+class Entries:
+    """What some mappings hold: the same keys in the same order, the same objects under them."""
+
+    def __init__(self, mappings: list[Mapping]):
+        self._mappings = mappings
+        self._sizes, self._keys, self._values = self._now()
+
+    def _now(self) -> tuple[list[int], list, list]:
+        chained = itertools.chain.from_iterable
+        return (
+            list(map(len, self._mappings)),
+            list(chained(self._mappings)),
+            list(chained(mapping.values() for mapping in self._mappings)),
+        )
+
+    def same(self) -> bool:
+        """Whether nothing was put in, taken out or moved."""
+        sizes, keys, values = self._now()
+        return sizes == self._sizes and keys == self._keys and all(map(operator.is_, values, self._values))
+
+
+class Places:
+    """Where some tensors are, and in which form."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        self._tensors = tensors
+        self._known = self._now()
+
+    def _now(self) -> list[tuple]:
+        return [(_address(t), t.requires_grad, t.shape, t.dtype) for t in self._tensors]
+
+    def same(self) -> bool:
+        """Whether each has the memory, the shape and the dtype that it had, and requires gradients as it did."""
+        return self._now() == self._known
+
+
+class Slots:
+    """An object's slots, as if they were a scope."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def get(self, name: str, default):
+        """The content of a slot."""
+        return getattr(self.owner, name, default)
+
+
+class Cell:
+    """What a closure holds, as if it were a scope."""
+
+    def __init__(self, cell: types.CellType):
+        self.cell = cell
+
+    def get(self, name: str, default):
+        """The content of the cell."""
+        return self.cell.cell_contents if filled(self.cell) else default
