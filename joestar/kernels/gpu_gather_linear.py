@@ -7,6 +7,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, op, power_of_two
+from joestar.kernels.gpu_row_sums import NARROW, row_sums
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 
 _CONFIGS = [
@@ -71,9 +72,14 @@ def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 @op
 def gather_linear_weight_grad(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
-    """``grad.T @ table[ids]`` ``[C, F]`` in the dtype of ``grad``; the rows are stored for the library's product."""
+    """``grad.T @ table[ids]`` ``[C, F]`` in the dtype of ``grad``; the rows are stored for the library's product.
+
+    With few columns they are added up as they are read.
+    """
     check_ids(ids)
     check_values(table=table, grad=grad)
+    if grad.shape[1] <= NARROW:
+        return row_sums(table, ids, grad)
     return grad.t() @ gather_rows(table, ids, grad.dtype)
 
 

@@ -117,7 +117,8 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
-        gpu.gather_linear_weight_grad(x, dsts, torch.zeros(ROWS, 8, dtype=dtype))
+        for columns in (4, 16):
+            gpu.gather_linear_weight_grad(x, dsts, torch.zeros(ROWS, columns, dtype=dtype))
         parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
         gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
         gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])
@@ -210,11 +211,12 @@ def dense_products(dtype: torch.dtype) -> None:
     """Products of edges' rows on tensor cores, which are a candidate where TF32 is allowed."""
     x, grad = torch.zeros(NODES, 1, 100, dtype=dtype), torch.zeros(ROWS, 4, 100, dtype=dtype)
     others, gpu_edge_products._edge_tiles = gpu_edge_products._edge_tiles, lambda width, numbers: []
+    in_warps, gpu_edge_products.fits = gpu_edge_products.fits, lambda *sizes, held: False
     torch.backends.cuda.matmul.allow_tf32 = True
     out = torch.zeros(EDGES, 4)
     gpu_edge_products.edge_products(INDPTR, torch.zeros(EDGES, dtype=torch.int32), x, grad, out)
     torch.backends.cuda.matmul.allow_tf32 = False
-    gpu_edge_products._edge_tiles = others
+    gpu_edge_products._edge_tiles, gpu_edge_products.fits = others, in_warps
 
 
 def steps() -> None:
