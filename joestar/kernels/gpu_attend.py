@@ -258,7 +258,7 @@ def attend(
     y = x.new_empty((n, heads, width))
     top, total = (x.new_empty((n, heads), dtype=wide_dtype(x.dtype)) for _ in range(2))
     if n and heads:
-        settings = tile_settings(heads, max(1, width), False, x)
+        settings = tile_settings(heads, max(1, width), x)
         _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
             indptr, indices, s_src, s_dst, x, bits, y, top, total,
             SLOPE=slope, SCALE=scale, SHARED=shares_rows(x, s_dst), HEADS=heads, WIDTH=width, AHEAD=_AHEAD, **settings,

@@ -16,56 +16,22 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_edge_products import factor_of_edge
-from joestar.kernels.gpu_launch import cdiv, power_of_two
-from joestar.kernels.gpu_tiles import accumulator, tile_columns
+from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_tiles import tile_columns
+from joestar.kernels.gpu_warp_rows import (
+    begin,
+    edge_ids,
+    edge_rows,
+    numbers_of,
+    one_row,
+    rows_of_heads,
+    shape_of,
+    store_every_product,
+    warp_grids,
+)
 
-_SLOTS, _MORE, _DEGREE = (2, 4, 6, 8), 2, 16
-"""Rows in registers, further ones at a time, and most edges per destination, on average, for which this pays."""
-_NUMBERS, _FEW = 2560, 1792
-"""Most numbers of a warp, of 4 bytes: rows, and two per head and column; those that 96 registers take forward."""
-
-
-@triton.jit
-def _row(table, source, known, column, WIDTH: tl.constexpr, ACC: tl.constexpr):
-    """``[1, columns]``: a row of the table, 0 unless ``known``."""
-    return tl.load(table + source.to(tl.int64) * WIDTH + column, known & (column < WIDTH), 0).to(ACC)
-
-
-@triton.jit
-def _heads(values, i, head, column, known, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr):
-    """``[heads, columns]``: ``values[i]`` of ``[n, H, F]``."""
-    return tl.load(values + (i * HEADS + head) * WIDTH + column, known & (head < HEADS) & (column < WIDTH), 0).to(ACC)
-
-
-@triton.jit
-def _ids(indices, first, end, SLOTS: tl.constexpr):
-    """Ids of the edges from ``first`` on, one scalar each."""
-    ids = ()
-    for j in tl.static_range(SLOTS):
-        ids = ids + (tl.load(indices + first + j, first + j < end, 0),)  # noqa: RUF005
-    return ids
-
-
-@triton.jit
-def _rows(table, ids, count, column, WIDTH: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr):
-    """The rows of the first ``count`` ids, as many tiles ``[1, columns]``."""
-    rows = ()
-    for j in tl.static_range(SLOTS):
-        rows = rows + (_row(table, ids[j], j < count, column, WIDTH, ACC),)  # noqa: RUF005
-    return rows
-
-
-@triton.jit
-def _store_products(
-    values, rows, vectors, plus, first, end, head, HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr
-):
-    """``values[first + j, h] = rows[j] * vectors[h] + plus[h]`` up to ``end``."""
-    slot = tl.arange(0, WIDE)[None, :]
-    products = tl.zeros([vectors.shape[0], WIDE], vectors.dtype)
-    for j in tl.static_range(SLOTS):
-        products = tl.where(slot == j, tl.sum(rows[j] * vectors, 1, keep_dims=True) + plus, products)
-    inside = (slot < SLOTS) & (first + slot < end) & (head < HEADS)
-    tl.store(values + (first + slot) * HEADS + head, products, inside)
+_FEW = 1792
+"""Most numbers of a warp, of 4 bytes, that 96 registers take forward."""
 
 
 @triton.jit
@@ -81,20 +47,6 @@ def _add_rows(
 
 
 @triton.jit
-def _store_every_product(
-    values, rows, vectors, plus, table, indices, start, end, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    ACC: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
-):  # fmt: skip
-    """The same for all edges of a destination; ``rows`` are those of the first ``SLOTS``, others are read."""
-    _store_products(values, rows, vectors, plus, start, end, head, HEADS, SLOTS, WIDE)
-    first = start + SLOTS
-    while first < end:
-        more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
-        _store_products(values, more, vectors, plus, first, end, head, HEADS, MORE, MORE)
-        first += MORE
-
-
-@triton.jit
 def _add_every_row(
     sums, total, rows, weights, table, indices, start, end, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     ACC: tl.constexpr, SLOTS: tl.constexpr, MORE: tl.constexpr,
@@ -103,20 +55,10 @@ def _add_every_row(
     sums, total = _add_rows(sums, total, rows, weights, start, end, head, HEADS, ACC, SLOTS)
     first = start + SLOTS
     while first < end:
-        more = _rows(table, _ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
+        more = edge_rows(table, edge_ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
         sums, total = _add_rows(sums, total, more, weights, first, end, head, HEADS, ACC, MORE)
         first += MORE
     return sums, total
-
-
-@triton.jit
-def _begin(indptr, indices, n, share, SLOTS: tl.constexpr):
-    """(this program's first destination, the end of its share, first edge, end, ids of the destination's edges)."""
-    i = tl.program_id(0).to(tl.int64) * share
-    last = tl.minimum(i + share, n)
-    start = tl.load(indptr + i, i < last, 0)
-    end = tl.load(indptr + i + 1, i < last, 0)
-    return i, last, start, end, _ids(indices, start, end, SLOTS)
 
 
 @triton.jit
@@ -177,18 +119,18 @@ def _attend_rows(
     """
     column, head = tile_columns(0, BLOCK), tl.arange(0, TALL)[:, None]
     edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
-    vectors = _heads(v_src, 0, head, column, True, HEADS, WIDTH, ACC)
+    vectors = rows_of_heads(v_src, 0, head, column, True, HEADS, WIDTH, ACC)
     nothing = tl.zeros([TALL, 1], ACC)
-    i, last, start, end, ids = _begin(indptr, indices, n, share, SLOTS)
+    i, last, start, end, ids = begin(indptr, indices, n, share, SLOTS)
     while i < last:
-        rows = _rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
-        own = _row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
+        rows = edge_rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
+        own = one_row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
         factor = factor_of_edge(bits, start + edge, start + edge < end, of, SCALE, HEADS, ACC)
         following = tl.load(indptr + i + 2, i + 1 < last, 0)
-        ids = _ids(indices, end, following, SLOTS)
-        by_dst = _heads(v_dst, 0, head, column, True, HEADS, WIDTH, ACC)
+        ids = edge_ids(indices, end, following, SLOTS)
+        by_dst = rows_of_heads(v_dst, 0, head, column, True, HEADS, WIDTH, ACC)
         own_score = tl.sum(own * by_dst, 1, keep_dims=True)
-        _store_every_product(
+        store_every_product(
             kept, rows, vectors, own_score, table, indices, start, end, head, column,
             HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
         )  # fmt: skip
@@ -259,17 +201,17 @@ def _attend_rows_grad(
     edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
     for_src, for_dst = tl.zeros([TALL, BLOCK], ACC), tl.zeros([TALL, BLOCK], ACC)
     nothing = tl.zeros([TALL, 1], ACC)
-    i, last, start, end, ids = _begin(indptr, indices, n, share, SLOTS)
+    i, last, start, end, ids = begin(indptr, indices, n, share, SLOTS)
     while i < last:
-        g = _heads(grad, i, head, column, start < end, HEADS, WIDTH, ACC)
-        rows = _rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
-        own = _row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
+        g = rows_of_heads(grad, i, head, column, start < end, HEADS, WIDTH, ACC)
+        rows = edge_rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
+        own = one_row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
         e = start + edge
         signed = tl.load(alpha + e * HEADS + of, (e < end) & (of < HEADS), 0)
         factor = factor_of_edge(bits, e, e < end, of, SCALE, HEADS, ACC)
         following = tl.load(indptr + i + 2, i + 1 < last, 0)
-        ids = _ids(indices, end, following, SLOTS)
-        _store_every_product(
+        ids = edge_ids(indices, end, following, SLOTS)
+        store_every_product(
             for_z, rows, g, nothing, table, indices, start, end, head, column,
             HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
         )  # fmt: skip
@@ -288,35 +230,11 @@ def _attend_rows_grad(
     tl.store(at + HEADS * WIDTH, for_dst, inside)
 
 
-def _shape(rows: int, edges: int, table: Tensor, heads: int) -> dict:
-    """Constants of a launch."""
-    slots = next((most for most in _SLOTS if most * rows >= edges), _SLOTS[-1])
-    acc, width = accumulator(table), table.shape[1]
-    sizes = {
-        "BLOCK": max(32, power_of_two(width)),
-        "TALL": power_of_two(heads),
-        "WIDE": power_of_two(slots),
-        "MORE": _MORE,
-    }
-    return {"HEADS": heads, "WIDTH": width, "ACC": acc, "SLOTS": slots, **sizes}
-
-
-def _numbers(shape: dict) -> int:
-    """What a warp holds, in units of 4 bytes."""
-    return (shape["SLOTS"] + 2 * shape["TALL"]) * shape["BLOCK"] * (2 if shape["ACC"] == tl.float64 else 1)
-
-
-def fits(rows: int, edges: int, table: Tensor, heads: int) -> bool:
-    """Whether destinations have few enough edges, and their rows and all heads a place in a warp's registers."""
-    return edges <= _DEGREE * rows and _numbers(_shape(rows, edges, table, heads)) <= _NUMBERS
-
-
 def _grids(device: torch.device, shape: dict, backward: bool) -> list[tune.Config]:
     """Programs of one warp, as many as a multiprocessor holds or a multiple of it; the default first."""
-    many = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    configs = [{"GRID": many * each} for each in ((16, 32, 12, 24) if backward else (16, 32, 48))]
-    if not backward and _numbers(shape) <= _FEW:
-        configs += [{"GRID": many * each, "maxnreg": 96} for each in (21, 42)]
+    configs = warp_grids(device, (16, 32, 12, 24) if backward else (16, 32, 48))
+    if not backward and numbers_of(shape) <= _FEW:
+        configs += [{**config, "maxnreg": 96} for config in warp_grids(device, (21, 42))]
     return configs
 
 
@@ -326,7 +244,7 @@ def attend_rows(
 ) -> None:  # fmt: skip
     """Fills ``y`` ``[num_dst, H, F]`` and, up to the last edge, ``alpha`` ``[E, H]``: see the op ``gather_attend``."""
     n, heads = y.shape[:2]
-    kept, constants = torch.empty_like(alpha), _shape(n, indices.numel(), table, heads)
+    kept, constants = torch.empty_like(alpha), shape_of(n, indices.numel(), table, heads)
 
     def launch(config: tune.Config) -> None:
         config = dict(config)
@@ -347,7 +265,7 @@ def attend_rows_grad(
 ) -> Tensor:  # fmt: skip
     """Gradients of both vectors, ``[2, H, F]``; see ``joestar.ops.gather_attend``."""
     n, heads, width = grad.shape
-    for_z, constants, found = torch.empty_like(alpha), _shape(n, indices.numel(), table, heads), []
+    for_z, constants, found = torch.empty_like(alpha), shape_of(n, indices.numel(), table, heads), []
 
     def launch(config: tune.Config) -> None:
         config = dict(config)

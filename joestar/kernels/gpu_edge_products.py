@@ -8,6 +8,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_launch import cdiv, power_of_two, require
 from joestar.kernels.gpu_tiles import accumulator, distinct, row_tile, tile_columns
+from joestar.kernels.gpu_warp_rows import fits, warp_grids, warp_products
 from joestar.kernels.layout import shares_rows
 
 
@@ -218,8 +219,14 @@ def edge_products(
     dense = shared and not mean and x.dtype == grad.dtype and x.dtype != torch.float64 and not exact and width <= 256
     if dense:
         candidates = [*candidates, *_dense_tiles(tall)]
+    in_warps = shared and alpha is None and fits(n, edges, x[:, 0], heads, held=1)
+    if in_warps:
+        candidates = [*warp_grids(x.device, (28, 16, 56)), *candidates]
 
     def launch(config: tune.Config) -> None:
+        if "GRID" in config:
+            warp_products(indptr, indices, x[:, 0], grad, out, mean, config["GRID"])
+            return
         grid = (cdiv(n, config["DSTS"]),)
         if "dense" in config:
             config = {name: value for name, value in config.items() if name != "dense"}
@@ -227,6 +234,7 @@ def edge_products(
         else:
             _edge_products[grid](*operands, tiles, **settings, SHARED=shared, MEAN=mean, **columns, **config)
 
-    shape = (x.dtype, heads, width, shared, alpha is not None, dense, tune.size_class(n), tune.size_class(edges))
+    forms, sizes = (shared, alpha is not None, dense, in_warps), (tune.size_class(n), tune.size_class(edges))
+    shape = (x.dtype, heads, width, *forms, *sizes)
     work = (n + edges) * heads * width * x.element_size()
     launch(tune.choose("edge_products", shape, candidates, launch, work, x.device))

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_attend_rows import attend_rows, attend_rows_grad, fits
-from joestar.kernels.gpu_columns import added_up
+from joestar.kernels.gpu_attend_rows import attend_rows, attend_rows_grad
 from joestar.kernels.gpu_edge_products import (
     check_bits,
     dots,
@@ -25,9 +24,11 @@ from joestar.kernels.gpu_edge_products import (
     wide_dots,
 )
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_row_sums import row_sums
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
 from joestar.kernels.gpu_tiles import accumulator, check_values, distinct, row_tile, tile_columns, tile_rows
+from joestar.kernels.gpu_warp_rows import fits
 
 
 def _row_tiles(width: int, numbers: int) -> list[tune.Config]:
@@ -36,17 +37,6 @@ def _row_tiles(width: int, numbers: int) -> list[tune.Config]:
     configs = [
         {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp))}
         for rows, per_warp in ((16, 512), (32, 1024), (32, 512), (8, 512))
-    ]
-    return distinct(configs, width)
-
-
-def _sum_tiles(width: int, numbers: int, heads: int) -> list[tune.Config]:
-    """Rows of a tile that is added up for every head, warps and programs; the default first."""
-    most = max(1, 8192 // numbers // heads)
-    tried = ((8, 256, 1056), (8, 512, 1056), (16, 512, 528), (8, 512, 2112), (4, 512, 1056))
-    configs = [
-        {"ROWS": min(rows, most), "num_warps": max(1, min(8, min(rows, most) * numbers // per_warp)), "GRID": grid}
-        for rows, per_warp, grid in tried
     ]
     return distinct(configs, width)
 
@@ -74,41 +64,6 @@ def _row_products(
         for head in tl.static_range(HEADS):
             vector = tl.load(vectors + head * WIDTH + column + 0 * source, inside, 0).to(ACC)
             tl.store(out + i * HEADS + head, dots(rows, vector), i < n)
-
-
-@triton.jit(do_not_specialize=["n"])
-def _row_sums_by(
-    table, ids, weights, count, out, n,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]`` over the first ``count`` rows.
-
-    Axis 1 of the grid runs over the tiles of a row.
-    """
-    column = tile_columns(0 if WIDTH <= BLOCK else tl.program_id(1), BLOCK)
-    last = n.to(tl.int64)
-    if count is not None:
-        last = tl.minimum(last, tl.load(count))
-    sums = ()
-    for _ in tl.static_range(HEADS):
-        sums = sums + (tl.zeros([ROWS, BLOCK], ACC),)  # noqa: RUF005
-    first, stride = tl.program_id(0).to(tl.int64) * ROWS, tl.num_programs(0).to(tl.int64) * ROWS
-    i = first + tl.arange(0, ROWS)[:, None]
-    following = tl.load(ids + i, i < last, 0)  # a tile ahead: the ids are there when their rows are read
-    while first < last:
-        i = first + tl.arange(0, ROWS)[:, None]
-        source = following.to(tl.int64)
-        following = tl.load(ids + i + stride, i + stride < last, 0)
-        rows = tl.load(table + source * WIDTH + column, (i < last) & (column < WIDTH), 0).to(ACC)
-        more = ()
-        for head in tl.static_range(HEADS):
-            weight = tl.load(weights + i * HEADS + head, i < last, 0).to(ACC)
-            more = more + (sums[head] + rows * weight,)  # noqa: RUF005
-        sums = more
-        first += stride
-    for head in tl.static_range(HEADS):
-        at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
-        tl.store(at, tl.sum(sums[head], 0, keep_dims=True), column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -200,30 +155,6 @@ def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
     return out
 
 
-def _sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = None) -> Tensor:
-    """``[H, F]``: the sums of the rows of the ids (the first ``count`` of them) times ``weights`` ``[n, H]``."""
-    (n, heads), width = weights.shape, table.shape[1]
-    block, found = row_tile(max(1, width)), []
-    parts = cdiv(width, block)
-
-    def launch(config: tune.Config) -> None:
-        config = dict(config)
-        grid = max(1, min(config.pop("GRID") // parts, cdiv(n, config["ROWS"])))
-        partial = weights.new_empty((grid, heads, width))
-        _row_sums_by[(grid, parts)](
-            table, ids, weights, count, partial, n,
-            HEADS=heads, WIDTH=width, ACC=accumulator(table), BLOCK=block, **config,
-        )  # fmt: skip
-        found[:] = [added_up(partial)]
-
-    if not (n and heads and width):
-        return weights.new_zeros((heads, width))
-    shape = (table.dtype, heads, width, tune.size_class(n))
-    work = n * width * table.element_size()
-    launch(tune.choose("row_sums_by", shape, _sum_tiles(width, block, heads), launch, work, table.device))
-    return found[0]
-
-
 def _dots(a: Tensor, b: Tensor) -> Tensor:
     """``[n, H]``: the products of the rows of ``a`` and ``b`` ``[n, H, C]``, at least float32."""
     n, heads, width = a.shape
@@ -279,4 +210,4 @@ def gather_attend_grad(
     for_z, deltas = torch.empty_like(alpha), _dots(out, out_grad)
     edge_products(indptr, indices, table.unsqueeze(1), grad, for_z, alpha, deltas, slope, bits, scale)
     for_dst = scatter_dst(indptr, for_z)
-    return torch.stack((_sums(table, indices, for_z, indptr[-1:]), _sums(table, dsts, for_dst)))
+    return torch.stack((row_sums(table, indices, for_z, indptr[-1:]), row_sums(table, dsts, for_dst)))

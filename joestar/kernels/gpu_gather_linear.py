@@ -9,6 +9,7 @@ from joestar.kernels import tune
 from joestar.kernels.gpu_columns import column_sums
 from joestar.kernels.gpu_join import split_columns_all
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, op, power_of_two
+from joestar.kernels.gpu_row_sums import NARROW, row_sums
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 from joestar.kernels.layout import CAT_ALIGNMENT
 
@@ -104,10 +105,13 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
     """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, then the sums ``[C]`` of the first ``biases``.
 
     The rows are gathered once, and stored for the library's products. A column of ones in them makes the sums, unless
-    the products would be a tile wider: then the gradients are read again.
+    the products would be a tile wider: then the gradients are read again. Gradients of few columns are added up as the
+    rows are read, which are not stored.
     """
     check_ids(ids)
     check_values(table=table, **{f"grads[{i}]": grad for i, grad in enumerate(grads)})
+    if all(grad.shape[1] <= NARROW for grad in grads):
+        return [row_sums(table, ids, grad) for grad in grads] + [column_sums(grad) for grad in grads[:biases]]
     width = table.shape[1]
     ones = biases > 0 and ones_are_free(width)
     rows = gather_rows(table, ids, grads[0].dtype, ones)

@@ -14,7 +14,7 @@ from joestar.kernels.determinism import is_deterministic
 from joestar.kernels.gpu_edges import edge_dots
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, require
 from joestar.kernels.gpu_links import gathered_grad
-from joestar.kernels.gpu_shared import shared_dots, shared_scatter
+from joestar.kernels.gpu_shared_grad import shared_dots, shared_rows_grad
 from joestar.kernels.gpu_spmm import aggregate, row_edges, transposed
 from joestar.kernels.gpu_structure import edge_dst
 from joestar.kernels.gpu_tiles import (
@@ -37,20 +37,16 @@ def spmm_grad_x(
 ) -> Tensor:  # fmt: skip
     """Gradient of ``spmm`` (sum or mean) for ``x`` ``[num_src, ...]``, in the dtype of ``grad``.
 
-    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``, made by
-    atomic additions.
+    ``shared``: the heads of ``grad`` ``[num_dst, H, ...]`` read one row; the result is ``[num_src, 1, ...]``.
     """
     if is_deterministic():
         return spmm_grad_x_transposed(indptr, indices, grad, weight, num_src, reduce, shared)
     check_offsets(indptr)
     check_ids(indices)
     check_values(grad=grad, weight=weight)
-    if not shared:
-        return gathered_grad(indptr, indices, grad, num_src, weight, reduce)[0]
-    dtype = torch.promote_types(wide_dtype(grad.dtype), grad.dtype if weight is None else wide_dtype(weight.dtype))
-    out = torch.zeros((num_src, 1, *grad.shape[2:]), dtype=dtype, device=grad.device)
-    shared_scatter(indptr, indices, grad, weight, reduce == "mean", out)
-    return out.to(grad.dtype)
+    if shared:
+        return shared_rows_grad(indptr, indices, grad, weight, num_src, reduce == "mean")
+    return gathered_grad(indptr, indices, grad, num_src, weight, reduce)[0]
 
 
 @op

@@ -341,7 +341,7 @@ def _gathered(
     scales = torch.empty(edges if own else 0, dtype=wide, device=device)
     _link(indptr, indices, weight if own else None, first, links, scales, mean)
     if heads > 1:
-        scales = weight if not mean else _per_degree(indptr, indices, weight.to(wide))
+        scales = weight if not mean else per_degree(indptr, indices, weight.to(wide))
     block, act = column_block(width), None if before.act is None else parsed(before.act)
 
     sizes = {"CAT": cat, "HEADS": heads if heads > 1 else int(own), "HEAD_WIDTH": max(1, head_width), "WIDTH": width,
@@ -369,7 +369,7 @@ def _gathered(
     return out, launch(tune.choose("gather_grad", shape, configs, launch, work, device))
 
 
-def _per_degree(indptr: Tensor, indices: Tensor, weight: Tensor) -> Tensor:
+def per_degree(indptr: Tensor, indices: Tensor, weight: Tensor) -> Tensor:
     """Weights ``[E, H]`` over the degree of their row."""
     degree = (indptr[1:] - indptr[:-1]).clamp(min=1).to(weight.dtype)
     row = edge_dst(indptr, indices.numel(), indices)

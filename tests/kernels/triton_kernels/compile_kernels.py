@@ -10,6 +10,7 @@ own, without ``TRITON_INTERPRET``. ``--spills`` prints only the binaries with a 
 """
 
 import importlib
+import itertools
 import json
 import pkgutil
 import sys
@@ -119,8 +120,8 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
             weights = [torch.zeros(columns, width, dtype=dtype) for columns in (130, 130, 130)]
             gpu.gather_linears(x, dsts, weights, [torch.zeros(130, dtype=dtype)] * 2)
-        for biases in (0, 1):
-            gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, 8, dtype=dtype)] * 2, biases)
+        for biases, columns in itertools.product((0, 1), (4, 16)):
+            gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, columns, dtype=dtype)] * 2, biases)
         parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
         gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
         gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])
@@ -213,11 +214,12 @@ def dense_products(dtype: torch.dtype) -> None:
     """Products of edges' rows on tensor cores, which are a candidate where TF32 is allowed."""
     x, grad = torch.zeros(NODES, 1, 100, dtype=dtype), torch.zeros(ROWS, 4, 100, dtype=dtype)
     others, gpu_edge_products._edge_tiles = gpu_edge_products._edge_tiles, lambda width, numbers: []
+    in_warps, gpu_edge_products.fits = gpu_edge_products.fits, lambda *sizes, held: False
     torch.backends.cuda.matmul.allow_tf32 = True
     out = torch.zeros(EDGES, 4)
     gpu_edge_products.edge_products(INDPTR, torch.zeros(EDGES, dtype=torch.int32), x, grad, out)
     torch.backends.cuda.matmul.allow_tf32 = False
-    gpu_edge_products._edge_tiles = others
+    gpu_edge_products._edge_tiles, gpu_edge_products.fits = others, in_warps
 
 
 def steps() -> None:

@@ -11,12 +11,12 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 from kernel_checks import check_op
 from ops.database import OPS
 
-from joestar.kernels import gpu, gpu_grad, gpu_links, gpu_shared, tune
+from joestar.kernels import gpu, gpu_grad, gpu_links, tune
 from joestar.kernels.gpu_launch import INTERPRETED
 
 INTEGERS = {"gpu_fused._count_rows", "gpu_structure._out_degrees", "gpu_structure._write_looped"}
 """Kernels whose atomic additions are of integers: the order does not matter."""
-AVOIDED = {"gpu_links._link_edges": gpu_links, "gpu_grad._scatter_edges": gpu_grad, "gpu_shared._scatter": gpu_shared}
+AVOIDED = {"gpu_links._link_edges": gpu_links, "gpu_grad._scatter_edges": gpu_grad}
 """Kernels that are not launched in deterministic mode."""
 PER_EDGE = {"gpu_grad._extremum_grad"}
 """Kernels that write a value for every edge instead."""

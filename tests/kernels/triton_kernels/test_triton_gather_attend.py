@@ -7,7 +7,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 from ops.test_gather_attend import check
 
-from joestar.kernels import gpu, gpu_attend_rows, gpu_gather_attend, gpu_heads, tune
+from joestar.kernels import gpu, gpu_gather_attend, gpu_heads, gpu_warp_rows, tune
 from joestar.kernels.gpu_edge_products import edge_products
 from joestar.kernels.gpu_launch import INTERPRETED
 
@@ -68,7 +68,11 @@ def test_every_setting_of_edge_products(monkeypatch):
         edge_products(indptr, indices, x, grad, out)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    assert any("dense" in config for config in tried) and not all("dense" in config for config in tried)
+    assert {name for config in tried for name in ("GRID", "dense", "EDGES") if name in config} == {
+        "GRID",
+        "dense",
+        "EDGES",
+    }
 
 
 def _degrees():
@@ -92,7 +96,7 @@ def test_one_pass_over_destinations_of_any_degree(most, dropout, slope):
     vectors = [torch.randn(heads, width, generator=random, dtype=torch.float64) for _ in range(2)]
     bits = torch.randint(-(2**31), 2**31, (edges + 5, 1), generator=random, dtype=torch.int32) if dropout else None
     args = (indptr, indices, dsts, table, *vectors, slope, bits, 1.5)
-    assert gpu_attend_rows.fits(37, edges + 5, table, heads) and degrees.max() > most // 2
+    assert gpu_warp_rows.fits(37, edges + 5, table, heads) and degrees.max() > most // 2
     (y, alpha), (good, signed) = gpu.gather_attend(*args), torch.ops.joestar.gather_attend(*args)
     torch.testing.assert_close(y, good, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(alpha[:edges], signed[:edges], rtol=1e-12, atol=1e-12)

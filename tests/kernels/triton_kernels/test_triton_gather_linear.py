@@ -6,7 +6,7 @@ from kernel_checks import check_close
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu
+from joestar.kernels import gpu, gpu_row_sums, tune
 from joestar.kernels.gpu_launch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
@@ -69,3 +69,40 @@ def test_gradients(table, grad):
                 check_close(y, g.double().t() @ rows, grad, f"weight {where}")
             for y, g in zip(found[3:], grads, strict=False):
                 check_close(y, g.double().sum(0), grad, f"bias {where}")
+
+
+def test_every_setting_of_sums_over_rows(monkeypatch):
+    """Programs that take several turns, the last of which has rows for some; gradients of 16 bits; a count."""
+    random = torch.Generator().manual_seed(0)
+    tried = []
+
+    def every(_kernel, _shape, candidates, launch, *_):
+        for config in candidates:
+            for grid in (1, 3):
+                launch({**config, "GRID": grid})
+                tried.append(found())
+        return candidates[0]
+
+    def found():
+        """What the last launch left: the launcher's own result is the first setting's."""
+        return sums[-1].clone()
+
+    sums, added_up = [], gpu_row_sums.added_up
+    monkeypatch.setattr(gpu_row_sums, "added_up", lambda *args: sums.append(added_up(*args)) or sums[-1])
+    monkeypatch.setattr(tune, "choose", every)
+    for grad, width, columns, n in (
+        (torch.float32, 100, 4, 75),
+        (torch.bfloat16, 16, 3, 300),
+        (torch.float64, 5, 8, 9),
+    ):
+        x, index = torch.randn(60, width, generator=random), torch.randint(0, 60, (n,), generator=random)
+        g = torch.randn(n, columns, generator=random).to(grad)
+        for count in (None, torch.tensor(n - 4)):
+            tried.clear()
+            gpu_row_sums.row_sums(x, index, g, count)
+            last = n if count is None else int(count)
+            expected = g[:last].double().t() @ x[index[:last]].double()
+            assert len(tried) >= 6
+            for y in tried:
+                assert y.dtype == grad
+                check_close(y, expected, grad, f"{grad} width={width} n={n}")

@@ -39,7 +39,7 @@ def test_against_the_reference(name):
     _check(name, torch.bfloat16, torch.int64, 7)
 
 
-def test_gradient_by_atomic_additions(atomic):
+def test_gradient_along_lists_of_edges(atomic):
     _check("spmm_grad_x", torch.float32, torch.int64)
     _check("spmm_grad_x", torch.float16, torch.int32, 7)
 

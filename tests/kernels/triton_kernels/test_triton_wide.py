@@ -11,8 +11,9 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 from joestar.kernels import gpu, gpu_fused, gpu_tiles
 from joestar.kernels.gpu_edge_products import _edge_tiles
-from joestar.kernels.gpu_gather_attend import _row_tiles, _sum_tiles
+from joestar.kernels.gpu_gather_attend import _row_tiles
 from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.kernels.gpu_row_sums import _sum_tiles
 from joestar.ops import reference
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")

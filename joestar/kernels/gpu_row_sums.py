@@ -1,0 +1,111 @@
+"""Sums of a table's rows with a few weights each on the GPU: the gradient of a product that has a few columns.
+
+The library would want the rows of the ids side by side, which costs twice what reading them does, and leaves most of
+its tile empty. Here they are read once, several at a time, and added up in registers; programs' parts are added in
+order.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from joestar.kernels import tune
+from joestar.kernels.gpu_columns import added_up
+from joestar.kernels.gpu_launch import cdiv
+from joestar.kernels.gpu_tiles import accumulator, distinct, row_tile, tile_columns
+from joestar.kernels.layout import wide_dtype
+
+NARROW = 8
+"""Most weights of a row for which this is better than the library's product."""
+_TILE = 512
+"""Numbers of a tile of rows, read at once by four warps."""
+
+
+@triton.jit
+def _tile_ids(ids, first, last, ROWS: tl.constexpr, AHEAD: tl.constexpr):
+    """Ids of ``AHEAD`` tiles of rows from ``first`` on, ``[ROWS, 1]`` each."""
+    found = ()
+    for j in tl.static_range(AHEAD):
+        i = first + j * ROWS + tl.arange(0, ROWS)[:, None]
+        found = found + (tl.load(ids + i, i < last, 0),)  # noqa: RUF005
+    return found
+
+
+@triton.jit(do_not_specialize=["n"])
+def _row_sums_by(
+    table, ids, weights, count, out, n,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """``out[program, h]`` = its share of the sum of ``weights[i, h] * table[ids[i]]`` over the first ``count`` rows.
+
+    Axis 1 of the grid runs over the tiles of a row. ``AHEAD`` tiles of rows are read before they are added up.
+    """
+    column = tile_columns(0 if WIDTH <= BLOCK else tl.program_id(1), BLOCK)
+    last = n.to(tl.int64)
+    if count is not None:
+        last = tl.minimum(last, tl.load(count))
+    sums = ()
+    for _ in tl.static_range(HEADS):
+        sums = sums + (tl.zeros([ROWS, BLOCK], ACC),)  # noqa: RUF005
+    many: tl.constexpr = ROWS * AHEAD
+    first, stride = tl.program_id(0).to(tl.int64) * many, tl.num_programs(0).to(tl.int64) * many
+    following = _tile_ids(ids, first, last, ROWS, AHEAD)  # a turn ahead: the ids are there when their rows are read
+    while first < last:
+        rows = ()
+        for j in tl.static_range(AHEAD):
+            i = first + j * ROWS + tl.arange(0, ROWS)[:, None]
+            at = following[j].to(tl.int64) * WIDTH + column
+            rows = rows + (tl.load(table + at, (i < last) & (column < WIDTH), 0),)  # noqa: RUF005
+        following = _tile_ids(ids, first + stride, last, ROWS, AHEAD)
+        for j in tl.static_range(AHEAD):
+            i = first + j * ROWS + tl.arange(0, ROWS)[:, None]
+            more = ()
+            for head in tl.static_range(HEADS):
+                weight = tl.load(weights + i * HEADS + head, i < last, 0).to(ACC)
+                more = more + (sums[head] + rows[j].to(ACC) * weight,)  # noqa: RUF005
+            sums = more
+        first += stride
+    for head in tl.static_range(HEADS):
+        at = out + (tl.program_id(0).to(tl.int64) * HEADS + head) * WIDTH + column
+        tl.store(at, tl.sum(sums[head], 0, keep_dims=True), column < WIDTH)
+
+
+def _sum_tiles(width: int, numbers: int, heads: int) -> list[tune.Config]:
+    """Rows of a tile, of so many ``numbers`` each, tiles ahead, warps and programs; the default first."""
+    most, ahead = 1 << max(0, (8192 // heads).bit_length() - 1), max(1, 32 // heads)
+    tried = ((_TILE, 8, 1056), (_TILE, 4, 1056), (_TILE, 4, 2112), (2 * _TILE, 1, 1056))
+    configs = []
+    for tile, tiles, grid in tried:
+        rows = max(1, min(tile, most) // numbers)
+        warps = max(1, min(8, 4 * rows * numbers // tile))
+        configs.append({"ROWS": rows, "AHEAD": min(tiles, ahead), "num_warps": warps, "GRID": grid})
+    return distinct(configs, width)
+
+
+def row_sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = None) -> Tensor:
+    """``[H, F]``: the sums of the rows of the ids (the first ``count`` of them) times ``weights`` ``[n, H]``.
+
+    In the dtype of the weights, added up in float32 at least; the same in every run.
+    """
+    (n, heads), width = weights.shape, table.shape[1]
+    block, found = row_tile(max(1, width)), []
+    parts = cdiv(width, block)
+
+    def launch(config: tune.Config) -> None:
+        config = dict(config)
+        each = config["ROWS"] * config["AHEAD"]
+        grid = max(1, min(config.pop("GRID") // parts, cdiv(n, each)))
+        partial = weights.new_empty((grid, heads, width), dtype=wide_dtype(weights.dtype))
+        _row_sums_by[(grid, parts)](
+            table, ids, weights, count, partial, n,
+            HEADS=heads, WIDTH=width, ACC=accumulator(table, weights), BLOCK=block, **config,
+        )  # fmt: skip
+        found[:] = [added_up(partial, weights.dtype)]
+
+    if not (n and heads and width):
+        return weights.new_zeros((heads, width))
+    shape = (table.dtype, weights.dtype, heads, width, tune.size_class(n))
+    work = n * width * table.element_size()
+    launch(tune.choose("row_sums_by", shape, _sum_tiles(width, block, heads), launch, work, table.device))
+    return found[0]
