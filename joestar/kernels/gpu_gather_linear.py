@@ -20,8 +20,25 @@ _CONFIGS = [
     {"ROWS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 2},
     {"ROWS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2},
 ]
+_KEPT = [
+    {"ROWS": 64, "AHEAD": 5, "PER_CORE": 1, "num_warps": 4},
+    {"ROWS": 64, "AHEAD": 5, "PER_CORE": 2, "num_warps": 4},
+    {"ROWS": 64, "AHEAD": 5, "PER_CORE": 1, "num_warps": 8},
+]
+"""Settings of programs that keep a weight, behind the others; ``PER_CORE`` run on a multiprocessor at a time."""
+_KEPT_BYTES = 512
+"""Longest row of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
 _TILE = 64
 """Columns of the smallest tile in which a GPU's library multiplies."""
+
+
+@triton.jit
+def one_of(pointers, place, COUNT: tl.constexpr):
+    """The pointer at a place of a tuple, the first for one behind it."""
+    found = pointers[0]
+    for p in tl.static_range(1, COUNT):
+        found = tl.where(place == p, pointers[p], found)
+    return found
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -36,9 +53,7 @@ def _gather_linear(
     """
     part, tile = tl.program_id(0) % (PRODUCTS * PARTS), tl.program_id(0) // (PRODUCTS * PARTS)
     product = part // PARTS
-    weight, out = weights[0], outs[0]
-    for p in tl.static_range(1, PRODUCTS):
-        weight, out = tl.where(product == p, weights[p], weight), tl.where(product == p, outs[p], out)
+    weight, out = one_of(weights, product, PRODUCTS), one_of(outs, product, PRODUCTS)
     i = tile * ROWS + tl.arange(0, ROWS)
     column = (part % PARTS) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(ids + i, i < n, 0).to(tl.int64)
@@ -50,12 +65,40 @@ def _gather_linear(
         block = tl.load(weight + column[None, :] * WIDTH + k[:, None], inside, 0)
         total = tl.dot(rows.to(block.dtype), block, total, input_precision=PRECISION, out_dtype=ACC)
     if BIASES > 0:
-        bias = biases[0]
-        for p in tl.static_range(1, BIASES):
-            bias = tl.where(product == p, biases[p], bias)
+        bias = one_of(biases, product, BIASES)
         total += tl.load(bias + column, (column < COLUMNS) & (product < BIASES), 0).to(ACC)[None, :]
     at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
+def _gather_linear_kept(
+    table, ids, weights, biases, outs, n, tiles,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRODUCTS: tl.constexpr, BIASES: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """The same by programs that keep their part of a weight, ``DEPTH`` columns, and go through tiles of rows.
+
+    The rows of the next tile are on their way while one is multiplied and stored: of five stages (``AHEAD``) ids take
+    two, rows two, the product one.
+    """
+    part, step = tl.program_id(0) % (PRODUCTS * PARTS), tl.num_programs(0) // (PRODUCTS * PARTS)
+    product = part // PARTS
+    weight, out = one_of(weights, product, PRODUCTS), one_of(outs, product, PRODUCTS)
+    column, k = (part % PARTS) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, DEPTH)
+    kept = tl.load(weight + column[None, :] * WIDTH + k[:, None], (column < COLUMNS)[None, :] & (k < WIDTH)[:, None], 0)
+    added = tl.zeros([BLOCK], ACC)
+    if BIASES > 0:
+        bias = one_of(biases, product, BIASES)
+        added = tl.load(bias + column, (column < COLUMNS) & (product < BIASES), 0).to(ACC)
+    for tile in tl.range(tl.program_id(0) // (PRODUCTS * PARTS), tiles, step, num_stages=AHEAD):
+        i = tile * ROWS + tl.arange(0, ROWS)
+        source = tl.load(ids + i, i < n, 0).to(tl.int64)
+        rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (i < n)[:, None] & (k < WIDTH)[None, :], 0)
+        total = tl.dot(rows.to(kept.dtype), kept, input_precision=PRECISION, out_dtype=ACC) + added[None, :]
+        at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -100,6 +143,11 @@ def ones_are_free(width: int) -> bool:
     return cdiv(with_ones(width), _TILE) == cdiv(width, _TILE)
 
 
+def _cores(device: torch.device) -> int:
+    """Multiprocessors of a device (an H200 has 132)."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 @op
 def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: int) -> list[Tensor]:
     """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, then the sums ``[C]`` of the first ``biases``.
@@ -138,16 +186,26 @@ def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: li
     block = min(128, max(16, power_of_two(columns)))
     blocks = cdiv(columns, block)
 
+    settings = {
+        "WIDTH": width, "COLUMNS": columns, "PRODUCTS": len(weights), "BIASES": len(biases), "PARTS": blocks,
+        "PRECISION": precision, "ACC": accumulator(table, first), "BLOCK": block,
+    }  # fmt: skip
+    every = (table, ids, tuple(weights), tuple(biases), tuple(outs), n)
+
     def launch(config: tune.Config) -> None:
-        _gather_linear[(cdiv(n, config["ROWS"]) * len(weights) * blocks,)](
-            table, ids, tuple(weights), tuple(biases), tuple(outs), n,
-            WIDTH=width, COLUMNS=columns, PRODUCTS=len(weights), BIASES=len(biases), PARTS=blocks,
-            PRECISION=precision, ACC=accumulator(table, first), BLOCK=block, **config,
-        )  # fmt: skip
+        tiles, parts = cdiv(n, config["ROWS"]), len(weights) * blocks
+        if "AHEAD" in config:
+            programs = min(tiles, max(1, config["PER_CORE"] * _cores(table.device) // parts))
+            config = {name: value for name, value in config.items() if name != "PER_CORE"}
+            _gather_linear_kept[(programs * parts,)](*every, tiles, DEPTH=power_of_two(width), **settings, **config)
+        else:
+            _gather_linear[(tiles * parts,)](*every, **settings, **config)
 
     shape = (table.dtype, first.dtype, width, columns, len(weights), precision, len(biases), tune.size_class(n))
     work = n * (width * table.element_size() + len(weights) * columns * first.element_size())
-    launch(tune.choose("gather_linear", shape, _CONFIGS, launch, work, first.device))
+    fits = precision == "tf32" and width >= 16 and power_of_two(width) * first.element_size() <= _KEPT_BYTES
+    configs = _CONFIGS + _KEPT if fits else _CONFIGS
+    launch(tune.choose("gather_linear", shape, configs, launch, work, first.device))
     return outs
 
 

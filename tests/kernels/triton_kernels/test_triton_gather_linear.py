@@ -6,7 +6,10 @@ from kernel_checks import check_close
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
+from triton.runtime import interpreter
+
 from joestar.kernels import gpu, gpu_row_sums, tune
+from joestar.kernels import gpu_gather_linear as module
 from joestar.kernels.gpu_launch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
@@ -47,6 +50,44 @@ def test_several_products_of_the_same_rows(table, weight):
             expected = torch.nn.functional.linear(x[index].to(weight).double(), weights[p].double(), bias)
             assert y.shape == (n, columns) and y.is_contiguous()
             check_close(y, expected, weight, f"product {p} n={n} width={width} columns={columns} biases={biases}")
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """Bounds of loops may be arguments: the interpreter's are arrays of one number, which NumPy no longer takes."""
+    before = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        before(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.fixture
+def tf32():
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("config", module._KEPT, ids=str)
+def test_programs_that_keep_a_weight(config, monkeypatch, ranges, tf32):
+    """Fewer programs than tiles, as many, and more; several tiles of columns; rows of another dtype."""
+    monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *rest: candidates[candidates.index(config)])
+    random = torch.Generator().manual_seed(0)
+    for cores, n, width, columns, products, biases in (
+        (1, 500, 100, 20, 2, 1), (2, 130, 16, 130, 1, 0), (132, 70, 24, 4, 3, 3), (3, 1, 128, 1, 1, 1),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, "_cores", lambda device, cores=cores: cores)
+        x = torch.randn(60, width, generator=random).to(torch.float16 if products == 3 else torch.float32)
+        weights = [torch.randn(columns, width, generator=random) for _ in range(products)]
+        vectors = [torch.randn(columns, generator=random) for _ in range(biases)]
+        index = torch.randint(0, 60, (n,), generator=random)
+        for p, y in enumerate(gpu.gather_linears(x, index, weights, vectors)):
+            bias = vectors[p].double() if p < biases else None
+            expected = torch.nn.functional.linear(x[index].double(), weights[p].double(), bias)
+            check_close(y, expected, torch.float32, f"product {p} cores={cores} n={n} width={width} columns={columns}")
 
 
 @pytest.mark.parametrize(("table", "grad"), [
