@@ -62,7 +62,8 @@ def _backward(ctx, grad, of_kept):
 
 define(
     "bias_relu(Tensor x, Tensor? bias, Tensor? bits, float scale, Tensor? addend=None) -> (Tensor, Tensor)", bias_relu,
-    fake=lambda x, *others: (x.new_empty(x.shape), shapes.words(x)), gradient=(_setup, _backward),
+    fake=lambda x, bias, bits, scale, addend=None: (x.new_empty(x.shape), shapes.words(x)),
+    gradient=(_setup, _backward),
     padding=Padding.SAFE, cpu="cpu_dropout", cuda="gpu_activation", dissolved=("cpu",),
     autocast=rows_dtype("bias_relu", "x", "bias", "addend"),
 )  # fmt: skip
