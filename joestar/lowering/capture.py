@@ -178,7 +178,8 @@ def _read(
             _check_plain(seen["gm"], origin)
             check_random(seen["gm"], origin)
             differentiable = causes.differentiable(seen["gm"])
-            seen["gm"] = normalise(seen["gm"])
+            with traced_losses():  # Dynamo's graph names methods
+                seen["gm"] = normalise(seen["gm"])
     except JoestarError:
         raise
     except Exception as error:

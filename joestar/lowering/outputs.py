@@ -1,9 +1,11 @@
 """Structures of tensors that models and losses return: taken apart while they are traced, put together again.
 
 A structure is described by nested tuples of constants: ``"*"`` for a tensor, ``("dict", ("logits", "*"), ...)``,
-``("tuple", "*", ...)``, ``("list", ...)``, ``("named", type, "*", ...)``, ``("const", None)``.
+``("tuple", "*", ...)``, ``("list", ...)``, ``("named", type, "*", ...)``, ``("data", type, ("logits", "*"), ...)`` for
+a dataclass, ``("const", None)``.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -32,9 +34,12 @@ def flatten(value, tensors: list[Tensor], where: str = "the model's output"):
         return (kind, *(flatten(entry, tensors, f"{where}[{i}]") for i, entry in enumerate(value)))
     if value is None or isinstance(value, _PLAIN):
         return ("const", value)
+    if dataclasses.is_dataclass(value):
+        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return ("data", type(value), *((name, flatten(one, tensors, f"{where}.{name}")) for name, one in held.items()))
     raise CaptureError(
-        f"{where} is a {type(value).__name__}: expected a tensor, or dicts, tuples, lists, numbers and strings around "
-        "tensors."
+        f"{where} is a {type(value).__name__}: expected a tensor, or dicts, tuples, lists, dataclasses, numbers and "
+        "strings around tensors."
     )
 
 
@@ -47,6 +52,8 @@ def rebuild(structure, tensors: Iterator[Tensor]):
         return parts[0]
     if kind == "dict":
         return {key: rebuild(part, tensors) for key, part in parts}
+    if kind == "data":
+        return parts[0](**{name: rebuild(part, tensors) for name, part in parts[1:]})
     if kind == "named":
         return parts[0](*(rebuild(part, tensors) for part in parts[1:]))
     values = [rebuild(part, tensors) for part in parts]
@@ -62,6 +69,8 @@ def leaf_names(structure, where: str = "") -> list[str]:
         return []
     if kind == "dict":
         return [name for key, part in parts for name in leaf_names(part, f"{where}[{key!r}]")]
+    if kind == "data":
+        return [name for field, part in parts[1:] for name in leaf_names(part, f"{where}.{field}")]
     parts = parts[1:] if kind == "named" else parts
     return [name for i, part in enumerate(parts) for name in leaf_names(part, f"{where}[{i}]")]
 

@@ -11,8 +11,17 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def traced_losses() -> Iterator[None]:
-    """While a program is traced, ``F.gaussian_nll_loss`` (and ``nn.GaussianNLLLoss``) has a form that can be."""
-    plain = F.gaussian_nll_loss
+    """While a program is traced, these have forms that can be.
+
+    ``F.gaussian_nll_loss`` (and ``nn.GaussianNLLLoss``), and ``torch.take_along_dim``, which compares sizes of its
+    arguments on the host, and would hold for one size only.
+    """
+    plain, taken, method = F.gaussian_nll_loss, torch.take_along_dim, torch.Tensor.take_along_dim
+
+    def take_along_dim(input, indices, dim=None):
+        if dim is None or input.dim() != indices.dim():
+            return taken(input, indices, dim)
+        return _along(input, indices, dim)
 
     def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
         if not isinstance(var, Tensor) or reduction not in ("none", "mean", "sum"):
@@ -25,10 +34,25 @@ def traced_losses() -> Iterator[None]:
         return _gaussian(input, target, var, full, eps, reduction)
 
     F.gaussian_nll_loss = gaussian_nll_loss
+    torch.take_along_dim = torch.Tensor.take_along_dim = take_along_dim
     try:
         yield
     finally:
-        F.gaussian_nll_loss = plain
+        F.gaussian_nll_loss, torch.take_along_dim, torch.Tensor.take_along_dim = plain, taken, method
+
+
+def _along(input: Tensor, indices: Tensor, dim: int) -> Tensor:
+    """``gather``, where sizes of 1 go with any other."""
+    dim %= input.dim()
+    for other in range(input.dim()):
+        if other == dim:
+            continue
+        own, wanted = input.shape[other], indices.shape[other]
+        if isinstance(own, int) and own == 1 and wanted is not own:
+            input = input.expand([wanted if d == other else -1 for d in range(input.dim())])
+        elif isinstance(wanted, int) and wanted == 1 and own is not wanted:
+            indices = indices.expand([own if d == other else -1 for d in range(input.dim())])
+    return torch.gather(input, dim, indices)
 
 
 def _broadcasts(own: torch.Size, sizes: torch.Size) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from joestar.errors import CheckpointError
+from joestar.errors import CheckpointError, ConfigError
 from joestar.garbage import fewer_collections
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
@@ -49,6 +49,13 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         self.with_seeds = with_seeds
         self._pending = pending
         self.logged: dict[str, Tensor] = {}
+
+    def __reduce_ex__(self, protocol: int):
+        """Of ``pickle`` and ``copy``: an epoch takes steps of this process' model."""
+        raise ConfigError(
+            "an Epoch can be neither pickled nor copied: it trains a model of this process. Its progress is in "
+            "step.state_dict(), from which the next step.epoch goes on; losses are tensors, which can be saved."
+        )
 
     @property
     def steps(self) -> int:

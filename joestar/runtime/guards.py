@@ -3,7 +3,7 @@
 import operator
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -75,7 +75,7 @@ class ChangeGuard:
         touched = not self._watched.untouched()
         if touched:
             now = Watched(self._roots)
-            _compare(self._watched.facts, now.facts)
+            _compare(self._watched.facts, now.facts, self._watched.unsure)
             self._watched = now
         return touched
 
@@ -107,10 +107,16 @@ def warn_of_branches(watched: Watched) -> None:
         )  # fmt: skip
 
 
-def _compare(before: dict, now: dict) -> None:
+def _compare(before: dict, now: dict, unsure: Sequence[str] = ()) -> None:
+    """Raises ``ChangedAfterCompileError`` if facts differ.
+
+    Args:
+        unsure: paths of what code may read under any name.
+    """
     for path, fact in before.items():  # a replaced method first, then what only the old one read
         if path in now and not same(fact, now[path]):
-            raise ChangedAfterCompileError(_message(path, fact, now[path]))
+            computed = any(path.startswith(f"{owner}.") for owner in unsure)
+            raise ChangedAfterCompileError(_message(path, fact, now[path], _COMPUTED if computed else ""))
     for path in before:
         if path not in now:
             raise ChangedAfterCompileError(f"{path} was removed after compile. {_AGAIN}")
@@ -122,7 +128,13 @@ def _compare(before: dict, now: dict) -> None:
         raise ChangedAfterCompileError(f"{path} was moved to another place after compile: order counts. {_AGAIN}")
 
 
-def _message(path: str, before, after) -> str:
+_COMPUTED = (
+    "If no code reads it: attributes are looked up under computed names (getattr, hasattr, vars) beside it, so that "
+    "any may be read; keep what is only recorded in a list of the script's, and layers in an nn.ModuleList. "
+)
+
+
+def _message(path: str, before, after, unread: str = "") -> str:
     if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
         return f"{path} was {_difference(before, after)} after compile. {_AGAIN}"
     if isinstance(before, Same) and isinstance(before.thing, types.CodeType):
@@ -132,7 +144,7 @@ def _message(path: str, before, after) -> str:
         return f"{path} was replaced by another {before!r} after compile; it is part of the compiled program. {_AGAIN}"
     return (
         f"{path} was changed from {before!r} to {after!r} after compile; it is part of the compiled program. "
-        f"{_hint(before, after)}{_AGAIN}"
+        f"{unread}{_hint(before, after)}{_AGAIN}"
     )
 
 

@@ -49,12 +49,14 @@ class Watched:
 
     Attributes:
         facts: path -> plain value, tuple of such, ``Same`` or ``TensorFacts``.
+        unsure: paths of what may be read under any name, as code computes names (``getattr``).
         branches: lines, as ``file:line in function``, that ask whether they are compiled.
     """
 
     def __init__(self, roots: Mapping[str, object]):
         self.facts: dict[str, object] = {}
         self.branches: list[str] = []
+        self.unsure: list[str] = []
         self._seen: dict[int, str] = {}
         self._keep: list = []  # ids of what is gone may be given away again
         self._dicts: list[Mapping] = []
@@ -175,6 +177,7 @@ class Watched:
         self.facts[f"type({path})"] = Same(type(owner))
         self._types.append((owner, type(owner)))
         names = code.reached(type(owner), names)
+        self.unsure += [path] * (names is None)
         self._note_class(type(owner), names)
         if hasattr(owner, "__dict__"):
             self._remember(vars(owner))

@@ -295,7 +295,7 @@ EXPLAINED = {
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "test_padding_tokens.py"),
     **dict.fromkeys(("sym_size", "sym_numel"), "give a number"),
     "view_as_real": "of complex numbers, which no other op here takes",
-    "take_along_dim": "traced for one size only, which capture refuses",
+    "take_along_dim": "traced as gather (test_padding_rows.py)",
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",

@@ -39,6 +39,9 @@ def test_columns_of_rows():
     check_rows({
         "scatter": lambda m, b, h: torch.zeros_like(h).scatter(1, best(h), h[:, :3]),
         "scatter of a number": lambda m, b, h: h * torch.zeros_like(h).scatter_(1, best(h), 1.0),
+        "index_copy": lambda m, b, h: torch.zeros_like(h).index_copy(1, torch.tensor([2, 0, 5]), h[:, :3]),
+        "take_along_dim": lambda m, b, h: torch.take_along_dim(h, h.argsort(1), 1),
+        "take_along_dim, a method": lambda m, b, h: h.take_along_dim(torch.tensor([[1, 0, 2]]), dim=-1).sum(1)[:, None] * h,
         "scatter_reduce": lambda m, b, h: h.scatter_reduce(1, best(h), h[:, :3], "amax"),
         "scatter of destinations": lambda m, b, h: h + (
             lambda d: torch.zeros_like(d).scatter(1, best(d), d[:, :3]).sum(0))(h[: b.num_dst]),
@@ -58,6 +61,9 @@ def test_columns_of_rows():
 
 def test_refused_columns_of_rows():
     assert_refused({
+        "index_copy of rows": (
+            lambda m, b, h: torch.zeros_like(h).index_copy(0, torch.arange(h.shape[0]), h), "writes rows at computed",
+        ),
         "scatter of rows": (lambda m, b, h: h.scatter(0, (h * 0).long(), h), "scatters along padded rows"),
         "pool of rows": (lambda m, b, h: h + F.avg_pool1d(h.t(), 2).sum(), "moves a window over padded rows"),
         "into another set": (

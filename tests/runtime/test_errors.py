@@ -1,5 +1,8 @@
 """Bad input: a clear error before work starts."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -236,6 +239,13 @@ def test_every_cross_entropy_is_checked_against_its_own_target():
         LabelError, match=r"the loss computes label 2 for node \d+, which is out of range: .* 2 columns"
     ):
         next(wrong.epoch(IDX, 100))
+
+
+def test_an_epoch_is_neither_pickled_nor_copied():
+    epoch = make_step().epoch(IDX, 100)
+    for use in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ConfigError, match=r"an Epoch can be neither pickled nor copied.*step.state_dict\(\)"):
+            use(epoch)
 
 
 def test_positions_in_a_batch_are_no_labels_of_nodes():

@@ -215,6 +215,27 @@ def test_what_was_read_may_not_change(name):
     assert str(raised.value).endswith("Call joestar.compile again.")
 
 
+class Numbered(nn.Module):
+    """Layers under computed names, and a list of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv0, self.losses = nn.Linear(2, 2), []
+
+    def forward(self, blocks, x):
+        return getattr(self, f"conv{0}")(x)
+
+
+def test_what_may_be_read_under_a_computed_name():
+    """The message says why a list counts that no code names."""
+    graph = planted_graph(nodes=400)
+    model = Numbered()
+    guard = ChangeGuard(model, Sampler(graph), graph)
+    model.losses.append(1.0)
+    with pytest.raises(ChangedAfterCompileError, match=r"model.losses was changed .* computed names \(getattr"):
+        guard.check()
+
+
 def test_globals_and_classes_that_the_code_reads(monkeypatch):
     for target, name, value, message in [
         (None, "SCALE", 3.0, r"SCALE was changed from 2.0 to 3.0"),

@@ -1,5 +1,6 @@
 """What losses may ask for and return, and models give: seeds, node data, logged values, several heads, structures."""
 
+import dataclasses
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +23,13 @@ class Pair(NamedTuple):
     hidden: torch.Tensor
 
 
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    others: list
+    steps: int = 3
+
+
 class Heads(nn.Module):
     """A model with two heads; ``form`` says what it returns."""
 
@@ -38,6 +46,8 @@ class Heads(nn.Module):
             return {"logits": logits, "deep": [value, (hidden, None, 3)]}
         if self.form == "named":
             return Pair(logits, hidden)
+        if self.form == "data":
+            return Result(logits, [hidden])
         if self.form == "training":
             return {"logits": logits, "norm": hidden.square().mean()} if self.training else logits
         return logits, value
@@ -57,10 +67,12 @@ def tree(value):
         return tuple(value.shape)
     if isinstance(value, dict):
         return {key: tree(entry) for key, entry in value.items()}
+    if isinstance(value, Result):
+        return Result, {name: tree(entry) for name, entry in vars(value).items()}
     return (type(value), *map(tree, value)) if isinstance(value, (tuple, list)) else value
 
 
-@pytest.mark.parametrize("form", ["dict", "named", "tuple"])
+@pytest.mark.parametrize("form", ["dict", "named", "tuple", "data"])
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 def test_structures_are_kept(form, execution):
     """By predict and by the callable form, values and gradients as in plain PyTorch."""
@@ -69,7 +81,7 @@ def test_structures_are_kept(form, execution):
     plain = plain_logits(model, sampler, seeds.to(step.graph.indices.dtype), 0, 1)
     ours = step(seeds)
     assert tree(ours) == tree(plain) and ours is not plain
-    leaves = [torch.utils._pytree.tree_leaves(value) for value in (ours, plain)]
+    leaves = [torch.utils._pytree.tree_leaves(vars(v) if form == "data" else v) for v in (ours, plain)]
     tensors = [[leaf for leaf in some if isinstance(leaf, torch.Tensor)] for some in leaves]
     for mine, other in zip(*tensors, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
@@ -80,7 +92,7 @@ def test_structures_are_kept(form, execution):
     if form == "dict":
         assert step.evaluate(VAL, 64).keys() == {"accuracy"}
     else:
-        with pytest.raises(ConfigError, match=r"returns a (tuple|Pair).*'logits', or give metric="):
+        with pytest.raises(ConfigError, match=r"returns a (tuple|Pair|Result).*'logits', or give metric="):
             step.evaluate(VAL, 64)
         right = step.evaluate(VAL, 64, metric={"acc": lambda out, y: (out[0].argmax(1) == y).double().mean()})
         assert 0 < right["acc"] <= 1

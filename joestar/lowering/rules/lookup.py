@@ -142,6 +142,19 @@ def _scatter_sum(context, node: fx.Node) -> None:
     _lookup(2, _dim)(context, node)
 
 
+def _index_copy(context, node: fx.Node) -> None:
+    """``(self, dim, index, source)`` along columns: every row on its own. Along rows, padding would write to row 0."""
+    into, index, source = (node.args[place].meta["val"] for place in (0, 2, 3))
+    if node.args[1] % max(into.dim(), 1) in padded_dims(into) or padded_dims(index):
+        raise context.refuse(
+            node,
+            "writes rows at computed positions",
+            "Use torch.where on whole tensors, or index_add.",
+        )
+    if padded_dims(source) != padded_dims(into):
+        raise context.refuse(node, "copies rows of one set into those of another", _SCATTERED)
+
+
 def _scatter_columns(context, node: fx.Node) -> None:
     """``(self, dim, index, ...)`` along columns: every row on its own, where all have the same rows."""
     into = node.args[0].meta["val"]
@@ -197,6 +210,7 @@ RULES = {
     **dict.fromkeys(("index_add", "scatter_add"), _scatter_sum),
     "scatter_reduce": _scatter_reduce,
     "scatter": _scatter_columns,
+    "index_copy": _index_copy,
     "index": _index,
     "one_hot": _lookup(0),
     "embedding": _embedding,
