@@ -110,7 +110,7 @@ def _train(subjects: list[Subject], captures: list[Captured | None], report: Rep
         if made is not None and subject.written.target == "y" and not subject.written.autocast
         and subject.written.title not in report.refused and subject.written.number not in report.failed
     ]  # fmt: skip
-    trainings = [steps.Training(subject, tracing.again(made), Split) for subject, made in labelled]
+    trainings = [steps.Training(subject, made, Split) for subject, made in labelled]
     for pair in _pairs(trainings if report.thorough else trainings[:2]):
         written = pair[0].subject.written
         try:
@@ -158,7 +158,7 @@ def _checked(subject: Subject, made: Captured | None, seeds: Tensor, report: Rep
     """``check`` of one program, behind a capture of its own if there is none, or if the quick one is not enough."""
     if made is not None and quick:
         try:
-            found = check(subject, tracing.again(made), seeds, report, backend)
+            found = check(subject, made, seeds, report, backend)
         except (CaptureError, PaddingError):
             found = ["refused"]
         if not found:
@@ -167,7 +167,7 @@ def _checked(subject: Subject, made: Captured | None, seeds: Tensor, report: Rep
     if made is None:
         _, labels = measure(subject.sampler, subject.graph, seeds, step_key(0, 0, 0, "cpu"))
         (made,) = tracing.captured([subject], seeds, labels, quick=False)
-    return check(subject, tracing.again(made), seeds, report, backend)
+    return check(subject, made, seeds, report, backend)
 
 
 def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, backend: str) -> list[str]:

@@ -15,6 +15,7 @@ from joestar.lowering.inputs import Input
 from joestar.runtime.program import Options, Program
 
 from .generate import PER_PACK, Written
+from .tracing import again
 
 
 @dataclass
@@ -38,21 +39,26 @@ class Subject:
 
 
 class Split(Program):
-    """A program whose capture was made together with others; one after a change of the model is its own."""
+    """A program whose capture was made together with others; one after a change of the model is its own.
+
+    What was changed back is captured as it was before.
+    """
 
     def __init__(self, subject: Subject, captured: Captured, options: Options):
         super().__init__("train", subject.model, subject.sampler, subject.loss, options)
-        self._made: Captured | None = captured
+        self._first, self._made = captured, {}
 
     def _run_passes(self, gm: fx.GraphModule, roles: list[Input], texts: bool = False) -> None:
         super()._run_passes(gm, roles, texts=False)
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
-        made, self._made = self._made, None
+        if not self._made:
+            self._made[self._traced_with] = self._first
+        made = self._made.get(self._traced_with)
         if made is None:
             return captures.quick(self, seeds, labels)
         self._check_outputs(made.gm, "Model")
-        return made
+        return again(made)
 
 
 def build(programs: list[Written]) -> list[Subject]:

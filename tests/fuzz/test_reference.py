@@ -77,7 +77,7 @@ def test_a_step_that_goes_wrong_is_found(pack, monkeypatch):
     able = [(s, made) for s, made in zip(subjects, captures, strict=True) if s.written.target == "y"][:2]
 
     def trained() -> list[list[str]]:
-        pair = [steps.Training(subject, tracing.again(made), Split) for subject, made in able]
+        pair = [steps.Training(subject, made, Split) for subject, made in able]
         return list(steps.run_together(pair, Report()).values())
 
     found = trained()
@@ -103,7 +103,7 @@ def test_a_wrong_execution_is_reported(pack, monkeypatch):
         return outcome
 
     monkeypatch.setattr(Runs, "padded", padded)
-    found = check(subjects[1], tracing.again(captures[1]), seeds, report, "eager")
+    found = check(subjects[1], captures[1], seeds, report, "eager")
     assert found and all(words.startswith("padded") and "gradient of" in words for words in found)
     report.fail(written, found)
     assert report.failed == [written.number]
