@@ -46,11 +46,11 @@ test: test-cpp test-python
 test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
-# First what captures in the real way anyway, then what `make test` traces in a quicker one (tests/captures.py), and what of
-# its kind is left to here: captured in the real way, once for all twins.
+# What captures in the real way anyway, what `make test` traces in a quicker one (tests/captures.py), and what of its kind
+# is left to here: captured in the real way, once for all twins.
+fuzz: export JOESTAR_REAL_CAPTURES := quick
 fuzz: $(VENV)/.installed
-	$(PYTEST) -m "fuzz and not slow and not quick"
-	JOESTAR_REAL_CAPTURES=shared $(PYTEST) -m "quick and not slow and not gpu"
+	$(PYTEST) -m "(fuzz or quick) and not slow and not gpu"
 
 test-all: export JOESTAR_REAL_CAPTURES := 1
 test-all: test-cpp $(VENV)/.installed

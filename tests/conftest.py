@@ -80,6 +80,38 @@ def pytest_collection_modifyitems(config, items):
     yield
     if of_kinds():
         leave_out_twins(config, items)  # of those that were asked for
+    items[:] = longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def longest_first(items: list, workers: int) -> list:
+    """Shards of the fuzzer take minutes: every worker begins with some, so that none is left over in the end.
+
+    pytest-xdist gives each worker as many tests in a row.
+    """
+    parts = [[item for item in items if is_shard(item)][n::workers] for n in range(workers)]
+    others = [item for item in items if not is_shard(item)]
+    each, more = divmod(len(items), workers)
+    for n, part in enumerate(parts):
+        room = each + (n < more) - len(part)
+        part += others[:room]
+        del others[:room]
+    return [item for part in [*parts, others] for item in part]
+
+
+def is_shard(item) -> bool:
+    """Whether a test is a hundred random programs."""
+    return item.path.name == "test_fuzz.py" and "shard" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """With ``JOESTAR_REAL_CAPTURES=quick``, as in ``make fuzz``, tests that are marked so share real captures."""
+    real = os.environ.get("JOESTAR_REAL_CAPTURES") == "quick" and item.get_closest_marker("quick")
+    if real:
+        os.environ["JOESTAR_REAL_CAPTURES"] = "shared"
+    yield
+    if real:
+        os.environ["JOESTAR_REAL_CAPTURES"] = "quick"
 
 
 def of_kinds() -> bool:

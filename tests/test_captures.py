@@ -1,5 +1,8 @@
 """The cheaper captures of tests are captures: the same ops and numbers, and no other program is taken for a twin."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import captures
 import pytest
 import torch
@@ -153,3 +156,30 @@ def test_rows_that_come_from_a_store_are_traced_as_such(captured):
         step(IDX[:9])
     assert not captured
     assert "gather_rows" in step.report().programs[0].graph_before
+
+
+def test_marked_tests_have_real_captures_in_make_fuzz(request, monkeypatch):
+    """``conftest.pytest_runtest_protocol``: only while they run."""
+    import conftest
+
+    monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "quick")
+    for marks, expected in (["quick"], True), (["fuzz"], False):
+        item = SimpleNamespace(get_closest_marker=marks.__contains__)
+        protocol = conftest.pytest_runtest_protocol(item)
+        next(protocol)
+        assert captures.no_quick_ones() is expected
+        assert next(protocol, None) is None and not captures.no_quick_ones()
+
+
+def test_every_worker_begins_with_shards():
+    import conftest
+
+    def item(name, *fixtures):
+        return SimpleNamespace(path=Path(name), fixturenames=fixtures)
+
+    shards, others = [item("test_fuzz.py", "shard") for _ in range(3)], [item("test_other.py") for _ in range(10)]
+    ordered = conftest.longest_first([*others[:4], *shards, *others[4:]], 2)
+    first, second = ordered[:7], ordered[7:]
+    assert [each for each in first if each in shards] == first[:2] and second[0] is shards[1]
+    assert sorted(map(id, ordered)) == sorted(map(id, shards + others))
+    assert [each for each in ordered if each in others] == others
