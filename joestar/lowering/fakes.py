@@ -1,15 +1,18 @@
 """Fake tensors of a graph: shapes without data, all of one mode, on which ops can be run."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, fx
 
-from joestar.torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, tree_leaves
+from joestar.torch_private import FakeTensor, FakeTensorMode, OpOverload, enable_python_dispatcher, tree_leaves
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MADE = "made of"
+_RESULTS = "joestar_results"
+_BY_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Ops that give other sizes, or numbers, for other data."""
 
 
 def values(node: fx.Node) -> Iterator[Tensor]:
@@ -24,9 +27,41 @@ def mode_of(graph: fx.Graph) -> FakeTensorMode | None:
 
 def run(graph: fx.Graph, target, *args, **kwargs):
     """What a call gives, on shapes alone: a fake tensor (or several) of the graph's mode."""
-    # Some meta functions (addcmul beside [1, 1]) expand through C++, which knows no symbols but by way of Python.
-    with mode_of(graph) or contextlib.nullcontext(), torch.no_grad(), enable_python_dispatcher():
-        return target(*args, **kwargs)
+    mode = mode_of(graph)
+
+    def ran():
+        # Some meta functions (addcmul beside [1, 1]) expand through C++, which knows no symbols but by way of Python.
+        with mode or contextlib.nullcontext(), torch.no_grad(), enable_python_dispatcher():
+            return target(*args, **kwargs)
+
+    return once(mode, ran, target, args, kwargs)
+
+
+def once(mode: FakeTensorMode | None, ran: Callable, target, args: tuple, kwargs: dict):
+    """What ``ran`` gives, the call of an op on values of a mode: run for the first call of each form alone.
+
+    Passes run on copies of one graph (variants), and are verified: they make the same calls over and over. Calls that
+    write, and those whose result may depend on data, run each time.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if mode is None or not _is_of_form(target) or not all(map(_is_without_data, tensors)):
+        return ran()
+    device = next((tensor.device.type for tensor in tensors), "cpu")
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    call = target, autocast, torch.get_default_dtype(), form(args), form(kwargs)
+    results = vars(mode).setdefault(_RESULTS, {})  # as long as the tensors of the mode
+    if call not in results:
+        results[call] = ran()
+    return results[call]
+
+
+def _is_of_form(target) -> bool:
+    """Whether the forms of its arguments are all that decides what an op gives."""
+    return isinstance(target, OpOverload) and not target._schema.is_mutable and _BY_DATA.isdisjoint(target.tags)
+
+
+def _is_without_data(tensor: Tensor) -> bool:
+    return _is_fake(tensor) and tensor.constant is None
 
 
 def result(node: fx.Node):

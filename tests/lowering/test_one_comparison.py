@@ -197,6 +197,27 @@ def test_what_a_pass_changes_after_it_ran_an_op_is_checked(traced, monkeypatch):
     assert len(ran) == 2
 
 
+def test_calls_of_one_form_run_once(traced, monkeypatch):
+    """Not those under another dtype of autocast, those that write, or those whose result depends on data."""
+    graph = traced[0].graph
+    linear = next(node for node in graph.nodes if node.target is ATEN.linear.default)
+    x, weight = (linear.args[place].meta["val"] for place in (0, 1))
+    with fakes.mode_of(graph):
+        other, mask = torch.empty_like(x), torch.empty(3, dtype=torch.bool)
+    first = fakes.run(graph, ATEN.linear.default, x, weight)
+    assert fakes.run(graph, ATEN.linear.default, other, weight) is first
+    assert fakes.run(graph, ATEN.linear.default, x[1:], weight).shape != first.shape
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fakes.run(graph, ATEN.linear.default, x.float(), weight.float()).dtype is torch.bfloat16
+    assert fakes.run(graph, ATEN.linear.default, x.float(), weight.float()).dtype is torch.float32
+    assert fakes.run(graph, ATEN.relu_.default, other) is other and fakes.run(graph, ATEN.relu_.default, x) is x
+    assert not fakes._is_of_form(ATEN.nonzero.default) and not fakes._is_of_form(ATEN._local_scalar_dense.default)
+    with fakes.mode_of(graph):
+        numbers = [torch.tensor(value) for value in (2, 3)]
+    assert [fakes.run(graph, ATEN._local_scalar_dense.default, number) for number in numbers] == [2, 3]
+    assert fakes.run(graph, ATEN.logical_not.default, mask) is fakes.run(graph, ATEN.logical_not.default, mask)
+
+
 def test_a_value_that_a_pass_changes_alone_is_checked(traced):
     gm = traced[0]
     linear = next(node for node in gm.graph.nodes if node.target is ATEN.linear.default)

@@ -19,9 +19,13 @@ def emit(graph: fx.Graph, like: fx.Node, target, *args, **kwargs) -> fx.Node:
     node.meta = {key: value for key, value in like.meta.items() if key != "val"}
     values, named = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
     modes = [value.fake_mode for value in _tensors((*values, like.meta["val"])) if isinstance(value, FakeTensor)]
-    with modes[0] if modes else contextlib.nullcontext(), torch.no_grad():
-        value = target(*values, **named)
-    fakes.made(node, value)
+    mode = modes[0] if modes else None
+
+    def ran():
+        with mode or contextlib.nullcontext(), torch.no_grad():
+            return target(*values, **named)
+
+    fakes.made(node, fakes.once(mode, ran, target, values, named))
     return node
 
 
