@@ -28,3 +28,43 @@ def test_against_gather_and_product(table, weight, tolerance):
         grad = torch.randn(y.shape, generator=random, device="cuda").to(weight) / 100
         y.backward(grad)
         torch.testing.assert_close(w.grad.double(), grad.double().t() @ rows, rtol=tolerance * 4, atol=tolerance * 40)
+        torch.testing.assert_close(b.grad.double(), grad.double().sum(0), rtol=tolerance * 4, atol=tolerance * 40)
+        first, second = ops.gather_linears(x, index, [w, w * 2], [b])
+        assert first.is_contiguous() and second.is_contiguous()
+        torch.testing.assert_close(first, y, rtol=tolerance, atol=tolerance * 4)
+        torch.testing.assert_close(second.double(), (expected - b.double()) * 2, rtol=tolerance, atol=tolerance * 8)
+
+
+@pytest.fixture
+def tf32():
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_every_launch_setting_with_tf32(place, monkeypatch, tf32):
+    """Rows in several dtypes, weights of one and two tiles of columns, gradients by a column of ones and without."""
+    from joestar.kernels import gpu_gather_linear as module
+    from joestar.kernels import tune
+
+    configs = module._CONFIGS + module._KEPT
+    assert len(configs) == 8
+    monkeypatch.setattr(
+        tune, "choose", lambda kernel, shape, given, *rest: configs[place] if configs[place] in given else given[0]
+    )
+    random = torch.Generator("cuda").manual_seed(0)
+    for width, columns, table in ((100, 128, torch.float32), (128, 200, torch.float32), (47, 16, torch.bfloat16)):
+        x = torch.randn(20_000, width, generator=random, device="cuda").to(table)
+        index = torch.randint(0, 20_000, (50_003,), generator=random, device="cuda", dtype=torch.int32)
+        weights = [torch.randn(columns, width, generator=random, device="cuda") / 10 for _ in range(2)]
+        bias = torch.randn(columns, generator=random, device="cuda")
+        rows = x[index.long()].double()
+        for y, w, b in zip(ops.gather_linears(x, index, weights, [bias]), weights, (bias, bias * 0), strict=True):
+            torch.testing.assert_close(y.double(), F.linear(rows, w.double(), b.double()), rtol=1e-2, atol=1e-2)
+        grads = [torch.randn(50_003, columns, generator=random, device="cuda") / 100 for _ in range(2)]
+        found = ops.gather_linear_grad(x, index, grads, 2)
+        for y, e in zip(
+            found, [g.double().t() @ rows for g in grads] + [g.double().sum(0) for g in grads], strict=True
+        ):
+            torch.testing.assert_close(y.double(), e, rtol=1e-2, atol=1e-2)
