@@ -18,6 +18,7 @@ COLUMNS = (
     '{h}.scatter_reduce(1, {half}.expand({n}, {w}), {h}.tanh(), "amax")',
     '{zeros}.scatter_reduce(1, {half}.expand({n}, {w}), {h}, "mean", include_self=False)',
     "{h}.index_add(1, {half}[0], {h}, alpha=0.5)",
+    "torch.take_along_dim({h}, {perm}, 1)", "{h}.index_copy(1, {perm}[0], {h}.tanh())",
     "{h}.gather(1, {perm}.expand({n}, {w}))", "{h}.index_select(1, {perm}[0])", "{h}[:, {perm}[0]]",
 )  # fmt: skip
 """Along columns; ``{perm}`` and ``{half}`` are positions ``[1, w]``, all of them or each twice."""
@@ -142,6 +143,8 @@ LOSSES = (
     f"(F.cross_entropy(z @ z.tanh().T, {OWN}) + F.cross_entropy(z.tanh() @ z.T, {OWN})) / 2",
     f'F.cross_entropy(z @ z.T, {OWN}, reduction="sum") / 9', f"F.cross_entropy(z @ z.T, z.shape[0] - 1 - {OWN})",
     f"F.cross_entropy(0.5 * (z @ z.T) + 0.1, {OWN}) + 0.01 * z.square().mean()",
+    "-torch.distributions.Normal(z[:, 0], F.softplus(z[:, 1]) + 0.1).log_prob(y.to(z.dtype)).mean()",
+    "F.binary_cross_entropy(z[:, 0].sigmoid(), (y > 0).to(z.dtype)) - torch.take_along_dim(z, y[:, None], 1).mean()",
     "F.binary_cross_entropy_with_logits(z[:, 0], (y > 0).to(z.dtype))", "F.mse_loss(z[:, -1], y.to(z.dtype))",
     "F.cross_entropy(z, y) + 0.1 * z[:, 0].var(unbiased=False) + 0.1 * z.std(1).mean()",
     "F.huber_loss(z[:, 0], y.to(z.dtype)) + F.l1_loss(z[:, 1], 0.5 * z[:, 0].detach()) + z[:, 1].logsumexp(0)",

@@ -148,7 +148,8 @@ def test_every_piece_occurs():
 
 
 ADDED = (
-    ".scatter(1, ", ".scatter_add(1, ", ".scatter_reduce(1, ", ".index_add(1, ", ".gather(1, ",
+    ".scatter(1, ", ".scatter_add(1, ", ".scatter_reduce(1, ", ".index_add(1, ", ".gather(1, ", "take_along_dim(",
+    ".index_copy(1, ", "distributions.Normal(",
     ".index_add(0, ", ".scatter_add(0, ", ".scatter_reduce(0, ", "nn.Embedding(", "nn.EmbeddingBag(", 'mode="max"',
     "per_sample_weights", "avg_pool1d", "max_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "F.conv1d",
     "nn.MultiheadAttention(", "nn.TransformerEncoderLayer(", "need_weights=False", " += 1\n",
