@@ -47,7 +47,8 @@ def once(mode: FakeTensorMode | None, ran: Callable, target, args: tuple, kwargs
     if mode is None or not _is_of_form(target) or not all(map(_is_without_data, tensors)):
         return ran()
     device = next((tensor.device.type for tensor in tensors), "cpu")
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    able = torch.amp.is_autocast_available(device)
+    autocast = torch.get_autocast_dtype(device) if able and torch.is_autocast_enabled(device) else None
     call = target, autocast, torch.get_default_dtype(), form(args), form(kwargs)
     results = vars(mode).setdefault(_RESULTS, {})  # as long as the tensors of the mode
     if call not in results:
