@@ -135,7 +135,7 @@ def _capture(
     carriers = [torch.empty(hint, 0, device=device, dtype=torch.float32) for hint in hints]
     for dynamic in (seeds, *carriers):
         dynamo.mark_dynamic(dynamic, 0)
-    seen = {}
+    seen = {"names": inspect.getclosurevars(program).nonlocals}
 
     def backend(gm: fx.GraphModule, example_inputs):
         try:
@@ -143,7 +143,7 @@ def _capture(
         except CaptureError as error:
             seen["error"] = error
             raise
-        seen["reads"] = reads(inspect.getclosurevars(program).nonlocals)
+        seen["reads"] = reads(seen["names"])
 
         def run(*args):
             seen["args"] = args
