@@ -39,7 +39,6 @@ class Ranks:
         self._parts: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
-        self._known = self._there = None
         self._all_ready = False
         self._synced = bool(_synced(executor.program.model))
         executor.agree = group.largest
@@ -147,32 +146,11 @@ class Ranks:
             others.has_loss.copy_(share[0] != 0)
             others.has_seeds.copy_(share[1] != 0)
 
-    def look_up(self, state: StepState) -> None:
-        """What this rank counts for in the step at hand, on a stream beside it, until ``forget``."""
-        self._known = self._counted(state)
-        self._there = torch.cuda.Event()
-        self._there.record()
-
-    def forget(self) -> None:
-        """The step at hand is launched: others have shares of their own."""
-        self._known = self._there = None
-
-    def _counted(self, state: StepState) -> tuple[Tensor, Tensor, Tensor]:
-        """(``state.share()``, that of the loss as autograd takes it, whether this rank lacks gradients that count)."""
-        share = state.share()
-        return share, share[0].to(self.executor.program.loss_dtype), share[int(self._synced)] == 0
-
-    def part_of_loss(self, state: StepState) -> Tensor:
-        """This rank's part of the loss of the step at hand, 0-d."""
-        if self._known is None:
-            return state.share()[0]
-        torch.cuda.current_stream(self.group.device).wait_event(self._there)
-        return self._known[1]
-
     def reduce(self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, state: StepState):
         """Sums over the ranks: see ``Reduction``."""
         with_grad = [p for p in parameters if p.grad is not None]
-        share, _, lacks = self._counted(state) if self._known is None else self._known
+        share = state.share()
+        lacks = share[int(self._synced)] == 0
         return self.reduction(with_grad, loss, logged, ok, share, lacks)
 
     def counts(self, state: StepState) -> Tensor:

@@ -253,7 +253,7 @@ class StepRunner:
         if self.ranks is None:
             self.update.backward(loss)
         else:
-            self.update.backward(loss, self.ranks.part_of_loss(self.state))
+            self.update.backward(loss, self.state.share()[0])
         backward = time.perf_counter()
         clock = self._backward_clock()
         if self.ranks is not None:
@@ -367,16 +367,14 @@ class StepRunner:
     def _step_of_ranks(self, batch: Batch) -> None:
         """A captured step whose message says whether it fits on all ranks."""
         bounds = [bound for _, bound in self.executor.program.padded.checked]
-        look_up = functools.partial(self.ranks.look_up, self.state)
-        verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, asks_early_word(), look_up)
+        verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, asks_early_word())
+        with verdict.asked():
+            _, counts, finish = self._forward(batch)
+        self._join, self._found = verdict.join, functools.partial(verdict.found, counts)
         try:
-            with verdict.asked():
-                _, counts, finish = self._forward(batch)
-            self._join, self._found = verdict.join, functools.partial(verdict.found, counts)
             finish()
         finally:
             self._join, self._found = _nothing, _nothing
-            self.ranks.forget()
 
     @contextlib.contextmanager
     def _raised_flag(self) -> Iterator[None]:

@@ -24,16 +24,11 @@ class Verdict:
 
     Args:
         add_up: sums a tensor over the ranks, in place. mailbox: where the host waits; bounds: of the step's sets.
-        early: words are summed behind the sampling. beside: launches what the step needs later and can have by then;
-            on the second stream, where there is one.
+        early: words are summed behind the sampling.
     """
 
-    def __init__(
-        self, add_up: Callable[[Tensor], None], mailbox: Mailbox, bounds: list[int], early: bool,
-        beside: Callable[[], None] = lambda: None,
-    ):  # fmt: skip
+    def __init__(self, add_up: Callable[[Tensor], None], mailbox: Mailbox, bounds: list[int], early: bool):
         self._add_up, self._mailbox, self._bounds, self.early = add_up, mailbox, bounds, early
-        self._beside = beside
         self._held: list[Tensor] = []
 
     def asked(self) -> AbstractContextManager:
@@ -45,7 +40,6 @@ class Verdict:
         stream = _stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), torch.no_grad():
-            self._beside()
             void = (~ok).to(torch.float32)
             self._add_up(void)
             self._held = [counts, ok, void]  # the first stream could write over what it is done with
