@@ -29,8 +29,8 @@ VIEWS = RESHAPES | {
 }  # fmt: skip
 """Ops that launch nothing: whoever reads their result waits for what they show."""
 
-_PRIORITY = -1
-"""Of the second stream: its kernels are short, and start as soon as a multiprocessor has room."""
+_PRIORITY = 0
+"""Of the second stream, that of the first: ahead of it, sums for weights held up the small products of the chain."""
 
 _prepared: dict[torch.cuda.Stream, list["Program"]] = {}
 """Streams on which a CUDA graph is being prepared now -> the programs that ran: in whatever thread, as backward passes
