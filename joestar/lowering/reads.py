@@ -71,7 +71,7 @@ def reads(scope: dict[str, object]) -> Reads:
     from joestar.torch_private import InstructionTranslator, dynamo_guards
 
     output = InstructionTranslator.current_tx().output
-    names = {"L": scope, "G": output.global_scope, **dynamo_guards._get_closure_vars()}
+    names = {"L": scope, "G": output.global_scope, **getattr(dynamo_guards, "_get_closure_vars", dict)()}
     found: dict[str, Read] = {}
     for guard in output.guards:
         source = guard.originating_source
