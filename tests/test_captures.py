@@ -158,10 +158,14 @@ def test_rows_that_come_from_a_store_are_traced_as_such(captured):
     assert "gather_rows" in step.report().programs[0].graph_before
 
 
-def test_marked_tests_have_real_captures_in_make_fuzz(request, monkeypatch):
-    """``conftest.pytest_runtest_protocol``: only while they run."""
-    import conftest
+@pytest.fixture
+def conftest(request):
+    """Of all tests; folders have others, of the same name."""
+    return next(each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "longest_first"))
 
+
+def test_marked_tests_have_real_captures_in_make_fuzz(conftest, monkeypatch):
+    """``conftest.pytest_runtest_protocol``: only while they run."""
     monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "quick")
     for marks, expected in (["quick"], True), (["fuzz"], False):
         item = SimpleNamespace(get_closest_marker=marks.__contains__)
@@ -171,9 +175,7 @@ def test_marked_tests_have_real_captures_in_make_fuzz(request, monkeypatch):
         assert next(protocol, None) is None and not captures.no_quick_ones()
 
 
-def test_every_worker_begins_with_shards():
-    import conftest
-
+def test_every_worker_begins_with_shards(conftest):
     def item(name, *fixtures):
         return SimpleNamespace(path=Path(name), fixturenames=fixtures)
 

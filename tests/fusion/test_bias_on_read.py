@@ -89,8 +89,10 @@ def test_by_default_on_a_gpu_where_the_column_costs_a_tile(monkeypatch, tile, mo
     """Rows of 2 * 6 columns, and one of ones."""
     monkeypatch.setattr("joestar.kernels.layout.CAT_ALIGNMENT", 1)
     monkeypatch.setattr("joestar.fusion.aggregate.bias_on_read._TILE", tile)
-    _, more = MODELS["joined"]
-    case = make(known("joined"), *more, hops=())
+    made, more = MODELS["joined"]
+    case = make(
+        plain(made()), *more, hops=()
+    )  # of its own: shapes under another alignment are not those of other tests
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     disable = only(*BASE, PATTERN, *more)
     run_passes(gm, list(case.program.lowered_roles), disable, device="cuda", sizes=case.program.sizes)

@@ -177,7 +177,7 @@ def columns(code: Code, h: Rows, hop: Hop) -> Rows:
     ends = f'src={{{src}}}, dst={{"a": {parts}[{second}], "b": {parts}[{1 - second}]}}'
     message = f'(edges.src["h"] * edges.dst["a"] + edges.dst["b"]).{code.pick("relu", "tanh")}() * {value}'
     y = code.rows(f'{hop.name}.pull(lambda edges: {message}, "{reduce}", {ends})', width)
-    return code.rows(f"{y} + {parts}[0]", width) if code.chance(0.2) else y
+    return code.rows(f"{y} + {parts}[0]", width) if code.chance(0.1) else y
 
 
 def scores(code: Code, h: Rows, hop: Hop) -> Rows:

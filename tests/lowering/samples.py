@@ -296,6 +296,8 @@ EXPLAINED = {
     **dict.fromkeys(("sym_size", "sym_numel"), "give a number"),
     "view_as_real": "of complex numbers, which no other op here takes",
     "take_along_dim": "traced as gather (test_padding_rows.py)",
+    "expect": "an op of Joestar's; tests/runtime/test_domains.py",
+    "index_copy": "columns at positions of no padded set; test_padding_rows.py",
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",

@@ -80,8 +80,9 @@ CALLS = {
     "join_columns_all": [([leaf(4, 3), leaf(4), leaf(2, 2)], [2, 1], [6, 4])],
     "over_ranks": [(leaf(2), 0, 2)],
     "counted": [(leaf(2),)],
+    "expect": [(leaf(2, 3), torch.zeros(2, 3, dtype=torch.bool), "expected {}")],
 }
-RIGHT = {"dropout_apply": 1, "spmm_csr": 2}
+RIGHT = {"dropout_apply": 1, "spmm_csr": 2, "expect": 1}
 """How many of an op's first calls have right second derivatives; of others they are refused."""
 STORED = {"gather_rows", "gather_shards"}
 """They have no first ones either, and say so."""

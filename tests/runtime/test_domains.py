@@ -18,6 +18,15 @@ pytestmark = pytest.mark.usefixtures("cheapest_captures")
 IDX = torch.arange(200)
 
 
+@pytest.fixture(autouse=True)
+def _checked():
+    """Another test may have called TorchDynamo, which switches checks of distributions off for the whole process."""
+    before = D.Distribution._validate_args
+    D.Distribution.set_default_validate_args(True)
+    yield
+    D.Distribution.set_default_validate_args(before)
+
+
 def _bits(y):
     return (y > 1).double()
 
