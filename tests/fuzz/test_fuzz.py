@@ -49,8 +49,8 @@ def check(report: Report, programs: int) -> None:
     assert len(report.refused) <= programs // 10, f"{len(report.refused)} programs were refused:\n{refused}"
     run = programs - len(report.refused)
     assert report.moving > 0.9 * run, "most programs have no gradients to compare"
-    assert report.plain > 0.9 * run, "few programs were compared with a plain loop"
     assert report.impossible <= programs // 10
+    assert report.plain > 0.9 * (run - report.impossible), "few programs that plain Python can run were compared with it"
     assert report.trained >= programs // 5 and report.overflows >= programs // 10
 
 
