@@ -50,7 +50,9 @@ def check(report: Report, programs: int) -> None:
     run = programs - len(report.refused)
     assert report.moving > 0.9 * run, "most programs have no gradients to compare"
     assert report.impossible <= programs // 10
-    assert report.plain > 0.9 * (run - report.impossible), "few programs that plain Python can run were compared with it"
+    assert report.plain > 0.9 * (run - report.impossible), (
+        "few programs that plain Python can run were compared with it"
+    )
     assert report.trained >= programs // 5 and report.overflows >= programs // 10
 
 
