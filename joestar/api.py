@@ -103,7 +103,7 @@ def compile(
         batch_size: seeds per step that ``memory`` is planned for.
         prefetch: sample the next step's batch and gather its rows while this one computes, on a GPU on a stream of its
             own. Same results; samples and rows are there twice, which ``memory`` counts: with it everything must fit.
-            Not timed on a GPU yet. Writes to the graph's tensors between two steps are seen as without, but for those
+            Writes to the graph's tensors between two steps are seen as without, but for those
             that PyTorch does not count (through NumPy or ``.data``), which come a step late.
 
     Returns:
