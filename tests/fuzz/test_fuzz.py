@@ -20,13 +20,11 @@ from .rows import MODULES
 
 SHARDS = 30
 QUICK, CHECKED = 3, 9
-"""Shards that are not thorough; those up to which ``make fuzz`` goes; ``make test-all`` runs all of them."""
-PACKS = {"steered": range(8), "by chance": range(15, 18)}
-"""Packs of the first shard that ``make test`` runs: every pass fires in one of the steered programs, at least."""
+"""Shards of ``make test``, which are not thorough; those up to which ``make fuzz`` goes; ``make test-all`` runs all."""
 EXTENDED_SHARDS = 4
 """Of programs with additions, in ``make fuzz``."""
 FIRED = 1
-"""Rewrites of every pass in a shard, or the steered packs, at least."""
+"""Rewrites of every pass in a shard, at least."""
 REALLY_CAPTURED = {True: 1 / 3, False: 1 / 10}
 """Share of the packs that go through the real capture, in thorough shards and in others (``tracing.py``)."""
 
@@ -64,14 +62,6 @@ def check_rewrites(report: Report) -> None:
     )
 
 
-@pytest.mark.parametrize("packs", PACKS)
-def test_executions_of_some_agree(packs):
-    report = report_of(PACKS[packs], thorough=False)
-    check(report, len(PACKS[packs]) * PER_PACK)
-    if packs == "steered":
-        check_rewrites(report)
-
-
 def extended(packs: range) -> range:
     """The same packs among those with additions."""
     return range(EXTENDED // PER_PACK + packs.start, EXTENDED // PER_PACK + packs.stop)
@@ -97,10 +87,13 @@ def test_executions_with_additions_agree(shard):
     check(report_of(extended(range(shard * packs, (shard + 1) * packs)), thorough=True), PER_SHARD)
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize(
-    "shard", [*range(CHECKED), *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(CHECKED, SHARDS))]
-)
+def of_runs(shard: int):
+    """In ``make test``, ``make fuzz`` or ``make test-all``."""
+    marks = () if shard < QUICK else pytest.mark.fuzz if shard < CHECKED else (pytest.mark.fuzz, pytest.mark.slow)
+    return pytest.param(shard, marks=marks)
+
+
+@pytest.mark.parametrize("shard", map(of_runs, range(SHARDS)))
 def test_executions_agree(shard):
     packs = PER_SHARD // PER_PACK
     report = report_of(range(shard * packs, (shard + 1) * packs), thorough=shard >= QUICK)
