@@ -46,9 +46,10 @@ test: test-cpp test-python
 test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
-# What captures in the real way anyway, what `make test` traces in a quicker one (tests/captures.py), and what of its kind
-# is left to here: captured in the real way, once for all twins.
-fuzz: export JOESTAR_REAL_CAPTURES := quick
+# What captures in the real way anyway, and what `make test` traces in a quicker one (tests/captures.py): the first of
+# every kind of program is captured in the real way, and compared (tests/kinds.py). After `make test` on the same sources,
+# tests that bring no kind are left out.
+fuzz: export JOESTAR_REAL_CAPTURES := fuzz
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "(fuzz or quick) and not slow and not gpu"
 

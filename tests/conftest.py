@@ -105,18 +105,19 @@ def is_shard(item) -> bool:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """With ``JOESTAR_REAL_CAPTURES=quick``, as in ``make fuzz``, tests that are marked so share real captures."""
-    real = os.environ.get("JOESTAR_REAL_CAPTURES") == "quick" and item.get_closest_marker("quick")
+    """With ``JOESTAR_REAL_CAPTURES=fuzz``, as in ``make fuzz``, tests that are marked ``quick`` have real captures: those
+    of ``make test`` the first of every kind, the others all of them but for twins."""
+    real = os.environ.get("JOESTAR_REAL_CAPTURES") == "fuzz" and item.get_closest_marker("quick")
     if real:
-        os.environ["JOESTAR_REAL_CAPTURES"] = "shared"
+        os.environ["JOESTAR_REAL_CAPTURES"] = "shared" if item.get_closest_marker("fuzz") else "kinds"
     yield
     if real:
-        os.environ["JOESTAR_REAL_CAPTURES"] = "quick"
+        os.environ["JOESTAR_REAL_CAPTURES"] = "fuzz"
 
 
 def of_kinds() -> bool:
     """Whether the first program of every kind is captured in the real way, and compared (``kinds.py``)."""
-    return os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds"
+    return os.environ.get("JOESTAR_REAL_CAPTURES") in ("kinds", "fuzz")
 
 
 PASSED = set()

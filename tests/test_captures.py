@@ -1,5 +1,6 @@
 """The cheaper captures of tests are captures: the same ops and numbers, and no other program is taken for a twin."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,13 +167,13 @@ def conftest(request):
 
 def test_marked_tests_have_real_captures_in_make_fuzz(conftest, monkeypatch):
     """``conftest.pytest_runtest_protocol``: only while they run."""
-    monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "quick")
-    for marks, expected in (["quick"], True), (["fuzz"], False):
+    monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "fuzz")
+    for marks, expected in (["quick"], "kinds"), (["quick", "fuzz"], "shared"), (["fuzz"], "fuzz"):
         item = SimpleNamespace(get_closest_marker=marks.__contains__)
         protocol = conftest.pytest_runtest_protocol(item)
         next(protocol)
-        assert captures.no_quick_ones() is expected
-        assert next(protocol, None) is None and not captures.no_quick_ones()
+        assert os.environ["JOESTAR_REAL_CAPTURES"] == expected
+        assert next(protocol, None) is None and os.environ["JOESTAR_REAL_CAPTURES"] == "fuzz"
 
 
 def test_every_worker_begins_with_shards(conftest):
