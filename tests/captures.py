@@ -11,9 +11,9 @@ What such a trace cannot do, or specialises on, is captured in the real way.
 ``cheapest_captures``: both.
 
 With ``JOESTAR_REAL_CAPTURES=1``, as in ``make test-all``, every capture is a real one; with ``shared``, every program
-is captured in the real way but for twins of one that was; with ``kinds`` the first of every kind is, and has to be the graph that
-the quick one is (``kinds.py``); with ``fuzz``, as in ``make fuzz``, it is so in those tests of ``make test`` that are
-marked ``quick``. Tests of the capture itself, and of whole runs as a user starts them, use none of them.
+is captured in the real way but for twins of one that was; with ``kinds`` the first of every kind is, and has to be the
+graph that the quick one is (``kinds.py``); with ``fuzz``, as in ``make fuzz``, it is so in those tests of ``make test``
+that are marked ``quick``. Tests of the capture itself, and of whole runs as a user starts them, use none of them.
 """
 
 import contextlib

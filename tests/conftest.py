@@ -105,8 +105,8 @@ def is_shard(item) -> bool:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """With ``JOESTAR_REAL_CAPTURES=fuzz``, as in ``make fuzz``, tests that are marked ``quick`` have real captures: those
-    of ``make test`` the first of every kind, the others all of them but for twins."""
+    """With ``JOESTAR_REAL_CAPTURES=fuzz``, as in ``make fuzz``, tests marked ``quick`` have real captures: those of
+    ``make test`` the first of every kind, the others all of them but for twins."""
     real = os.environ.get("JOESTAR_REAL_CAPTURES") == "fuzz" and item.get_closest_marker("quick")
     if real:
         os.environ["JOESTAR_REAL_CAPTURES"] = "shared" if item.get_closest_marker("fuzz") else "kinds"
