@@ -274,6 +274,10 @@ def _head_linear(value, reads) -> bool:
     return [how for _, how in reads] == [ROW, FIXED]
 
 
+def _scaled_linear(value, reads) -> bool:
+    return [how for _, how in reads] == [ROW, ROW, FIXED]
+
+
 _RULES = {
     **dict.fromkeys(_PRODUCTS, _product),
     **dict.fromkeys(_LIKE, _like),
@@ -298,6 +302,7 @@ _RULES = {
     "conv1d": _convolution(3),
     "conv2d": _convolution(4),
     "head_linear": _head_linear,
+    "scaled_linear": _scaled_linear,
 }
 
 

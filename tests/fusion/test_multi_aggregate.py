@@ -124,20 +124,25 @@ def test_the_first_layer_reads_in_place(name):
     assert drawn == ([2, 2] if name == "pna" else [3, 2])
 
 
-def test_a_choice_whose_default_is_the_device_s():
+@pytest.mark.parametrize(
+    ("device", "autocast", "default"),
+    [("cpu", None, "together"), ("cpu", torch.bfloat16, "apart"), ("cuda", torch.bfloat16, "together")],
+)
+def test_a_choice_whose_default_is_together_but_on_a_cpu_in_16_bits(device, autocast, default):
     case = known("all")
     sites = [(s.key, s.options, s.default) for s in case.program.sites if s.kind == "reductions"]
-    assert sites == [(f"reductions:hop{hop}", ("apart", "together"), "apart") for hop in (1, 0)]
-    assert fired(case) == [] and reasons(case, PATTERN) == ["reading the rows for each is chosen"] * 2
+    assert sites == [(f"reductions:hop{hop}", ("apart", "together"), "together") for hop in (1, 0)]
+    assert len(fired(case)) == 2
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
-    run_passes(gm, list(case.program.lowered_roles), ON, device="cuda", sizes=case.program.sizes)
-    assert count(gm, MULTI) == 2
+    more = {"device": device, "autocast": autocast, "sizes": case.program.sizes}
+    run_passes(gm, list(case.program.lowered_roles), ON, **more)
+    assert count(gm, MULTI) == (2 if default == "together" else 0)
 
 
 def test_a_choice_for_one_of_what_is_joined_says_how_to_take_it_apart():
     case = known("all")
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
-    choices = {"reductions:hop0": "together", "backward:hop0": "scatter"}
+    choices = {"reductions:hop1": "apart", "backward:hop0": "scatter"}
     with pytest.raises(ConfigError, match="joined: set reductions:hop0 = apart, or leave the choice out"):
         run_passes(gm, list(case.program.lowered_roles), ON, choices=choices, sizes=case.program.sizes)
 

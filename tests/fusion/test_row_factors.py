@@ -14,6 +14,7 @@ import joestar
 import joestar.runtime.program as program
 from joestar import fn
 from joestar.fusion import run_passes
+from joestar.ops.dense import scaled_linear
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, mean, only, reasons
 from .together import captured_together
@@ -22,6 +23,7 @@ PATTERN = "row-factors"
 CLEAN = "extract-select"
 ON, OFF = only(CLEAN, PATTERN), only(CLEAN)
 SCALED = {"factors:model_mix_weight": "results"}
+FORMS_ON_A_CPU = ("rows", "results", "grouped")
 OUT = 3
 
 
@@ -165,7 +167,7 @@ def test_the_default_moves_fewer_entries(form, out, default):
     """Rows are trained: 5 * 60 + 5 C entries per row against 4 * 24 + 20 C, and 5 * 12 + 5 C against 4 * 6 + 10 C."""
     case = captured(model(form, last, out), disable=ON)
     (site,) = (site for site in case.program.sites if site.kind == "factors")
-    assert (site.key, site.options, site.default) == ("factors:model_mix_weight", ("rows", "results"), default)
+    assert (site.key, site.options, site.default) == ("factors:model_mix_weight", FORMS_ON_A_CPU, default)
     assert reasons(case, PATTERN) == ([] if default == "results" else ["scaling rows is chosen, by cost"])
     other = {"rows": "results", "results": "rows"}[default]
     expected = case.exact(case.seeds(), 0)
@@ -173,6 +175,49 @@ def test_the_default_moves_fewer_entries(form, out, default):
     assert [place.fired for place in places(case)] == [other == "results"]
     assert reasons(case, PATTERN) == ([] if other == "results" else ["scaling rows is chosen"])
     same(case.padded(case.seeds(), 0), expected, 1e-11)
+
+
+GROUPED = {f"factors:model_mix_weight{more}": "grouped" for more in ("", ".2")}
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form is not only_scaled], ids=lambda form: form.__name__)
+def test_grouped(form, monkeypatch):
+    """Rows with the same factors share a weight, if there are two factors for the same rows, made of integers."""
+    monkeypatch.setattr(scaled_linear, "_LEAST_ROWS", 1)
+    off, on = again(plain(form), OFF), again(plain(form), ON, GROUPED)
+    assert [place.fired for place in places(on)] == [True, True]
+    expected = sum(times > 1 for times in FORMS[form][0])
+    assert count(on.program.captured.gm, JOESTAR.scaled_linear.default) == 2 * expected
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-11)
+        same(on.padded(on.seeds(batch), step), expected, 1e-11)
+
+
+def test_the_default_of_large_batches():
+    """Where they have few degrees, and nothing is rounded to 16 bits."""
+    case = again(plain(pna), OFF)
+    sizes = dict.fromkeys(case.program.sizes, 10_000)
+
+    def default(device="cpu", **more) -> list:
+        gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
+        _, context = run_passes(gm, list(case.program.lowered_roles), ON, device=device, sizes=sizes, **more)
+        return [(site.options, site.default) for site in context.sites if site.kind == "factors"]
+
+    assert default() == [(FORMS_ON_A_CPU, "grouped")] * 2
+    for options, taken in (*default("cuda"), *default(autocast=torch.bfloat16)):
+        assert (options, taken) == (("rows", "results"), "results")
+
+
+def test_factors_of_floats_are_not_grouped():
+    """They may be as many as there are rows: degrees times a feature of the node are."""
+
+    def by_node(m, blocks, x, form):
+        y, f = m.first(mean(blocks[0], x)), x[: blocks[0].num_dst, :1].exp() * factor(blocks[0])
+        return m.back(m.mix(torch.cat([y, y * f], 1)))
+
+    case = captured(model(turned, by_node), fanouts=(3,), disable=ON)
+    assert [site.options for site in case.program.sites if site.kind == "factors"] == [("rows", "results")]
 
 
 def test_rows_without_gradients_are_cheaper_to_store():

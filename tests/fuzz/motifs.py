@@ -391,7 +391,10 @@ MOTIFS: dict[str, list[Motif]] = {
     ],
     "column-leaves": [Motif(columns, inner=inner, choices=FUSED) for inner in (False, True)],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
-    "row-factors": [Motif(scaled_rows, inner=inner, choices={"factors": "results"}) for inner in (False, True)],
+    "row-factors": [
+        *(Motif(scaled_rows, inner=inner, choices={"factors": "results"}) for inner in (False, True)),
+        Motif(scaled_rows, inner=True, choices={"factors": "grouped"}),
+    ],
     "bias": [Motif(before=biased, inner=True)],
     "own-aggregate": [Motif(sum_and_own), Motif(sum_and_own, rows.tanh, inner=True)],
     "backward-format": [Motif(layers.sage_sum, rows.linear, inner=True), Motif(weighted, rows.linear, inner=True)],

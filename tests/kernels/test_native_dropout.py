@@ -51,3 +51,25 @@ def test_edges_without_rows_and_wrong_shapes():
         cpu.edge_dropout_bits(torch.tensor([0, 1, 2]), 2, torch.tensor([5]), KEY, 0, 0.5, 4)
     with pytest.raises(ValueError, match="ids int32 or int64"):
         cpu.dropout_bits(torch.tensor([0.5]), KEY, 0, 0.5, 4)
+
+
+WIDTHS = [1, 2, 3, 4, 8, 31, 33, 63, 64, 65, 100, 128, 130, 192, 256, 300, 512, 600, 1024, 1100, 2048, 2100]
+"""Every number of words that has a loop of its own, whole blocks of columns and rests."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_masks_have_the_bits_of_the_reference(columns, dtype):
+    """Nothing that is dropped shows, not even what is not finite, and zeros have no sign."""
+    random = torch.Generator().manual_seed(columns)
+    x = torch.randn(9, columns, generator=random).to(dtype)
+    x.view(-1)[::5] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])[torch.arange(x.numel())[::5] % 4].to(dtype)
+    bits = torch.randint(-(2**31), 2**31, (9, -(-columns // 32)), generator=random).int()
+    for relu in (False, True):
+        y, expected = (f.dropout_apply(x, bits, 0.25, relu) for f in (cpu, reference))
+        torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+        zeros = expected == 0
+        assert torch.equal(y.signbit()[zeros], expected.signbit()[zeros])
+    grad = torch.randn(9, columns, generator=random).to(dtype)
+    got, wanted = (f.relu_dropout_grad(grad, x, 0.25) for f in (cpu, reference))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)

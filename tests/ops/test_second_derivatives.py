@@ -76,6 +76,7 @@ CALLS = {
     "gather_linear": [(x().detach(), torch.tensor([0, 2]), leaf(4, 3), leaf(4))],
     "gather_linears": [(x().detach(), torch.tensor([0, 2]), [leaf(4, 3), leaf(4, 3, seed=2)], [leaf(4)])],
     "head_linear": [(leaf(6, 2, 3), leaf(2, 4, 3))],
+    "scaled_linear": [(leaf(4, 3), leaf(4, 2, seed=2), leaf(2, 4, 3, seed=3))],
     "join_columns": [([leaf(4, 3), leaf(4)], 6)],
     "join_columns_all": [([leaf(4, 3), leaf(4), leaf(2, 2)], [2, 1], [6, 4])],
     "over_ranks": [(leaf(2), 0, 2)],

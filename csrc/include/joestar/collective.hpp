@@ -155,6 +155,40 @@ void race_sources(const CollectiveTask<Id>& task, RaceTable table, HashState key
   if (count > 0) pool.enter(task, table, key, nodes, count, batch);
 }
 
+// With at least an edge for so many nodes of the graph, marking nodes and racing them in order beats claiming slots.
+constexpr std::int64_t kNodesPerEdge = 4;
+
+// The nodes [first, last) that are marked, in order: their weights and marks are read in order, too.
+template <IdType Id>
+void race_marked(const CollectiveTask<Id>& task, RaceTable table, HashState key, const std::uint8_t* marks,
+                 std::int64_t first, std::int64_t last, Pool<Id>& pool) {
+  Id nodes[kRacersTogether];
+  RacerBatch batch;
+  int count = 0;
+  for (std::int64_t node = first; node < last; ++node) {
+    nodes[count] = static_cast<Id>(node);
+    count += marks[node];
+    if (count == kRacersTogether) {
+      pool.enter(task, table, key, nodes, count, batch);
+      count = 0;
+    }
+  }
+  if (count > 0) pool.enter(task, table, key, nodes, count, batch);
+}
+
+// A mark for every source, 1; others 0.
+template <IdType Id>
+std::vector<std::uint8_t> marked_sources(const CollectiveTask<Id>& task) {
+  std::vector<std::uint8_t> marks(static_cast<std::size_t>(task.num_nodes));
+  parallel_ranges(static_cast<std::int64_t>(task.sources.size()), 2 * kCompactGrain,
+                  [&](std::int64_t first, std::int64_t last) {
+                    for (std::int64_t e = first; e < last; ++e) {
+                      std::atomic_ref<std::uint8_t>(marks[task.sources[e]]).store(1, std::memory_order_relaxed);
+                    }
+                  });
+  return marks;
+}
+
 }  // namespace detail
 
 // nodes = up to nodes.size() winners, ascending, padded with the first; returns their number.
@@ -165,14 +199,23 @@ std::int64_t collective_sample(const CollectiveTask<Id>& task, RaceTable table, 
   const std::int64_t k = static_cast<std::int64_t>(nodes.size());
   if (k == 0) return 0;
   const HashState state = key_state(key);
-  BorrowedTable claims(task.num_nodes);
-  const std::uint64_t stamp = (*claims).next_stamp();
   detail::Pools<Id> pools(k);
-  parallel_ranges(edges, 2 * detail::kCompactGrain, [&](std::int64_t first, std::int64_t last) {
-    auto pool = pools.take();
-    detail::race_sources(task, table, state, (*claims).slots(), stamp, first, last, *pool);
-    pools.give(std::move(pool));
-  });
+  if (edges >= task.num_nodes / detail::kNodesPerEdge) {
+    const std::vector<std::uint8_t> marks = detail::marked_sources(task);
+    parallel_ranges(task.num_nodes, 2 * detail::kCompactGrain, [&](std::int64_t first, std::int64_t last) {
+      auto pool = pools.take();
+      detail::race_marked(task, table, state, marks.data(), first, last, *pool);
+      pools.give(std::move(pool));
+    });
+  } else {
+    BorrowedTable claims(task.num_nodes);
+    const std::uint64_t stamp = (*claims).next_stamp();
+    parallel_ranges(edges, 2 * detail::kCompactGrain, [&](std::int64_t first, std::int64_t last) {
+      auto pool = pools.take();
+      detail::race_sources(task, table, state, (*claims).slots(), stamp, first, last, *pool);
+      pools.give(std::move(pool));
+    });
+  }
   std::vector<detail::Racer<Id>> winners = pools.winners();
   std::sort(winners.begin(), winners.end(), [](const auto& x, const auto& y) { return x.node < y.node; });
   std::transform(winners.begin(), winners.end(), nodes.begin(), [](const auto& winner) { return winner.node; });

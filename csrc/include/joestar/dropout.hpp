@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "joestar/float16.hpp"
 #include "joestar/hash.hpp"
@@ -141,14 +142,41 @@ namespace detail {
 
 constexpr int kColumnsTogether = 64;
 
+// x where `kept` is 1, +0 where it is 0: no branch, which masks would make a coin toss.
+template <class T>
+JOESTAR_INLINE T kept_or_zero(T x, std::uint32_t kept) {
+  using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+  const auto mask = static_cast<Bits>(Bits{0} - static_cast<Bits>(kept));
+  return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(x) & mask));
+}
+
 // Where the mask of a column is: bit c / W of word c % W of a row's W words. With columns taken `kColumnsTogether` at a
-// time, and W a divisor of that, every lane has a word of its own and a shift that grows by the same amount.
+// time, and W a divisor of that and known, every lane has a word of its own and a shift that grows by the same amount.
 template <bool Gated, class T>
 JOESTAR_INLINE T masked(T x, T gate, std::uint32_t word, std::uint32_t shift, Accumulator<T> scale) {
   using A = Accumulator<T>;
-  const A value = load(x) * scale;
-  const bool kept = (word >> shift & 1U) != 0 && (!Gated || !(load(gate) <= A{0}));  // NaN passes ReLU
-  return store<T>(kept ? value : A{0});
+  std::uint32_t kept = word >> shift & 1U;
+  if constexpr (Gated) kept &= static_cast<std::uint32_t>(!(load(gate) <= A{0}));  // NaN passes ReLU
+  return kept_or_zero(store<T>(load(x) * scale), kept);
+}
+
+// The first columns of a row, `kColumnsTogether` at a time, where a row has kWords words; returns their number.
+template <bool Gated, int kWords, class T>
+JOESTAR_INLINE std::int64_t mask_together(const T* JOESTAR_RESTRICT x, const std::uint32_t* JOESTAR_RESTRICT bits,
+                                          const T* JOESTAR_RESTRICT gate, std::int64_t columns, Accumulator<T> scale,
+                                          T* JOESTAR_RESTRICT y) {
+  alignas(64) std::uint32_t word[kColumnsTogether];
+  for (int lane = 0; lane < kColumnsTogether; ++lane) word[lane] = bits[lane % kWords];
+  std::int64_t first = 0;
+  for (std::uint32_t before = 0; first + kColumnsTogether <= columns; before += kColumnsTogether / kWords) {
+    for (int lane = 0; lane < kColumnsTogether; ++lane) {
+      y[first + lane] = masked<Gated>(x[first + lane], Gated ? gate[first + lane] : x[first + lane], word[lane],
+                                      static_cast<std::uint32_t>(lane / kWords) + before, scale);
+    }
+    first += kColumnsTogether;
+  }
+  return first;
 }
 
 template <bool Gated, class T>
@@ -156,22 +184,13 @@ JOESTAR_INLINE void mask_row(const T* JOESTAR_RESTRICT x, const std::uint32_t* J
                              const T* JOESTAR_RESTRICT gate, std::int64_t columns, std::int64_t words,
                              Accumulator<T> scale, T* JOESTAR_RESTRICT y) {
   std::int64_t first = 0;
-  if (columns >= kColumnsTogether && kColumnsTogether % words == 0) {
-    alignas(64) std::uint32_t word[kColumnsTogether], shift[kColumnsTogether];
-    const auto step = static_cast<std::uint32_t>(kColumnsTogether / words);
-    for (std::uint32_t block = 0, lane = 0; block < step; ++block) {
-      for (std::int64_t w = 0; w < words; ++w, ++lane) {
-        word[lane] = bits[w];
-        shift[lane] = block;
-      }
-    }
-    for (; first + kColumnsTogether <= columns; first += kColumnsTogether) {
-      for (int lane = 0; lane < kColumnsTogether; ++lane) {
-        y[first + lane] = masked<Gated>(x[first + lane], Gated ? gate[first + lane] : x[first + lane], word[lane],
-                                        shift[lane], scale);
-      }
-      for (int lane = 0; lane < kColumnsTogether; ++lane) shift[lane] += step;
-    }
+  switch (words) {
+    case 2: first = mask_together<Gated, 2>(x, bits, gate, columns, scale, y); break;
+    case 4: first = mask_together<Gated, 4>(x, bits, gate, columns, scale, y); break;
+    case 8: first = mask_together<Gated, 8>(x, bits, gate, columns, scale, y); break;
+    case 16: first = mask_together<Gated, 16>(x, bits, gate, columns, scale, y); break;
+    case 32: first = mask_together<Gated, 32>(x, bits, gate, columns, scale, y); break;
+    default: break;
   }
   for (auto shift = static_cast<std::uint32_t>(first / words); first < columns; ++shift) {  // first % words is 0
     const std::int64_t last = std::min(columns, first + words);
@@ -236,8 +255,7 @@ JOESTAR_CLONES void scale_where_positive(const T* JOESTAR_RESTRICT grad, const T
                                          std::int64_t last) {
   using A = Accumulator<T>;
   for (std::int64_t i = first; i < last; ++i) {
-    const A value = load(grad[i]) * scale;
-    out[i] = store<T>(!(load(y[i]) <= A{0}) ? value : A{0});
+    out[i] = kept_or_zero(store<T>(load(grad[i]) * scale), static_cast<std::uint32_t>(!(load(y[i]) <= A{0})));
   }
 }
 

@@ -13,8 +13,8 @@ then read in place by ``gather-aggregate``: the sample is drawn once, and the ou
 They are joined even where ``sample-gather-aggregate``, ``aggregate-update`` or ``own-aggregate`` would fuse one of them
 with something else: those save some rows per destination, this saves one per edge for every aggregation but the first.
 
-A choice ``reductions:hop<n>`` per place, by default ``together`` on a GPU and ``apart`` on a CPU, where
-whole steps gain little.
+A choice ``reductions:hop<n>`` per place, by default ``together``; on a CPU ``apart`` where products or rows have
+16 bits, whose gradients are summed in another order then.
 
 Must not fire where an aggregation has edge weights, where rows are no vectors (heads), where no two of them run over
 the same edges, or where sums and means read scaled rows, whose factors become weights of the edges. Squares stay apart
@@ -28,6 +28,7 @@ from torch import fx
 
 from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.match.emit import emit, scaled, tensor
+from joestar.fusion.match.rounding import in_full
 from joestar.fusion.record import Reject
 
 PATTERN = "multi-aggregate"
@@ -110,7 +111,7 @@ def _first(graph: fx.Graph, group: Group) -> fx.Node:
 
 
 def _chosen(first: fx.Node, taken: dict[str, int], context) -> bool | Reject:
-    default = TOGETHER if context.device == "cuda" else APART
+    default = TOGETHER if context.device == "cuda" or in_full(context, first) else APART
     form = context.choose("reductions", site_name(first, taken), (APART, TOGETHER), default, first)
     return True if form == TOGETHER else Reject("reading the rows for each is chosen")
 

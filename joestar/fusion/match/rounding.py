@@ -82,6 +82,11 @@ def in_range(context, *nodes: fx.Node) -> bool | Reject:
     return Reject("values in between might leave the range of float16") if torch.float16 in dtypes else True
 
 
+def in_full(context, node: fx.Node) -> bool:
+    """Whether a node and the products around it are in float32 or float64."""
+    return context.autocast is None and set(dtypes_of(node.meta["val"])) <= {torch.float32, torch.float64}
+
+
 def in_short(node: fx.Node, context, like: fx.Node | None = None) -> bool | Reject:
     """Whether a node may give the dtype of a product under autocast, or that of the rows ``like``.
 

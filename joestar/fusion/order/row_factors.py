@@ -12,8 +12,13 @@ That takes as many operations as before, but reads rows once, and neither their 
 are written. One product for all groups would multiply zeros (15/13 of the operations in PNA, where K = 4 F) and store
 own rows beside the others; a product for every factor would read ``a`` three times.
 
-A choice ``factors:<weight>``, by default what moves fewer entries: ``results`` are scaled where C is small against the
-columns that are no longer stored, else ``rows``. Results are scaled and added up in the wider of the factors' dtype and
+On a CPU, where factors are made of integers alone (degrees), few of them differ: rows that have the same ones share
+one weight (``grouped``), ``z = scaled_linear(a, aten.cat([1, f, 1 / f], 1), aten.stack(w[1:]))``, for a third of the
+operations here.
+
+A choice ``factors:<weight>``, by default ``grouped`` where there is such a form and the batch is large, else what moves
+fewer entries: ``results`` are scaled where C is small against the columns that are no longer stored, else ``rows``.
+Results are scaled and added up in the wider of the factors' dtype and
 their own, and rounded to their own once: under autocast, products are in a short dtype, factors in float32.
 
 Must not fire without a factor ``[n, 1]``; when every factor needs gradients, changes the dtype of its rows, or has
@@ -30,16 +35,19 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, is_column, name, tensor
-from joestar.fusion.match.rounding import in_range
+from joestar.fusion.match.rounding import in_full, in_range
 from joestar.fusion.record import Reject
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import expression, same_size
 
 PATTERN = "row-factors"
-ROWS, RESULTS = "rows", "results"
+ROWS, RESULTS, GROUPED = "rows", "results", "grouped"
+_LEAST_GROUPED = 2048
+"""Rows of the traced batch from which on those of one degree are worth a weight of their own."""
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _CAT, _LINEAR, _SPLIT = _ATEN.cat.default, _ATEN.linear.default, _ATEN.split_with_sizes.default
+_STACK = _ATEN.stack.default
 _MUL, _DIV = _ATEN.mul.Tensor, _ATEN.div.Tensor
 
 Scale = tuple | None
@@ -74,18 +82,13 @@ def run(gm: fx.GraphModule, context) -> int:
             continue
         match = _match(node, written, context)
         if match:
-            site, default = _site(node.args[1], taken), _cheaper(node, match, context)
-            form = context.choose("factors", site, (ROWS, RESULTS), default, node)
-            match = (
-                match
-                if form == RESULTS
-                else Reject(
-                    "scaling rows is chosen"
-                    + ", by cost" * (default == ROWS and f"factors:{site}" not in context.choices)
-                )
-            )
+            site, options, default = _site(node.args[1], taken), *_forms(node, match, context)
+            form = context.choose("factors", site, options, default, node)
+            if form == ROWS:
+                by_cost = default == ROWS and f"factors:{site}" not in context.choices
+                match = Reject("scaling rows is chosen" + ", by cost" * by_cost)
         if context.admits(PATTERN, node, match):
-            _rewrite(gm.graph, node, match, context)
+            _rewrite(gm.graph, node, match, form == GROUPED, context)
             moved += 1
     return moved
 
@@ -176,6 +179,32 @@ def _groups(operands: list[tuple[fx.Node, Scale]]) -> tuple[_Group, ...]:
 # --- what either form costs ---
 
 
+def _forms(linear: fx.Node, groups: tuple[_Group, ...], context) -> tuple[tuple[str, ...], str]:
+    """(the forms that there are, the default)."""
+    cheaper = _cheaper(linear, groups, context)
+    several = [group for group in groups if len(group.scales) > 1]
+    factors = [scale[1] for group in several for scale in group.scales if scale]
+    if context.device != "cpu" or not in_full(context, linear) or not several or not all(map(_of_integers, factors)):
+        return (ROWS, RESULTS), cheaper
+    large = context.size(linear.meta["val"].shape[0]) >= _LEAST_GROUPED
+    return (ROWS, RESULTS, GROUPED), GROUPED if large else cheaper
+
+
+def _of_integers(factor: fx.Node) -> bool:
+    """Whether a value is made of integers and Python's numbers alone."""
+    seen, left = set(), [factor]
+    while left:
+        node = left.pop()
+        value = tensor(node)
+        if node in seen or (value is not None and not value.dtype.is_floating_point):
+            continue
+        if node.op != "call_function" or not node.all_input_nodes:
+            return False
+        seen.add(node)
+        left += node.all_input_nodes
+    return True
+
+
 def _cheaper(linear: fx.Node, groups: tuple[_Group, ...], context) -> str:
     """The form that moves fewer entries per row, forward and backward; both take as many operations.
 
@@ -203,16 +232,19 @@ def _width(rows: fx.Node) -> int:
 # --- the other form ---
 
 
-def _rewrite(graph: fx.Graph, linear: fx.Node, groups: tuple[_Group, ...], context) -> None:
+def _rewrite(graph: fx.Graph, linear: fx.Node, groups: tuple[_Group, ...], grouped: bool, context) -> None:
     cat = linear.args[0]
     with graph.inserting_before(linear):
         weights = _split(graph, linear, linear.args[1], [_width(part) for part in cat.args[0]])
         terms: dict[Scale, list[fx.Node]] = {}
         for group in groups:
+            if grouped and len(group.scales) > 1:
+                terms.setdefault(None, []).append(_by_factors(graph, linear, group, weights))
+                continue
             for scale, result in zip(group.scales, _products(graph, linear, group, weights), strict=True):
                 terms.setdefault(scale, []).append(result)
         new = _added(graph, linear, terms, context)
-    factors = len(terms) - (None in terms)
+    factors = len({scale for group in groups for scale in group.scales if scale})
     context.fired(PATTERN, new, f"{_width(cat)} columns are {sum(group.width for group in groups)}, {factors} factors")
     linear.replace_all_uses_with(new)
     for node in dict.fromkeys((linear, cat, *cat.args[0])):
@@ -227,6 +259,24 @@ def _products(graph: fx.Graph, linear: fx.Node, group: _Group, weights: list[fx.
     product = emit(graph, linear, _LINEAR, rows, _joined(graph, linear, parts, 0))
     columns = int(linear.meta["val"].shape[1])
     return _split(graph, linear, product, [columns] * len(parts)) if len(parts) > 1 else [product]
+
+
+def _by_factors(graph: fx.Graph, linear: fx.Node, group: _Group, weights: list[fx.Node]) -> fx.Node:
+    """The sum of a group's products, ``[n, C]``, factors included."""
+    rows = _joined(graph, linear, group.rows, 1)
+    parts = [_joined(graph, linear, [weights[i] for i in positions], 1) for positions in group.positions]
+    factors = [_factor(graph, linear, scale, group.scales, rows) for scale in group.scales]
+    factors = emit(graph, linear, _CAT, factors, 1)
+    return emit(graph, linear, _JOESTAR.scaled_linear.default, rows, factors, emit(graph, linear, _STACK, parts))
+
+
+def _factor(graph: fx.Graph, like: fx.Node, scale: Scale, scales: tuple[Scale, ...], rows: fx.Node) -> fx.Node:
+    """What a scale multiplies by, ``[n, 1]`` in the dtype of the rows; ones for none."""
+    if scale is None:
+        other = next(one[1] for one in scales if one)
+        return emit(graph, like, _ATEN.ones_like.default, _factor(graph, like, (_MUL, other), scales, rows))
+    factor = emit(graph, like, _ATEN.type_as.default, scale[1], rows)
+    return factor if scale[0] is _MUL else emit(graph, like, _ATEN.reciprocal.default, factor)
 
 
 def _added(graph: fx.Graph, linear: fx.Node, terms: dict[Scale, list[fx.Node]], context) -> fx.Node:
