@@ -12,9 +12,9 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.determinism import is_deterministic
-from joestar.kernels.gpu_edge_products import check_bits, edge_products, factor_of_edge
+from joestar.kernels.gpu_edge_products import check_bits, check_edge_scores, edge_products, factor_of_edge
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two, require
 from joestar.kernels.gpu_links import link_edges
 from joestar.kernels.gpu_shared import tile_settings
 from joestar.kernels.gpu_tiles import (
@@ -27,14 +27,16 @@ from joestar.kernels.gpu_tiles import (
 )
 from joestar.kernels.layout import shares_rows, wide_dtype
 
-_AHEAD = 4
+_AHEAD, _TAIL = 4, 128
 
 
 @triton.jit
-def _scores(s_src, own, source, valid, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
-    """(sum of both ends' scores, logit) ``[heads, 1]`` of one edge."""
-    z = tl.load(s_src + source * HEADS + head, valid & (head < HEADS), 0).to(ACC) + own
-    return z, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
+def _scores(s_src, own, s_edge, source, e, used, head, HEADS: tl.constexpr, ACC: tl.constexpr):
+    """Sum of the scores of both ends and, unless ``None``, of edge ``e``, where they are ``used``."""
+    z = tl.load(s_src + source * HEADS + head, used, 0).to(ACC) + own
+    if s_edge is not None:
+        z += tl.load(s_edge + e * HEADS + head, used, 0).to(ACC)
+    return z
 
 
 @triton.jit
@@ -51,7 +53,7 @@ def _row_of_x(
 
 @triton.jit
 def _attend(
-    indptr, indices, s_src, s_dst, x, bits, y, top_out, total_out,
+    indptr, indices, s_src, s_dst, s_edge, x, bits, y, top_out, total_out,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr,
@@ -71,7 +73,8 @@ def _attend(
         for j in tl.static_range(AHEAD):
             valid = first + j < end
             source = tl.load(indices + first + j, valid, 0).to(tl.int64)
-            _, logit = _scores(s_src, own, source, valid, head, SLOPE, HEADS, ACC)
+            z = _scores(s_src, own, s_edge, source, first + j, valid & (head < HEADS), head, HEADS, ACC)
+            logit = tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
             logit = tl.where(valid, logit, float("-inf"))
             higher = tl.maximum(higher, logit, propagate_nan=tl.PropagateNan.ALL)
             logits = logits + (logit,)  # noqa: RUF005
@@ -95,13 +98,13 @@ def _attend(
 
 @triton.jit
 def _coefficients(
-    indices, s_src, own, bits, values, e, end, head, highest, inverse,
+    indices, s_src, own, s_edge, bits, values, e, end, head, highest, inverse,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``[edges, heads]`` each: (coefficient, the same after dropout, its gradient, slope of the activation)."""
     at = tl.load(indices + e, e < end, 0).to(tl.int64)
     used = (e < end) & (head < HEADS)
-    z = tl.load(s_src + at * HEADS + head, used, 0).to(ACC) + own
+    z = _scores(s_src, own, s_edge, at, e, used, head, HEADS, ACC)
     bend = tl.where(z > 0, tl.full([1, 1], 1, ACC), tl.full([1, 1], SLOPE, ACC))
     alpha = tl.where(used, tl.exp(z * bend - highest) * inverse, 0)
     applied = alpha * factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
@@ -119,16 +122,17 @@ def _store_score_grads(values, coefs, alpha, applied, value, bend, delta, e, end
     return tl.sum(tl.where(used, for_z, 0), 0, keep_dims=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_edges"])
 def _softmax_grad(
-    indptr, indices, s_src, s_dst, bits, top, total, values, coefs, grad_dst,
+    indptr, indices, s_src, s_dst, s_edge, bits, top, total, values, coefs, grad_dst, num_edges,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
-    EDGES: tl.constexpr,
+    EDGES: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Turns ``values`` ``[E, H]``, the coefficients' gradients, into those of the edges' sums of scores; ``grad_dst``.
 
     ``coefs``, unless ``None``: what the gradients of rows are multiplied by. A destination's first ``EDGES`` edges stay
-    in registers, further ones are computed twice.
+    in registers, further ones are computed twice. With ``s_edge``, whose gradient they are, ``values`` become 0 behind
+    the last of the ``num_edges``.
     """
     i = tl.program_id(0).to(tl.int64)
     start, end = tl.load(indptr + i), tl.load(indptr + i + 1)
@@ -139,14 +143,15 @@ def _softmax_grad(
     inverse = 1 / tl.load(total + i * HEADS + head, used, 1).to(ACC)
     e = start + edge
     alpha, applied, value, bend = _coefficients(
-        indices, s_src, own, bits, values, e, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+        indices, s_src, own, s_edge, bits, values, e, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
     )
     delta = tl.sum(applied * value, 0, keep_dims=True)
     first = start + EDGES
     while first < end:
         _, more, of_more, _ = _coefficients(
-            indices, s_src, own, bits, values, first + edge, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
-        )
+            indices, s_src, own, s_edge, bits, values, first + edge, end, head, highest, inverse,
+            SLOPE, SCALE, HEADS, ACC,
+        )  # fmt: skip
         delta += tl.sum(more * of_more, 0, keep_dims=True)
         first += EDGES
     total_z = _store_score_grads(values, coefs, alpha, applied, value, bend, delta, e, end, head, HEADS)
@@ -154,11 +159,14 @@ def _softmax_grad(
     while first < end:
         e = first + edge
         alpha, applied, value, bend = _coefficients(
-            indices, s_src, own, bits, values, e, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
+            indices, s_src, own, s_edge, bits, values, e, end, head, highest, inverse, SLOPE, SCALE, HEADS, ACC
         )
         total_z += _store_score_grads(values, coefs, alpha, applied, value, bend, delta, e, end, head, HEADS)
         first += EDGES
     tl.store(grad_dst + i * HEADS + head, total_z.to(grad_dst.dtype.element_ty), head < HEADS)
+    if s_edge is not None:
+        last = tl.load(indptr + tl.num_programs(0))
+        fill_tail(values, last * HEADS, num_edges.to(tl.int64) * HEADS, 0, TAIL)
 
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
@@ -211,9 +219,10 @@ def _coefficient_grads(
     indptr: Tensor, indices: Tensor, scores: tuple, x: Tensor, top: Tensor, total: Tensor, grad: Tensor, slope: float,
     bits: Tensor | None, scale: float, coefs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(gradients of the edges' sums of scores ``[E, H]``, unwritten behind the last edge; of destinations' scores).
+    """(gradients of the edges' sums of scores ``[E, H]``; of destinations' scores).
 
-    ``coefs`` ``[E, H]`` receives what gradients of rows are multiplied by.
+    ``scores``: of sources, destinations and, or ``None``, edges; without the latter the first result is unwritten
+    behind the last edge. ``coefs`` ``[E, H]`` receives what gradients of rows are multiplied by.
     """
     (n, heads), acc = top.shape, accumulator(x)
     values = torch.empty((indices.numel(), heads), dtype=top.dtype, device=x.device)
@@ -223,13 +232,17 @@ def _coefficient_grads(
     block = max(1, min(8 if mean <= 8 else 16 if mean <= 16 else 32, 1024 // tall))
     _softmax_grad[(n,)](
         indptr, indices, *scores, bits, top, total, values, coefs, grad_dst,
-        SLOPE=slope, SCALE=scale, HEADS=heads, ACC=acc, TALL=tall, EDGES=block,
+        None if scores[2] is None else indices.numel(),
+        SLOPE=slope, SCALE=scale, HEADS=heads, ACC=acc, TALL=tall, EDGES=block, TAIL=_TAIL,
         num_warps=max(1, min(4, tall * block // 128)),
     )  # fmt: skip
     return values, grad_dst
 
 
-def _check(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, bits: Tensor | None) -> None:
+def _check(
+    indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, s_edge: Tensor | None, x: Tensor,
+    bits: Tensor | None,
+) -> None:  # fmt: skip
     check_offsets(indptr)
     check_ids(indices)
     check_values(s_src=s_src, s_dst=s_dst, x=x)
@@ -242,25 +255,28 @@ def _check(indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Ten
     rows = indptr.numel() - 1
     require(s_dst.shape[0] == rows, f"s_dst with one row for each of {rows}", list(s_dst.shape))
     check_bits(bits, indices.numel(), heads)
+    if s_edge is not None:
+        check_edge_scores(s_edge, indices.numel(), heads, s_src.dtype)
 
 
 @op
 def attend(
     indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, slope: float, bits: Tensor | None,
-    scale: float,
+    scale: float, s_edge: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Softmax over in-edges of ``leaky_relu(s_src[source] + s_dst[row])``, dropout, weighted sum of source rows.
+    """Softmax over in-edges of ``leaky_relu(s_src[source] + s_dst[row] + s_edge)``, dropout, sum of source rows.
 
-    ``s_src`` ``[N, H]``, ``s_dst`` ``[num_dst, H]``, ``x`` ``[N, H, F]`` or ``[N, 1, F]``; see ``reference.attend``.
+    ``s_src`` ``[N, H]``, ``s_dst`` ``[num_dst, H]``, ``s_edge`` ``[E, H]`` or none, ``x`` ``[N, H, F]`` or
+    ``[N, 1, F]``; see ``reference.attend``.
     """
-    _check(indptr, indices, s_src, s_dst, x, bits)
+    _check(indptr, indices, s_src, s_dst, s_edge, x, bits)
     n, heads, width = *s_dst.shape, x.shape[2]
     y = x.new_empty((n, heads, width))
     top, total = (x.new_empty((n, heads), dtype=wide_dtype(x.dtype)) for _ in range(2))
     if n and heads:
         settings = tile_settings(heads, max(1, width), x)
         _attend[(n, cdiv(max(1, width), settings["BLOCK"]))](
-            indptr, indices, s_src, s_dst, x, bits, y, top, total,
+            indptr, indices, s_src, s_dst, s_edge, x, bits, y, top, total,
             SLOPE=slope, SCALE=scale, SHARED=shares_rows(x, s_dst), HEADS=heads, WIDTH=width, AHEAD=_AHEAD, **settings,
         )  # fmt: skip
     return y, top, total
@@ -269,45 +285,50 @@ def attend(
 @op
 def attend_grad(
     indptr: Tensor, indices: Tensor, s_src: Tensor, s_dst: Tensor, x: Tensor, top: Tensor, total: Tensor, grad: Tensor,
-    slope: float, bits: Tensor | None, scale: float, needs_x: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of ``attend`` for ``s_src``, ``s_dst`` and, if ``needs_x``, ``x`` (else empty)."""
-    return _gradients(indptr, indices, s_src, s_dst, x, None, None, top, total, grad, slope, bits, scale, needs_x)
+    slope: float, bits: Tensor | None, scale: float, needs_x: bool, s_edge: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``attend`` for ``s_src``, ``s_dst``, ``x`` if ``needs_x`` and ``s_edge`` if given (else empty)."""
+    scores = s_src, s_dst, s_edge
+    return _gradients(indptr, indices, scores, x, None, None, top, total, grad, slope, bits, scale, needs_x)
 
 
 @op
 def attend_own_grad(
     indptr: Tensor, indices: Tensor, x: Tensor, v_src: Tensor, v_dst: Tensor, s_src: Tensor, s_dst: Tensor,
     top: Tensor, total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the scores, and of rows ``[N, F]`` whose products with ``v_src`` and ``v_dst`` the scores are."""
+    s_edge: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the ends' scores, of rows ``[N, F]`` whose products with both vectors these are, of ``s_edge``."""
     check_values(v_src=v_src, v_dst=v_dst)
-    vectors = v_src, v_dst
-    for_src, for_dst, for_x = _gradients(
-        indptr, indices, s_src, s_dst, x.unsqueeze(1), *vectors, top, total, grad, slope, bits, scale, True
+    scores, vectors = (s_src, s_dst, s_edge), (v_src, v_dst)
+    for_src, for_dst, for_x, for_edge = _gradients(
+        indptr, indices, scores, x.unsqueeze(1), *vectors, top, total, grad, slope, bits, scale, True
     )
-    return for_src, for_dst, for_x.squeeze(1)
+    return for_src, for_dst, for_x.squeeze(1), for_edge
 
 
-def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad, slope, bits, scale, needs_x):
-    _check(indptr, indices, s_src, s_dst, x, bits)
+def _gradients(indptr, indices, scores, x, v_src, v_dst, top, total, grad, slope, bits, scale, needs_x):
+    _check(indptr, indices, *scores, x, bits)
+    s_src, s_dst, s_edge = scores
     n, heads, width = *s_dst.shape, x.shape[2]
     require(grad.shape == (n, heads, width), f"grad {[n, heads, width]}", list(grad.shape))
     require(top.shape == s_dst.shape and total.shape == s_dst.shape, f"top and total {list(s_dst.shape)}",
             f"{list(top.shape)} and {list(total.shape)}")  # fmt: skip
     shared, edges, device = shares_rows(x, s_dst) or v_src is not None, indices.numel(), x.device
+    nothing = x.new_empty(0)
     if not (n and heads):
-        return torch.zeros_like(s_src), torch.empty_like(s_dst), torch.zeros_like(x) if needs_x else x.new_empty(0)
+        for_edge = s_src.new_empty(0) if s_edge is None else torch.zeros_like(s_edge)
+        return torch.zeros_like(s_src), torch.empty_like(s_dst), torch.zeros_like(x) if needs_x else nothing, for_edge
     coefs = torch.empty((edges, heads), dtype=wide_dtype(x.dtype), device=device) if needs_x else None
-    scores = s_src, s_dst
     for_z, grad_dst = _coefficient_grads(indptr, indices, scores, x, top, total, grad, slope, bits, scale, coefs)
+    for_edge = s_src.new_empty(0) if s_edge is None else for_z.to(s_edge.dtype)
     if is_deterministic():
         for_x = spmm_grad_x_transposed(indptr, indices, grad, coefs, x.shape[0], "sum", shared) if needs_x else None
         for_src = scatter_src_transposed(indptr, indices, for_z, x.shape[0]).to(s_src.dtype)
-        return for_src, grad_dst, for_x.to(x.dtype) if needs_x else x.new_empty(0)
+        return for_src, grad_dst, for_x.to(x.dtype) if needs_x else nothing, for_edge
     grad_src, grad_x = torch.empty_like(s_src), torch.empty_like(x) if needs_x else None
     if not x.shape[0]:
-        return grad_src, grad_dst, grad_x if needs_x else x.new_empty(0)
+        return grad_src, grad_dst, grad_x if needs_x else nothing, for_edge
     first, links = link_edges(indptr, indices, x.shape[0])
     size = max(1, width if shared else heads * width)
 
@@ -323,4 +344,4 @@ def _gradients(indptr, indices, s_src, s_dst, x, v_src, v_dst, top, total, grad,
     shape = (x.dtype, heads, width, shared, needs_x, v_src is not None, *sizes)
     work = (x.shape[0] + edges) * size * x.element_size()
     launch_src(tune.choose("attend_grad_src", shape, tile_configs(size, x.element_size()), launch_src, work, device))
-    return grad_src, grad_dst, grad_x if needs_x else x.new_empty(0)
+    return grad_src, grad_dst, grad_x if needs_x else nothing, for_edge

@@ -62,39 +62,44 @@ def _add_every_row(
 
 
 @triton.jit
-def _logits(scores, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
-    """(sums of scores, logits) of edges ``e``, ``[edges, heads]``: minus infinity behind the last one."""
+def _logits(scores, s_edge, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
+    """(sums of scores, logits) of edges ``e``, ``[edges, heads]``: minus infinity behind the last one.
+
+    ``scores`` are those of both ends, to which ``s_edge``, unless ``None``, is added.
+    """
     known = (e < end) & (head < HEADS)
     z = tl.load(scores + e * HEADS + head, known, 0).to(ACC)
+    if s_edge is not None:
+        z += tl.load(s_edge + e * HEADS + head, known, 0).to(ACC)
     return z, tl.where(known, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC)), float("-inf"))
 
 
 @triton.jit
 def _softmax(
-    kept, alpha, bits, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    kept, s_edge, alpha, bits, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
     ACC: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Scores ``kept`` of a destination become coefficients after dropout; ``factor``: that of the first edges."""
     edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
-    z, logit = _logits(kept, start + edge, end, head, SLOPE, HEADS, ACC)
+    z, logit = _logits(kept, s_edge, start + edge, end, head, SLOPE, HEADS, ACC)
     top = tl.max(logit, 0, keep_dims=True)
     first = start + WIDE
     while first < end:
-        _, more = _logits(kept, first + edge, end, head, SLOPE, HEADS, ACC)
+        _, more = _logits(kept, s_edge, first + edge, end, head, SLOPE, HEADS, ACC)
         top = tl.maximum(top, tl.max(more, 0, keep_dims=True))
         first += WIDE
     power = tl.exp(logit - top)
     total = tl.sum(tl.where(start + edge < end, power, 0), 0, keep_dims=True)
     first = start + WIDE
     while first < end:
-        _, more = _logits(kept, first + edge, end, head, SLOPE, HEADS, ACC)
+        _, more = _logits(kept, s_edge, first + edge, end, head, SLOPE, HEADS, ACC)
         total += tl.sum(tl.where(first + edge < end, tl.exp(more - top), 0), 0, keep_dims=True)
         first += WIDE
     _store_coefficients(kept, alpha, power / total, z, factor, start + edge, end, head, HEADS)
     first = start + WIDE
     while first < end:
         e = first + edge
-        z, more = _logits(kept, e, end, head, SLOPE, HEADS, ACC)
+        z, more = _logits(kept, s_edge, e, end, head, SLOPE, HEADS, ACC)
         factor = factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
         _store_coefficients(kept, alpha, tl.exp(more - top) / total, z, factor, e, end, head, HEADS)
         first += WIDE
@@ -109,7 +114,7 @@ def _store_coefficients(kept, alpha, value, z, factor, e, end, head, HEADS: tl.c
 
 @triton.jit(do_not_specialize=["n", "share"])
 def _attend_rows(
-    indptr, indices, dsts, table, v_src, v_dst, bits, kept, y, alpha, n, share,
+    indptr, indices, dsts, table, v_src, v_dst, s_edge, bits, kept, y, alpha, n, share,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +140,7 @@ def _attend_rows(
             HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
         )  # fmt: skip
         tl.debug_barrier()
-        _softmax(kept, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
+        _softmax(kept, s_edge, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
         sums = tl.zeros([TALL, BLOCK], ACC)
         sums, _ = _add_every_row(
@@ -240,7 +245,7 @@ def _grids(device: torch.device, shape: dict, backward: bool) -> list[tune.Confi
 
 def attend_rows(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
-    bits: Tensor | None, scale: float, y: Tensor, alpha: Tensor,
+    bits: Tensor | None, scale: float, s_edge: Tensor | None, y: Tensor, alpha: Tensor,
 ) -> None:  # fmt: skip
     """Fills ``y`` ``[num_dst, H, F]`` and, up to the last edge, ``alpha`` ``[E, H]``: see the op ``gather_attend``."""
     n, heads = y.shape[:2]
@@ -250,22 +255,25 @@ def attend_rows(
         config = dict(config)
         grid = max(1, min(config.pop("GRID"), n))
         _attend_rows[(grid,)](
-            indptr, indices, dsts, table, v_src, v_dst, bits, kept, y, alpha, n, cdiv(n, grid),
+            indptr, indices, dsts, table, v_src, v_dst, s_edge, bits, kept, y, alpha, n, cdiv(n, grid),
             SLOPE=slope, SCALE=scale, **constants, **config, num_warps=1,
         )  # fmt: skip
 
-    shape = (table.dtype, heads, table.shape[1], constants["SLOTS"], tune.size_class(n))
+    shape = (table.dtype, heads, table.shape[1], constants["SLOTS"], s_edge is not None, tune.size_class(n))
     work = y.numel() * y.element_size()
     launch(tune.choose("attend_rows", shape, _grids(table.device, constants, False), launch, work, table.device))
 
 
 def attend_rows_grad(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, slope: float,
-    bits: Tensor | None, scale: float,
+    bits: Tensor | None, scale: float, for_z: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Gradients of both vectors, ``[2, H, F]``; see ``joestar.ops.gather_attend``."""
+    """Gradients of both vectors, ``[2, H, F]``; see ``joestar.ops.gather_attend``.
+
+    Fills ``for_z`` ``[E, H]``, the gradients of the scores' sums, up to the last edge.
+    """
     n, heads, width = grad.shape
-    for_z, constants, found = torch.empty_like(alpha), shape_of(n, indices.numel(), table, heads), []
+    constants, found = shape_of(n, indices.numel(), table, heads), []
 
     def launch(config: tune.Config) -> None:
         config = dict(config)

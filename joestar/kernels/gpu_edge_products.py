@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.kernels import tune
 from joestar.kernels.gpu_launch import cdiv, power_of_two, require
-from joestar.kernels.gpu_tiles import accumulator, distinct, row_tile, tile_columns
+from joestar.kernels.gpu_tiles import accumulator, check_values, distinct, row_tile, tile_columns
 from joestar.kernels.gpu_warp_rows import fits, warp_grids, warp_products
 from joestar.kernels.layout import shares_rows
 
@@ -18,6 +18,14 @@ def check_bits(bits: Tensor | None, edges: int, heads: int) -> None:
         words = (edges, cdiv(heads, 32))
         right = bits.shape == words and bits.dtype == torch.int32
         require(right, f"bits int32 {list(words)}", f"{bits.dtype} {list(bits.shape)}")
+
+
+def check_edge_scores(s_edge: Tensor, edges: int, heads: int, dtype: torch.dtype | None = None) -> None:
+    """Raises ``ValueError`` unless scores of edges are ``[edges, heads]``, of the dtype if one is given."""
+    check_values(s_edge=s_edge)
+    dtype = s_edge.dtype if dtype is None else dtype
+    right = s_edge.shape == (edges, heads) and s_edge.dtype == dtype
+    require(right, f"s_edge {dtype} {[edges, heads]}", f"{s_edge.dtype} {list(s_edge.shape)}")
 
 
 @triton.jit

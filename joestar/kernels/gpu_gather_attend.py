@@ -15,6 +15,7 @@ from joestar.kernels import tune
 from joestar.kernels.gpu_attend_rows import attend_rows, attend_rows_grad
 from joestar.kernels.gpu_edge_products import (
     check_bits,
+    check_edge_scores,
     dots,
     edge_products,
     factor_of_edge,
@@ -88,7 +89,7 @@ def _row_dots(a, b, out, n, tiles, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["n"])
 def _signed_softmax(
-    indptr, values, s_dst, bits, alpha, n,
+    indptr, values, s_dst, s_edge, bits, alpha, n,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -109,6 +110,8 @@ def _signed_softmax(
         e = start + done
         mask = (e < end) & used
         z = tl.load(values + e * HEADS + head, mask, 0) + own
+        if s_edge is not None:
+            z += tl.load(s_edge + e * HEADS + head, mask, 0).to(ACC)
         logit = tl.where(mask, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC)), float("-inf"))
         higher = tl.maximum(top, logit, propagate_nan=tl.PropagateNan.ALL)
         safe = tl.where(higher == float("-inf"), 0, higher)
@@ -120,6 +123,8 @@ def _signed_softmax(
         e = start + done
         mask = (e < end) & used
         z = tl.load(values + e * HEADS + head, mask, 0) + own
+        if s_edge is not None:
+            z += tl.load(s_edge + e * HEADS + head, mask, 0).to(ACC)
         logit = tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC))
         value = tl.exp(logit - top) / total
         tl.store(alpha + e * HEADS + head, tl.where(z > 0, value, -value), mask)
@@ -171,23 +176,25 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 @op
 def gather_attend(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
-    bits: Tensor | None, scale: float,
+    bits: Tensor | None, scale: float, s_edge: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(``y`` ``[num_dst, H, F]``, signed coefficients ``[E, H]``); see ``joestar.ops.gather_attend``."""
     heads, width = v_src.shape
     _check(indptr, indices, dsts, bits, heads)
     check_values(table=table, v_src=v_src, v_dst=v_dst)
     n, edges = indptr.numel() - 1, indices.numel()
+    if s_edge is not None:
+        check_edge_scores(s_edge, edges, heads)
     y = table.new_empty((n, heads, width))
     alpha = table.new_empty((edges, heads), dtype=torch.promote_types(table.dtype, torch.float32))
     if n and heads and fits(n, edges, table, heads):
-        attend_rows(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale, y, alpha)
+        attend_rows(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale, s_edge, y, alpha)
     elif n and heads:
         values, s_dst = _products(table, indices, v_src), _products(table, dsts, v_dst)
         tall = power_of_two(heads)
         rows = max(1, 128 // tall)
         _signed_softmax[(cdiv(n, rows),)](
-            indptr, values, s_dst, bits, alpha, n,
+            indptr, values, s_dst, s_edge, bits, alpha, n,
             SLOPE=slope, SCALE=scale, HEADS=heads, ACC=accumulator(table), TALL=tall, ROWS=rows, num_warps=4,
         )  # fmt: skip
         shared_sum(indptr, indices, table.unsqueeze(1), values, False, y)
@@ -197,17 +204,20 @@ def gather_attend(
 @op
 def gather_attend_grad(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, out: Tensor,
-    out_grad: Tensor, slope: float, bits: Tensor | None, scale: float,
-) -> Tensor:  # fmt: skip
-    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]`` in the dtype of ``alpha``; no atomic additions."""
+    out_grad: Tensor, slope: float, bits: Tensor | None, scale: float, of_edges: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(Gradients of both vectors ``[2, H, F]``, of the edges' scores) in ``alpha``'s dtype; no atomic additions."""
     n, heads, width = grad.shape
     _check(indptr, indices, dsts, bits, heads)
     check_values(table=table, alpha=alpha, grad=grad, out=out, out_grad=out_grad)
+    for_z = torch.zeros_like(alpha) if of_edges else torch.empty_like(alpha)
+    for_edge = for_z if of_edges else alpha.new_empty(0)
     if not (n and heads and width):
-        return alpha.new_zeros((2, heads, width))
+        return alpha.new_zeros((2, heads, width)), for_edge
     if fits(n, indices.numel(), table, heads):
-        return attend_rows_grad(indptr, indices, dsts, table, alpha, grad, slope, bits, scale)
-    for_z, deltas = torch.empty_like(alpha), _dots(out, out_grad)
+        return attend_rows_grad(indptr, indices, dsts, table, alpha, grad, slope, bits, scale, for_z), for_edge
+    deltas = _dots(out, out_grad)
     edge_products(indptr, indices, table.unsqueeze(1), grad, for_z, alpha, deltas, slope, bits, scale)
     for_dst = scatter_dst(indptr, for_z)
-    return torch.stack((row_sums(table, indices, for_z, indptr[-1:]), row_sums(table, dsts, for_dst)))
+    both = torch.stack((row_sums(table, indices, for_z, indptr[-1:]), row_sums(table, dsts, for_dst)))
+    return both, for_edge

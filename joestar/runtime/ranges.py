@@ -245,9 +245,10 @@ class _Range:
 
     def attend(self, value: Value) -> tuple:
         """Attention of the range's nodes to their sources."""
-        _, indices, s_src, s_dst, x, *rest = value.args
+        _, indices, s_src, s_dst, x, slope, bits, scale, *s_edge = value.args
         ends = self.all(s_src), self.rows(s_dst), self.all(x)
-        return value.target(self.indptr(value), self.rows(indices), *ends, *rest)
+        args = (self.indptr(value), self.rows(indices), *ends, slope, bits, scale, *map(self.rows, s_edge))
+        return value.target(*args)
 
     def segment(self, value: Value) -> list[Tensor]:
         """Messages of the range's edges."""

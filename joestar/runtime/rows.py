@@ -349,14 +349,18 @@ def _segment(value, edges):
     return reads
 
 
+def _attend(value, edges):
+    _, indices, s_src, s_dst, x, _, bits, _, *s_edge = value.args
+    reads = [(indices, "edge"), (s_src, ALL), (s_dst, "dst"), (x, ALL), *((score, "edge") for score in s_edge)]
+    return reads if bits is None else None
+
+
 OVER_SEGMENTS = {
     _JOESTAR.spmm.default: _spmm,
     _JOESTAR.sddmm.default: lambda v, e: [(v.args[1], "edge"), (v.args[2], ALL), (v.args[3], "dst")],
     _JOESTAR.edge_softmax.default: lambda v, e: [(v.args[1], "edge")],
     _JOESTAR.edge_dst.default: lambda v, e: [],
-    _JOESTAR.attend.default: lambda v, e: (
-        [(v.args[1], "edge"), (v.args[2], ALL), (v.args[3], "dst"), (v.args[4], ALL)] if v.args[6] is None else None
-    ),
+    _JOESTAR.attend.default: _attend,
     _JOESTAR.segment.default: _segment,
 }
 """Operations over the in-edges of destinations -> (operand, how it is read) of what they read, offsets left out."""

@@ -95,7 +95,7 @@ def _add_self_loops(builder, node: fx.Node, args):
 
 def _attend_own(builder, node: fx.Node, args):
     """Scores of their own, then ``attend``: sources and destinations of a range of rows are different ones."""
-    indptr, indices, x, v_src, v_dst, slope, bits, scale = args
+    indptr, indices, x, v_src, v_dst, slope, bits, scale, *s_edge = args
     meta, vector = x.meta, v_src.meta
     scores = meta.new_empty((meta.shape[0], vector.shape[0]))
     dtype = meta.dtype
@@ -106,7 +106,7 @@ def _attend_own(builder, node: fx.Node, args):
     s_src, s_dst = (builder.made(_ATEN.linear.default, (x, v), {}, scores) for v in vectors)
     shared = builder.made(_ATEN.unsqueeze.default, (x, 1), {}, meta.new_empty((meta.shape[0], 1, *meta.shape[1:])))
     y, _, _, top, total = node.meta["val"]
-    call = (indptr, indices, s_src, s_dst, shared, slope, bits, scale)
+    call = (indptr, indices, s_src, s_dst, shared, slope, bits, scale, *s_edge)
     attended = builder.made(_JOESTAR.attend.default, call, {}, (y, top, total))
     parts = [builder.made(operator.getitem, (attended, i), {}, part) for i, part in enumerate((y, top, total))]
     return parts[0], s_src, s_dst, *parts[1:]

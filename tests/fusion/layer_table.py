@@ -32,6 +32,7 @@ _GRADIENTS = {
     "aggregate_rows": "aggregate_rows_grad", "aggregate_rows_kept": "aggregate_rows_kept_grad",
     "aggregate_activated": "aggregate_activated_grad",
     "multi_aggregate": "multi_aggregate_grad", "segment": "segment_grad", "attend": "attend_grad",
+    "attend_own": "attend_own_grad",
 }  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def first_layer(nodes: list[fx.Node]) -> str:
     readers, found = {_op(user) for user in table.users}, []
     if readers & _IN_PLACE:
         found.append("in place, while sampling")
-    if readers & {"spmm", "multi_aggregate", "segment"}:
+    if readers & {"spmm", "multi_aggregate", "segment", "gather_attend_linear"}:
         found.append("in place")
     if readers & {"gather_linear", "gather_linears"}:
         found.append("by products, in place")

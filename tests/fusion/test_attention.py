@@ -34,17 +34,24 @@ def plain():
 class Attention(nn.Module):
     """One layer, written by hand; the arguments replace a part of it each."""
 
-    def __init__(self, act=F.leaky_relu, reduce="sum", message=fn.u_add_v, after=None, shared=False, heads=HEADS):
+    def __init__(
+        self, act=F.leaky_relu, reduce="sum", message=fn.u_add_v, after=None, shared=False, heads=HEADS, plus=None
+    ):  # fmt: skip
         super().__init__()
         torch.manual_seed(0)
         self.lin = nn.Linear(NUM_FEATURES, heads * WIDTH)
         self.scores = nn.Linear(NUM_FEATURES, 2 * heads)
         self.act, self.reduce, self.message, self.after = act, reduce, message, after
-        self.shared, self.heads = shared, heads
+        self.shared, self.heads, self.plus = shared, heads, plus
+        self.of_edges = nn.Parameter(torch.randn(2, heads))
 
     def forward(self, block, x):
         src, dst = self.scores(x).split(self.heads, 1)
-        logits = self.act(block.apply_edges(self.message(src, dst[: block.num_dst])))
+        z = block.apply_edges(self.message(src, dst[: block.num_dst]))
+        if self.plus is not None:
+            features = torch.stack([block.eids % 7, block.eids % 3], 1).to(x.dtype) / 4
+            z = self.plus(z, features @ self.of_edges)
+        logits = self.act(z)
         alpha = block.edge_softmax(logits)
         rows = self.lin(x).unflatten(1, (self.heads, WIDTH))
         rows = rows[:, :1] if self.shared else rows
@@ -111,11 +118,43 @@ def test_with_the_whole_table():
     assert count(again(everything, choices=orders).program.captured.gm, JOESTAR.attend.default) == len(orders) == 2
 
 
+SCORED = {
+    "behind": lambda z, e: z + e,
+    "in front": lambda z, e: e + z,
+    "several": lambda z, e: e.tanh() + (z + e) + e.square(),
+    "as many per end": lambda z, e: e + z + e.detach(),
+}
+"""Where scores of edges are added to those of both ends."""
+
+
+@functools.cache
+def scored():
+    return captured_together({name: layer(plus=plus) for name, plus in SCORED.items()}, (3,), disable=ON)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_scores_of_edges(name):
+    on = scored()[name]
+    off = again(on, OFF)
+    (node,) = [node for node in on.trace().graph.nodes if node.target is JOESTAR.attend.default]
+    assert len(node.args) == 9
+    assert count(on.trace(), JOESTAR.sddmm.default) == 0
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(on.exact(on.seeds(batch), step), expected, 1e-10)
+        same(on.padded(on.seeds(batch), step), expected, 1e-10)
+
+
 REFUSED = {
     "tanh": ({"act": torch.tanh}, "the logits are no leaky ReLU"),
     "lambda": ({"act": lambda z: F.leaky_relu(z) + 1}, "the logits are no leaky ReLU"),
     "product": ({"message": fn.u_mul_v}, "the logits are no sum of a score of each end"),
     "one end": ({"message": lambda src, dst: fn.copy_u(src)}, "the logits are no sum of a score of each end"),
+    "one for all heads": ({"plus": lambda z, e: z + e[:, :1]}, "the logits are no sum of a score of each end"),
+    "one for all edges": ({"plus": lambda z, e: z + 0.5}, "the logits are no sum of a score of each end"),
+    "twice as much": ({"plus": lambda z, e: z + z}, "the logits are no sum of a score of each end"),
+    "weighted": ({"plus": lambda z, e: torch.add(z, e, alpha=2)}, "the logits are no sum of a score of each end"),
+    "read twice": ({"plus": lambda z, e: z + (e + z).sigmoid()}, "scores have another reader"),
     "mean": ({"reduce": "mean"}, "the aggregation is a mean"),
     "degree": ({"after": degree_of}, "the coefficients have another reader"),
     "entropy": ({"after": entropy_of}, "the coefficients have another reader"),
@@ -145,11 +184,33 @@ def test_edge_features_and_returned_coefficients():
 
     conv = jnn.GATConv(NUM_FEATURES, WIDTH, heads=2, edge_dim=2, add_self_loops=False)
     case = captured(Model(with_edges, 2 * WIDTH, conv=conv), (3,), disable=ON)
-    assert count(case.trace(), JOESTAR.attend.default) == 0
-    assert reasons(case, PATTERN) == ["the logits are no sum of a score of each end"]
+    assert count(case.trace(), JOESTAR.attend.default) == 1
     case = captured(Model(returned, 2 * WIDTH, conv=jnn.GATConv(NUM_FEATURES, WIDTH, heads=2)), (3,), disable=ON)
     assert count(case.trace(), JOESTAR.attend.default) == 0
     assert reasons(case, PATTERN) == ["the coefficients have another reader"]
+
+
+def test_scores_of_edges_beside_rows_of_its_own():
+    """The same with edge features in both layers."""
+
+    def rows(self, blocks, x):
+        for conv, block in zip((self.first, self.second), blocks, strict=True):
+            features = torch.stack([block.eids % 7, block.eids % 3], 1).to(x.dtype) / 4
+            x = conv(block, x, features).relu()
+        return x
+
+    options = {"heads": 2, "edge_dim": 2, "add_self_loops": False}
+    torch.manual_seed(0)
+    convs = {"first": jnn.GATConv(NUM_FEATURES, 3, **options), "second": jnn.GATConv(6, 3, **options)}
+    case = captured(Model(rows, 6, **convs), (3, 2), disable=only(*BASE, "linear-scores", "spmm-gemm-order", PATTERN))
+    off = again(case, OFF)
+    case = again(case, choices={site.key: "aggregate-first" for site in case.program.sites if site.kind == "order"})
+    (node,) = [node for node in case.trace().graph.nodes if node.target is JOESTAR.attend_own.default]
+    assert len(node.args) == 9
+    for step, batch in enumerate((SEEDS, (5, 5, 47))):
+        expected = off.exact(off.seeds(batch), step)
+        same(case.exact(case.seeds(batch), step), expected, 1e-9)
+        same(case.padded(case.seeds(batch), step), expected, 1e-9)
 
 
 def test_scores_of_shared_rows_belong_to_the_op():

@@ -28,17 +28,23 @@ def gat(**options):
 class Attention(nn.Module):
     """One layer, written by hand; the arguments replace a part of it each."""
 
-    def __init__(self, bias=False, other=None, own_scores=True, act=F.leaky_relu, norm=False, project=True):
+    def __init__(self, bias=False, other=None, own_scores=True, act=F.leaky_relu, norm=False, project=True,
+                 plus=None):  # fmt: skip
         super().__init__()
         torch.manual_seed(0)
         self.src, self.dst = nn.Linear(NUM_FEATURES, HEADS, bias=bias), nn.Linear(NUM_FEATURES, HEADS, bias=False)
         self.other, self.own_scores, self.act, self.norm, self.project = other, own_scores, act, norm, project
         self.weight = nn.Parameter(torch.randn(HEADS, WIDTH, NUM_FEATURES) / 3)
+        self.plus, self.of_edges = plus, nn.Parameter(torch.randn(2, HEADS))
 
     def forward(self, block, x):
         own = x[: block.num_dst] if self.own_scores else x[: block.num_dst] * 2
         src = self.src(F.normalize(x) if self.norm else x)
-        alpha = block.edge_softmax(self.act(block.apply_edges(fn.u_add_v(src, self.dst(own)))))
+        z = block.apply_edges(fn.u_add_v(src, self.dst(own)))
+        if self.plus is not None:
+            features = torch.stack([block.eids % 7, block.eids % 3], 1).to(x.dtype) / 4
+            z = self.plus(z, features @ self.of_edges)
+        alpha = block.edge_softmax(self.act(z))
         y = block.pull(fn.u_mul_e(x.unsqueeze(1), alpha), "sum")
         if self.project:
             y = torch.ops.joestar.head_linear(y, self.weight)
@@ -65,12 +71,17 @@ def gathers(case):
 @functools.cache
 def known(name: str):
     """The traced model of ``MODELS`` after the passes."""
-    return captured(layer(), (3,), disable=ON) if name == "by hand" else layered()[name]
+    return by_hand()[name] if name in BY_HAND else layered()[name]
+
+
+@functools.cache
+def by_hand():
+    return captured_together({name: layer(**options) for name, options in BY_HAND.items()}, (3,), disable=ON)
 
 
 @functools.cache
 def layered():
-    models = {name: make() for name, make in MODELS.items() if name != "by hand"}
+    models = {name: make() for name, make in MODELS.items()}
     return captured_together(models, (3, 2), disable=ON)
 
 
@@ -91,11 +102,15 @@ MODELS = {
     "no dropout": lambda: gat(dropout=0.0, heads=4),
     "one head": lambda: gat(heads=1, negative_slope=0.05),
     "no loops": lambda: gat(add_self_loops=False),
-    "by hand": layer,
+}
+BY_HAND = {
+    "by hand": {},
+    "scores of edges": {"plus": lambda z, e: z + e},
+    "scores of edges in front": {"plus": lambda z, e: e + (e.tanh() + z)},
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *BY_HAND])
 @pytest.mark.every(2)
 def test_same_numbers(name):
     """Seeds stand twice in a batch, and the graph has self-loops and duplicate edges."""

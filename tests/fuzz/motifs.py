@@ -97,14 +97,21 @@ def gated_update(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f'{hop.name}.pull(fn.copy_u({z}.tanh() * {gate}.sigmoid()), "{code.pick("max", "mean")}")', width)
 
 
-def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})") -> Rows:
-    """Additive attention of several heads, with or without self-loops and dropout."""
+def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})", of_edges: bool = False) -> Rows:
+    """Additive attention of several heads, with or without self-loops and dropout; or with scores of edges."""
     heads, width = code.pick(2, 3), code.pick(2, 4)
-    block = code.let(f"{hop.name}.add_self_loops()") if code.chance(0.5) else hop.name
+    block = code.let(f"{hop.name}.add_self_loops()") if not of_edges and code.chance(0.5) else hop.name
     z = code.let(f"{code.linear(h, heads * width, bias=False)}.{split.format(heads, width)}")
     left = code.let(f"({z} * {code.parameter(1, heads, width)}).sum(-1)")
     right = code.let(f"({z}[: {block}.num_dst] * {code.parameter(1, heads, width)}).sum(-1)")
-    alpha = code.let(f"{block}.edge_softmax(F.leaky_relu({block}.apply_edges(fn.u_add_v({left}, {right})), 0.2))")
+    logits = f"{block}.apply_edges(fn.u_add_v({left}, {right}))"
+    if of_edges:
+        plus = code.let(f"({hop.name}.eids % 5).to({h}.dtype)[:, None] * {code.parameter(heads)}")
+        if hop.edata and code.chance(0.7):
+            plus = code.let(f'{code.own(f"nn.Linear(3, {heads})")}({hop.name}.edata["f"])')
+        form = code.pick("{z} + {e}", "{e} + {z}", "{e}.tanh() + ({z} + {e})")
+        logits = code.let(form.format(z=logits, e=plus))
+    alpha = code.let(f"{block}.edge_softmax(F.leaky_relu({logits}, 0.2))")
     alpha = code.dropout(alpha) if code.chance(0.5) else alpha
     return code.rows(f'{block}.pull(fn.u_mul_e({z}, {alpha}), "sum").flatten(1)', heads * width)
 
@@ -258,6 +265,16 @@ def ordered_attention(code: Code, h: Rows, hop: Hop) -> Rows:
     return attention(code, h, hop, "unflatten(-1, ({}, {}))")
 
 
+def edge_attention(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Attention with scores of edges, in front of those of both ends or behind them."""
+    return attention(code, h, hop, of_edges=True)
+
+
+def ordered_edge_attention(code: Code, h: Rows, hop: Hop) -> Rows:
+    """The same where the product may follow the sum."""
+    return attention(code, h, hop, "unflatten(-1, ({}, {}))", of_edges=True)
+
+
 def attention_layer(code: Code, h: Rows, hop: Hop) -> Rows:
     """``GATConv`` of one head or several, over rows that nothing else reads."""
     heads, width, concat = code.pick(1, 2, 3), code.pick(2, 4), code.chance(0.7)
@@ -371,6 +388,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "gather-attention": [
         Motif(ordered_attention, alone=True, choices=READ_IN_PLACE),
         Motif(attention_layer, alone=True, choices=READ_IN_PLACE),
+        Motif(ordered_edge_attention, alone=True, choices=READ_IN_PLACE),
     ],
     "gather-aggregate": [Motif(weighted), Motif(looped_sum)],
     "aggregate-update": [Motif(layers.sage_sum), Motif(layers.sage_sum, rows.relu, inner=True)],
@@ -383,7 +401,13 @@ MOTIFS: dict[str, list[Motif]] = {
         Motif(gated, before, inner=True, choices={"beside": "in-matrix"}) for before in (rows.relu_dropout, rows.tanh)
     ],
     "gather-update": [Motif(updated)],
-    "attention": [Motif(attention), Motif(attention, inner=True)],
+    "attention": [
+        Motif(attention),
+        Motif(attention, inner=True),
+        Motif(edge_attention),
+        Motif(edge_attention, inner=True),
+        Motif(ordered_edge_attention, inner=True, choices=AGGREGATED),
+    ],
     "softmax-aggregate": [Motif(any_attention, inner=inner, choices=ATTENDED) for inner in (False, True)],
     "edge-map-reduce": [
         *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),

@@ -41,16 +41,17 @@ def test_large(heads, width):
     dsts = torch.randint(0, 50_000, (rows,), generator=random, dtype=torch.int32)
     vectors = [torch.randn(heads, width, generator=random) / 10 for _ in range(2)]
     bits = torch.randint(-(2**31), 2**31, (indices.numel(), 1), generator=random, dtype=torch.int32)
-    args = (indptr, indices, dsts, table, *vectors, 0.2, bits, 1.5)
+    of_edges = torch.randn(indices.numel(), heads, generator=random)
+    args = (indptr, indices, dsts, table, *vectors, 0.2, bits, 1.5, of_edges)
     ours, good = on_gpu(ops.gather_attend)(*args), ops.gather_attend(*args)
     torch.testing.assert_close(ours[0], good[0], rtol=1e-4, atol=1e-4)
     edges = int(indptr[-1])
     signed = (ours[1][:edges].abs(), good[1][:edges].abs())  # a logit of almost 0 may have either sign
     torch.testing.assert_close(*signed, rtol=1e-4, atol=1e-4)
     grad = torch.randn(good[0].shape, generator=random)
-    args = (*args[:4], good[1], grad, good[0], grad, *args[6:])
-    found, expected = on_gpu(ops.gather_attend_grad)(*args), ops.gather_attend_grad(*args)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    args = (*args[:4], good[1], grad, good[0], grad, *args[6:9], True)
+    for found, expected in zip(on_gpu(ops.gather_attend_grad)(*args), ops.gather_attend_grad(*args), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def test_products_per_head():

@@ -25,7 +25,10 @@ def _calls(dtype, ids, largest):
             case = f"{s.name}, x {list(x.shape)}, {heads} heads"
             args = (s.indptr, s.indices, *scores, x, SLOPE)
             yield s, case, (*args, None, 1.0)
-            yield s, f"{case}, dropout", (*args, _bits(s.indices.numel(), heads), SCALE)
+            dropped = (*args, _bits(s.indices.numel(), heads), SCALE)
+            yield s, f"{case}, dropout", dropped
+            of_edges = values((s.indices.numel(), heads), dtype, 5, s.edges)
+            yield s, f"{case}, scores of edges, dropout", (*dropped, of_edges)
         large = tuple(score * largest for score in scores)
         yield s, f"{case}, large scores", (s.indptr, s.indices, *large, x, SLOPE, None, 1.0)
 
@@ -39,9 +42,10 @@ def _attend_grad(dtype, ids):
     for s, case, args in _calls(dtype, ids, 20):
         _, *saved = reference.attend(*args)
         grad = values((*args[3].shape, args[4].shape[2]), dtype, 4, s.rows)
-        yield Sample(case, (*args[:5], *saved, grad, *args[5:], True))
+        yield Sample(case, (*args[:5], *saved, grad, *args[5:8], True, *args[8:]))
         if "dropout" in case:
-            yield Sample(f"{case}, rows without gradients", (*args[:5], *saved, grad, *args[5:], False))
+            rest = (*args[5:8], False, *args[8:])
+            yield Sample(f"{case}, rows without gradients", (*args[:5], *saved, grad, *rest))
 
 
 def _large(dtype: torch.dtype) -> tuple:
@@ -65,6 +69,8 @@ OPS = {
             ((*TINY, *_ONE, torch.ones(1, 3, 5), 0.2, None, 1.0), r"\[N, 1, F\], got .*\[1, 3, 5\]"),
             ((*TINY, torch.ones(1, 2), torch.ones(2, 2), torch.ones(1, 1, 5), 0.2, None, 1.0), "one row for each of 1"),
             ((*TINY, *_ONE, torch.ones(1, 1, 5), 0.2, ints(1, 1), 1.0), r"bits int32 \[1, 1\]"),
+            ((*TINY, *_ONE, torch.ones(1, 1, 5), 0.2, None, 1.0, torch.ones(1, 1)), r"s_edge torch.float32 \[1, 2\]"),
+            ((*TINY, *_ONE, torch.ones(1, 1, 5), 0.2, None, 1.0, torch.ones(1, 2).double()), "s_edge torch.float32"),
         ),
     ),
     "attend_grad": Op(_attend_grad, _large_grad),

@@ -12,12 +12,14 @@ def values(dtype: torch.dtype):
     generator = torch.Generator().manual_seed(0)
     near = torch.rand(5, 2, generator=generator)
     x = torch.randn(5, 2, 4, generator=generator).to(dtype)
-    return [value.requires_grad_() for value in (near + 1e5, near[:3] * 2, x)]
+    of_edges = torch.randn(5, 2, generator=generator).to(dtype)
+    return [value.requires_grad_() for value in (near + 1e5, near[:3] * 2, x, of_edges)]
 
 
-def stored(s_src, s_dst, x):
+def stored(s_src, s_dst, x, s_edge):
     """The same by the ops that are fused."""
-    alpha = ops.edge_softmax(INDPTR, torch.nn.functional.leaky_relu(ops.sddmm(INDPTR, INDICES, s_src, s_dst, "add")))
+    z = ops.sddmm(INDPTR, INDICES, s_src, s_dst, "add") + s_edge
+    alpha = ops.edge_softmax(INDPTR, torch.nn.functional.leaky_relu(z))
     return ops.spmm(INDPTR, INDICES, x, alpha, "sum")
 
 
@@ -31,7 +33,7 @@ def outcome(run, inputs):
 def test_scores_are_not_rounded(dtype):
     inputs = values(dtype)
     with torch.autocast("cpu", dtype):
-        ours = outcome(lambda *args: ops.attend(INDPTR, INDICES, *args, 0.01, None, 1.0)[0], inputs)
+        ours = outcome(lambda *args: ops.attend(INDPTR, INDICES, *args[:3], 0.01, None, 1.0, args[3])[0], inputs)
         plain = outcome(stored, inputs)
     exact = outcome(stored, [value.detach().double().requires_grad_() for value in inputs])
     unit = torch.finfo(dtype).eps

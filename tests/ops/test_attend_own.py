@@ -17,25 +17,28 @@ def calls(dtype, ids, heads=2, width=5):
         vectors = [values((heads, width), dtype, seed) for seed in (2, 3)]
         words = (s.indices.numel(), -(-heads // 32))
         bits = torch.randint(-(2**31), 2**31, words, generator=torch.Generator().manual_seed(6), dtype=torch.int32)
-        for mask, scale in ((None, 1.0), (bits, 1.6)):
-            yield s.name, (s.indptr, s.indices, x, *vectors, 0.2, mask, scale)
+        of_edges = values((s.indices.numel(), heads), dtype, 4, s.edges)
+        for mask, scale, *scores in ((None, 1.0), (bits, 1.6), (bits, 1.6, of_edges)):
+            yield s.name, (s.indptr, s.indices, x, *vectors, 0.2, mask, scale, *scores)
 
 
-def expected(indptr, indices, x, v_src, v_dst, slope, bits, scale):
+def expected(indptr, indices, x, v_src, v_dst, slope, bits, scale, *s_edge):
     n = indptr.numel() - 1
-    return ops.attend(indptr, indices, x @ v_src.t(), x[:n] @ v_dst.t(), x.unsqueeze(1), slope, bits, scale)[0]
+    return ops.attend(indptr, indices, x @ v_src.t(), x[:n] @ v_dst.t(), x.unsqueeze(1), slope, bits, scale, *s_edge)[0]
 
 
 def check(run, dtype, ids, tolerance, heads=2):
     """``run``: the gradient; ``x`` first. Forward and backward against autograd of the parts, in float64."""
     for case, args in calls(dtype, ids, heads):
-        wide = [a.double().clone().requires_grad_() for a in args[2:5]]
-        good = expected(*args[:2], *wide, *args[5:])
+        wide = [a.double().clone().requires_grad_() for a in (*args[2:5], *args[8:])]
+        good = expected(*args[:2], *wide[:3], *args[5:8], *wide[3:])
         y, *saved = ops.attend_own(*args)
         torch.testing.assert_close(y.double(), good, rtol=tolerance, atol=tolerance, msg=case)
         grad = values(y.shape, dtype, 7)
         wanted = torch.autograd.grad(good, wide, grad.double())
-        for found, value in zip(run(*args[:5], *saved, grad, *args[5:]), wanted, strict=True):
+        grads = run(*args[:5], *saved, grad, *args[5:])
+        assert len(grads) == 4 and (wide[3:] or not grads[3].numel()), case
+        for found, value in zip(grads[: len(wanted)], wanted, strict=True):
             torch.testing.assert_close(found.double(), value, rtol=tolerance, atol=tolerance * 10, msg=case)
 
 
@@ -47,8 +50,10 @@ def test_values_and_gradients(dtype, tolerance, heads):
 
 def test_autograd_and_registration():
     args = [args for name, args in calls(torch.float64, torch.int64) if name == "bipartite"][-1]
-    args = [*args[:2], *(a.clone().requires_grad_() for a in args[2:5]), *args[5:]]
-    assert torch.autograd.gradcheck(lambda *v: ops.attend_own(*args[:2], *v, *args[5:])[0], args[2:5])
+    args = [*args[:2], *(a.clone().requires_grad_() for a in args[2:5]), *args[5:8], args[8].clone().requires_grad_()]
+    assert torch.autograd.gradcheck(
+        lambda *v: ops.attend_own(*args[:2], *v[:3], *args[5:8], v[3])[0], (*args[2:5], args[8])
+    )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(ops.attend_own, tuple(args), test_utils=checks)
 

@@ -26,14 +26,18 @@ def calls(dtype, ids, shapes=SHAPES):
             random = torch.Generator().manual_seed(6)
             bits = torch.randint(-(2**31), 2**31, words, generator=random, dtype=torch.int32)
             yield f"{s.name}, {heads} heads of {width}, dropout", (*args, bits, SCALE)
+            of_edges = values((s.indices.numel(), heads), dtype, 5, s.edges) / 4
+            yield f"{s.name}, {heads} heads of {width}, scores of edges", (*args, bits, SCALE, of_edges)
 
 
-def expected(indptr, indices, dsts, table, by_src, by_dst, slope, bits, scale):
+def expected(indptr, indices, dsts, table, by_src, by_dst, slope, bits, scale, s_edge=None):
     """(sums, signed coefficients) through ``attend`` with a score for every row of the table, in float64."""
     table, by_src, by_dst = (value.double() for value in (table, by_src, by_dst))
     scores = table @ by_src.t(), table[dsts.long()] @ by_dst.t()
-    y, _, _ = ops.attend(indptr, indices, *scores, table.unsqueeze(1), slope, bits, scale)
+    s_edge = s_edge if s_edge is None else s_edge.double()
+    y, _, _ = ops.attend(indptr, indices, *scores, table.unsqueeze(1), slope, bits, scale, s_edge)
     z = ops.sddmm(indptr, indices, *scores, "add")
+    z = z if s_edge is None else z + s_edge
     alpha = ops.edge_softmax(indptr, F.leaky_relu(z, slope))
     return y, torch.where(z > 0, alpha, -alpha)
 
@@ -53,12 +57,13 @@ def check(run, dtype, ids, tolerance, shapes=SHAPES, only=("",)):
         close(y.double(), good[0], tolerance, case)
         close(alpha[:edges].double(), good[1][:edges], tolerance, case)
         grad = values(y.shape, dtype, 5)
-        found = run[1](*args[:4], alpha, grad, y, grad, *args[6:])
-        vectors = [value.double().clone().requires_grad_() for value in args[4:6]]
-        expected(*args[:4], *vectors, *args[6:])[0].backward(grad.double())
-        wanted = torch.stack([value.grad for value in vectors])
+        found, of_edges = run[1](*args[:4], alpha, grad, y, grad, *args[6:9], len(args) > 9)
+        vectors = [value.double().clone().requires_grad_() for value in (*args[4:6], *args[9:])]
+        expected(*args[:4], *vectors[:2], *args[6:9], *vectors[2:])[0].backward(grad.double())
+        wanted = torch.stack([value.grad for value in vectors[:2]])
         largest = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
         close(found.double() / largest, wanted / largest, tolerance, case)
+        close(of_edges.double(), vectors[2].grad if vectors[2:] else torch.zeros(0).double(), 4 * tolerance, case)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +76,11 @@ def test_values_and_gradients(dtype, tolerance, ids):
 
 def linear_arguments():
     args = next(
-        args for case, args in calls(torch.float64, torch.int64) if "2 heads of 5, dropout" in case and args[1].numel()
+        args for case, args in calls(torch.float64, torch.int64) if "2 heads of 5, scores" in case and args[1].numel()
     )
     weight = values((2, 3, 5), torch.float64, 8)
-    return [*args[:4], *(value.clone().requires_grad_() for value in (*args[4:6], weight)), *args[6:]]
+    trained = (value.clone().requires_grad_() for value in (*args[4:6], weight))
+    return [*args[:4], *trained, *args[6:9], args[9].clone().requires_grad_()]
 
 
 def test_product_gradients_and_registration():
@@ -82,7 +88,7 @@ def test_product_gradients_and_registration():
     out, y, _ = ops.gather_attend_linear(*args)
     torch.testing.assert_close(out, torch.einsum("nhf,hcf->nhc", y, args[6]))
     assert torch.autograd.gradcheck(
-        lambda a, b, w: ops.gather_attend_linear(*args[:4], a, b, w, *args[7:])[0], args[4:7]
+        lambda a, b, w, e: ops.gather_attend_linear(*args[:4], a, b, w, *args[7:10], e)[0], (*args[4:7], args[10])
     )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(ops.gather_attend_linear, tuple(args), test_utils=checks)
@@ -97,6 +103,8 @@ def test_errors():
     args = linear_arguments()
     with pytest.raises(ValueError, match=r"expected a table \[N, F\], vectors \[H, F\]"):
         ops.gather_attend_linear(*args[:4], args[4][:, :1].repeat(1, 7), *args[5:])
+    with pytest.raises(ValueError, match=r"expected scores of edges s_edge \[\d+, 2\]"):
+        ops.gather_attend_linear(*args[:10], args[10][:, :1])
     args[3] = args[3].clone().requires_grad_()
     with pytest.raises(RuntimeError, match="no gradient for its table; gather with index_select, then use attend"):
         ops.gather_attend_linear(*args)

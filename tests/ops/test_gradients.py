@@ -93,10 +93,11 @@ def test_attend(heads, shared):
             bits = torch.randint(0, 2**heads, words, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
             for mask in (None, bits):
 
-                def y(a, b, x, s=s, mask=mask):
-                    return ops.attend(s.indptr, s.indices, a, b + 0.0137, x, 0.2, mask, 1.5)[0]
+                def y(a, b, x, e=None, s=s, mask=mask):
+                    return ops.attend(s.indptr, s.indices, a, b + 0.0137, x, 0.2, mask, 1.5, e)[0]
 
                 _check(y, *scores, x)
+            _check(y, *scores, x, _leaf(s.indices.numel(), heads, seed=3))
 
 
 def test_ties_share_the_gradient_evenly_as_in_torch():

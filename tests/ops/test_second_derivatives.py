@@ -54,7 +54,10 @@ CALLS = {
     "spmm_by": [(*CSC, x(), weight(), "sum", FORM)],
     "sddmm": [(*CSC, x(), leaf(3, 3, seed=2), op) for op in ("add", "sub", "mul", "div", "dot")],
     "edge_softmax": [(S.indptr, leaf(8, 2))],
-    "attend": [(*CSC, leaf(6, 2), leaf(3, 2, seed=2), leaf(6, 2, 3, seed=3), 0.2, None, 1.0)],
+    "attend": [
+        (*CSC, leaf(6, 2), leaf(3, 2, seed=2), leaf(6, 2, 3, seed=3), 0.2, None, 1.0, *of_edges)
+        for of_edges in ((), (leaf(8, 2, seed=4),))
+    ],
     "attend_own": [(*CSC, x(), leaf(2, 3, seed=2), leaf(2, 3, seed=3), 0.2, None, 1.0)],
     "gather_attend_linear": [
         (*CSC, torch.tensor([3, 1, 0]), x().detach(), leaf(2, 3), leaf(2, 3, seed=2), leaf(2, 4, 3), 0.2, None, 1.0)

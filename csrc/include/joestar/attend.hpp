@@ -1,6 +1,6 @@
 #pragma once
-// Graph attention without edge values in memory: logits leaky_relu(s_src[source] + s_dst[row]), their softmax over the
-// edges of a row, dropout of coefficients, and the weighted sum of the sources' rows, per row; and the gradients.
+// Graph attention without edge values in memory: logits leaky_relu(s_src[source] + s_dst[row] + s_edge[edge]), their
+// softmax over the edges of a row, dropout of coefficients, and the weighted sum of the sources' rows, per row; and the gradients.
 
 #include <limits>
 
@@ -12,7 +12,7 @@ namespace joestar {
 
 // Scores s_src [num_src, heads] and s_dst [rows, heads]; x [num_src, heads * width], or [num_src, width] if `shared`.
 // bits [edges, words] with words = ceil(heads / 32), or none: bit h / words of word h % words keeps the coefficient of
-// head h, which is then multiplied by `scale`.
+// head h, which is then multiplied by `scale`. s_edge [edges, heads], or none.
 template <class T, IdType Id>
 struct Attention {
   Csc<Id> csc;
@@ -23,6 +23,7 @@ struct Attention {
   std::int64_t heads, width;
   bool shared;
   Accumulator<T> slope, scale;
+  const T* s_edge = nullptr;
 
   std::int64_t size() const { return heads * width; }
   std::int64_t x_size() const { return shared ? width : heads * width; }
@@ -37,12 +38,13 @@ struct AttendState {
   const T* grad;
 };
 
-// Gradients; grad_x may be null.
+// Gradients; x and s_edge may be null. That of s_edge is 0 behind the last edge, up to the bound of the edges.
 template <class T>
 struct AttendGrads {
   T* s_src;
   T* s_dst;
   T* x;
+  T* s_edge = nullptr;
 };
 
 namespace detail {
@@ -53,7 +55,7 @@ JOESTAR_INLINE A leak(A z, A slope) {
   return z > A{0} ? A{1} : slope;
 }
 
-// z[e, h] = s_src[source of e, h] + own[h] for the `degree` edges from `start` on.
+// z[e, h] = s_src[source of e, h] + own[h] + s_edge[e, h] for the `degree` edges from `start` on.
 template <int fixed, class T, class Id, class A>
 JOESTAR_INLINE void edge_scores(const Attention<T, Id>& a, std::int64_t start, std::int64_t degree, const T* own,
                                 A* JOESTAR_RESTRICT z) {
@@ -64,6 +66,9 @@ JOESTAR_INLINE void edge_scores(const Attention<T, Id>& a, std::int64_t start, s
     asm volatile("" : "+r"(s));  // one edge at a time: its scores are adjacent, those of several edges are not
     for (std::int64_t h = 0; h < heads; ++h) z[e * heads + h] = load(s[h]) + load(own[h]);
   }
+  if (a.s_edge == nullptr) return;
+  const T* plus = a.s_edge + start * heads;
+  for (std::int64_t k = 0; k < degree * heads; ++k) z[k] += load(plus[k]);
 }
 
 // value[e, h] *= `scale` where the coefficient is kept, 0 elsewhere.
@@ -281,9 +286,16 @@ void attend_grad(const Attention<T, Id>& a, const AttendState<T>& state, std::in
     detail::with_heads(a.heads, [&]<int fixed>(std::integral_constant<int, fixed>) {
       detail::score_gradients<fixed>(a, state, first, last, scratch, grad_z.data() + base, sum.data(), grads.s_dst);
     });
+    if (grads.s_edge != nullptr) {
+      for (std::int64_t k = 0; k < values; ++k) grads.s_edge[base + k] = store<T>(grad_z[base + k]);
+    }
     if (applied == nullptr) return;
     for (std::int64_t k = 0; k < values; ++k) applied[base + k] = store<T>(scratch.applied[k]);
   });
+  if (grads.s_edge != nullptr) {
+    const auto bound = static_cast<std::int64_t>(a.csc.indices.size());
+    std::fill(grads.s_edge + values, grads.s_edge + bound * a.heads, T{});
+  }
   const Transposed<Id> by_source = transpose(a.csc, num_src);
   const std::span<const std::int64_t> indptr = by_source.indptr.span();
   const Messages<A, const std::int64_t*> scores{

@@ -11,27 +11,41 @@ The dropout may be missing (``bits`` is ``None`` then); ``x`` is ``[N, H, F]``, 
 share. Logits, coefficients and their mask are made where rows are read; the backward pass makes them again from the
 largest logit and the sum of exponentials per destination, ``[num_dst, H]`` each.
 
+Edge features have scores of their own: values of the edges ``[E, H]`` that are added to ``z`` in front of the
+activation, in any order and number, become the last argument, ``attend(..., s_edge)``. Their gradient is that of ``z``.
+
 Where the heads share trained rows whose products the scores are (``s_src = linear(x, v)``, ``s_dst = linear(x[:n],
 u)``), these belong to the op, ``attend_own(indptr, indices, x, v, u, ...)``: the parts of the rows' gradient are added
 up as it is written.
 
 Must not fire when logits or coefficients have another reader (``return_attention_weights``), when the activation is no
-leaky ReLU, when edge features are added to the logits, when only one end has a score, when rows are gathered by other
-ids than scores, or when the reduction is no sum.
+leaky ReLU, when what is added to the scores is no number per edge and head, when only one end has a score, when rows
+are gathered by other ids than scores, or when the reduction is no sum.
 """
 
 import operator
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from joestar.fusion.match.emit import emit, leads
-from joestar.fusion.match.rounding import unwidened
+from joestar.fusion.match.emit import emit, leads, tensor
+from joestar.fusion.match.rounding import PRODUCTS, unwidened
 from joestar.fusion.record import Reject
 from joestar.lowering.rules.arguments import argument
+from joestar.lowering.sizes import same_shape
 
 PATTERN = "attention"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
+
+
+@dataclass
+class Scores:
+    """What an activation reads: the ``sddmm``, ``of_edges`` that are added to it, and the sums, last first."""
+
+    sddmm: fx.Node
+    of_edges: list[fx.Node]
+    sums: list[fx.Node]
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -65,6 +79,33 @@ def negative_slope(relu: fx.Node) -> float:
     return argument(relu, "negative_slope")
 
 
+def scores_of(relu: fx.Node) -> Scores:
+    """The scores of an activation; where its operand is no sum of both ends' scores, ``sddmm`` is some other node."""
+    found = Scores(relu.args[0], [], [])
+    while (parts := _parts(found.sddmm)) is not None:
+        found.sums.append(found.sddmm)
+        found.sddmm, plus = parts
+        found.of_edges.insert(0, plus)
+    return found
+
+
+def _parts(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """(sum of both ends' scores, maybe with edges' scores, what is added to it) of an addition of equal shapes."""
+    if node.target is not _ATEN.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        if one is other or not isinstance(one, fx.Node) or tensor(other) is None:
+            continue
+        within = _sums_ends(one) or (len(one.users) == 1 and _parts(one) is not None)
+        if within and same_shape(tensor(other).shape, node.meta["val"].shape):
+            return one, other
+    return None
+
+
+def _sums_ends(node: fx.Node) -> bool:
+    return node.target is _JOESTAR.sddmm.default and node.args[4] == "add" and None not in node.args[2:4]
+
+
 def fits(chain: list[fx.Node]) -> bool | Reject:
     """Whether the chain is graph attention of which only the result is read."""
     spmm, softmax, relu, dropout = chain[0], chain[-2], chain[-1], _dropout(chain)
@@ -73,37 +114,41 @@ def fits(chain: list[fx.Node]) -> bool | Reject:
         return Reject(f"the aggregation is a {reduce}")
     if relu.target is not _ATEN.leaky_relu.default:
         return Reject("the logits are no leaky ReLU")
-    sddmm = relu.args[0]
-    if sddmm.target is not _JOESTAR.sddmm.default or sddmm.args[4] != "add" or None in sddmm.args[2:4]:
+    scores = scores_of(relu)
+    sddmm = scores.sddmm
+    if not _sums_ends(sddmm):
         return Reject("the logits are no sum of a score of each end")
     if sddmm.args[:2] != (indptr, indices) or softmax.args[0] is not indptr:
         return Reject("scores and rows are those of other edges")
     if dropout is not None and (dropout.args[1] is not indptr or argument(dropout, "padded_columns")):
         return Reject("the mask is that of other edges")
-    values = [node.meta["val"] for node in (*sddmm.args[2:4], x)]
-    if [value.dim() for value in values] != [2, 2, 3]:
+    values = [node.meta["val"] for node in (*sddmm.args[2:4], x, *scores.of_edges)]
+    if [value.dim() for value in values[:3]] != [2, 2, 3]:
         return Reject("there are no heads")
     if len({value.dtype for value in values}) > 1:
         return Reject("scores and rows have different dtypes")
-    for node in (*chain[1:], sddmm):
+    for node in (*chain[1:], *scores.sums, sddmm):
         if len(node.users) != 1:
-            return Reject("the coefficients have another reader" if node is not sddmm else "scores have another reader")
+            return Reject(f"{'the coefficients' if node in chain else 'scores'} have another reader")
     return True
 
 
 def _rewrite(graph: fx.Graph, chain: list[fx.Node], context) -> None:
     spmm, relu = chain[0], chain[-1]
-    sddmm = relu.args[0]
+    found = scores_of(relu)
+    sddmm = found.sddmm
     indptr, indices, s_src, s_dst, _ = sddmm.args
     with graph.inserting_before(spmm):
         bits, scale = mask_bits(graph, chain, indptr, indices)
-        own = _own_scores(sddmm, spmm.args[2], context)
-        rest = (negative_slope(relu), bits, scale)
+        own = _own_scores(found, spmm.args[2], context)
+        rest = (negative_slope(relu), bits, scale, *edge_scores(graph, found))
         if own is not None:
             fused = emit(graph, spmm, _JOESTAR.attend_own.default, indptr, indices, *own, *rest)
             y = emit(graph, spmm, operator.getitem, fused, 0)
             scores = products(sddmm)
-            _replace(graph, spmm, y, (*chain, *scores, scores[-1].args[0], spmm.args[2]), context)
+            _replace(graph, spmm, y, (*chain, *found.sums, *scores, scores[-1].args[0], spmm.args[2]))
+            of_edges = " and of edges" if found.of_edges else ""
+            context.fired(PATTERN, y, f"{y.meta['val'].shape[1]} heads, rows shared, scores of them{of_edges}")
             return
         args = (indptr, indices, s_src, s_dst, spmm.args[2], *rest)
         fused = graph.call_function(_JOESTAR.attend.default, args)
@@ -113,15 +158,30 @@ def _rewrite(graph: fx.Graph, chain: list[fx.Node], context) -> None:
     per_row = [scores.new_empty(scores.shape, dtype=wide) for _ in range(2)]
     fused.meta = {**spmm.meta, "val": (value, *per_row)}
     y.meta = dict(spmm.meta)
-    spmm.replace_all_uses_with(y)
-    for node in (*chain, sddmm):
-        graph.erase_node(node)
+    _replace(graph, spmm, y, (*chain, *found.sums, sddmm))
     shared = ", rows shared" if args[4].meta["val"].shape[1] != scores.shape[1] else ""
-    context.fired(PATTERN, y, f"{scores.shape[1]} heads{shared}{', dropout' if bits is not None else ''}")
+    of_edges = ", scores of edges" if found.of_edges else ""
+    context.fired(PATTERN, y, f"{scores.shape[1]} heads{shared}{of_edges}{', dropout' if bits is not None else ''}")
 
 
-def _own_scores(sddmm: fx.Node, shared: fx.Node, context) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """(rows, vectors of both scores) if the scores are products of the rows, which nothing else makes of them."""
+def edge_scores(graph: fx.Graph, scores: Scores) -> tuple[fx.Node, ...]:
+    """The sum of the edges' scores, or nothing."""
+    if not scores.of_edges:
+        return ()
+    total, *more = scores.of_edges
+    for plus in more:
+        total = emit(graph, scores.sums[0], _ATEN.add.Tensor, total, plus)
+    return (total,)
+
+
+def _own_scores(scores: Scores, shared: fx.Node, context) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """(rows, vectors of both scores) if the scores are products of the rows, which nothing else makes of them.
+
+    The op rounds scores of edges to the dtype of the rows, so that under autocast these have to be products as well.
+    """
+    sddmm = scores.sddmm
+    if context.autocast is not None and any(unwidened(plus).target not in PRODUCTS for plus in scores.of_edges):
+        return None
     if shared.target is not _ATEN.unsqueeze.default or shared.args[1] != 1 or len(shared.users) != 1:
         return None
     rows, (s_src, s_dst) = shared.args[0], map(unwidened, sddmm.args[2:4])
@@ -135,12 +195,10 @@ def _own_scores(sddmm: fx.Node, shared: fx.Node, context) -> tuple[fx.Node, fx.N
     return (rows, s_src.args[1], s_dst.args[1]) if context.depends_on_grad(rows) else None
 
 
-def _replace(graph: fx.Graph, spmm: fx.Node, y: fx.Node, old: tuple[fx.Node, ...], context) -> None:
+def _replace(graph: fx.Graph, spmm: fx.Node, y: fx.Node, old: tuple[fx.Node, ...]) -> None:
     spmm.replace_all_uses_with(y)
-    heads = y.meta["val"].shape[1]
     for node in old:
         graph.erase_node(node)
-    context.fired(PATTERN, y, f"{heads} heads, rows shared, scores of them")
 
 
 def products(sddmm: fx.Node) -> list[fx.Node]:

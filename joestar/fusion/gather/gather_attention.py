@@ -11,6 +11,8 @@ Before (aggregate-first, H heads of F features)         After
     s   = spmm(looped, local, aten.unsqueeze(x, 1), d, "sum")
     y   = head_linear(s, w)                             [num_dst, H, C]
 
+Scores of the edges that are added to ``z`` (``attention``) are the op's last argument.
+
 A row is read once per edge, for its score and for the sum; neither rows nor scores are stored, and no source of this
 layer is numbered any more: where nothing else reads the local numbers, the outermost hop loses its deduplication.
 
@@ -26,7 +28,7 @@ import operator
 import torch
 from torch import fx
 
-from joestar.fusion.edges.attention import chain_of, fits, mask_bits, negative_slope, products
+from joestar.fusion.edges.attention import chain_of, edge_scores, fits, mask_bits, negative_slope, products, scores_of
 from joestar.fusion.match.emit import emit
 from joestar.fusion.match.gathers import destinations, gathers_rows, global_edges, readable_in_place
 from joestar.fusion.match.rounding import unwidened
@@ -74,7 +76,7 @@ def _match(chain: list[fx.Node], gather: fx.Node, context) -> tuple[fx.Node, fx.
     readable = readable_in_place(gather, context)
     if not readable:
         return readable
-    sddmm = chain[-1].args[0]
+    sddmm = scores_of(chain[-1]).sddmm
     score_src, score_dst = map(unwidened, sddmm.args[2:4])
     for score in (score_src, score_dst):
         if score.target is not _LINEAR or (len(score.args) > 2 and score.args[2] is not None):
@@ -105,18 +107,18 @@ def _chosen(gather: fx.Node, position: int, match: tuple, context) -> tuple | Re
 def _rewrite(graph: fx.Graph, chain: list[fx.Node], gather: fx.Node, match: tuple, context) -> None:
     spmm, relu = chain[0], chain[-1]
     dsts, by_src, by_dst = match
-    sddmm, rows, table = relu.args[0], spmm.args[2], gather.args[0]
+    found, rows, table = scores_of(relu), spmm.args[2], gather.args[0]
     (product,) = spmm.users
     with graph.inserting_before(product):
         indptr, indices = global_edges(graph, spmm, *spmm.args[:2], gather.args[2])
         bits, scale = mask_bits(graph, chain, indptr, indices)
         vectors = by_src, by_dst, product.args[1]
-        args = (indptr, indices, dsts, table, *vectors, negative_slope(relu), bits, scale)
+        args = (indptr, indices, dsts, table, *vectors, negative_slope(relu), bits, scale, *edge_scores(graph, found))
         fused = emit(graph, product, _JOESTAR.gather_attend_linear.default, *args)
         y = emit(graph, product, operator.getitem, fused, 0)
     product.replace_all_uses_with(y)
-    scores = products(sddmm)
-    for node in (product, *chain, *scores, rows, scores[-1].args[0], gather):
+    scores = products(found.sddmm)
+    for node in (product, *chain, *found.sums, *scores, rows, scores[-1].args[0], gather):
         graph.erase_node(node)
-    dropout = ", dropout" if bits is not None else ""
-    context.fired(PATTERN, y, f"{by_src.meta['val'].shape[0]} heads over {table.name}{dropout}")
+    more = (", scores of edges" if found.of_edges else "") + (", dropout" if bits is not None else "")
+    context.fired(PATTERN, y, f"{by_src.meta['val'].shape[0]} heads over {table.name}{more}")

@@ -20,15 +20,23 @@ ops = torch.ops.joestar
 _READS = f"{CSC}, Tensor dsts, Tensor table"
 _VECTORS = "Tensor v_src, Tensor v_dst"
 _DROPOUT = "float slope, Tensor? bits, float scale"
+_EDGES = "Tensor? s_edge=None"
 
 
-def _check(indptr: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor) -> None:
+def _check(
+    indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, s_edge: Tensor | None
+) -> None:
     fits = table.dim() == 2 and v_src.dim() == 2 and v_src.shape == v_dst.shape and v_src.shape[1] == table.shape[1]
     if not fits or dsts.shape[0] != indptr.shape[0] - 1:
         raise ValueError(
             "gather_attend: expected a table [N, F], vectors [H, F] and dsts [num_dst]; got "
             f"{list(table.shape)}, {list(v_src.shape)} and {list(v_dst.shape)}, {list(dsts.shape)} with "
             f"{indptr.shape[0] - 1} rows"
+        )
+    if s_edge is not None and s_edge.shape != (indices.shape[0], v_src.shape[0]):
+        raise ValueError(
+            f"gather_attend: expected scores of edges s_edge {[indices.shape[0], v_src.shape[0]]}, got "
+            f"{list(s_edge.shape)}"
         )
 
 
@@ -49,7 +57,7 @@ def _factors(bits: Tensor | None, scale: float, like: Tensor) -> Tensor | float:
 
 def gather_attend(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, slope: float,
-    bits: Tensor | None, scale: float,
+    bits: Tensor | None, scale: float, s_edge: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention over ``table[indices]`` with scores of both ends' rows.
 
@@ -57,17 +65,18 @@ def gather_attend(
         indptr: int64 ``[num_dst + 1]``; indices: rows of the table per edge, ``[E]``; dsts: those of destinations.
         table: ``[N, F]``. v_src, v_dst: ``[H, F]``; a score is the product of a row and such a vector.
         slope: of the leaky ReLU. bits: int32 ``[E, ceil(H / 32)]``, which coefficients dropout keeps; scale: their
-            factor.
+            factor. s_edge: scores of the edges ``[E, H]``, added to those of both ends, or none.
 
     Returns:
         (``y`` ``[num_dst, H, F]`` in the table's dtype; the coefficients before dropout ``[E, H]``, at least float32,
         negative where the activation has the slope ``slope``, undefined behind the last edge).
     """
-    _check(indptr, dsts, table, v_src, v_dst)
+    _check(indptr, indices, dsts, table, v_src, v_dst, s_edge)
     with torch.autocast(table.device.type, enabled=False):
         edge, valid, rows = _edges(indptr, indices, table)
         own = torch.index_select(table, 0, dsts).to(rows.dtype)
         z = ops.sddmm(indptr, edge, rows @ v_src.to(rows.dtype).t(), own @ v_dst.to(rows.dtype).t(), "add")
+        z = z if s_edge is None else z + torch.where(valid, s_edge.to(rows.dtype), 0)
         alpha = ops.edge_softmax(indptr, torch.nn.functional.leaky_relu(z, slope))
         kept = torch.where(valid, alpha * _factors(bits, scale, alpha), 0)
         y = ops.spmm(indptr, edge, rows.unsqueeze(1), kept, "sum")
@@ -76,9 +85,11 @@ def gather_attend(
 
 def gather_attend_grad(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, alpha: Tensor, grad: Tensor, out: Tensor,
-    out_grad: Tensor, slope: float, bits: Tensor | None, scale: float,
-) -> Tensor:  # fmt: skip
-    """Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]``, at least float32.
+    out_grad: Tensor, slope: float, bits: Tensor | None, scale: float, of_edges: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(Gradients of ``v_src`` and ``v_dst``, ``[2, H, F]``; that of ``s_edge`` ``[E, H]``), at least float32.
+
+    The latter is 0 behind the last edge, and empty ``[0]`` unless asked for by ``of_edges``.
 
     ``grad``: that of ``y``. ``out``, ``out_grad`` ``[num_dst, H, C]``: any linear function of every head's ``y`` and
     its gradient, or ``y`` and ``grad`` themselves; their products are those of ``y`` and ``grad``.
@@ -91,30 +102,31 @@ def gather_attend_grad(
         for_z = alpha.abs() * (through * _factors(bits, scale, alpha) - off)
         for_z = torch.where(valid, torch.where(alpha > 0, for_z, for_z * slope), 0)
         own = torch.index_select(table, 0, dsts).to(rows.dtype)
-        return torch.stack((for_z.t() @ rows, ops.scatter_dst(indptr, for_z).t() @ own))
+        of_vectors = torch.stack((for_z.t() @ rows, ops.scatter_dst(indptr, for_z).t() @ own))
+        return of_vectors, for_z if of_edges else for_z.new_empty(0)
 
 
 def gather_attend_linear(
     indptr: Tensor, indices: Tensor, dsts: Tensor, table: Tensor, v_src: Tensor, v_dst: Tensor, weight: Tensor,
-    slope: float, bits: Tensor | None, scale: float,
+    slope: float, bits: Tensor | None, scale: float, s_edge: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(``weight[h] @ y[i, h]`` ``[num_dst, H, C]``, ``y``, coefficients) with ``weight`` ``[H, C, F]``."""
-    _check(indptr, dsts, table, v_src, v_dst)
+    _check(indptr, indices, dsts, table, v_src, v_dst, s_edge)
     with torch.autocast(table.device.type, enabled=False):
-        y, alpha = ops.gather_attend(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale)
+        y, alpha = ops.gather_attend(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale, s_edge)
         return ops.head_linear(y, weight.to(y.dtype)), y, alpha
 
 
-def _fake(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale):
+def _fake(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale, s_edge=None):
     alpha = table.new_empty((indices.shape[0], v_src.shape[0]), dtype=wide_dtype(table.dtype))
     return table.new_empty((dsts.shape[0], v_src.shape[0], table.shape[1])), alpha
 
 
-def _grad_fake(indptr, indices, dsts, table, alpha, grad, out, out_grad, slope, bits, scale):
-    return alpha.new_empty((2, grad.shape[1], grad.shape[2]))
+def _grad_fake(indptr, indices, dsts, table, alpha, grad, out, out_grad, slope, bits, scale, of_edges=False):
+    return alpha.new_empty((2, grad.shape[1], grad.shape[2])), alpha.new_empty(alpha.shape if of_edges else (0,))
 
 
-def _linear_fake(indptr, indices, dsts, table, v_src, v_dst, weight, slope, bits, scale):
+def _linear_fake(indptr, indices, dsts, table, v_src, v_dst, weight, slope, bits, scale, s_edge=None):
     heads, columns, width = weight.shape
     rows = dsts.shape[0], heads
     alpha = table.new_empty((indices.shape[0], heads), dtype=wide_dtype(table.dtype))
@@ -122,11 +134,11 @@ def _linear_fake(indptr, indices, dsts, table, v_src, v_dst, weight, slope, bits
 
 
 def _setup(ctx, inputs, output):
-    indptr, indices, dsts, table, v_src, v_dst, weight, ctx.slope, bits, ctx.scale = inputs
+    indptr, indices, dsts, table, v_src, v_dst, weight, ctx.slope, bits, ctx.scale, s_edge = inputs
     if ctx.needs_input_grad[3]:
         raise RuntimeError("gather_attend has no gradient for its table; gather with index_select, then use attend")
     ctx.mark_non_differentiable(*output[1:])
-    ctx.dtypes = v_src.dtype, v_dst.dtype, weight.dtype
+    ctx.dtypes = v_src.dtype, v_dst.dtype, weight.dtype, None if s_edge is None else s_edge.dtype
     ctx.save_for_backward(indptr, indices, dsts, table, weight, bits, *output)
 
 
@@ -134,22 +146,25 @@ def _backward(ctx, grad, *of_saved):
     indptr, indices, dsts, table, weight, bits, out, y, alpha = ctx.saved_tensors
     grad = grad.contiguous()
     for_y = ops.head_linear(grad, weight.to(y.dtype).transpose(1, 2))
-    both = ops.gather_attend_grad(
-        indptr, indices, dsts, table, alpha, for_y, out, grad, ctx.slope, bits, ctx.scale
+    *dtypes, of_edge = ctx.dtypes
+    of_edges = of_edge is not None and ctx.needs_input_grad[10]
+    both, for_edge = ops.gather_attend_grad(
+        indptr, indices, dsts, table, alpha, for_y, out, grad, ctx.slope, bits, ctx.scale, of_edges
     )  # fmt: skip
     grads = both[0], both[1], ops.head_linear_weight_grad(y, grad)
-    return *[None] * 4, *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True)), None, None, None
+    grads = [g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)]
+    return *[None] * 4, *grads, None, None, None, for_edge.to(of_edge) if of_edges else None
 
 
 define_structural(
-    f"gather_attend({_READS}, {_VECTORS}, {_DROPOUT}) -> (Tensor, Tensor)", gather_attend, fake=_fake,
+    f"gather_attend({_READS}, {_VECTORS}, {_DROPOUT}, {_EDGES}) -> (Tensor, Tensor)", gather_attend, fake=_fake,
     cuda="gpu_gather_attend",
 )  # fmt: skip
 define_gradient(
-    f"gather_attend_grad({_READS}, Tensor alpha, Tensor grad, Tensor out, Tensor out_grad, {_DROPOUT}) -> Tensor",
-    gather_attend_grad, fake=_grad_fake, cuda="gpu_gather_attend",
+    f"gather_attend_grad({_READS}, Tensor alpha, Tensor grad, Tensor out, Tensor out_grad, {_DROPOUT},"
+    " bool of_edges=False) -> (Tensor, Tensor)", gather_attend_grad, fake=_grad_fake, cuda="gpu_gather_attend",
 )  # fmt: skip
 define(
-    f"gather_attend_linear({_READS}, {_VECTORS}, Tensor weight, {_DROPOUT}) -> (Tensor, Tensor, Tensor)",
+    f"gather_attend_linear({_READS}, {_VECTORS}, Tensor weight, {_DROPOUT}, {_EDGES}) -> (Tensor, Tensor, Tensor)",
     gather_attend_linear, fake=_linear_fake, gradient=(_setup, _backward), padding=Padding.SAFE,
 )  # fmt: skip

@@ -145,13 +145,14 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.spmm_grad_weight(INDPTR, indices, x, grad, weight, "mean")
     gpu.spmm_extremum_grad(INDPTR, indices, x, weight, grad, grad)
     scores, bits = (weight[:NODES], weight[:ROWS]), torch.zeros(EDGES, 1, dtype=torch.int32)
-    for rows in (x, x[:, :1].contiguous()):
-        _, top, total = gpu.attend(INDPTR, indices, *scores, rows, 0.2, bits, 2.0)
-        gpu.attend_grad(INDPTR, indices, *scores, rows, top, total, grad, 0.2, bits, 2.0, True)
+    for rows, of_edges in itertools.product((x, x[:, :1].contiguous()), (None, weight)):
+        _, top, total = gpu.attend(INDPTR, indices, *scores, rows, 0.2, bits, 2.0, of_edges)
+        gpu.attend_grad(INDPTR, indices, *scores, rows, top, total, grad, 0.2, bits, 2.0, True, of_edges)
     table, vectors = x[:, 0].contiguous(), torch.zeros(4, 32, dtype=dtype)
     ids = INDPTR[:-1].to(indices.dtype)
     for rows, by in ((table, vectors), (torch.zeros(NODES, 768, dtype=dtype), torch.zeros(4, 768, dtype=dtype))):
-        sums, alpha = gpu.gather_attend(INDPTR, indices, ids, rows, by, by, 0.2, bits, 2.0)
+        for of_edges in (None, weight):
+            sums, alpha = gpu.gather_attend(INDPTR, indices, ids, rows, by, by, 0.2, bits, 2.0, of_edges)
         gpu.gather_attend_grad(INDPTR, indices, ids, rows, alpha, sums, grad, grad, 0.2, bits, 2.0)
     gpu.column_sums(table)
     gpu_heads.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))

@@ -47,13 +47,13 @@ def test_gradient_by_atomic_additions(atomic):
 def test_wide_rows_and_many_heads(shared, atomic):
     indptr, indices = torch.tensor([0, 6, 6, 7]), torch.tensor([1, 0, 1, 4, 3, 3, 2], dtype=torch.int32)
     generator = torch.Generator().manual_seed(0)
-    shapes = ((5, 12), (3, 12), (5, 1 if shared else 12, 260), (3, 12, 260))
-    *scores, x, grad = (torch.randn(shape, generator=generator) for shape in shapes)
-    y, top, total = gpu.attend(indptr, indices, *scores, x, 0.1, None, 1.0)
-    exact = reference.attend(indptr, indices, *in_double((*scores, x)), 0.1, None, 1.0)
+    shapes = ((5, 12), (3, 12), (5, 1 if shared else 12, 260), (3, 12, 260), (7, 12))
+    *scores, x, grad, of_edges = (torch.randn(shape, generator=generator) for shape in shapes)
+    y, top, total = gpu.attend(indptr, indices, *scores, x, 0.1, None, 1.0, of_edges)
+    exact = reference.attend(indptr, indices, *in_double((*scores, x)), 0.1, None, 1.0, of_edges.double())
     for value, good in zip((y, top, total), exact, strict=True):
         check_close(value, good, torch.float32, "attend")
-    args = (indptr, indices, *scores, x, top, total, grad, 0.1, None, 1.0, True)
+    args = (indptr, indices, *scores, x, top, total, grad, 0.1, None, 1.0, True, of_edges)
     for value, good in zip(gpu.attend_grad(*args), reference.attend_grad(*in_double(args)), strict=True):
         check_close(value, good, torch.float32, "attend_grad")
 
@@ -61,8 +61,8 @@ def test_wide_rows_and_many_heads(shared, atomic):
 @pytest.mark.parametrize("heads", [1, 3])
 def test_scores_of_the_rows_themselves(heads, atomic):
     def run(indptr, indices, x, *rest):
-        for_src, for_dst, for_x = gpu.attend_own_grad(indptr, indices, x, *rest)
-        return for_x, for_src.t() @ x, for_dst.t() @ x[: for_dst.shape[0]]
+        for_src, for_dst, for_x, of_edges = gpu.attend_own_grad(indptr, indices, x, *rest)
+        return for_x, for_src.t() @ x, for_dst.t() @ x[: for_dst.shape[0]], of_edges
 
     check(run, torch.float64, torch.int64, 1e-11, heads)
 

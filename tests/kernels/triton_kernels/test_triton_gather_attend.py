@@ -95,15 +95,17 @@ def test_one_pass_over_destinations_of_any_degree(most, dropout, slope):
     dsts = torch.randint(0, 20, (37,), generator=random)
     vectors = [torch.randn(heads, width, generator=random, dtype=torch.float64) for _ in range(2)]
     bits = torch.randint(-(2**31), 2**31, (edges + 5, 1), generator=random, dtype=torch.int32) if dropout else None
-    args = (indptr, indices, dsts, table, *vectors, slope, bits, 1.5)
+    of_edges = torch.randn(edges + 5, heads, generator=random, dtype=torch.float64)
+    of_edges[edges:] = float("nan")
+    args = (indptr, indices, dsts, table, *vectors, slope, bits, 1.5, of_edges)
     assert gpu_warp_rows.fits(37, edges + 5, table, heads) and degrees.max() > most // 2
     (y, alpha), (good, signed) = gpu.gather_attend(*args), torch.ops.joestar.gather_attend(*args)
     torch.testing.assert_close(y, good, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(alpha[:edges], signed[:edges], rtol=1e-12, atol=1e-12)
     grad = torch.randn(y.shape, generator=random, dtype=torch.float64)
-    args = (*args[:4], signed, grad, good, grad, *args[6:])
-    found, expected = gpu.gather_attend_grad(*args), torch.ops.joestar.gather_attend_grad(*args)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    args = (*args[:4], signed, grad, good, grad, *args[6:9], True)
+    for found, wanted in zip(gpu.gather_attend_grad(*args), torch.ops.joestar.gather_attend_grad(*args), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -121,11 +121,11 @@ def test_attention(width):
     inputs = [tensor.double().requires_grad_() for tensor in (*scores, x)]
     expected = torch.autograd.grad(_attended(indices, *inputs), inputs, grad.double())
     found = gpu.attend_grad(INDPTR, indices, *scores, x[:, None], top, total, grad, *settings, True)
-    for ours, good in zip(found, expected, strict=True):
+    for ours, good in zip(found[:3], expected, strict=True):
         check_close(ours, good.reshape(ours.shape), torch.float32, case)
     dsts, vectors = torch.arange(5, dtype=torch.int32), [_random(HEADS, width, seed=s) / width**0.5 for s in (4, 5)]
     y, alpha = gpu.gather_attend(INDPTR, indices, dsts, x, *vectors, *settings)
-    found = gpu.gather_attend_grad(INDPTR, indices, dsts, x, alpha, grad, y, grad, *settings)
+    found, _ = gpu.gather_attend_grad(INDPTR, indices, dsts, x, alpha, grad, y, grad, *settings)
     exact = [vector.double().requires_grad_() for vector in vectors]
     rows = x.double()
     good = _attended(indices, rows @ exact[0].t(), rows[:5] @ exact[1].t(), rows)
