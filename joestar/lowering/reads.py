@@ -1,21 +1,32 @@
-"""What a trace read of Python: every plain value that TorchDynamo made a constant, and where it stood.
+"""What a trace read of Python: plain values that TorchDynamo made constants, tensors, functions, and where they stood.
 
 ``runtime.watch`` finds what a program can have read by looking at model, sampler and loss. What belongs to others it
-does not look into: ``os.environ["SCALE"]``, ``optimizer.param_groups[0]["lr"]``, ``scheduler.last_epoch``. TorchDynamo
-knows, as it guards whatever it reads.
+does not look into: ``os.environ["SCALE"]``, ``optimizer.param_groups[0]["lr"]``, ``scheduler.last_epoch``; nor at what
+only a function that was put into the model reads of it (``model.forward = types.MethodType(forward, model)``).
+TorchDynamo knows, as it guards whatever it reads.
 """
 
 import enum
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
 from joestar.lowering.origin import model_line
 
-PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum)
+PLAIN = (
+    int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum,
+    np.generic,
+)  # fmt: skip
 """Values that are what they are, whichever object they are."""
+_THINGS = {
+    torch.Tensor: "tensor", np.ndarray: "array", types.FunctionType: "function", types.BuiltinFunctionType: "function",
+    torch._ops.OpOverloadPacket: "function", type: "class",
+}  # fmt: skip
+"""Values that must stay the same object, in words."""
 MISSING = object()
 """The value of what is not there any more."""
 _OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_")
@@ -23,9 +34,42 @@ _OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_")
 _TRUSTED = ("G['__import_joestar", "G['__import_torch")
 
 
+class Thing:
+    """A tensor, an array, a function or a class that was read, where it is in memory: another one is not the same.
+
+    Attributes:
+        kind: what it is, in a word.
+    """
+
+    def __init__(self, thing):
+        self.thing, self.kind = thing, next(word for kind, word in _THINGS.items() if isinstance(thing, kind))
+        self._place = None
+        if isinstance(thing, np.ndarray):
+            self._place = thing.__array_interface__["data"][0], thing.shape, thing.dtype
+        elif isinstance(thing, torch.Tensor):
+            self._place = _address(thing), thing.shape, thing.dtype, thing.device
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Thing) and self.thing is other.thing and self._place == other._place
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        shape = getattr(self.thing, "shape", None)
+        named = getattr(self.thing, "__name__", "") if shape is None else f"of shape {list(shape)}"
+        return f"a {self.kind} {named}".strip()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # no storage of its own
+        return 0
+
+
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A plain value, or the length of a container, that was read while a program was traced.
+    """A plain value, a ``Thing``, or the length of a container, that was read while a program was traced.
 
     Attributes:
         name: as Python has it, from the model, the sampler, the loss or a module on; line: of the user's code.
@@ -43,7 +87,7 @@ class Read:
     def now(self) -> object:
         """What would be read now; ``MISSING`` if it is not there any more."""
         try:
-            return self._now()
+            return _fact(self._now())
         except (LookupError, AttributeError, TypeError, ValueError):
             return MISSING
 
@@ -63,7 +107,8 @@ class Reads:
 
 
 def reads(scope: dict[str, object]) -> Reads:
-    """Everything plain that the program read that Dynamo is tracing, in order; called while it compiles.
+    """Everything plain, and every ``Thing``, that the program read that Dynamo is tracing, in order; called while it
+    compiles.
 
     Args:
         scope: what the traced function closes over, by name.
@@ -75,6 +120,8 @@ def reads(scope: dict[str, object]) -> Reads:
     found: dict[str, Read] = {}
     for guard in output.guards:
         source = guard.originating_source
+        if type(source).__name__ == "NumpyTensorSource":  # the array, or the number, behind a tensor
+            source = source.base
         name = _name(source)
         if name in found or not name.startswith(_OF_USERS) or name.startswith(_TRUSTED):
             continue
@@ -89,13 +136,19 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
     text = f"len({name})" if length else name
     try:
         code = compile(text, "<what a program read>", "eval")
-        value, owner, key = eval(code, dict(names)), *_place(source, names)
+        value, owner, key = _fact(eval(code, dict(names))), *_place(source, names)
     except Exception:
         return None
-    if not isinstance(value, PLAIN) or (key == "training" and isinstance(owner, nn.Module)):
+    if not isinstance(value, (*PLAIN, Thing)) or (key == "training" and isinstance(owner, nn.Module)):
         return None
+    if isinstance(value, Thing) and (owner is None or isinstance(owner, types.ModuleType)):
+        return None  # model, sampler or loss; names of modules are watched
     owner, key = (eval(name, dict(names)), len) if length else (owner, key)
     return Read(_readable(text), _line(guard), value, owner, key, lambda: eval(code, dict(names)))
+
+
+def _fact(value):
+    return Thing(value) if isinstance(value, tuple(_THINGS)) else value
 
 
 def _name(source) -> str:

@@ -5,11 +5,12 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from joestar.errors import ChangedAfterCompileError, JoestarWarning
 from joestar.graph_api.frame import Frame
-from joestar.lowering.reads import MISSING, Reads
+from joestar.lowering.reads import MISSING, Reads, Thing
 from joestar.runtime.facts import Entries, Places, Same, TensorFacts, same
 from joestar.runtime.watch import Watched
 
@@ -85,6 +86,11 @@ class ChangeGuard:
             now = read.now()
             if not same(read.value, now):
                 where, what = read.line or "an unknown line", "gone" if now is MISSING else repr(now)
+                if isinstance(read.value, Thing) and repr(now) == repr(read.value):
+                    raise ChangedAfterCompileError(
+                        f"{read.name} is another {read.value.kind} than the one that was read, at {where}; what was "
+                        f"read is part of the program. {_HINTS.get(read.value.kind, '')}{_AGAIN}"
+                    )
                 raise ChangedAfterCompileError(
                     f"{read.name} was {read.value!r} when it was read, at {where}, and is {what} now; "
                     f"what was read is part of the program. {_hint(read.value, now)}{_AGAIN}"
@@ -148,8 +154,14 @@ def _message(path: str, before, after, unread: str = "") -> str:
     )
 
 
+_HINTS = {
+    "tensor": "Write new values into it (.copy_() under torch.no_grad()), which every step reads. Else: ",
+    "array": "Write new values into it (array[:] = values), which every step reads. Else: ",
+}
+
+
 def _hint(before, after) -> str:
-    if type(before) not in (int, float) or type(after) not in (int, float):
+    if not all(isinstance(value, (int, float, np.number)) and type(value) is not bool for value in (before, after)):
         return ""
     return (
         "A number that changes while training (a temperature, a learning rate) belongs into a buffer, which every step "

@@ -72,7 +72,7 @@ class Watched:
         self._variables: dict[str, str | None] = {}
         for name, root in roots.items():
             self._note(name, root, frozenset())
-        for when in ("forward_hooks", "forward_pre_hooks"):
+        for when in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"):
             self._note_hooks(f"torch.nn's global {when}", getattr(nn.modules.module, f"_global_{when}"))
         del self._seen
         self._entries = Entries(self._dicts)

@@ -255,6 +255,18 @@ def test_globals_and_classes_that_the_code_reads(monkeypatch):
         guard.check()
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_all_modules(kind):
+    guard, *_ = _parts()
+    hook = getattr(nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None)
+    try:
+        with pytest.raises(ChangedAfterCompileError, match=r"torch.nn's global \w+_hooks\[0\] was added"):
+            guard.check()
+    finally:
+        hook.remove()
+    guard.check()
+
+
 def test_what_no_program_reads_may_change():
     guard, model, sampler, _ = _parts()
     model.best = 0.9  # set in __init__, read by no method
