@@ -19,7 +19,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
 from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
-from joestar.lowering.no_grad import detach_regions
+from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.reads import Reads, reads
@@ -220,6 +220,8 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
 
     Where no gradients are computed (predictions, which run without them, too), regions under ``no_grad`` mean nothing.
     """
+    enabled = torch.is_grad_enabled()
+    without_inference_mode(gm, enabled)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta["example_value"] for node in placeholders]
     mode = detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
@@ -227,7 +229,6 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
         traced = make_fx(fx.Interpreter(gm).run, OTHER_NAMES, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
-    enabled = torch.is_grad_enabled()
     wanted = [enabled and isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]
     detach_regions(traced, wanted, enabled)
     traced.graph.eliminate_dead_code(is_impure_node=is_impure)

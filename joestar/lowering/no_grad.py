@@ -16,9 +16,41 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError
 from joestar.lowering.functional import is_in_place
 from joestar.lowering.origin import node_line
-from joestar.torch_private import set_grad_enabled, tree_leaves
+from joestar.torch_private import enter_inference_mode, exit_inference_mode, set_grad_enabled, tree_leaves
 
 _DETACH = torch.ops.aten.detach.default
+
+
+def without_inference_mode(gm: fx.GraphModule, enabled: bool) -> None:
+    """Makes regions under ``torch.inference_mode`` of Dynamo's graph such under ``no_grad``, which a re-trace keeps.
+
+    Args:
+        enabled: the gradient mode in which the graph is run.
+    """
+    inside, outer = False, []  # in inference mode: nothing that is enabled there counts
+    for node in list(gm.graph.nodes):
+        if node.target is set_grad_enabled:
+            enabled = node.args[0]
+            node.args = (enabled and not inside,)
+        elif node.target is enter_inference_mode:
+            outer.append((inside, enabled))
+            inside = node.args[0]
+            enabled = not inside
+            _switch(gm, node, enabled)
+        elif node.target is exit_inference_mode:
+            inside, enabled = outer.pop()
+            _switch(gm, node, enabled and not inside)
+    gm.graph.lint()
+    gm.recompile()
+
+
+def _switch(gm: fx.GraphModule, node: fx.Node, enabled: bool) -> None:
+    with gm.graph.inserting_before(node):
+        gm.graph.call_function(set_grad_enabled, (enabled,))
+    if node.target is exit_inference_mode:
+        (entered,) = node.args
+        gm.graph.erase_node(node)
+        gm.graph.erase_node(entered)
 
 
 def detach_regions(gm: fx.GraphModule, wanted: list[bool], enabled: bool) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from joestar.lowering.origin import model_line
+from joestar.torch_private import OpOverloadPacket
 
 PLAIN = (
     int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, slice, range, enum.Enum,
@@ -24,7 +25,7 @@ PLAIN = (
 """Values that are what they are, whichever object they are."""
 _THINGS = {
     torch.Tensor: "tensor", np.ndarray: "array", types.FunctionType: "function", types.BuiltinFunctionType: "function",
-    torch._ops.OpOverloadPacket: "function", type: "class",
+    OpOverloadPacket: "function", type: "class",
 }  # fmt: skip
 """Values that must stay the same object, in words."""
 MISSING = object()

@@ -102,7 +102,23 @@ def own_labels(z, y):
     return F.cross_entropy(z, y) + (F.cross_entropy(z, label, reduction="none") * sure).mean()
 
 
-COMBINE = [beside, in_front, of_the_same, nested, decorated, statistics, between_writes]
+def inferred(m, blocks, x):
+    """Inference mode is no_grad here; within it nothing else counts, behind it what was before."""
+    h = m.student(blocks[0], x)
+    with torch.inference_mode():
+        with torch.enable_grad():
+            frozen = m.student(blocks[0], x)
+        with torch.inference_mode(False):
+            near = m.student(blocks[0], x)
+        far = m.teacher(blocks[0], x)
+    with torch.no_grad():
+        with torch.inference_mode():
+            deep = m.student(blocks[0], x)
+        low = m.student(blocks[0], x)
+    return h.relu() + (frozen + far + deep).clone() + near.tanh() + low
+
+
+COMBINE = [beside, in_front, of_the_same, nested, decorated, statistics, between_writes, inferred]
 
 
 @pytest.fixture(scope="module")
