@@ -53,8 +53,8 @@ def attend_own_grad(
         for_src, for_dst, for_x, for_edge = ops.attend_grad(
             indptr, indices, s_src, s_dst, x.unsqueeze(1), top, total, grad, slope, bits, scale, True, s_edge
         )
-        for_x = for_x.squeeze(1) + for_src @ v_src.to(dtype)
-        for_x[:n] += for_dst @ v_dst.to(dtype)
+        for_x = for_x.squeeze(1).addmm_(for_src, v_src.to(dtype))
+        for_x[:n].addmm_(for_dst, v_dst.to(dtype))
         return for_x, for_src.t() @ x, for_dst.t() @ x[:n], for_edge
 
 
