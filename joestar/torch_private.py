@@ -40,6 +40,7 @@ _TABLE = {
     "torch.fx.experimental.proxy_tensor": "make_fx",
     "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",
+    "torch.optim.optimizer": "before_steps=_global_optimizer_pre_hooks after_steps=_global_optimizer_post_hooks",
     "torch.utils._device": "DeviceContext",
     "torch.utils._python_dispatch": "TorchDispatchMode",
     "torch.utils._pytree": "tree_flatten tree_leaves tree_map tree_map_only tree_unflatten",

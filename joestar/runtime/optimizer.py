@@ -9,6 +9,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from joestar.errors import ConfigError, OptimizerError
 from joestar.ops import optimizer as kernels
 from joestar.ops.optimizer_formulas import FORMULAS
+from joestar.torch_private import after_steps, before_steps
 
 FUSED = (Adam, AdamW, SGD)
 """Those that PyTorch's kernels skip on a CPU, and kernels of ours on a GPU; the others are in ``ops``' formulas."""
@@ -67,10 +68,12 @@ class SkippableOptimizer:
         On a GPU also allocates what is missing of the state.
 
         Raises:
-            OptimizerError: for added parameters that are not the model's, and for dampening.
+            OptimizerError: for added parameters that are not the model's, for dampening, and for methods and hooks that
+                would not be called.
         """
         self._take_new()
         _check_dampening(self.optimizer)  # also where a loop assigned it
+        _check_calls(self.optimizer, self.on_gpu)
         if not self.on_gpu:
             return
         groups = self.optimizer.param_groups
@@ -106,14 +109,10 @@ class SkippableOptimizer:
         """Notes what a captured step holds on to: formulas, and addresses of parameters and state.
 
         Raises:
-            OptimizerError: if the optimizer has hooks on its step, which no captured step can call.
+            OptimizerError: if the optimizer has hooks on its step, or another one, which no captured step can call.
         """
         optimizer = self.optimizer
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            raise OptimizerError(
-                "the optimizer has hooks on step(), which is part of a CUDA graph here and calls no Python. Do their "
-                "work in the loop over step.epoch(...), or compile with cuda_graph=False."
-            )
+        _check_calls(optimizer, on_gpu=True)
         self._formula = self._table, kernels.structure(optimizer), [id(p) for p in self.parameters()]
         self._held = []
         for parameter in self.parameters():
@@ -124,7 +123,7 @@ class SkippableOptimizer:
     def holds(self) -> bool:
         """Whether a step that was captured when ``hold`` was called is still up to date; looked at in every step."""
         optimizer = self.optimizer
-        if self._formula is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        if self._formula is None or _step_calls_python(optimizer):
             return False
         table, structure, parameters = self._formula
         if table is not self._table or structure != kernels.structure(optimizer):
@@ -264,6 +263,34 @@ def _check_optimizer(optimizer, model) -> None:
                     f"parameter {position} of group {index} (shape {list(parameter.shape)}) is not the model's. "
                     "Create the optimizer from model.parameters() after model.to(...)."
                 )
+
+
+def _step_calls_python(optimizer: Optimizer) -> bool:
+    """Whether ``step`` has hooks, of its own or of all optimizers, or was replaced, by others than schedulers."""
+    step = vars(optimizer).get("step")
+    replaced = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        before_steps,
+        after_steps,
+    )
+    return replaced or any(hooks)
+
+
+def _check_calls(optimizer: Optimizer, on_gpu: bool) -> None:
+    if "zero_grad" in vars(optimizer):
+        raise OptimizerError(
+            "zero_grad of the optimizer was replaced, and is never called here: every step has gradients of its own. "
+            "Take the replacement off (del optimizer.zero_grad); to sum up gradients of several batches, compile with "
+            "accumulate=."
+        )
+    if on_gpu and _step_calls_python(optimizer):
+        raise OptimizerError(
+            "the optimizer has hooks on step(), or another step() than its own, and on a GPU Joestar's kernels update "
+            "the parameters, which call no Python. Do that work in the loop over step.epoch(...), or call "
+            "joestar.compile(model, sampler) without optimizer and step it in your own loop."
+        )
 
 
 def _check_dampening(optimizer: Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.testing import assert_close
 
 from joestar.errors import OptimizerError
@@ -41,7 +42,6 @@ CHANGES = {
     "storage": (lambda model, own: setattr(model.weight, "data", torch.zeros(2, 3)), False),
     "formula": (lambda model, own: own.param_groups[0].update(amsgrad=True), False),
     "group": (regrouped, False),
-    "hook": (lambda model, own: own.register_step_post_hook(lambda *_: None), False),
 }
 
 
@@ -83,11 +83,52 @@ def test_state_that_is_missing_is_allocated_and_counts_go_to_the_device():
     assert not wrapped.holds()
 
 
-def test_hooks_are_refused_at_the_next_capture():
+def wrap_step(own):
+    step = own.step
+    own.step = lambda *args: step(*args)
+
+
+CALLS = {
+    "a hook": lambda own: own.register_step_pre_hook(lambda *_: None),
+    "a hook behind": lambda own: own.register_step_post_hook(lambda *_: None),
+    "a hook of all optimizers": lambda own: register_optimizer_step_pre_hook(lambda *_: None),
+    "a hook behind all optimizers": lambda own: register_optimizer_step_post_hook(lambda *_: None),
+    "another step": wrap_step,
+}
+"""What a GPU's step, which calls no Python, would leave out."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_step_on_a_gpu_does_not_call_is_refused(call):
     _, own, wrapped = captured()
-    own.register_step_pre_hook(lambda *_: None)
-    with pytest.raises(OptimizerError, match=r"hooks on step\(\).*cuda_graph=False"):
-        wrapped.hold()
+    wrapped.on_gpu = True
+    hook = CALLS[call](own)
+    try:
+        assert not wrapped.holds()
+        for due in wrapped.refresh, wrapped.hold:
+            with pytest.raises(OptimizerError, match=r"hooks on step\(\), or another step.*step it in your own loop"):
+                due()
+        wrapped.on_gpu = False
+        wrapped.refresh()
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def test_schedulers_may_wrap_steps():
+    _, own, wrapped = captured()
+    torch.optim.lr_scheduler.StepLR(own, 2)
+    assert "step" in vars(own)
+    wrapped.on_gpu = True
+    wrapped.refresh()
+    assert wrapped.holds()
+
+
+def test_a_replaced_zero_grad_is_refused():
+    _, own, wrapped = captured()
+    own.zero_grad = lambda *args, **kwargs: None
+    with pytest.raises(OptimizerError, match=r"zero_grad of the optimizer was replaced.*accumulate="):
+        wrapped.refresh()
 
 
 FORMS = {
