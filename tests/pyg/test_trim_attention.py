@@ -30,7 +30,7 @@ def gen(**options):
 CONVS = {
     "GATv2Conv": (lambda: gnn.GATv2Conv(8, 4, heads=2, edge_dim=4, add_self_loops=False), EDGES, SOFTMAX),
     "GATv2Conv, loops": (lambda: gnn.GATv2Conv(8, 4, heads=2), (), SOFTMAX),
-    "GATConv": (lambda: gnn.GATConv(8, 4, heads=2, edge_dim=4), EDGES, SOFTMAX),
+    "GATConv": (lambda: gnn.GATConv(8, 4, heads=2, edge_dim=4), EDGES, ATTENTION),
     "GATConv, no edge data": (lambda: gnn.GATConv(8, 4, heads=2), (), ATTENTION),
     "TransformerConv": (lambda: gnn.TransformerConv(8, 4, heads=2, edge_dim=4, beta=True), EDGES, SOFTMAX),
     "TransformerConv, no edge data": (lambda: gnn.TransformerConv(8, 8), (), SOFTMAX),

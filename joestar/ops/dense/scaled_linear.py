@@ -55,7 +55,7 @@ def scaled_linear_weight_grad(x: Tensor, factors: Tensor, grad: Tensor) -> Tenso
 def _groups(factors: Tensor) -> tuple[Tensor, list[int], Tensor] | None:
     """(rows in order of their factors, how many have the same, those factors ``[groups, m]``), if groups are large."""
     bits = factors.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[factors.element_size()])
-    hashed = torch.zeros(len(bits), dtype=torch.int64)
+    hashed = torch.zeros(len(bits), dtype=torch.int64, device="cpu")
     for column in bits.unbind(1):
         hashed = hashed.bitwise_xor_(column).mul_(_MIXED)
         hashed = hashed.bitwise_xor_(hashed >> 29)
