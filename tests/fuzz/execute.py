@@ -272,7 +272,7 @@ def _possible(program: Program, wanted: dict[str, str], needed: dict) -> tuple[d
 
     choices = dict(wanted)
     while isinstance(other := under(choices), str):
-        lost = next(key for key in choices if repr(key) in other)
+        lost = next(key for key in choices if repr(key) in other or f"choice {key}: " in other)  # no place, no option
         if lost.partition(":")[0] in needed:  # another choice has to go
             break
         del choices[lost]
