@@ -21,8 +21,8 @@ from .rows import MODULES
 SHARDS = 30
 QUICK, CHECKED = 3, 9
 """Shards of ``make test``, which are not thorough; those up to which ``make fuzz`` goes; ``make test-all`` runs all."""
-EXTENDED_SHARDS = 4
-"""Of programs with additions, in ``make fuzz``."""
+EXTENDED_SHARDS, EXTENDED_CHECKED = 4, 2
+"""Of programs with additions: all, and those of ``make fuzz``."""
 FIRED = 1
 """Rewrites of every pass in a shard, at least."""
 REALLY_CAPTURED = {True: 1 / 3, False: 1 / 10}
@@ -81,7 +81,9 @@ def test_writes_to_written_buffers_are_part_of_a_program():
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("shard", range(EXTENDED_SHARDS))
+@pytest.mark.parametrize(
+    "shard", [pytest.param(n, marks=() if n < EXTENDED_CHECKED else pytest.mark.slow) for n in range(EXTENDED_SHARDS)]
+)
 def test_executions_with_additions_agree(shard):
     packs = PER_SHARD // PER_PACK
     check(report_of(extended(range(shard * packs, (shard + 1) * packs)), thorough=True), PER_SHARD)
