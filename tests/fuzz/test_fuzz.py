@@ -95,7 +95,7 @@ def of_runs(shard: int):
     return pytest.param(shard, marks=marks)
 
 
-@pytest.mark.parametrize("shard", map(of_runs, range(SHARDS)))
+@pytest.mark.parametrize("shard", list(map(of_runs, range(SHARDS))))
 def test_executions_agree(shard):
     packs = PER_SHARD // PER_PACK
     report = report_of(range(shard * packs, (shard + 1) * packs), thorough=shard >= QUICK)
