@@ -47,8 +47,7 @@ test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
 # What captures in the real way anyway, and what `make test` traces in a quicker one (tests/captures.py): the first of
-# every kind of program is captured in the real way, and compared (tests/kinds.py). After `make test` on the same sources,
-# tests that bring no kind are left out.
+# every kind of program is captured in the real way, and compared (tests/kinds.py).
 fuzz: export JOESTAR_REAL_CAPTURES := fuzz
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "(fuzz or quick) and not slow and not gpu"

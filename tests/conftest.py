@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config, items):
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
     yield
-    if of_kinds():
+    if os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds":
         leave_out_twins(config, items)  # of those that were asked for
     items[:] = longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
