@@ -106,7 +106,7 @@ def attention(code: Code, h: Rows, hop: Hop, split: str = "view(-1, {}, {})", of
     right = code.let(f"({z}[: {block}.num_dst] * {code.parameter(1, heads, width)}).sum(-1)")
     logits = f"{block}.apply_edges(fn.u_add_v({left}, {right}))"
     if of_edges:
-        plus = code.let(f"({hop.name}.eids % 5).to({h}.dtype)[:, None] * {code.parameter(heads)}")
+        plus = code.let(f"({hop.name}.srcs[{hop.name}.indices] % 5).to({h}.dtype)[:, None] * {code.parameter(heads)}")
         if hop.edata and code.chance(0.7):
             plus = code.let(f'{code.own(f"nn.Linear(3, {heads})")}({hop.name}.edata["f"])')
         form = code.pick("{z} + {e}", "{e} + {z}", "{e}.tanh() + ({z} + {e})")
