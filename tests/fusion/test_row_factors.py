@@ -439,3 +439,20 @@ def test_the_rows_of_a_product_keep_their_epilogue():
         assert fused.args[1].name == "model_mix_bias" and fused.args[2] is not None
         assert count(gm, JOESTAR.add_bias.default) == 0
         assert (fused.args[0].target is ATEN.linear.default) == (not names)
+
+
+def steep(block, x):
+    """Every destination has an edge: only in padded slots is the factor 1e304, and trained rows times it infinite."""
+    rows, f = own(block, x) * 1e6, 1 + (block.in_degrees() == 0).double()[:, None] * 1e304
+    return [rows, rows * f, rows * (f + 1)]
+
+
+@pytest.mark.parametrize("choice", ["rows", "results", "grouped"])
+def test_large_factors_of_padded_slots_reach_nothing(choice, monkeypatch):
+    monkeypatch.setattr(scaled_linear, "_LEAST_ROWS", 1)
+    case = captured(model(steep, last), disable=ON, graph=small_graph().add_self_loops())
+    off, on = again(case, OFF), again(case, ON, {"factors:model_mix_weight": choice})
+    expected = off.exact(off.seeds(), 0)
+    grouped = count(on.program.captured.gm, JOESTAR.scaled_linear.default)
+    assert expected.loss.isfinite() and grouped == (choice == "grouped")
+    same(on.padded(on.seeds(), 0), expected, 1e-9)

@@ -54,7 +54,13 @@ def _batch_sum(context, node: fx.Node) -> None:
     guard_product(context, node, (1, 2))
 
 
+def _scaled(context, node: fx.Node) -> None:
+    """``scaled_linear`` multiplies rows, factors and weights."""
+    guard_product(context, node, (0, 1))
+
+
 RULES = {
+    "scaled_linear": _scaled,
     **dict.fromkeys(("mm", "matmul", "bmm", "mv", "dot", "vdot", "inner", "linear"), _product(0)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product(1)),
     "addbmm": _batch_sum,

@@ -126,7 +126,7 @@ def _backward(ctx, grad):
 define(
     "scaled_linear(Tensor x, Tensor factors, Tensor weight) -> Tensor", scaled_linear,
     fake=lambda x, factors, weight: x.new_empty((x.shape[0], weight.shape[1])), gradient=(_setup, _backward),
-    padding=Padding.SAFE, cpu=_cpu, autocast=_autocast,
+    padding=Padding.RULE, cpu=_cpu, autocast=_autocast,
 )  # fmt: skip
 define_gradient(
     "scaled_linear_weight_grad(Tensor x, Tensor factors, Tensor grad) -> Tensor", scaled_linear_weight_grad,
