@@ -48,7 +48,7 @@ class Thing:
         if isinstance(thing, np.ndarray):
             self._place = thing.__array_interface__["data"][0], thing.shape, thing.dtype
         elif isinstance(thing, torch.Tensor):
-            self._place = _address(thing), thing.shape, thing.dtype, thing.device
+            self._place = address(thing), thing.shape, thing.dtype, thing.device
 
     def __eq__(self, other) -> bool:
         return isinstance(other, Thing) and self.thing is other.thing and self._place == other._place
@@ -61,10 +61,11 @@ class Thing:
         return f"a {self.kind} {named}".strip()
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor's values begin; 0 if it has no storage of its own."""
     try:
         return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # no storage of its own
+    except (RuntimeError, NotImplementedError):
         return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from joestar.lowering.reads import address
 from joestar.runtime.code_names import filled
 
 
@@ -33,15 +34,8 @@ class TensorFacts(tuple):
     def of(tensor: torch.Tensor) -> "TensorFacts":
         """The facts of a tensor as it is now."""
         needs_grad = None if isinstance(tensor, nn.Parameter) else tensor.requires_grad
-        where = (id(tensor), _address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, needs_grad)
+        where = (id(tensor), address(tensor), tuple(tensor.shape), tensor.dtype, tensor.device, needs_grad)
         return TensorFacts(where)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # no storage of its own
-        return 0
 
 
 def same(before, after) -> bool:
@@ -88,7 +82,7 @@ class Places:
         self._known = self._now()
 
     def _now(self) -> list[tuple]:
-        return [(_address(t), t.requires_grad, t.shape, t.dtype) for t in self._tensors]
+        return [(address(t), t.requires_grad, t.shape, t.dtype) for t in self._tensors]
 
     def same(self) -> bool:
         """Whether each has the memory, the shape and the dtype that it had, and requires gradients as it did."""

@@ -269,13 +269,8 @@ def _step_calls_python(optimizer: Optimizer) -> bool:
     """Whether ``step`` has hooks, of its own or of all optimizers, or was replaced, by others than schedulers."""
     step = vars(optimizer).get("step")
     replaced = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        before_steps,
-        after_steps,
-    )
-    return replaced or any(hooks)
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return replaced or any((*own, before_steps, after_steps))
 
 
 def _check_calls(optimizer: Optimizer, on_gpu: bool) -> None:

@@ -164,3 +164,17 @@ def test_steps_are_pytorchs_whatever_the_dtype(kind, options, dtype):
         wrapped.step(torch.tensor(True))
         exact.step()
     assert_close(model.weight.double(), plain, rtol=0, atol=64 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_another_step_is_called_on_a_cpu(kind):
+    model = torch.nn.Linear(3, 2)
+    own = kind(model.parameters(), lr=0.1)
+    step, calls = own.step, []
+    own.step = lambda *args: (calls.append(1), step(*args))
+    wrapped = SkippableOptimizer(own, model)
+    wrapped.refresh()
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    wrapped.step(torch.tensor(True))
+    assert calls == [1] and not torch.equal(model.weight, before)
