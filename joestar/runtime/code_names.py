@@ -13,8 +13,11 @@ DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _OF_WHAT_WAS_READ = ("LOAD_ATTR", "LOAD_METHOD")
-COMPILING = frozenset({"is_compiling", "is_dynamo_compiling"})
-"""Functions of PyTorch that say whether code is compiled."""
+_BRANCHES = {
+    "is_compiling": "compiled", "is_dynamo_compiling": "compiled", "is_grad_enabled": "gradients",
+    "is_inference_mode_enabled": "gradients",
+}  # fmt: skip
+"""Functions of PyTorch that say whether code is compiled, or whether gradients are computed."""
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _ENTRIES = frozenset({"forward", "sample"})
 """Methods that a program is traced from, beside operators (``__call__``, ``__getitem__``)."""
@@ -90,10 +93,16 @@ def variables_of(code: types.CodeType, scope: Mapping) -> set[str]:
     return {text for text in found if isinstance(text, str) and text.isidentifier()}
 
 
-def lines_that_name(code: types.CodeType, names: frozenset[str]) -> list[int]:
-    """Lines of a function that read one of the names."""
-    steps = (step for inner in _codes(code) for step in dis.get_instructions(inner))
-    return sorted({step.positions.lineno for step in steps if step.argval in names and step.positions is not None})
+def branches_of(function: types.FunctionType) -> list[tuple[str, str]]:
+    """Lines of a function, as ``file:line in function``, that ask whether it is compiled, or whether gradients are
+    computed; ``"compiled"`` or ``"gradients"`` beside each."""
+    steps = (step for inner in _codes(function.__code__) for step in dis.get_instructions(inner))
+    found = {
+        (step.positions.lineno, _BRANCHES[step.argval])
+        for step in steps
+        if step.positions is not None and isinstance(step.argval, str) and step.argval in _BRANCHES
+    }
+    return [(f"{function.__code__.co_filename}:{n} in {function.__qualname__}", what) for n, what in sorted(found)]
 
 
 def names_of(function: types.FunctionType) -> frozenset[str]:

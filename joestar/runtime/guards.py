@@ -102,15 +102,23 @@ class ChangeGuard:
         return same_structure and self._frames.same() and self._places.same()
 
 
+_BRANCHES = {
+    "compiled": (
+        "asks whether it is compiled: torch.compiler.is_compiling() is true in what joestar.compile captures, as under "
+        "torch.compile. The branch for compiled code is the one that is trained and predicted with; both must give "
+        "the same results (docs/faq.md)."
+    ),
+    "gradients": (
+        "asks whether gradients are computed: that is answered once, while the program is traced, with yes for "
+        "training and no for predictions, whatever is around their call (docs/faq.md)."
+    ),
+}
+
+
 def warn_of_branches(watched: Watched) -> None:
     """Warns of every line of the user's that takes another way where it is compiled."""
-    for line in dict.fromkeys(watched.branches):
-        warnings.warn(
-            f"{line} asks whether it is compiled: torch.compiler.is_compiling() is true in what joestar.compile "
-            "captures, as under torch.compile. The branch for compiled code is the one that is trained and predicted "
-            "with; both must give the same results (docs/faq.md).",
-            JoestarWarning, stacklevel=3,
-        )  # fmt: skip
+    for line, what in dict.fromkeys(watched.branches):
+        warnings.warn(f"{line} {_BRANCHES[what]}", JoestarWarning, stacklevel=3)
 
 
 def _compare(before: dict, now: dict, unsure: Sequence[str] = ()) -> None:

@@ -1,12 +1,13 @@
 """The user's optimizer, made able to skip a step on the device."""
 
+import warnings
 import weakref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from joestar.errors import ConfigError, OptimizerError
+from joestar.errors import ConfigError, JoestarWarning, OptimizerError
 from joestar.ops import optimizer as kernels
 from joestar.ops.optimizer_formulas import FORMULAS
 from joestar.torch_private import after_steps, before_steps
@@ -57,6 +58,7 @@ class SkippableOptimizer:
         self._table: Tensor | None = None
         self._settings: list[tuple] = []
         self._formula: tuple | None = None
+        self._hooks: list[list] = []
         self._held: list[tuple] = []
         if _fuses(optimizer):
             optimizer._step_supports_amp_scaling = True
@@ -114,6 +116,9 @@ class SkippableOptimizer:
         optimizer = self.optimizer
         _check_calls(optimizer, on_gpu=True)
         self._formula = self._table, kernels.structure(optimizer), [id(p) for p in self.parameters()]
+        self._hooks = _gradient_hooks(optimizer)
+        if any(self._hooks):
+            warnings.warn(_RECORDED, JoestarWarning, stacklevel=2)
         self._held = []
         for parameter in self.parameters():
             state = optimizer.state.get(parameter)
@@ -121,7 +126,10 @@ class SkippableOptimizer:
             self._held += [(state, n, v, v.data_ptr()) for n, v in (state or {}).items() if isinstance(v, Tensor)]
 
     def holds(self) -> bool:
-        """Whether a step that was captured when ``hold`` was called is still up to date; looked at in every step."""
+        """Whether a step that was captured when ``hold`` was called is still up to date; looked at in every step.
+
+        It is not when hooks on gradients were added or removed: those that were there are part of it.
+        """
         optimizer = self.optimizer
         if self._formula is None or _step_calls_python(optimizer):
             return False
@@ -129,6 +137,8 @@ class SkippableOptimizer:
         if table is not self._table or structure != kernels.structure(optimizer):
             return False
         if parameters != [id(p) for group in optimizer.param_groups for p in group["params"]]:
+            return False
+        if self._hooks != _gradient_hooks(optimizer):
             return False
         states = optimizer.state
         for state, name, tensor, address in self._held:
@@ -263,6 +273,21 @@ def _check_optimizer(optimizer, model) -> None:
                     f"parameter {position} of group {index} (shape {list(parameter.shape)}) is not the model's. "
                     "Create the optimizer from model.parameters() after model.to(...)."
                 )
+
+
+_RECORDED = (
+    "parameters have hooks on their gradients (register_hook, register_post_accumulate_grad_hook). A step on a GPU is "
+    "recorded once and launched again and again: what hooks compute on tensors is part of it; what else they do "
+    "(print, append to a list) happens only while it is recorded, on gradients of no batch. Do that in the loop over "
+    "step.epoch(...)."
+)
+
+
+def _gradient_hooks(optimizer: Optimizer) -> list[list]:
+    """What autograd calls with the gradient of each parameter."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [[hook for kind in kinds for hook in (getattr(p, kind, None) or {}).values()] for p in parameters]
 
 
 def _step_calls_python(optimizer: Optimizer) -> bool:

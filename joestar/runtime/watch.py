@@ -15,7 +15,7 @@ import os
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from joestar.lowering.reads import PLAIN
 from joestar.runtime import code_names as code
 from joestar.runtime.code_names import Space, function_of, is_foreign, is_space
 from joestar.runtime.facts import Cell, Entries, Places, Same, Slots, TensorFacts
+from joestar.runtime.process_settings import settings_of
 
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
@@ -50,12 +51,12 @@ class Watched:
     Attributes:
         facts: path -> plain value, tuple of such, ``Same`` or ``TensorFacts``.
         unsure: paths of what may be read under any name, as code computes names (``getattr``).
-        branches: lines, as ``file:line in function``, that ask whether they are compiled.
+        branches: lines, as ``file:line in function``, that ask whether they are compiled, and what they ask.
     """
 
     def __init__(self, roots: Mapping[str, object]):
         self.facts: dict[str, object] = {}
-        self.branches: list[str] = []
+        self.branches: list[tuple[str, str]] = []
         self.unsure: list[str] = []
         self._seen: dict[int, str] = {}
         self._keep: list = []  # ids of what is gone may be given away again
@@ -70,6 +71,7 @@ class Watched:
         self._methods: set[tuple[type, str]] = set()
         self._noted: set[tuple[int, object]] = set()
         self._variables: dict[str, str | None] = {}
+        self._settings: dict[str, tuple[Callable[[], object], object]] = {}
         for name, root in roots.items():
             self._note(name, root, frozenset())
         for when in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"):
@@ -94,6 +96,7 @@ class Watched:
             and all(all(map(operator.is_, map(part, self._functions), was)) for part, was in self._parts)
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
             and all(os.environ.get(name) == value for name, value in self._variables.items())
+            and all(now() == was for now, was in self._settings.values())
         )
 
     def covers(self, owner, key) -> bool:
@@ -244,8 +247,7 @@ class Watched:
         self.facts[f"{path}'s code"] = Same(function.__code__)
         self._functions.append(function)
         if is_own(function.__code__.co_filename):
-            lines = code.lines_that_name(function.__code__, code.COMPILING)
-            self.branches += [f"{function.__code__.co_filename}:{n} in {function.__qualname__}" for n in lines]
+            self.branches += code.branches_of(function)
         names = code.names_of(function)
         names = None if code.DYNAMIC & names else names
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -276,8 +278,12 @@ class Watched:
                 self._noted.add((id(scope), name))
                 self._note(where, value, names)
         inner = {name: cell.cell_contents for name, cell in cells.items()}
-        for name in code.variables_of(function.__code__, collections.ChainMap(inner, function.__globals__)):
+        scope = collections.ChainMap(inner, function.__globals__)
+        for name in code.variables_of(function.__code__, scope):
             self._variables[name] = self.facts[f"os.environ[{name!r}]"] = os.environ.get(name)
+        for name, now in settings_of(function.__code__, scope):
+            self._settings[name] = now, now()
+            self.facts[f"{path}'s {name}"] = self._settings[name][1]
         for name in code.imports_of(function.__code__):
             if is_space(module := sys.modules.get(name)):
                 self._note(f"{path}'s import {name}", module, names)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from runtime.common import tight_bounds
 
-from joestar.errors import OptimizerError
+from joestar.errors import JoestarWarning, OptimizerError
 from joestar.runtime import runner as runner_module
 
 from .test_step_graph import BATCH, make, train
@@ -146,6 +146,31 @@ def test_hooks_of_the_optimizer_are_refused():
     step._runner.optimizer.optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(OptimizerError, match="hooks on step"):
         next(step.epoch(step.graph.train_idx, BATCH))
+
+
+def test_hooks_on_gradients_may_come_and_go():
+    """A captured step has those that were there: others are captured with it anew, also within an epoch."""
+
+    def loop(step):
+        weight = next(step.model.parameters())
+        found, handle = [], None
+        for position, loss in enumerate(step.epoch(step.graph.train_idx, BATCH)):
+            found.append(loss.item())
+            if position == 2:
+                handle = weight.register_hook(lambda grad: grad * -3)
+            if position == 5:
+                handle.remove()
+            if position == 7:
+                weight.register_post_accumulate_grad_hook(lambda p: p.grad.zero_())
+            if position > 8:
+                found.append(float(weight.detach().double().sum()))
+        return found
+
+    graphed, exact = small(), small(execution="exact")
+    with pytest.warns(JoestarWarning, match="only while it is recorded"):
+        found = loop(graphed)
+    assert found == pytest.approx(loop(exact), rel=2e-3)
+    assert len(found) > 12 and graphed.counters.captures == 4
 
 
 def test_seeds_of_any_number_share_the_graph():

@@ -5,7 +5,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.testing import assert_close
 
-from joestar.errors import OptimizerError
+from joestar.errors import JoestarWarning, OptimizerError
 from joestar.ops import optimizer as kernels
 from joestar.runtime.optimizer import SkippableOptimizer
 
@@ -42,6 +42,9 @@ CHANGES = {
     "storage": (lambda model, own: setattr(model.weight, "data", torch.zeros(2, 3)), False),
     "formula": (lambda model, own: own.param_groups[0].update(amsgrad=True), False),
     "group": (regrouped, False),
+    "hook on gradients": (lambda model, own: model.weight.register_hook(torch.neg), False),
+    "hook behind gradients": (lambda model, own: model.bias.register_post_accumulate_grad_hook(print), False),
+    "hook come and gone": (lambda model, own: model.weight.register_hook(torch.neg).remove(), True),
 }
 
 
@@ -52,6 +55,16 @@ def test_what_a_captured_step_holds_on_to(change):
     apply(model, own)
     wrapped.refresh()
     assert wrapped.holds() is up_to_date
+
+
+def test_hooks_on_gradients_are_recorded():
+    model, _, wrapped = captured()
+    handle = model.weight.register_hook(torch.neg)
+    with pytest.warns(JoestarWarning, match="only while it is recorded"):
+        wrapped.hold()
+    assert wrapped.holds()
+    handle.remove()
+    assert not wrapped.holds()
 
 
 def test_parameters_that_are_added_must_be_the_models():
