@@ -233,6 +233,9 @@ def silent() -> Iterator[None]:
 
 def quick(program: Program, seeds: Tensor, labels: list[str]) -> Captured:
     """A trace by ``make_fx`` alone; a capture (``Real``) where that cannot be."""
+    loss = getattr(program.loss, "call", None)
+    if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()):
+        return Real(**vars(real(program, seeds, labels)))  # the trace would write into them
     with contextlib.suppress(Exception):  # the capture says what is wrong
         with traced_norms(), traced_losses():
             made = traced(program, seeds, labels)

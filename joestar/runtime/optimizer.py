@@ -271,7 +271,8 @@ def _check_optimizer(optimizer, model) -> None:
             if id(parameter) not in own:
                 raise OptimizerError(
                     f"parameter {position} of group {index} (shape {list(parameter.shape)}) is not the model's. "
-                    "Create the optimizer from model.parameters() after model.to(...)."
+                    "Create the optimizer from model.parameters() after model.to(...); a loss with parameters of its "
+                    "own becomes a part of the model before (model.criterion = loss)."
                 )
 
 

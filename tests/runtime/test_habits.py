@@ -91,12 +91,69 @@ def plateau(model, optimizer):
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5).step
 
 
+class Running(nn.Module):
+    """The loss in units of its running mean, a buffer."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, z, y):
+        loss = F.cross_entropy(z, y)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(loss, alpha=0.1)
+        return loss / self.mean
+
+
+class Queue(nn.Module):
+    """Logits against those of the batches before."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(8, CLASSES, dtype=torch.float64))
+
+    def forward(self, z, y):
+        loss = F.cross_entropy(z, y) + 0.01 * (z @ self.queue.clone().t()).logsumexp(1).mean()
+        with torch.no_grad():
+            self.queue.copy_(torch.cat([self.queue[1:], z.mean(0, keepdim=True)]))
+        return loss
+
+
+class Centres(nn.Module):
+    """Learnt centres of the classes, behind a BatchNorm, which are trained as parts of the model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(CLASSES).double()
+        self.centres = nn.Parameter(torch.zeros(CLASSES, CLASSES, dtype=torch.float64))
+        model.criterion = self
+
+    def forward(self, z, y):
+        z = self.norm(z)
+        return F.cross_entropy(z, y) + 0.1 * ((z - self.centres[y]) ** 2).mean()
+
+
+class Teacher(nn.Module):
+    """A head that follows the model's slowly."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.teacher, self.student = copy.deepcopy(model.head).requires_grad_(False), [model.head]
+
+    def forward(self, z, y):
+        with torch.no_grad():
+            for mean, now in zip(self.teacher.parameters(), self.student[0].parameters(), strict=True):
+                mean.lerp_(now, 0.1)
+        return F.cross_entropy(z, y) + 0.01 * self.teacher.weight.square().sum() * z.mean()
+
+
 HABITS = {
     "focal loss": ("", focal, None), "class centres": ("", centres, None), "balanced": ("", balanced, None),
     "hard examples": ("", hard, None), "gradient reversal": ("reversal", both, None), "tied": ("tied", focal, None),
     "statistics": ("lerp", F.cross_entropy, None), "orthogonal": ("orthogonal", F.cross_entropy, None),
     "hooks": ("", F.cross_entropy, clipping), "constraints": ("", F.cross_entropy, shrinking),
-    "plateau": ("", F.cross_entropy, plateau),
+    "plateau": ("", F.cross_entropy, plateau), "running loss": ("", Running, None), "queue": ("", Queue, None),
+    "loss that learns": ("", Centres, None), "teacher": ("", Teacher, None),
 }  # fmt: skip
 
 
@@ -108,9 +165,10 @@ def test_as_in_plain_pytorch(name):
     torch.manual_seed(0)
     ours = Model(form)
     plain = copy.deepcopy(ours)
+    losses = [loss(model) if isinstance(loss, type) else loss for model in (ours, plain)]
     optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (ours, plain)]
-    step = joestar.compile(ours, sampler, loss, optimizers[0], backend="eager")
-    loop = PlainLoop(plain, sampler, optimizers[1], loss)
+    step = joestar.compile(ours, sampler, losses[0], optimizers[0], backend="eager")
+    loop = PlainLoop(plain, sampler, optimizers[1], losses[1])
     follow = [between(*of) if between else lambda loss: None for of in zip((ours, plain), optimizers, strict=True)]
     for _ in range(2):
         for mine, other in zip(step.epoch(IDX, 60), loop.epoch(IDX, 60), strict=True):
@@ -119,3 +177,5 @@ def test_as_in_plain_pytorch(name):
             follow[1](other)
     for name, value in ours.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-7, atol=1e-9)
+    for mine, other in zip(*(getattr(loss, "buffers", list)() for loss in losses), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-9)
