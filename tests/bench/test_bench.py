@@ -66,6 +66,7 @@ def _near(graph, shape) -> float:
     return (src.long() // shape.community == dst.long() // shape.community).double().mean().item()
 
 
+@pytest.mark.fuzz
 def test_batches_meet_as_many_nodes_as_in_ogbn_products():
     """The shape of products at a twelfth of its nodes, where a few more neighbours coincide."""
     full = SHAPES["products"]

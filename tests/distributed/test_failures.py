@@ -94,6 +94,7 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
         assert "finished" not in last.text
 
 
+@pytest.mark.fuzz
 def test_a_rank_that_is_killed_at_once_is_missed(tmp_path):
     """It was not, within its first second, and others waited for half an hour as for one that has not begun."""
     first, last = run(2, differing_scenarios.killed_at_once, folder=tmp_path, seconds=30.0)

@@ -56,7 +56,7 @@ def check(dropout: bool, sampler=None, fanouts=(3, 2), names=TOGETHER, batches=B
 @pytest.mark.parametrize(
     ("names", "batches"),
     [
-        pytest.param(TOGETHER, BATCHES[:1], id="together"),
+        pytest.param(TOGETHER, BATCHES[:1], id="together", marks=pytest.mark.fuzz),
         pytest.param(TOGETHER, BATCHES[1:], id="together, a node twice", marks=pytest.mark.fuzz),
         pytest.param(ALONE, BATCHES, id="batch norm"),
     ],

@@ -28,6 +28,7 @@ def wrong(world, work, *args, folder):
     return "\n".join(line for outcome in outcomes for line in outcome.result)
 
 
+@pytest.mark.fuzz
 def test_named_cells(tmp_path):
     assert not wrong(2, ranks.checked, FEW, folder=tmp_path)
 
