@@ -344,9 +344,8 @@ def edges_read(edges: int) -> dict:
     edge_index = torch.randint(0, nodes, (2, edges), generator=random)
     weight = torch.rand(edges, generator=random) + 0.1
     graph = joestar.Graph.from_edge_index(edge_index, nodes, edata={"w": weight})
-    before = _free() if device.type == "cuda" else 0
+    memory = [_taken_and_given_back(graph, group) for _ in range(8)] if device.type == "cuda" else []
     parts = joestar.store.shard_structure(graph)
-    taken = before - _free() if device.type == "cuda" else 0
     whole, wrong = graph.to(device), []
     some = torch.randint(0, edges, (1 << 16,), generator=random).to(device)
     for name, ours, theirs in (("indices", parts.indices, whole.indices), ("w", parts.edata["w"], whole.edata["w"])):
@@ -359,7 +358,15 @@ def edges_read(edges: int) -> dict:
             wrong += [] if same and torch.equal(ours.indices, theirs.indices) else [f"{fanouts} {probs}"]
     group.exchange("all have read")
     part = parts.indices.nbytes + parts.edata["w"].nbytes
-    del parts, whole, ours, theirs, sampled
+    return {"wrong": wrong, "bytes": part, "memory": memory}
+
+
+def _taken_and_given_back(graph: joestar.Graph, group) -> tuple[int, int]:
+    """Bytes that the device has less with a part of the edges, and more again without it."""
+    before = _free()
+    parts = joestar.store.shard_structure(graph)
+    group.exchange("all have loaded")
+    after = _free()
+    del parts
     group.exchange("all have let go")
-    given_back = _free() - before + taken if device.type == "cuda" else 0
-    return {"wrong": wrong, "bytes": part, "taken": taken, "given back": given_back}
+    return before - after, _free() - after

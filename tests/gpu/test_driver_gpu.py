@@ -151,6 +151,9 @@ def test_hooks_of_the_optimizer_are_refused():
 def test_hooks_on_gradients_may_come_and_go():
     """A captured step has those that were there: others are captured with it anew, also within an epoch."""
 
+    def emptied(parameter):
+        parameter.grad.zero_()
+
     def loop(step):
         weight = next(step.model.parameters())
         found, handle = [], None
@@ -161,7 +164,7 @@ def test_hooks_on_gradients_may_come_and_go():
             if position == 5:
                 handle.remove()
             if position == 7:
-                weight.register_post_accumulate_grad_hook(lambda p: p.grad.zero_())
+                weight.register_post_accumulate_grad_hook(emptied)
             if position > 8:
                 found.append(float(weight.detach().double().sum()))
         return found

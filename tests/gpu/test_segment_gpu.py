@@ -69,18 +69,21 @@ def test_large(name, heads, width, deterministic):
 
 @pytest.mark.parametrize("name", ["dot_attention", "softmax_aggregation", "gat_edges"])
 def test_training(name):
-    """Losses with one op for the whole attention, the default, and with stored values."""
+    """Losses with one op for the whole attention, with stored values, and with what passes take by themselves."""
     module, losses = example(FOLDER, name), []
-    for choice in ("fused", "stored"):
+    by_softmax = {"disable_passes": ("attention", "gather-attention")}  # which take additive scores, as of gat_edges
+    for choice in ("fused", "stored", None):
+        chosen = {"choices": {f"softmax:hop{hop}": choice for hop in range(2)}, **by_softmax} if choice else {}
         torch.manual_seed(0)
         graph = planted("tiny", torch.device("cuda"))
         options = module.prepare(graph) if hasattr(module, "prepare") else {}
         net = module.Net(graph.ndata["x"].shape[1], 32, 2, graph.num_classes, 0.3, **options).cuda()
         step = joestar.compile(
             net, joestar.NeighborSampler(graph, [5, 4]), F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-2),
-            choices={f"softmax:hop{hop}": choice for hop in range(2)},
+            **chosen,
         )  # fmt: skip
         losses.append(torch.stack([loss.clone() for loss in step.epoch(graph.train_idx[:400], 100, shuffle=False)]))
         fired = [p for p in step.report().programs[0].places if p.pattern == "softmax-aggregate" and p.fired]
-        assert len(fired) == (2 if choice == "fused" else 0)
-    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
+        assert choice is None or len(fired) == (2 if choice == "fused" else 0)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(losses[2], losses[1], rtol=1e-3, atol=1e-3)
