@@ -50,6 +50,8 @@ class Row:
         bus: bytes over the bus in an epoch, where they are known. memory: peak in bytes; cpu: seconds of all threads
             in the last epoch. predicted_seconds, predicted_memory: before the first epoch.
         match: share of the rows, beside hot ones, that the batch before had left on the device.
+        planned, stages: of macro-batches, seconds of an epoch by who needs them, before the first one, and of the last
+            one by the stages of the pipeline, which run beside one another.
         busy: share of the time in which kernels run, from an epoch of its own; ``None`` on a CPU.
         loss: mean of the last epoch. note: why there is nothing.
     """
@@ -68,6 +70,8 @@ class Row:
     loss: float = float("nan")
     note: str = ""
     ids: str = ""
+    planned: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -164,7 +168,7 @@ def _row(
     try:
         job = Job(graph, net, optimizer, setting, budget, device)
         fed = epoch_modes.MODES[mode](job)
-        row = Row(mode, model, predicted_seconds=fed.seconds, predicted_memory=fed.memory)
+        row = Row(mode, model, predicted_seconds=fed.seconds, predicted_memory=fed.memory, planned=fed.planned)
         row.setup = time.perf_counter() - start
         for _ in range(1 + setting.epochs):
             _measure(fed, row, job)
@@ -181,7 +185,7 @@ def _row(
 def _measure(fed: Fed, row: Row, job: Job) -> None:
     """An epoch by the wall clock."""
     _wait(job.device)
-    start, used = time.perf_counter(), _cpu_seconds()
+    start, used, before = time.perf_counter(), _cpu_seconds(), fed.stages()
     total = torch.zeros((), device=job.device)
     losses = fed.epoch()
     for loss in losses:
@@ -190,6 +194,7 @@ def _measure(fed: Fed, row: Row, job: Job) -> None:
     _wait(job.device)
     row.seconds.append(time.perf_counter() - start)
     row.cpu = _cpu_seconds() - used
+    row.stages = {name: seconds - before.get(name, 0.0) for name, seconds in fed.stages().items()}
     losses.close()
 
 

@@ -5,7 +5,7 @@ All but ``cpu`` run the same compiled step with the same sampler.
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,7 @@ class Fed:
         epoch: the losses of a new epoch's steps; an iterator with ``close``.
         seconds, memory: expected of an epoch, before the first one; ``None`` where nothing is expected.
         bus: bytes over the bus in the latest epoch; match: share of its rows that the batch before left there.
+        planned: seconds of an epoch by who needs them; stages: those that the pipeline's stages have taken so far.
     """
 
     epoch: Callable[[], Iterator[Tensor]]
@@ -99,6 +100,8 @@ class Fed:
     memory: int | None = None
     bus: Callable[[], float | None] = lambda: None
     match: Callable[[], float | None] = lambda: None
+    planned: dict[str, float] = field(default_factory=dict)
+    stages: Callable[[], dict[str, float]] = dict
 
 
 def resident(job: Job) -> Fed:
@@ -273,7 +276,10 @@ def _staged(job: Job, first_stage) -> Fed:
         before[0] = step.traffic.bytes
         return step.epoch(job.graph.train_idx, size)
 
-    return Fed(epoch, step.plan.epoch_seconds, step.plan.memory, lambda: step.traffic.bytes - before[0])
+    return Fed(
+        epoch, step.plan.epoch_seconds, step.plan.memory, lambda: step.traffic.bytes - before[0],
+        planned=dict(step.plan.seconds), stages=lambda: dict(step.traffic.seconds),
+    )  # fmt: skip
 
 
 def cpu(job: Job) -> Fed:
