@@ -1,4 +1,5 @@
 #include "bindings.hpp"
+#include "joestar/hidden_rows.hpp"
 #include "joestar/place.hpp"
 #include "joestar/rows.hpp"
 #include "joestar/slots.hpp"
@@ -34,6 +35,19 @@ void bind_gather_cached(const Tensor& table, const Tensor& cache, std::int64_t c
     gather_cached(table_of(table, slot_of.numel, bytes), table_of(cache, cache_rows, bytes),
                   slot_of.span<const std::int32_t>(), ids.span<const Id>(), table_of(out, ids.numel, bytes));
   });
+}
+
+// (missing, too old, sum of ages, largest age)
+std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> bind_pull_hidden(
+    const Tensor& table, const Tensor& stamps, const Tensor& rows, const Tensor& known, std::int32_t now,
+    std::int32_t max_age, const Tensor& out, const Tensor& usable, const Tensor& age, std::int64_t bytes) {
+  HiddenCounts counts;
+  with_id(rows, [&]<class Id>(Tag<Id>) {
+    counts = pull_hidden(table_of(table, stamps.numel, bytes), stamps.span<const std::int32_t>(),
+                         rows.span<const Id>(), known.span<const std::uint8_t>(), now, max_age,
+                         table_of(out, rows.numel, bytes), usable.span<std::uint8_t>(), age.span<std::int32_t>());
+  });
+  return {counts.missing, counts.too_old, counts.ages, counts.oldest};
 }
 
 void bind_place_structure(const Tensor& indptr, const Tensor& indices, const Tensor& slots, const Tensor& table,
@@ -75,6 +89,7 @@ void bind_store(py::module_& m) {
   m.def("gather_rows", &bind_gather_rows, ReleaseGil());
   m.def("fill_rows", &bind_fill_rows, ReleaseGil());
   m.def("gather_cached", &bind_gather_cached, ReleaseGil());
+  m.def("pull_hidden", &bind_pull_hidden, ReleaseGil());
   m.def("place_structure", &bind_place_structure, ReleaseGil());
   m.def("take_slots", &bind_take_slots, ReleaseGil());
   m.def("add_row_values", &bind_add_row_values, ReleaseGil());

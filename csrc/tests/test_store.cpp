@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "check.hpp"
+#include "joestar/hidden_rows.hpp"
 #include "joestar/place.hpp"
 #include "joestar/rows.hpp"
 
@@ -91,6 +92,52 @@ void rows_that_are_not_there() {
   CHECK(throws([&] { fill_rows<std::int32_t, std::int32_t>(table_of(table, 3), fine, ids, table_of(out, 3)); }));
 }
 
+void hidden_rows_by_age() {
+  constexpr std::int64_t width = 9;
+  auto table = test::random_values<float>(500 * width, 1);
+  std::vector<std::int32_t> stamps(500);
+  for (std::size_t row = 0; row < 500; ++row) stamps[row] = static_cast<std::int32_t>(row % 8) - 1;
+  const auto rows = random_ids(70000, 500, 2);
+  std::vector<std::uint8_t> known(rows.size(), 1);
+  for (std::size_t i = 0; i < rows.size(); i += 11) known[i] = 0;
+  for (std::int32_t max_age : {-1, 0, 3}) {
+    const auto [out, usable, age, counts] = test::for_thread_counts([&] {
+      std::vector<float> values(rows.size() * width, 9.0f);
+      std::vector<std::uint8_t> flags(rows.size(), 7);
+      std::vector<std::int32_t> ages(rows.size(), 7);
+      const auto c = pull_hidden<std::int32_t>(table_of(table, width), stamps, rows, known, 6, max_age,
+                                               table_of(values, width), flags, ages);
+      return std::tuple(values, flags, ages, std::vector<std::int64_t>{c.missing, c.too_old, c.ages, c.oldest});
+    });
+    bool right = true;
+    std::vector<std::int64_t> expected(4, 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto row = static_cast<std::size_t>(rows[i]);
+      const std::int32_t stamp = known[i] ? stamps[row] : -1, old = stamp < 0 ? -1 : 6 - stamp;
+      const bool fresh = stamp >= 0 && (max_age < 0 || old <= max_age);
+      expected[0] += stamp < 0;
+      expected[1] += stamp >= 0 && !fresh;
+      expected[2] += fresh ? old : 0;
+      expected[3] = std::max<std::int64_t>(expected[3], fresh ? old : 0);
+      right = right && usable[i] == fresh && age[i] == old;
+      for (std::size_t c = 0; c < width; ++c) {
+        right = right && out[i * width + c] == (fresh ? table[row * width + c] : 0.0f);
+      }
+    }
+    CHECK(right);
+    CHECK(counts == expected);
+  }
+  std::vector<float> one(width), to(width);
+  std::vector<std::int32_t> stamp{0}, there{0}, beyond{1}, ages(1);
+  std::vector<std::uint8_t> yes{1}, no{0}, flags(1);
+  const auto pull = [&](const std::vector<std::int32_t>& wanted, const std::vector<std::uint8_t>& which) {
+    pull_hidden<std::int32_t>(table_of(one, width), stamp, wanted, which, 0, -1, table_of(to, width), flags, ages);
+  };
+  CHECK(!throws([&] { pull(there, yes); }) && flags[0] == 1);
+  CHECK(!throws([&] { pull(beyond, no); }) && flags[0] == 0);
+  CHECK(throws([&] { pull(beyond, yes); }));
+}
+
 void structure_among_slots() {
   auto graph = test::random_graph<std::int32_t>(3000, 4000, 6, 4);
   const auto order = shuffled(5000, 5);
@@ -145,6 +192,7 @@ int main() {
   rows_move();
   cached_rows_come_from_the_cache();
   rows_that_are_not_there();
+  hidden_rows_by_age();
   structure_among_slots();
   values_of_rows_are_added_at_sources();
   return report("store");

@@ -85,6 +85,39 @@ def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, i
     return out
 
 
+def pull_hidden(
+    table: Tensor, stamps: Tensor, rows: Tensor, known: Tensor, now: int, max_age: int | None, out: Tensor
+) -> tuple[Tensor, Tensor, tuple[int, int, int, int]]:
+    """Hidden rows of a macro-batch into ``out``, 0 where none is to be used; one pass with all threads.
+
+    Args:
+        table: ``[N, width]``; stamps: int32 ``[N]``, negative for rows that were never pushed.
+        rows: int32 or int64 ``[m]``; known: bool ``[m]``, which of them there are. now, max_age: macro-batches.
+        out: ``[m, width]`` of the table's dtype.
+
+    Returns:
+        (usable bool ``[m]``, age int32 ``[m]``, counts: missing, too old, sum of ages, largest age).
+
+    Raises:
+        IndexError: for a known row that is not there.
+    """
+    table, out, rows = _table(table, "table"), _table(out, "out"), check_ids(rows, "rows")
+    require(stamps.shape == table.shape[:1] and stamps.dtype == torch.int32, "int32 stamps, one per row",
+            f"{stamps.dtype} {list(stamps.shape)}")  # fmt: skip
+    require(known.shape == rows.shape and known.dtype == torch.bool, "known bool, one per row asked for",
+            f"{known.dtype} {list(known.shape)}")  # fmt: skip
+    right = out.dtype == table.dtype and out.shape == (rows.shape[0], *table.shape[1:])
+    require(right, f"out {table.dtype} [{rows.numel()}, ...]", f"{out.dtype} {list(out.shape)}")
+    usable = torch.empty(rows.shape[0], dtype=torch.bool, device="cpu")
+    age = torch.empty(rows.shape[0], dtype=torch.int32, device="cpu")
+    bound = -1 if max_age is None else min(max_age, 2**31 - 1)
+    counts = _native.pull_hidden(
+        table, stamps.contiguous(), rows, known.contiguous().view(torch.uint8), now, bound, out,
+        usable.view(torch.uint8), age, _row_bytes(table),
+    )  # fmt: skip
+    return usable, age, counts
+
+
 def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor,
                     table: Tensor | None = None) -> None:  # fmt: skip
     """Writes a macro-batch's structure as that of an arena; as ``gpu_place.place_structure``.

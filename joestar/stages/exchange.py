@@ -198,7 +198,7 @@ class Exchange:
             self._write_for(rows, _never if stopped is None else stopped)
             with self._lock:
                 slices = [self.store.pull(layer, rows.pull_ids, rows.number) for layer in range(len(self.pulls))]
-        rows.pulled = [_counted(given) for given in slices]
+        rows.pulled = [given.counts for given in slices]
         self.device.load(rows.half, rows.pull_slots, rows.push_slots, slices)
         return rows.pull_slots.nbytes + rows.push_slots.nbytes + sum(given.nbytes for given in slices)
 
@@ -373,13 +373,6 @@ class Exchange:
                 (Pushed(each.number, [layer[:2] for layer in each.layers]), [layer[2:] for layer in each.layers])
                 for each in undo
             ]
-
-
-def _counted(given) -> tuple[int, int, int, int]:
-    """(missing, too old, sum of ages, largest age) of a slice."""
-    ages = given.age[given.usable]
-    missing = int((given.age < 0).sum())
-    return missing, len(given.age) - missing - len(ages), int(ages.sum()), int(ages.max()) if len(ages) else 0
 
 
 def _never() -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
 from joestar.stages.hubs import row_pieces
-from joestar.store.fill import fill_rows, host_gather
+from joestar.store.fill import fill_rows, host_gather, kernel_for
 from joestar.whole_numbers import plain
 
 NEVER = -1
@@ -30,11 +30,13 @@ class Slice:
         values: ``[m, width]`` in the table's dtype; 0 in rows that are not to be used.
         usable: bool ``[m]``: pushed before, and not older than the bound.
         age: int32 ``[m]``: macro-batches since the push; -1 where there was none.
+        counts: rows that were never pushed, or have none; that are over the bound; sum and largest of the others' ages.
     """
 
     values: Tensor
     usable: Tensor
     age: Tensor
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def nbytes(self) -> int:
@@ -135,27 +137,22 @@ class HistoryStore:
     def pull(self, layer: int, ids: Tensor, now: int) -> Slice:
         """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``."""
         self._check_time(now)
-        rows, stamp = self._stamped(layer, ids, now)
-        pushed = stamp != NEVER
-        age = torch.where(pushed, now - stamp, -1)
-        usable = pushed if self.max_age is None else pushed & (age <= self.max_age)
+        self._rows(layer, ids)  # which are checked, and known from now on
         table = self.tables[layer]
-        values = torch.empty(len(rows), table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
-        self._fill(layer, ids, rows, usable, values)
-        without = torch.nonzero(~usable).flatten()
-        fill_rows(table.new_zeros(1, table.shape[1]), torch.zeros_like(without), without, values)
-        self._note(layer, pushed, usable, age)
-        return Slice(values, usable, age)
+        values = torch.empty(ids.shape[0], table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
+        given = Slice(values, *self._pulled(layer, ids, now, values))
+        missing, too_old, total, oldest = given.counts
+        before = self._counts[layer]
+        self._counts[layer] = (
+            before[0] + len(ids), before[1] + missing, before[2] + too_old, before[3] + total, max(before[4], oldest)
+        )  # fmt: skip
+        return given
 
-    def _stamped(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
-        """(rows as of ``_rows``, stamps int32 ``[m]``), for macro-batch ``now``."""
+    def _pulled(self, layer: int, ids: Tensor, now: int, values: Tensor) -> tuple[Tensor, Tensor, tuple]:
+        """Writes the rows to ``values``: (usable, age, counts) as of a ``Slice``."""
         rows, known = self._rows(layer, ids)
-        return rows, torch.where(known, host_gather(self.stamps[layer], rows), NEVER)
-
-    def _fill(self, layer: int, ids: Tensor, rows: Tensor, usable: Tensor, out: Tensor) -> None:
-        """Writes the usable rows to where they stand in ``out`` ``[m, width]``."""
-        which = torch.nonzero(usable).flatten()
-        fill_rows(self.tables[layer], rows[which], which, out)
+        kernel = kernel_for(values, "pull_hidden")
+        return kernel(self.tables[layer], self.stamps[layer], rows, known, now, self.max_age, values)
 
     def push(self, layer: int, ids: Tensor, values: Tensor, now: int, written: Tensor | None = None) -> int:
         """Stores the rows of ``ids`` ``[m]``, each once; nodes without a row are passed over.
@@ -303,17 +300,6 @@ class HistoryStore:
     def _check_time(self, now: int) -> None:
         if not self._latest <= now < 2**31:
             raise ConfigError(f"history: macro-batch {now} comes after {self._latest}; numbers never fall.")
-
-    def _note(self, layer: int, pushed: Tensor, usable: Tensor, age: Tensor) -> None:
-        ages = age[usable]
-        pulled, missing, too_old, total, oldest = self._counts[layer]
-        self._counts[layer] = (
-            pulled + age.shape[0],
-            missing + int((~pushed).sum()),
-            too_old + int((pushed & ~usable).sum()),
-            total + int(ages.sum()),
-            max(oldest, int(ages.max()) if ages.numel() else 0),
-        )
 
 
 def check_history(dtype, max_age) -> tuple[torch.dtype, int | None]:

@@ -173,31 +173,32 @@ class HostHistory(HistoryStore):
                         values[layer][rows[now]], stamps[layer][rows[now]] = got[server]
         self._fetched = Fetched(number, ids, values, stamps)
 
-    def _stamped(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
-        rows, stamp = super()._stamped(layer, ids, now)
+    def _pulled(self, layer: int, ids: Tensor, now: int, values: Tensor) -> tuple[Tensor, Tensor, tuple]:
+        usable, age, counts = super()._pulled(layer, ids, now, values)
         far, there = self._far(ids, now)
-        stamp[far] = self._fetched.stamps[layer][there] if far.numel() else stamp[far]
-        return rows, stamp
+        if not far.numel():
+            return usable, age, counts
+        stamp = self._fetched.stamps[layer][there]
+        pushed = stamp != NEVER
+        age[far] = torch.where(pushed, now - stamp, -1)
+        usable[far] = pushed if self.max_age is None else pushed & (age[far] <= self.max_age)
+        fresh = usable[far]
+        values[far[fresh]] = self._fetched.values[layer][there[fresh]]
+        ages, missing = age[usable], int((age < 0).sum())
+        return usable, age, (
+            missing, len(age) - missing - len(ages), int(ages.sum()), int(ages.max()) if len(ages) else 0
+        )  # fmt: skip
 
-    def _fill(self, layer: int, ids: Tensor, rows: Tensor, usable: Tensor, out: Tensor) -> None:
-        far, there = self._far(ids, None)
-        near = usable.clone()
-        near[far] = False
-        super()._fill(layer, ids, rows, near, out)
-        if far.numel():
-            out[far] = self._fetched.values[layer][there]  # what is not usable is cleared behind this
-
-    def _far(self, ids: Tensor, now: int | None) -> tuple[Tensor, Tensor]:
+    def _far(self, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
         """(which ids have their rows on other hosts, where these are among what was fetched for ``now``)."""
         host = self._host_of[ids.to(torch.int64)]
         far = torch.nonzero((host >= 0) & (host != self.hosts.host)).flatten()
         if not far.numel():
             return far, far
         there, wanted = self._fetched, ids[far]
-        if now is not None:
-            known = there is not None and there.number == now and bool(torch.isin(wanted, there.ids).all())
-            if not known:
-                raise StageError(f"hidden rows of other hosts that macro-batch {now} reads were not fetched.")
+        known = there is not None and there.number == now and bool(torch.isin(wanted, there.ids).all())
+        if not known:
+            raise StageError(f"hidden rows of other hosts that macro-batch {now} reads were not fetched.")
         return far, torch.searchsorted(there.ids, wanted)
 
     # --- state ---
