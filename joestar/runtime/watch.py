@@ -26,7 +26,7 @@ from joestar.lowering.origin import is_own
 from joestar.lowering.reads import PLAIN
 from joestar.runtime import code_names as code
 from joestar.runtime.code_names import Space, function_of, is_foreign, is_space
-from joestar.runtime.facts import Cell, Entries, Places, Same, Slots, TensorFacts
+from joestar.runtime.facts import Cell, Entries, Places, Same, Slots, TensorFacts, same
 from joestar.runtime.process_settings import settings_of
 
 HOOKS = (
@@ -96,7 +96,7 @@ class Watched:
             and all(all(map(operator.is_, map(part, self._functions), was)) for part, was in self._parts)
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
             and all(os.environ.get(name) == value for name, value in self._variables.items())
-            and all(now() == was for now, was in self._settings.values())
+            and all(same(now(), was) for now, was in self._settings.values())
         )
 
     def covers(self, owner, key) -> bool:
@@ -282,8 +282,8 @@ class Watched:
         for name in code.variables_of(function.__code__, scope):
             self._variables[name] = self.facts[f"os.environ[{name!r}]"] = os.environ.get(name)
         for name, now in settings_of(function.__code__, scope):
-            self._settings[name] = now, now()
-            self.facts[f"{path}'s {name}"] = self._settings[name][1]
+            self._settings[f"{path}'s {name}"] = now, now()
+            self.facts[f"{path}'s {name}"] = self._settings[f"{path}'s {name}"][1]
         for name in code.imports_of(function.__code__):
             if is_space(module := sys.modules.get(name)):
                 self._note(f"{path}'s import {name}", module, names)

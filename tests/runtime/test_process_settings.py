@@ -1,6 +1,7 @@
 """Settings of the process that a model asks for are part of its program: another answer is refused, never unnoticed."""
 
 import contextlib
+import math
 import sys
 import warnings
 
@@ -12,6 +13,7 @@ from torch import get_default_dtype, nn
 
 import joestar
 from joestar.errors import ChangedAfterCompileError, JoestarWarning
+from joestar.runtime.watch import Watched
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 IDX = torch.arange(100)
@@ -116,6 +118,27 @@ def test_settings_that_nobody_asks_for_may_change():
         with changed():
             next(step.epoch(IDX, 50))
             step.predict(IDX)
+
+
+def test_one_name_for_two_settings():
+    """Each is watched, whatever the other function's name stands for."""
+    first, second = (_named("cudnn", torch.backends.cudnn), _named("cudnn", torch.backends.mkldnn))
+    watched = Watched({"first": first, "second": second})
+    assert watched.untouched()
+    for owner in (torch.backends.cudnn, torch.backends.mkldnn):
+        with _set(not owner.enabled, lambda owner=owner: owner.enabled, lambda new, owner=owner: owner.set_flags(new)):
+            assert not watched.untouched()
+    assert watched.untouched()
+
+
+def _named(name: str, owner):
+    space = {name: owner, "__name__": "tests.made_up"}
+    exec(f"def ask():\n    return {name}.enabled", space)
+    return space["ask"]
+
+
+def test_what_is_not_a_number_has_not_changed():
+    assert Watched({"model": Asking(lambda: math.nan > 0)}).untouched()
 
 
 def test_a_deterministic_run_may_ask_whether_it_is():
