@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import hashlib
 import os
 import signal
 import sys
@@ -79,14 +80,18 @@ def pytest_collection_modifyitems(config, items):
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
     yield
-    if half := os.environ.get("JOESTAR_FUZZ_HALF"):
-        others = [item for item in items if zlib.crc32(f"{half} {item.nodeid}".encode()) % 2]
-        config.hook.pytest_deselected(items=others)
-        left_out = set(others)
-        items[:] = [item for item in items if item not in left_out]
+    if word := os.environ.get("JOESTAR_FUZZ_HALF"):
+        left_out = [item for item in items if not in_half(item.nodeid, word)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if in_half(item.nodeid, word)]
     if os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds":
         leave_out_twins(config, items)  # of those that were asked for
     items[:] = longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def in_half(name: str, word: str) -> bool:
+    """Whether a test is in the half of all that a word stands for; no checksum, in which words only swap two halves."""
+    return hashlib.sha256(f"{word} {name}".encode()).digest()[0] % 2 == 0
 
 
 def longest_first(items: list, workers: int) -> list:

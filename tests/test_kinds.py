@@ -1,5 +1,6 @@
 """With ``JOESTAR_REAL_CAPTURES=kinds`` the first program of every kind is captured in the real way, and compared."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -243,3 +244,14 @@ def test_whole_runs_find_a_difference_that_no_test_sees(tmp_path):
     code, told = run("-n", "2", JOESTAR_REAL_CAPTURES="kinds", PLANTED="1")
     assert code == 1 and "1 passed" in told and "Nobody captured in the real way" in told, told
     assert "test_some.py::test_same[3]" in told
+
+
+def test_a_word_divides_tests_in_halves():
+    """Another one otherwise: of ten words in a row hardly any test is left out by all."""
+    from tests.conftest import in_half
+
+    names = [f"tests/some/test_some.py::test_some[{n}]" for n in range(2000)]
+    halves = [{name for name in names if in_half(name, word)} for word in "abcdefghij"]
+    assert all(900 < len(half) < 1100 for half in halves)
+    assert all(400 < len(one & other) < 600 for one, other in itertools.pairwise(halves))
+    assert len(set().union(*halves)) > 1990

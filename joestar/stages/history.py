@@ -36,7 +36,7 @@ class Slice:
     values: Tensor
     usable: Tensor
     age: Tensor
-    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    counts: tuple[int, int, int, int]
 
     @property
     def nbytes(self) -> int:

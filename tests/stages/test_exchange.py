@@ -22,7 +22,10 @@ NODES, WIDTHS, ROOM = 30, (3, 2), 12
 def test_slices_take_turns_and_steps_that_did_not_happen_leave_nothing():
     device = DeviceHistory(50, WIDTHS, 4, 5, torch.float32, "cpu")
     for half in (0, 1):
-        slices = [Slice(torch.full((2, w), half + 1.0), torch.tensor([True, False]), torch.zeros(2)) for w in WIDTHS]
+        slices = [
+            Slice(torch.full((2, w), half + 1.0), torch.tensor([True, False]), torch.zeros(2), (1, 0, 0, 0))
+            for w in WIDTHS
+        ]
         pulled, pushed = torch.tensor([10 + half, 20 + half]).int(), torch.tensor([30, 31, 32]).int()
         device.load(half, pulled, pushed, slices)
         before = device.tables.place.clone()
