@@ -23,6 +23,18 @@ def planted_graph(seed: int = 0, nodes: int = NODES, degree: int = 9, dtype=torc
     return joestar.Graph.from_edge_index(edges, nodes, {"x": features.to(dtype), "y": labels})
 
 
+class Asking(torch.nn.Module):
+    """Three times as much where ``ask()`` says yes; in float64."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.conv, self.ask = joestar.nn.SAGEConv(FEATURES, CLASSES).double(), ask
+
+    def forward(self, blocks, x):
+        h = self.conv(blocks[0], x)
+        return h * 3 if self.ask() else h
+
+
 def make_step(execution="padded", *, model="GraphSAGE", graph=None, seed=0, optimizer=None, loss=F.cross_entropy, **kw):
     """A compiled step of a small model in float64 unless the graph says otherwise; eager backend by default."""
     graph = planted_graph(dtype=torch.float64) if graph is None else graph

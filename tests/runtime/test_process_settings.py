@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.backends.cudnn as cudnn
 import torch.nn.functional as F
-from torch import get_default_dtype, nn
+from torch import get_default_dtype
 
 import joestar
 from joestar.errors import ChangedAfterCompileError, JoestarWarning
 from joestar.runtime.watch import Watched
-from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.common import Asking, planted_graph
 
 IDX = torch.arange(100)
 
@@ -31,18 +31,6 @@ def _set(value, get, put):
 
 def _attribute(owner, name, value):
     return lambda: _set(value, lambda: getattr(owner, name), lambda new: setattr(owner, name, new))
-
-
-class Asking(nn.Module):
-    """Three times as much under a setting."""
-
-    def __init__(self, ask):
-        super().__init__()
-        self.conv, self.ask = joestar.nn.SAGEConv(FEATURES, CLASSES).double(), ask
-
-    def forward(self, blocks, x):
-        h = self.conv(blocks[0], x)
-        return h * 3 if self.ask() else h
 
 
 def _compiled(model, **options):
