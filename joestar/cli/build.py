@@ -1,5 +1,6 @@
 """From settings to objects: device, model, loss, optimizer and schedule."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 import torch
@@ -59,14 +60,21 @@ GROUPS = 8
 """Macro-batches of an epoch over partitions, unless their parts are counted out."""
 
 
-def build_first_stage(config: TrainConfig):
+def build_first_stage(config: TrainConfig, before: Mapping | None = None):
     """``joestar.Partitions`` of ``--partitions``, with all that mini-batches can reach; ``joestar.LargeBatch`` of
-    ``--macro-batch`` and ``--hot``; ``None`` where nothing is asked for."""
+    ``--macro-batch`` and ``--hot``; ``None`` where nothing is asked for.
+
+    Args:
+        before: of ``build_checkpoints``: what was planned then is planned again, whatever the machine is found to do.
+    """
+    macro_batch, hot = config.macro_batch, config.hot
+    if before is not None and before["room"] is not None and config.memory is not None and world_size() == 1:
+        macro_batch = before["macro_batch"] if macro_batch is None else macro_batch
+        hot = before["room"]["hot"] if hot is None else hot
     if config.partitions is None:
-        asked = config.macro_batch, config.hot
-        return None if asked == (None, None) else joestar.LargeBatch(config.macro_batch, hot=config.hot)
+        return None if (macro_batch, hot) == (None, None) else joestar.LargeBatch(macro_batch, hot=hot)
     parts = Partitioning.load(config.partitions)
-    return joestar.Partitions(parts, config.group or max(1, parts.parts // GROUPS), ahead=config.layers, hot=config.hot)
+    return joestar.Partitions(parts, config.group or max(1, parts.parts // GROUPS), ahead=config.layers, hot=hot)
 
 
 def check_graph(graph: Graph) -> None:
@@ -153,8 +161,9 @@ def class_weights(y: Tensor, num_classes: int) -> Tensor:
     return torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1)), 1.0)
 
 
-def build_checkpoints(config: TrainConfig, console: Console) -> Checkpoints:
-    """The folder of checkpoints, empty for a new run, or with those of the same run to go on from.
+def build_checkpoints(config: TrainConfig, console: Console) -> tuple[Checkpoints, dict | None]:
+    """The folder of checkpoints, empty for a new run, or with those of the same run to go on from; and how large that
+    run's macro-batches are, of the step's state.
 
     Raises:
         ConfigError: the folder cannot be written to, or holds checkpoints of another run.
@@ -179,7 +188,7 @@ def build_checkpoints(config: TrainConfig, console: Console) -> Checkpoints:
             )
     if config.resume:
         console.print(f"Going on from {paths[-1].name}" if paths else "No checkpoint yet: a new run", highlight=False)
-    return found
+    return found, None if content is None else {name: content["step"].get(name) for name in ("macro_batch", "room")}
 
 
 def _as_list(value):

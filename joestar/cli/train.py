@@ -79,7 +79,9 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     check_writable(config.save, "--save")
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
-    first_stage = build.build_first_stage(config)
+    config = build.build_backend(config, device, console)
+    checkpoints, before = (None, None) if config.checkpoints is None else build.build_checkpoints(config, console)
+    first_stage = build.build_first_stage(config, before)
     if config.shard == "auto":
         plan = joestar.store.plan_graph(graph)
         for line in str(plan).splitlines():
@@ -90,7 +92,6 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     graph = graph.to(device) if config.memory is None and first_stage is None else graph
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
-    config = build.build_backend(config, device, console)
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     optimizer = build.build_optimizer(config, model)
@@ -110,7 +111,6 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     if step.plan is not None:
         for line in str(step.plan).splitlines():
             say(console, line)
-    checkpoints = None if config.checkpoints is None else build.build_checkpoints(config, console)
     mode = build.best_mode(config, graph)
     best = Best(model, config.save is not None, mode)
     try:

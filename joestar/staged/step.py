@@ -22,6 +22,7 @@ from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
 from joestar.staged.bounds import look_around
 from joestar.staged.predicting import Batches, batches_of
+from joestar.staged.room import compare_room, room_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -244,13 +245,16 @@ class StagedStep(Step):
 
     def state_dict(self) -> dict:
         """As ``Step.state_dict``, with the size of macro-batches: what is drawn depends on it."""
-        return super().state_dict() | {"macro_batch": self.first_stage.num_seeds * self._world}
+        found = super().state_dict() | {"macro_batch": self.first_stage.num_seeds * self._world}
+        return found | room_of(self.plan) if self.group is None else found  # ranks have rooms of their own
 
     def load_state_dict(self, state: Mapping) -> None:
         """As ``Step.load_state_dict``; macro-batches are as large as they were, whatever was planned here."""
         super().load_state_dict(state)
         if "macro_batch" in state:
             self.first_stage.num_seeds = max(1, state["macro_batch"] // self._world)
+            if self.group is None:
+                compare_room(state, self.plan)
 
     # --- inference ---
 

@@ -2,12 +2,16 @@
 
 import json
 import re
+import warnings
 
 import pytest
 from typer.testing import CliRunner
 
 from joestar.cli.main import app
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, JoestarWarning
+from joestar.staged import planning
+from joestar.stages import plan
+from tests.runtime.staged_plans import made_up_clock
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 SMALL = ["--fanouts", "5,5", "--batch-size", "20", "--hidden", "16"]
@@ -97,3 +101,25 @@ def test_an_impossible_budget_is_refused(monkeypatch):
     done = CliRunner().invoke(app, ["plan", "--memory", "1MiB", *SMALL])
     assert done.exit_code != 0
     assert isinstance(done.exception, ConfigError) or "too small" in done.output
+
+
+def test_a_run_goes_on_with_what_was_planned_for_it(monkeypatch, tmp_path):
+    """Whatever the machine is found to do the second time: sizes of macro-batches decide what is drawn."""
+
+    def planned(command, *given):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", JoestarWarning)
+            shown = ran(command, "cora", "--memory", "15MiB", *SMALL, *given)
+        return re.search(r"macro-batches of (\d+) seeds; ([\d,]+) hot nodes .*? ([\d,]+) slots", shown).groups()
+
+    def machine(number):
+        for module in (plan, planning):
+            monkeypatch.setattr(module, "time", made_up_clock(number))
+
+    machine(0)
+    trained = ["--backend", "eager", "--checkpoints", str(tmp_path), "--epochs"]
+    first = planned("train", *trained, "1")
+    machine(1)
+    assert planned("plan") != first
+    machine(1)
+    assert planned("train", *trained, "2", "--resume") == first

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import types
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 import joestar
 from joestar.bench.planted import planted
 from joestar.data.planted import Shape
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, JoestarWarning
 from joestar.staged import partition_planning, planning
 from joestar.staged.heaviest import heaviest_steps, reach
 from joestar.staged.planning import Planner
@@ -177,3 +178,27 @@ def test_hot_nodes_that_are_given_train_as_those_of_the_plan(monkeypatch, partit
 def test_hot_nodes_are_a_number(hot):
     with pytest.raises(ConfigError, match="hot must be a number of nodes"):
         LargeBatch(hot=hot)
+
+
+def test_a_state_of_another_plan_is_said():
+    """Macro-batches of a resumed step are as large as they were; room for them is what was planned here."""
+    graph = planted("tiny")
+
+    def step_of(**stage):
+        net = joestar.nn.GraphSAGE(16, 8, 2, graph.num_classes)
+        return joestar.compile(
+            net, joestar.NeighborSampler(graph, [2, 2]), F.cross_entropy, torch.optim.SGD(net.parameters(), 0.01),
+            backend="eager", memory="900KiB", batch_size=50, first_stage=LargeBatch(**stage),
+        )  # fmt: skip
+
+    one = step_of(num_seeds=100)
+    state = one.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_of(num_seeds=100, hot=one.plan.hot).load_state_dict(state)
+        step_of(num_seeds=50).load_state_dict({name: value for name, value in state.items() if name != "room"})
+    given = f"LargeBatch\\(100, hot={one.plan.hot}\\)"
+    for other in (step_of(num_seeds=50), step_of(num_seeds=100, hot=7)):
+        with pytest.warns(JoestarWarning, match=f"macro-batches of 100 seeds and room for .*{given}") as seen:
+            other.load_state_dict(state)
+        assert seen[0].filename == __file__ and other.first_stage.num_seeds == 100

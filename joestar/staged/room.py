@@ -1,0 +1,34 @@
+"""Room for macro-batches, in the state of a step: one that finds no room is cut, and what is drawn depends on that."""
+
+import warnings
+from collections.abc import Mapping
+
+from joestar.errors import JoestarWarning
+from joestar.stages.plan import Plan
+
+
+def room_of(plan: Plan) -> dict[str, dict[str, int]]:
+    """What a state says of a plan: ``room``, nodes and edges that there are places for."""
+    return {"room": {"hot": plan.hot, "cold": plan.cold, "edges": plan.edges}}
+
+
+def compare_room(state: Mapping, plan: Plan) -> None:
+    """Warns where the room that was planned is not that of a state: plans depend on what a machine is found to do."""
+    ours = room_of(plan)["room"]
+    theirs = state.get("room", ours)  # earlier states say nothing
+    if theirs == ours:
+        return
+    seeds, hot = state["macro_batch"], theirs["hot"]
+    warnings.warn(
+        f"the state is of a step with macro-batches of {seeds:,} seeds and {_words(theirs)}; this one has planned for "
+        f"macro-batches of {plan.num_seeds:,} and {_words(ours)}. It goes on with macro-batches of {seeds:,}, but "
+        "others of them may be cut for want of room, and then other neighbours are drawn than without the stop. For "
+        f"the same ones, compile with the memory= of then, and first_stage=joestar.LargeBatch({seeds}, hot={hot}) "
+        f"(joestar.Partitions: hot={hot}; joestar train does so by itself).",
+        JoestarWarning,
+        stacklevel=3,
+    )
+
+
+def _words(room: Mapping[str, int]) -> str:
+    return f"room for {room['hot']:,} hot nodes, {room['cold']:,} others and {room['edges']:,} edges"
