@@ -247,7 +247,7 @@ def test_what_fits_is_resident(graph):
     assert step.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx)
 
 
-@pytest.mark.parametrize("size", [None, 60, 120])
+@pytest.mark.parametrize("size", [None, 60, 120, 180])
 def test_a_plan_fills_the_budget_and_training_is_as_planned(tmp_path, size):
     """``None``: of the size that is best at this machine's present speed, so any."""
     made = planted("tiny")
@@ -267,7 +267,8 @@ def test_a_plan_fills_the_budget_and_training_is_as_planned(tmp_path, size):
     report = step.report()
     assert "per macro-batch" in str(report)
     for row in report.feeding.rows:
-        few = 0.03 * step.plan.nodes if row.what == "to be loaded" else 0.0
+        share = 0.03 if step.plan.macro_batches > 3 else 0.07  # the first and last ones, which are smaller, weigh more
+        few = share * step.plan.nodes if row.what == "to be loaded" else 0.0
         assert row.measured == pytest.approx(row.planned, rel=0.15, abs=few), row
     report.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json") == report
