@@ -107,6 +107,79 @@ void bounds_of_keys_hold() {
   }
 }
 
+// As the definition has it, whatever weights are; with a bound that many winners are behind, too.
+void any_weights() {
+  constexpr std::int64_t kNodes = 40'000;
+  std::mt19937 random(5);
+  std::vector<std::int32_t> sources(60'000);
+  for (auto& source : sources) source = static_cast<std::int32_t>(random() % kNodes);
+  const auto uniform = test::random_values<float>(kNodes, 4);
+  std::vector<std::vector<float>> kinds(5, std::vector<float>(kNodes));
+  for (std::size_t i = 0; i < kNodes; ++i) {
+    kinds[0][i] = 1.0f;
+    kinds[1][i] = std::ldexp(1.0f + std::abs(uniform[i]), static_cast<int>(random() % 200) - 100);
+    kinds[2][i] = i % 3 == 0 ? 0.0f : std::exp(4 * uniform[i]);
+    kinds[3][i] = i % 100 == 0 ? std::numeric_limits<float>::infinity() : 0x1p-126f;
+    kinds[4][i] = i % 50 == 0 ? uniform[i] : std::numeric_limits<float>::quiet_NaN();  // half of them negative
+  }
+  for (const auto& weight : kinds) {
+    for (std::int64_t k : {1, 300, 5'000, 30'000}) {
+      const auto expected = naive(sources, weight, k);
+      const CollectiveTask<std::int32_t> task{sources, weight.data(), kNodes};
+      const auto nodes = test::for_thread_counts([&] {
+        std::vector<std::int32_t> out(static_cast<std::size_t>(k));
+        out.resize(static_cast<std::size_t>(collective_sample(task, kTable, kKey, std::span(out))));
+        return out;
+      });
+      CHECK(nodes == expected);
+      Marks<std::int32_t> marks(task.sources, kNodes);
+      detail::marked_sizes(task, marks);
+      const std::int64_t missed = std::numeric_limits<std::int64_t>::min();
+      std::vector<std::int32_t> again;
+      for (const auto& each : detail::winners_of_marked(task, kTable, key_state(kKey), k, marks, missed)) {
+        again.push_back(each.node);
+      }
+      std::sort(again.begin(), again.end());
+      CHECK(again == expected);
+    }
+  }
+}
+
+// More than k are there, and not many times as many.
+void bounds_of_races_are_near() {
+  std::mt19937 random(3);
+  for (const double spread : {0.0, 1.0, 6.0}) {
+    RaceSizes sizes;
+    std::vector<std::int64_t> keys;
+    for (int i = 0; i < 100'000; ++i) {
+      const auto weight = static_cast<float>(std::exp(spread * std::normal_distribution<double>()(random)));
+      sizes.count(weight, 1);
+      sizes.count(weight, 0);
+      keys.push_back(race_key(kTable, static_cast<std::uint32_t>(random()), weight));
+    }
+    for (std::int64_t k : {1, 100, 10'000}) {
+      const std::int64_t bound = sizes.bound(k);
+      const auto there = std::count_if(keys.begin(), keys.end(), [&](std::int64_t key) { return key <= bound; });
+      CHECK(there >= k && there <= 2 * k + 200);
+    }
+    CHECK(sizes.bound(60'000) == kNever && sizes.bound(200'000) == kNever);
+  }
+}
+
+void ids_are_sorted() {
+  std::mt19937_64 random(2);
+  for (std::int64_t limit : {std::int64_t{1}, std::int64_t{2048}, std::int64_t{2049}, std::int64_t{1} << 33}) {
+    for (std::size_t size : {0U, 1U, 511U, 3000U}) {
+      std::vector<std::int64_t> ids(size);
+      for (auto& id : ids) id = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
+      auto expected = ids;
+      std::sort(expected.begin(), expected.end());
+      sort_ids(std::span(ids), limit);
+      CHECK(ids == expected);
+    }
+  }
+}
+
 void nothing_to_choose_from() {
   std::vector<std::int32_t> nodes(3, 9);
   const CollectiveTask<std::int32_t> task{{}, nullptr, 10};
@@ -128,6 +201,9 @@ int main() {
   rows_keep_the_edges_of_a_set<std::int32_t>(200, 5);
   rows_keep_the_edges_of_a_set<std::int64_t>(3000, 30);
   bounds_of_keys_hold();
+  any_weights();
+  bounds_of_races_are_near();
+  ids_are_sorted();
   nothing_to_choose_from();
   return report("layers");
 }

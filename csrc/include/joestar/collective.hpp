@@ -8,7 +8,10 @@
 #include <vector>
 
 #include "joestar/compact.hpp"
+#include "joestar/marks.hpp"
 #include "joestar/race.hpp"
+#include "joestar/race_bound.hpp"
+#include "joestar/sort_ids.hpp"
 
 namespace joestar {
 
@@ -100,7 +103,8 @@ class Pool {
 template <IdType Id>
 class Pools {
  public:
-  explicit Pools(std::int64_t k) : k_(k) {}
+  // Whoever is behind `bound` is left out from the start.
+  Pools(std::int64_t k, std::int64_t bound) : k_(k), bound_(bound) {}
 
   std::unique_ptr<Pool<Id>> take() {
     const std::lock_guard lock(mutex_);
@@ -127,7 +131,7 @@ class Pools {
 
  private:
   std::int64_t k_;
-  std::atomic<std::int64_t> bound_{kNever};
+  std::atomic<std::int64_t> bound_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Pool<Id>>> idle_;
 };
@@ -156,37 +160,80 @@ void race_sources(const CollectiveTask<Id>& task, RaceTable table, HashState key
 }
 
 // With at least an edge for so many nodes of the graph, marking nodes and racing them in order beats claiming slots.
-constexpr std::int64_t kNodesPerEdge = 4;
+constexpr std::int64_t kNodesPerEdge = 16;
+constexpr std::int64_t kMarkedGrain = 16384;
 
 // The nodes [first, last) that are marked, in order: their weights and marks are read in order, too.
 template <IdType Id>
-void race_marked(const CollectiveTask<Id>& task, RaceTable table, HashState key, const std::uint8_t* marks,
+void race_marked(const CollectiveTask<Id>& task, RaceTable table, HashState key, const Marks<Id>& marks,
                  std::int64_t first, std::int64_t last, Pool<Id>& pool) {
   Id nodes[kRacersTogether];
   RacerBatch batch;
   int count = 0;
-  for (std::int64_t node = first; node < last; ++node) {
+  marks.walk(first, last, [&](std::int64_t node, std::uint8_t there) {
     nodes[count] = static_cast<Id>(node);
-    count += marks[node];
+    count += there;
     if (count == kRacersTogether) {
       pool.enter(task, table, key, nodes, count, batch);
       count = 0;
     }
-  }
+  });
   if (count > 0) pool.enter(task, table, key, nodes, count, batch);
 }
 
-// A mark for every source, 1; others 0.
+// How large weights of marked nodes are; makes the marks whole.
 template <IdType Id>
-std::vector<std::uint8_t> marked_sources(const CollectiveTask<Id>& task) {
-  std::vector<std::uint8_t> marks(static_cast<std::size_t>(task.num_nodes));
+RaceSizes marked_sizes(const CollectiveTask<Id>& task, Marks<Id>& marks) {
+  RaceSizes sizes;
+  std::mutex mutex;
+  parallel_ranges(task.num_nodes, kMarkedGrain, [&](std::int64_t first, std::int64_t last) {
+    marks.join(first, last);
+    RaceSizes own;
+    marks.walk(first, last, [&](std::int64_t node, std::uint8_t there) {
+      own.count(task.weight == nullptr ? 1.0f : task.weight[node], there);
+    });
+    const std::lock_guard lock(mutex);
+    sizes.add(own);
+  });
+  return sizes;
+}
+
+// The k first of the marked nodes, found among those that are not behind `bound`, or, if these are fewer, among all.
+template <IdType Id>
+std::vector<Racer<Id>> winners_of_marked(const CollectiveTask<Id>& task, RaceTable table, HashState key,
+                                         std::int64_t k, const Marks<Id>& marks, std::int64_t bound) {
+  Pools<Id> pools(k, bound);
+  parallel_ranges(task.num_nodes, kMarkedGrain, [&](std::int64_t first, std::int64_t last) {
+    auto pool = pools.take();
+    race_marked(task, table, key, marks, first, last, *pool);
+    pools.give(std::move(pool));
+  });
+  std::vector<Racer<Id>> winners = pools.winners();
+  if (static_cast<std::int64_t>(winners.size()) == k || bound == kNever) return winners;
+  return winners_of_marked(task, table, key, k, marks, kNever);
+}
+
+template <IdType Id>
+std::vector<Racer<Id>> winners_of_marked(const CollectiveTask<Id>& task, RaceTable table, HashState key,
+                                         std::int64_t k) {
+  Marks<Id> marks(task.sources, task.num_nodes);
+  const std::int64_t bound = marked_sizes(task, marks).bound(k);
+  return winners_of_marked(task, table, key, k, marks, bound);
+}
+
+template <IdType Id>
+std::vector<Racer<Id>> winners_of_claims(const CollectiveTask<Id>& task, RaceTable table, HashState key,
+                                         std::int64_t k) {
+  BorrowedTable claims(task.num_nodes);
+  const std::uint64_t stamp = (*claims).next_stamp();
+  Pools<Id> pools(k, kNever);
   parallel_ranges(static_cast<std::int64_t>(task.sources.size()), 2 * kCompactGrain,
                   [&](std::int64_t first, std::int64_t last) {
-                    for (std::int64_t e = first; e < last; ++e) {
-                      std::atomic_ref<std::uint8_t>(marks[task.sources[e]]).store(1, std::memory_order_relaxed);
-                    }
+                    auto pool = pools.take();
+                    race_sources(task, table, key, (*claims).slots(), stamp, first, last, *pool);
+                    pools.give(std::move(pool));
                   });
-  return marks;
+  return pools.winners();
 }
 
 }  // namespace detail
@@ -199,28 +246,13 @@ std::int64_t collective_sample(const CollectiveTask<Id>& task, RaceTable table, 
   const std::int64_t k = static_cast<std::int64_t>(nodes.size());
   if (k == 0) return 0;
   const HashState state = key_state(key);
-  detail::Pools<Id> pools(k);
-  if (edges >= task.num_nodes / detail::kNodesPerEdge) {
-    const std::vector<std::uint8_t> marks = detail::marked_sources(task);
-    parallel_ranges(task.num_nodes, 2 * detail::kCompactGrain, [&](std::int64_t first, std::int64_t last) {
-      auto pool = pools.take();
-      detail::race_marked(task, table, state, marks.data(), first, last, *pool);
-      pools.give(std::move(pool));
-    });
-  } else {
-    BorrowedTable claims(task.num_nodes);
-    const std::uint64_t stamp = (*claims).next_stamp();
-    parallel_ranges(edges, 2 * detail::kCompactGrain, [&](std::int64_t first, std::int64_t last) {
-      auto pool = pools.take();
-      detail::race_sources(task, table, state, (*claims).slots(), stamp, first, last, *pool);
-      pools.give(std::move(pool));
-    });
-  }
-  std::vector<detail::Racer<Id>> winners = pools.winners();
-  std::sort(winners.begin(), winners.end(), [](const auto& x, const auto& y) { return x.node < y.node; });
+  const bool marked = edges >= task.num_nodes / detail::kNodesPerEdge;
+  const auto winners = marked ? detail::winners_of_marked(task, table, state, k)
+                              : detail::winners_of_claims(task, table, state, k);
   std::transform(winners.begin(), winners.end(), nodes.begin(), [](const auto& winner) { return winner.node; });
+  sort_ids(nodes.first(winners.size()), task.num_nodes);
   std::fill(nodes.begin() + static_cast<std::int64_t>(winners.size()), nodes.end(),
-            winners.empty() ? Id{0} : winners.front().node);
+            winners.empty() ? Id{0} : nodes.front());
   return static_cast<std::int64_t>(winners.size());
 }
 

@@ -219,4 +219,20 @@ void parallel_edges(std::span<const std::int64_t> indptr, std::int64_t grain, F&
   });
 }
 
+// Threads that write to the same lines wait for one another. So many of them get memory of `bytes` of their own to
+// write `items` things to anywhere in it, if clearing and joining it is less work than that; else all share one.
+inline std::int64_t own_copies(std::int64_t items, std::int64_t bytes) {
+  const std::int64_t most = 8 * items / std::max<std::int64_t>(1, bytes);
+  return std::max<std::int64_t>(1, std::min<std::int64_t>(num_threads(), most));
+}
+
+// f(copy, first, last) for consecutive parts of `items`, one for every copy.
+template <class F>
+void parallel_copies(std::int64_t items, std::int64_t copies, F&& f) {
+  parallel_blocks(copies, [&](std::int64_t copy) {
+    f(copy, items / copies * copy + std::min(copy, items % copies),
+      items / copies * (copy + 1) + std::min(copy + 1, items % copies));
+  });
+}
+
 }  // namespace joestar

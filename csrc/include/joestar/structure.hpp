@@ -113,14 +113,32 @@ void edge_rows(std::span<const std::int64_t> indptr, std::span<Out> out) {
 // out[s] = number of edges with source s.
 template <IdType Id>
 void out_degrees(const Csc<Id>& csc, std::span<std::int64_t> out) {
-  std::fill(out.begin(), out.end(), std::int64_t{0});
-  const std::int64_t edges = csc.edges();
+  const std::int64_t edges = csc.edges(), sources = static_cast<std::int64_t>(out.size());
+  const std::int64_t copies = edges >> 32 ? 1 : own_copies(edges, 4 * sources);
   if (edges < 4 * detail::kEdgeGrain || num_threads() == 1) {
+    std::fill(out.begin(), out.end(), std::int64_t{0});
     for (std::int64_t e = 0; e < edges; ++e) ++out[csc.indices[e]];
     return;
   }
-  parallel_for(edges, detail::kEdgeGrain, [&](std::int64_t e) {
-    std::atomic_ref<std::int64_t>(out[csc.indices[e]]).fetch_add(1, std::memory_order_relaxed);
+  if (copies == 1) {
+    std::fill(out.begin(), out.end(), std::int64_t{0});
+    parallel_for(edges, detail::kEdgeGrain, [&](std::int64_t e) {
+      std::atomic_ref<std::int64_t>(out[csc.indices[e]]).fetch_add(1, std::memory_order_relaxed);
+    });
+    return;
+  }
+  const Scratch<std::uint32_t> counts(copies * sources);
+  parallel_copies(edges, copies, [&](std::int64_t copy, std::int64_t first, std::int64_t last) {
+    std::uint32_t* const own = counts.data() + copy * sources;
+    std::fill_n(own, sources, 0U);
+    for (std::int64_t e = first; e < last; ++e) ++own[csc.indices[e]];
+  });
+  parallel_ranges(sources, detail::kEdgeGrain, [&](std::int64_t first, std::int64_t last) {
+    std::copy_n(counts.data() + first, last - first, out.begin() + first);
+    for (std::int64_t copy = 1; copy < copies; ++copy) {
+      const std::uint32_t* const own = counts.data() + copy * sources;
+      for (std::int64_t s = first; s < last; ++s) out[s] += own[s];
+    }
   });
 }
 
