@@ -34,7 +34,7 @@ def aggregate_activated_grad(
     before, grad = _before(x, act, gain, shift, eps, bias), check_values(grad, "grad")
     total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), weight, x.shape[0], reduce)
     if cat:
-        total[:rows] += grad[:, width:]
+        total[:rows].add_(grad[:, width:])
     elif own is not None:
         total[:rows].addcmul_(grad, own.to(total.dtype))
     total = total if bits is None else gated_dropout(total, bits, None, scale)

@@ -91,6 +91,6 @@ def bias_relu_grad(
     for part in more or ():
         right = part.shape[0] <= grad.shape[0] and part.shape[1:] == grad.shape[1:] and part.dtype == grad.dtype
         require(right, f"first rows of {grad.dtype} {list(grad.shape)}", f"{part.dtype} {list(part.shape)}")
-        grad[: part.shape[0]] += part
+        grad[: part.shape[0]].add_(part)
     rows = gated_dropout(grad, kept, None, scale)
     return rows, rows.sum(0) if biased else rows.new_empty(0)

@@ -74,7 +74,7 @@ def aggregate_cat_grad(
     """Gradient of ``aggregate_cat`` for ``x`` ``[num_src, D]``; ``grad`` ``[num_dst, 2 D]``."""
     width = x.shape[1]
     total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, x.shape[0], reduce)
-    total[: grad.shape[0]] += grad[:, width:]
+    total[: grad.shape[0]].add_(grad[:, width:])
     return total if bits is None else gated_dropout(total, bits, x, scale)
 
 
@@ -113,7 +113,7 @@ def aggregate_cat_kept_grad(
     """Gradients of ``aggregate_cat_kept``: for ``x`` ``[num_src, D]`` and, if ``biased``, for the bias ``[D]``."""
     width = grad.shape[1] // 2
     total = spmm_grad_x(indptr, indices, grad[:, :width].contiguous(), None, kept.shape[0], reduce)
-    total[: grad.shape[0]] += grad[:, width:]
+    total[: grad.shape[0]].add_(grad[:, width:])
     return _with_sum(gated_dropout(total, kept, None, scale), biased)
 
 

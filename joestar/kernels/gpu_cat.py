@@ -305,9 +305,9 @@ def _in_edge_order(indptr, indices, grad, num_src, x, weight, factor, bits, scal
     width = grad.shape[1] // 2 if cat else grad.shape[1]
     total = spmm_grad_x_transposed(indptr, indices, grad[:, :width].contiguous(), weight, num_src, reduce)
     if cat:
-        total[: grad.shape[0]] += grad[:, width:]
+        total[: grad.shape[0]].add_(grad[:, width:])
     elif factor is not None:
-        total[: grad.shape[0]] += factor * grad
+        total[: grad.shape[0]].add_(factor * grad)
     if bits is None:
         return total
     column = torch.arange(width, device=grad.device)
