@@ -7,7 +7,7 @@ namespace joestar::bindings {
 namespace {
 
 void bind_forward(const Tensor& indptr, const Tensor& indices, const Tensor& x, const Tensor& weight,
-                  std::int64_t heads, std::int64_t width, int reduce, const Tensor& y) {
+                  std::int64_t heads, std::int64_t width, int reduce, const Tensor& y, std::int64_t stride) {
   with_types(indices, x, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
     const Csc<Id> csc = csc_of<Id>(indptr, indices);
     const Messages<T, const Id*> m{.indptr = csc.indptr,
@@ -16,7 +16,7 @@ void bind_forward(const Tensor& indptr, const Tensor& indices, const Tensor& x, 
                                    .weight = weight.as<const T>(),
                                    .heads = heads,
                                    .width = width};
-    spmm(m, static_cast<Reduce>(reduce), y.as<T>());
+    spmm(m, static_cast<Reduce>(reduce), y.as<T>(), stride);
   });
 }
 
@@ -42,7 +42,8 @@ void bind_coo(const Tensor& src, const Tensor& dst, const Tensor& x, const Tenso
 }  // namespace
 
 void bind_spmm(py::module_& m) {
-  m.def("spmm", &bind_forward, ReleaseGil());
+  m.def("spmm", &bind_forward, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
+        py::arg("stride") = 0, ReleaseGil());
   m.def("spmm_coo", &bind_coo, ReleaseGil());
 }
 

@@ -62,6 +62,26 @@ void matches_naive(double tolerance) {
   }
 }
 
+// Rows with something behind them, which stays.
+void joined_rows() {
+  const auto graph = test::random_graph<std::int32_t>(211, 190, 7, 4);
+  for (const int width : {1, 16, 37, 64}) {
+    const auto x = test::random_values<float>(190 * width, 1);
+    const Messages<float, const std::int32_t*> m{
+        .indptr = graph.indptr, .ids = graph.indices.data(), .x = x.data(), .width = width};
+    const std::size_t size = static_cast<std::size_t>(width), stride = size + 3;
+    for (Reduce reduce : {Reduce::Mean, Reduce::Max}) {
+      std::vector<float> y(211 * size), joined(211 * stride, -7.0f);
+      spmm(m, reduce, y.data());
+      spmm(m, reduce, joined.data(), static_cast<std::int64_t>(stride));
+      for (std::size_t i = 0; i < 211; ++i) {
+        CHECK(std::equal(y.begin() + i * size, y.begin() + (i + 1) * size, joined.begin() + i * stride));
+        for (std::size_t d = size; d < stride; ++d) CHECK(joined[i * stride + d] == -7.0f);
+      }
+    }
+  }
+}
+
 void nan_wins_an_extremum() {
   const std::vector<std::int64_t> indptr{0, 3, 6};
   const std::vector<std::int32_t> ids{0, 1, 2, 1, 0, 2};
@@ -110,6 +130,7 @@ int main() {
   set_num_threads(4);
   matches_naive<float, std::int32_t>(1e-5);
   matches_naive<double, std::int64_t>(1e-13);
+  joined_rows();
   nan_wins_an_extremum();
   sixteen_bits_round_trip();
   no_rows_and_no_edges();

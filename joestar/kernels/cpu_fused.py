@@ -8,7 +8,7 @@ from torch import Tensor
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_node_ids, check_offsets, check_values, require
 from joestar.kernels.cpu_dropout import gated_dropout
-from joestar.kernels.cpu_spmm import REDUCE, spmm, spmm_grad_x
+from joestar.kernels.cpu_spmm import REDUCE, spmm, spmm_grad_x, spmm_into
 from joestar.kernels.dropout import positive_bits
 from joestar.kernels.layout import cat_width
 
@@ -64,8 +64,11 @@ def sample_aggregate_cat(
 
 def aggregate_cat(indptr: Tensor, indices: Tensor, x: Tensor, bits: Tensor | None, scale: float, reduce: str) -> Tensor:
     """``[sum or mean of z over in-edges, z[i]]``, ``[num_dst, 2 D]``; with ``bits`` ``z`` is ReLU and dropout of x."""
-    z = x if bits is None else gated_dropout(x, bits, x, scale)
-    return torch.cat([spmm(indptr, indices, z, None, reduce), z[: indptr.numel() - 1]], 1)
+    z, width, rows = x if bits is None else gated_dropout(x, bits, x, scale), x.shape[1], indptr.numel() - 1
+    y = x.new_empty((rows, 2 * width))
+    spmm_into(y, indptr, indices, z, reduce)
+    y[:, width:].copy_(z[:rows])
+    return y
 
 
 def aggregate_cat_grad(

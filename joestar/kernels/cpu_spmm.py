@@ -47,6 +47,14 @@ def spmm(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, redu
     return y.to(dtype)
 
 
+def spmm_into(y: Tensor, indptr: Tensor, indices: Tensor, x: Tensor, reduce: str) -> None:
+    """``spmm`` of ``x`` ``[N, D]`` without weights, into the first ``D`` columns of ``y`` ``[num_dst, stride]``."""
+    indptr, indices, x = check_offsets(indptr), check_ids(indices, "indices"), check_values(x, "x")
+    require(y.is_contiguous() and y.dtype == x.dtype, f"contiguous rows of {x.dtype}", f"{y.dtype}, {y.stride()}")
+    require(len(y) == indptr.numel() - 1 and y.shape[1] >= x.shape[1], "rows with room for sums", str(list(y.shape)))
+    _native.spmm(indptr, indices, x, None, 1, x.shape[1], REDUCE[reduce], y, y.shape[1])
+
+
 def spmm_grad_x(
     indptr: Tensor, indices: Tensor, grad: Tensor, weight: Tensor | None, num_src: int, reduce: str,
     shared: bool = False,
