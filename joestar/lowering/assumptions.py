@@ -19,6 +19,7 @@ from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
 from joestar.lowering.rules.arguments import padded_among
 from joestar.lowering.sizes import NODES
+from joestar.lowering.small_sets import Question
 
 _ASSIGNED_IN_PLACE = {
     getattr(operator, f"i{name}")
@@ -60,11 +61,27 @@ def check_guards(gm: fx.GraphModule, names: dict[str, str], origin: str) -> None
         across = _across(gm, where)
         if across:
             raise CaptureError(f"{origin}: {across[0]}\n  at {where}\n  Write instead: {across[1]}.")
-        raise CaptureError(
-            f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
-            "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
-            "varies per batch; compute with tensors (block.in_degrees(), torch.where)."
-        )
+        raise _only_for_some(assumed, where, origin)
+
+
+def check_questions(questions: list[Question], names: dict[str, str], origin: str) -> None:
+    """As ``check_guards``, for what the program asks about sets of no row or one, which leaves no guard behind.
+
+    Seeds and nodes are never none; a set of edges may be empty.
+    """
+    for question in questions:
+        name = names.get(str(question.symbol), "")
+        if name and question.depends(least=0 if name.startswith("num_edges") else 1):
+            assumed = question.assumed().replace(str(question.symbol), name)
+            raise _only_for_some(assumed, question.where, origin)
+
+
+def _only_for_some(assumed: str, where: str, origin: str) -> CaptureError:
+    return CaptureError(
+        f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
+        "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
+        "varies per batch; compute with tensors (block.in_degrees(), torch.where)."
+    )
 
 
 _ORDERED = "across the rows of a sampled set use max, min, mean, var or softmax; along columns (dim=1) it is fine"

@@ -17,12 +17,13 @@ from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
-from joestar.lowering.assumptions import check_guards, check_random, check_side_effects, check_writes
+from joestar.lowering.assumptions import check_guards, check_questions, check_random, check_side_effects, check_writes
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.reads import Reads, reads
+from joestar.lowering.small_sets import questions
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
@@ -172,6 +173,7 @@ def _read(
                 traced_norms(),
                 traced_losses(),
                 stand_ins,
+                questions() as asked,
             ):
                 compiled(seeds, key, carriers)
         except _TracedError:
@@ -194,7 +196,9 @@ def _read(
         for arg, node in zip(seen["args"], placeholders, strict=True)
     ]
     _rename_placeholders(seen["gm"], roles)
-    check_guards(seen["gm"], _symbol_names(seen["gm"], roles, labels), origin)
+    names = _symbol_names(seen["gm"], roles, labels)
+    check_guards(seen["gm"], names, origin)
+    check_questions(asked, names, origin)
     check_writes(seen["gm"], roles, origin, sampling)
     return Captured(seen["gm"], roles, labels, differentiable, seen["reads"])
 

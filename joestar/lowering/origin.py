@@ -24,6 +24,11 @@ def is_user(file: str) -> bool:
     return _is_model(file) or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
 
 
+def is_framework(file: str) -> bool:
+    """Whether a file is PyTorch's or Joestar's, but for Joestar's models and samplers."""
+    return not _is_model(file) and (file.startswith(_PACKAGE) or f"{os.sep}torch{os.sep}" in file)
+
+
 def is_own(file: str) -> bool:
     """Whether a file is the user's: no part of Joestar, nor of an installed package."""
     return is_user(file) and not file.startswith(_PACKAGE) and "-packages" + os.sep not in file

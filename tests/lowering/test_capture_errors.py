@@ -147,6 +147,39 @@ def other_sets(m, b, h):
     return h if torch.unique(b.indices).shape[0] == h.shape[0] else -h
 
 
+def few_rows(m, b, h):
+    return h - h.mean(0) if h.size(0) > 1 else h
+
+
+def one_row(m, b, h):
+    return h if len(h) == 1 else h - h.mean(0)
+
+
+def any_edges(m, b, h):
+    return h if b.num_edges else h * 2
+
+
+def no_edges(m, b, h):
+    return h * 2 if not b.indices.numel() else h
+
+
+def twice(m, b, h):
+    return h * 2 if 3 * b.num_edges == 0 else h
+
+
+def asserted(m, b, h):
+    assert h.shape[0] != 1
+    return h
+
+
+def flagged(m, b, h):
+    return h * float(h.shape[0] >= 2)
+
+
+def share_of_others(m, b, h):
+    return h if 1 / (h.shape[0] - 1) < 0.9 else h * 2
+
+
 TENSOR = ("torch.where on whole tensors",)
 HOST = ("keep the value in a tensor",)
 SIZED = ("depends on data", "torch.where(mask, x, 0)")
@@ -162,6 +195,11 @@ ERRORS = [
     (branch_on_size, ("num_src (of sampled set 2) > 20", *BRANCH)),
     (branch_on_edges, ("num_edges (of sampled set 1) > num_seeds", *BRANCH)),
     (odd, ("Mod(num_src", *BRANCH)), (exponential, ("num_seeds", *BRANCH)), (first_rows, ("num_src", *BRANCH)),
+    (few_rows, ("num_src (of sampled set 2) > 1", *BRANCH)), (one_row, ("Ne(num_src (of sampled set 2), 1)", *BRANCH)),
+    (any_edges, ("Ne(num_edges (of sampled set 1), 0)", *BRANCH)),
+    (no_edges, ("num_edges (of sampled set 1)", *BRANCH)),
+    (twice, ("num_edges (of sampled set 1)", *BRANCH)), (asserted, ("num_src (of sampled set 2), 1)", *BRANCH)),
+    (flagged, ("num_src (of sampled set 2) >= 2", *BRANCH)), (share_of_others, ("num_src", *BRANCH)),
     (loop_over_size, ("sizes vary per batch",)),
     (attribute, ("changes model.calls", *OUTLIVES)), (buffer, ("changes a buffer of model", *OUTLIVES)),
     (appended, ("changes model.seen", *OUTLIVES)), (outside, ("changes lowering.test_capture_errors.CALLS", *OUTLIVES)),
@@ -298,6 +336,7 @@ def test_harmless_python_is_captured():
     def operation(m, b, h):
         assert b.num_src >= b.num_dst
         assert h.shape == (b.num_src, WIDTH)
+        assert b.num_src > 0 and len(h) >= 1 and b.num_edges >= 0
         b.cache = [h]
         names = {"h": h}
         names["g"] = b.cache.pop()

@@ -168,6 +168,23 @@ def test_what_depends_on_data_is_refused_with_its_line(graph, kind):
     assert "this line" in str(caught.value)
 
 
+class OfOneRow(torch.nn.Module):
+    """What a layer of PyG's asks itself: it takes running statistics where there is one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = gnn.BatchNorm(8, allow_single_element=True)
+
+    def forward(self, x, edge_index):
+        return self.norm(x)  # this line
+
+
+def test_layers_that_ask_for_one_row_are_refused(graph):
+    with pytest.raises(joestar.errors.CaptureError, match=r"num_src .* > 1") as caught:
+        _compiled(OfOneRow(), graph)(torch.tensor([3, 4]))
+    assert "this line" in str(caught.value)
+
+
 class LoopsOfSome(torch.nn.Module):
     def forward(self, x, edge_index):
         edge_index, _ = add_self_loops(edge_index, num_nodes=5)
