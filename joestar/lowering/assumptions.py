@@ -80,7 +80,7 @@ def _only_for_some(assumed: str, where: str, origin: str) -> CaptureError:
     return CaptureError(
         f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
         "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
-        "varies per batch; compute with tensors (block.in_degrees(), torch.where)."
+        "varies per batch; compute with tensors (block.in_degrees(), torch.where, torch.tensor(size).clamp(min=1))."
     )
 
 

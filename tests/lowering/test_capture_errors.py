@@ -176,6 +176,14 @@ def flagged(m, b, h):
     return h * float(h.shape[0] >= 2)
 
 
+def at_least_one(m, b, h):
+    return h / max(b.num_edges, 1)
+
+
+def at_most_one(m, b, h):
+    return h * min(1, b.num_edges)
+
+
 def share_of_others(m, b, h):
     return h if 1 / (h.shape[0] - 1) < 0.9 else h * 2
 
@@ -200,6 +208,8 @@ ERRORS = [
     (no_edges, ("num_edges (of sampled set 1)", *BRANCH)),
     (twice, ("num_edges (of sampled set 1)", *BRANCH)), (asserted, ("num_src (of sampled set 2), 1)", *BRANCH)),
     (flagged, ("num_src (of sampled set 2) >= 2", *BRANCH)), (share_of_others, ("num_src", *BRANCH)),
+    (at_least_one, ("max(num_edges (of sampled set 1), 1) = num_edges", "torch.tensor(size).clamp(min=1)", *BRANCH)),
+    (at_most_one, ("min(num_edges (of sampled set 1), 1) = 1", *BRANCH)),
     (loop_over_size, ("sizes vary per batch",)),
     (attribute, ("changes model.calls", *OUTLIVES)), (buffer, ("changes a buffer of model", *OUTLIVES)),
     (appended, ("changes model.seen", *OUTLIVES)), (outside, ("changes lowering.test_capture_errors.CALLS", *OUTLIVES)),
@@ -337,6 +347,7 @@ def test_harmless_python_is_captured():
         assert b.num_src >= b.num_dst
         assert h.shape == (b.num_src, WIDTH)
         assert b.num_src > 0 and len(h) >= 1 and b.num_edges >= 0
+        h = h / max(b.num_src, 1) / max(b.num_edges, 2) * min(b.num_edges, 5) / torch.tensor(b.num_edges).clamp(min=1)
         b.cache = [h]
         names = {"h": h}
         names["g"] = b.cache.pop()
