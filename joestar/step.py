@@ -38,6 +38,9 @@ from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.tuning import tune_together
 from joestar.runtime.update import Update
 
+EVALUATED = "evaluated"
+"""Key of the program of calls in evaluation mode that have gradients: switching modes compiles nothing anew."""
+
 
 class Step(Predictor):
     """A compiled model and sampler; made by ``joestar.compile``.
@@ -124,14 +127,16 @@ class Step(Predictor):
     def _executor(self, kind: str) -> Executor:
         if kind not in self._executors:
             loss = self._loss if kind == "train" else None
-            program = Program(kind, self.model, self._sampler_of(kind), loss, self._options)
+            program = Program(
+                "logits" if kind == EVALUATED else kind, self.model, self._sampler_of(kind), loss, self._options
+            )
             self._executors[kind] = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
             if kind in self._resumed_programs:
                 self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
         return self._executors[kind]
 
     def _sampler_of(self, kind: str):
-        """The sampler of the ``train``, ``logits`` or ``predict`` program."""
+        """The sampler of the ``train``, ``logits``, ``evaluated`` or ``predict`` program."""
         return self.sampler
 
     def _check(self) -> bool:
@@ -290,8 +295,9 @@ class Step(Predictor):
         """One training step on ``seeds`` (returns its loss), or what the model returns for them, if compiled without
         a loss: one row per seed, in the model's own structure.
 
-        Outputs follow the modules' ``training`` flags; each call draws fresh samples. Several ranks are given the same
-        seeds, and divide them.
+        Outputs follow the modules' ``training`` flags, and have gradients, in evaluation mode too, unless those are
+        switched off (``torch.no_grad()``); each call draws fresh samples. Several ranks are given the same seeds, and
+        divide them.
 
         Raises:
             ConfigError: several ranks, a model in training mode, and no loss to train with.
@@ -303,6 +309,8 @@ class Step(Predictor):
             with torch.inference_mode(False):
                 return self._one_step(self._runner, seeds)
         kind = "logits" if any(m.training for m in self.model.modules()) else "predict"
+        if kind == "predict" and self.group is None and torch.is_grad_enabled():
+            kind = EVALUATED if any(p.requires_grad for p in self.model.parameters()) else kind
         if self.group is not None and kind == "logits":
             raise ConfigError(
                 "a loop of one's own is for one process: several ranks train the same model where the loss and the "
@@ -312,7 +320,7 @@ class Step(Predictor):
         executor = self._executor(kind)
         executor.program.follow_modes()
         outputs = self._outputs(executor, seeds)
-        self.counters.steps += executor.program.kind == "logits"
+        self.counters.steps += kind == "logits"
         return outputs
 
     def _checked(self, seeds) -> Tensor:

@@ -129,6 +129,37 @@ def test_predictions_are_in_evaluation_mode_and_restore_every_flag():
     torch.testing.assert_close(rows, expected, **CLOSE)
 
 
+def test_the_callable_form_has_gradients_in_evaluation_mode():
+    """Dropout and batch norm are off there, and training goes on; ``no_grad`` is what switches gradients off."""
+    model, sampler = _parts(fanouts=(500, 500))
+    other = copy.deepcopy(model)
+    step = joestar.compile(model, sampler, backend="eager")
+    seen, programs = [], set()
+    for net in (model, other):
+        net.eval()
+        adam, losses = torch.optim.Adam(net.parameters(), 1e-2), []
+        for number, seeds in enumerate(IDX.split(40)):
+            if net is model:
+                with torch.no_grad():
+                    assert not step(seeds).requires_grad
+                rows = step(seeds)
+                programs.update(id(executor.program) for executor in step._executors.values())
+            else:
+                rows = plain_logits(net, sampler, seeds.to(sampler.graph.indices.dtype), 0, 1 + number)
+            loss = F.cross_entropy(rows, sampler.graph.ndata["y"][seeds])
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            losses.append(loss.detach())
+        seen.append(torch.stack(losses))
+    torch.testing.assert_close(*seen, **CLOSE)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), **CLOSE)
+    assert len(programs) == 2
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert not step(IDX[:40]).requires_grad
+
+
 def test_the_callable_form_follows_every_flag():
     model, sampler = _parts(fanouts=(500, 500))
     step = joestar.compile(model, sampler, backend="eager")
