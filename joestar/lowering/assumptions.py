@@ -70,9 +70,12 @@ def check_questions(questions: list[Question], names: dict[str, str], origin: st
     Seeds and nodes are never none; a set of edges may be empty.
     """
     for question in questions:
-        name = names.get(str(question.symbol), "")
-        if name and question.depends(least=0 if name.startswith("num_edges") else 1):
-            assumed = question.assumed().replace(str(question.symbol), name)
+        about = {symbol: names.get(str(symbol)) for symbol in question.symbols}
+        least = {symbol: 0 if name.startswith("num_edges") else 1 for symbol, name in about.items() if name}
+        if len(least) == len(about) and question.depends(least):
+            assumed = question.assumed()
+            for symbol, name in about.items():
+                assumed = assumed.replace(str(symbol), name)
             raise _only_for_some(assumed, question.where, origin)
 
 

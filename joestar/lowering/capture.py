@@ -177,6 +177,7 @@ def _read(
             ):
                 compiled(seeds, key, carriers)
         except _TracedError:
+            seen["reads"].settle()
             _check_plain(seen["gm"], origin)
             check_random(seen["gm"], origin)
             differentiable = causes.differentiable(seen["gm"])

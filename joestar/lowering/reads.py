@@ -100,6 +100,10 @@ class Reads:
     def __init__(self, found: Sequence[Read] = ()):
         self._found, self.others = found, None
 
+    def settle(self) -> None:
+        """Forgets what was there only while the program was traced: of functions that stood in for others then."""
+        self._found = [read for read in self._found if read.now() is not MISSING]
+
     def leave_out(self, watched: Callable[[object, object], bool]) -> list[Read]:
         """What is not ``watched(owner, key)``; asked once."""
         if self.others is None:

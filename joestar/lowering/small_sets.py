@@ -6,9 +6,10 @@ for broadcasting) are looked at as they are made.
 """
 
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -21,50 +22,65 @@ _OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "
 _CHOICES = {"sym_max": max, "sym_min": min}
 _DYNAMO = f"{os.sep}_dynamo{os.sep}"
 _OPERATORS = (f"{os.sep}sym_node.py", f"{os.sep}torch{os.sep}__init__.py")
+_POLYFILLS = os.path.join("torch", "_dynamo", "polyfills", "")
+_HARMLESS = (os.path.join("torch_geometric", "nn", "conv", "gat_conv.py"),)
+"""Files of PyG's that ask, and compute the same for an empty set either way (attention of no edges)."""
 LARGE = 10007
 """A size that is neither 0 nor 1, nor what a program asks for."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A comparison of the program's, ``size > 1``, of one set's size with a number, or the larger or smaller one.
+    """A comparison of the program's, ``size > 1``, of sizes of sets with a number, or the larger or smaller one.
 
     Attributes:
-        kind, left, right: its name and sides. taken: what it is for the trace. symbol: the set's size. where: the line
-            that asks.
+        kind, left, right: its name and sides. taken: what it is for the trace. where: the line that asks.
     """
 
     kind: str
     left: sympy.Expr
     right: sympy.Expr
     taken: sympy.Expr
-    symbol: sympy.Symbol
     where: str
 
-    def answer(self, size: int):
-        """For a set of this size."""
-        sides = [sympy.sympify(side).subs(self.symbol, size) for side in (self.left, self.right)]
+    @property
+    def symbols(self) -> set[sympy.Symbol]:
+        """Sizes that it is about."""
+        return {symbol for side in (self.left, self.right) for symbol in getattr(side, "free_symbols", ())}
+
+    def answer(self, sizes: Mapping[sympy.Symbol, int]):
+        """For sets of these sizes."""
+        sides = [sympy.sympify(side).subs(sizes) for side in (self.left, self.right)]
         return bool(_RELATIONS[self.kind](*sides)) if self.kind in _RELATIONS else _CHOICES[self.kind](sides)
 
-    def depends(self, least: int) -> bool:
-        """Whether sets of ``least`` or of one row have another answer than the trace takes for all."""
+    def depends(self, least: Mapping[sympy.Symbol, int]) -> bool:
+        """Whether sets of few rows have another answer than the trace takes for all.
+
+        Args:
+            least: how many rows of each set there are at least, 0 or 1. All sets of nodes are taken to have as many
+                rows, and all of edges, so that what holds between them holds.
+        """
         try:
-            return any(self.answer(size) != self._taken(size) for size in range(least, 2))
+            for nodes, edges in itertools.product((1, LARGE), (0, 1, LARGE)):
+                sizes = {symbol: nodes if few else edges for symbol, few in least.items()}
+                if self.answer(sizes) != self._taken(sizes):
+                    return True
         except TypeError:  # no number: a division by zero, in which the program would end
             return True
+        return False
 
-    def _taken(self, size: int):
+    def _taken(self, sizes: Mapping[sympy.Symbol, int]):
         if self.kind in _RELATIONS:
-            return self.answer(LARGE)
-        return sympy.sympify(self.taken).subs(self.symbol, size)
+            return self.answer(dict.fromkeys(sizes, LARGE))
+        return sympy.sympify(self.taken).subs(sizes)
 
     def assumed(self) -> str:
         """What holds for large sets."""
-        plain = sympy.Symbol(str(self.symbol))  # of which nothing is known, so that nothing is simplified away
-        sides = [sympy.sympify(side).subs(self.symbol, plain) for side in (self.left, self.right)]
+        plain = {symbol: sympy.Symbol(str(symbol)) for symbol in self.symbols}  # of which nothing is known
+        sides = [sympy.sympify(side).subs(plain) for side in (self.left, self.right)]  # so that they stay as they are
         if self.kind not in _RELATIONS:
             return f"{self.kind.removeprefix('sym_')}({sides[0]}, {sides[1]}) = {self.taken}"
-        return str(_RELATIONS[self.kind if self.answer(LARGE) else _OPPOSITE[self.kind]](*sides))
+        return str(_RELATIONS[self.kind if self.answer(dict.fromkeys(plain, LARGE)) else _OPPOSITE[self.kind]](*sides))
 
 
 @contextlib.contextmanager
@@ -91,12 +107,13 @@ def questions() -> Iterator[list[Question]]:
 
 
 def _note(found: list[Question], kind: str, left, right, taken) -> None:
-    symbols = getattr(left, "free_symbols", set()) | getattr(right, "free_symbols", set())
-    if len(symbols) != 1 or not _of_program():
+    if not (getattr(left, "free_symbols", None) or getattr(right, "free_symbols", None)) or not _of_program():
         return
     frames = [(f.filename, str(f.lineno), f.name, f.line or "") for f in TracingContext.extract_stack()]
-    if frames and not is_framework(frames[-1][0]):
-        found.append(Question(kind, left, right, taken, symbols.pop(), innermost(frames)))
+    while frames and _POLYFILLS in frames[-1][0]:  # what Dynamo traces in place of C code
+        frames.pop()
+    if frames and not is_framework(frames[-1][0]) and not frames[-1][0].endswith(_HARMLESS):
+        found.append(Question(kind, left, right, taken, innermost(frames)))
 
 
 def _of_program() -> bool:

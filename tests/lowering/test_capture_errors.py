@@ -176,6 +176,10 @@ def flagged(m, b, h):
     return h * float(h.shape[0] >= 2)
 
 
+def any_of_both(m, b, h):
+    return h * 2 if b.num_edges + b.num_src < 2 else h
+
+
 def at_least_one(m, b, h):
     return h / max(b.num_edges, 1)
 
@@ -208,6 +212,7 @@ ERRORS = [
     (no_edges, ("num_edges (of sampled set 1)", *BRANCH)),
     (twice, ("num_edges (of sampled set 1)", *BRANCH)), (asserted, ("num_src (of sampled set 2), 1)", *BRANCH)),
     (flagged, ("num_src (of sampled set 2) >= 2", *BRANCH)), (share_of_others, ("num_src", *BRANCH)),
+    (any_of_both, ("num_src (of sampled set 2) + num_edges (of sampled set 1) >= 2", *BRANCH)),
     (at_least_one, ("max(num_edges (of sampled set 1), 1) = num_edges", "torch.tensor(size).clamp(min=1)", *BRANCH)),
     (at_most_one, ("min(num_edges (of sampled set 1), 1) = 1", *BRANCH)),
     (loop_over_size, ("sizes vary per batch",)),

@@ -205,6 +205,10 @@ ORDERS = {
     "cut": lambda edges, looped, w, n: (edges, looped * looped[w.numel() :].mean()),
     "split": lambda edges, looped, w, n: (edges, looped * looped.split([w.numel(), n])[0].mean()),
     "turned around": lambda edges, looped, w, n: (edges, looped.flip(0)),
+    "numbered": lambda edges, looped, w, n: (edges, looped * (torch.arange(looped.numel()) >= w.numel())),
+    "numbered from 1": lambda edges, looped, w, n: (edges, looped * torch.arange(1, looped.numel() + 1)),
+    "written": lambda edges, looped, w, n: (edges, torch.ones_like(looped).index_add(0, torch.arange(w.numel()), w)),
+    "added up": lambda edges, looped, w, n: (edges, looped.cumsum(0)),
     "edges cut": lambda edges, looped, w, n: (edges[:, : w.numel()], w),
 }
 """Edges and their weights as they are where loops stand behind all ``w`` edges."""
@@ -237,8 +241,23 @@ def test_values_given_to_add_self_loops_are_those_of_pyg(graph):
         joestar.NeighborSampler(graph, [3]),
         torch.tensor([3, 4]),
     )
-    found = joestar.compile(model, sampler, backend="eager", execution="exact")(seeds)
-    torch.testing.assert_close(found, expected(model, sampler, seeds, (0, 0, 1), ("edge_weight",)))
+    step = joestar.compile(model, sampler, backend="eager", execution="exact")
+    for call in (1, 2):  # what stood in for PyG's functions is gone by the second one
+        found = step(seeds)
+        torch.testing.assert_close(found, expected(model, sampler, seeds, (0, 0, call), ("edge_weight",)))
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_attention_without_loops(graph, flow):
+    """Its own code asks whether there is an edge at all, and does the same either way."""
+    torch.manual_seed(0)
+    model = gnn.GATConv(8, 4, heads=2, add_self_loops=False, flow=flow).double()
+    sampler = joestar.NeighborSampler(graph, [3])
+    step = joestar.compile(model, sampler, backend="eager", execution="exact")
+    lonely = torch.nonzero(graph.in_degrees() == 0).flatten()[:2]
+    assert lonely.numel()
+    for call, seeds in enumerate((torch.tensor([3, 4]), lonely), 1):
+        torch.testing.assert_close(step(seeds), expected(model, sampler, seeds, (0, 0, call), ()))
 
 
 class TakesSparse(torch.nn.Module):
