@@ -310,7 +310,7 @@ class Step(Predictor):
                 return self._one_step(self._runner, seeds)
         kind = "logits" if any(m.training for m in self.model.modules()) else "predict"
         if kind == "predict" and self.group is None and torch.is_grad_enabled():
-            kind = EVALUATED if any(p.requires_grad for p in self.model.parameters()) else kind
+            kind = EVALUATED  # also of a frozen model: data of the graph may be learnt
         if self.group is not None and kind == "logits":
             raise ConfigError(
                 "a loop of one's own is for one process: several ranks train the same model where the loss and the "

@@ -8,7 +8,7 @@ a dataclass, ``("const", None)``.
 import dataclasses
 from collections.abc import Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from joestar.errors import CaptureError
 
@@ -23,7 +23,8 @@ def flatten(value, tensors: list[Tensor], where: str = "the model's output"):
         CaptureError: for something else than tensors, numbers, strings, None and containers of them.
     """
     if isinstance(value, Tensor):
-        tensors.append(value)
+        again = isinstance(value, nn.Parameter) or any(value is other for other in tensors)
+        tensors.append(value.clone() if again else value)  # of outputs that are one, or an input, Dynamo gives none
         return LEAF
     if isinstance(value, dict):
         return ("dict", *((key, flatten(entry, tensors, f"{where}[{key!r}]")) for key, entry in value.items()))

@@ -91,19 +91,21 @@ def check_hooks(model: nn.Module) -> None:
 def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
     """What ``forward`` is called with, in order: pairs of the parameter's name and where it comes from.
 
-    That is ``x`` (features, the first parameter that is not ``edge_index``), ``edges``, ``edge`` or ``node`` (the
-    tensor of that name in ``graph.edata`` or ``graph.ndata``). Parameters with a default are given only edge data.
+    That is ``x`` (features: the parameter of this name, else the first one that is not ``edge_index``), ``edges``,
+    ``edge`` or ``node`` (the tensor of that name in ``graph.edata`` or ``graph.ndata``). Parameters with a default are
+    given only edge data.
 
     Raises:
         ConfigError: ``forward`` needs a tensor that the graph has not.
     """
-    found, features = [], False
-    for name, default in _parameters(model).items():
+    found, features, parameters = [], False, _parameters(model)
+    named = parameters.get("x") is _EMPTY
+    for name, default in parameters.items():
         if name == "edge_index":
             found.append((name, "edges"))
         elif name in graph.edata and (features or name != "x"):
             found.append((name, "edge"))
-        elif not features and default is _EMPTY:
+        elif not features and default is _EMPTY and (name == "x" or not named):
             features = True
             found.append((name, "x"))
         elif default is _EMPTY and name in graph.ndata:

@@ -42,6 +42,10 @@ def compile_graph(
         return torch_private.compile_fx.compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
 
 
+_WRONG = torch.ops.aten.multilabel_margin_loss_forward
+"""PyTorch's formula for it also reads the slots behind the first -1."""
+
+
 class Decompositions(dict):
     """Op -> what to replace it by: Inductor's table and ours.
 
@@ -53,6 +57,8 @@ class Decompositions(dict):
         from joestar.torch_private import select_decomp_table
 
         super().__init__({**select_decomp_table(), **decompositions(device)})
+        for wrong in _WRONG.overloads():
+            self.pop(getattr(_WRONG, wrong), None)
         self.device = device.type
 
     def __reduce__(self) -> tuple:
@@ -61,8 +67,9 @@ class Decompositions(dict):
 
 def _without_meta(padded: fx.GraphModule) -> fx.GraphModule:
     """A copy that Inductor may change, without values of other tracings."""
-    gm = fx.GraphModule(padded, fx.Graph())
-    gm.graph.output(gm.graph.graph_copy(padded.graph, {}))
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(padded.graph, {}))
+    gm = fx.GraphModule(padded, graph)  # which copies the constants that the graph reads
     for node in gm.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
     gm.recompile()

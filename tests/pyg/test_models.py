@@ -260,6 +260,29 @@ def test_attention_without_loops(graph, flow):
         torch.testing.assert_close(step(seeds), expected(model, sampler, seeds, (0, 0, call), ()))
 
 
+class PositionsFirst(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, pos, x, edge_index):
+        return torch.cat([pos, x], 1) * self.scale
+
+
+def test_features_are_what_is_called_so():
+    """Also behind others, which are tensors of the graph by their names."""
+    graph, seeds = toy_graph(()), torch.tensor([3, 4])
+    graph.ndata["pos"] = -graph.ndata["x"]
+    step = joestar.compile(
+        PositionsFirst().double(), joestar.NeighborSampler(graph, [3]), backend="eager", execution="exact"
+    )
+    x = graph.ndata["x"][seeds]
+    torch.testing.assert_close(step(seeds), torch.cat([-x, x], 1))
+    del graph.ndata["pos"]
+    with pytest.raises(ConfigError, match="takes pos, and the graph has no such tensor"):
+        joestar.compile(PositionsFirst().double(), joestar.NeighborSampler(graph, [3]), backend="eager")
+
+
 class TakesSparse(torch.nn.Module):
     def __init__(self):
         super().__init__()

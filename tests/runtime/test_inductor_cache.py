@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import joestar
+from joestar.bench.planted import planted
 from joestar.kernels.digest import PACKAGE, folder_digest, source_digest
 from joestar.ops.registry import OPS
 from joestar.runtime import inductor
@@ -132,3 +135,27 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert first == second
     assert cold == {"autograd_cache_miss": 1, "fxgraph_cache_miss": 2, "autograd_cache_saved": 1}
     assert warm == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
+
+
+def test_constants_of_a_graph_go_along():
+    """``torch.tensor([1.0, 2.0])`` in a model or a loss."""
+    graph = planted("tiny")
+    net = joestar.nn.GraphSAGE(graph.ndata["x"].shape[1], 4, 2, graph.num_classes)
+    weight = [float(number) for number in range(1, graph.num_classes + 1)]
+    losses = []
+    for backend in ("inductor", "eager"):
+        step = joestar.compile(
+            net, joestar.NeighborSampler(graph, [2, 2]),
+            lambda out, y: F.cross_entropy(out, y, weight=torch.tensor(weight)) * torch.tensor(2.0),
+            torch.optim.SGD(net.parameters(), 0.0), backend=backend,
+        )  # fmt: skip
+        losses.append(next(iter(step.epoch(graph.train_idx, 50))))
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("targets", [[[0, 2, -1, 1]], [[3, -1, 0, 1]]])
+def test_formulas_that_are_wrong_are_none_of_ours(targets):
+    """PyTorch's own one of this loss reads the slots behind the first -1."""
+    x, y = torch.randn(1, 4, dtype=torch.float64), torch.tensor(targets)
+    traced = make_fx(lambda x, y: F.multilabel_margin_loss(x, y), inductor.Decompositions(CPU))(x, y)
+    torch.testing.assert_close(traced(x, y), F.multilabel_margin_loss(x, y))

@@ -160,6 +160,46 @@ def test_the_callable_form_has_gradients_in_evaluation_mode():
     assert not step(IDX[:40]).requires_grad
 
 
+def test_data_of_the_graph_is_learnt_with_a_frozen_model():
+    """As explanations and prompts are: features that need gradients, a model that needs none, in evaluation mode."""
+    model, sampler = _parts(fanouts=(500, 500))
+    model.eval().requires_grad_(False)
+    x = sampler.graph.ndata["x"].requires_grad_()
+    step = joestar.compile(model, sampler, backend="eager")
+    seeds = IDX[:20].to(sampler.graph.indices.dtype)
+    found = torch.autograd.grad(step(IDX[:20]).square().sum(), x)
+    expected = torch.autograd.grad(plain_logits(model, sampler, seeds, 0, 1).square().sum(), x)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+class SaysTwice(Normed):
+    def forward(self, blocks, x):
+        rows = super().forward(blocks, x)
+        return {"logits": rows, "again": rows, "last": rows * 2}
+
+
+def test_rows_that_are_returned_twice():
+    """Dynamo gives one output for both."""
+    model, sampler = _parts(SaysTwice)
+    adam = torch.optim.Adam(model.parameters(), 1e-2)
+    step = joestar.compile(model, sampler, lambda out, y: F.cross_entropy(out["again"], y), adam, backend="eager")
+    list(step.epoch(IDX, 40))
+    found = step.predict(IDX[:20])
+    torch.testing.assert_close(found["again"], found["logits"], rtol=0, atol=0)
+    torch.testing.assert_close(found["last"], found["logits"] * 2, rtol=0, atol=0)
+
+
+class SaysAParameter(SaysTwice):
+    def forward(self, blocks, x):
+        return super().forward(blocks, x) | {"weight": self.out.lin_l.weight}
+
+
+def test_a_parameter_among_outputs_has_no_row_per_seed():
+    model, sampler = _parts(SaysAParameter)
+    with pytest.raises(joestar.errors.CaptureError, match="one row per seed"):
+        joestar.compile(model, sampler, backend="eager")(IDX[:20])
+
+
 def test_the_callable_form_follows_every_flag():
     model, sampler = _parts(fanouts=(500, 500))
     step = joestar.compile(model, sampler, backend="eager")
