@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 from torch import nn
 
 import joestar
@@ -183,8 +184,9 @@ def test_rows_that_are_returned_twice():
     model, sampler = _parts(SaysTwice)
     adam = torch.optim.Adam(model.parameters(), 1e-2)
     step = joestar.compile(model, sampler, lambda out, y: F.cross_entropy(out["again"], y), adam, backend="eager")
-    list(step.epoch(IDX, 40))
-    found = step.predict(IDX[:20])
+    with cheaper(real):
+        list(step.epoch(IDX, 40))
+        found = step.predict(IDX[:20])
     torch.testing.assert_close(found["again"], found["logits"], rtol=0, atol=0)
     torch.testing.assert_close(found["last"], found["logits"] * 2, rtol=0, atol=0)
 
