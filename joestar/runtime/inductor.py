@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, fx
 
 from joestar import torch_private
+from joestar.errors import CaptureError
 from joestar.fusion.backend import gradient_sums, overlap
 from joestar.fusion.backend.recompute import RecomputeMasks
 from joestar.locks import TRACING
+from joestar.lowering.origin import node_line
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
@@ -32,6 +34,7 @@ def compile_graph(
         disabled: names of passes to leave out.
         deterministic: nothing is chosen by timing, and libraries work on one stream only.
     """
+    _check_ops(padded)
     beforehand.import_inductor()
     beforehand.finish(device)
     gm = _without_meta(padded)
@@ -42,8 +45,20 @@ def compile_graph(
         return torch_private.compile_fx.compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
 
 
-_WRONG = torch.ops.aten.multilabel_margin_loss_forward
-"""PyTorch's formula for it also reads the slots behind the first -1."""
+_WRONG = {"aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward"}
+"""Ops that Inductor computes otherwise than PyTorch: this one's formula also reads the slots behind the first -1."""
+
+
+def _check_ops(padded: fx.GraphModule) -> None:
+    """Raises ``CaptureError`` for an op that would be compiled to something else."""
+    for node in padded.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.name in _WRONG:
+            raise CaptureError(
+                f"{schema.name.removeprefix('aten::')} at {node_line(node)} is computed wrongly by PyTorch's compiler, "
+                "where a row has fewer targets than classes. Write instead: F.multilabel_soft_margin_loss of a mask of "
+                "the targets; or compile with backend='eager'."
+            )
 
 
 class Decompositions(dict):
@@ -57,8 +72,6 @@ class Decompositions(dict):
         from joestar.torch_private import select_decomp_table
 
         super().__init__({**select_decomp_table(), **decompositions(device)})
-        for wrong in _WRONG.overloads():
-            self.pop(getattr(_WRONG, wrong), None)
         self.device = device.type
 
     def __reduce__(self) -> tuple:
