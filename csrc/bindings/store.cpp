@@ -50,6 +50,29 @@ std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> bind_pull_hid
   return {counts.missing, counts.too_old, counts.ages, counts.oldest};
 }
 
+// How many rows were stored. `old` and `old_stamps` have no entries where what was there is not kept.
+std::int64_t bind_push_hidden(const Tensor& table, const Tensor& stamps, const Tensor& rows, const Tensor& stored,
+                              std::int32_t now, const Tensor& values, const Tensor& old, const Tensor& old_stamps,
+                              std::int64_t bytes, const Tensor& done) {
+  std::optional<Replaced> replaced;
+  if (done.numel > 0) replaced = Replaced{table_of(old, rows.numel, bytes), old_stamps.span<std::int32_t>()};
+  std::int64_t count = 0;
+  with_id(rows, [&]<class Id>(Tag<Id>) {
+    count = push_hidden(table_of(table, stamps.numel, bytes), stamps.span<std::int32_t>(), rows.span<const Id>(),
+                        stored.span<const std::uint8_t>(), now, table_of(values, rows.numel, bytes), replaced);
+  });
+  if (replaced) done.span<std::int64_t>()[0] = 1;  // nothing that interrupts Python comes between
+  return count;
+}
+
+std::int64_t bind_row_twice(const Tensor& rows, const Tensor& stored, const Tensor& place) {
+  std::int64_t found = -1;
+  with_id(rows, [&]<class Id>(Tag<Id>) {
+    found = row_twice(rows.span<const Id>(), stored.span<const std::uint8_t>(), place.span<std::int32_t>());
+  });
+  return found;
+}
+
 void bind_place_structure(const Tensor& indptr, const Tensor& indices, const Tensor& slots, const Tensor& table,
                           const Tensor& out_indptr, const Tensor& out_indices) {
   with_id(indices, [&]<class Local>(Tag<Local>) {
@@ -90,6 +113,8 @@ void bind_store(py::module_& m) {
   m.def("fill_rows", &bind_fill_rows, ReleaseGil());
   m.def("gather_cached", &bind_gather_cached, ReleaseGil());
   m.def("pull_hidden", &bind_pull_hidden, ReleaseGil());
+  m.def("push_hidden", &bind_push_hidden, ReleaseGil());
+  m.def("row_twice", &bind_row_twice, ReleaseGil());
   m.def("place_structure", &bind_place_structure, ReleaseGil());
   m.def("take_slots", &bind_take_slots, ReleaseGil());
   m.def("add_row_values", &bind_add_row_values, ReleaseGil());

@@ -138,6 +138,76 @@ void hidden_rows_by_age() {
   CHECK(throws([&] { pull(beyond, yes); }));
 }
 
+void hidden_rows_are_written_and_what_was_there_is_kept() {
+  constexpr std::int64_t width = 9, count = 90000;
+  const auto table = test::random_values<float>(count * width, 1);
+  auto values = test::random_values<float>(count * width, 2);
+  std::vector<std::int32_t> stamps(count), rows(count);
+  std::vector<std::uint8_t> stored(count);
+  for (std::int32_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    stamps[at] = i % 5 - 1;
+    rows[at] = static_cast<std::int32_t>(std::int64_t{i} * 7919 % count);  // every row once
+    stored[at] = i % 3 != 0;
+  }
+  const auto [to, told, old, old_told, number] = test::for_thread_counts([&] {
+    auto written = table;
+    auto times = stamps;
+    std::vector<float> before(table.size(), 9.0f);
+    std::vector<std::int32_t> since(count, 9);
+    const auto n = push_hidden<std::int32_t>(table_of(written, width), times, rows, stored, 6, table_of(values, width),
+                                             Replaced{table_of(before, width), since});
+    return std::tuple(written, times, before, since, n);
+  });
+  auto expected = table;
+  auto times = stamps;
+  std::int64_t n = 0;
+  bool right = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto row = static_cast<std::size_t>(rows[i]);
+    right = right && old_told[i] == (stored[i] ? stamps[row] : -1);
+    for (std::size_t c = 0; c < width; ++c) {
+      right = right && old[i * width + c] == (stored[i] ? table[row * width + c] : 0.0f);
+      if (stored[i]) expected[row * width + c] = values[i * width + c];
+    }
+    if (stored[i]) times[row] = 6;
+    n += stored[i];
+  }
+  CHECK(right);
+  CHECK(to == expected);
+  CHECK(told == times);
+  CHECK(number == n);
+
+  auto written = table;
+  auto wrong = rows;
+  wrong[50000] = count;
+  stored[50000] = 1;
+  CHECK(throws([&] {
+    push_hidden<std::int32_t>(table_of(written, width), times, wrong, stored, 7, table_of(values, width), std::nullopt);
+  }));
+  CHECK(written == table);  // nothing was written
+  stored[50000] = 0;
+  push_hidden<std::int32_t>(table_of(written, width), times, wrong, stored, 6, table_of(values, width), std::nullopt);
+}
+
+void rows_that_stand_twice() {
+  std::vector<std::int64_t> rows(100000);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
+  std::vector<std::uint8_t> stored(rows.size(), 1);
+  std::vector<std::int32_t> place(rows.size(), 3);
+  const auto found = [&] { return row_twice<std::int64_t>(rows, stored, place); };
+  CHECK(found() == -1);
+  rows[70000] = rows[30];
+  const auto at = found();
+  CHECK(at == 30 || at == 70000);
+  stored[30] = 0;
+  CHECK(found() == -1);
+  rows[5] = 100000;
+  CHECK(throws(found));
+  stored[5] = 0;
+  CHECK(found() == -1);
+}
+
 void structure_among_slots() {
   auto graph = test::random_graph<std::int32_t>(3000, 4000, 6, 4);
   const auto order = shuffled(5000, 5);
@@ -193,6 +263,8 @@ int main() {
   cached_rows_come_from_the_cache();
   rows_that_are_not_there();
   hidden_rows_by_age();
+  hidden_rows_are_written_and_what_was_there_is_kept();
+  rows_that_stand_twice();
   structure_among_slots();
   values_of_rows_are_added_at_sources();
   return report("store");

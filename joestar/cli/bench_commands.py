@@ -25,7 +25,7 @@ Hidden = Annotated[int, option("Width of hidden layers.", min=1)]
 Batch = Annotated[int, option("Seeds per step.", min=1)]
 Steps = Annotated[int, option("Timed steps.", min=1)]
 Kernels = Annotated[bool, option("List the GPU kernels of a step.", "--kernels")]
-Dataset = Annotated[str | None, option("In place of a planted graph: cora, or a path.", metavar="DATASET")]
+Dataset = Annotated[str | None, option("In place of a planted graph: cora, or a path.", "--dataset", metavar="DATASET")]
 Ids = Annotated[
     str, option("Ids of planted graphs: shuffled, or communities in a row.", metavar="shuffled|planted|both")
 ]

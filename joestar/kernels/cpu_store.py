@@ -118,6 +118,56 @@ def pull_hidden(
     return usable, age, counts
 
 
+def push_hidden(
+    table: Tensor, stamps: Tensor, rows: Tensor, stored: Tensor, now: int, values: Tensor,
+    replaced: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> int:  # fmt: skip
+    """Writes hidden rows of a macro-batch into their table; one pass with all threads. How many were stored.
+
+    Args:
+        table: ``[N, width]``; stamps: int32 ``[N]``, ``now`` in rows that are written.
+        rows: int32 or int64 ``[m]``; stored: bool ``[m]``, which of them are written, each row once.
+        values: ``[m, width]`` of the table's dtype.
+        replaced: room for what was there: ``[m, width]``, int32 ``[m]`` (0 and -1 where nothing is stored), and an int64
+            ``[1]`` that becomes 1 with the last write.
+
+    Raises:
+        IndexError: for a row that is not there; nothing was written then.
+    """
+    table, values, rows = _table(table, "table"), _table(values, "values"), check_ids(rows, "rows")
+    require(stamps.shape == table.shape[:1] and stamps.dtype == torch.int32 and stamps.is_contiguous(),
+            "int32 stamps, one per row", f"{stamps.dtype} {list(stamps.shape)}")  # fmt: skip
+    require(stored.shape == rows.shape and stored.dtype == torch.bool, "stored bool, one per row given",
+            f"{stored.dtype} {list(stored.shape)}")  # fmt: skip
+    shape, none = (rows.shape[0], *table.shape[1:]), torch.empty(0, dtype=torch.int64, device="cpu")
+    old, old_stamps, done = (none, none.to(torch.int32), none) if replaced is None else replaced
+    for name, given in (("values", values), ("replaced", old)):
+        if given is not none:
+            right = given.dtype == table.dtype and given.shape == shape and given.is_contiguous()
+            require(right, f"{name} {table.dtype} {list(shape)}", f"{given.dtype} {list(given.shape)}")
+    if replaced is not None:
+        right = old_stamps.shape == rows.shape and old_stamps.dtype == torch.int32 and old_stamps.is_contiguous()
+        require(right, "int32 stamps, one per row given", f"{old_stamps.dtype} {list(old_stamps.shape)}")
+        require(done.dtype == torch.int64 and done.numel() == 1, "an int64 number", f"{done.dtype} {list(done.shape)}")
+    return _native.push_hidden(
+        table, stamps, rows, stored.contiguous().view(torch.uint8), now, values, old, old_stamps, _row_bytes(table), done
+    )
+
+
+def row_twice(rows: Tensor, stored: Tensor, place: Tensor) -> int:
+    """A place ``i`` of ``rows`` ``[m]`` whose row another place has, too, among those that are ``stored`` (bool
+    ``[m]``); -1 if there is none. ``place``: int32, one per row of the table, of any values; it is written to.
+
+    Raises:
+        IndexError: for a stored row that is not there.
+    """
+    rows = check_ids(rows, "rows")
+    require(stored.shape == rows.shape and stored.dtype == torch.bool, "stored bool, one per row given",
+            f"{stored.dtype} {list(stored.shape)}")  # fmt: skip
+    require(place.dtype == torch.int32 and place.is_contiguous(), "place int32", f"{place.dtype}")
+    return _native.row_twice(rows, stored.contiguous().view(torch.uint8), place)
+
+
 def place_structure(indptr: Tensor, indices: Tensor, slots: Tensor, out_indptr: Tensor, out_indices: Tensor,
                     table: Tensor | None = None) -> None:  # fmt: skip
     """Writes a macro-batch's structure as that of an arena; as ``gpu_place.place_structure``.

@@ -284,11 +284,15 @@ _RECORDED = (
 )
 
 
-def _gradient_hooks(optimizer: Optimizer) -> list[list]:
-    """What autograd calls with the gradient of each parameter."""
+def gradient_hooks(parameter: Tensor) -> list:
+    """What autograd calls with the gradient of a parameter."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return [[hook for kind in kinds for hook in (getattr(p, kind, None) or {}).values()] for p in parameters]
+    return [hook for kind in kinds for hook in (getattr(parameter, kind, None) or {}).values()]
+
+
+def _gradient_hooks(optimizer: Optimizer) -> list[list]:
+    """Those of each parameter."""
+    return [gradient_hooks(p) for group in optimizer.param_groups for p in group["params"]]
 
 
 def _step_calls_python(optimizer: Optimizer) -> bool:

@@ -39,6 +39,7 @@ from joestar.runtime import beforehand
 from joestar.runtime.features import call_model
 from joestar.runtime.halves import compile_halves
 from joestar.runtime.inductor import compile_graph
+from joestar.runtime.leaves import Leaves
 from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
@@ -379,14 +380,16 @@ class Program:
 
     @torch.inference_mode(False)
     def step(
-        self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor, made: list[Tensor] | None = None
+        self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor, made: list[Tensor] | None = None,
+        leaves: Leaves | None = None,
     ) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
         """Runs the padded program: (outputs, true counts of the checked sets, ok).
 
         Args:
             made: what its front gave for these seeds under this key, if that has run.
+            leaves: what is differentiated in place of tensors that the program holds on to.
         """
-        arguments = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=flag)
+        arguments = self._bind(self.padded.roles, leaves, seeds=seeds, key=key, seed_count=seed_count, flag=flag)
         with self._modes():
             found = self.run(*arguments) if made is None else self.run.rest(arguments, made)
         *outputs, counts, ok = found
@@ -407,12 +410,12 @@ class Program:
         """Sums run in a fixed order within, if this program was compiled with ``deterministic``."""
         return fixed_order(self.options.deterministic)
 
-    def _bind(self, roles: list[Input], *, sizes: list[int] = (), **inputs) -> list:
+    def _bind(self, roles: list[Input], leaves: Leaves | None = None, *, sizes: list[int] = (), **inputs) -> list:
         inputs["num_seeds"] = inputs["seeds"].shape[0]
         values = []
         for role in roles:
             if role.held:
-                values.append(role.tensor)
+                values.append(role.tensor if leaves is None else leaves.of(role.tensor))
             elif role.kind is Kind.SIZE:
                 values.append(sizes[role.index])
             else:

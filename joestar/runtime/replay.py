@@ -16,6 +16,7 @@ from joestar.ops.once import refusing
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
 from joestar.runtime.graph_nodes import make_ready, new_graph
+from joestar.runtime.leaves import Leaves
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import WARM_UP, StreamOrder, capture_stream
 from joestar.streams import between
@@ -32,8 +33,9 @@ class ReplayedProgram:
     def __init__(self, program: Program):
         device = program.graph.device
         self.program = program
-        self.parameters = [p for p in program.model.parameters() if p.requires_grad]
-        self.differentiable = program.kind != "predict" and bool(self.parameters)
+        held = [] if program.kind == "predict" else [role.tensor for role in program.padded.roles if role.needs_grad]
+        self.leaves = Leaves(held)  # hooks on gradients are called in the user's backward pass, not in this one
+        self.differentiable = bool(held)
         self.generation = 0
         self.seeds = torch.zeros(program.batch, dtype=program.graph.indices.dtype, device=device)
         self.count = torch.ones((), dtype=torch.int64, device=device)
@@ -86,11 +88,16 @@ class ReplayedProgram:
         self.moving = []
 
     def _forward(self) -> None:
-        self.results, self.counts, self.ok = self.program.step(self.seeds, self.count, self.key, self.flag)
+        self.results, self.counts, self.ok = self.program.step(
+            self.seeds, self.count, self.key, self.flag, leaves=self.leaves
+        )
         self.moving = [result for result in self.results if result.requires_grad]
 
     def _backward(self) -> None:
-        self.grads = torch.autograd.grad(self.moving, self.parameters, self.incoming, allow_unused=True)
+        if not self.moving:  # nothing that needs gradients reaches an output
+            self.grads = [None] * len(self.leaves.own)
+            return
+        self.grads = torch.autograd.grad(self.moving, self.leaves.own, self.incoming, allow_unused=True)
 
     def run(self, seeds: Tensor, count: int, key: Tensor) -> tuple[list[Tensor], list[int], bool]:
         """One call; waits for the flag."""
@@ -99,7 +106,7 @@ class ReplayedProgram:
         self.count.fill_(count)
         self.key.copy_(key)
         self.generation += 1
-        rows = list(_Replay.apply(self, *self.parameters) if self.differentiable else self.replay())
+        rows = list(_Replay.apply(self, *self.leaves.tensors) if self.differentiable else self.replay())
         torch.cuda.current_stream(self.seeds.device).synchronize()
         *counts, ok = self.seen.tolist()
         return rows, counts, bool(ok)
@@ -138,7 +145,7 @@ class _Replay(torch.autograd.Function):
                 "backward of logits that are not those of the latest call: their saved tensors have been overwritten. "
                 "Call loss.backward() before the next compiled(seeds), or compile with cuda_graph=False."
             )
-        if ctx.versions != [parameter._version for parameter in replayed.parameters]:
+        if ctx.versions != [parameter._version for parameter in replayed.leaves.tensors]:
             raise StaleBackwardError(
                 "a parameter was changed between compiled(seeds) and backward (optimizer.step(), load_state_dict?): "
                 "the gradients would be wrong. Call loss.backward() first."
@@ -150,4 +157,4 @@ class _Replay(torch.autograd.Function):
                 buffer.copy_(grad)  # zeros for outputs that the loss does not read
             replayed.backward_graph.replay()
             results = [None if g is None else g.clone() for g in replayed.grads]
-        return None, *refusing("compiled(seeds)", results, [*grads, *replayed.parameters])
+        return None, *refusing("compiled(seeds)", results, [*grads, *replayed.leaves.tensors])

@@ -19,7 +19,9 @@ from joestar.errors import DistributedError, DomainError
 from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
+from joestar.runtime.leaves import Leaves
 from joestar.runtime.mailbox import Mailbox
+from joestar.runtime.optimizer import gradient_hooks
 from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, read
 from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
@@ -225,18 +227,22 @@ class StepRunner:
                 finish()
         return True, counts.tolist()
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-        """The forward pass: (ok, true sizes, the rest of the step, which says whether it happened)."""
+    def _forward(self, batch: Batch, leaves: Leaves | None = None) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """The forward pass: (ok, true sizes, the rest of the step, which says whether it happened).
+
+        Args:
+            leaves: what is differentiated in place of parameters, or ``None`` for the parameters themselves.
+        """
         if self.ranks is not None:
             self.ranks.before(self.state)
         ops, state, program = torch.ops.joestar, self.state, self.executor.program
         start = time.perf_counter()
-        outputs, counts, ok = program.step(batch.seeds, batch.count, state.key, state.flag, batch.made)
+        outputs, counts, ok = program.step(batch.seeds, batch.count, state.key, state.flag, batch.made, leaves)
         loss, logged, pushed = program.split(outputs)
         forward = time.perf_counter() - start
 
         def finish() -> Tensor:
-            value, values, happens = self._update(loss, logged, ok, forward)
+            value, values, happens = self._update(loss, logged, ok, forward, leaves)
             state.note(values, happens)
             self._push(pushed, happens)
             ops.finish_step(state.key, state.flag, state.losses, state.run, value.detach(), happens)
@@ -245,7 +251,7 @@ class StepRunner:
         return ok, counts, finish
 
     def _update(
-        self, loss: Tensor, logged: list[Tensor], ok: Tensor, forward: float
+        self, loss: Tensor, logged: list[Tensor], ok: Tensor, forward: float, leaves: Leaves | None = None
     ) -> tuple[Tensor, list[Tensor], Tensor]:
         """Backward pass and optimizer: (loss, what is logged, ok), of all ranks together."""
         start = time.perf_counter()
@@ -254,6 +260,8 @@ class StepRunner:
             self.update.backward(loss)
         else:
             self.update.backward(loss, self.state.share()[0])
+        if leaves is not None:
+            leaves.hand_over()
         backward = time.perf_counter()
         clock = self._backward_clock()
         if self.ranks is not None:
@@ -341,7 +349,7 @@ class StepRunner:
                 self._step_of_ranks(batch)
                 return
             with self._mailbox.open():
-                *_, finish = self._forward(batch)
+                *_, finish = self._forward(batch, self._own_leaves())
             finish()
 
         with self._raised_flag(), self._untimed(), self.executor.program.fixed_order():
@@ -369,12 +377,16 @@ class StepRunner:
         bounds = [bound for _, bound in self.executor.program.padded.checked]
         verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, asks_early_word())
         with verdict.asked():
-            _, counts, finish = self._forward(batch)
+            _, counts, finish = self._forward(batch, self._own_leaves())
         self._join, self._found = verdict.join, functools.partial(verdict.found, counts)
         try:
             finish()
         finally:
             self._join, self._found = _nothing, _nothing
+
+    def _own_leaves(self) -> Leaves:
+        """Of a recording; parameters with hooks on their gradients are differentiated themselves."""
+        return Leaves(p for p in self.optimizer.parameters() if p.requires_grad and not gradient_hooks(p))
 
     @contextlib.contextmanager
     def _raised_flag(self) -> Iterator[None]:

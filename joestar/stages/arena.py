@@ -6,8 +6,9 @@ next one, whose missing rows are loaded meanwhile, and of earlier ones as long a
 place, as of any graph. All addresses are fixed. The structure of the next macro-batch is built in a second buffer and
 copied where it is, in the stream of the steps.
 
-On a GPU rows come over the bus on a stream that does nothing else. Slots are taken, and structure is built, on another
-one beside it, so that the bus goes from the rows of one macro-batch straight to those of the next.
+On a GPU rows come over the bus on a stream that does nothing else. Slots are taken, structure is built, and hidden rows
+come and go, on another one beside it, so that the bus goes from the rows of one macro-batch straight to those of the
+next, and what waits for hidden rows does not wait for features.
 """
 
 import contextlib
@@ -133,9 +134,9 @@ class Arena:
     def bring_history(self, exchange: Exchange) -> None:
         """From now on hidden rows come and go with macro-batches: into tables that the current stream has made."""
         self.exchange = exchange
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        self._read_on((self._stream,), *exchange.device.tensors)
+        if self._beside is not None:
+            self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        self._read_on((self._beside,), *exchange.device.tensors)
 
     def held_by(self, feed) -> bool:
         """Whether the arena holds macro-batches of this feed."""
@@ -267,12 +268,13 @@ class Arena:
         begun, made.begun = made.begun, None
         placed = begun.placed
         with self._on(self._stream):
-            # The last step that read what rows are written over; hidden rows also wait until those before are shown.
-            self._wait(begun.taken, self._read if made.history is None else self._in_use)
+            self._wait(begun.taken, self._read)  # the last step that read what rows are written over
             self._read_on((self._stream,), placed.fresh, placed.fresh_slots)  # also if this is given up below
             self._fill_far(placed.fresh, placed.fresh_slots)
-            moved = 0 if made.history is None else self.exchange.load(made.history, stopped)
         with self._on(self._beside):
+            self._wait(self._in_use)  # what is replaced below is what the macro-batch before was shown from
+            # Behind no features: this waits for what steps have pushed.
+            moved = 0 if made.history is None else self.exchange.load(made.history, stopped)
             seeds, edata, done = self._build(made, begun)
         with self._on(self._stream):
             self._wait(done)
@@ -286,7 +288,6 @@ class Arena:
     def _build(self, made: Prepared, begun: Begun) -> tuple[Tensor, dict[str, Tensor], torch.cuda.Event | None]:
         """All but what comes over the bus, when the macro-batch before is shown: (slots of the seeds, edge tensors)."""
         placed = begun.placed
-        self._wait(self._in_use)
         self._fill_near(placed.fresh, placed.fresh_slots)
         if begun.degrees is not None:
             there = begun.degrees.to(self.device, non_blocking=True)

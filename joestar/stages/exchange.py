@@ -14,6 +14,7 @@ all pieces of ``m``. Threads that have met take part in both, whatever is over b
 """
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from torch import Tensor
 from joestar.errors import CheckpointError, ConfigError
 from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
-from joestar.stages.history import HistoryStore, Pushed
+from joestar.stages.history import HistoryStore, Pushed, Replaced
 from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
@@ -109,6 +110,7 @@ class Exchange:
         self.apart = store if isinstance(store, HostHistory) else None
         self._lock = threading.RLock()
         self._begun, self._turn = 0, None
+        self._last_kept: tuple[Callable, Tensor | None] = (lambda: None, None)
         self.clear()
 
     def clear(self) -> None:
@@ -119,7 +121,7 @@ class Exchange:
             self.pulls = [Pulls() for _ in self.store.tables]
             self._out: list[Rows] = []
             self._waiting: list[Pushed] = []
-            self._undo: list[tuple[Pushed, list]] = []
+            self._undo: list[tuple[Pushed, list[Replaced]]] = []
 
     # --- an epoch's macro-batches ---
 
@@ -176,8 +178,12 @@ class Exchange:
         return int(macro.halo.sum()) <= self.device.pulls and int(self._kept(macro).sum()) <= self.device.pushes
 
     def _kept(self, macro: PartitionBatch) -> Tensor:
-        """Nodes whose rows are worth keeping: bool ``[n]``."""
-        return macro.inner & self.store.has_row(macro.ids)
+        """Nodes whose rows are worth keeping: bool ``[n]``; known of the macro-batch that was asked for last."""
+        asked, kept = self._last_kept
+        if asked() is not macro:
+            kept = macro.inner & self.store.has_row(macro.ids)
+            self._last_kept = weakref.ref(macro), kept
+        return kept
 
     def prepare(self, macro, slots: Tensor, half: int) -> Rows:
         """What a macro-batch reads and keeps, from the slots of its local nodes; from any thread."""
@@ -272,18 +278,20 @@ class Exchange:
             if self._undo and self._undo[-1][0].number != pushed.number:
                 self._undo = []
             if not self._undo or self._undo[-1][0] is not pushed:  # else an interrupt came between
-                before = [self.store.peek(layer, ids) for layer, (ids, _) in enumerate(pushed.layers)]
-                self._undo.append((pushed, before))
+                room = [self.store.room_for(layer, ids) for layer, (ids, _) in enumerate(pushed.layers)]
+                self._undo.append((pushed, room))
             for layer, (ids, values) in enumerate(pushed.layers):
-                self.store.push(layer, ids, values, pushed.number)
+                replaced = self._undo[-1][1][layer]
+                self.store.push(layer, ids, values, pushed.number, replaced=replaced, once=True)
             self._waiting.pop(0)
 
     def _rewind(self, upto: int) -> None:
         """Takes back what macro-batches behind this number have written, so that it counts later."""
         while self._undo and self._undo[-1][0].number > upto:
             pushed, before = self._undo[-1]
-            for layer, ((ids, _), (values, stamps)) in enumerate(zip(pushed.layers, before, strict=True)):
-                self.store.put_back(layer, ids, values, stamps)
+            for layer, ((ids, _), old) in enumerate(zip(pushed.layers, before, strict=True)):
+                if old.is_there:
+                    self.store.put_back(layer, ids, old.values, old.stamps)
             if not self._waiting or self._waiting[0] is not pushed:
                 self._waiting.insert(0, pushed)
             self._undo.pop()
@@ -307,12 +315,20 @@ class Exchange:
             if not cut and self.apart is None:
                 self._apply(self.latest - 1)
             waiting = [self._plain(pushed) for pushed in self._waiting]
-            undo = [{**self._plain(pushed), "before": [list(pair) for pair in old]} for pushed, old in self._undo]
+            undo = [{**self._plain(pushed), "before": self._before(pushed, old)} for pushed, old in self._undo]
         waiting, undo = self._of_all("waiting", waiting), self._of_all("undo", undo)
         return {
             "tables": self.store.state_dict(), "latest": self.latest, "epoch": self.epoch, "base": self.base,
             "waiting": waiting, "undo": undo,
         }  # fmt: skip
+
+    def _before(self, pushed: Pushed, old: list[Replaced]) -> list[list[Tensor]]:
+        """What a push wrote over, or, of a layer where it was interrupted before, what is there."""
+        pairs = enumerate(zip(pushed.layers, old, strict=True))
+        return [
+            [each.values, each.stamps] if each.is_there else list(self.store.peek(layer, ids))
+            for layer, ((ids, _), each) in pairs
+        ]
 
     def _plain(self, pushed: Pushed) -> dict[str, Any]:
         rank = 0 if self.ranks is None else self.ranks.rank
@@ -370,7 +386,10 @@ class Exchange:
                 with self.apart.hosts.all_or_none():
                     undo = self.apart.routed(undo)
             self._undo = [
-                (Pushed(each.number, [layer[:2] for layer in each.layers]), [layer[2:] for layer in each.layers])
+                (
+                    Pushed(each.number, [layer[:2] for layer in each.layers]),
+                    [Replaced(*layer[2:]) for layer in each.layers],
+                )
                 for each in undo
             ]
 

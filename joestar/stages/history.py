@@ -1,8 +1,8 @@
 """Historical embeddings on the host: the latest hidden states of nodes, and how old they are (thesis 5.2.2)."""
 
-import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Graph
+from joestar.kernels.cpu_stages import fresh
 from joestar.stages.hubs import row_pieces
-from joestar.store.fill import fill_rows, host_gather, kernel_for
+from joestar.store.fill import host_gather, kernel_for
 from joestar.whole_numbers import plain
 
 NEVER = -1
@@ -64,6 +65,20 @@ class Staleness:
 
 
 @dataclass(eq=False)
+class Replaced:
+    """What a push writes over: ``values`` ``[m, width]`` and ``stamps`` ``[m]``, once ``done`` (int64 ``[1]``) is 1."""
+
+    values: Tensor
+    stamps: Tensor
+    done: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.int64, device="cpu"))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the push has happened."""
+        return bool(self.done)
+
+
+@dataclass(eq=False)
 class Pushed:
     """What a macro-batch has pushed, on the host: per layer (ids, values)."""
 
@@ -88,7 +103,7 @@ class HistoryStore:
         nodes: ids of the nodes that get a row (see ``boundary_nodes``); ``None``: all.
         dtype: of the tables: float32 or bfloat16.
         max_age: rows pushed more macro-batches ago than this are not used; ``None``: no bound.
-        empty: makes tables and stamps of a shape and dtype: on the CPU; ``None``: ordinary memory.
+        empty: makes tables and stamps of a shape and dtype: on the CPU; ``None``: ordinary memory, in huge pages.
         pinned: whether what is pulled is put into page-locked memory, for a GPU.
         shared: whether other processes write to the same tables.
 
@@ -112,14 +127,14 @@ class HistoryStore:
         widths = plain(widths)
         if not widths or not all(isinstance(width, int) and width > 0 for width in widths):
             raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
-        empty = empty or functools.partial(torch.empty, device="cpu")
+        empty = empty or _in_huge_pages
         self.num_nodes, self.max_age, self.pinned, self.shared = num_nodes, max_age, pinned, shared
         self._row_of = None if nodes is None else _row_table(nodes, num_nodes)
         self.num_rows = num_nodes if nodes is None else nodes.shape[0]
         rows = max(1, self.num_rows)  # one that nothing points to, so that rows can be looked up in an empty table
         self.tables = [empty((rows, width), dtype=dtype).zero_() for width in widths]
         self.stamps = [empty((rows,), dtype=torch.int32).fill_(NEVER) for _ in widths]
-        self._place = torch.empty(rows, dtype=torch.int32, device="cpu")
+        self._place = _in_huge_pages((rows,), dtype=torch.int32)
         self._found: tuple = ()
         self.reset_counts()
 
@@ -154,12 +169,17 @@ class HistoryStore:
         kernel = kernel_for(values, "pull_hidden")
         return kernel(self.tables[layer], self.stamps[layer], rows, known, now, self.max_age, values)
 
-    def push(self, layer: int, ids: Tensor, values: Tensor, now: int, written: Tensor | None = None) -> int:
+    def push(
+        self, layer: int, ids: Tensor, values: Tensor, now: int, written: Tensor | None = None,
+        replaced: Replaced | None = None, once: bool = False,
+    ) -> int:  # fmt: skip
         """Stores the rows of ``ids`` ``[m]``, each once; nodes without a row are passed over.
 
         Args:
             values: ``[m, width]`` of any floating-point dtype; no gradient is kept.
             written: bool ``[m]``: which of them to store; ``None``: all.
+            replaced: room for what is written over (``room_for``); what is there already is not touched.
+            once: no id stands twice, which is not looked at then.
 
         Returns:
             How many rows were stored.
@@ -178,14 +198,22 @@ class HistoryStore:
             raise ConfigError(f"history: expected written bool [{ids.shape[0]}], got {list(written.shape)}.")
         rows, stored = self._rows(layer, ids)
         stored = stored if written is None else stored & written
-        values = values.detach()
-        if not bool(stored.all()):
-            rows, ids, values = rows[stored], ids[stored], values[stored]
-        self._check_once(rows, ids)
-        fill_rows(values.contiguous(), torch.arange(rows.shape[0], device="cpu"), rows, table)
-        self.stamps[layer][rows] = now
+        values = values.detach().to(table.dtype).contiguous()
+        if not once:
+            self._check_once(rows, ids, stored)
+        kept = None
+        if replaced is not None and not replaced.is_there:
+            kept = replaced.values, replaced.stamps, replaced.done
+        count = kernel_for(table, "push_hidden")(table, self.stamps[layer], rows, stored, now, values, kept)
         self._latest = max(self._latest, now)
-        return rows.shape[0]
+        return count
+
+    def room_for(self, layer: int, ids: Tensor) -> Replaced:
+        """Room for what a push of these writes over."""
+        table = self.tables[layer]
+        values = _in_huge_pages((ids.shape[0], table.shape[1]), dtype=table.dtype)
+        stamps = torch.empty(ids.shape[0], dtype=torch.int32, device="cpu")
+        return Replaced(values, stamps, torch.zeros(1, dtype=torch.int64, device="cpu"))
 
     def has_row(self, ids: Tensor) -> Tensor:
         """bool ``[m]``: which nodes have a row."""
@@ -290,16 +318,19 @@ class HistoryStore:
         self._found = ((ids, ids._version, rows, known), *self._found[: FOUND - 1])  # at once: others may look it up
         return rows, known
 
-    def _check_once(self, rows: Tensor, ids: Tensor) -> None:
-        order = torch.arange(rows.shape[0], dtype=torch.int32, device="cpu")
-        self._place[rows] = order
-        twice = torch.nonzero(self._place[rows] != order).flatten()
-        if twice.numel():
-            raise ConfigError(f"history: node {int(ids[twice[0]])} stands twice in one push; which value counts?")
+    def _check_once(self, rows: Tensor, ids: Tensor, stored: Tensor) -> None:
+        twice = kernel_for(rows, "row_twice")(rows, stored, self._place)
+        if twice >= 0:
+            raise ConfigError(f"history: node {int(ids[twice])} stands twice in one push; which value counts?")
 
     def _check_time(self, now: int) -> None:
         if not self._latest <= now < 2**31:
             raise ConfigError(f"history: macro-batch {now} comes after {self._latest}; numbers never fall.")
+
+
+def _in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that is read and written at random."""
+    return fresh(math.prod(shape), dtype).view(shape)
 
 
 def check_history(dtype, max_age) -> tuple[torch.dtype, int | None]:
@@ -331,7 +362,7 @@ def _row_table(nodes: Tensor, num_nodes: int) -> Tensor:
     nodes = nodes.to(torch.int64)
     if nodes.dim() != 1 or (nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < num_nodes)):
         raise ConfigError(f"history: expected ids of nodes [n] below {num_nodes:,}; got others.")
-    table = torch.full((num_nodes,), -1, dtype=torch.int32, device="cpu")
+    table = _in_huge_pages((num_nodes,), dtype=torch.int32).fill_(-1)
     table[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32, device="cpu")
     if int((table >= 0).sum()) != nodes.shape[0]:
         raise ConfigError("history: a node stands twice among those that get a row.")

@@ -11,7 +11,7 @@ _ON_GPU = {"fill_rows": "gpu_fill", "place_structure": "gpu_place"}
 
 
 def kernel_for(tensor: Tensor, name: str) -> Callable:
-    """``fill_rows``, ``gather_into``, ``pull_hidden`` or ``place_structure`` for a tensor's device.
+    """``fill_rows``, ``gather_into``, ``place_structure`` or what hidden rows need, for a tensor's device.
 
     Raises:
         DataError: where neither Triton nor the C++ extension can run.

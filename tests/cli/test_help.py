@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -88,3 +89,15 @@ def test_no_line_ends_with_a_word_alone():
         assert max(map(len, lines)) <= width
         assert " ".join(" ".join(lines).split()) == text
         assert len(lines) == 1 or len(lines[-1].split()) > 1, (width, lines)
+
+
+def test_flags_are_lower_case():
+    """Typer 0.27 took a metavar for the name of a flag."""
+
+    def flags(command, path=()):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from flags(inner, (*path, name))
+        yield from ((path, flag) for param in command.params for flag in param.opts if flag.startswith("-"))
+
+    found = list(flags(typer.main.get_command(app)))
+    assert len(found) > 100 and [each for each in found if each[1] != each[1].lower()] == []

@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from runtime.common import tight_bounds
 
+import joestar
+from joestar.bench.planted import planted
 from joestar.errors import StaleBackwardError
 
-from .test_step_graph import BATCH, make
+from .test_step_graph import BATCH, SHAPE, make
 
 pytestmark = [
     pytest.mark.gpu,
@@ -125,3 +127,34 @@ def test_batch_norm_moves_once_per_call():
             step(seeds)
     for (name, ours), theirs in zip(graphed.model.named_buffers(), exact.model.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_hooks_on_gradients_are_called_once():
+    """In the user's backward pass, also those that came before the capture."""
+    found = []
+    for options in ({}, {"cuda_graph": False}):
+        step, seen = make(loss=False, **options), []
+        weight = next(step.model.parameters())
+        weight.register_hook(lambda grad: grad * -3)
+        weight.register_post_accumulate_grad_hook(lambda parameter, seen=seen: seen.append(parameter.grad.clone()))
+        found.append(gradients(step, batches(step, 2))[1])
+        assert len(seen) == 2 and torch.equal(seen[-1], weight.grad)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_data_of_the_graph_is_learnt(frozen):
+    found = []
+    for options in ({}, {"cuda_graph": False}):
+        torch.manual_seed(0)
+        graph = planted(SHAPE, "cuda")
+        x = graph.ndata["x"].requires_grad_()
+        net = joestar.nn.GraphSAGE(24, 32, 3, 6).cuda().eval().requires_grad_(not frozen)
+        step = joestar.compile(net, joestar.NeighborSampler(graph, [8, 5, 3], seed=5), **options)
+        for seeds in batches(step, 2):
+            loss_of(step, seeds).backward()
+        found.append([x.grad, *(p.grad for p in step.model.parameters() if not frozen)])
+        assert x.grad.abs().sum() > 0
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)

@@ -178,6 +178,33 @@ def test_first_use_in_inference_mode(kind):
         step(ids).sum().backward()
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_loss_of_a_plain_loop_is_kept(prefetch):
+    """It holds PyTorch's nodes that add up gradients, which belong to the stream that made them."""
+    expected = train(make(prefetch=prefetch))
+    step = make(prefetch=prefetch)
+    kept = sum(parameter.square().sum() for parameter in step.model.parameters())
+    kept.backward(retain_graph=True)
+    assert train(step) == pytest.approx(expected, rel=1e-4)
+    found = [parameter.grad for parameter in step.model.parameters()]
+    assert all(grad is not None and grad.isfinite().all() for grad in found)
+    step.optimizer.zero_grad()
+    kept.backward()  # not those of the captured step, which a next one writes over
+    assert all(torch.equal(p.grad, 2 * p.detach()) for p in step.model.parameters())
+
+
+def test_a_loss_of_a_plain_loop_is_kept_beside_the_callable_form():
+    steps = make(loss=False), make(loss=False, cuda_graph=False)
+    ids, found = steps[0].graph.train_idx[:BATCH], []
+    for step in steps:
+        kept = sum(parameter.square().sum() for parameter in step.model.parameters())
+        step.model.zero_grad()
+        step(ids).square().sum().backward()
+        found.append([parameter.grad for parameter in step.model.parameters()])
+        assert kept.isfinite()
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
 def test_default_device_and_dtype():
     expected = train(make())
     step = make()

@@ -54,6 +54,36 @@ def test_ids_and_slots_are_kept_for_the_bus_before_it_reads_them(monkeypatch):
     assert filled
 
 
+def test_hidden_rows_wait_for_the_steps_before_and_not_for_features(monkeypatch):
+    arena, made, _ = arena_and_macro(monkeypatch)
+    with_streams(monkeypatch, arena)
+    current, done = [], []
+
+    @contextlib.contextmanager
+    def on(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    def bring(history, stopped):
+        done.append((current[-1], "hidden rows"))
+        return 7
+
+    monkeypatch.setattr(arena, "_on", on)
+    monkeypatch.setattr(arena, "_wait", lambda *events: done.extend((current[-1], event) for event in events if event))
+    monkeypatch.setattr(arena, "_event", lambda: f"event of {current[-1]}")
+    monkeypatch.setattr(arena, "_fill_far", lambda ids, slots: done.append((current[-1], "features")))
+    monkeypatch.setattr(arena, "_build", lambda *given: (done.append((current[-1], "structure")), {}, "built"))
+    arena.exchange, made.history = types.SimpleNamespace(load=bring), object()
+    arena._read, arena._in_use = "steps that read", "shown"
+    loaded = arena.load(made)
+    assert done == [
+        ("bus", "event of beside"), ("bus", "steps that read"), ("bus", "features"),
+        ("beside", "shown"), ("beside", "hidden rows"), ("beside", "structure"), ("bus", "built"),
+    ]  # fmt: skip
+    assert loaded.bytes >= 7
+
+
 def test_tables_are_kept_for_both_streams(monkeypatch):
     kept = []
     monkeypatch.setattr(Arena, "_read_on", staticmethod(lambda streams, *tables: kept.append((len(streams), tables))))
@@ -64,11 +94,11 @@ def test_tables_are_kept_for_both_streams(monkeypatch):
     assert streams == 2 and {table.data_ptr() for table in written} <= read
 
 
-def test_tables_of_hidden_rows_are_kept_for_the_bus(monkeypatch):
+def test_tables_of_hidden_rows_are_kept_for_the_stream_beside(monkeypatch):
     """Loads write them behind what has made them, and nobody else gets their memory while a load goes on."""
     arena, _, log = arena_and_macro(monkeypatch)
     waits = []
-    bus = arena._stream = types.SimpleNamespace(wait_stream=waits.append)
+    beside = arena._beside = types.SimpleNamespace(wait_stream=waits.append)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "steps'")
     history = DeviceHistory(9, (3, 4), 5, 6, torch.float32, "cpu")
     arena.bring_history(types.SimpleNamespace(device=history))
@@ -76,7 +106,7 @@ def test_tables_of_hidden_rows_are_kept_for_the_bus(monkeypatch):
     tables = [each for value in found for each in (value if isinstance(value, list) else [value])]
     tables = [each for each in tables if isinstance(each, torch.Tensor)]
     assert waits == ["steps'"] and len(tables) == 10
-    assert sorted(log, key=str) == sorted(((table.data_ptr(), bus) for table in tables), key=str)
+    assert sorted(log, key=str) == sorted(((table.data_ptr(), beside) for table in tables), key=str)
 
 
 def test_each_of_them_for_each_stream(monkeypatch):

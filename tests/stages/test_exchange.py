@@ -13,7 +13,7 @@ from joestar.graph_api.history import HistoryTables, LayerHistory
 from joestar.sampling import NeighborSampler
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange, seen_by
-from joestar.stages.history import HistoryStore, Slice
+from joestar.stages.history import HistoryStore, Pushed, Slice
 from joestar.stages.partitions import PartitionBatch
 
 NODES, WIDTHS, ROOM = 30, (3, 2), 12
@@ -157,3 +157,55 @@ def test_states_of_others_are_refused():
     for wrong in (None, {}, made((3, 4)).state_dict()):
         with pytest.raises(CheckpointError):
             made(WIDTHS).load_state_dict(wrong)
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("layer", range(2))
+@pytest.mark.parametrize("then", ["go on", "rewind", "save"])
+def test_an_interrupt_between_layers_loses_nothing(monkeypatch, layer, when, then):
+    """Ctrl-C while a state is saved, which writes what is due: it is written, or taken back, or saved, all the same."""
+
+    def made(node_values):
+        exchange = Exchange(HistoryStore(NODES, WIDTHS), DeviceHistory(NODES, WIDTHS, ROOM, ROOM, torch.float32, "cpu"))
+        ids = torch.arange(5)
+        for number in range(2):
+            layers = [(ids + number, torch.full((5, width), node_values + number)) for width in WIDTHS]
+            exchange._waiting.append(Pushed(number, layers))
+        exchange._apply(0)
+        exchange.latest = 2
+        return exchange
+
+    plain, exchange = made(3.0), made(3.0)
+    push = HistoryStore.push
+
+    def interrupted(store, where, *given, **further):
+        if where == layer and when == "before":
+            raise KeyboardInterrupt
+        found = push(store, where, *given, **further)
+        if where == layer:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "push", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            exchange._apply(1)
+    if then == "save":
+        state = copy.deepcopy(exchange.state_dict(cut=True))
+        exchange = made(0.0)
+        exchange.load_state_dict(state)
+    if then != "rewind":
+        exchange._apply(1)
+        plain._apply(1)
+        same(plain, exchange)
+    plain._rewind(0)
+    exchange._rewind(0)
+    same(plain, exchange)
+    for one in (plain, exchange):
+        one._apply(1)
+    same(plain, exchange)
+
+
+def same(one, other):
+    pairs = zip(one.store.tables + one.store.stamps, other.store.tables + other.store.stamps, strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

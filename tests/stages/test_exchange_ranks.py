@@ -332,9 +332,9 @@ def test_rows_of_a_state_that_one_rank_has_taken_over_are_older_than_what_anothe
 
     push = stores[0].push
 
-    def late(layer, ids, values, number):
+    def late(layer, ids, values, number, **further):
         assert number != 1 or arrived.wait(20)
-        return push(layer, ids, values, number)
+        return push(layer, ids, values, number, **further)
 
     stores[0].push = late
 

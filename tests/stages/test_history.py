@@ -52,6 +52,24 @@ def test_is_what_was_pushed_last_and_knows_how_long_ago(dtype, max_age, some):
         assert facts.max_age == (max(ages) if ages else None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_push_keeps_what_it_writes_over_once(dtype):
+    history, nodes = HistoryStore(NODES, WIDTHS, torch.arange(0, NODES, 2), dtype=dtype), torch.tensor([7, 4, 30, 6])
+    history.push(1, nodes[1:], torch.ones(3, 5), 2)
+    before = history.tables[1].clone(), history.stamps[1].clone()
+    replaced = history.room_for(1, nodes)
+    assert not replaced.is_there
+    written = torch.tensor([True, True, True, False])
+    assert history.push(1, nodes, torch.full((4, 5), 2.0), 3, written, replaced) == 2
+    assert replaced.is_there and replaced.stamps.tolist() == [-1, 2, 2, -1]
+    assert replaced.values.tolist() == [[0.0] * 5, [1.0] * 5, [1.0] * 5, [0.0] * 5]
+    history.push(1, nodes, torch.full((4, 5), 3.0), 3, written, replaced)
+    assert replaced.stamps.tolist() == [-1, 2, 2, -1] and replaced.values[1].tolist() == [1.0] * 5
+    assert history.pull(1, nodes, 3).values[:, 0].tolist() == [0.0, 3.0, 3.0, 1.0]
+    history.put_back(1, nodes[1:3], replaced.values[1:3], replaced.stamps[1:3])
+    assert torch.equal(history.tables[1], before[0]) and torch.equal(history.stamps[1], before[1])
+
+
 def test_clear_and_state():
     history, other = HistoryStore(NODES, WIDTHS), HistoryStore(NODES, WIDTHS)
     history.push(1, torch.arange(4), torch.ones(4, 5), 7)
