@@ -128,8 +128,8 @@ def push_hidden(
         table: ``[N, width]``; stamps: int32 ``[N]``, ``now`` in rows that are written.
         rows: int32 or int64 ``[m]``; stored: bool ``[m]``, which of them are written, each row once.
         values: ``[m, width]`` of the table's dtype.
-        replaced: room for what was there: ``[m, width]``, int32 ``[m]`` (0 and -1 where nothing is stored), and an int64
-            ``[1]`` that becomes 1 with the last write.
+        replaced: room for what was there: ``[m, width]``, int32 ``[m]`` (0 and -1 where nothing is stored), and an
+            int64 ``[1]`` that becomes 1 with the last write.
 
     Raises:
         IndexError: for a row that is not there; nothing was written then.
@@ -149,9 +149,8 @@ def push_hidden(
         right = old_stamps.shape == rows.shape and old_stamps.dtype == torch.int32 and old_stamps.is_contiguous()
         require(right, "int32 stamps, one per row given", f"{old_stamps.dtype} {list(old_stamps.shape)}")
         require(done.dtype == torch.int64 and done.numel() == 1, "an int64 number", f"{done.dtype} {list(done.shape)}")
-    return _native.push_hidden(
-        table, stamps, rows, stored.contiguous().view(torch.uint8), now, values, old, old_stamps, _row_bytes(table), done
-    )
+    flags = stored.contiguous().view(torch.uint8)
+    return _native.push_hidden(table, stamps, rows, flags, now, values, old, old_stamps, _row_bytes(table), done)
 
 
 def row_twice(rows: Tensor, stored: Tensor, place: Tensor) -> int:
