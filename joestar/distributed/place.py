@@ -23,9 +23,14 @@ def host_name() -> str:
     return name
 
 
-def asks_early_word() -> bool:
-    """Whether captured steps sum what ranks say of them before the rest: unless ``JOESTAR_EARLY_WORD=0``."""
-    return os.environ.get("JOESTAR_EARLY_WORD", "1") != "0"
+def early_word() -> str:
+    """How ranks learn whether a captured step fits on all of them, as ``JOESTAR_EARLY_WORD`` says.
+
+    ``"1"``: right behind the sampling, from one another if they are on one host; ``"device"``: by a sum there, in any
+    case; ``"0"``: with the gradients.
+    """
+    word = os.environ.get("JOESTAR_EARLY_WORD", "1")
+    return word if word in ("0", "device") else "1"
 
 
 def shown_host(name: str) -> str:

@@ -10,8 +10,10 @@ from torch import Tensor
 from joestar.distributed import Group
 from joestar.distributed.division import arranged, present, share, weights
 from joestar.distributed.facts import graph_facts, model_facts, plain, said_of, values_of
+from joestar.distributed.place import early_word
 from joestar.distributed.reduction import Reduction
-from joestar.errors import ConfigError
+from joestar.distributed.words import HostWords
+from joestar.errors import ConfigError, DistributedError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss
 from joestar.ops.step import ranks as within
@@ -40,6 +42,8 @@ class Ranks:
         self._written: tuple = (None, [])
         self._since: float | None = None
         self._all_ready = False
+        self._words: HostWords | None = None
+        self._words_made = False
         self._synced = bool(_synced(executor.program.model))
         executor.agree = group.largest
 
@@ -156,6 +160,21 @@ class Ranks:
     def counts(self, state: StepState) -> Tensor:
         """Whether this rank has seeds of its own in the step that comes next: 0-d bool."""
         return state.share()[1] > 0
+
+    def host_words(self) -> HostWords | None:
+        """Through which hosts hear whether a captured step fits on all ranks; ``None`` where the device says it.
+
+        All ranks call it when they capture a step.
+        """
+        if early_word() != "1" or len(set(self.group.hosts)) > 1:
+            return None
+        if not self._words_made:
+            try:
+                self._words = HostWords.of(self.group)
+            except DistributedError:  # no memory that processes share: on all ranks
+                self.group.check()
+            self._words_made = True
+        return self._words
 
     def step(self, run: Run, long: bool) -> contextlib.AbstractContextManager:
         """Where this rank is during a step."""

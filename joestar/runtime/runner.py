@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from joestar.distributed.place import asks_early_word
+from joestar.distributed.place import early_word
+from joestar.distributed.words import HostWords
 from joestar.errors import DistributedError, DomainError
 from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
@@ -59,6 +60,7 @@ class StepRunner:
         self.ahead = Ahead(self.state, self.counters)
         self.memory: GraphMemory | None = None
         self._mailbox: Mailbox | None = None
+        self._words: HostWords | None = None
         self._captured: tuple = ()
         self._differentiated: tuple = ()
         self._streams = StreamOrder(executor.device)
@@ -210,7 +212,8 @@ class StepRunner:
             return self._step(run)
         self._prepare_graph()
         self.ahead.launch(self.graph, self.executor.program, run)
-        return self._mailbox.wait()
+        fits, counts = self._mailbox.wait()
+        return fits if self._words is None else self._words.all(fits, self.ranks.waiting), counts
 
     def _step(self, run: Run | None = None) -> tuple[bool, list[int]]:
         """The padded step, launched operation by operation; as far as its forward pass, if it does not fit."""
@@ -343,9 +346,10 @@ class StepRunner:
         self.optimizer.hold()
         watch = None if self.ranks is None else self.ranks.waiting
         self._mailbox = Mailbox(state.device, len(program.padded.checked), watch)
+        self._words = None if self.ranks is None else self.ranks.host_words()
 
         def rest(batch: Batch) -> None:
-            if self.ranks is not None:
+            if self.ranks is not None and self._words is None:
                 self._step_of_ranks(batch)
                 return
             with self._mailbox.open():
@@ -375,7 +379,7 @@ class StepRunner:
     def _step_of_ranks(self, batch: Batch) -> None:
         """A captured step whose message says whether it fits on all ranks."""
         bounds = [bound for _, bound in self.executor.program.padded.checked]
-        verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, asks_early_word())
+        verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, early_word() != "0")
         with verdict.asked():
             _, counts, finish = self._forward(batch, self._own_leaves())
         self._join, self._found = verdict.join, functools.partial(verdict.found, counts)

@@ -1,6 +1,7 @@
 """Whether a captured step happens on all ranks: words that ranks sum, and what the host is told of the sum.
 
-Words are summed by themselves right behind the sampling, on a second stream of the graph, and the host prepares the
+Ranks of one host tell one another (``distributed.words``). Of several hosts, or with ``JOESTAR_EARLY_WORD=device``,
+words are summed by themselves right behind the sampling, on a second stream of the graph, and the host prepares the
 next launch while the step computes. With ``JOESTAR_EARLY_WORD=0`` they travel with the gradients, behind the backward
 pass: the host hears of a step when it is nearly over, and the device waits for the next launch (0.2 ms on two H200s).
 """

@@ -18,7 +18,17 @@ from tests.distributed.ranks import results, run
 from tests.runtime.plain import plain_logits
 
 BATCH = 20
-NAMES = ["plain_run", "overflows", "tight", "normed", "few_seeds", "losses_of", "synced_first", "epoch_starts"]
+NAMES = [
+    "plain_run",
+    "overflows",
+    "tight",
+    "normed",
+    "few_seeds",
+    "losses_of",
+    "synced_first",
+    "epoch_starts",
+    "captured",
+]
 
 
 @pytest.fixture(scope="module")
@@ -352,3 +362,16 @@ def test_one_process_has_nothing_to_do_with_it(monkeypatch):
     assert joestar.distributed.init() is None and joestar.distributed.current() is None
     step = scenarios.step_of()
     assert step._runner.ranks is None and step.group is None and step._runner.state.shares is None
+
+
+def test_captured_steps_of_ranks_that_tell_one_another_whether_they_fit(two):
+    for rank in two:
+        found = rank["captured"]
+        for name in ("plain_run", "normed"):
+            close(found[name], rank[name])
+        for name in ("losses", "state"):
+            close(found["tight"]["padded"][name], found["tight"]["exact"][name])
+    first, second = (rank["captured"]["said"] for rank in two)
+    assert {"False False", "True True"} <= first.keys() | second.keys()
+    assert "True False" in first.keys() | second.keys() and "False True" not in first.keys() | second.keys()
+    assert sum(first.values()) == sum(second.values()) and first["True True"] == second["True True"]

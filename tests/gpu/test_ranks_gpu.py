@@ -14,9 +14,9 @@ pytestmark = [
 NAMES = ["plain_run", "tight", "few_seeds", "losses_of"]
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["late", "early"])
+@pytest.fixture(scope="module", params=["0", "1", "device"], ids=["late", "early", "on the device"])
 def two(tmp_path_factory, request):
-    """Words of ranks summed with the gradients, and behind the sampling."""
+    """Words of ranks: with the gradients, from host to host, summed behind the sampling."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOESTAR_TEST_DEVICE", "cuda")
         patch.setenv("JOESTAR_EARLY_WORD", request.param)

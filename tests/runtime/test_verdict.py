@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from joestar.distributed.place import asks_early_word
+from joestar.distributed.place import early_word
 from joestar.runtime import verdict
 from joestar.runtime.mailbox import Mailbox
 
@@ -64,9 +64,9 @@ def test_the_host_is_told_behind_the_sum_of_the_gradients(monkeypatch, happens):
     assert posted == [([5, 9], not happens)]
 
 
-@pytest.mark.parametrize(("given", "early"), [(None, True), ("0", False), ("1", True)])
-def test_the_environment_decides(monkeypatch, given, early):
+@pytest.mark.parametrize(("given", "word"), [(None, "1"), ("0", "0"), ("1", "1"), ("", "1"), ("device", "device")])
+def test_the_environment_decides(monkeypatch, given, word):
     monkeypatch.delenv("JOESTAR_EARLY_WORD", raising=False)
     if given is not None:
         monkeypatch.setenv("JOESTAR_EARLY_WORD", given)
-    assert asks_early_word() is early
+    assert early_word() == word

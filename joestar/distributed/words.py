@@ -1,0 +1,67 @@
+"""What ranks of one host tell one another in memory that all of them map: whether a step fits.
+
+A word takes about a microsecond from process to process. On the device it is a sum of its own, which begins when a
+kernel that fills the device leaves room for it.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from joestar.distributed.group import Group
+from joestar.distributed.peer_memory import shared_pages
+
+_APART = 8
+"""Words between those of two ranks: a line of the cache for each."""
+_SPINS = 256
+"""Looks between two moments at which other threads may run, and the other ranks are looked after."""
+
+
+class HostWords:
+    """One word per rank and step, in turns: all ranks say theirs, and hear all.
+
+    A rank may have said its next word while another still waits for this one, but not the one behind it: two places per
+    rank suffice. A word is its number and what it says, 8 bytes that are written at once.
+
+    Args:
+        words: int64 ``[2 * world * 8]``, zeros, which all ranks map. rank, world: of this process.
+    """
+
+    def __init__(self, words: Tensor, rank: int, world: int):
+        self._memory, self.rank, self.world = words, rank, world
+        self._words = memoryview(words.numpy())
+        self.number = 0
+
+    @classmethod
+    def of(cls, group: Group) -> "HostWords":
+        """Made by all ranks together, which are on one host.
+
+        Raises:
+            DistributedError: on all ranks, where the system does not give or share memory.
+        """
+        size = 2 * group.world * _APART
+        shapes = [(size,) if rank == 0 else None for rank in range(group.world)]
+        (words,) = shared_pages(group, shapes, torch.int64, "words of ranks")
+        return cls(words, group.rank, group.world)
+
+    def all(self, own: bool, watch: Callable[[], None]) -> bool:
+        """Whether all ranks say so of the step whose turn it is; waits for them.
+
+        Args:
+            watch: called now and then meanwhile; raises where waiting is in vain.
+        """
+        self.number += 1
+        words, first = self._words, (self.number & 1) * self.world
+        words[(first + self.rank) * _APART] = self.number << 1 | own
+        happens = own
+        for rank in range(self.world):
+            place, looks = (first + rank) * _APART, 0
+            while words[place] >> 1 != self.number:
+                looks += 1
+                if looks % _SPINS == 0:
+                    time.sleep(0)
+                    watch()
+            happens = happens and bool(words[place] & 1)
+        return happens
