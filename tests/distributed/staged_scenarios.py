@@ -260,7 +260,8 @@ def from_file(batch: int, folder: str) -> dict:
     graph.ndata["x"] = torch.from_numpy(np.load(path, mmap_mode="c"))
     step = staged_of(batch, graph=graph)
     with open("/proc/self/maps") as maps:
-        shared = sum("memfd:joestar" in line for line in maps)
+        places = [line.split()[0].split("-") for line in maps if "memfd:joestar" in line]
+    shared = sum(int(end, 16) - int(start, 16) >= graph.ndata["x"].nbytes for start, end in places)
     return {"losses": epochs_of(step, torch.arange(173), batch), "state": state_of(step), "shared": shared}
 
 
