@@ -19,6 +19,7 @@ _TABLE = {
     "torch._dynamo": "dynamo=",
     "torch._dynamo.guards": "dynamo_guards=",
     "torch._dynamo.symbolic_convert": "InstructionTranslator",
+    "torch._dynamo.variables.lists": "dynamo_lists=",
     "torch._guards": "detect_fake_mode TracingContext",
     "torch._inductor.codecache": "codecache=",
     "torch._inductor.codegen.common": "KernelTemplate",

@@ -188,6 +188,20 @@ def at_most_one(m, b, h):
     return h * min(1, b.num_edges)
 
 
+def none_in_shape(m, b, h):
+    return h * 2 if 0 in h.shape else h
+
+
+def number_in_sizes(m, b, h):
+    return h * 2 if 5 in [b.num_edges, WIDTH] else h
+
+
+def loop_over_few(m, b, h):
+    for row in range(min(h.shape[0] - 1, 2)):
+        h = h + row
+    return h
+
+
 def share_of_others(m, b, h):
     return h if 1 / (h.shape[0] - 1) < 0.9 else h * 2
 
@@ -215,6 +229,9 @@ ERRORS = [
     (any_of_both, ("num_src (of sampled set 2) + num_edges (of sampled set 1) >= 2", *BRANCH)),
     (at_least_one, ("max(num_edges (of sampled set 1), 1) = num_edges", "torch.tensor(size).clamp(min=1)", *BRANCH)),
     (at_most_one, ("min(num_edges (of sampled set 1), 1) = 1", *BRANCH)),
+    (none_in_shape, ("0 in", "num_src (of sampled set 2)", *BRANCH)),
+    (number_in_sizes, ("5 in", "num_edges (of sampled set 1)", *BRANCH)),
+    (loop_over_few, ("Min(2, num_src (of sampled set 2) - 1) = 2", *BRANCH)),
     (loop_over_size, ("sizes vary per batch",)),
     (attribute, ("changes model.calls", *OUTLIVES)), (buffer, ("changes a buffer of model", *OUTLIVES)),
     (appended, ("changes model.seen", *OUTLIVES)), (outside, ("changes lowering.test_capture_errors.CALLS", *OUTLIVES)),
