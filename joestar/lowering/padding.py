@@ -60,6 +60,7 @@ class PaddingContext:
         self.rewrites: dict[str, int] = {}
         self.bounds: dict[fx.Node, float] = {}
         self.put_back: set[fx.Node] = set()
+        self.wanted: list[fx.Node] = []
 
     def call(self, target, *args, like: fx.Node | None = None, **kwargs) -> fx.Node:
         """A new call at the insertion point, with the metadata of ``like``."""
@@ -105,6 +106,12 @@ class PaddingContext:
                 "Aggregate per destination (block.pull), or reduce over the edges of the block without loops.",
             )  # fmt: skip
         return self.count(expr, node)
+
+    def want_rows(self, expr: sympy.Expr, node: fx.Node) -> None:
+        """A batch without entries along a dimension does not fit: its exact step raises what PyTorch raises."""
+        edges = {symbol for edges in self.table.edges if edges.is_Symbol for symbol in edges.free_symbols}
+        if expr.free_symbols & edges:  # there is always a node
+            self.wanted.append(self.entries(expr, node))
 
     def mask(self, x: fx.Node, dim: int, value, node: fx.Node) -> fx.Node:
         """``x`` with the padding along ``dim`` replaced by ``value``."""
@@ -219,6 +226,8 @@ def _finish(context: PaddingContext, flag: fx.Node, bounds: list[int]) -> list[t
     checked = [(index, bounds[index]) for index, _ in sets]
     _clone_before_write(context)
     with graph.inserting_before(output):
+        for count in dict.fromkeys(context.wanted):
+            flag = context.call(aten.logical_or.default, flag, context.call(aten.eq.Scalar, count, 0))
         check = context.call(torch.ops.joestar.overflow.default, counts, [bound for _, bound in checked], flag)
         needed = graph.call_function(operator.getitem, (check, 0))
         ok = graph.call_function(operator.getitem, (check, 1))

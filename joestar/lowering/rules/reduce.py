@@ -25,11 +25,12 @@ def _highest(dtype: torch.dtype):
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-def _masking(value_of, harmless=None):
+def _masking(value_of, harmless=None, of_some=False):
     """A rule that fills padding with the reduction's neutral element.
 
     Args:
         harmless: what padded rows are filled with if the reduction is over columns, and might overflow.
+        of_some: of no rows PyTorch raises.
     """
 
     def rule(context, node: fx.Node) -> None:
@@ -39,6 +40,9 @@ def _masking(value_of, harmless=None):
                 guard_operand(context, node, 0, harmless, always=False)
             return
         x = node.args[0]
+        if of_some:
+            for dim in padded:
+                context.want_rows(expression(x.meta["val"].shape[dim]), node)
         neutral = value_of(x.meta["val"].dtype)
         for dim in padded:
             x = context.mask(x, dim, neutral, node)
@@ -130,8 +134,8 @@ def _columns(harmless: float):
 
 RULES = {
     **dict.fromkeys(("sum", "nansum", "count_nonzero"), _masking(lambda dtype: 0)),
-    **dict.fromkeys(("amax", "max", "argmax"), _masking(_lowest)),
-    **dict.fromkeys(("amin", "min", "argmin"), _masking(_highest)),
+    **dict.fromkeys(("amax", "max", "argmax"), _masking(_lowest, of_some=True)),
+    **dict.fromkeys(("amin", "min", "argmin"), _masking(_highest, of_some=True)),
     **dict.fromkeys(("softmax", "_softmax", "logsumexp"), _softmax),
     **dict.fromkeys(("log_softmax", "_log_softmax"), _log_softmax),
     **dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm", "linalg_matrix_norm"), _norm),
