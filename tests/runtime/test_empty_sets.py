@@ -1,4 +1,4 @@
-"""Batches without an edge, of models that want the largest or smallest of some: what PyTorch raises, and nothing else."""
+"""Models that want the largest or smallest of a set, and batches without an edge: what PyTorch raises, nothing else."""
 
 import copy
 
@@ -58,7 +58,7 @@ def test_the_largest_of_none_is_an_error_of_pytorchs(name, execution):
     losses = [loss.item() for loss in step.epoch(IDX, 20)]
     state = copy.deepcopy(step.state_dict())
     for use in (step, step.predict, lambda seeds: list(step.epoch(seeds, 20))):
-        with pytest.raises((RuntimeError, IndexError), match="max|min"):
+        with pytest.raises((RuntimeError, IndexError), match=r"max|min"):
             use(ALONE)
     assert step.counters.recompiles == 0
     for name, value in step.model.state_dict().items():
