@@ -76,11 +76,11 @@ def _plans_of_one_machine():
     ones are made where a test asks for them (``made_up_clock``). On a GPU they are what they are."""
     if torch.cuda.is_available():
         return
-    from joestar.staged import partition_planning, planning
+    from joestar.staged import hidden_rates, partition_planning, planning
     from joestar.stages import plan
     from joestar.store import bandwidth
 
-    for module in (partition_planning, planning, plan, bandwidth):
+    for module in (hidden_rates, partition_planning, planning, plan, bandwidth):
         module.time = Clock
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
+from joestar.staged.hidden_rates import seconds_of_rows, seconds_to_prepare
 from joestar.staged.history_ranks import HistoryRanks
 from joestar.staged.host_memory import settle_host
 from joestar.staged.planning import PLANNING, Planner
@@ -72,7 +73,7 @@ class PartitionPlanner:
         score = count_needed(counted, planner.graph.num_nodes)
         look = Look(
             lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot,
-            statistics.median(self._clocks),
+            statistics.median(self._clocks) + self._seconds_to_prepare(macros),
         )  # fmt: skip
         look.together(alone, group)
         for index in range(SMALL):
@@ -83,8 +84,13 @@ class PartitionPlanner:
         history = DeviceHistory.nbytes_of(self.widths, pulls, pushes, self.stage.stage.dtype)
         fixed = costs.fixed | {"history": history}
         row = sum(self.widths) * self.stage.stage.dtype.itemsize
-        pulled, pushed = (row * statistics.fmean(of(macros)) for of in (self._halo, self._pushed))
-        costs = replace(costs, fixed=fixed, slot=costs.slot + BITS, pulled=pulled, pushed=pushed)
+        pulled, pushed = (statistics.fmean(of(macros)) for of in (self._halo, self._pushed))
+        hidden = seconds_of_rows(
+            self.widths, self.stage.stage.dtype, self.nodes.numel(), pulled, pushed, planner.device.type == "cuda"
+        )  # fmt: skip
+        costs = replace(
+            costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden
+        )  # fmt: skip
         compute = -(-total // planner.batch) * planner._step_seconds()
         best = shortest if ranks is None else ranks.best
         found = choose(look, [number], costs, planner.budget, total, compute, planner.speeds, best)
@@ -116,6 +122,12 @@ class PartitionPlanner:
             found.append(self.stage.of(groups[rank], seeds[seeds >= 0], (*key, index)))
             self._clocks.append(time.perf_counter() - start)
         return found
+
+    def _seconds_to_prepare(self, macros: list[PartitionBatch]) -> float:
+        """Of the second one: the first meets memory that is new."""
+        planner = self.planner
+        tried = [seconds_to_prepare(m, self._has_row, planner.graph.num_nodes, planner.reuse) for m in macros[:2]]
+        return tried[-1]
 
     def _each_part(self) -> list[PartitionBatch]:
         """Every part as a macro-batch, of which any few may come together; none where a macro-batch has but what its

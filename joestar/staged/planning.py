@@ -96,9 +96,7 @@ class Planner:
         load = seconds_per_load(self.graph, self.sampler, self.seeds, self.device, self.own_book, self.reuse)
         sparse = tuple((float(every), rate * 1e9) for every, rate in found.sparse.items())
         step = STEP_SECONDS[self.device.type]
-        return Speeds(
-            found.zero_copy * 1e9, found.device * 1e9, step, products, load, sparse, found.host_gather * 1e9
-        )  # fmt: skip
+        return Speeds(found.zero_copy * 1e9, found.device * 1e9, step, products, load, sparse)
 
     @functools.cached_property
     def speeds(self) -> Speeds:

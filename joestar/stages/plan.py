@@ -3,7 +3,8 @@
 A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The device holds H hot rows, the others of
 two macro-batches in a row (nodes of both once), and the step's own memory. Larger macro-batches share more rows among
 their seeds, fewer hot nodes then fit: the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus,
-the steps and the first stage work at the same time, so the slowest of them decides).
+the steps and the first stage work at the same time, so the slowest of them decides; hidden rows are found and written
+by the threads of the first stage, so that those two take turns).
 """
 
 import itertools
@@ -21,8 +22,7 @@ from joestar.stages.macro import MacroBatch, Picked, nodes_of
 
 SLACK, SIGMAS = 1.02, 4.0
 """Room beyond the sizes of the macro-batches that were looked at: a factor, and standard deviations."""
-_PUSHES = 3
-"""Times that a hidden row which is left on the host is moved there: found, kept as it was, written."""
+_SEVERAL = ("steps", "loads", "loads and first stage")
 BESIDE = 1.2
 """How much longer the first stage takes beside steps and loads than alone."""
 FEW, SMALL, LARGE = 20_000, 8, 3
@@ -38,8 +38,7 @@ FEW_COUNTED = 8
 @dataclass(frozen=True)
 class Speeds:
     """Bytes per second over the bus, of the device's own memory; seconds that a step takes at least; operations per
-    second of products of matrices; seconds that loading a macro-batch takes at least, whatever it brings; bytes per
-    second that the host's threads gather.
+    second of products of matrices; seconds that loading a macro-batch takes at least, whatever it brings.
 
     ``sparse`` are pairs, ascending: the rate over the bus where one row of so many is read; ``bus`` everywhere if there
     are none."""
@@ -50,7 +49,6 @@ class Speeds:
     products: float = 1e15
     load: float = 0.0
     sparse: tuple[tuple[float, float], ...] = ()
-    host: float = 2e10
 
     def rows_over_bus(self, every: float) -> float:
         """Bytes per second of rows, one of ``every`` of the table: as measured, or between what was."""
@@ -133,7 +131,7 @@ class Plan:
             "have to be loaded)\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {listed(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
-            f"{slowest} decide{'' if slowest in ('steps', 'loads') else 's'})"
+            f"{slowest} decide{'s' if slowest in ('bus', 'first stage') else ''})"
             + (f"\nhost memory beside the graph: {listed(self.host)}" if self.host else "")
             + (f"\n{self.ranks}" if self.ranks else "")
         )
@@ -150,7 +148,8 @@ class Costs:
     nodes that are not hot; ``loading`` per node and ``loading_edge`` per edge of a macro-batch that is being loaded.
 
     ``bus`` are bytes of a cold node's rows, which cross the bus; ``own_book``: slots do not. ``pulled`` and ``pushed``:
-    bytes of hidden rows that a macro-batch reads from the host and leaves there.
+    bytes of hidden rows that a macro-batch reads from the host and leaves there; ``hidden``: seconds of all the host's
+    threads for that.
     """
 
     fixed: dict[str, int]
@@ -163,6 +162,7 @@ class Costs:
     loading_edge: float = 4.0
     pulled: float = 0.0
     pushed: float = 0.0
+    hidden: float = 0.0
 
 
 class Look:
@@ -389,9 +389,10 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     beside = structure + costs.pulled + costs.pushed
     moved = count * (rows * costs.bus + structure + costs.pulled)
     bus = count * (rows * costs.bus / speeds.rows_over_bus(num_nodes / max(1.0, rows)) + beside / speeds.bus)
-    hidden = (costs.pulled + _PUSHES * costs.pushed) / speeds.host
-    loads, stage = count * (speeds.load + hidden), count * shape.seconds
+    loads, stage = count * (speeds.load + costs.hidden), count * shape.seconds
     seconds = {"bus": bus, "loads": loads, "steps": compute, "first stage": stage}
+    if costs.hidden:  # both are work of the same threads
+        seconds["loads and first stage"] = loads + stage
     return Plan(
         budget, False, number, count, low, *look.room(number, low), share, fresh, moved,
         parts_of(look, number, costs, low), seconds, nodes=shape.nodes, mean_edges=shape.edges,
