@@ -35,6 +35,7 @@ _KNOWN_SIZES = (
 )
 _UNFIT = re.compile(r"failed to run FX node with fake tensors: .*: got (\w+\(.*\))$", re.MULTILINE)
 _UNKNOWN_SIZE = re.compile(r"Size-like symbols: u\d")
+_HANDED_OUT = "assume_constant_result argument conversion failed"
 _SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
 _ADVICE = (
     (("one_hot",), "F.one_hot(ids, num_classes=C): without a number the result is as wide as the data say"),
@@ -61,6 +62,8 @@ _ADVICE = (
      "keep the value in a tensor: it is not known while the program is traced"),
     (("`print`", "`open`", "`breakpoint`", "`write`", "`_warnings.warn`.", "Logg", "`input`"), _SILENT),
     (("data-dependent", "Data-dependent", "data dependent"), _TENSORS),
+    ((_HANDED_OUT,),
+     "a tensor of one row per seed, or nothing: step.report() has the sizes of all sets"),
     (("failed to run FX node with fake tensors",),
      "shapes that fit whatever the number of rows: a sampled set cannot be cut into halves or pairs of rows, as its "
      "size varies; pairs of nodes are for the callable form (link prediction in docs/faq.md)"),
@@ -82,6 +85,11 @@ def traced(error: Exception, origin: str) -> CaptureError:
         reason = raised[1]
     elif unfit:
         reason = unfit[1]
+    elif _HANDED_OUT in text:  # the structure of what was returned
+        return CaptureError(
+            f"{origin}: what forward or the loss returns has something beside tensors that varies per batch, such as "
+            f"the size of a sampled set (block.num_edges).\n  Write instead: {advice}."
+        )
     details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
     parts = [f"{origin} could not be captured as one graph: {reason}"]
     if details and not (raised or unfit) and details[0] != "Explanation:":

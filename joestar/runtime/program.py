@@ -25,7 +25,7 @@ from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_n
 from joestar.lowering.lookups import Lookup, lookups
 from joestar.lowering.loop_order import check_order_of_loops
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
-from joestar.lowering.outputs import LEAF, flatten, loss_and_values, rebuild
+from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
 from joestar.lowering.padding import Padded, pad
 from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
 from joestar.lowering.sizes import size_table
@@ -226,6 +226,8 @@ class Program:
         (output,) = gm.graph.find_nodes(op="output")
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
         wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else self._first_rows
+        last = first + len(leaf_names(self.structure))
+        output.args = (tuple(output.args[0][:last]),)  # TorchDynamo hands out buffers that were written: self.n += 1
         values = [node.meta["val"] for node in output.args[0][first:]]
         rows = check_rows(values, self.structure, wanted, self.loss is None, origin)
         self.loss_dtype = output.args[0][0].meta["val"].dtype

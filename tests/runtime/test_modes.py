@@ -220,3 +220,48 @@ def test_the_callable_form_follows_every_flag():
     assert not torch.equal(first, second)
     model.drop.eval()
     torch.testing.assert_close(step(IDX[:20]), step(IDX[:20]), **CLOSE)
+
+
+class Counts(Normed):
+    """A buffer that is written with ``+=``, which assigns what it has written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, blocks, x):
+        self.calls += 1
+        return super().forward(blocks, x) * (1 + 1e-3 * self.calls)
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_a_buffer_that_is_counted_up(execution):
+    """In steps, predictions and calls of the callable form, as plain PyTorch does."""
+    model, sampler = _parts(Counts, fanouts=(500, 500))
+    plain, adam = copy.deepcopy(model), torch.optim.Adam(model.parameters(), 1e-2)
+    step = joestar.compile(model, sampler, F.cross_entropy, adam, backend="eager", execution=execution)
+    calls = joestar.compile(plain, sampler, backend="eager", execution=execution)
+    with cheaper(real):
+        assert len(list(step.epoch(IDX, 40))) == int(model.calls)
+        for net, use in ((model, step.predict), (plain, calls)):
+            net.eval()
+            other = copy.deepcopy(net)
+            rows = use(IDX[:20])
+            epoch, number = (-1, 0) if use == step.predict else (0, 1)
+            expected = plain_logits(other, sampler, IDX[:20].to(sampler.graph.indices.dtype), epoch, number)
+            torch.testing.assert_close(rows, expected, **CLOSE)
+            assert float(net.calls) == float(other.calls)
+
+
+class SaysASize(SaysTwice):
+    def forward(self, blocks, x):
+        return super().forward(blocks, x) | {"edges": blocks[0].num_edges}
+
+
+@pytest.mark.parametrize("loss", [None, lambda out, y: F.cross_entropy(out["logits"], y)])
+def test_a_size_among_outputs_is_said_to_be_one(loss):
+    model, sampler = _parts(SaysASize)
+    adam = () if loss is None else (loss, torch.optim.Adam(model.parameters(), 1e-2))
+    step = joestar.compile(model, sampler, *adam, backend="eager")
+    with cheaper(real), pytest.raises(joestar.errors.CaptureError, match=r"size of a sampled set \(block.num_edges\)"):
+        step(IDX[:20])
