@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from joestar.errors import CaptureError
+from joestar.lowering.causes import of_edges
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
@@ -80,7 +81,7 @@ def check_questions(questions: list[Question], names: dict[str, str], origin: st
 
 
 def _only_for_some(assumed: str, where: str, origin: str) -> CaptureError:
-    return CaptureError(
+    return of_edges(where, origin) or CaptureError(
         f"{origin}: the program holds only for some sizes of sampled sets: it assumes {assumed}\n  at {where}\n  "
         "Write instead: code that does not branch on, round or convert the size of a set in Python, which "
         "varies per batch; compute with tensors (block.in_degrees(), torch.where, torch.tensor(size).clamp(min=1))."

@@ -35,6 +35,8 @@ _KNOWN_SIZES = (
 )
 _UNFIT = re.compile(r"failed to run FX node with fake tensors: .*: got (\w+\(.*\))$", re.MULTILINE)
 _UNKNOWN_SIZE = re.compile(r"Size-like symbols: u\d")
+_SEEDS_ROWS = os.path.join("joestar", "pyg", "call.py"), "in _of_seeds"
+"""Where the seeds' rows are taken from what a model of ``edge_index`` returns."""
 _HANDED_OUT = "assume_constant_result argument conversion failed"
 _SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
 _ADVICE = (
@@ -99,6 +101,18 @@ def traced(error: Exception, origin: str) -> CaptureError:
         parts.append(f"at {where}")
     parts.append(f"Write instead: {advice}.")
     return CaptureError("\n  ".join(parts))
+
+
+def of_edges(where: str, origin: str) -> CaptureError | None:
+    """The error for a line at which the seeds' rows are taken from what a model returns, if it is that one: those of
+    edges have none."""
+    if _SEEDS_ROWS[0] not in where or _SEEDS_ROWS[1] not in where:
+        return None
+    return CaptureError(
+        f"{origin}: what the model returns has a row per edge of the sample, from which no rows of seeds can be taken."
+        "\n  Write instead: rows of nodes alone; scores of pairs of nodes are for the callable form (link prediction "
+        "in docs/faq.md), and attention weights for the plain model."
+    )
 
 
 def own(error: Exception, model: nn.Module, origin: str, given: tuple = ()) -> CaptureError:

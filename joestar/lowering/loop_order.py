@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from joestar.errors import CaptureError
+from joestar.lowering.causes import of_edges
 from joestar.lowering.origin import is_framework, node_frames, node_line
 from joestar.lowering.rules.arguments import dims
 from joestar.lowering.sizes import same_shape, same_size
@@ -37,7 +38,7 @@ def check_order_of_loops(gm: fx.GraphModule, origin: str) -> None:
             continue
         sizes, among = _lengths(node), looped + (edges_before if node.target in _NUMBERS else [])
         if any(same_size(size, edges.shape[0]) for size in sizes for edges in among):
-            raise CaptureError(
+            raise of_edges(node_line(node), origin) or CaptureError(
                 f"{origin}: {node.target} at {node_line(node)} joins, cuts or numbers values of edges by position, and "
                 "loops that add_self_loops adds do not stand behind all edges here, but with their nodes. Write "
                 "instead: edge_index, values = add_self_loops(edge_index, values, fill_value, num_nodes)."

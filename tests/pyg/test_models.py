@@ -320,3 +320,36 @@ def test_models_of_blocks_are_called_as_ever():
     assert not takes_edge_index(joestar.nn.GraphSAGE(8, 8, 2, 4))
     assert takes_edge_index(gnn.GraphSAGE(8, 8, 2, 4)) and takes_edge_index(Plain())
     assert not takes_edge_index(torch.nn.Linear(2, 2))
+
+
+class SaysWeights(torch.nn.Module):
+    """Attention weights, of the edges, beside its rows."""
+
+    def __init__(self, loops):
+        super().__init__()
+        self.conv = gnn.GATConv(8, 3, add_self_loops=loops)
+
+    def forward(self, x, edge_index):
+        out, (_, weights) = self.conv(x, edge_index, return_attention_weights=True)
+        return out, weights
+
+
+class Scores(torch.nn.Module):
+    """A score per edge."""
+
+    def __init__(self, loops):
+        super().__init__()
+        self.conv = gnn.SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        h = self.conv(x, edge_index)
+        return (h[edge_index[0]] * h[edge_index[1]]).sum(1)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("kind", [SaysWeights, Scores])
+def test_rows_of_edges_among_outputs_are_said_to_be_such(graph, kind, loops):
+    torch.manual_seed(0)
+    step = joestar.compile(kind(loops).double(), joestar.NeighborSampler(graph, [3]), backend="eager")
+    with pytest.raises(joestar.errors.CaptureError, match="has a row per edge of the sample"):
+        step.predict(torch.arange(12))
