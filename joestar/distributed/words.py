@@ -1,7 +1,6 @@
 """What ranks of one host tell one another in memory that all of them map: whether a step fits.
 
-A word takes about a microsecond from process to process. On the device it is a sum of its own, which begins when a
-kernel that fills the device leaves room for it.
+Devices could sum the words (``runtime.verdict``): steps of two GPUs took longer then.
 """
 
 import time

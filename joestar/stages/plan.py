@@ -22,7 +22,6 @@ from joestar.stages.macro import MacroBatch, Picked, nodes_of
 
 SLACK, SIGMAS = 1.02, 4.0
 """Room beyond the sizes of the macro-batches that were looked at: a factor, and standard deviations."""
-_SEVERAL = ("steps", "loads", "loads and first stage")
 BESIDE = 1.2
 """How much longer the first stage takes beside steps and loads than alone."""
 FEW, SMALL, LARGE = 20_000, 8, 3
