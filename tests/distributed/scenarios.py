@@ -19,6 +19,7 @@ import joestar.step
 from joestar.runtime import loss_parts
 from joestar.runtime.program import Program
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.stand_ins import captured_steps
 
 torch.set_num_threads(1)
 SEED = 7
@@ -415,65 +416,6 @@ def measured(task: str) -> list[dict]:
 
     with cheaper(quick):
         return ranks.measure(ranks.Task.read(task))
-
-
-class _Captured:
-    """In place of a ``StepGraph``: what it captured runs again."""
-
-    def __init__(self, step, *_):
-        self.step, self.overlapped, self.seconds = step, [], 0.0
-        for _ in range(2):
-            step()
-
-    def replay(self) -> None:
-        """The step once more."""
-        self.step()
-
-    def free(self) -> None:
-        """Nothing is held."""
-
-
-class _Box:
-    """In place of a ``Mailbox``: what the latest step of this rank has found."""
-
-    def __init__(self, *_):
-        self.number, self.sequence, self.word = 0, torch.zeros(()), None
-
-    def start(self) -> None:
-        """Nothing was posted."""
-
-    def open(self):
-        """Nothing is written to."""
-        return contextlib.nullcontext()
-
-    def wait(self):
-        """(whether it fits here, true sizes)"""
-        return self.word
-
-
-@contextlib.contextmanager
-def captured_steps():
-    """Steps are captured, with stand-ins for CUDA graphs and for messages from the device."""
-    from joestar.runtime import runner
-
-    forward, made = runner.StepRunner._forward, runner.StepRunner.__init__
-
-    def noted(self, *args):
-        ok, counts, finish = forward(self, *args)
-        if isinstance(self._mailbox, _Box):
-            self._mailbox.word = bool(ok), counts.tolist()
-        return ok, counts, finish
-
-    def start(self, executor, update, seed, cuda_graph):
-        made(self, executor, update, seed, cuda_graph)
-        self.cuda_graph = executor.execution == "padded"
-
-    with (
-        mock.patch.object(runner, "StepGraph", _Captured), mock.patch.object(runner, "Mailbox", _Box),
-        mock.patch.object(runner.StepRunner, "_forward", noted),
-        mock.patch.object(runner.StepRunner, "__init__", start),
-    ):  # fmt: skip
-        yield
 
 
 def captured(batch: int) -> dict:

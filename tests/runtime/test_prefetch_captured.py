@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 import torch
 
-from joestar.runtime import prefetch, runner
+from joestar.runtime import prefetch
+from tests.runtime import stand_ins
 from tests.runtime.common import make_step, tight_bounds, train
 from tests.runtime.prefetch_loops import IDX, LOOPS, both, other_steps
 
@@ -58,17 +59,8 @@ class Graph:
         Graph.made.remove(self)
 
 
-class Box:
-    """In place of a ``Mailbox``: the word of the step that was carried out last."""
-
-    def __init__(self, *_):
-        self.number, self.sequence, self.word = 0, torch.zeros(()), None
-
-    def start(self) -> None:
-        """Nothing was posted."""
-
-    def open(self):
-        return contextlib.nullcontext()
+class Box(stand_ins.Box):
+    """Work of the steps' stream ends before its word is read."""
 
     def wait(self):
         Stream.current.finish()
@@ -112,28 +104,12 @@ def captured(request, monkeypatch):
             super().__init__(step, device, memory, beside)
 
     monkeypatch.setattr(prefetch, "StepGraph", Fronts)
-    monkeypatch.setattr(runner, "StepGraph", Graph)
     monkeypatch.setattr(prefetch, "GraphMemory", mock.Mock)
     monkeypatch.setattr(prefetch, "own_stream", lambda *_: side)
-    monkeypatch.setattr(runner, "Mailbox", Box)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    forward = runner.StepRunner._forward
-
-    def noted(self, batch, leaves=None):
-        ok, counts, finish = forward(self, batch, leaves)
-        if isinstance(self._mailbox, Box):
-            self._mailbox.word = bool(ok), counts.tolist()
-        return ok, counts, finish
-
-    monkeypatch.setattr(runner.StepRunner, "_forward", noted)
-    real = runner.StepRunner.__init__
-
-    def start(self, executor, update, seed, cuda_graph):
-        real(self, executor, update, seed, True)
-
-    monkeypatch.setattr(runner.StepRunner, "__init__", start)
-    return side
+    with stand_ins.captured_steps(Graph, Box):
+        yield side
 
 
 def _cells(function, *names):
