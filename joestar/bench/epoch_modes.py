@@ -17,7 +17,7 @@ from joestar.bench.setting import Setting
 from joestar.errors import ConfigError
 from joestar.graph_api import Block, Graph, SamplingContext
 from joestar.runtime.seeds import shuffled
-from joestar.staged.planning import Planner
+from joestar.staged.planning import CLAIMS, Planner
 from joestar.stages import Pipeline
 from joestar.store import FeatureStore, Pinned, host_gather, pin
 from joestar.store.hot import choose_hot, count_needed
@@ -80,7 +80,8 @@ class Job:
 
     def seconds(self, missing: float, beside: bool) -> float:
         """Expected time of an epoch whose steps wait for so many rows each, or for which they are brought beside."""
-        compute, bus = self.planner._step_seconds(), missing * self.row_bytes / self.planner.speeds.bus
+        rate = self.planner.speeds.rows_over_bus(self.graph.num_nodes / max(1.0, missing))
+        compute, bus = self.planner._step_seconds(), missing * self.row_bytes / rate
         return self.steps * (max(compute, bus) if beside else compute + bus)
 
 
@@ -138,6 +139,7 @@ class _Near:
         self.check = _needs(sampler, near, order, job.setting.batch_size, range(first, min(whole, first + CHECKED)))
         self.largest = max(ids.numel() for ids in (*self.needs, *self.check))
         structure = near.indptr.nbytes + near.indices.nbytes + near.ndata["y"].nbytes
+        structure += CLAIMS.get(device.type, 0) * near.num_nodes
         self.held = structure + int(self.largest * SLACK * job.row_bytes)
 
     def hottest(self, room: float) -> Tensor:
@@ -216,8 +218,10 @@ def _room(largest: int) -> int:
 
 
 def _tables(near: _Near, reorder: bool) -> int:
-    """Bytes for slots, which nodes are hot, marks of batches, and batches that are known ahead."""
-    return (9 if reorder else 5) * near.graph.num_nodes + window_bytes(near.largest)
+    """Bytes for slots, which nodes are hot, marks of batches, and batches that are known ahead, sampled on a stream of
+    their own: half of the tables of claims once more."""
+    claims = CLAIMS.get(near.job.device.type, 0) // 2
+    return ((9 if reorder else 5) + claims) * near.graph.num_nodes + window_bytes(near.largest)
 
 
 def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:

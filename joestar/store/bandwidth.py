@@ -23,8 +23,9 @@ from joestar.store.pinned import pinned_empty, resolved
 
 SOURCE_BYTES = 2**29
 """Host memory that rows are gathered from; a quarter of them, about as dense as a large macro-batch takes them."""
-SPARSE = (16, 64)
-"""One row of so many is what smaller ones take: the fewer rows of a page, the more addresses there are to translate."""
+SPARSE = (16, 64, 256)
+"""One row of so many is what smaller ones, and single mini-batches, take: the fewer rows of a page, the more addresses
+there are to translate."""
 PEER_BYTES = 2**28
 """Memory of all ranks together that rows are read from, to see how fast that is."""
 _DENSITY = 4
@@ -39,8 +40,8 @@ class Speeds:
     Attributes:
         row_bytes: size of the rows that were gathered.
         host_to_device, device_to_host: copies of page-locked memory.
-        zero_copy: rows by ascending ids, a quarter of all, read in place by the GPU, into slots; every_16, every_64:
-            the same for one row of so many, 0 where it was not measured.
+        zero_copy: rows by ascending ids, a quarter of all, read in place by the GPU, into slots; ``every_N``: the
+            same for one row of so many, 0 where it was not measured.
         device: a copy on the device, bytes read and written.
         host_gather: rows by ascending ids into page-locked memory, by the CPU's threads.
     """
@@ -53,11 +54,12 @@ class Speeds:
     host_gather: float
     every_16: float = 0.0
     every_64: float = 0.0
+    every_256: float = 0.0
 
     @property
     def sparse(self) -> dict[int, float]:
         """``zero_copy`` by one row of how many is read, as far as it was measured."""
-        found = {_DENSITY: self.zero_copy, 16: self.every_16, 64: self.every_64}
+        found = {_DENSITY: self.zero_copy, **{every: getattr(self, f"every_{every}") for every in SPARSE}}
         return {every: rate for every, rate in found.items() if rate}
 
 

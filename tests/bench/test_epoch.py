@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from joestar.cli.main import app
 from joestar.data.planted import SHAPES
 from joestar.errors import ConfigError
 from joestar.runtime.seeds import shuffled
+from joestar.stages.plan import Speeds
 
 SETTING = Setting("mini", models=("sage",), fanouts=(4, 3), hidden=8, batch_size=200, epochs=1, baselines=())
 BUDGET = "15MiB"
@@ -93,6 +95,19 @@ def test_too_small_a_budget_is_a_note(eager):
     found = epoch.run(SETTING, "5MiB", modes, lines.append)
     assert all("budget" in row["note"] and not row["seconds"] for row in found["rows"])
     assert all(row["note"] in line for row, line in zip(found["rows"], lines[1:], strict=True))
+
+
+def test_rows_of_a_mini_batch_are_expected_at_the_speed_of_few_of_many():
+    graph = planted("mini")
+    job = epoch_modes.Job(graph, network("sage", graph, SETTING), None, SETTING, 1 << 24, torch.device("cpu"))
+    speeds = Speeds(bus=50e9, sparse=((4.0, 48e9), (64.0, 12e9)))
+    job.__dict__["planner"] = SimpleNamespace(speeds=speeds, _step_seconds=lambda: 0.001)
+    for every, rate in ((1, 48e9), (16, 24e9), (64, 12e9), (1000, 12e9)):
+        missing = graph.num_nodes / every
+        bus = missing * job.row_bytes / rate
+        assert job.seconds(missing, False) == pytest.approx(job.steps * (0.001 + bus))
+        assert job.seconds(missing, True) == pytest.approx(job.steps * max(0.001, bus))
+    assert job.seconds(0, False) == pytest.approx(job.steps * 0.001)
 
 
 def test_unknown_words_are_refused():
