@@ -62,6 +62,7 @@ class Step(Predictor):
         self._options = options
         self._run = run
         self._cuda_graph = cuda_graph
+        self.group = group
         self._guard = self._watch(loss_fn)
         self._executors: dict[str, Executor] = {}
         self._resumed: list[dict] = []
@@ -75,7 +76,6 @@ class Step(Predictor):
         self._runner = None
         if update is not None:
             self._runner = StepRunner(self._executor("train"), update, self._seed, cuda_graph)
-        self.group = group
         if group is not None and self._runner is not None:
             self._runner.ranks = Ranks(group, self._runner.executor, self.graph)
             group.frees(self._runner)
@@ -130,7 +130,10 @@ class Step(Predictor):
             program = Program(
                 "logits" if kind == EVALUATED else kind, self.model, self._sampler_of(kind), loss, self._options
             )
-            self._executors[kind] = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
+            executor = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
+            if self.group is None:  # ranks train alike, but each predicts for nodes of its own
+                executor.family = self._executors.values()
+            self._executors[kind] = executor
             if kind in self._resumed_programs:
                 self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
         return self._executors[kind]
@@ -170,10 +173,10 @@ class Step(Predictor):
 
         Returns:
             An iterator over the loss of every step, each a 0-d tensor of its own and final; ``len()`` of it is the
-            number of steps to come. Asking for a loss is what trains. Leaving the loop (``break``) keeps what was
-            trained. Within the loop everything else may be done with the step: evaluate, save, other steps and epochs.
-            What the loss returned beside is in ``logged``. After ``load_state_dict`` the epoch that was under way goes
-            on where it was.
+            number of steps to come. Asking for a loss is what trains, and what notices changes since ``compile``.
+            Leaving the loop (``break``) keeps what was trained. Within the loop everything else may be done with the
+            step: evaluate, save, other steps and epochs. What the loss returned beside is in ``logged``. After
+            ``load_state_dict`` the epoch that was under way goes on where it was.
 
         Raises:
             CheckpointError: if that epoch had other seeds, another batch size or order.
@@ -183,7 +186,6 @@ class Step(Predictor):
             check_flag(name, value)
         seeds = self._seeds(idx)
         batch = seeds_per_rank(seeds.numel(), check_batch_size(batch_size), runner.world)
-        self._check()
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
             under_way = check_same(self._resumed.pop(0), seeds, batch * runner.world, shuffle, drop_last)
@@ -214,6 +216,7 @@ class Step(Predictor):
         if epoch.begun:
             self._between_steps()
             return
+        self._check()
         if epoch.number < 0:
             epoch.number, self._epochs = self._epochs, self._epochs + 1
         if self.group is not None:
@@ -237,7 +240,7 @@ class Step(Predictor):
         program.follow_modes()
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
-        self._check()
+        """Behind ``_check``: the program follows flags, is traced, and its choices are measured, as far as is due."""
         program = self._runner.executor.program
         program.follow_modes()
         if program.captured is None:

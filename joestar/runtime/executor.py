@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -34,8 +34,8 @@ class SizeBook:
 
 
 GROWTH = (1.0, 1.15, 1.5, 2.0, 3.0)
-"""Room beyond the demand that each widening of the bounds leaves. There are no more than these, whatever the input:
-afterwards batches that do not fit run exactly."""
+"""Room beyond the demand that each widening of the bounds leaves. There are no more than these, whatever the input, of
+all programs of a step together: afterwards batches that do not fit run exactly."""
 
 
 class Executor:
@@ -48,7 +48,8 @@ class Executor:
         execution: ``"padded"`` or ``"exact"``; cuda_graph: whether padded runs are captured.
 
     Attributes:
-        widened: recompilations so far, for whatever reason.
+        widened: recompilations so far because batches outgrew the bounds.
+        family: the executors whose recompilations count together.
         agree: (what, sizes) -> the largest of every size over the ranks, where there are several; else ``None``.
     """
 
@@ -66,6 +67,7 @@ class Executor:
         self.observed: SizeProfile | None = None
         self.overflows = 0
         self.widened = 0
+        self.family: Collection[Executor] = (self,)
         self.cuda_graph = cuda_graph
         self.before_compile: list[Callable[[], None]] = [self._drop_replay]
         self.resumed: dict | None = None
@@ -120,12 +122,13 @@ class Executor:
         self.compile(bounds if self.agree is None else self.agree("bounds of sampled sets", bounds), batch)
 
     def _may_recompile(self) -> bool:
-        if self.widened < len(GROWTH):
+        widened = sum(executor.widened for executor in self.family)
+        if widened < len(GROWTH):
             return True
         self._say_once(
-            f"the {self.program.kind} program was compiled again {self.widened} times because batches outgrew its "
-            "bounds; from here on, batches that do not fit run exactly, which is slower. Larger bounds from the start: "
-            "slack=, warm_up=, or the largest batch size first."
+            f"programs were compiled again {widened} times because batches outgrew their bounds; from here on, batches "
+            "that do not fit run exactly, which is slower. Larger bounds from the start: slack=, warm_up=, or the "
+            "largest batch size first."
         )
         return False
 

@@ -64,10 +64,13 @@ class SkippableOptimizer:
             optimizer._step_supports_amp_scaling = True
             optimizer._need_device_dtype_check_for_fused = False
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """Takes over hyperparameters that were assigned, parameters that were added (``add_param_group``) or thawed.
 
         On a GPU also allocates what is missing of the state.
+
+        Returns:
+            What ``holds`` says.
 
         Raises:
             OptimizerError: for added parameters that are not the model's, for dampening, and for methods and hooks that
@@ -77,7 +80,7 @@ class SkippableOptimizer:
         _check_dampening(self.optimizer)  # also where a loop assigned it
         _check_calls(self.optimizer, self.on_gpu)
         if not self.on_gpu:
-            return
+            return self.holds()
         groups = self.optimizer.param_groups
         settings = [tuple(group.get(name) for name in _NUMBERS) for group in groups]
         if self._table is None or len(groups) != len(self._table):
@@ -92,8 +95,10 @@ class SkippableOptimizer:
             for row, group in enumerate(groups):
                 if isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
                     self._table[row, 0].copy_(group["lr"])
-        if not self.holds():
+        held = self.holds()
+        if not held:
             kernels.allocate(self.optimizer)
+        return held
 
     def trained(self) -> list[int]:
         """Identities of the parameters that the next step trains."""

@@ -338,9 +338,9 @@ class StepRunner:
     def _prepare_graph(self) -> None:
         """Captures the step, unless the graph at hand is up to date."""
         program, state = self.executor.program, self.state
-        self.optimizer.refresh()
+        held = self.optimizer.refresh()
         wanted = (program, program.compiles, state.version)
-        if self.graph is not None and self._captured == wanted and self.optimizer.holds():
+        if held and self.graph is not None and self._captured == wanted:
             return
         self.drop_graph()
         self.optimizer.hold()

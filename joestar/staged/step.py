@@ -116,7 +116,6 @@ class StagedStep(Step):
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
         """Programs are traced when the first macro-batch is there (``begin``)."""
-        self._check()
         self._runner.executor.program.follow_modes()
 
     def _is_ready(self, batch: int) -> bool:

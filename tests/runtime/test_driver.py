@@ -2,14 +2,11 @@
 
 import contextlib
 import itertools
-import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import joestar
-from joestar.errors import JoestarWarning
 from joestar.ops import hashing
 from joestar.runtime.prediction import PREDICTED
 from joestar.runtime.seeds import SHUFFLE_SITE, shuffled
@@ -250,86 +247,6 @@ def test_widened_bounds_stay_nested(layers):
         ours, theirs = ([float(v) for v in list(s.epoch(idx, 5, shuffle=False))] for s in (step, exact))
         assert ours == pytest.approx(theirs, rel=1e-9)
     assert step.counters.recompiles >= 1
-
-
-def staircase(nodes=3000):
-    """Node v has about v / 30 in-neighbours: batches in the order of ids grow without end."""
-    random = torch.Generator().manual_seed(0)
-    degree = torch.arange(nodes) // 30
-    dst = torch.repeat_interleave(torch.arange(nodes), degree)
-    src = torch.randint(0, nodes, (int(degree.sum()),), generator=random)
-    data = {"x": torch.randn(nodes, 3, dtype=torch.float64, generator=random),
-            "y": torch.randint(0, CLASSES, (nodes,), generator=random)}  # fmt: skip
-    return joestar.Graph.from_edge_index(torch.stack([src, dst]), nodes, data)
-
-
-def steep(nodes=600):
-    """Node v has about 1.012 ** v in-neighbours: every batch in the order of ids is a tenth larger than the last."""
-    degree = (1.012 ** torch.arange(nodes)).long()
-    dst = torch.repeat_interleave(torch.arange(nodes), degree)
-    src = torch.arange(len(dst)) % nodes
-    x = torch.randn(nodes, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return joestar.Graph.from_edge_index(torch.stack([src, dst]), nodes, {"x": x, "y": torch.arange(nodes) % CLASSES})
-
-
-class OneLayer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = joestar.nn.SAGEConv(3, CLASSES).double()
-
-    def forward(self, blocks, x):
-        return self.conv(blocks[0], x)
-
-
-@pytest.mark.parametrize("way", ["predict", "epoch", "steps", "batches", "steep"])
-def test_no_order_of_ids_recompiles_more_than_five_times(way):
-    graph = steep() if way == "steep" else staircase()
-    idx = torch.arange(graph.num_nodes)
-    model = OneLayer()
-    sampler = joestar.NeighborSampler(graph, [-1])
-    options = {"backend": "eager", "warm_up": 2, "patience": 1}
-    step = joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.0), **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JoestarWarning)
-        if way == "predict":
-            step.predict(idx, 16)
-        elif way == "epoch":
-            list(step.epoch(idx, 16, shuffle=False))
-        elif way in ("steps", "steep"):
-            for seeds in idx.split(8 if way == "steep" else 32):
-                step(seeds)
-        else:  # larger and larger batches, as one calls them
-            for size in range(1, 300, 7):
-                step(idx[:size])
-    assert step.counters.recompiles <= 5
-    assert way != "steep" or step.counters.fallbacks >= step.counters.recompiles > 1
-
-
-def test_bounds_come_from_all_over_the_epoch():
-    """In the order of ids the first batches are the smallest: bounds from them alone would be far too small."""
-    graph = staircase()
-    model = OneLayer()
-    step = joestar.compile(
-        model, joestar.NeighborSampler(graph, [-1]), F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1),
-        backend="eager",
-    )  # fmt: skip
-    list(step.epoch(torch.arange(3000), 50, shuffle=False))
-    assert step.counters.recompiles == 0 and step.counters.fallbacks <= 6
-
-
-def test_what_no_longer_fits_runs_exactly_and_says_so():
-    graph = planted_graph(dtype=torch.float64)
-    step = make_step(graph=graph, model_options={"dropout": 0.0})
-    exact = make_step("exact", graph=graph, model_options={"dropout": 0.0})
-    step._executor("train").widened = 99
-    for seeds in (torch.arange(10), torch.arange(40)):
-        if seeds.numel() == 10:
-            assert step(seeds).item() == pytest.approx(exact(seeds).item(), rel=1e-10)
-        else:
-            with pytest.warns(JoestarWarning, match="compiled again 99 times .* run exactly"):
-                ours = step(seeds).item()
-            assert ours == pytest.approx(exact(seeds).item(), rel=1e-10)
-    assert step.counters.recompiles == 0 and step.counters.exact_steps == 1
 
 
 @pytest.mark.parametrize("use", ["predict", "batches of 4", "rows"])

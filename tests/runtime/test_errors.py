@@ -209,7 +209,8 @@ def test_changes_after_compile(change, message):
         train(step, IDX, epochs=1)
     change(step)
     with pytest.raises(ChangedAfterCompileError, match=message):
-        step.epoch(IDX, 100)
+        next(step.epoch(IDX, 100))
+    assert step.epochs_done == int(change in (_moved, _features)), "what was refused is no epoch"
     with pytest.raises(ChangedAfterCompileError, match=r"Call joestar.compile again"):
         step.predict(IDX)
 

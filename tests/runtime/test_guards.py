@@ -325,7 +325,7 @@ def test_a_trained_model_has_not_changed():
     step.predict(torch.arange(10))
     assert step._guard._watched.untouched()
     model.act = nn.ELU()
-    for use in (lambda: step.epoch(torch.arange(60), 20), lambda: step.predict(torch.arange(4))):
+    for use in (lambda: next(step.epoch(torch.arange(60), 20)), lambda: step.predict(torch.arange(4))):
         with pytest.raises(ChangedAfterCompileError, match=r"type\(model.act\) was changed from ReLU to ELU"):
             use()
 
