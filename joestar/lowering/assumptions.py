@@ -208,9 +208,12 @@ def _only_in_place(variable) -> bool:
     before, after = getattr(variable, "original_items", None), getattr(variable, "items", None)
     if not isinstance(before, dict) or not isinstance(after, dict) or len(before) != len(after):
         return False
-    before = {key.as_python_constant(): value.realize() for key, value in before.items()}
+    before = {key.as_python_constant(): value for key, value in before.items()}
     for key, value in after.items():
-        old, new = before.get(key.vt.as_python_constant()), value.realize()
+        old = before.get(key.vt.as_python_constant())
+        if old is value:  # what no code reads stays so: to realize it would be to read it
+            continue
+        old, new = old if old is None else old.realize(), value.realize()
         if old is new:
             continue
         if old is None or getattr(old, "proxy", None) is None or getattr(new, "proxy", None) is None:

@@ -223,11 +223,12 @@ def test_the_callable_form_follows_every_flag():
 
 
 class Counts(Normed):
-    """A buffer that is written with ``+=``, which assigns what it has written in place."""
+    """A buffer that is written with ``+=``, which assigns what it has written in place, and one that is not read."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("unread", torch.ones(3, dtype=torch.float64))
 
     def forward(self, blocks, x):
         self.calls += 1

@@ -119,7 +119,7 @@ def _norm(context, node: fx.Node) -> None:
     order = argument(node, "p") if order is None else order
     if padded_among(node) and isinstance(order, (int, float)) and order <= 0:
         raise context.refuse(node, f"takes a norm of order {order} across padded rows", "Use a positive order.")
-    _masking(lambda dtype: 0, harmless=1)(context, node)
+    _masking(lambda dtype: 0, harmless=1, of_some=order == math.inf)(context, node)
 
 
 def _columns(harmless: float):

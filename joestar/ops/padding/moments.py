@@ -22,7 +22,8 @@ def _mean(x: Tensor, count: Tensor, dim: int, dims: list[int], keepdim: bool) ->
 
 def _var(x: Tensor, count: Tensor, dim: int, dims: list[int], correction: float, keepdim: bool) -> Tensor:
     centred = mask_rows(x - _mean(x, count, dim, dims, True), count, dim, 0)
-    return (centred * centred).sum(dims, keepdim=keepdim) / (_entries(x, count, dim, dims) - correction)
+    freedom = (_entries(x, count, dim, dims) - correction).clamp_min(0)  # as in PyTorch: NaN or infinite then
+    return (centred * centred).sum(dims, keepdim=keepdim) / freedom
 
 
 def masked_mean(x: Tensor, count: Tensor, dim: int, dims: list[int], keepdim: bool) -> Tensor:
