@@ -189,6 +189,17 @@ class Ranks:
         if self._since is not None and time.monotonic() - self._since > group.timeout:
             raise group.board.cause(TimeoutError("a step that takes longer"))
 
+    def part(self, run: Run, error: BaseException) -> None:
+        """This rank left a step that had begun, and the others may be within it: none can go on from there.
+
+        Sums over the ranks would be of different steps, and nothing would tell.
+        """
+        what = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+        self.group.board.fail(
+            f"{what}, in the middle of a step (of epoch {run.epoch}). Ranks may be at different steps now: begin again "
+            "from a checkpoint."
+        )
+
     def meet(self, what: str) -> None:
         """Waits until all ranks are here."""
         self.group.exchange(what)

@@ -64,7 +64,7 @@ class StepRunner:
         self._captured: tuple = ()
         self._differentiated: tuple = ()
         self._streams = StreamOrder(executor.device)
-        self._rehearsing = False
+        self._rehearsing = self._under_way = False
         self.push: Callable[[list[Tensor], Tensor], None] | None = None
         self.ranks: Ranks | None = None
         self._join: Callable[[], None] = _nothing
@@ -151,14 +151,17 @@ class StepRunner:
         except DistributedError:  # a device that waits for other ranks cannot say how far it has come
             self.state.let_go()
             raise
-        except BaseException:
+        except BaseException as error:
             self._recover(run)
+            if self.ranks is not None and self._under_way:
+                self.ranks.part(run, error)
             raise
         run.position = position + 1
         self.counters.steps += 1
         return run.loss(position)
 
     def _carry_out(self, run: Run) -> None:
+        self._under_way = False
         self.update.switch(run)
         self.state.hold(run)
         if self._is_padded(run):
@@ -209,8 +212,10 @@ class StepRunner:
         """One padded step on the device: (whether it fitted, true sizes). It changes nothing unless it fits."""
         if not self.cuda_graph:
             self.optimizer.refresh()
+            self._under_way = True
             return self._step(run)
         self._prepare_graph()
+        self._under_way = True
         self.ahead.launch(self.graph, self.executor.program, run)
         fits, counts = self._mailbox.wait()
         return fits if self._words is None else self._words.all(fits, self.ranks.waiting), counts
@@ -298,6 +303,7 @@ class StepRunner:
     def _exact(self, run: Run) -> None:
         start = time.perf_counter()
         self.optimizer.refresh()
+        self._under_way = True
         with self.executor.program.fixed_order():
             if self.ranks is not None:
                 self.ranks.before(self.state)

@@ -1,5 +1,6 @@
 """Ranks that differ, wait for rank 0, or fail."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,11 +13,13 @@ from captures import cheaper, cheapest, quick, silent
 from torch import nn
 
 import joestar
-from joestar.distributed import board
+from joestar.distributed import board, words
+from joestar.errors import DistributedError
 from joestar.runtime import checkpoint
 from joestar.runtime.loss_parts import _tried
 from joestar.runtime.seeds import shuffled
-from tests.distributed.scenarios import SEED, epochs_of, graph_of, ids, model_of, nn_of, step_of
+from tests.distributed.scenarios import SEED, epochs_of, graph_of, ids, model_of, nn_of, state_of, step_of
+from tests.runtime.stand_ins import captured_steps
 
 
 def differing(batch: int, folder: str) -> dict:
@@ -202,6 +205,34 @@ def _fail(how: str) -> None:
     if how == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
+
+
+def interrupted_and_goes_on(captured: bool, word: int) -> dict:
+    """Rank 1 is interrupted where ranks hear of their third step whether it fits, and both scripts take what comes."""
+    group = joestar.distributed.init(20.0, device="cpu")
+    owner, name = (words.HostWords, "all") if captured else (type(group), "add_up")
+    real, heard = getattr(owner, name), [0]
+
+    def all_of(*given):
+        heard[0] += group.rank == 1
+        if heard[0] == word:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    said = []
+    with cheaper(cheapest), captured_steps() if captured else contextlib.nullcontext():
+        step = step_of()
+        list(step.epoch(ids(60), 20))
+        with mock.patch.object(owner, name, all_of):
+            epoch = step.epoch(ids(250), 20)
+            while epoch.running and len(said) < 40:
+                try:
+                    next(epoch)
+                except (KeyboardInterrupt, DistributedError) as error:
+                    said.append(f"{type(error).__name__}: {error}")
+                    if isinstance(error, DistributedError):
+                        break
+    return {"said": said, "position": epoch.position, "state": state_of(step), "steps": epoch.steps}
 
 
 def killed_at_once() -> None:

@@ -94,6 +94,19 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
         assert "finished" not in last.text
 
 
+@pytest.mark.parametrize(("captured", "word"), [(True, 3), pytest.param(False, 3, marks=pytest.mark.fuzz)])
+def test_no_rank_goes_on_after_an_interrupt_in_the_middle_of_a_step(tmp_path, captured, word):
+    """They were a step apart then, and added up gradients of different ones."""
+    outcomes = run(2, differing_scenarios.interrupted_and_goes_on, captured, word, folder=tmp_path, seconds=60.0)
+    first, last = (outcome.result for outcome in outcomes)
+    assert last["said"][0].startswith("KeyboardInterrupt")
+    for found in (first, last):
+        assert found["said"][-1].startswith(
+            "DistributedError: rank 1 failed: KeyboardInterrupt, in the middle of a step"
+        )
+        assert "begin again from a checkpoint" in found["said"][-1] and found["position"] < found["steps"]
+
+
 @pytest.mark.fuzz
 def test_a_rank_that_is_killed_at_once_is_missed(tmp_path):
     """It was not, within its first second, and others waited for half an hour as for one that has not begun."""
