@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from joestar.lowering.rules import RULES
 from joestar.lowering.rules.pointwise_ops import POINTWISE, PRODUCTS, SINGULAR
 
-from .hostile import TURNS, Sample, Traced, check, leaves, rows, sample, shared, signed
+from .hostile import HOSTILE, TURNS, UNIFORM, Sample, Traced, check, leaves, real_rows, rows, sample, shared, signed
 from .losses import LOSSES
 from .samples import EXPLAINED, OF_INTEGERS, SAMPLES
 
@@ -41,6 +41,9 @@ def test_every_op_has_hostile_real_rows():
     """In one sample at least; the others say why they have none."""
     tame = {name for name, given in EVERY.items() if not any(each.hostile for each in given)}
     assert tame == OF_INTEGERS, "samples whose real rows are tame, or ops that are not named any more"
+    for position in range(2):
+        held = [real_rows(rows(4), position, turn, torch.float64) for turn in range(UNIFORM)]
+        assert sorted(torch.cat(held)[:, 0].tolist()) == sorted(HOSTILE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.fuzz)], ids=str)
