@@ -16,12 +16,11 @@ WEIGHT = shared(4, grad=False)
 
 
 def reduced(loss, *operands, reductions=("mean", "none"), **options) -> list[Sample]:
-    """The loss with these reductions, of hostile real rows, too, where it defines their loss per entry."""
+    """The loss with these reductions."""
     return [
         sample(
             lambda *tensors, r=reduction: loss(*tensors, reduction=r, **options),
             *operands,
-            hostile=reduction == "none",
         )
         for reduction in reductions
     ]
@@ -47,30 +46,30 @@ LOSSES = {
         *reduced(weighted, LOGITS, TARGET, WEIGHT),
     ],
     "binary_cross_entropy": [
-        sample(lambda z, y: F.binary_cross_entropy(z.sigmoid(), y), LOGITS, TARGET, hostile=False),
-        sample(lambda p, y: F.binary_cross_entropy(p, y), rows(4), TARGET, hostile=False),
+        sample(lambda z, y: F.binary_cross_entropy(z.sigmoid(), y.clamp(0, 1)), LOGITS, TARGET),
+        sample(lambda p, y: F.binary_cross_entropy(p, y), rows(4), TARGET, tame="both must be in [0, 1]"),
     ],
     "mse_loss": reduced(F.mse_loss, LOGITS, rows(4), reductions=("mean", "sum", "none")),
     "l1_loss": reduced(F.l1_loss, LOGITS, TARGET),
     "smooth_l1_loss": reduced(F.smooth_l1_loss, LOGITS, TARGET, beta=0.3),
     "huber_loss": reduced(F.huber_loss, LOGITS, TARGET, delta=0.3),
-    "soft_margin_loss": [sample(lambda z, y: F.soft_margin_loss(z, y.sign()), LOGITS, TARGET, hostile=False)],
-    "poisson_nll_loss": [sample(lambda z, y: F.poisson_nll_loss(z, y, full=True), LOGITS, TARGET, hostile=False)],
+    "soft_margin_loss": [sample(lambda z, y: F.soft_margin_loss(z, y.sign()), LOGITS, TARGET)],
+    "poisson_nll_loss": [sample(lambda z, y: F.poisson_nll_loss(z, y, full=True), LOGITS, TARGET)],
     "kl_div": [
         *reduced(lambda z, y, **o: F.kl_div(z.log_softmax(1), y, **o), LOGITS, TARGET),
-        sample(lambda z, y: F.kl_div(z, y, log_target=True, reduction="sum"), LOGITS, TARGET, hostile=False),
+        sample(lambda z, y: F.kl_div(z, y, log_target=True, reduction="sum"), LOGITS, TARGET),
     ],
     "margin_ranking_loss": reduced(F.margin_ranking_loss, rows(), rows(make=lambda v: 1 - v), SIGNS),
     "hinge_embedding_loss": reduced(F.hinge_embedding_loss, rows(), SIGNS),
     "cosine_embedding_loss": [
-        sample(lambda x, y, s: F.cosine_embedding_loss(x, y, s), LOGITS, rows(4), SIGNS, hostile=False)
+        sample(lambda x, y, s: F.cosine_embedding_loss(x, y, s), LOGITS, rows(4), SIGNS)
     ],
     "triplet_margin_loss": [
-        sample(lambda x, y, z: F.triplet_margin_loss(x, y, z), LOGITS, rows(4), rows(4), hostile=False)
+        sample(lambda x, y, z: F.triplet_margin_loss(x, y, z), LOGITS, rows(4), rows(4))
     ],
     "multi_margin_loss": reduced(F.multi_margin_loss, LOGITS, CLASS),
     "multilabel_margin_loss": [
-        sample(lambda z, y: F.multilabel_margin_loss(z, y), LOGITS, LABELS, hostile=False)
+        sample(lambda z, y: F.multilabel_margin_loss(z, y), LOGITS, LABELS)
     ],
 }  # fmt: skip
 """By the name that the op has in a captured graph."""

@@ -56,7 +56,6 @@ def reduced(how: str, include: bool) -> list[Sample]:
     """Rows that are reduced at an index, with what is there or without."""
     return of(
         lambda t, x, i: aten.scatter_reduce(t, 0, i, x, how, include_self=include), shared(4, 2), rows(2), BELOW,
-        hostile=False,
     )  # fmt: skip
 
 
@@ -70,7 +69,18 @@ def along(name: str, *more, smooth: bool = True, over=True, **options) -> list[S
     """A reduction over the columns, and over the rows if that has a form."""
     op = getattr(aten, name)
     found = of(lambda x: op(x, 1, *more), smooth=smooth, **options)
-    return found + (of(lambda x: op(x, 0, *more), smooth=smooth, hostile=False) if over else [])
+    return found + (of(lambda x: op(x, 0, *more), smooth=smooth) if over else [])
+
+
+CANCELS = "what is left of numbers that cancel depends on the order in which they are added up"
+SQUARES = "squares of 1e30 are infinite in float32; PyTorch takes them in float64 on CPUs"
+
+
+def deviations(name: str, over_rows: str, of_all: str) -> list[Sample]:
+    """The variance or its root over columns, over rows, and of everything; and why real rows are tame there."""
+    op = getattr(aten, name)
+    found = of(lambda x: op(x, [1])) + of(lambda x: op(x), tame=of_all)
+    return found + [sample(lambda x, c=c: op(x, [0], correction=c), tame=over_rows) for c in (None, 0)]
 
 
 _BINARY = (
@@ -123,10 +133,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "round": of(lambda x: aten.round(x)) + of(lambda x: aten.round(x, decimals=1)),
     "special_round": of(lambda x: aten.special_round(x)),
     # --- products ---
-    "mm": of(lambda x, w: aten.mm(x, w), rows(4), WEIGHT) + of(lambda x: x @ x.t(), rows(4), hostile=False)
-    + of(lambda x: aten.mm(x.t(), x), rows(4), hostile=False),
+    "mm": of(lambda x, w: aten.mm(x, w), rows(4), WEIGHT) + of(lambda x: x @ x.t(), rows(4))
+    + of(lambda x: aten.mm(x.t(), x), rows(4)),
     "matmul": of(lambda x, w: aten.matmul(x, w), rows(2, 4), WEIGHT)
-    + of(lambda x: aten.matmul(x.t(), x), rows(4), hostile=False),
+    + of(lambda x: aten.matmul(x.t(), x), rows(4)),
     "bmm": of(lambda x, y: aten.bmm(x, y), rows(2, 4), rows(4, 3)),
     "mv": of(lambda x, w: aten.mv(x, w), rows(4), shared(4)) + of(lambda x, y: aten.mv(x.t(), y), rows(4), rows()),
     "dot": of(lambda x, y: aten.dot(x, y), rows(), rows()),
@@ -135,21 +145,22 @@ SAMPLES: dict[str, list[Sample]] = {
     "linear": of(lambda x, w, b: aten.linear(x, w, b), rows(4), WEIGHT, shared(4))
     + of(lambda x, w: aten.linear(x.square(), w), rows(4), WEIGHT),
     "addmm": of(lambda b, x, w: aten.addmm(b, x, w), shared(4), rows(4), WEIGHT)
-    + of(lambda b, x: aten.addmm(b, x.t(), x), shared(4), rows(4), hostile=False),
+    + of(lambda b, x: aten.addmm(b, x.t(), x), shared(4), rows(4)),
     "baddbmm": of(lambda b, x, y: aten.baddbmm(b, x, y), rows(2, 3), rows(2, 4), rows(4, 3)),
     "addmv": of(lambda b, x, w: aten.addmv(b, x, w), rows(), rows(4), shared(4)),
-    "addbmm": of(lambda b, x, y: aten.addbmm(b, x, y), shared(2, 3), rows(2, 4), rows(4, 3), hostile=False),
+    "addbmm": of(lambda b, x, y: aten.addbmm(b, x, y), shared(2, 3), rows(2, 4), rows(4, 3)),
     "einsum": of(lambda x, y: torch.einsum("nd,nd->n", x, y), rows(4), rows(4))
     + of(lambda x, w: torch.einsum("nd,de->ne", x, w), rows(4), WEIGHT)
-    + of(lambda x, y: torch.einsum("nd,ne->de", x, y), rows(4), rows(4), hostile=False)
-    + of(lambda x, y, z: torch.einsum("nd,ne,nf->def", x, y, z), rows(2), rows(2), rows(2), hostile=False)
-    + of(lambda x, y, z: torch.einsum("nd,nd,nd->nd", x, y, z), rows(2), rows(2), rows(2), hostile=False),
+    + of(lambda x, y: torch.einsum("nd,ne->de", x, y), rows(4), rows(4))
+    + of(lambda x, y, z: torch.einsum("nd,ne,nf->def", x, y, z), rows(2), rows(2), rows(2))
+    + of(lambda x, y, z: torch.einsum("nd,nd,nd->nd", x, y, z), rows(2), rows(2), rows(2)),
     "outer": of(lambda x, y: aten.outer(x, y), rows(), rows()) + of(lambda x, y: aten.outer(x, y), rows(), shared(4)),
     "ger": of(lambda x, y: aten.ger(x, y), rows(), rows()),
     "bilinear": of(lambda x, y, w: F.bilinear(x, y, w), rows(4), rows(3), shared(2, 4, 3)),
-    "cdist": of(lambda x, y: torch.cdist(x, y), rows(4), BATCH) + of(lambda x: torch.cdist(x, x + 1), rows(4)),
-    "pairwise_distance": of(lambda x, y: aten.pairwise_distance(x, y), rows(4), rows(4), hostile=False),
-    "cosine_similarity": of(lambda x, y: aten.cosine_similarity(x, y), rows(4), rows(4), hostile=False),
+    "cdist": of(lambda x, y: torch.cdist(x, y), rows(4), BATCH) + of(
+        lambda x: torch.cdist(x, x + 1), rows(4), tame="PyTorch computes it by products if rows are many"),
+    "pairwise_distance": of(lambda x, y: aten.pairwise_distance(x, y), rows(4), rows(4)),
+    "cosine_similarity": of(lambda x, y: aten.cosine_similarity(x, y), rows(4), rows(4)),
     "conv1d": of(lambda x, w: F.conv1d(x, w), rows(2, 4), shared(3, 2, 2)),
     "conv2d": of(lambda x, w: F.conv2d(x, w), rows(2, 3, 3), shared(3, 2, 2, 2)),
     "avg_pool1d": of(lambda x: aten.avg_pool1d(x, 2)) + of(lambda x: aten.avg_pool1d(x, 3, 1, 1, True), rows(2, 4)),
@@ -158,24 +169,23 @@ SAMPLES: dict[str, list[Sample]] = {
     "adaptive_avg_pool1d": of(lambda x: aten.adaptive_avg_pool1d(x, 3)),
     "adaptive_max_pool1d": of(lambda x: aten.adaptive_max_pool1d(x, 3)[0]),
     "scaled_dot_product_attention": of(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v), rows(2, 4), rows(2, 4), rows(2, 4), hostile=False)
-    + of(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), rows(2, 4), rows(2, 4), rows(2, 2), hostile=False),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v), rows(2, 4), rows(2, 4), rows(2, 4))
+    + of(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), rows(2, 4), rows(2, 4), rows(2, 2)),
     # --- rows on their own ---
-    "layer_norm": of(lambda x, w, b: F.layer_norm(x, (4,), w, b), rows(4), shared(4), shared(4), hostile=False)
-    + of(lambda x, w: F.layer_norm(x, (4,), w, eps=0.0), rows(4), shared(4), hostile=False)
-    + of(lambda x, w: F.layer_norm(x - 0.5, (1, 4), w, eps=1e-300), rows(1, 4), shared(1, 4), hostile=False)
-    + of(lambda x, w: F.layer_norm(x - x, (4,), w + x[:, :1].sum(), eps=1e-12), rows(4), shared(4), hostile=False),
+    "layer_norm": of(lambda x, w, b: F.layer_norm(x, (4,), w, b), rows(4), shared(4), shared(4))
+    + of(lambda x, w: F.layer_norm(x, (4,), w, eps=0.0), rows(4), shared(4))
+    + of(lambda x, w: F.layer_norm(x - 0.5, (1, 4), w, eps=1e-300), rows(1, 4), shared(1, 4))
+    + of(lambda x, w: F.layer_norm(x - x, (4,), w + x[:, :1].sum(), eps=1e-12), rows(4), shared(4)),
     "native_layer_norm": of(lambda x, w, b: aten.native_layer_norm(x, [4], w, b, 1e-5)[0], rows(4), shared(4),
-                            shared(4), hostile=False)
-    + of(lambda x, w: aten.native_layer_norm(x, [4], w, None, 0.0)[0], rows(4), shared(4), hostile=False),
-    "rms_norm": of(lambda x, w: F.rms_norm(x, (4,), w), rows(4), shared(4), hostile=False)
-    + of(lambda x, w: F.rms_norm(x, (4,), w, 1e-3), rows(4), shared(4), hostile=False)
-    + of(lambda x, w: F.rms_norm(x, (4,), w, 0.0), rows(4), shared(4), hostile=False),
-    "group_norm": of(lambda x, w, b: F.group_norm(x, 2, w, b), rows(4), shared(4), shared(4), hostile=False)
-    + of(lambda x, w: F.group_norm(x, 2, w, eps=0.0), rows(4), shared(4), hostile=False)
-    + of(lambda x, w: F.group_norm(x, 2, w, eps=0.0), rows(2, 3), shared(2), hostile=False),
-    "batch_norm": of(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), rows(4), shared(4), shared(4),
-                     hostile=False)
+                            shared(4))
+    + of(lambda x, w: aten.native_layer_norm(x, [4], w, None, 0.0)[0], rows(4), shared(4)),
+    "rms_norm": of(lambda x, w: F.rms_norm(x, (4,), w), rows(4), shared(4))
+    + of(lambda x, w: F.rms_norm(x, (4,), w, 1e-3), rows(4), shared(4))
+    + of(lambda x, w: F.rms_norm(x, (4,), w, 0.0), rows(4), shared(4)),
+    "group_norm": of(lambda x, w, b: F.group_norm(x, 2, w, b), rows(4), shared(4), shared(4))
+    + of(lambda x, w: F.group_norm(x, 2, w, eps=0.0), rows(4), shared(4))
+    + of(lambda x, w: F.group_norm(x, 2, w, eps=0.0), rows(2, 3), shared(2)),
+    "batch_norm": of(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), rows(4), shared(4), shared(4))
     + of(lambda x, m, v: F.batch_norm(x, m, v), rows(4), shared(4, grad=False), shared(4, grad=False)),
     "glu": of(lambda x: aten.glu(x, 1)),
     "lstm_cell": of(lambda x, h, c, w: aten.lstm_cell(x, [h, c], w, w), rows(4), rows(4), rows(4), shared(16, 4)),
@@ -183,32 +193,28 @@ SAMPLES: dict[str, list[Sample]] = {
     "rnn_tanh_cell": of(lambda x, h, w: aten.rnn_tanh_cell(x, h, w, w), rows(4), rows(4), WEIGHT),
     "rnn_relu_cell": of(lambda x, h, w: aten.rnn_relu_cell(x, h, w, w), rows(4), rows(4), WEIGHT),
     "tril": of(lambda x: aten.tril(x), rows(4, 4)), "triu": of(lambda x: aten.triu(x), rows(4, 4)),
-    "cumsum": of(lambda x: aten.cumsum(x, 0), hostile=False) + of(lambda x: aten.cumsum(x, 1)),
+    "cumsum": of(lambda x: aten.cumsum(x, 0)) + of(lambda x: aten.cumsum(x, 1)),
     # --- reductions ---
-    **{name: along(name, hostile=False) for name in ("sum", "mean", "var", "std", "nansum", "logsumexp", "amax",
-                                                     "amin", "prod")},
-    "sum": along("sum") + of(lambda x: aten.sum(x), hostile=False),
-    "mean": along("mean") + of(lambda x: aten.mean(x), hostile=False),
-    "var": along("var", hostile=False) + of(lambda x: x.var(), hostile=False),
-    "std": along("std", hostile=False) + of(lambda x: x.std(correction=0), hostile=False),
+    **{name: along(name) for name in ("nansum", "logsumexp", "amax", "amin", "prod")},
+    **{name: along(name) + of(lambda x, name=name: getattr(aten, name)(x)) for name in ("sum", "mean")},
+    "var": deviations("var", "", CANCELS), "std": deviations("std", SQUARES, SQUARES),
     "max": of(lambda x: aten.max(x, 1)[0]) + of(lambda x: aten.max(x, 0)[0]) + of(lambda x: aten.max(x)),
     "min": of(lambda x: aten.min(x, 1)[0]) + of(lambda x: aten.min(x, 0)[0]) + of(lambda x: aten.min(x)),
     "argmax": along("argmax", smooth=False), "argmin": along("argmin", smooth=False),
     "any": of(lambda x: aten.any(x, 0), FLAGS, smooth=False), "all": of(lambda x: aten.all(x, 0), FLAGS, smooth=False),
     "count_nonzero": of(lambda x: aten.count_nonzero(x, [0]), smooth=False),
-    "softmax": of(lambda x: x.softmax(1)) + of(lambda x: x.softmax(0), hostile=False),
+    "softmax": of(lambda x: x.softmax(1)) + of(lambda x: x.softmax(0)),
     "_softmax": of(lambda x: aten._softmax(x, 1, False)),
     "log_softmax": of(lambda x: x.log_softmax(1)), "_log_softmax": of(lambda x: aten._log_softmax(x, 1, False)),
     "linalg_vector_norm": [
-        sample(lambda x, p=p, d=d: torch.linalg.vector_norm(x, p, d), rows(4), hostile=False)
+        sample(lambda x, p=p, d=d: torch.linalg.vector_norm(x, p, d), rows(4))
         for p in (1, 2, 3, math.inf) for d in (0, 1)],
-    "norm": of(lambda x: aten.norm(x, 2, [1]), rows(4), hostile=False)
-    + of(lambda x: aten.norm(x, 2, [0]), rows(4), hostile=False),
-    "linalg_norm": of(lambda x: aten.linalg_norm(x, None, [1]), rows(4), hostile=False),
-    "linalg_matrix_norm": of(lambda x: torch.linalg.matrix_norm(x), rows(2, 4), hostile=False),
-    **{name: along(name, over=False, hostile=False) for name in ("cumprod", "logcumsumexp", "nanmean")},
-    "var_mean": of(lambda x: torch.var_mean(x, dim=1), hostile=False),
-    "std_mean": of(lambda x: torch.std_mean(x, dim=1), hostile=False),
+    "norm": of(lambda x: aten.norm(x, 2, [1]), rows(4)) + of(lambda x: aten.norm(x, 2, [0]), rows(4)),
+    "linalg_norm": of(lambda x: aten.linalg_norm(x, None, [1]), rows(4)),
+    "linalg_matrix_norm": of(lambda x: torch.linalg.matrix_norm(x), rows(2, 4)),
+    **{name: along(name, over=False) for name in ("cumprod", "logcumsumexp", "nanmean")},
+    "var_mean": of(lambda x: torch.var_mean(x, dim=1)),
+    "std_mean": of(lambda x: torch.std_mean(x, dim=1)),
     **{name: first(name) for name in ("sort", "median", "mode", "nanmedian", "cummax", "cummin")},
     "topk": of(lambda x: aten.topk(x, 2, 1)[0]), "kthvalue": of(lambda x: aten.kthvalue(x, 2, 1)[0]),
     "quantile": of(lambda x: aten.quantile(x, 0.3, 1)), "nanquantile": of(lambda x: aten.nanquantile(x, 0.3, 1)),
@@ -221,16 +227,15 @@ SAMPLES: dict[str, list[Sample]] = {
     "index": of(lambda t, i: t[i], WEIGHT, CLASS) + of(lambda x, i: x[i - 1], rows(4), CLASS),
     "scatter": of(lambda x, i, y: aten.scatter(x, 1, i, y), rows(4), BELOW_ALL, rows(2))
     + of(lambda x, i: aten.scatter(x, 1, i, 3.0), rows(4), BELOW),
-    "index_add": of(lambda t, x, i: aten.index_add(t, 0, i, x), WEIGHT, rows(4), CLASS, hostile=False),
-    "scatter_add": of(lambda t, x, i: aten.scatter_add(t, 0, i, x), shared(4, 2), rows(2), BELOW,
-                      hostile=False),
+    "index_add": of(lambda t, x, i: aten.index_add(t, 0, i, x), WEIGHT, rows(4), CLASS),
+    "scatter_add": of(lambda t, x, i: aten.scatter_add(t, 0, i, x), shared(4, 2), rows(2), BELOW),
     "scatter_reduce": [
         each for how in ("sum", "mean", "amax", "amin", "prod") for include in (True, False)
         for each in reduced(how, include)
     ] + [
         sample(
             lambda x, i, y, h=how, s=include: aten.scatter_reduce(x, 1, i, y, h, include_self=s), rows(4), BELOW,
-            rows(2, make=lambda v: v + 1.5), hostile=False)
+            rows(2, make=lambda v: v + 1.5))
         for how in ("sum", "mean", "amax", "amin") for include in (True, False)
     ],
     "one_hot": of(lambda i: aten.one_hot(i, 4), CLASS, smooth=False),
@@ -272,9 +277,9 @@ SAMPLES: dict[str, list[Sample]] = {
     "swapaxes": of(lambda x: aten.swapaxes(x, 1, 2), rows(2, 4)),
     "clone": of(lambda x: aten.clone(x)), "contiguous": of(lambda x: aten.contiguous(x)),
     "alias": of(lambda x: aten.alias(x)), "detach": of(lambda x: x + aten.detach(x)),
-    "to": of(lambda x: x.to(torch.float64), smooth=False, hostile=False),
+    "to": of(lambda x: x.to(torch.float64), smooth=False),
     "type_as": of(lambda x, y: aten.type_as(x, y), rows(4), rows(4)),
-    "_to_copy": of(lambda x: aten._to_copy(x, dtype=torch.float64), smooth=False, hostile=False),
+    "_to_copy": of(lambda x: aten._to_copy(x, dtype=torch.float64), smooth=False),
     "zeros_like": of(lambda x: x + aten.zeros_like(x)), "ones_like": of(lambda x: x + aten.ones_like(x)),
     "full_like": of(lambda x: x + aten.full_like(x, 2.0)),
     "empty_like": of(lambda x: torch.where(aten.ones_like(x) > 0, x, aten.empty_like(x))),
@@ -308,5 +313,11 @@ EXPLAINED = {
     "gather_shards": "an op of Joestar's; tests/store/test_sharded.py",
 }  # fmt: skip
 """Names of rules without samples."""
+
+OF_INTEGERS = {
+    "all", "any", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "embedding", "logical_and", "logical_or", "logical_xor", "one_hot",
+}  # fmt: skip
+"""Ops whose rows hold no real numbers, and so none that are hostile."""
 
 SAMPLES |= {name: unary(name) for name in sorted(POINTWISE - SAMPLES.keys() - EXPLAINED.keys())}
