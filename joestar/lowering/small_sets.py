@@ -122,8 +122,8 @@ def questions() -> Iterator[list[Question]]:
         result = contains(items, search, *given, **further)
         if search.is_python_constant() and result.is_python_constant() and result.as_python_constant() is False:
             sizes = [item.sym_num.node.expr for item in items if isinstance(getattr(item, "sym_num", None), SymInt)]
-            for size in sizes if isinstance(search.as_python_constant(), int) else ():
-                _note_asked(found, _CONTAINED, size, sympy.Integer(search.as_python_constant()), False)
+            for size in sizes if isinstance(search.as_python_constant(), (int, float)) else ():
+                _note_asked(found, _CONTAINED, size, sympy.sympify(search.as_python_constant()), False)
         return result
 
     for kind in plain:

@@ -31,6 +31,7 @@ from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lowe
 from joestar.lowering.sizes import size_table
 from joestar.lowering.slots import settle_slots
 from joestar.lowering.split import Halves
+from joestar.lowering.squeezed import keep_rows
 from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
@@ -240,6 +241,7 @@ class Program:
 
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
+        keep_rows(gm, self.origin)
         remove_in_place(gm)
         place_expectations(gm)
         if self.graph.positions is not None:
