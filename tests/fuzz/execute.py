@@ -21,6 +21,7 @@ from joestar.runtime.program import Options, Program
 from . import plain, steps, tracing
 from .generate import PER_PACK, Written, seeds_of, write
 from .runs import Runs, Tolerance, autocast_of, differences, of_sixths, usual
+from .settings import SETTINGS, setting_of
 from .subjects import Split, Subject, build, forget
 
 ALL = tuple(spec.name for spec in PASSES)
@@ -79,6 +80,12 @@ def run_pack(pack: int, report: Report, backend: str = "eager", only: int | None
     """
     programs = [write(pack * PER_PACK + position) for position in range(PER_PACK)]
     programs = [written for written in programs if only in (None, written.number)]
+    with SETTINGS[setting_of(pack)]():
+        _run(programs, pack, report, backend, quick)
+    forget(programs)
+
+
+def _run(programs: list[Written], pack: int, report: Report, backend: str, quick: bool) -> None:
     subjects = build(programs)
     seeds = batch_of(subjects, pack)
     captures = _captures(subjects, seeds, quick)
@@ -86,7 +93,6 @@ def run_pack(pack: int, report: Report, backend: str = "eager", only: int | None
         _judge(subject, made, seeds, report, backend, quick)
     if backend == "eager":
         _train(subjects, captures, report)
-    forget(programs)
 
 
 def _judge(subject: Subject, made: Captured | None, seeds: Tensor, report: Report, backend: str, quick: bool) -> None:
@@ -288,7 +294,8 @@ def _possible(program: Program, wanted: dict[str, str], needed: dict) -> tuple[d
 
 def described(written: Written) -> str:
     """Number, how to repeat it, source."""
+    setting = setting_of(written.number // PER_PACK)
     return (
-        f"{written.title}; repeat with: PYTHONPATH=tests python -m fuzz {written.number}\n"
+        f"{written.title}{setting and f' ({setting})'}; repeat with: PYTHONPATH=tests python -m fuzz {written.number}\n"
         f"--- {written.file}\n{written.source}---"
     )

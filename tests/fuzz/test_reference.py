@@ -10,11 +10,12 @@ from torch import nn
 from joestar.profile.sizes import measure, step_key
 
 from . import __main__ as command_line
-from . import plain, steps, tracing
+from . import execute, plain, settings, steps, tracing
 from .execute import Report, batch_of, check
-from .generate import PER_PACK, write
+from .generate import PER_PACK, PER_SHARD, write
 from .runs import Runs, differences
 from .subjects import Split, build, forget
+from .test_fuzz import QUICK
 
 PACK = 30
 """Its programs have dropout, and labels that steps can be trained with."""
@@ -108,6 +109,18 @@ def test_a_wrong_execution_is_reported(pack, monkeypatch):
     report.fail(written, found)
     assert report.failed == [written.number]
     assert f"python -m fuzz {written.number}" in report.wrong[0] and "class Model" in report.wrong[0]
+
+
+def test_programs_run_under_settings_of_the_process(monkeypatch):
+    """Each of them among those of ``make test``, and put back afterwards."""
+    packs = range(QUICK * PER_SHARD // PER_PACK)
+    assert {settings.setting_of(pack) for pack in packs} == settings.SETTINGS.keys()
+    seen = []
+    monkeypatch.setattr(execute, "_run", lambda *given: seen.append(torch.get_default_dtype()))
+    pack = next(pack for pack in packs if settings.setting_of(pack) == "default dtype bfloat16")
+    execute.run_pack(pack, Report())
+    assert seen == [torch.bfloat16] and torch.get_default_dtype() == torch.float32
+    assert "(default dtype bfloat16); repeat with" in execute.described(write(pack * PER_PACK))
 
 
 def test_quick_traces_are_captures(pack):

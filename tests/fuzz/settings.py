@@ -1,0 +1,46 @@
+"""Settings of the process, under which programs are built, captured, run and trained, and the plain loops as well."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+
+import torch
+
+
+def _set(read: Callable, write: Callable, value) -> Callable[[], contextlib.AbstractContextManager]:
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        before = read()
+        write(value)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return within
+
+
+_DTYPE = torch.get_default_dtype, torch.set_default_dtype
+SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
+    "": contextlib.nullcontext,
+    "default dtype float64": _set(*_DTYPE, torch.float64),
+    "default dtype bfloat16": _set(*_DTYPE, torch.bfloat16),
+    "default device": lambda: torch.device("cpu"),
+    "deterministic algorithms": _set(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    ),
+    "anomalies are looked for": lambda: torch.autograd.set_detect_anomaly(True),
+    "backward passes in one thread": lambda: torch.autograd.set_multithreading_enabled(False),
+    "two threads": _set(torch.get_num_threads, torch.set_num_threads, 2),
+    "products in less precision": _set(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+    ),
+    "no oneDNN": _set(lambda: torch.backends.mkldnn.enabled, lambda on: torch.backends.mkldnn.set_flags(on), False),
+}
+"""By what they are called in messages; deterministic algorithms fill new memory with NaN."""
+
+
+def setting_of(pack: int) -> str:
+    """Under which one the programs of a pack run: half of them under none."""
+    chosen = random.Random(f"settings of {pack}")
+    return "" if chosen.random() < 0.5 else chosen.choice([name for name in SETTINGS if name])
