@@ -28,9 +28,19 @@ def early_word() -> str:
 
     ``"1"``: right behind the sampling, from one another if they are on one host; ``"device"``: by a sum there, in any
     case; ``"0"``: with the gradients.
+
+    Raises:
+        ConfigError: for another word.
     """
-    word = os.environ.get("JOESTAR_EARLY_WORD", "1")
-    return word if word in ("0", "device") else "1"
+    word = said_word()
+    if word not in ("0", "1", "device"):
+        raise ConfigError(f"JOESTAR_EARLY_WORD in the environment must be 0, 1 or device, or not be set; got {word!r}.")
+    return word
+
+
+def said_word() -> str:
+    """What ``JOESTAR_EARLY_WORD`` says, whether or not it can be."""
+    return os.environ.get("JOESTAR_EARLY_WORD") or "1"
 
 
 def shown_host(name: str) -> str:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from joestar import __version__
 from joestar.distributed.board import Board, Watch
 from joestar.distributed.group import Group
-from joestar.distributed.place import Found, Place, check_devices, early_word, find_device, read_place
+from joestar.distributed.place import Found, Place, check_devices, early_word, find_device, read_place, said_word
 from joestar.errors import ConfigError, JoestarError
 
 TIMEOUT = 40.0
@@ -88,8 +88,9 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
         check_devices(all_found)
         board.agree("joestar.distributed.init (versions)", {
             "joestar": __version__, "torch": torch.__version__, "Python": platform.python_version(),
-            "timeout": f"{timeout:g} s", "JOESTAR_EARLY_WORD": early_word(),
+            "timeout": f"{timeout:g} s", "JOESTAR_EARLY_WORD": said_word(),
         })  # fmt: skip
+        early_word()
     except JoestarError:  # the same on all ranks: none goes before all have read why
         _watch.refused()
         raise

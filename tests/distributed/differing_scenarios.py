@@ -159,9 +159,9 @@ def _compares(out, y):
     return F.cross_entropy(out, y) + out.mean(0).pow(2).sum()
 
 
-def other_words(name: str) -> str:
-    """The last rank has another value in its environment."""
-    os.environ[name] = os.environ["RANK"]
+def with_words(name: str, *words: str) -> str:
+    """Every rank has a value of its own in its environment."""
+    os.environ[name] = words[int(os.environ["RANK"])]
     return _error_of(lambda: joestar.distributed.init(timeout=20.0, device="cpu"))
 
 

@@ -142,10 +142,17 @@ def test_a_rank_that_says_nothing_more_is_dead(monkeypatch):
     assert watches[2].board.look(store) == watches[0].board.failed
 
 
-def test_settings_of_the_environment_are_those_of_all_ranks(tmp_path):
-    for outcome in run(2, differing_scenarios.other_words, "JOESTAR_EARLY_WORD", folder=tmp_path, seconds=50.0):
-        assert outcome.result.startswith("DistributedError: the ranks differ at joestar.distributed.init"), outcome.text
-        assert "JOESTAR_EARLY_WORD: 0 on rank 0, 1 on rank 1" in outcome.result
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("01", ["DistributedError: the ranks differ", "JOESTAR_EARLY_WORD: 0 on rank 0, 1 on rank 1"]),
+        ("12", ["DistributedError: the ranks differ", "JOESTAR_EARLY_WORD: 1 on rank 0, 2 on rank 1"]),
+        ("22", ["ConfigError: JOESTAR_EARLY_WORD in the environment must be 0, 1 or device, or not be set; got '2'"]),
+    ],
+)
+def test_settings_of_the_environment_are_those_of_all_ranks(words, message, tmp_path):
+    for outcome in run(2, differing_scenarios.with_words, "JOESTAR_EARLY_WORD", *words, folder=tmp_path, seconds=50.0):
+        assert all(part in outcome.result for part in message), outcome.text
 
 
 def test_what_is_frozen_within_an_epoch_is_refused_on_all_ranks(tmp_path):

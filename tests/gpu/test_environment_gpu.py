@@ -1,6 +1,8 @@
 """Streams, threads, devices, modes of PyTorch and failures, with steps that are CUDA graphs."""
 
 import gc
+import os
+import signal
 import threading
 
 import pytest
@@ -112,6 +114,15 @@ def test_graphs_own_their_tables_and_give_them_back():
     assert not graph._tables
 
 
+def goes_on(step, expected: list[float]) -> None:
+    """Nothing is left of a capture that failed: the next one succeeds, and losses are those of an undisturbed step."""
+    assert not torch.cuda.is_current_stream_capturing() and not bool(step._runner.state.flag)
+    assert step._runner.graph is None
+    step.restart()
+    assert train(step) == pytest.approx(expected, rel=1e-4)
+    assert step._runner.graph is not None and step.counters.overflows == 0
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", range(step_graph.WARM_UP + 1))
 def test_a_capture_that_fails_leaves_a_usable_step(monkeypatch, when, error):
@@ -129,11 +140,75 @@ def test_a_capture_that_fails_leaves_a_usable_step(monkeypatch, when, error):
         patch.setattr(runner.StepRunner, "_update", fails)
         with pytest.raises(error):
             train(step)
-    assert not torch.cuda.is_current_stream_capturing() and not bool(step._runner.state.flag)
-    assert step._runner.graph is None
-    step.restart()
-    assert train(step) == pytest.approx(expected, rel=1e-4)
-    assert step.counters.overflows == 0
+    goes_on(step, expected)
+
+
+@pytest.fixture
+def limit_memory():
+    """Called, it lets PyTorch's allocator have so many bytes of the device in all, until the test is over."""
+
+    def limit(size: int) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / torch.cuda.mem_get_info()[1]))
+
+    yield limit
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("where", ["at the first step", "where the capture begins", "in the captured update"])
+def test_a_device_without_memory_leaves_a_usable_step(monkeypatch, limit_memory, where):
+    """What is captured needs memory of its own, which the allocator does not get."""
+    expected = train(make())
+    step, captured = make(), []
+    waits, works = step_graph.synchronize, runner.StepRunner._update
+
+    def behind_the_warm_up(device):
+        waits(device)
+        limit_memory(torch.cuda.memory_reserved() + (1 << 28) if where == "in the captured update" else 0)
+
+    def update(self, *args):
+        captured.append(torch.cuda.is_current_stream_capturing())
+        if captured[-1]:
+            torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+        return works(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.StepRunner, "_update", update)
+        if where == "at the first step":
+            gc.collect()
+            limit_memory(0)
+        else:
+            patch.setattr(step_graph, "synchronize", behind_the_warm_up)
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            train(step)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert captured.count(True) == (where == "in the captured update")
+    assert captured.count(False) == step_graph.WARM_UP or where == "at the first step"
+    goes_on(step, expected)
+
+
+@pytest.mark.parametrize("when", [0, step_graph.WARM_UP])
+def test_ctrl_c_in_a_capture_leaves_a_usable_step(monkeypatch, when):
+    """A signal that another thread sends while a step is run before the capture, or captured: wherever that is then."""
+    expected = train(make())
+    step, captured, works = make(), [], runner.StepRunner._update
+
+    def update(self, *args):
+        captured.append(torch.cuda.is_current_stream_capturing())
+        if len(captured) != when + 1:
+            return works(self, *args)
+        thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT))
+        thread.start()
+        works(self, *args)
+        threading.Event().wait(60)  # the signal ends it
+        raise AssertionError("no signal came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.StepRunner, "_update", update)
+        with pytest.raises(KeyboardInterrupt):
+            train(step)
+    assert captured == ([False] * step_graph.WARM_UP + [True])[: when + 1]
+    goes_on(step, expected)
 
 
 def test_memory_of_a_failed_capture_is_given_back(monkeypatch):

@@ -30,16 +30,18 @@ def graph():
     return make_graph()
 
 
-def test_the_cells_cover_every_pair():
-    for (first, values), (second, others) in itertools.combinations(TWO_LAYERS.items(), 2):
-        pairs = {(getattr(cell, first), getattr(cell, second)) for cell in PAIRS}
-        assert pairs == set(itertools.product(values, others)), (first, second)
-    assert len(PAIRS) <= 50
-    assert cover(2, TWO_LAYERS) == PAIRS, "the same cells every time"
+@pytest.mark.parametrize(("strength", "at_most"), [(2, 30), (3, 212)])
+def test_the_cells_cover_every_pair_and_triple(strength, at_most):
+    cells, dimensions = (PAIRS, TWO_LAYERS) if strength == 2 else (TRIPLES, DIMENSIONS)
+    for names in itertools.combinations(dimensions, strength):
+        found = {tuple(getattr(cell, name) for name in names) for cell in cells}
+        assert found == set(itertools.product(*map(dimensions.get, names))), names
+    assert len(cells) <= at_most, "docs/reliability.md says how many"
+    assert cover(strength, dimensions) == cells, "the same cells every time"
 
 
 def named(name: str, cell: Cell):
-    """A cell as a parameter: wide ones are for ``make fuzz``, plain ones are captured in the real way there."""
+    """A cell as a parameter: 64 wide ones are for ``make fuzz``, plain ones are captured in the real way there."""
     plain = [pytest.mark.quick] * name.startswith("plain")
     return pytest.param(cell, id=name, marks=[*plain, *[pytest.mark.fuzz] * (cell.hidden == 64)])
 
@@ -70,7 +72,6 @@ def test_macro_batches_of_cells(part, graph, quick_captures):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.fuzz  # with the triples
 @pytest.mark.parametrize("cell", PAIRS, ids=str)
 def test_cell(cell, graph, quick_captures):
     """Captured in the real way, with every triple, in ``make fuzz``."""

@@ -1,9 +1,4 @@
-"""Checkpoints: a run that is killed anywhere goes on as if nothing had happened; files are whole or not there."""
-
-import json
-import multiprocessing
-import os
-import signal
+"""Checkpoints: a run goes on as if nothing had happened; files are whole or not there."""
 
 import pytest
 import torch
@@ -60,6 +55,37 @@ def test_a_run_goes_on_bit_for_bit(after, tmp_path, monkeypatch):
     assert first + losses_of(again, 3) == expected
     same_state(again, whole)
     assert again._runner.executor.program.bounds == whole._runner.executor.program.bounds
+
+
+def taken(step) -> dict[str, str]:
+    return {site.key: site.taken for site in step._executors["train"].program.sites}
+
+
+CHOICES = {
+    "GraphSAGE": {
+        "order:model_convs_0_lin_l_weight": "update-first", "order:model_convs_1_lin_l_weight": "aggregate-first",
+        "backward:hop0": "scatter", "backward:hop1": "scatter", "gather:features_0": "in-place",
+    },
+    "GAT": {"attention:features_0": "in-place", "order:model_convs_1_lin_weight": "aggregate-first"},
+}  # fmt: skip
+"""None of which is the default."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("model", CHOICES)
+def test_choices_are_those_of_the_state(model, begun, tmp_path):
+    """Given to ``compile``, and saved in the middle of an epoch: a step that makes the default ones takes them over."""
+    choices = CHOICES[model]
+    whole, first, again = (made(model=model, deterministic=True, choices=given) for given in (choices, choices, None))
+    expected = losses_of(whole, 2)
+    found, state = losses_of(first, 2, 5)
+    if begun:  # what it chose and captured before is dropped
+        next(again.epoch(IDX, 100))
+        assert not taken(again).items() & choices.items()
+    again.load_state_dict(through_a_file(state, tmp_path / "c"))
+    assert found + losses_of(again, 2) == expected
+    assert taken(again) == taken(whole) and choices.items() <= taken(whole).items()
+    same_state(again, whole)
 
 
 def test_state_of_an_epoch_that_was_left_is_that_of_none():
@@ -230,75 +256,7 @@ def test_bad_folders(tmp_path, arguments, message):
         joestar.Checkpoints(tmp_path / "file" / "x")
 
 
-# --- killed ---
-
-EPOCHS, EVERY = 3, 3
-
-
-def run_fit(folder, log, kill_after: int | None, kill_in_write: int | None) -> None:
-    """In a process of its own: a fit that writes every loss it gets, and kills itself somewhere."""
-    torch.set_num_threads(1)
-    step = made(warm_up=3)
-    own = step._runner.optimizer.optimizer
-    taken, writes, take = [0], [0], step._runner.take
-
-    def counted(run):
-        loss = take(run)
-        with open(log, "a") as file:
-            file.write(json.dumps([run.epoch, run.position, loss.item()]) + "\n")
-        taken[0] += 1
-        if taken[0] == kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return loss
-
-    def sync(descriptor):
-        writes[0] += 1
-        if writes[0] == kill_in_write:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    step._runner.take = counted
-    checkpoint.os.fsync = sync
-    scheduler = torch.optim.lr_scheduler.StepLR(own, 1, 0.5)
-    saved = joestar.Checkpoints(folder)
-    step.fit(IDX, VAL, EPOCHS, 100, scheduler=scheduler, checkpoints=saved, checkpoint_every=EVERY, resume=True)
-
-
-def killed(folder, kills: list[tuple[int | None, int | None]]) -> dict:
-    """Losses by (epoch, step) of a run that was killed so often; steps that were repeated must agree."""
-    context, log = multiprocessing.get_context("fork"), folder / "log"
-    for after, in_write in [*kills, (None, None)]:
-        process = context.Process(target=run_fit, args=(folder / "saved", log, after, in_write))
-        process.start()
-        process.join(120)
-        assert process.exitcode == (0 if (after, in_write) == (None, None) else -signal.SIGKILL)
-    found = {}
-    for line in log.read_text().splitlines():
-        epoch, position, loss = json.loads(line)
-        assert found.setdefault((epoch, position), loss) == loss, "a step that was repeated had another loss"
-    return found
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    return killed(folder, [])
-
-
-@pytest.mark.parametrize("kills", [[(5, None)], [(10, None), (None, 2)], [(None, 1), (1, None), (13, None)]], ids=str)
-def test_killed_and_resumed_is_as_uninterrupted(kills, tmp_path, uninterrupted):
-    """SIGKILL between steps and in the middle of writing a checkpoint."""
-    assert killed(tmp_path, kills) == uninterrupted and len(uninterrupted) == EPOCHS * 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_killed_at_random(seed, tmp_path, uninterrupted):
-    random = torch.Generator().manual_seed(seed)
-    kills = []
-    for _ in range(1 + seed % 3):
-        number = int(torch.randint(1, 8, (), generator=random))
-        kills.append((number, None) if torch.rand((), generator=random) < 0.7 else (None, 1 + number % 2))
-    assert killed(tmp_path, kills) == uninterrupted
+# --- fit ---
 
 
 def test_an_interrupted_fit_saves_before_it_ends(tmp_path, monkeypatch):

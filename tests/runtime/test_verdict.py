@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from joestar.distributed.place import early_word
+from joestar.errors import ConfigError
 from joestar.runtime import verdict
 from joestar.runtime.mailbox import Mailbox
 
@@ -70,3 +71,10 @@ def test_the_environment_decides(monkeypatch, given, word):
     if given is not None:
         monkeypatch.setenv("JOESTAR_EARLY_WORD", given)
     assert early_word() == word
+
+
+@pytest.mark.parametrize("given", ["2", "Device", "true", " 0"])
+def test_what_the_environment_may_not_say(monkeypatch, given):
+    monkeypatch.setenv("JOESTAR_EARLY_WORD", given)
+    with pytest.raises(ConfigError, match=f"JOESTAR_EARLY_WORD in .* must be 0, 1 or device, .*; got '{given}'"):
+        early_word()
