@@ -1,8 +1,10 @@
 """Where the commands print, and how their errors look."""
 
+import contextlib
 import functools
+import logging
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import typer
@@ -34,6 +36,28 @@ def say(console: Console, text: str) -> None:
 def say_path(console: Console, text: str) -> None:
     """A line that may hold a path: whole, so that it can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def said_by_joestar(console: Console) -> Iterator[None]:
+    """What the package logs within (``logging.getLogger("joestar")``, level INFO) is said, line by line."""
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            for line in record.getMessage().splitlines():
+                say(console, line)
+
+    logger, handler = logging.getLogger("joestar"), Said(logging.INFO)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 def balanced(text: str, width: int) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 import joestar
 from joestar.cli import build, saved
 from joestar.cli.config import TrainConfig
-from joestar.cli.console import say, say_path
+from joestar.cli.console import said_by_joestar, say, say_path
 from joestar.cli.files import check_writable, write_json
 from joestar.cli.summary import short_report
 from joestar.distributed import is_first
@@ -95,22 +95,20 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     optimizer = build.build_optimizer(config, model)
-    step = joestar.compile(
-        model,
-        joestar.NeighborSampler(graph, config.fanouts, seed=config.seed),
-        loss_fn=build.build_loss(config, graph, device),
-        optimizer=optimizer,
-        clip_grad_norm=config.clip_grad_norm,
-        backend=config.backend,
-        execution=config.execution,
-        deterministic=config.deterministic,
-        memory=config.memory,
-        first_stage=first_stage,
-        batch_size=config.batch_size,
-    )
-    if step.plan is not None:
-        for line in str(step.plan).splitlines():
-            say(console, line)
+    with said_by_joestar(console):  # the plan, before anything is allocated
+        step = joestar.compile(
+            model,
+            joestar.NeighborSampler(graph, config.fanouts, seed=config.seed),
+            loss_fn=build.build_loss(config, graph, device),
+            optimizer=optimizer,
+            clip_grad_norm=config.clip_grad_norm,
+            backend=config.backend,
+            execution=config.execution,
+            deterministic=config.deterministic,
+            memory=config.memory,
+            first_stage=first_stage,
+            batch_size=config.batch_size,
+        )
     mode = build.best_mode(config, graph)
     best = Best(model, config.save is not None, mode)
     try:

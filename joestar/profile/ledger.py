@@ -143,6 +143,8 @@ class FeedingRecord:
         plan: in sentences. rows: per as many seeds as a planned macro-batch has; seconds: of all epochs so far, by who
             worked (``steps waited``: for a macro-batch); counts: macro-batches, those that were cut in two for lack of
             room, those loaded alone, those made again.
+        epoch: seconds of an epoch, the median of those behind the first, with what the loop does between steps; peak
+            memory of the device's allocator.
         history: of hidden rows, in training over partitions.
     """
 
@@ -150,6 +152,7 @@ class FeedingRecord:
     rows: list[Expected]
     seconds: dict[str, float]
     counts: dict[str, int]
+    epoch: list[Expected] = field(default_factory=list)
     history: list[HistoryRecord] = field(default_factory=list)
 
 

@@ -13,8 +13,9 @@ from joestar.locks import TRACING
 from joestar.profile.ledger import HistoryRecord, Report
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import Run
+from joestar.staged.epoch import StagedEpoch
 from joestar.staged.hidden import exchanging
-from joestar.staged.step import StagedEpoch, StagedStep
+from joestar.staged.step import StagedStep
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
 from joestar.stages.exchange import Exchange, seen_by

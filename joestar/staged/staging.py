@@ -1,6 +1,7 @@
 """``compile(memory=...)``: a graph on the CPU for a model on another device, resident there if it fits, else staged."""
 
 import copy
+import logging
 import weakref
 
 import torch
@@ -31,6 +32,9 @@ from joestar.stages.large_batch import use_threads
 from joestar.step import Step
 from joestar.torch_private import tree_map_only
 from joestar.whole_numbers import plain
+
+_LOG = logging.getLogger("joestar")
+"""Says what was planned, at level INFO, before anything of it is allocated."""
 
 
 class Staging:
@@ -90,6 +94,7 @@ class Staging:
             prefetch=prefetch,
         )  # fmt: skip
         self.plan = planner.plan()
+        _LOG.info("%s", self.plan)
         if self.plan.fits:
             self.arena, self.first_stage = None, None
             self.sampler = over(sampler, graph.to(planner.device))
@@ -113,7 +118,9 @@ class Staging:
         check_modules(model, graph)
         over_parts = partition_planner(planner, first_stage)
         found, self.parts = over_parts.plan(), over_parts.stage
-        self.plan, self.arena = found.plan, planner.arena(found.plan)
+        self.plan = found.plan
+        _LOG.info("%s", self.plan)
+        self.arena = planner.arena(self.plan)
         self.exchange = over_parts.exchange(found, self.arena.graph.num_slots)
         if planner.ranks is not None:
             planner.ranks.group.exchange("the arena, filled")

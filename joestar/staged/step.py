@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import statistics
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -21,6 +22,7 @@ from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
 from joestar.staged.bounds import look_around
+from joestar.staged.epoch import StagedEpoch
 from joestar.staged.predicting import Batches, batches_of
 from joestar.staged.room import compare_room, room_of
 from joestar.staged.written import Written
@@ -95,6 +97,17 @@ class StagedStep(Step):
         }  # fmt: skip
         found.graph = repr(self.whole)
         found.feeding = FeedingRecord(str(plan) + self._of_all_ranks(), rows, dict(seen.seconds), counts)
+        found.feeding.epoch = self._planned_epoch()
+        return found
+
+    def _planned_epoch(self) -> list[Expected]:
+        """Of the epochs behind the first, which compiles; and of the device's memory."""
+        found = []
+        if len(self.traffic.epochs) > 1:
+            found.append(Expected("s", self.plan.epoch_seconds, statistics.median(self.traffic.epochs[1:])))
+        if self.graph.device.type == "cuda":
+            peak = torch.cuda.max_memory_reserved(self.graph.device)
+            found.append(Expected("GiB of the device, at most", self.plan.memory / 2**30, peak / 2**30))
         return found
 
     def _planned_ones(self, seen: Traffic) -> float:
@@ -324,49 +337,6 @@ class StagedStep(Step):
                 part = slots[start - batches.starts[first] :][: batches.counts[step]]
                 number = batches.batches[step]
                 results.put(start, logits(executor, part, width, self._seed, PREDICTIONS, number, whole=False))
-
-
-class StagedEpoch(Epoch):
-    """An epoch over macro-batches."""
-
-    def __init__(self, step: StagedStep, *given, **further):
-        super().__init__(*given, **further)
-        self._step = step
-        self._seeds_in_order: Tensor | None = None
-        self._feed: Feed | None = None
-
-    def _started(self, order: Tensor) -> Run:
-        step = self._step
-        own, end = step.divided(order, self.batch_size)
-        self._seeds_in_order = own[:end]
-        self._feed = step._feed(own[:end], self.batch_size, self.number)
-        with step.at_macro_batches():
-            return step.begin(self._feed, order, self.batch_size, self.number, self._position)
-
-    def _ahead(self) -> None:
-        run = self._run
-        shown = self._step.ensured_together(self._feed, run.position)
-        if shown is None:
-            return
-        try:
-            first, slots = shown
-            self._runner.state.let_go()
-            run.filled = self._step.fill_in(run.order, self._feed, run.batch, first, slots)
-            self._step.swapped(slots)
-        except BaseException:  # an interrupt: the run does not know its seeds' slots
-            self._feed.forget()
-            raise
-
-    def _taken(self, position: int) -> Tensor:
-        owned = self._run.owned
-        if owned is not None and position >= owned:  # this rank's seed only fills the step
-            return self._seeds_in_order[:0].clone()
-        return self._seeds_in_order[position * self.batch_size : (position + 1) * self.batch_size].clone()
-
-    def close(self) -> None:
-        super().close()
-        if self._feed is not None:
-            self._feed.close()
 
 
 def _sample(first_stage: LargeBatch, picked: bool, whole: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]):

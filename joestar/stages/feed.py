@@ -43,6 +43,7 @@ class Traffic:
             were loaded when that was not used any more. again: that were made again, because something else used the
             arena between two steps.
         seconds: of the first stage and of loading, waiting left out, and how long steps waited.
+        epochs: seconds of each whole epoch by the wall clock, with what the loop does between steps.
     """
 
     macro_batches: int = 0
@@ -56,6 +57,7 @@ class Traffic:
     alone: int = 0
     again: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    epochs: list[float] = field(default_factory=list)
 
     def add(self, loaded: Loaded) -> None:
         """Counts a macro-batch that was shown."""

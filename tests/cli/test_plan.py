@@ -75,6 +75,22 @@ def test_training_under_a_budget(tmp_path):
     assert saved.exists()
 
 
+@pytest.mark.parametrize("over_parts", [False, True])
+def test_the_plan_is_said_before_anything_is_allocated(tmp_path, monkeypatch, over_parts):
+    parts = tmp_path / "parts.npz"
+    if over_parts:
+        ran("partition", "cora", "--parts", "8", "--passes", "1", "--out", str(parts))
+    given = ["--partitions", str(parts), "--group", "2", "--memory", "40MiB"] if over_parts else ["--memory", "15MiB"]
+
+    def arena(self, plan):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(planning.Planner, "arena", arena)
+    done = CliRunner().invoke(app, ["train", "cora", *given, *SMALL, "--backend", "eager"])
+    assert isinstance(done.exception, MemoryError) or "none left" in done.output
+    assert "macro-batches of" in done.output and "an epoch: " in done.output
+
+
 def test_training_over_partitions(tmp_path):
     parts = tmp_path / "parts.npz"
     ran("partition", "cora", "--parts", "8", "--passes", "2", "--out", str(parts))

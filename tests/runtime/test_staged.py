@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import statistics
 import threading
 
 import pytest
@@ -270,6 +271,13 @@ def test_a_plan_fills_the_budget_and_training_is_as_planned(tmp_path, size, shar
         beside = 0.03 if step.plan.macro_batches > 3 else 0.07  # the first and last ones, which are smaller, weigh more
         few = beside * step.plan.nodes if row.what == "to be loaded" else 0.0
         assert row.measured == pytest.approx(row.planned, rel=0.15, abs=few), row
+    assert report.feeding.epoch == [], "the first epoch compiles"
+    for _ in range(2):
+        list(step.epoch(made.train_idx, 20))
+    report = step.report()
+    (row,) = report.feeding.epoch
+    assert row.planned == step.plan.epoch_seconds and row.measured == statistics.median(step.traffic.epochs[1:])
+    assert len(step.traffic.epochs) == 3 and "an epoch, s" in str(report)
     report.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json") == report
 
