@@ -26,6 +26,14 @@ _KEPT = [
     {"ROWS": 64, "AHEAD": 5, "PER_CORE": 1, "num_warps": 8},
 ]
 """Settings of programs that keep a weight, behind the others; ``PER_CORE`` run on a multiprocessor at a time."""
+_MIXED = [
+    {"ROWS": 32, "DEPTH": 32, "num_warps": 4, "num_stages": 3},
+    {"ROWS": 32, "DEPTH": 32, "num_warps": 2, "num_stages": 3},
+    {"ROWS": 32, "DEPTH": 64, "num_warps": 4, "num_stages": 2},
+]
+"""Of rows whose dtype is not the weights'. Converted rows are operands in registers, and on a Hopper products of groups
+of four warps and 64 rows read those after the instruction: Triton 3.6 lets the next tile overwrite them (its issue
+9433; now and then rows missed a tile of columns). Products of smaller tiles are instructions that wait."""
 _KEPT_BYTES = 512
 """Longest row of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
 _TILE = 64
@@ -204,9 +212,16 @@ def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: li
     shape = (table.dtype, first.dtype, width, columns, len(weights), precision, len(biases), tune.size_class(n))
     work = n * (width * table.element_size() + len(weights) * columns * first.element_size())
     fits = precision == "tf32" and width >= 16 and power_of_two(width) * first.element_size() <= _KEPT_BYTES
-    configs = _CONFIGS + _KEPT if fits else _CONFIGS
+    configs = candidates(table.dtype == first.dtype, fits)
     launch(tune.choose("gather_linear", shape, configs, launch, work, first.device))
     return outs
+
+
+def candidates(alike: bool, fits: bool) -> list[tune.Config]:
+    """Launch settings, of rows and weights of one dtype or of two; ``fits``: a weight can be kept."""
+    if not alike:
+        return _MIXED
+    return _CONFIGS + _KEPT if fits else _CONFIGS
 
 
 @op

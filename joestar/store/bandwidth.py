@@ -102,9 +102,13 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
         return size / clock(work) / 1e9
 
     def zero_copy(every: int) -> float:
+        """By what the later rows take more than a quarter alone: of few rows, a launch is much of the time."""
         there = _spread(rows, every).to(device)
-        read = there.numel()
-        return rate(read * row_bytes, lambda: fill_rows(source.view, there, slots[:read], near))
+        some, read = there.numel() // 4, there.numel()
+        few, every_one = (timed(lambda n=n: fill_rows(source.view, there[:n], slots[:n], near)) for n in (some, read))
+        if every_one - few < every_one / 4:  # no clock for so few
+            return read * row_bytes / every_one / 1e9
+        return (read - some) * row_bytes / (every_one - few) / 1e9
 
     gathered = rate(moved, host_side, _seconds) if has_native() else 0.0
     return Speeds(

@@ -79,3 +79,26 @@ def test_what_is_timed_is_what_it_says(monkeypatch):
     assert found == expected
     assert found.sparse == {4: moved, 16: moved / 4, 64: moved / 16, 256: moved / 64}
     assert Speeds(64, 1.0, 1.0, 2.0, 1.0, 1.0).sparse == {4: 2.0}
+
+
+def test_a_launch_is_no_part_of_the_speed_of_rows(monkeypatch):
+    """With a clock of 5 s per launch and 1 s per row, a row takes 1 s; where it cannot tell, all together count."""
+    calls = []
+
+    def fill(view, ids, slots, near):
+        calls.append(ids.numel())
+
+    def clock(launch):
+        def seconds(work):
+            calls.clear()
+            work()
+            return launch + sum(calls) if calls else 1.0
+
+        return seconds
+
+    monkeypatch.setattr(bandwidth, "SOURCE_BYTES", 2**20)
+    monkeypatch.setattr(bandwidth, "fill_rows", fill)
+    for launch, expected in ((5.0, 64 / 1e9), (1e6, 256 / 1e6 * 64 / 1e9)):
+        monkeypatch.setattr(bandwidth, "_seconds", clock(launch))
+        found = bandwidth.measure(torch.device("cpu"), 64).sparse
+        assert found[64] == pytest.approx(expected, rel=1e-2)

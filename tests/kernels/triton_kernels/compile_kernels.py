@@ -168,6 +168,18 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
     gpu.scatter_dst(INDPTR, weight)
 
 
+def products_of_two_dtypes() -> None:
+    """Rows of one and weights of another, as under autocast, with every candidate of the launch settings."""
+    ids, chosen, before = torch.zeros(ROWS, dtype=torch.int32), tune.choose, torch.backends.cuda.matmul.allow_tf32
+    tune.choose, torch.backends.cuda.matmul.allow_tf32 = every_candidate, True
+    halves, width = (torch.bfloat16, torch.float16), 100
+    for table, weight in (*((torch.float32, half) for half in halves), *((half, torch.float32) for half in halves)):
+        for columns in (16, 128):
+            weights = [torch.zeros(columns, width, dtype=weight)] * 2
+            gpu.gather_linears(torch.zeros(NODES, width, dtype=table), ids, weights, [weights[0][:, 0].contiguous()])
+    tune.choose, torch.backends.cuda.matmul.allow_tf32 = chosen, before
+
+
 def activations(dtype: torch.dtype, width: int) -> None:
     """Every activation, with a norm and without, with a bias and without."""
     indices, vector = torch.zeros(EDGES, dtype=torch.int32), torch.zeros(width)
@@ -333,6 +345,7 @@ def main() -> None:
             heads_of_one_row(torch.float32)
             segments(torch.float32, 4, 32)
             dense_products(torch.float32)
+        products_of_two_dtypes()
         wide_rows(torch.float32, WIDEST)
         feeding()
         steps()

@@ -76,6 +76,12 @@ def reached(function: JITFunction, seen: set[JITFunction]) -> set[JITFunction]:
     return seen
 
 
+def _register_products(text: str) -> int:
+    """How many products of groups of warps read their left operand from registers, after the instruction."""
+    operands = [line.split(" : ")[-1].split(" * ")[0] for line in text.splitlines() if "warp_group_dot " in line]
+    return sum("dot_op" in operand for operand in operands)
+
+
 def resources() -> list[dict]:
     """Registers, stack and shared memory of every binary, as ``cuobjdump`` reads them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -89,5 +95,6 @@ def resources() -> list[dict]:
             module = function.fn.__module__.rpartition(".")[2]
             rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
                          "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]),
+                         "register_products": _register_products(binary.asm["ttgir"]),
                          "vectors": len(re.findall(r"ld\.global\.v4", binary.asm["ptx"])), **settings})  # fmt: skip
     return rows

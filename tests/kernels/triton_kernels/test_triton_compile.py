@@ -47,6 +47,8 @@ def test_every_kernel_compiles_and_spills_no_registers(request):
     assert all(0 < row["registers"] <= 255 for row in found["resources"])
     spilling = [row for row in found["resources"] if row["stack"]]
     assert not spilling, spilling
+    hasty = [row for row in found["resources"] if row["register_products"]]
+    assert not hasty, f"Triton lets registers be overwritten while products read them (its issue 9433): {hasty}"
     _check_wide_rows(found["resources"])
     shards = [row for row in found["resources"] if row["kernel"] == "gpu_shards._gather_shards"]
     assert {row["vectors"] > 0 for row in shards if row["ALIGNED"] == 16} == {True}, "peers are read 16 bytes at a time"
