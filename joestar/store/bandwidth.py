@@ -102,13 +102,14 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
         return size / clock(work) / 1e9
 
     def zero_copy(every: int) -> float:
-        """By what the later rows take more than a quarter alone: of few rows, a launch is much of the time."""
+        """With its launch, as macro-batches load; of the fewest, which steps read themselves, what three quarters add."""
         there = _spread(rows, every).to(device)
-        some, read = there.numel() // 4, there.numel()
-        few, every_one = (timed(lambda n=n: fill_rows(source.view, there[:n], slots[:n], near)) for n in (some, read))
-        if every_one - few < every_one / 4:  # no clock for so few
-            return read * row_bytes / every_one / 1e9
-        return (read - some) * row_bytes / (every_one - few) / 1e9
+        some, read = (there.numel() // 4 if every == SPARSE[-1] else 0), there.numel()
+        all_of_them = timed(lambda: fill_rows(source.view, there, slots[:read], near))
+        few = timed(lambda: fill_rows(source.view, there[:some], slots[:some], near)) if some else 0.0
+        if all_of_them - few < all_of_them / 4:  # no clock for so few
+            some, few = 0, 0.0
+        return (read - some) * row_bytes / (all_of_them - few) / 1e9
 
     gathered = rate(moved, host_side, _seconds) if has_native() else 0.0
     return Speeds(

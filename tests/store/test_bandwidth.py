@@ -82,7 +82,9 @@ def test_what_is_timed_is_what_it_says(monkeypatch):
 
 
 def test_a_launch_is_no_part_of_the_speed_of_rows(monkeypatch):
-    """With a clock of 5 s per launch and 1 s per row, a row takes 1 s; where it cannot tell, all together count."""
+    """Of steps that read few rows: with a clock of 5 s per launch and 1 s per row, a row takes 1 s.
+
+    Where the clock cannot tell, and for rows that are loaded, launches count."""
     calls = []
 
     def fill(view, ids, slots, near):
@@ -96,9 +98,11 @@ def test_a_launch_is_no_part_of_the_speed_of_rows(monkeypatch):
 
         return seconds
 
-    monkeypatch.setattr(bandwidth, "SOURCE_BYTES", 2**20)
+    monkeypatch.setattr(bandwidth, "SOURCE_BYTES", 2**21)
     monkeypatch.setattr(bandwidth, "fill_rows", fill)
-    for launch, expected in ((5.0, 64 / 1e9), (1e6, 256 / 1e6 * 64 / 1e9)):
+    rows = 2**21 // 64
+    for launch, expected in ((5.0, 64 / 1e9), (1e6, rows / 256 / 1e6 * 64 / 1e9)):
         monkeypatch.setattr(bandwidth, "_seconds", clock(launch))
         found = bandwidth.measure(torch.device("cpu"), 64).sparse
-        assert found[64] == pytest.approx(expected, rel=1e-2)
+        assert found[256] == pytest.approx(expected, rel=1e-2)
+        assert found[64] == pytest.approx(64 * rows / 64 / (launch + rows / 64) / 1e9)
