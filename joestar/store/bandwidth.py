@@ -102,7 +102,7 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
         return size / clock(work) / 1e9
 
     def zero_copy(every: int) -> float:
-        """With its launch, as macro-batches load; of the fewest, which steps read themselves, what three quarters add."""
+        """With its launch, as macro-batches load; of the fewest, which steps read, what three quarters add."""
         there = _spread(rows, every).to(device)
         some, read = (there.numel() // 4 if every == SPARSE[-1] else 0), there.numel()
         all_of_them = timed(lambda: fill_rows(source.view, there, slots[:read], near))

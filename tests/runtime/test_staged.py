@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import statistics
 import threading
 
 import pytest
@@ -12,10 +11,8 @@ import torch.nn.functional as F
 import joestar
 from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, SamplerError, StageError
-from joestar.profile.ledger import Report
 from joestar.profile.numbers import parse_bytes
 from joestar.runtime.executor import Executor
-from joestar.staged.planning import Planner
 from joestar.staged.step import StagedStep, borders
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
@@ -246,40 +243,6 @@ def test_what_fits_is_resident(graph):
     plain = compiled(graph, False)
     assert run(step, graph) == run(plain, graph)
     assert step.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx)
-
-
-@pytest.mark.parametrize(("size", "share"), [(None, 0.8), (60, 0.8), (120, 0.8), (180, 0.9)])
-def test_a_plan_fills_the_budget_and_training_is_as_planned(tmp_path, size, share):
-    """``None``: of the size that is best at this machine's present speed, so any."""
-    made = planted("tiny")
-    torch.manual_seed(0)
-    net = joestar.nn.GraphSAGE(16, 8, 2, 5)
-    sampler, adam = joestar.NeighborSampler(made, [2, 2]), torch.optim.Adam(net.parameters())
-    budget = int(share * sum(Planner(net, sampler, 1, batch=20).resident().values()))
-    step = joestar.compile(
-        net, sampler, F.cross_entropy, adam, backend="eager", memory=budget, batch_size=20,
-        first_stage=None if size is None else joestar.LargeBatch(size),
-    )  # fmt: skip
-    assert not step.plan.fits and step.plan.num_seeds == (size or step.plan.num_seeds)
-    assert 0.8 * budget < step.plan.memory <= budget
-    assert "hot nodes" in str(step.plan)
-    assert len(list(step.epoch(made.train_idx, 20))) == 25
-    assert step.traffic.cut == 0
-    report = step.report()
-    assert "per macro-batch" in str(report)
-    for row in report.feeding.rows:
-        beside = 0.03 if step.plan.macro_batches > 3 else 0.07  # the first and last ones, which are smaller, weigh more
-        few = beside * step.plan.nodes if row.what == "to be loaded" else 0.0
-        assert row.measured == pytest.approx(row.planned, rel=0.15, abs=few), row
-    assert report.feeding.epoch == [], "the first epoch compiles"
-    for _ in range(2):
-        list(step.epoch(made.train_idx, 20))
-    report = step.report()
-    (row,) = report.feeding.epoch
-    assert row.planned == step.plan.epoch_seconds and row.measured == statistics.median(step.traffic.epochs[1:])
-    assert len(step.traffic.epochs) == 3 and "an epoch, s" in str(report)
-    report.save(tmp_path / "report.json")
-    assert Report.load(tmp_path / "report.json") == report
 
 
 def test_defaults_of_the_script_change_nothing():
