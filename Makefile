@@ -32,6 +32,7 @@ SOURCES := $(shell find joestar -type f -not -name '*.so' -not -path '*/__pycach
 # there, with PyTorch, a compiler and what pyproject.toml builds and tests with: GPU_PYTHON=python3, without a network.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS ?= tests/gpu tests/grid/test_grid_gpu.py
+GPU_WORKERS ?= 16
 GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed,build/gpu/.installed)
 
 .PHONY: train test fuzz test-all test-python test-cpp test-gpu lint format docs sanitize bench-cpp bench-gpu \
@@ -62,7 +63,7 @@ test-all: test-cpp $(VENV)/.installed
 # Without a GPU all of them would be skipped.
 test-gpu: $(GPU_READY)
 	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu: PyTorch sees no GPU.")'
-	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest -n $(GPU_WORKERS) --dist worksteal -m gpu $(GPU_TESTS)
 
 test-cpp: build/ctest/.built
 	ctest --test-dir build/ctest --output-on-failure
