@@ -75,6 +75,16 @@ def test_training_under_a_budget(tmp_path):
     assert saved.exists()
 
 
+@pytest.mark.fuzz
+def test_the_pipeline_as_the_docs_show_it_without_a_gpu(tmp_path):
+    """Macro-batches, of which some rows have to be loaded."""
+    ran("generate", "papers100M", str(tmp_path / "papers"), "--scale", "0.002")
+    given = ["--memory", "64MiB", "--batch-size", "200", "--hidden", "64", "--epochs", "3", "--backend", "eager"]
+    shown = ran("train", str(tmp_path / "papers"), *given)
+    number, loaded = re.search(r"(\d+) macro-batches of .*\((\d+)% have to be loaded\)", shown).groups()
+    assert int(number) > 1 and int(loaded) > 1 and "epoch 3/3" in shown
+
+
 @pytest.mark.parametrize("over_parts", [False, True])
 def test_the_plan_is_said_before_anything_is_allocated(tmp_path, monkeypatch, over_parts):
     parts = tmp_path / "parts.npz"
