@@ -132,11 +132,16 @@ class Step(Predictor):
             )
             executor = Executor(program, self.counters, cuda_graph=self._cuda_graph, **self._run)
             if self.group is None:  # ranks train alike, but each predicts for nodes of its own
-                executor.family = self._executors.values()
+                executor.spent = self._recompilations
             self._executors[kind] = executor
             if kind in self._resumed_programs:
                 self._executors[kind].load_state_dict(self._resumed_programs.pop(kind))
         return self._executors[kind]
+
+    def _recompilations(self) -> int:
+        """Because batches outgrew bounds, of all programs, those of a run that goes on here as well."""
+        waiting = sum(state["widened"] for state in self._resumed_programs.values())
+        return waiting + sum(executor.recompilations for executor in self._executors.values())
 
     def _sampler_of(self, kind: str):
         """The sampler of the ``train``, ``logits``, ``evaluated`` or ``predict`` program."""
@@ -188,6 +193,7 @@ class Step(Predictor):
         batch = seeds_per_rank(seeds.numel(), check_batch_size(batch_size), runner.world)
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
+            self._check()  # what is refused is still to be gone on with
             under_way = check_same(self._resumed.pop(0), seeds, batch * runner.world, shuffle, drop_last)
             number, given = under_way["number"], given | self._going_on(under_way)
         else:

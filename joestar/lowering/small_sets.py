@@ -122,8 +122,10 @@ def questions() -> Iterator[list[Question]]:
         result = contains(items, search, *given, **further)
         if search.is_python_constant() and result.is_python_constant() and result.as_python_constant() is False:
             sizes = [item.sym_num.node.expr for item in items if isinstance(getattr(item, "sym_num", None), SymInt)]
-            for size in sizes if isinstance(search.as_python_constant(), (int, float)) else ():
-                _note_asked(found, _CONTAINED, size, sympy.sympify(search.as_python_constant()), False)
+            wanted = search.as_python_constant()
+            whole = isinstance(wanted, int) or (isinstance(wanted, float) and wanted.is_integer())
+            for size in sizes if whole and wanted >= 0 else ():
+                _note_asked(found, _CONTAINED, size, sympy.Integer(int(wanted)), False)
         return result
 
     for kind in plain:

@@ -155,7 +155,7 @@ def _feeding(feeding: FeedingRecord) -> list:
     for row in feeding.rows:
         table.add_row(row.what, numbers.digits(row.planned), numbers.digits(row.measured))
     for row in feeding.epoch:
-        table.add_row(f"an epoch, {row.what}", numbers.digits(row.planned), numbers.digits(row.measured))
+        table.add_row(row.what, numbers.digits(row.planned), numbers.digits(row.measured))
     return [*lines, table, _wrapped(f"{counts}; {seconds}"), *_history(feeding.history)]
 
 

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -35,7 +35,7 @@ class SizeBook:
 
 GROWTH = (1.0, 1.15, 1.5, 2.0, 3.0)
 """Room beyond the demand that each widening of the bounds leaves. There are no more than these, whatever the input, of
-all programs of a step together: afterwards batches that do not fit run exactly."""
+all programs of a step together (several ranks: of each): afterwards batches that do not fit run exactly."""
 
 
 class Executor:
@@ -49,7 +49,7 @@ class Executor:
 
     Attributes:
         widened: recompilations so far because batches outgrew the bounds.
-        family: the executors whose recompilations count together.
+        spent: the ``recompilations`` that count together: of all programs of a step; of several ranks, its own.
         agree: (what, sizes) -> the largest of every size over the ranks, where there are several; else ``None``.
     """
 
@@ -67,7 +67,7 @@ class Executor:
         self.observed: SizeProfile | None = None
         self.overflows = 0
         self.widened = 0
-        self.family: Collection[Executor] = (self,)
+        self.spent: Callable[[], int] = lambda: self.recompilations
         self.cuda_graph = cuda_graph
         self.before_compile: list[Callable[[], None]] = [self._drop_replay]
         self.resumed: dict | None = None
@@ -121,8 +121,13 @@ class Executor:
             bounds = [max(new, old) for new, old in zip(bounds, self.program.bounds, strict=True)]
         self.compile(bounds if self.agree is None else self.agree("bounds of sampled sets", bounds), batch)
 
+    @property
+    def recompilations(self) -> int:
+        """``widened``, with those of a run that goes on here."""
+        return self.widened if self.resumed is None else self.resumed["widened"]
+
     def _may_recompile(self) -> bool:
-        widened = sum(executor.widened for executor in self.family)
+        widened = self.spent()
         if widened < len(GROWTH):
             return True
         self._say_once(

@@ -241,8 +241,8 @@ class Program:
 
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
-        keep_rows(gm, self.origin)
         remove_in_place(gm)
+        keep_rows(gm)
         place_expectations(gm)
         if self.graph.positions is not None:
             settle_slots(gm, captured.roles, self.graph, self.origin)

@@ -139,7 +139,7 @@ class StepRunner:
 
     def take(self, run: Run) -> Tensor:
         """The next step of the run; returns its loss, which has happened in the order of the current stream."""
-        position = run.position
+        position, self._under_way = run.position, False
         if self.state.device.type == "cuda":
             self._streams.follow()
         try:
@@ -161,7 +161,6 @@ class StepRunner:
         return run.loss(position)
 
     def _carry_out(self, run: Run) -> None:
-        self._under_way = False
         self.update.switch(run)
         self.state.hold(run)
         if self._is_padded(run):
@@ -323,6 +322,7 @@ class StepRunner:
         self.counters.fallbacks += 1
         self.state.flag.zero_()
         self._exact(run)
+        self._under_way = False
         with contextlib.nullcontext() if self.ranks is None else self.ranks.long("compiling for larger batches"):
             self.executor.after_overflow()
 

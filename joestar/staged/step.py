@@ -104,10 +104,10 @@ class StagedStep(Step):
         """Of the epochs behind the first, which compiles; and of the device's memory."""
         found = []
         if len(self.traffic.epochs) > 1:
-            found.append(Expected("s", self.plan.epoch_seconds, statistics.median(self.traffic.epochs[1:])))
+            found.append(Expected("an epoch, s", self.plan.epoch_seconds, statistics.median(self.traffic.epochs[1:])))
         if self.graph.device.type == "cuda":
             peak = torch.cuda.max_memory_reserved(self.graph.device)
-            found.append(Expected("GiB of the device, at most", self.plan.memory / 2**30, peak / 2**30))
+            found.append(Expected("the device at most, GiB", self.plan.memory / 2**30, peak / 2**30))
         return found
 
     def _planned_ones(self, seen: Traffic) -> float:

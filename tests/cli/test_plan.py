@@ -75,7 +75,6 @@ def test_training_under_a_budget(tmp_path):
     assert saved.exists()
 
 
-@pytest.mark.fuzz
 def test_the_pipeline_as_the_docs_show_it_without_a_gpu(tmp_path):
     """Macro-batches, of which some rows have to be loaded."""
     ran("generate", "papers100M", str(tmp_path / "papers"), "--scale", "0.002")

@@ -234,7 +234,7 @@ ERRORS = [
     (at_least_one, ("max(num_edges (of sampled set 1), 1) = num_edges", "torch.tensor(size).clamp(min=1)", *BRANCH)),
     (at_most_one, ("min(num_edges (of sampled set 1), 1) = 1", *BRANCH)),
     (none_in_shape, ("0 in", "num_src (of sampled set 2)", *BRANCH)),
-    (float_in_shape, ("1.0 in", "num_edges (of sampled set 1)", *BRANCH)),
+    (float_in_shape, ("1 in", "num_edges (of sampled set 1)", *BRANCH)),
     (number_in_sizes, ("5 in", "num_edges (of sampled set 1)", *BRANCH)),
     (loop_over_few, ("Min(2, num_src (of sampled set 2) - 1) = 2", *BRANCH)),
     (loop_over_size, ("sizes vary per batch",)),

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import joestar
-from joestar.errors import CaptureError, JoestarWarning
+from joestar.errors import JoestarWarning
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 from tests.runtime.plain import plain_logits
 
-pytestmark = pytest.mark.usefixtures("cheapest_captures")
+pytestmark = [
+    pytest.mark.usefixtures("cheapest_captures"), pytest.mark.filterwarnings("ignore:squeeze leaves rows alone")
+]  # fmt: skip
 
 IDX = torch.arange(60)
 
@@ -43,7 +45,7 @@ def compiled(weigh, execution="padded"):
 def test_a_batch_of_one_row_is_as_others(execution):
     """``softmax(0)`` of a squeezed single row would be taken over nothing, or over columns."""
     step = compiled(lambda column: column.squeeze().softmax(0), execution)
-    with pytest.warns(JoestarWarning, match=r"squeeze\(\) leaves rows alone(?s:.)*test_squeezed.py:\d+ in "):
+    with pytest.warns(JoestarWarning, match=r"squeeze leaves rows alone(?s:.)*test_squeezed.py:\d+ in "):
         losses = [loss.item() for loss in step.epoch(IDX, 20)]
     named = compiled(lambda column: column.squeeze((1, 2)).softmax(0), execution)
     with warnings.catch_warnings():
@@ -58,15 +60,33 @@ def test_a_batch_of_one_row_is_as_others(execution):
             torch.testing.assert_close(step.predict(seeds), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "weigh",
-    [
-        lambda column: column.squeeze(0).sum((1, 2)),
-        lambda column: torch.squeeze(column, (0, 1, 2)),
+SPELLINGS = {
+    "in place": (lambda column: column.clone().squeeze_().softmax(0), lambda column: column.squeeze((1, 2)).softmax(0)),
+    "rows, in place": (lambda column: column.clone().squeeze_(0).mean((1, 2)), lambda column: column.mean((1, 2))),
+    "rows": (lambda column: column.squeeze(0).sum((1, 2)), lambda column: column.sum((1, 2))),
+    "rows from behind": (lambda column: column.squeeze(-3).sum((1, 2)), lambda column: column.sum((1, 2))),
+    "all, named": (lambda column: torch.squeeze(column, (0, 1, 2)).softmax(0), lambda c: c.squeeze((1, 2)).softmax(0)),
+    "nothing to drop": (
         lambda column: column.expand(-1, 2, 2).squeeze().sum((1, 2)),
-    ],
-)
-def test_rows_are_not_to_be_dropped(weigh):
-    step = compiled(weigh)
-    with pytest.raises(CaptureError, match=r"squeeze would drop the dimension of rows(?s:.)*test_squeezed.py:\d+ in "):
-        step.predict(IDX)
+        lambda column: column.expand(-1, 2, 2).sum((1, 2)),
+    ),
+    "vectors": (lambda column: column.flatten().squeeze().softmax(0), lambda column: column.flatten().softmax(0)),
+}
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_rows_stay_however_it_is_spelt(name, execution):
+    spelt, meant = SPELLINGS[name]
+    step, plain = compiled(spelt, execution), compiled(meant, execution)
+    step.predict(IDX)
+    for seeds in (IDX[:1], IDX[:5]):
+        seeds = seeds.to(step.graph.indices.dtype)
+        expected = plain_logits(copy.deepcopy(plain.model).eval(), plain.sampler, seeds, -1, 0)
+        torch.testing.assert_close(step.predict(seeds), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_what_names_no_dimension_or_columns_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JoestarWarning)
+        compiled(lambda column: column.squeeze(()).squeeze(2).squeeze(-1)).predict(IDX)

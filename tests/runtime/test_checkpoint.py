@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import joestar
-from joestar.errors import CheckpointError, ConfigError, JoestarWarning
+from joestar.errors import ChangedAfterCompileError, CheckpointError, ConfigError, JoestarWarning
 from joestar.runtime import checkpoint
 from joestar.runtime.checkpoint import read_checkpoint, write_checkpoint
 from tests.runtime.common import make_step, planted_graph, tight_bounds, train
@@ -288,3 +288,17 @@ def test_resume_needs_a_folder_and_the_same_fit(tmp_path):
     saved.save(step)
     with pytest.raises(CheckpointError, match="no checkpoint of fit"):
         step.fit(IDX, VAL, 1, 100, checkpoints=saved, resume=True)
+
+
+def test_a_change_that_is_refused_does_not_end_the_epoch_that_goes_on():
+    step = make_step(graph=planted_graph(nodes=400))
+    epoch = step.epoch(torch.arange(60), 10)
+    losses = [next(epoch).item() for _ in range(2)]
+    again = make_step(graph=planted_graph(nodes=400))
+    again.load_state_dict(step.state_dict())
+    losses += [loss.item() for loss in epoch]
+    normalize, again.model.convs[0].normalize = again.model.convs[0].normalize, True
+    with pytest.raises(ChangedAfterCompileError, match="normalize was changed"):
+        next(again.epoch(torch.arange(60), 10))
+    again.model.convs[0].normalize = normalize
+    assert [loss.item() for loss in again.epoch(torch.arange(60), 10)] == losses[2:] and again.epochs_done == 1

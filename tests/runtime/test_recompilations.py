@@ -118,6 +118,24 @@ def test_programs_share_what_may_be_compiled_again():
     assert any("programs were compiled again 5 times" in note for note in step.report().counters.notes)
 
 
+def test_a_run_that_goes_on_has_what_is_left():
+    """Also of programs that it has not used yet."""
+    step = compiled_again((1.02 ** torch.arange(350)).long(), [("predict", 4, False)])
+    assert step.counters.recompiles == 5
+    under_way = step.epoch(torch.arange(350), 4, shuffle=False)
+    next(under_way)
+    again = compiled_again((1.02 ** torch.arange(350)).long(), [])
+    again.load_state_dict(step.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JoestarWarning)
+        assert [loss.item() for loss in again.epoch(torch.arange(350), 4, shuffle=False)] == [
+            loss.item() for loss in under_way
+        ]
+        again.predict(torch.arange(350), 4)
+    assert [executor.widened for executor in again._executors.values()] == [0, 5]
+    assert again._executor("train").program.bounds == step._executor("train").program.bounds
+
+
 def test_bounds_come_from_all_over_the_epoch():
     """In the order of ids the first batches are the smallest: bounds from them alone would be far too small."""
     graph = staircase()
