@@ -94,7 +94,8 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
         assert "finished" not in last.text
 
 
-@pytest.mark.parametrize(("captured", "word"), [(True, 3), pytest.param(False, 3, marks=pytest.mark.fuzz)])
+@pytest.mark.fuzz
+@pytest.mark.parametrize(("captured", "word"), [(True, 3), (False, 3)])
 def test_no_rank_goes_on_after_an_interrupt_in_the_middle_of_a_step(tmp_path, captured, word):
     """They were a step apart then, and added up gradients of different ones."""
     outcomes = run(2, differing_scenarios.interrupted_and_goes_on, captured, word, folder=tmp_path, seconds=60.0)

@@ -25,7 +25,7 @@ EXTENDED_SHARDS, EXTENDED_CHECKED = 4, 2
 """Of programs with additions: all, and those of ``make fuzz``."""
 FIRED = 1
 """Rewrites of every pass in a shard, at least."""
-REALLY_CAPTURED = {True: 1 / 3, False: 1 / 10}
+REALLY_CAPTURED = {True: 1 / 3, False: 1 / 30}
 """Share of the packs that go through the real capture, in thorough shards and in others (``tracing.py``)."""
 
 

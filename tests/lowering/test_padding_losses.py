@@ -149,6 +149,7 @@ def test_negative_variances():
             execution(case.seeds(), 0)
 
 
+@pytest.mark.fuzz
 def test_per_entry():
     logits = F.binary_cross_entropy_with_logits
     check_losses({

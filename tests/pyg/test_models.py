@@ -226,6 +226,7 @@ class Ordered(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.every(3)
 def test_the_place_of_added_loops_is_nothing_to_rely_on(graph, name):
     """The capture says so, of which there is one for both executions."""
     step = _compiled(Ordered(ORDERS[name]), graph)

@@ -129,6 +129,7 @@ def _small(**options):
 
 
 @pytest.mark.parametrize("use", AMBIENT)
+@pytest.mark.every(3)
 def test_autocast_around_a_step_is_refused(use):
     """A program has its own: in plain PyTorch the model would run in 16 bits."""
     step = _small()
