@@ -7,16 +7,14 @@ prints the numbers of those that fail, and at the end how many were compared.
 
 import argparse
 import contextlib
-import logging
 import multiprocessing
 import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import torch
-
 from .execute import Report, run_pack
 from .generate import PER_PACK, write
+from .workers import quiet, whole_pack
 
 COUNTS = ("programs", "compared", "plain", "autocast", "trained", "overflows", "chosen", "impossible")
 
@@ -31,26 +29,14 @@ def repeat(number: int, backend: str) -> bool:
     return not report.wrong
 
 
-def _pack(pack: int) -> Report:
-    report = Report(thorough=True)
-    run_pack(pack, report)
-    torch._dynamo.reset()
-    return report
-
-
-def _quiet() -> None:
-    torch.set_num_threads(1)
-    logging.getLogger("torch.__trace").handlers = []
-
-
 @contextlib.contextmanager
 def _mapped(workers: int):
     """A function like ``map``, over so many processes."""
     if workers == 1:
-        _quiet()
+        quiet()
         yield map
         return
-    with multiprocessing.get_context("spawn").Pool(workers, _quiet, maxtasksperchild=200) as pool:
+    with multiprocessing.get_context("spawn").Pool(workers, quiet, maxtasksperchild=200) as pool:
         yield pool.imap
 
 
@@ -59,7 +45,7 @@ def run_range(first: int, last: int, workers: int) -> bool:
     packs = range(first // PER_PACK, -(-last // PER_PACK))
     totals, failed, refused = dict.fromkeys(COUNTS, 0), [], 0
     with _mapped(workers) as over:
-        for done, report in enumerate(over(_pack, packs), 1):
+        for done, report in enumerate(over(whole_pack, packs), 1):
             totals = {name: total + getattr(report, name) for name, total in totals.items()}
             failed += report.failed
             refused += len(report.refused)

@@ -1,6 +1,10 @@
 """What the fuzzer compares with can tell right from wrong, and its quick traces are captures."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ from torch import nn
 from joestar.profile.sizes import measure, step_key
 
 from . import __main__ as command_line
-from . import execute, plain, settings, steps, tracing
+from . import execute, plain, settings, steps, tracing, workers
 from .execute import Report, batch_of, check
 from .generate import PER_PACK, PER_SHARD, write
 from .runs import Runs, differences
@@ -152,10 +156,20 @@ def test_the_command_line(monkeypatch, capsys):
         report.programs += PER_PACK
         report.fail(write(pack * PER_PACK + 1), ["padded: loss: off"] if pack == 8 else [])
 
-    monkeypatch.setattr(command_line, "run_pack", run_pack)
+    monkeypatch.setattr(workers, "run_pack", run_pack)
     assert command_line.main(["--range", "30", "40"]) == 0
     assert "'programs': 10" in (out := capsys.readouterr().out) and "every execution of every program agrees" in out
     assert command_line.main(["--range", "30", "50"]) == 1
     assert "failed: [41]" in (out := capsys.readouterr().out) and "padded: loss: off" in out
     with pytest.raises(SystemExit):
         command_line.main([])
+
+
+@pytest.mark.fuzz
+def test_several_processes():
+    """What they run has to be found by processes whose ``__main__`` is another."""
+    tests = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "fuzz", "--range", "30", "40", "--workers", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "'programs': 10" in done.stdout, done.stderr[-2000:]
