@@ -33,7 +33,7 @@ _MIXED = [
 ]
 """Of rows whose dtype is not the weights'. Converted rows are operands in registers, and on a Hopper products of groups
 of four warps and 64 rows read those after the instruction: Triton 3.6 lets the next tile overwrite them (its issue
-9433; now and then rows missed a tile of columns). Products of smaller tiles are instructions that wait."""
+9433; now and then 16 rows of a result were wrong). Products of smaller tiles are instructions that wait."""
 _KEPT_BYTES = 512
 """Longest row of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
 _TILE = 64

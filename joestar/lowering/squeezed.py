@@ -32,11 +32,9 @@ def keep_rows(gm: fx.GraphModule) -> None:
         files = [file for file, *_ in node_frames(node) if is_user(file)]
         if files and is_own(files[-1]):
             named = [dim - value.dim() for dim in columns]
-            instead = (
-                f"Name the columns: squeeze({named[0] if len(named) == 1 else tuple(named)})"
-                if named
-                else ("There is nothing else to drop: leave it out")
-            )
+            instead = "There is nothing else to drop: leave it out"
+            if named:
+                instead = f"Name the columns: squeeze({named[0] if len(named) == 1 else tuple(named)})"
             warnings.warn(
                 "squeeze leaves rows alone here, as many as a batch has; PyTorch drops their dimension where there is "
                 f"one. {instead}.\n  at {node_line(node)}",

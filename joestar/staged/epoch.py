@@ -19,7 +19,7 @@ class StagedEpoch(Epoch):
     def __init__(self, step: "StagedStep", *given, **further):
         super().__init__(*given, **further)
         self._step = step
-        self._first, self._since = self._position, 0.0
+        self._since = 0.0
         self._seeds_in_order: Tensor | None = None
         self._feed: Feed | None = None
 
@@ -49,7 +49,7 @@ class StagedEpoch(Epoch):
         if not self.begun:
             self._since = time.perf_counter()
         taken = super().__next__()
-        if not self.running and self._first == 0:
+        if not self.running and self._position == 0:  # else an earlier process took some of it
             self._step.traffic.epochs.append(time.perf_counter() - self._since)
         return taken
 

@@ -119,8 +119,7 @@ class Planner:
         width = max((max(p.shape) if p.dim() > 1 else 1 for p in self.model.parameters()), default=1)
         width = max(width, max((v[:1].numel() for v in self.graph.ndata.values()), default=1) // 2)
         sizes, labels = self.sizes
-        nodes = [size for size, label in zip(sizes, labels, strict=True) if label == "compact"]
-        inner = sum([self.batch, *nodes[:-1]])  # the outermost nodes' rows are read where they are
+        inner = sum(self._inner())
         edges = sum(size for size, label in zip(sizes, labels, strict=True) if label != "compact")
         parameters = sum(p.numel() * p.element_size() for p in self.model.parameters())
         values = 4 * width * inner * 5 + 16 * edges + 4 * parameters
@@ -273,10 +272,13 @@ class Planner:
     def _step_seconds(self) -> float:
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
         edges = [size for size, label in zip(*self.sizes, strict=True) if label == "sample"]
-        nodes = [size for size, label in zip(*self.sizes, strict=True) if label == "compact"]
-        inner = sum([self.batch, *nodes[:-1]])
-        moved = max(edges, default=0) * row + PASSES * inner * self._hidden_bytes()
+        moved = max(edges, default=0) * row + PASSES * sum(self._inner()) * self._hidden_bytes()
         return self.speeds.step + moved / self.speeds.memory + self._operations() / self.speeds.products
+
+    def _inner(self) -> list[int]:
+        """Nodes of a batch that have edges, per layer, from the seeds outwards; rows of the outermost are read in place."""
+        nodes = [size for size, label in zip(*self.sizes, strict=True) if label == "compact"]
+        return [self.batch, *nodes[:-1]]
 
     def _hidden_bytes(self) -> int:
         """Of a hidden row: as wide as what layers behind the first read, if that can be told from their weights."""
@@ -288,9 +290,8 @@ class Planner:
 
     def _operations(self) -> float:
         """Of a step's products, forward and backward, weights taken to be alike in all layers."""
-        nodes = [size for size, label in zip(*self.sizes, strict=True) if label == "compact"]
-        weights = sum(p.numel() for p in self.model.parameters() if p.dim() > 1)
-        return 6.0 * sum([self.batch, *nodes[:-1]]) * weights / max(1, len(nodes))
+        inner, weights = self._inner(), sum(p.numel() for p in self.model.parameters() if p.dim() > 1)
+        return 6.0 * sum(inner) * weights / len(inner)
 
     def _not_ahead(self, whole: dict[str, int]) -> ConfigError:
         return ConfigError(
