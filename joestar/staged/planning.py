@@ -276,7 +276,7 @@ class Planner:
         return self.speeds.step + moved / self.speeds.memory + self._operations() / self.speeds.products
 
     def _inner(self) -> list[int]:
-        """Nodes of a batch that have edges, per layer, from the seeds outwards; rows of the outermost are read in place."""
+        """Nodes of a batch that have edges, per layer, from the seeds outwards; outermost rows are read in place."""
         nodes = [size for size, label in zip(*self.sizes, strict=True) if label == "compact"]
         return [self.batch, *nodes[:-1]]
 
