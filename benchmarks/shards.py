@@ -11,7 +11,8 @@ Hot rows are those that ``joestar.compile`` chooses; each amount of ``--hot`` is
 left out. ``read_us``, ``read_gbps``: rows of a real batch read by the store alone, all ranks at the same time, captured
 in a graph of 20 on a GPU, the median of 20 replays; bytes of all its rows over that time. ``rows``: of that batch;
 ``hot_share``: of these, held by this GPU as hot ones. ``load_s``: of making the store. ``plan``: what the planner says.
-All of rank 0; ``peak_GiB``: what PyTorch's allocator had at most, without shards.
+``prefetched``: steps whose rows were made ahead. All of rank 0; ``peak_GiB``: what PyTorch's allocator had at most,
+without shards.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from joestar.data.planted import shape_of
 from joestar.graph_api.row_source import source_of
 
 READS = 20
+LISTS = ("hot", "tiers", "prefetch", "device", "plan")
 
 
 class Noise:
@@ -59,12 +61,13 @@ def main() -> None:
     noise = Noise(graph.num_nodes, width, dtype, device)
     for tier in options.tiers.split(","):
         for hot in options.hot.split(",") if tier != "replicated" else ["0"]:
-            found = _measured(tier, None if hot == "0" else hot, graph, noise, group, options)
-            if joestar.distributed.is_first():
-                print(json.dumps(found), flush=True)
+            for ahead in options.prefetch.split(","):
+                found = _measured(tier, None if hot == "0" else hot, ahead == "1", graph, noise, group, options)
+                if joestar.distributed.is_first():
+                    print(json.dumps(found), flush=True)
 
 
-def _measured(tier: str, hot: str | None, graph, noise: Noise, group, options) -> dict:
+def _measured(tier: str, hot: str | None, ahead: bool, graph, noise: Noise, group, options) -> dict:
     device = noise.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -77,22 +80,22 @@ def _measured(tier: str, hot: str | None, graph, noise: Noise, group, options) -
         )
     _wait(device)
     load = time.perf_counter() - start
-    source, step = source_of(graph.ndata, "x"), _step(graph, noise, options)
+    source, step = source_of(graph.ndata, "x"), _step(graph, noise, ahead, options)
     seconds = [_epoch(step, graph.train_idx, options.batch, group, device) for _ in range(options.epochs + 1)][1:]
     steps = len(step.epoch(graph.train_idx, options.batch))
     ids = _ids(step, graph, options.batch)
     microseconds = _read_us(graph.ndata["x"], source, ids, group, device)
     row = noise.shape[1] * noise.dtype.itemsize
     slots = None if source is None else source.slot_of
-    given = {name: value for name, value in vars(options).items() if name not in ("hot", "tiers", "device", "plan")}
+    given = {name: value for name, value in vars(options).items() if name not in LISTS}
     found = {
-        "tier": tier, "hot": hot, "world": joestar.distributed.world_size(), "device": str(device),
+        "tier": tier, "hot": hot, "prefetch": ahead, "world": joestar.distributed.world_size(), "device": str(device),
         "torch": torch.__version__, **given, "nodes": noise.shape[0], "row_bytes": row, "load_s": load,
         "seconds": seconds, "median": statistics.median(seconds), "steps": steps, "rows": ids.numel(),
         "read_us": microseconds, "read_gbps": ids.numel() * row / microseconds / 1e3,
         "hot_rows": 0 if source is None or source.hot is None else source.hot.numel(),
         "hot_share": None if slots is None else float((slots[ids.long()] >= 0).double().mean()),
-        "overflows": step.counters.overflows,
+        "overflows": step.counters.overflows, "prefetched": step.counters.prefetched,
         "peak_GiB": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
     }  # fmt: skip
     if options.plan and tier != "replicated":
@@ -117,7 +120,7 @@ def _whole(noise: Noise) -> torch.Tensor:
     return out
 
 
-def _step(graph, noise: Noise, options):
+def _step(graph, noise: Noise, ahead: bool, options):
     torch.manual_seed(0)
     fanouts = [int(n) for n in options.fanouts.split(",")]
     make = {"sage": joestar.nn.GraphSAGE, "gat": joestar.nn.GAT}[options.model]
@@ -126,7 +129,7 @@ def _step(graph, noise: Noise, options):
     sampler = joestar.NeighborSampler(graph, fanouts, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     autocast = None if noise.dtype == torch.float32 else noise.dtype
-    settings = {"backend": options.backend, "autocast": autocast, "batch_size": options.batch}
+    settings = {"backend": options.backend, "autocast": autocast, "batch_size": options.batch, "prefetch": ahead}
     return joestar.compile(model, sampler, F.cross_entropy, optimizer, **settings)
 
 
@@ -190,6 +193,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--tiers", default="replicated,sharded,host")
     parser.add_argument("--hot", default="0,8GiB", help="bytes of hot rows on every GPU; several after commas")
+    parser.add_argument("--prefetch", default="0", help="1: rows of the next step are gathered ahead; or 0,1")
     parser.add_argument("--model", default="sage", choices=("sage", "gat"))
     parser.add_argument("--fanouts", default="15,10,5")
     parser.add_argument("--hidden", type=int, default=128)

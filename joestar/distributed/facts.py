@@ -92,7 +92,8 @@ def checksum(tensor: Tensor) -> int:
 def checksums(tensors: list[Tensor]) -> list[int]:
     """Of every tensor, a sum over the bits of all values, each by its place; a device is waited for once, at the end.
 
-    It takes memory for ``CHUNK`` entries, beside a copy of a tensor that is not contiguous.
+    Small tensors are added up together: a model has many, and each would cost a few launches. It takes memory for some
+    ``CHUNK`` entries, beside a copy of a tensor that is not contiguous.
     """
     sums = [0] * len(tensors)
     by_device: dict[torch.device, list[int]] = {}
@@ -100,12 +101,29 @@ def checksums(tensors: list[Tensor]) -> list[int]:
         by_device.setdefault(tensor.device, []).append(number)
     for device, numbers in by_device.items():
         words = [_words(tensors[number]) for number in numbers]
-        most = min(CHUNK, max(1, *(each.numel() for each in words)))
+        groups = _grouped(words)
+        most = min(CHUNK, max(1, *(sum(words[each].numel() for each in group) for group in groups)))
         places = torch.arange(1, 2 * most, 2, dtype=torch.int64, device=device)
-        found = torch.stack([_weighted(each, places) for each in words]).tolist()
-        for number, value in zip(numbers, found, strict=True):
+        parts = [_each([words[each] for each in group], places) for group in groups]
+        order = [numbers[each] for group in groups for each in group]
+        for number, value in zip(order, torch.cat(parts).tolist(), strict=True):
             sums[number] = value
     return sums
+
+
+def _grouped(words: list[Tensor]) -> list[list[int]]:
+    """Tensors that are added up together: of one dtype and at most ``CHUNK`` entries, or one alone."""
+    groups: list[list[int]] = []
+    room: dict[torch.dtype, int] = {}
+    latest: dict[torch.dtype, list[int]] = {}
+    for number, each in enumerate(words):
+        size, kind = each.numel(), each.dtype
+        if kind not in latest or size > room[kind]:
+            latest[kind], room[kind] = [], CHUNK
+            groups.append(latest[kind])
+        latest[kind].append(number)
+        room[kind] -= size
+    return groups
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -115,6 +133,24 @@ def _words(tensor: Tensor) -> Tensor:
         flat = torch.view_as_real(flat).reshape(-1)
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return flat.contiguous().view(sizes[flat.element_size()])
+
+
+def _each(words: list[Tensor], places: Tensor) -> Tensor:
+    """``_weighted`` of every tensor, int64 ``[tensors]``: differences of running sums over all of them, which may wrap.
+
+    Args:
+        places: 1, 3, 5, ... for at least as many entries as these are together, or for some of a single tensor's.
+    """
+    if len(words) == 1:
+        return _weighted(words[0], places).view(1)
+    ends = torch.tensor([0, *(each.numel() for each in words)]).cumsum(0).to(places.device, non_blocking=True)
+    joined = torch.cat(words)
+    none = places.new_zeros(1)
+    sums, weighted = (
+        torch.cat([none, values.cumsum(0, dtype=torch.int64)])[ends].diff()
+        for values in (joined, places[: joined.numel()] * joined)
+    )
+    return weighted - 2 * ends[:-1] * sums
 
 
 def _weighted(words: Tensor, places: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ def of_op(device: str, name: str):
     Raises:
         AttributeError: there is none.
     """
+    importlib.import_module("joestar.ops")  # which name their kernels, if nothing has asked for them yet
     if name == "__all__":
         return sorted(NAMED[device])
     if name not in NAMED[device]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_columns import column_sums
 from joestar.kernels.gpu_join import split_columns_all
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, op, power_of_two
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, multiprocessors, op, power_of_two
 from joestar.kernels.gpu_row_sums import NARROW, row_sums
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 from joestar.kernels.layout import CAT_ALIGNMENT
@@ -151,11 +151,6 @@ def ones_are_free(width: int) -> bool:
     return cdiv(with_ones(width), _TILE) == cdiv(width, _TILE)
 
 
-def _cores(device: torch.device) -> int:
-    """Multiprocessors of a device (an H200 has 132)."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
 @op
 def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: int) -> list[Tensor]:
     """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, then the sums ``[C]`` of the first ``biases``.
@@ -203,7 +198,7 @@ def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: li
     def launch(config: tune.Config) -> None:
         tiles, parts = cdiv(n, config["ROWS"]), len(weights) * blocks
         if "AHEAD" in config:
-            programs = min(tiles, max(1, config["PER_CORE"] * _cores(table.device) // parts))
+            programs = min(tiles, max(1, config["PER_CORE"] * multiprocessors(table.device) // parts))
             config = {name: value for name, value in config.items() if name != "PER_CORE"}
             _gather_linear_kept[(programs * parts,)](*every, tiles, DEPTH=power_of_two(width), **settings, **config)
         else:

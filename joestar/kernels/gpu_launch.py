@@ -109,6 +109,11 @@ def cdiv(n: int, block: int) -> int:
     return -(-n // block)
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; where kernels are interpreted those of an H200."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 def rows_per_block(n: int, smallest: int = 32, largest: int = 256) -> int:
     """Rows of a program so that ``n`` rows make about 512 programs: enough for every multiprocessor, few sums."""
     return min(largest, max(smallest, power_of_two(cdiv(n, 512))))

@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_fill import _WARPS, TILE_BYTES
-from joestar.kernels.gpu_launch import cdiv, check_ids, on_device, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, multiprocessors, on_device, require
 from joestar.kernels.layout import power_of_two
 
+PROGRAMS = 2
+"""Programs per multiprocessor: enough for the links (4 MB under way), and most of its threads stay free for a step."""
 _WORDS = (torch.int32, torch.int16, torch.int8)
 _WIDEST = 2048
 """Bytes of a row that a tile holds at most."""
@@ -22,14 +24,9 @@ _VECTOR = 16
 """Bytes that a thread reads at a time, where rows begin at multiples of them."""
 
 
-@triton.jit(do_not_specialize=["n"])
-def _gather_shards(
-    pointers, slot_of, ids, out, n, WORLD: tl.constexpr, STRIPE: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """Every row is read once: from the hot rows of this device if they hold it, else from its owner."""
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+@triton.jit
+def _addresses(pointers, slot_of, ids, i, n, WORLD: tl.constexpr, STRIPE: tl.constexpr):
+    """Where rows are that ids name: (address of their owner's shard or of the hot rows, number among its rows)."""
     node = tl.load(ids + i, i < n, 0).to(tl.int64)
     stripe = node // STRIPE
     owner = stripe % WORLD
@@ -38,11 +35,32 @@ def _gather_shards(
         slot = tl.load(slot_of + node, i < n, -1).to(tl.int64)
         owner = tl.where(slot < 0, owner, WORLD)
         row = tl.where(slot < 0, row, slot)
-    base = tl.load(pointers + owner, i < n, 0).to(tl.pointer_type(out.dtype.element_ty))
-    base = tl.multiple_of(base, [ALIGNED, ALIGNED])  # an address that was loaded: without this no 16 bytes at a time
-    mask = (i < n) & (column < WIDTH)
-    value = tl.load(base + row * WIDTH + column, mask, 0)
-    tl.store(out + i.to(tl.int64) * WIDTH + column, value, mask)
+    return tl.load(pointers + owner, i < n, 0), row
+
+
+@triton.jit(do_not_specialize=["n"])
+def _gather_shards(
+    pointers, slot_of, ids, out, n, WORLD: tl.constexpr, STRIPE: tl.constexpr, WIDTH: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Every row is read once, from the hot rows of this device if they hold it, else from its owner; by few programs,
+    which take tiles in turns."""
+    step = tl.num_programs(0).to(tl.int64)
+    tile = tl.program_id(0).to(tl.int64)
+    tiles = ((n + ROWS - 1) // ROWS).to(tl.int64) * PARTS
+    i = tile // PARTS * ROWS + tl.arange(0, ROWS)[:, None]
+    address, row = _addresses(pointers, slot_of, ids, i, n, WORLD, STRIPE)
+    while tile < tiles:
+        column = (tile % PARTS).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask = (i < n) & (column < WIDTH)
+        base = address.to(tl.pointer_type(out.dtype.element_ty))
+        base = tl.multiple_of(base, [ALIGNED, ALIGNED])  # it was loaded: without this no 16 bytes at a time
+        value = tl.load(base + row * WIDTH + column, mask, 0)
+        place = out + i * WIDTH + column
+        tile += step
+        i = tile // PARTS * ROWS + tl.arange(0, ROWS)[:, None]  # the next tile's places arrive with this one's rows
+        address, row = _addresses(pointers, slot_of, ids, i, n, WORLD, STRIPE)
+        tl.store(place, value, mask)
 
 
 @on_device
@@ -75,10 +93,11 @@ def gather_shards(
     width = size // word.itemsize
     block = min(power_of_two(width), _WIDEST // word.itemsize)
     rows = max(1, TILE_BYTES // (block * word.itemsize))
-    grid = (cdiv(ids.numel(), rows), cdiv(width, block))
+    parts = cdiv(width, block)
+    grid = (max(1, min(PROGRAMS * multiprocessors(out.device), cdiv(ids.numel(), rows) * parts)),)
     hot = slot_of if cache is not None and cache.numel() else None
     _gather_shards[grid](
         pointers, hot, ids.contiguous(), out.view(ids.numel(), -1).view(word), ids.numel(), WORLD=world, STRIPE=stripe,
-        WIDTH=width, BLOCK=block, ROWS=rows, ALIGNED=math.gcd(size, _VECTOR), num_warps=_WARPS,
+        WIDTH=width, PARTS=parts, BLOCK=block, ROWS=rows, ALIGNED=math.gcd(size, _VECTOR), num_warps=_WARPS,
     )  # fmt: skip
     return out

@@ -192,6 +192,41 @@ def test_a_checksum_takes_little_memory(monkeypatch):
     assert facts.checksum(torch.arange(7)) == sum((2 * i + 1) * i for i in range(7))
 
 
+@pytest.mark.parametrize("chunk", [1, 16, 100, 1 << 20])
+def test_many_tensors_are_added_up_together_and_each_has_its_own_sum(monkeypatch, chunk):
+    random = torch.Generator().manual_seed(chunk)
+    sizes = [3, 0, 1, 40, 16, 17, 1, 99, 0, 8]
+    kinds = [torch.float32, torch.int64, torch.float64, torch.bool, torch.float16, torch.complex64]
+    tensors = [torch.randn(size, generator=random).mul(1e18).to(kind) for kind in kinds for size in sizes]
+    tensors += [torch.randint(-(2**62), 2**62, (size,), generator=random) for size in sizes]  # sums wrap
+    alone = [facts.checksum(tensor) for tensor in tensors]
+    monkeypatch.setattr(facts, "CHUNK", chunk)
+    assert facts.checksums(tensors) == alone
+    integers = tensors[-len(sizes) :]
+    wrapped = [sum((2 * i + 1) * v for i, v in enumerate(t.tolist())) + 2**63 for t in integers]
+    assert facts.checksums(integers) == [total % 2**64 - 2**63 for total in wrapped]
+
+
+def test_a_model_is_looked_at_with_few_launches():
+    tensors = [torch.ones(size) for size in range(1, 201)]
+    with _Calls() as calls:
+        facts.checksums(tensors)
+    views = {"view", "detach", "alias", "slice", "select", "_reshape_alias"}
+    assert len([name for name in calls.names if name not in views]) <= 30, calls.names
+
+
+class _Calls(TorchDispatchMode):
+    """Names of the ops that run within."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name.partition("::")[2])
+        return func(*args, **(kwargs or {}))
+
+
 class _Largest(TorchDispatchMode):
     """Bytes of the largest tensor that is made within, views left out."""
 
