@@ -143,7 +143,8 @@ def _each(words: list[Tensor], places: Tensor) -> Tensor:
     """
     if len(words) == 1:
         return _weighted(words[0], places).view(1)
-    ends = torch.tensor([0, *(each.numel() for each in words)]).cumsum(0).to(places.device, non_blocking=True)
+    sizes = torch.tensor([0, *(each.numel() for each in words)], dtype=torch.int64, device="cpu")
+    ends = sizes.cumsum(0).to(places.device, non_blocking=True)
     joined = torch.cat(words)
     none = places.new_zeros(1)
     sums, weighted = (
