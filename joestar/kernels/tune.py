@@ -2,12 +2,14 @@
 
 ``choose`` times the candidates of a kernel once per (kernel, device, shape class) with CUDA events, outside of CUDA
 graph captures, and stores the best in ``tune.json`` in the cache folder (``JOESTAR_CACHE``, else ``XDG_CACHE_HOME`` or
-``~/.cache``, there in ``joestar``), under the code of the kernels and the versions of PyTorch and Triton. Within a
-capture, in Triton's interpreter, for work too small to matter, and with ``JOESTAR_TUNE=0``, what is known is used, else
-the first candidate. Where sums must have a fixed order (``deterministic``) it is always the first: settings change it.
+``~/.cache``, there in ``joestar``), under the code of the kernels and the versions of PyTorch and Triton. Candidates
+are compiled side by side before. Within a capture, in Triton's interpreter, for work too small to matter, and with
+``JOESTAR_TUNE=0``, what is known is used, else the first candidate. Where sums must have a fixed order
+(``deterministic``) it is always the first: settings change it.
 """
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 import triton
 
+from joestar.kernels.compile_ahead import compile_all, is_compiling
 from joestar.kernels.determinism import deterministic, is_deterministic
 from joestar.kernels.digest import source_digest
 from joestar.kernels.gpu_launch import INTERPRETED
@@ -123,7 +126,7 @@ def size_class(n: int) -> int:
 
 
 def _may_time(device: torch.device) -> bool:
-    if device.type != "cuda" or INTERPRETED or os.environ.get("JOESTAR_TUNE", "1") == "0":
+    if device.type != "cuda" or INTERPRETED or os.environ.get("JOESTAR_TUNE", "1") == "0" or is_compiling():
         return False
     return not torch.cuda.is_current_stream_capturing()
 
@@ -177,6 +180,7 @@ def choose(
         return found
     if not _may_time(device):
         return candidates[0]
+    compile_all(functools.partial(launch, config) for config in candidates)
     times = [_milliseconds(launch, config) for config in candidates]
     if reset is not None:
         reset()
