@@ -118,11 +118,12 @@ def _train(subjects: list[Subject], captures: list[Captured | None], report: Rep
     ]  # fmt: skip
     trainings = [steps.Training(subject, made, Split) for subject, made in labelled]
     for pair in _pairs(trainings if report.thorough else trainings[:2]):
-        written = pair[0].subject.written
         try:
             found = steps.run_together(list(pair), report)
+        except steps.RaisedError as error:
+            found = {error.number: ["trained: " + _raised(error.__cause__)]}
         except Exception as error:
-            found = {written.number: ["trained: " + _raised(error)]}
+            found = {pair[0].subject.written.number: ["trained: " + _raised(error)]}
         for training in pair:
             report.fail(training.subject.written, found.get(training.subject.written.number, []))
 

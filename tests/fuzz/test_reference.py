@@ -98,6 +98,23 @@ def test_a_step_that_goes_wrong_is_found(pack, monkeypatch):
     assert all(trained())
 
 
+def test_a_step_that_raises_is_told_of_its_program(pack, monkeypatch):
+    subjects, _, captures = pack
+    able = [subject for subject in subjects if subject.written.target == "y" and not subject.written.autocast]
+    right, report, (_, second) = steps.Training.compiled, Report(), able[:2]
+
+    def compiled(training, nodes, batch):
+        def raising():
+            yield from ()
+            raise ValueError("no step")
+
+        return raising() if training.subject is second else right(training, nodes, batch)
+
+    monkeypatch.setattr(steps.Training, "compiled", compiled)
+    execute._train(subjects, captures, report)
+    assert report.failed == [second.written.number] and "ValueError" in report.wrong[0] and "no step" in report.wrong[0]
+
+
 def test_a_wrong_execution_is_reported(pack, monkeypatch):
     subjects, seeds, captures = pack
     right, report, written = Runs.padded, Report(), subjects[1].written
