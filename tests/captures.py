@@ -306,10 +306,10 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     _lift_constants(gm, inputs)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
-    gm.graph.eliminate_dead_code(is_impure_node=capturing.is_impure)
+    check_guards(gm, {}, "Model")
+    capturing.remove_dead_code(gm)
     roles = _without_unused(gm, inputs.roles)
     capturing._rename_placeholders(gm, roles)
-    check_guards(gm, {}, "Model")
     return Captured(gm, roles, labels)
 
 

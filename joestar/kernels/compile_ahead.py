@@ -1,7 +1,7 @@
 """Kernels of several launches compiled side by side, before the first of them runs.
 
 Triton compiles a kernel when it is launched first, and the launching thread waits: a third of a second each, half of it
-for another process. Launches within ``compiled_only`` only compile, and Triton's ``AsyncCompileMode`` lets threads do it.
+for another process. Launches within ``compiled_only`` only compile, and ``triton.AsyncCompileMode`` has threads do it.
 """
 
 import contextlib

@@ -46,6 +46,7 @@ def check_guards(gm: fx.GraphModule, names: dict[str, str], origin: str) -> None
     (broadcasting) is PyTorch's own.
 
     Args:
+        gm: the whole trace: guards of code that nobody reads hold because of sets that nobody else reads either.
         names: what each symbol is the size of, for messages.
     """
     symbols = [value for node in gm.graph.nodes for value in _sizes(node) if isinstance(value, torch.SymInt)]

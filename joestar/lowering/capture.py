@@ -23,6 +23,7 @@ from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.reads import Reads, reads
+from joestar.lowering.sizes import is_counted
 from joestar.lowering.small_sets import questions
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
@@ -196,9 +197,10 @@ def _read(
         _role(arg, node, {**known, **given}, by_value, origin)
         for arg, node in zip(seen["args"], placeholders, strict=True)
     ]
-    _rename_placeholders(seen["gm"], roles)
     names = _symbol_names(seen["gm"], roles, labels)
     check_guards(seen["gm"], names, origin)
+    remove_dead_code(seen["gm"])
+    _rename_placeholders(seen["gm"], roles)
     check_questions(asked, names, origin)
     check_writes(seen["gm"], roles, origin, sampling)
     return Captured(seen["gm"], roles, labels, differentiable, seen["reads"])
@@ -223,6 +225,7 @@ def _check_plain(gm: fx.GraphModule, origin: str) -> None:
 def normalise(gm: fx.GraphModule) -> fx.GraphModule:
     """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept.
 
+    So is code that nobody reads: guards of its sizes stay whatever becomes of it, and ``check_guards`` reads its sets.
     Where no gradients are computed (predictions, which run without them, too), regions under ``no_grad`` mean nothing.
     """
     enabled = torch.is_grad_enabled()
@@ -236,8 +239,12 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
         new.meta["dynamo_name"] = old.name
     wanted = [enabled and isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]
     detach_regions(traced, wanted, enabled)
-    traced.graph.eliminate_dead_code(is_impure_node=is_impure)
     return traced
+
+
+def remove_dead_code(gm: fx.GraphModule) -> None:
+    """Removes what nobody reads, once guards have been checked; a set stays if its size is read, as a number."""
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: is_impure(node) or is_counted(node))
 
 
 def is_impure(node: fx.Node) -> bool:

@@ -70,6 +70,15 @@ def item(gm: fx.GraphModule, node: fx.Node, index: int) -> fx.Node:
     return new
 
 
+def is_counted(node: fx.Node) -> bool:
+    """Whether an op makes a set whose size is read elsewhere, and no other op makes it: its count is the true size."""
+    if node.target not in RAGGED:
+        return False
+    size = node.args[RAGGED[node.target]]
+    others = [user for user in size.users if user is not node] if isinstance(size, fx.Node) else []
+    return bool(others) and not any(o.target in RAGGED and o.args[RAGGED[o.target]] is size for o in others)
+
+
 @dataclass
 class SizeTable:
     """What is known of every symbol of a captured graph.

@@ -20,7 +20,7 @@ from joestar.runtime.program import Options, Program
 
 from . import plain, steps, tracing
 from .generate import PER_PACK, Written, seeds_of, write
-from .runs import Runs, Tolerance, autocast_of, differences, of_sixths, usual
+from .runs import Runs, Tolerance, autocast_of, differences, exchanged, of_sixths, usual
 from .settings import SETTINGS, setting_of
 from .subjects import Split, Subject, build, forget
 
@@ -118,11 +118,12 @@ def _train(subjects: list[Subject], captures: list[Captured | None], report: Rep
     ]  # fmt: skip
     trainings = [steps.Training(subject, made, Split) for subject, made in labelled]
     for pair in _pairs(trainings if report.thorough else trainings[:2]):
-        written = pair[0].subject.written
         try:
             found = steps.run_together(list(pair), report)
+        except steps.RaisedError as error:
+            found = {error.number: ["trained: " + _raised(error.__cause__)]}
         except Exception as error:
-            found = {written.number: ["trained: " + _raised(error)]}
+            found = {pair[0].subject.written.number: ["trained: " + _raised(error)]}
         for training in pair:
             report.fail(training.subject.written, found.get(training.subject.written.number, []))
 
@@ -207,25 +208,26 @@ def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, b
         return []
     report.autocast += bool(subject.written.autocast)
 
-    def compare(how: str, got: Outcome) -> None:
+    def compare(how: str, ran: Program, got: Outcome) -> None:
         report.compared += 1
-        off = differences(got, expected, tolerance)
+        moved = exchanged(ran, subject.model)
+        off = differences(got, expected, tolerance, moved)
         if off and isinstance(tolerance, Tolerance) and tolerance.move():
-            off = differences(got, expected, tolerance)
+            off = differences(got, expected, tolerance, moved)
         found.extend(f"{how}: {what}" for what in off)
 
     compiled = (
         program if backend == "eager" else program.variant(replace(program.options, backend=backend), texts=False)
     )
-    compare("padded", runs.padded(compiled, *rng.choice(((1.0, 0), (1.5, 37), (1.0, 5), (2.0, 1)))))
+    compare("padded", compiled, runs.padded(compiled, *rng.choice(((1.0, 0), (1.5, 37), (1.0, 5), (2.0, 1)))))
     if backend != "eager":
         return found
     if report.thorough or rng.random() < 0.3:
-        compare("exact", runs.exact(program))
+        compare("exact", program, runs.exact(program))
     if report.thorough and rng.random() < 0.5:
         disabled = rng.choice((ALL, (rng.choice(ALL),)))
         other = program.variant(replace(program.options, disable_passes=disabled), texts=False)
-        compare(f"exact without {disabled}", runs.exact(other))
+        compare(f"exact without {disabled}", other, runs.exact(other))
     if program.sites and (report.thorough or subject.written.choices or rng.random() < 0.4):
         _check_choices(program, runs, report, rng, compare)
     return found
@@ -259,9 +261,9 @@ def _check_choices(program: Program, runs: Runs, report: Report, rng: random.Ran
     report.count(other)
     padded = rng.random() < 0.5
     if report.thorough or not padded:
-        compare(f"exact with {choices}", runs.exact(other))
+        compare(f"exact with {choices}", other, runs.exact(other))
     if padded:
-        compare(f"padded with {choices}", runs.padded(other, 1.5, 7))
+        compare(f"padded with {choices}", other, runs.padded(other, 1.5, 7))
 
 
 def _possible(program: Program, wanted: dict[str, str], needed: dict) -> tuple[dict[str, str], Program]:

@@ -7,7 +7,8 @@ thaw it again.
 
 import copy
 import random
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
@@ -142,6 +143,9 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
 
     Args:
         report: counts those that were compared, and the overflows.
+
+    Raises:
+        RaisedError: with the number of the program whose step raised.
     """
     graph, rng = trainings[0].subject.graph, trainings[0].rng
     size, steps = rng.randint(3, 5), rng.choice((2, 3, 3))
@@ -173,6 +177,22 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
     return found
 
 
+class RaisedError(Exception):
+    """Training of the program of this number raised its cause."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _named(training: Training) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RaisedError(training.subject.written.number) from error
+
+
 def _take_turns(trainings: list[Training], nodes: Tensor, size: int) -> dict[Training, list[Tensor]]:
     """Losses of an epoch of each, one step of everyone at a time."""
     losses = {training: [] for training in trainings}
@@ -182,7 +202,8 @@ def _take_turns(trainings: list[Training], nodes: Tensor, size: int) -> dict[Tra
         epochs = {training: training.compiled(nodes, size) for training in trainings}
         for number in range(-(-len(nodes) // size)):
             for training, epoch in epochs.items():
-                losses[training].append(next(epoch))
+                with _named(training):
+                    losses[training].append(next(epoch))
                 training.between(training.used, number)
         for epoch in epochs.values():
             epoch.close()

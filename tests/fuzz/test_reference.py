@@ -66,6 +66,25 @@ def test_what_is_not_finite_is_so_in_both():
     assert differences(outcome(1.0, 2.0, 1.0), expected)
 
 
+def test_a_weight_whose_product_moved_may_lose_the_nan_of_rows_without_edges():
+    """Program 2220: a variance of the only row of a batch, which has no edges, is NaN, and so is the loss."""
+    report = Report(thorough=True)
+    execute.run_pack(2220 // PER_PACK, report, only=2220)
+    assert report.compared > 2 and report.chosen and not report.wrong
+
+
+def test_what_moved_is_compared_where_the_loss_is_nan_as_well():
+    def outcome(loss: float, *numbers):
+        return Outcome(torch.tensor(loss), {"weight": torch.tensor(numbers), "other": torch.tensor(1.0)}, {})
+
+    lost, expected, moved = outcome(torch.nan, 0.0, 1.0), outcome(torch.nan, torch.nan, 1.0), {"weight"}
+    assert not differences(lost, expected, exchanged=moved) and not differences(expected, lost, exchanged=moved)
+    assert differences(lost, expected) and differences(lost, expected, exchanged={"other"})
+    assert differences(outcome(0.0, 0.0, 1.0), expected, exchanged=moved)
+    assert differences(outcome(0.0, 0.0, 1.0), outcome(0.0, torch.nan, 1.0), exchanged=moved)
+    assert differences(outcome(torch.nan, 0.0, 2.0), expected, exchanged=moved)
+
+
 def test_sets_of_one_size_are_told_apart_or_refused(pack):
     subjects, seeds, _ = pack
     blocks = subjects[0].sampler.sample(subjects[0].graph.keyed(), seeds)
@@ -96,6 +115,23 @@ def test_a_step_that_goes_wrong_is_found(pack, monkeypatch):
 
     monkeypatch.setattr(steps.Training, "optimizer", hasty)
     assert all(trained())
+
+
+def test_a_step_that_raises_is_told_of_its_program(pack, monkeypatch):
+    subjects, _, captures = pack
+    able = [subject for subject in subjects if subject.written.target == "y" and not subject.written.autocast]
+    right, report, (_, second) = steps.Training.compiled, Report(), able[:2]
+
+    def compiled(training, nodes, batch):
+        def raising():
+            yield from ()
+            raise ValueError("no step")
+
+        return raising() if training.subject is second else right(training, nodes, batch)
+
+    monkeypatch.setattr(steps.Training, "compiled", compiled)
+    execute._train(subjects, captures, report)
+    assert report.failed == [second.written.number] and "ValueError" in report.wrong[0] and "no step" in report.wrong[0]
 
 
 def test_a_wrong_execution_is_reported(pack, monkeypatch):

@@ -25,6 +25,7 @@ from joestar.lowering.capture import Captured, is_impure
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, size_input
 from joestar.lowering.other_names import OTHER_NAMES
+from joestar.lowering.sizes import RAGGED, is_counted
 from joestar.lowering.verify import verify_capture
 
 ORIGIN = "Model with Sampler"
@@ -156,9 +157,9 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
         gm = make_fx(program, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
-    capturing._rename_placeholders(gm, inputs.roles)
-    gm.graph.eliminate_dead_code(is_impure_node=is_impure)
     check_guards(gm, {}, ORIGIN)
+    capturing.remove_dead_code(gm)
+    capturing._rename_placeholders(gm, inputs.roles)
     return Captured(gm, inputs.roles, labels)
 
 
@@ -188,7 +189,8 @@ def _part(whole: Captured, subject, position: int) -> Captured:
     for node in reversed(nodes[:-1]):
         writes = is_in_place(node) and any(root(value) in own for value in node.all_input_nodes)
         draws = is_impure(node) and not is_in_place(node) and subject.written.file in node.meta.get("stack_trace", "")
-        kept = not roles[node].held if node in roles else writes or draws
+        counted = is_counted(node) and not needed.isdisjoint(node.args[RAGGED[node.target]].users)
+        kept = not roles[node].held if node in roles else writes or draws or counted
         if kept or node in needed:
             needed.add(node)
             needed.update(node.all_input_nodes)

@@ -12,7 +12,7 @@ from joestar.lowering import inputs
 from joestar.lowering.sizes import expression, size_table
 from joestar.lowering.verify import foreign_nodes, namespace
 
-from .harness import NUM_CLASSES, NUM_FEATURES, SEEDS, WIDTH, Case, Rows, check, small_graph
+from .harness import NUM_CLASSES, NUM_FEATURES, NUM_NODES, SEEDS, WIDTH, Case, Rows, check, small_graph
 
 MODELS = {
     "sage": lambda: jnn.GraphSAGE(NUM_FEATURES, WIDTH, 2, NUM_CLASSES, norm="batch_norm", dropout=0.5),
@@ -104,6 +104,33 @@ def test_sizes_are_symbolic():
     assert set(table.ids) == {table.seeds, inner, outer}
     features = next(node for node in gm.graph.nodes if node.target is torch.ops.aten.index_select.default)
     assert expression(features.meta["val"].shape[0]) == outer
+
+
+class Unread(nn.Module):
+    """A model of the last block alone, whose rows it looks up itself; of the first one it reads what ``f`` reads."""
+
+    def __init__(self, f):
+        super().__init__()
+        self.table, self.f = nn.Parameter(torch.ones(NUM_NODES, NUM_CLASSES)), f
+
+    def forward(self, blocks, x):
+        first, last = blocks
+        weight = self.f(first, x)
+        return last.pull(fn.copy_u(self.table[last.srcs].tanh()), "sum") * (1 if weight is None else weight)
+
+
+UNREAD = {
+    "dead rows": lambda b, x: (x[: b.num_dst].relu(), None)[1],
+    "dead rows of edges": lambda b, x: (b.apply_edges(fn.u_dot_v(x, x[: b.num_dst])), None)[1],
+    "sizes": lambda b, x: b.num_src / b.num_dst + b.num_edges,
+    "rows of that size": lambda b, x: torch.ones(b.num_src, 1, dtype=x.dtype)[: b.num_dst].sum() / 10,
+}
+
+
+@pytest.mark.parametrize("f", UNREAD.values(), ids=UNREAD.keys())
+def test_sets_that_nobody_reads(f):
+    """Guards of dead code hold because of dead sets, and a size that is read is one although its set is not."""
+    check(Unread(f), fanouts=(3, 2))
 
 
 def test_one_capture_serves_batches_of_any_size():

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.functional import is_in_place
-from joestar.lowering.sizes import RAGGED
+from joestar.lowering.sizes import is_counted
 
 _KEEP = {torch.ops.aten.batch_norm.default}
 
@@ -25,15 +25,8 @@ def run(gm: fx.GraphModule, context) -> int:
     for node in reversed(list(gm.graph.nodes)):
         if node.op in ("placeholder", "output") or node.users or node.target in _KEEP or is_in_place(node):
             continue
-        if node.target in RAGGED and _counts(node):
+        if is_counted(node):
             continue
         gm.graph.erase_node(node)
         removed += 1
     return removed
-
-
-def _counts(node: fx.Node) -> bool:
-    """Whether the size of the set that an op makes is read elsewhere, and no other op makes the set."""
-    size = node.args[RAGGED[node.target]]
-    others = [user for user in size.users if user is not node] if isinstance(size, fx.Node) else []
-    return bool(others) and not any(o.target in RAGGED and o.args[RAGGED[o.target]] is size for o in others)

@@ -20,6 +20,9 @@ Must not fire when the product has any reader but aggregations, the destinations
 attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
 a product would come before an aggregation of messages of edges; in float16, where products may be in range, and sums of
 rows or products of single rows not.
+
+Rows without edges are empty sums: a gradient that reaches them goes nowhere if rows are updated first, and is
+multiplied by zeros otherwise. Where it is NaN or infinite, only the latter makes the weight's gradient NaN.
 """
 
 import operator
