@@ -12,7 +12,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 
 
 def test_candidates_are_compiled_and_do_not_run(tmp_path):
-    """Nor does what is launched within; other threads' launches do; errors, and a mode that is there, change nothing."""
+    """Nor does what is launched within; other threads' launches do; errors, and another such mode, change nothing."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("TRITON_INTERPRET", None)
     script = Path(__file__).with_name("ahead.py")
