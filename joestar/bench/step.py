@@ -115,18 +115,26 @@ def graph_of(ids: str, device: str | torch.device, setting: Setting) -> Graph:
 
 
 def _run_graph(ids: str, variants: tuple[str, ...], device: torch.device, setting: Setting, say: Callable) -> list[Row]:
-    """The rows of one graph, which is freed afterwards."""
+    """The rows of one graph, which is freed afterwards.
+
+    Launches are looked at behind all that is timed: CUPTI stays in the process when the profiler is done, and launches
+    take longer from then on.
+    """
     start = time.perf_counter()
     graph = graph_of(ids, device, setting)
     say(f"{graph!r}, made in {time.perf_counter() - start:.1f} s")
-    rows = []
+    rows, looks = [], []
     for model in setting.models:
         for how in variants:
-            row = _measured(model, how, graph, replace(setting, ids=(ids,)))
+            row = _measured(model, how, graph, replace(setting, ids=(ids,)), looks)
             row.ids = ids
             rows.append(row)
             whole = "" if row.epochs is None else f", whole epochs {row.epochs.ms_per_step:.3f}"
-            say(f"{model:5} {how:8}{row.step.median:9.3f} ms/step{whole}, first step {row.first_step_seconds:.1f} s")
+            note = f", {row.note}" if row.note else ""
+            first = f", first step {row.first_step_seconds:.1f} s"
+            say(f"{model:5} {how:8}{row.step.median:9.3f} ms/step{whole}{first}{note}")
+    for look in looks:
+        look()
     return rows
 
 
@@ -172,7 +180,7 @@ def network(name: str, graph, setting: Setting) -> nn.Module:
     return net.to(graph.device)
 
 
-def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
+def _joestar(name: str, how: str, graph, setting: Setting, looks: list[Callable[[], None]]) -> Row:
     memory = PeakMemory(graph.device)
     net = network(name, graph, setting)
     sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
@@ -198,21 +206,30 @@ def _joestar(name: str, how: str, graph, setting: Setting) -> Row:
     group = 10 if graph.device.type == "cuda" else 1
     timing = time_steps(lambda: next(losses), setting.steps, setting.warm_up, graph.device, group)
     row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
-    if graph.device.type == "cuda":
-        row.launches = launches(lambda: next(losses))
-        if setting.kernels:
-            row.kernels = kernel_times(lambda: next(losses))
-    else:
+    if graph.device.type != "cuda":
         row.sampling = _sampling(sampler, graph, setting)
     row.counts, edges = mean_sizes(sampler, graph, itertools.islice(_seeds(graph, setting), COUNTED), setting.seed)
     losses.close()
     if setting.epochs:
         epoch(None)  # may compile again
+        before = step.counters.fallbacks
         row.epochs = _epochs(epoch, row, graph, setting)
+        if redone := step.counters.fallbacks - before:
+            row.note = f"{redone} batches of the whole epochs redone exactly"
     if name == "sage":
         x = graph.ndata["x"]
         row.logical_bytes = logical_bytes(row.counts, edges, x.shape[1], setting.hidden, x.element_size())
+    if graph.device.type == "cuda":
+        more = batches()
+        looks.append(lambda: _look(row, lambda: next(more), setting.kernels))
     return row
+
+
+def _look(row: Row, step: Callable[[], object], kernels: bool = False) -> None:
+    """What the profiler sees of a step on a GPU."""
+    row.launches = launches(step)
+    if kernels:
+        row.kernels = kernel_times(step)
 
 
 def _sampling(sampler, graph, setting: Setting) -> Timing:
@@ -224,21 +241,24 @@ def _sampling(sampler, graph, setting: Setting) -> Timing:
     )  # fmt: skip
 
 
-def _measured(name: str, how: str, graph, setting: Setting) -> Row:
-    """On a CPU every row has a process of its own: allocator and resident memory are as if nothing else had run."""
+def _measured(name: str, how: str, graph, setting: Setting, looks: list[Callable[[], None]]) -> Row:
+    """A row; on a GPU ``looks`` gets what notes launches in it, for later.
+
+    On a CPU every row has a process of its own: allocator and resident memory are as if nothing else had run.
+    """
     if graph.device.type == "cuda":
-        return _row(name, how, graph, setting)
+        return _row(name, how, graph, setting, looks)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_alone, name, how, setting, torch.get_num_threads()).result()
 
 
 def _alone(name: str, how: str, setting: Setting, threads: int) -> Row:
     torch.set_num_threads(threads)
-    return _row(name, how, graph_of(setting.ids[0], "cpu", setting), setting)
+    return _row(name, how, graph_of(setting.ids[0], "cpu", setting), setting, [])
 
 
-def _row(name: str, how: str, graph, setting: Setting) -> Row:
-    return {"joestar": _joestar, "loader": _loaded}.get(how, _eager)(name, how, graph, setting)
+def _row(name: str, how: str, graph, setting: Setting, looks: list[Callable[[], None]]) -> Row:
+    return {"joestar": _joestar, "loader": _loaded}.get(how, _eager)(name, how, graph, setting, looks)
 
 
 def _block_model(name: str, graph, setting: Setting) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -253,7 +273,7 @@ def _block_model(name: str, graph, setting: Setting) -> tuple[nn.Module, torch.o
     return model, torch.optim.Adam(model.parameters(), 1e-3, fused=True)
 
 
-def _loaded(name: str, how: str, graph, setting: Setting) -> Row:
+def _loaded(name: str, how: str, graph, setting: Setting, looks: list[Callable[[], None]]) -> Row:
     from joestar.bench.loader import LoaderStep, neighbor_loader, time_rounds, workers_here
 
     memory = PeakMemory(graph.device)
@@ -268,15 +288,17 @@ def _loaded(name: str, how: str, graph, setting: Setting) -> Row:
     memory.forget()
     timing = time_rounds(step, setting.steps, setting.warm_up, workers, graph.device)
     row = Row(name, how, timing, _epoch(timing, graph, setting), first, memory.bytes())
-    if graph.device.type == "cuda":
-        row.launches = launches(step)
     if setting.epochs:
         row.epochs = _epochs(step.epoch, row, graph, setting)
-    step.close()
+
+    if graph.device.type == "cuda":
+        looks.append(lambda: (_look(row, step), step.close()))
+    else:
+        step.close()
     return row
 
 
-def _eager(name: str, how: str, graph, setting: Setting) -> Row:
+def _eager(name: str, how: str, graph, setting: Setting, looks: list[Callable[[], None]]) -> Row:
     from joestar.bench.baselines import EagerStep
 
     memory = PeakMemory(graph.device)
@@ -295,7 +317,7 @@ def _eager(name: str, how: str, graph, setting: Setting) -> Row:
     sampled = time_steps(lambda: step.sampler.blocks(next(seeds)), setting.steps, setting.warm_up, graph.device, group)
     row.sampling = sampled
     if graph.device.type == "cuda":
-        row.launches = launches(lambda: step(next(seeds)))
+        looks.append(lambda: _look(row, lambda: step(next(seeds))))
 
     def epoch(steps: int | None) -> None:
         order = torch.randperm(graph.train_idx.numel(), device=graph.device)

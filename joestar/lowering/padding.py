@@ -218,25 +218,40 @@ def _functional_write(context: PaddingContext, node: fx.Node) -> tuple[fx.Node, 
 
 
 def _finish(context: PaddingContext, flag: fx.Node, bounds: list[int]) -> list[tuple[int, int]]:
-    """Appends the overflow check, the predicated writes, and the outputs ``counts`` and ``ok``."""
+    """Adds the overflow check, the predicated writes, and the outputs ``counts`` and ``ok``.
+
+    The check comes as soon as all true sizes are known: the host waits for it before it prepares the next step.
+    """
     graph = context.gm.graph
     (output,) = graph.find_nodes(op="output")
     sets = [(index, node) for index, node in context.table.bounds.values() if node.users]
     counts = [item(context.gm, node, 2) for _, node in sets]
     checked = [(index, bounds[index]) for index, _ in sets]
     _clone_before_write(context)
-    with graph.inserting_before(output):
-        for count in dict.fromkeys(context.wanted):
+    wanted = dict.fromkeys(context.wanted)
+    with graph.inserting_before(_behind(graph, [*counts, *wanted, flag])):
+        for count in wanted:
             flag = context.call(aten.logical_or.default, flag, context.call(aten.eq.Scalar, count, 0))
         check = context.call(torch.ops.joestar.overflow.default, counts, [bound for _, bound in checked], flag)
         needed = graph.call_function(operator.getitem, (check, 0))
         ok = graph.call_function(operator.getitem, (check, 1))
+    with graph.inserting_before(output):
         for buffer, value in context.state.items():
             value = context.call(aten.detach.default, value)
             kept = context.call(aten.where.self, ok, value, buffer)
             context.call(aten.copy_.default, buffer, kept)
     output.args = ((*output.args[0], needed, ok),)
     return checked
+
+
+def _behind(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
+    """The first node, no input, in front of which all of these are."""
+    waiting = set(nodes)
+    for node in graph.nodes:
+        if not waiting and node.op != "placeholder":
+            return node
+        waiting.discard(node)
+    raise AssertionError("a node is not in the graph")
 
 
 def _clone_before_write(context: PaddingContext) -> None:

@@ -137,9 +137,9 @@ def here(monkeypatch):
     """No processes, and no compiling: only the row of the baseline has a process of its own, as on a CPU all have."""
     alone = step_module._measured
 
-    def measured(name, how, graph, setting):
-        measure = alone if how == "eager" and setting.dataset is None else step_module._row
-        return measure(name, how, graph, setting)
+    def measured(*given):
+        _, how, _, setting, _ = given
+        return (alone if how == "eager" and setting.dataset is None else step_module._row)(*given)
 
     monkeypatch.setattr(step_module, "_measured", measured)
     monkeypatch.setattr(joestar, "compile", functools.partial(joestar.compile, backend="eager"))
@@ -184,7 +184,7 @@ def test_both_orders_of_ids_are_measured_in_one_run(monkeypatch):
     seen = []
     row = step_module.Row("sage", "joestar", step_module.Timing(1.0, 1.0, 1.0, 1), 1.0, 1.0, 1)
 
-    def measured(name, how, graph, setting):
+    def measured(name, how, graph, setting, looks):
         seen.append((*setting.ids, _near(graph, SHAPES["tiny"]) > 0.5))
         return step_module.Row(**vars(row))
 
@@ -192,6 +192,28 @@ def test_both_orders_of_ids_are_measured_in_one_run(monkeypatch):
     result = step_module.run(Setting("tiny", models=("sage",), baselines=(), ids=("shuffled", "planted")))
     assert seen == [("shuffled", False), ("planted", True)]
     assert [row["ids"] for row in result["rows"]] == ["shuffled", "planted"]
+
+
+def test_the_profiler_comes_behind_all_that_is_timed(monkeypatch):
+    """It stays in the process, and makes launches slower."""
+    seen = []
+
+    def measured(name, how, graph, setting, looks):
+        seen.append(f"{name} {how}")
+        row = step_module.Row(name, how, step_module.Timing(1.0, 1.0, 1.0, 1), 1.0, 1.0, 1)
+        looks.append(lambda: step_module._look(row, lambda: seen.append(f"a step of {name} {how}")))
+        return row
+
+    def launches(step):
+        step()
+        return {"launches": 1.0}
+
+    monkeypatch.setattr(step_module, "_measured", measured)
+    monkeypatch.setattr(step_module, "launches", launches)
+    rows = step_module.run(Setting("tiny", models=("sage", "gcn"), baselines=("eager",)))["rows"]
+    every = [f"{name} {how}" for name in ("sage", "gcn") for how in ("joestar", "eager")]
+    assert seen == [*every, *(f"a step of {which}" for which in every)]
+    assert all(row["launches"] == {"launches": 1.0} for row in rows)
 
 
 def test_bytes_that_inference_must_move():

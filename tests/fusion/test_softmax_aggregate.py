@@ -121,6 +121,25 @@ def test_a_choice():
     assert sites == [(f"softmax:hop{hop}", ("stored", "fused"), "stored") for hop in (1, 0)]
 
 
+READ_TWICE = {"dot product", "additive", "per column", "gated", "stored edges"}
+"""Layers that without this op write messages, or read rows for scores and again for values; the others read others."""
+
+
+def default_of(name, device):
+    """What the softmaxes of a layer take by themselves."""
+    program = all_layers()[name].program
+    gm = fx.GraphModule(program.captured.gm, copy.deepcopy(program.lowered))
+    _, context = run_passes(gm, list(program.lowered_roles), ATTENTION, device=device, sizes=program.sizes)
+    return [site.default for site in context.sites if site.kind == "softmax"]
+
+
+@EACH
+def test_the_default(name):
+    """On a GPU what moves fewer bytes, on a CPU stored scores."""
+    assert default_of(name, "cuda") == 2 * ["fused" if name in READ_TWICE else "stored"]
+    assert default_of(name, "cpu") == 2 * ["stored"]
+
+
 def test_heads_that_share_rows_of_one_column():
     """As many columns as scores, and yet not the columns of one head."""
 
@@ -188,7 +207,7 @@ LAYERS_OF = {"dot_attention": "mul", "softmax_aggregation": "per column", "gat_e
 
 @pytest.mark.parametrize("name", LAYERS_OF)
 def test_examples(name):
-    """Every layer can be one op on a GPU, and is by default where messages would be stored per edge;
+    """Every layer can be one op on a GPU, and is by default where messages would be stored or rows be read twice;
     ``tests/examples`` compares losses, gradients and training with PyG's layers."""
     module, data = example(FOLDER, name), small_graph()
     options = module.prepare(data) if hasattr(module, "prepare") else {}
@@ -203,7 +222,7 @@ def test_examples(name):
     assert count(gm, JOESTAR.edge_softmax.default) == 0
     gm = fx.GraphModule(case.program.captured.gm, copy.deepcopy(case.program.lowered))
     run_passes(gm, roles, device="cuda", sizes=sizes)
-    assert len(programs(gm)) == (0 if name in ("gatv2", "gat_edges") else 2), "plain rows have another form"
+    assert len(programs(gm)) == (0 if name == "gat_edges" else 2), "attention of nodes has another form"
 
 
 # --- training ---

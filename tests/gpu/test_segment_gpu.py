@@ -67,7 +67,7 @@ def test_large(name, heads, width, deterministic):
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("name", ["dot_attention", "softmax_aggregation", "gat_edges"])
+@pytest.mark.parametrize("name", ["dot_attention", "softmax_aggregation", "gat_edges", "gatv2"])
 def test_training(name):
     """Losses with one op for the whole attention, with stored values, and with what passes take by themselves."""
     module, losses = example(FOLDER, name), []

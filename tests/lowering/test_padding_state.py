@@ -110,6 +110,18 @@ def test_refused_writes(operation, words):
     assert words in str(caught.value)
 
 
+def test_the_check_comes_as_soon_as_sizes_are_known():
+    """The host waits for it before it prepares the next step: not until the forward pass is over."""
+    case = Case(Rows(lambda m, b, h: h.relu()))
+    case.padded(case.seeds(), 0)
+    nodes = [node for node in case.program.padded.gm.graph.nodes if node.op == "call_function"]
+    (check,) = (node for node in nodes if node.target is torch.ops.joestar.overflow.default)
+    last = max(map(nodes.index, check.args[0]))
+    assert nodes[last + 1] is check and len(check.args[0]) > 1
+    behind = {node.target for node in nodes[last:]}
+    assert {torch.ops.aten.linear.default, torch.ops.aten.cross_entropy_loss.default} <= behind
+
+
 def test_overflow_changes_nothing():
     """Bounds below the demand: ``ok`` is false, the counts are the demand, and buffers keep their values."""
     case = check(Rows(lambda m, b, h: averaged(lambda a, b, h: a.lerp_(h.mean(0), 0.1))(m, b, m.norm(h)),

@@ -20,8 +20,8 @@ than gathered features, these are read in place, and the outermost hop is not re
 per edge is stored that the score or the value computes, forward or backward; ``segment_region.py`` says what that can
 be.
 
-A choice ``softmax:<hop>``, by default taken on a GPU where messages would be stored per edge; a CPU is faster with
-stored values while these fit its cache.
+A choice ``softmax:<hop>``, by default taken on a GPU where messages would be stored per edge, or rows of sources read
+twice, for scores and for values; a CPU is faster with stored values while these fit its cache.
 
 Must not fire when scores or coefficients have another reader (``return_attention_weights``), when the reduction is no
 sum, when something else than a product is done with the coefficients, when a mask is one per column, when rows have
@@ -36,7 +36,7 @@ from torch import fx
 
 from joestar.fusion.aggregate.backward_format import site_name
 from joestar.fusion.edges.attention import mask_bits
-from joestar.fusion.edges.edge_steps import behind, is_view, row_size
+from joestar.fusion.edges.edge_steps import Leaf, behind, is_view, row_size
 from joestar.fusion.edges.emit_segment import replace_by_segment
 from joestar.fusion.edges.segment_region import Region
 from joestar.fusion.record import Reject
@@ -195,11 +195,20 @@ def _is_shared(chain: _Chain, columns: int) -> bool:
 
 
 def _chosen(chain: _Chain, match: tuple, taken: dict[str, int], context) -> tuple | Reject:
-    """Scores of plain rows have a fused form besides, ``edge-map-reduce``, against which this one was not timed yet."""
-    default = FUSED if context.device == "cuda" and chain.rows is None else STORED
+    default = FUSED if context.device == "cuda" and _reads_less(chain, match[0]) else STORED
     if context.choose("softmax", site_name(chain.spmm, taken), (STORED, FUSED), default, chain.spmm) == FUSED:
         return match
     return Reject("storing scores and coefficients is chosen")
+
+
+def _reads_less(chain: _Chain, region: Region) -> bool:
+    """Whether less of an edge is read or written, forward and backward, than where its scores are stored.
+
+    Messages of edges are then stored, too. Where rows of sources are added up as they are, both forms read as many rows
+    per edge if scores read others (keys) or none (a number per node). Of scores of the same rows (GATv2) one op reads
+    one in place of two forward and three in place of four backward; it writes the rows' gradient once, not twice.
+    """
+    return chain.rows is None or Leaf("src", (behind(chain.rows),)) in region.leaves
 
 
 def _rewrite(graph: fx.Graph, chain: _Chain, match: tuple, context) -> None:
