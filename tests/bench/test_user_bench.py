@@ -89,12 +89,12 @@ def test_baseline_learns(name, graph):
 
 @pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_command_line(apart, monkeypatch, tmp_path):
-    """``apart``: one row in a process of its own, as on a CPU all of them are; each takes time to start."""
+    """``apart``: one row in a process of its own, as all of them are; each takes time to start."""
     alone = user_models._measured
 
-    def measured(name, how, setting, device):
+    def measured(name, how, setting):
         if how == "eager" and apart:
-            return alone(name, how, setting, device)
+            return alone(name, how, setting)
         return user_models._row(name, how, setting, torch.get_num_threads())
 
     monkeypatch.setattr(user_models, "_measured", measured)
@@ -102,7 +102,12 @@ def test_command_line(apart, monkeypatch, tmp_path):
     file = tmp_path / "user.json"
     arguments = ["bench", "user", "--shape", "tiny", "--models", "edge_features", "--steps", "2", "--batch-size", "50"]
     arguments += ["--fanouts", "3,2", "--hidden", "8", "--baselines", "eager,kept"]
-    found = CliRunner().invoke(app, [*arguments, "--json", str(file)])
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        found = CliRunner().invoke(app, [*arguments, "--precision", "tf32", "--json", str(file)])
+        assert torch.backends.cuda.matmul.allow_tf32, "the process of a row has the precision that was asked for"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
     assert found.exit_code == 0, found.output
     rows = json.loads(file.read_text())["rows"]
     assert [row["how"] for row in rows] == ["joestar", "eager", "kept"]
