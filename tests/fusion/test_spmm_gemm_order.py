@@ -6,9 +6,11 @@ import pytest
 import torch
 from lowering.harness import NUM_FEATURES, SEEDS, Case, same, small_graph
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import joestar.nn as jnn
 from joestar import fn
+from joestar.fusion.match.steep import steep_behind
 from joestar.fusion.order.spmm_gemm_order import AGGREGATE, UPDATE
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, only, reasons
@@ -162,6 +164,14 @@ def test_update_first_when_chosen():
     same(on.padded(on.seeds(), 0), expected, 1e-11)
 
 
+def rooted(m, blocks, x, later=False):
+    """Rows without edges: their gradient is NaN, and reaches nothing."""
+    h = blocks[0].pull(fn.copy_u(m.first(x)), "sum")
+    h = h if later else h.square().sqrt()
+    h = blocks[1].pull(fn.copy_u(m.second(h)), "sum")
+    return h.square().sqrt() if later else h
+
+
 REFUSED = {
     "a max": (lambda m, b, x: layer(m, b, x, "max"), "the aggregation is a max", False),
     "a norm": (lambda m, b, x: layer_with_norm(m, b, x), "the product is also read by aten.layer_norm", False),
@@ -169,6 +179,12 @@ REFUSED = {
         lambda m, b, x: layer(m, b, x, "sum", degree_weights),
         "the product has a bias, and the aggregation has edge weights",
         True,
+    ),
+    "a root of sums": (rooted, "aten.sqrt behind it has an infinite gradient where no edge is aggregated", False),
+    "a root of sums, later": (
+        lambda m, b, x: rooted(m, b, x, later=True),
+        "aten.sqrt behind it has an infinite gradient where no edge is aggregated",
+        False,
     ),
     "a factor and bias": (scaled, "the product has a bias, and its rows are scaled before the aggregation", True),
 }
@@ -187,6 +203,36 @@ def test_must_not_fire(f, reason, bias):
     expected = off.exact(off.seeds(), 0)
     same(on.exact(on.seeds(), 0), expected, 1e-11)
     same(on.padded(on.seeds(), 0), expected, 1e-11)
+
+
+def test_gradients_of_rows_without_edges_reach_nothing():
+    """A root of an empty sum has an infinite derivative, and weights in front of the aggregation finite gradients."""
+    lonely = torch.nonzero(small_graph().in_degrees() == 0).flatten().tolist()
+    case = captured(Model(rooted, 8, **linears(False)), disable=ON)
+    seeds = case.seeds([*lonely[:1], *SEEDS])
+    expected = case.eager(seeds, 0)
+    assert lonely
+    same(case.exact(seeds, 0), expected, 1e-11)
+    same(case.padded(seeds, 0), expected, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("root", "steep"),
+    [
+        (lambda x: x.sqrt(), True),
+        (lambda x: x**0.5, True),
+        (lambda x: (x * x).relu().sqrt(), True),
+        (lambda x: (x + 1e-6).sqrt(), False),
+        (lambda x: x.clamp(min=1e-6).sqrt(), False),
+        (lambda x: x.clamp(min=0).sqrt(), True),
+        (lambda x: x**2, False),
+        (lambda x: x.exp().norm(dim=1, keepdim=True) * x, False),
+    ],
+)
+def test_roots_that_are_kept_from_zero_change_nothing(root, steep):
+    traced = make_fx(lambda x: root(x * 1) + 1)(torch.rand(3, 2))
+    first = next(node for node in traced.graph.nodes if node.op == "call_function")
+    assert (steep_behind(first) is not None) == steep, traced.code
 
 
 def test_gatv2_keeps_its_order():

@@ -19,10 +19,11 @@ of the traced batch.
 Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
 attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
 a product would come before an aggregation of messages of edges; in float16, where products may be in range, and sums of
-rows or products of single rows not.
+rows or products of single rows not; when a root of sums is computed, whose gradient is infinite at 0.
 
 Rows without edges are empty sums: a gradient that reaches them goes nowhere if rows are updated first, and is
-multiplied by zeros otherwise. Where it is NaN or infinite, only the latter makes the weight's gradient NaN.
+multiplied by zeros otherwise. Where it is infinite, only the latter makes the weight's gradient NaN: rows that are
+written to be updated first stay so. The other way round a NaN of the user's own may become a zero.
 """
 
 import operator
@@ -34,6 +35,7 @@ from torch import fx
 from joestar.fusion.match.emit import emit, is_column, is_product, leads, name, scaled
 from joestar.fusion.match.rounding import in_range
 from joestar.fusion.match.scores import by_head, heads_of, is_score, replace, score
+from joestar.fusion.match.steep import steep_behind
 from joestar.fusion.order import order_cost
 from joestar.fusion.order.order_cost import AGGREGATE, UPDATE
 from joestar.fusion.record import Reject
@@ -120,6 +122,9 @@ def _read(linear: fx.Node) -> _Product | Reject:
                 stack.append(user)
     order = {node: position for position, node in enumerate(linear.graph.nodes)}
     product.steps.sort(key=lambda step: order[step[1]])
+    for spmm in product.of("spmm"):
+        if steep := steep_behind(spmm):
+            return Reject(f"{name(steep)} behind it has an infinite gradient where no edge is aggregated")
     return product if product.of("spmm") else Reject("nothing aggregates the product")
 
 
