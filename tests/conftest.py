@@ -212,9 +212,21 @@ def names_lines(item) -> bool:
 
 def pytest_collection_finish():
     """What is loaded now stays: to search it for garbage over and over took a sixth of the fuzzer's time."""
+    keep_all()
+    gc.set_threshold(2000, 20, 100)  # a frozen heap counts for nothing, so that full collections would come too often
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """So does what a file leaves behind, in caches: benchmarks collect garbage before each of their measurements."""
+    if nextitem is None or nextitem.path != item.path:
+        keep_all()
+
+
+def keep_all() -> None:
+    """Collections look at nothing that lives now."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(2000, 20, 100)  # a frozen heap counts for nothing, so that full collections would come too often
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import textwrap
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, cheapest
 from torch import nn
 
 import joestar
@@ -246,7 +247,9 @@ def test_what_is_wrapped_by_torch_compile_trains_alike(graph):
         model = change(good())
         return [float(train(graph, model)) for _ in range(2)]
 
-    assert losses(lambda model: model) == losses(torch.compile)
+    with cheaper(cheapest):
+        expected = losses(lambda model: model)
+    assert losses(torch.compile) == expected
 
 
 def test_the_true_error_is_the_cause(graph):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, cheapest
 
 import joestar
 from joestar.lowering.verify import foreign_nodes
@@ -101,7 +102,9 @@ def test_padded_and_exact_training_of_own_sampler_and_model_agree():
         step = joestar.compile(model, sampler, F.cross_entropy, adam, backend="eager", execution=execution, slack=0.5)
         return [loss.item() for _ in range(2) for loss in step.epoch(graph.train_idx, batch_size=50)]
 
-    assert losses("padded") == pytest.approx(losses("exact"), rel=1e-4)
+    expected = losses("exact")
+    with cheaper(cheapest):
+        assert losses("padded") == pytest.approx(expected, rel=1e-4)
 
 
 def test_skip_hop_edges_end_two_steps_away():

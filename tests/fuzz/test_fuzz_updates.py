@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from tests.runtime.common import make_step, planted_graph, tight_bounds
 from tests.runtime.test_update import PlainUpdates, agrees
 
+pytestmark = pytest.mark.usefixtures("shared_captures")  # what is behind the loss is no part of them
+
 OPTIMIZERS = {
     "Adam": {"lr": 0.01, "eps": 1e-4}, "AdamW": {"lr": 0.02, "amsgrad": True, "eps": 1e-4},
     "SGD": {"lr": 0.1, "momentum": 0.9}, "RMSprop": {"lr": 0.01, "centered": True, "momentum": 0.5, "eps": 1e-3},

@@ -159,6 +159,7 @@ def test_same_seed_gives_same_weights(parity):
     assert repr(ours) == repr(theirs)
 
 
+@pytest.mark.usefixtures("cheapest_captures")
 def test_loops_of_the_graph_are_warned_of():
     import joestar
 

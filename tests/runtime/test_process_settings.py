@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.backends.cudnn as cudnn
 import torch.nn.functional as F
+from captures import cheaper, cheapest
 from torch import get_default_dtype
 
 import joestar
@@ -84,7 +85,8 @@ def test_another_answer_is_refused(what):
             with pytest.raises(ChangedAfterCompileError, match=message):
                 use()
     next(step.epoch(IDX, 50))
-    assert torch.isfinite(step.predict(IDX)).all()
+    with cheaper(cheapest):
+        assert torch.isfinite(step.predict(IDX)).all()
 
 
 def test_between_two_steps_of_an_epoch():
