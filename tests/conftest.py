@@ -218,8 +218,11 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """So does what a file leaves behind, in caches: benchmarks collect garbage before each of their measurements."""
-    if nextitem is None or nextitem.path != item.path:
+    """So does what a file leaves behind, in caches: benchmarks collect garbage before each of their measurements.
+
+    On a GPU memory is scarcer than time: what becomes garbage later is found there.
+    """
+    if not torch.cuda.is_available() and (nextitem is None or nextitem.path != item.path):
         keep_all()
 
 
