@@ -84,7 +84,7 @@ def test_programs_that_keep_a_weight(place, monkeypatch, ranges, tf32):
     for cores, n, width, columns, products, biases in (
         (1, 500, 100, 20, 2, 1), (2, 130, 16, 130, 1, 0), (132, 70, 24, 4, 3, 3), (3, 1, 128, 1, 1, 1),
     ):  # fmt: skip
-        monkeypatch.setattr(module, "_cores", lambda device, cores=cores: cores)
+        monkeypatch.setattr(module, "multiprocessors", lambda device, cores=cores: cores)
         x = torch.randn(60, width, generator=random).to(torch.float16 if products == 3 else torch.float32)
         weights = [torch.randn(columns, width, generator=random) for _ in range(products)]
         vectors = [torch.randn(columns, generator=random) for _ in range(biases)]
