@@ -5,6 +5,7 @@ for another process. Launches within ``compiled_only`` only compile, and ``trito
 """
 
 import contextlib
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ def compiled_only() -> Iterator[None]:
     """Launches of this thread within only compile; those of other threads run."""
     owner = threading.get_ident()
     with _RUN:  # of several threads that take their turns, each puts back what was there before
-        run = JITFunction.run
+        run, before = JITFunction.run, is_compiling()
 
         def compiled(self, *args, warmup: bool, **kwargs):
             return run(self, *args, warmup=warmup or threading.get_ident() == owner, **kwargs)
@@ -40,7 +41,7 @@ def compiled_only() -> Iterator[None]:
         try:
             yield
         finally:
-            JITFunction.run, _here.compiling = run, False
+            JITFunction.run, _here.compiling = run, before
 
 
 def compile_all(launches: Iterable[Callable[[], object]]) -> None:
@@ -52,12 +53,16 @@ def compile_all(launches: Iterable[Callable[[], object]]) -> None:
     threads = min(THREADS, os.cpu_count() or 1)
     if mode is None or threads < 2 or is_compiling():
         return
+
+    def compile_here() -> None:
+        with mode(pool, ignore_errors=True):
+            for launch in launches:
+                with contextlib.suppress(Exception):
+                    launch()
+
     with ThreadPoolExecutor(threads, "joestar-compile") as pool, compiled_only():
         try:
-            with mode(pool, ignore_errors=True):
-                for launch in launches:
-                    with contextlib.suppress(Exception):
-                        launch()
+            contextvars.copy_context().run(compile_here)  # an interrupt leaves no mode behind, whenever it comes
         except RuntimeError as error:  # somebody has such a mode already
             if "AsyncCompileMode" not in str(error):
                 raise

@@ -135,6 +135,16 @@ def scaled_messages(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.linear(out, code.width())
 
 
+def rooted_sums(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A root of sums of products: its derivative is infinite where a node has no edges, and reaches no weight there."""
+    width = code.width()
+    linear = code.own(f"nn.Linear({h.width}, {width}, bias=False)")
+    product = code.let(f"{linear}({h}.sigmoid() + 0.1)")  # no row is zero
+    root = code.pick("{s}.square().sqrt()", "({s} * {s}) ** 0.5", "{s}.square().sqrt().relu()")
+    sums = code.let(f'{hop.name}.pull(fn.copy_u({product}), "{code.pick("sum", "mean")}")')
+    return code.rows(root.format(s=sums), width)
+
+
 SIMILAR = "F.normalize(z, dim=1) @ F.normalize(z + 0.1, dim=1).T / 0.3"
 OWN = "torch.arange(z.shape[0])"
 LOSSES = (

@@ -5,11 +5,13 @@ Prints JSON: numbers of binaries and of launches that ran after every part.
 
 import json
 import threading
+from unittest import mock
 
 import compile_only  # noqa: F401  (a driver)
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from joestar.kernels import compile_ahead
@@ -66,6 +68,13 @@ def main() -> None:
     compile_ahead.compile_all([both, lambda: launch(16, _wrong), lambda: launch(128)])
     found["others"] = binaries(), list(ran)
     found["restored"] = JITFunction.run is run, compile_ahead.is_compiling()
+    with mock.patch.object(
+        _async_compile, "as_completed", side_effect=KeyboardInterrupt
+    ):  # while it waits for the last
+        try:
+            compile_ahead.compile_all([lambda: launch(512)])
+        except KeyboardInterrupt:
+            found["interrupted"] = _async_compile.active_mode.get() is None, JITFunction.run is run
     with triton.AsyncCompileMode(compile_ahead.ThreadPoolExecutor(1)):  # the user's own
         compile_ahead.compile_all([lambda: launch(256)])
     found["user's"] = binaries(), list(ran)

@@ -22,5 +22,6 @@ def test_candidates_are_compiled_and_do_not_run(tmp_path):
     assert found["compiled"] == [3, []]
     assert found["others"] == [4, [7]]
     assert found["restored"] == [True, False]
+    assert found["interrupted"] == [True, True]
     assert found["user's"] == [4, [7]]
     assert found["ran"] == [7, 16]

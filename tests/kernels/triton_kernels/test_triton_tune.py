@@ -48,6 +48,20 @@ def test_the_fastest_is_chosen_and_remembered(timed):
     assert content["best"] == {tune._code(): {"kernel Test GPU torch.float32 100": CANDIDATES[2]}}
 
 
+def test_candidates_are_compiled_before_the_first_is_timed(timed, monkeypatch):
+    compiled = []
+
+    def compile_all(launches):
+        assert not timed
+        compiled.extend(launch() for launch in launches)
+
+    monkeypatch.setattr(tune, "compile_all", compile_all)
+    tune.choose("kernel", (1,), CANDIDATES, lambda config: config, tune.SMALL, CUDA)
+    assert compiled == timed == CANDIDATES
+    tune.choose("kernel", (1,), CANDIDATES, lambda config: config, tune.SMALL, CUDA)
+    assert compiled == CANDIDATES, "what is known is not compiled"
+
+
 def test_what_is_not_worth_timing_takes_the_default(timed):
     assert _choose(work=tune.SMALL - 1) == CANDIDATES[0]
     assert _choose(CANDIDATES[1:2]) == CANDIDATES[1]
