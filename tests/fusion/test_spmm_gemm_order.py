@@ -205,10 +205,24 @@ def test_must_not_fire(f, reason, bias):
     same(on.padded(on.seeds(), 0), expected, 1e-11)
 
 
-def test_gradients_of_rows_without_edges_reach_nothing():
-    """A root of an empty sum has an infinite derivative, and weights in front of the aggregation finite gradients."""
+STEEP = {
+    "sqrt": lambda h: h.square().sqrt(), "sqrt_": lambda h: h.square().sqrt_(), "power": lambda h: (h * h) ** 0.5,
+    "xlogy": lambda h: torch.special.xlogy(h.square(), h.square()), "entr": lambda h: torch.special.entr(h.square()),
+    "float_power": lambda h: torch.float_power(h.square(), 0.5), "rsqrt": lambda h: h.square().rsqrt().reciprocal(),
+    "norm": lambda h: h.norm(dim=1, keepdim=True) + h, "deviation": lambda h: h.std(1, keepdim=True) + h,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEEP)
+def test_gradients_of_rows_without_edges_reach_nothing(name):
+    """An empty sum has an infinite derivative there, and weights in front of the aggregation finite gradients."""
+
+    def net(m, blocks, x):
+        h = STEEP[name](blocks[0].pull(fn.copy_u(m.first(x)), "sum"))
+        return blocks[1].pull(fn.copy_u(m.second(h)), "sum")
+
     lonely = torch.nonzero(small_graph().in_degrees() == 0).flatten().tolist()
-    case = captured(Model(rooted, 8, **linears(False)), disable=ON)
+    case = captured(Model(net, 8, **linears(False)), disable=ON)
     seeds = case.seeds([*lonely[:1], *SEEDS])
     expected = case.eager(seeds, 0)
     assert lonely
@@ -225,6 +239,16 @@ def test_gradients_of_rows_without_edges_reach_nothing():
         (lambda x: (x + 1e-6).sqrt(), False),
         (lambda x: x.clamp(min=1e-6).sqrt(), False),
         (lambda x: x.clamp(min=0).sqrt(), True),
+        (lambda x: x.clone().sqrt_(), True),
+        (lambda x: torch.special.xlogy(x, x), True),
+        (lambda x: torch.float_power(x, 0.5), True),
+        (lambda x: x.rsqrt().reciprocal(), True),
+        (lambda x: 2 / (1 / x), True),
+        (lambda x: x / x.sum(), True),
+        (lambda x: x / (x.norm() + 1e-6), False),
+        (lambda x: x.exp() / x.exp().sum(1, keepdim=True), False),
+        (lambda x: x.softmax(1).log(), False),
+        (lambda x: x / 3, False),
         (lambda x: x**2, False),
         (lambda x: x.exp().norm(dim=1, keepdim=True) * x, False),
     ],

@@ -2,46 +2,70 @@
 
 from numbers import Number
 
-import torch
 from torch import fx
 
-_ATEN = torch.ops.aten
-_ROOTS = {_ATEN.sqrt.default, _ATEN.hypot.default, _ATEN.special_entr.default, _ATEN.xlogy.Tensor}
-_POWERS = {_ATEN.pow.Tensor_Scalar, _ATEN.pow.Tensor_Tensor}
-_CLAMPS = {_ATEN.clamp.default, _ATEN.clamp_min.default}
+_STEEP = frozenset({
+    "sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "logit", "special_logit", "hypot", "xlogy", "special_xlogy",
+    "entr", "special_entr", "digamma", "special_digamma", "lgamma", "special_gammaln",
+})  # fmt: skip
+"""Of any of their arguments."""
+_POWERS = frozenset({"pow", "float_power"})
+_POSITIVE = frozenset({"exp", "exp2", "sigmoid", "softmax", "_softmax", "softplus", "cosh"})
+"""Never 0."""
+_KEEPING = frozenset({
+    "sum", "mean", "amax", "amin", "spmm", "index_select", "index", "unsqueeze", "squeeze", "view", "reshape", "expand",
+    "sqrt", "slice", "select", "to", "_to_copy", "clone",
+})  # fmt: skip
+"""Of what is nowhere 0, neither is what they give, but for sums of nothing, which no edge reads."""
 
 
 def steep_behind(node: fx.Node) -> fx.Node | None:
-    """What is computed from a node, has a finite value at 0 and an infinite derivative there, if anything.
+    """What is computed from a node and has an infinite derivative where that is 0, if anything.
 
-    Roots of ``x + eps`` and of ``x.clamp(min=eps)`` are none. Functions that are infinite at 0 themselves make the loss
-    infinite as well, which no order of operations mends.
+    Roots, logarithms, and what is divided by; but not where ``eps`` is added to their argument, where that is clamped
+    above 0, or is an exponential, a sigmoid, a softmax, or a sum of those.
     """
     seen, stack = {node}, [node]
     while stack:
-        for user in stack.pop().users:
-            if user in seen:
-                continue
-            if _is_steep(user):
+        value = stack.pop()
+        for user in value.users:
+            if _is_steep(user, value):
                 return user
-            seen.add(user)
-            stack.append(user)
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
     return None
 
 
-def _is_steep(node: fx.Node) -> bool:
-    if node.target in _POWERS:
+def _name(node: fx.Node) -> str:
+    """``aten.sqrt_.default`` -> ``sqrt``."""
+    schema = getattr(node.target, "_schema", None)
+    name = "" if schema is None else schema.name.partition("::")[2]
+    return name if name.startswith("_") else name.removesuffix("_")
+
+
+def _is_steep(node: fx.Node, value: fx.Node) -> bool:
+    """Whether a reader of a value is infinitely steep where that is 0."""
+    name = _name(node)
+    if name in _POWERS:
         exponent = node.args[1]
         return not (isinstance(exponent, Number) and exponent >= 1) and not _is_apart(node.args[0])
-    return node.target in _ROOTS and not _is_apart(node.args[0])
+    if name in ("div", "true_divide", "divide"):
+        return len(node.args) > 1 and node.args[1] is value and not _is_apart(value)
+    return name in _STEEP and not _is_apart(value)
 
 
 def _is_apart(value) -> bool:
-    """Whether a value is kept away from 0 on purpose."""
-    if not isinstance(value, fx.Node):
-        return True
-    if value.target is _ATEN.add.Tensor:
-        return isinstance(value.args[1], Number) and value.args[1] > 0
-    if value.target in _CLAMPS:
-        return len(value.args) > 1 and isinstance(value.args[1], Number) and value.args[1] > 0
-    return False
+    """Whether a value is kept away from 0 on purpose, or never is 0."""
+    while isinstance(value, fx.Node):
+        name, rest = _name(value), value.args[1:]
+        if name in _POSITIVE:
+            return True
+        if name == "add":
+            return bool(rest) and isinstance(rest[0], Number) and rest[0] > 0
+        if name in ("clamp", "clamp_min"):
+            return bool(rest) and isinstance(rest[0], Number) and rest[0] > 0
+        if name not in _KEEPING:
+            return False
+        value = value.args[2] if name == "spmm" else value.args[0]
+    return True
