@@ -4,7 +4,7 @@
     python benchmarks/plot_scaling.py sage.json gat.json --out docs/scaling.svg
     python benchmarks/plot_scaling.py benchmarks/scaling_h200.json --out docs/scaling.svg     # as they are there
 
-Needs matplotlib, which nothing else does: ``pip install matplotlib``.
+Needs matplotlib: ``pip install joestar[plots]``.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def draw(found: dict[str, list[tuple[int, float, float]]], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "joestar"  # the same numbers are the same file
+    matplotlib.rcParams |= {"svg.hashsalt": "joestar", "svg.fonttype": "none"}  # the same numbers: the same file
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.2), layout="constrained")

@@ -19,7 +19,7 @@ of the traced batch.
 Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
 attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
 a product would come before an aggregation of messages of edges; in float16, where products may be in range, and sums of
-rows or products of single rows not; when a root of sums is computed, whose gradient is infinite at 0.
+rows or products of single rows not; when roots of the sums follow, or what else is steep at 0.
 
 Rows without edges are empty sums: a gradient that reaches them goes nowhere if rows are updated first, and is
 multiplied by zeros otherwise. Where it is infinite, only the latter makes the weight's gradient NaN: rows that are
