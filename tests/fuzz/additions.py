@@ -123,7 +123,7 @@ MESSAGES = (
     '2 ** -1 * edges.src["h"] * edges.dst["g"]', '-edges.src["h"] * 0.25',
     '(edges.src["h"] + 1) * (edges.dst["g"] - 0.5)',
     'edges.src["h"] * 0 + edges.dst["g"]', '3 * (edges.src["h"] * 0.1).tanh() + 1e-3', '7 // 2 * edges.src["h"]',
-    '1 / (2 + edges.src["h"].abs()) - True', 'torch.add(edges.src["h"], edges.dst["g"], alpha=-2)',
+    '1 / (2 + edges.src["h"].abs()) + True', 'torch.add(edges.src["h"], edges.dst["g"], alpha=-2)',
 )  # fmt: skip
 
 
