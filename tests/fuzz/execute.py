@@ -41,7 +41,8 @@ class Report:
             reference; chosen: programs that ran under other choices as well; moving: programs with gradients.
         plain: programs whose reference is a plain PyTorch loop; impossible: programs that plain Python
             cannot run on this batch; autocast: programs under autocast; trained: programs
-            that went through some steps of ``joestar.compile``; overflows: batches of theirs that did not fit.
+            that went through some steps of ``joestar.compile``; narrow: those of them under autocast; overflows:
+            batches of theirs that did not fit.
         refused: title -> message; wrong: programs that differ, with their source; failed: their numbers.
     """
 
@@ -58,6 +59,7 @@ class Report:
     autocast: int = 0
     impossible: int = 0
     trained: int = 0
+    narrow: int = 0
     overflows: int = 0
 
     def count(self, program: Program) -> None:
@@ -113,7 +115,7 @@ def _train(subjects: list[Subject], captures: list[Captured | None], report: Rep
     labelled = [
         (subject, made)
         for subject, made in zip(subjects, captures, strict=True)
-        if made is not None and subject.written.target == "y" and not subject.written.autocast
+        if made is not None and subject.written.target == "y"
         and subject.written.title not in report.refused and subject.written.number not in report.failed
     ]  # fmt: skip
     trainings = [steps.Training(subject, made, Split) for subject, made in labelled]

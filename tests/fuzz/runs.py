@@ -1,5 +1,7 @@
 """The executions of one program on one batch, and what differs between two of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -70,6 +72,17 @@ MOVES = 16
 """Of parameters, to see how far rounding may change a program's gradients."""
 
 
+ROUNDING = {"bfloat16": (0.1, 2**-7), "float16": (0.03, 2**-10)}
+"""Share of a tensor's scale that is no difference under autocast; the largest relative rounding."""
+
+
+def in_float64(subject: Subject) -> Subject:
+    """A program under autocast in float64, without autocast, with the same weights."""
+    (twin,) = build([replace(subject.written, head=subject.written.head.replace(FLOAT32, ""), autocast="")])
+    twin.model.load_state_dict(subject.model.state_dict())
+    return twin
+
+
 class Tolerance:
     """What tensors may be off by under autocast: a few times what plain execution under autocast is off by in float64.
 
@@ -78,14 +91,10 @@ class Tolerance:
     """
 
     def __init__(self, subject: Subject, seeds: Tensor, expected: Outcome):
-        written = replace(subject.written, head=subject.written.head.replace(FLOAT32, ""), autocast="")
-        (self.twin,) = build([written])
-        with torch.no_grad():
-            for own, other in zip(self.twin.model.parameters(), subject.model.parameters(), strict=True):
-                own.copy_(other)
+        self.twin = in_float64(subject)
         self.seeds, self.true, self.off, self.moved = seeds, Runs(self.twin, seeds).plain(), {}, False
         self._take_in(expected)
-        self.share, self.rounding = {"bfloat16": (0.1, 2**-7), "float16": (0.03, 2**-10)}[subject.written.autocast]
+        self.share, self.rounding = ROUNDING[subject.written.autocast]
 
     def _take_in(self, got: Outcome) -> None:
         for kind, values, wanted in _groups(got, self.true):
@@ -106,25 +115,36 @@ class Tolerance:
             return False
         self.moved = True
         random = torch.Generator().manual_seed(0)
-
-        def moved(tensor: Tensor | tuple | None) -> Tensor | tuple | None:
-            if not isinstance(tensor, Tensor):  # results of attention, and weights that nobody asked for
-                return tensor if tensor is None else tuple(map(moved, tensor))
-            noise = torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) * 2 - 1
-            return tensor * (1 + 2 * self.rounding * noise)
-
-        parameters = list(self.twin.model.parameters())
-        start = [parameter.detach().clone() for parameter in parameters]
-        modules = [module for module in self.twin.model.modules() if module is not self.twin.model]
-        hooks = [module.register_forward_hook(lambda module, args, out: moved(out)) for module in modules]
         for _ in range(MOVES):
-            with torch.no_grad():
-                for parameter, value in zip(parameters, start, strict=True):
-                    parameter.copy_(moved(value))
-            self._take_in(Runs(self.twin, self.seeds).plain())
+            with rounded(self.twin.model, self.rounding, random):
+                self._take_in(Runs(self.twin, self.seeds).plain())
+        return True
+
+
+@contextmanager
+def rounded(model: torch.nn.Module, rounding: float, random: torch.Generator) -> Iterator[None]:
+    """Parameters, as they are now, and results of modules move by up to two roundings within."""
+
+    def moved(tensor: Tensor | tuple | None) -> Tensor | tuple | None:
+        if not isinstance(tensor, Tensor):  # results of attention, and weights that nobody asked for
+            return tensor if tensor is None else tuple(map(moved, tensor))
+        noise = torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) * 2 - 1
+        return tensor * (1 + 2 * rounding * noise)
+
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    modules = [module for module in model.modules() if module is not model]
+    hooks = [module.register_forward_hook(lambda module, args, out: moved(out)) for module in modules]
+    try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(moved(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), start, strict=True):
+                parameter.copy_(value)
         for hook in hooks:
             hook.remove()
-        return True
 
 
 def _off(value: Tensor, reference: Tensor) -> float:

@@ -2,12 +2,12 @@
 
 Steps of two programs on one graph take turns. Bounds come from one small batch and have no slack, so that later batches
 overflow, are redone, and widen them. Behind some steps both loops change the learning rate, or freeze a parameter and
-thaw it again.
+thaw it again. Under autocast a loop in float64 says how far they may be apart; in float16 losses are scaled.
 """
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -19,6 +19,7 @@ from joestar.profile import sizes
 from joestar.profile.sizes import step_key
 
 from . import plain
+from .runs import MOVES, ROUNDING, autocast_of, in_float64, rounded
 
 TOLERANCE = 1e-7
 OPTIMIZERS = {
@@ -54,6 +55,9 @@ class Training:
         self.trained = [p for p in subject.model.parameters() if p.requires_grad]
         self.change = between.choice(CHANGES if len(self.trained) > 1 else CHANGES[:2])
         self.frozen = between.choice(self.trained) if self.trained else None
+        self.autocast = autocast_of(subject.written)
+        first = random.Random(f"loss scale {subject.written.number}").choice((8.0, 1024.0))
+        self.loss_scale = {"initial": first} if self.autocast == torch.float16 else None
         self.losses: list[Tensor] = []
         self.step = None
 
@@ -80,14 +84,22 @@ class Training:
 
         Raises:
             AmbiguousError: where a mask is not known.
+            OverflowError: where a scaled gradient is too large for float16.
         """
         optimizer, losses = self.optimizer(fused=False), []
+        first = (self.loss_scale or {"initial": 1.0})["initial"]
+        scaler = torch.amp.GradScaler("cpu", first, enabled=self.loss_scale is not None)
         for number, seeds in enumerate(batches):
             optimizer.zero_grad()
-            loss = plain.forward(self.subject, seeds, step_key(0, 0, number, "cpu"))
-            loss.backward()
+            with torch.autocast("cpu", self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+                loss = plain.forward(self.subject, seeds, step_key(0, 0, number, "cpu"))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
             self._clip()
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
+            if scaler.is_enabled() and scaler.get_scale() < first:
+                raise OverflowError
             losses.append(loss.detach())
             self.between(optimizer, number)
         optimizer.zero_grad()
@@ -105,7 +117,8 @@ class Training:
         self.used = self.optimizer()
         self.step = joestar.compile(
             self.subject.model, self.subject.sampler, self.subject.loss, self.used, backend="eager", slack=0.0,
-            warm_up=1, patience=self.patience, prefetch=self.prefetch, **self.clipping,
+            warm_up=1, patience=self.patience, prefetch=self.prefetch, autocast=self.autocast,
+            loss_scale=self.loss_scale, **self.clipping,
         )  # fmt: skip
         executor = self.step._executors["train"]
         executor.program = self.split(self.subject, self.made, executor.program.options)
@@ -125,17 +138,80 @@ class Training:
         return {name: value.detach().clone().to(torch.float64) for name, value in found.items()}
 
 
-def differences(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = TOLERANCE) -> list[str]:
-    """What differs, in words; a tensor that is missing is zero (momentum of a parameter without gradient)."""
+def differences(
+    got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | Callable[[str, float], float] = TOLERANCE
+) -> list[str]:
+    """What differs, in words; a tensor that is missing is zero (momentum of a parameter without gradient).
+
+    Args:
+        tolerance: the largest difference that is none, as a share of a tensor's scale, or of (name, scale).
+    """
     found = []
     for name in {**got, **expected}:
         pair = [values.get(name) for values in (got, expected)]
         value, wanted = (torch.zeros(()) if tensor is None else tensor for tensor in pair)
-        scale = max(float(wanted.abs().max()) if wanted.numel() else 0.0, 1e-3)
-        off = float((value - wanted).abs().max()) if wanted.numel() else 0.0
-        if not off <= tolerance * scale:
+        scale, off = _largest(wanted), _largest(value - wanted)
+        if not off <= (tolerance(name, scale) if callable(tolerance) else tolerance * max(scale, 1e-3)):
             found.append(f"{name}: off by {off:.3g} at a scale of {scale:.3g}")
     return found
+
+
+class Autocast:
+    """What a training under autocast may be off by: a few times what the plain loop is off by from one in float64.
+
+    Args:
+        training: under autocast; batches: of its steps; losses, state: of the plain loop.
+    """
+
+    def __init__(self, training: Training, batches: list[Tensor], losses: list[Tensor], state: dict[str, Tensor]):
+        twin = in_float64(training.subject)
+        twin.model.load_state_dict(training.start)
+        self.training, self.batches, self.moved = Training(twin, None, None), batches, False
+        self.share, self.rounding = ROUNDING[training.subject.written.autocast]
+        self.start = {name: value.double() for name, value in training.start.items()}
+        self.true, self.off = self._run(), {}
+        self.scales = {}
+        for name, value in self.true.items():
+            kind = self._kind(name)
+            self.scales[kind] = max(self.scales.get(kind, 0.0), _largest(value))
+        self._take_in(self.outcome(losses, state))
+
+    def _kind(self, name: str) -> str:
+        return name if name in self.start else name.partition(" ")[0]  # moments, losses: of all parameters, all steps
+
+    def outcome(self, losses: list[Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What is compared: losses, how far weights and buffers have come, moments."""
+        moved = {name: value - self.start[name] if name in self.start else value for name, value in state.items()}
+        return moved | {f"loss of step {n}": value.double() for n, value in enumerate(losses)}
+
+    def _run(self) -> dict[str, Tensor]:
+        found = self.outcome(*self.training.plain(self.batches))
+        self.training.restart()
+        return found
+
+    def _take_in(self, got: dict[str, Tensor]) -> None:
+        for name, value in self.true.items():
+            self.off[name] = max(self.off.get(name, 0.0), _largest(got.get(name, torch.zeros(())) - value))
+
+    def __call__(self, name: str, scale: float) -> float:
+        """The largest difference that is none."""
+        return 4 * self.off.get(name, 0.0) + self.share * max(scale, 0.1 * self.scales[self._kind(name)])
+
+    def differences(self, losses: list[Tensor], state: dict[str, Tensor]) -> list[str]:
+        """What a training is off by."""
+        got = self.outcome(losses, state)
+        wrong = differences(got, self.true, self)
+        if wrong and not self.moved:  # a ReLU's input that is next to nothing, a sum that cancels
+            self.moved, random = True, torch.Generator().manual_seed(0)
+            for _ in range(MOVES):
+                with rounded(self.training.subject.model, self.rounding, random):
+                    self._take_in(self.outcome(*self.training.plain(self.batches)))
+            wrong = differences(got, self.true, self)
+        return wrong
+
+
+def _largest(value: Tensor) -> float:
+    return float(value.abs().max()) if value.numel() else 0.0
 
 
 def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
@@ -152,11 +228,11 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
     by_degree = torch.argsort(graph.in_degrees(), stable=True)[-(size * steps - 1) :]
     nodes = by_degree if rng.random() < 0.6 else torch.tensor(rng.sample(range(graph.num_nodes), size * steps - 1))
     nodes = nodes.to(graph.indices.dtype)
-    expected = {}
+    expected, batches = {}, list(nodes.split(size))
     for training in trainings:
         try:
-            result = training.plain(list(nodes.split(size)))
-        except (plain.AmbiguousError, RuntimeError, ValueError):  # a batch norm of one row
+            result = training.plain(batches)
+        except (plain.AmbiguousError, RuntimeError, ValueError, OverflowError):  # a batch norm of one row
             continue
         finally:
             training.restart()
@@ -167,9 +243,13 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
     for training, (wanted, state) in expected.items():
         report.trained += 1
         report.overflows += training.step.counters.overflows
-        pairs = {f"loss of step {n}": value.double() for n, value in enumerate(wanted)}
-        got = {f"loss of step {n}": value.double() for n, value in enumerate(losses[training])}
-        wrong = differences(got, pairs, 1e-5) + differences(training.state(), state)
+        if training.autocast is None:
+            pairs = {f"loss of step {n}": value.double() for n, value in enumerate(wanted)}
+            got = {f"loss of step {n}": value.double() for n, value in enumerate(losses[training])}
+            wrong = differences(got, pairs, 1e-5) + differences(training.state(), state)
+        else:
+            report.narrow += 1
+            wrong = Autocast(training, batches, wanted, state).differences(losses[training], training.state())
         what = f"{training.kind}({training.settings}), {training.clipping}, patience {training.patience}"
         what += f", changed behind the first step: {training.change}"
         found[training.subject.written.number] = [f"trained with {what}: {words}" for words in wrong]
