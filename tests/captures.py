@@ -271,7 +271,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
     for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):
         if place is not None:
-            inputs.names[place] = name  # as in ``Program._capture``
+            inputs.names[place] = name  # as in ``runtime.traceable``
     drawn = inputs.constants(vars(sampler).items(), "sampler")
     state = inputs.constants([*model.named_parameters(), *model.named_buffers()], "model")
     named = [(re.sub(r"\W+", "_", role.name), role.tensor) for role in history_inputs(tables).values()]

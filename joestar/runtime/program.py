@@ -12,32 +12,25 @@ from joestar.fusion import run_passes
 from joestar.fusion.backend import overlap
 from joestar.fusion.clean.hoist import Hoisted, memory
 from joestar.fusion.record import Place
-from joestar.graph_api import SamplingContext, check_blocks
 from joestar.graph_api.history import check_layers
-from joestar.graph_api.row_source import source_of
 from joestar.locks import TRACING
 from joestar.lowering import causes
 from joestar.lowering.capture import Captured, capture
-from joestar.lowering.dropout import has_dropout, lower_dropout
-from joestar.lowering.expectations import checked_distributions, place_expectations
-from joestar.lowering.functional import is_in_place, remove_in_place
-from joestar.lowering.inputs import Input, Kind, history_inputs, ids_node, key_node, known_inputs
+from joestar.lowering.expectations import checked_distributions
+from joestar.lowering.functional import is_in_place
+from joestar.lowering.inputs import Input, Kind, history_inputs, known_inputs
 from joestar.lowering.lookups import Lookup, lookups
 from joestar.lowering.loop_order import check_order_of_loops
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
-from joestar.lowering.outputs import LEAF, flatten, leaf_names, loss_and_values, rebuild
+from joestar.lowering.lower import lower
+from joestar.lowering.outputs import LEAF, leaf_names, rebuild
 from joestar.lowering.padding import Padded, pad
-from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
-from joestar.lowering.sizes import size_table
-from joestar.lowering.slots import settle_slots
 from joestar.lowering.split import Halves
-from joestar.lowering.squeezed import keep_rows
 from joestar.lowering.verify import verify_capture
 from joestar.ops.determinism import fixed_order
 from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
 from joestar.runtime import beforehand
-from joestar.runtime.features import call_model
 from joestar.runtime.halves import compile_halves
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.leaves import Leaves
@@ -45,6 +38,7 @@ from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.seeds import version
+from joestar.runtime.traceable import traceable
 from joestar.torch_private import LazyGraphModule
 
 
@@ -158,47 +152,20 @@ class Program:
             ) from error
 
     def _capture(self, seeds: Tensor, labels: list[str]) -> Captured:
-        graph, sampler, model, loss = self.graph, self.sampler, self.model, self.loss
-        features, targets, data = graph.ndata.get("x"), graph.ndata.get("y"), dict(graph.ndata)
-        source = source_of(graph.ndata, "x")
-        name, model_name = type(sampler).__name__, f"{type(model).__name__}.forward"
-        call, inputs, loss_name = (None, (), "") if loss is None else (loss.call, loss.inputs, loss.name)
-        seen = {}
-
-        @torch.compiler.assume_constant_result  # called while Dynamo traces: what a trace says about Python
-        def note(structure, names, layers):
-            seen["structure"], seen["logged"], seen["pushed"] = structure, names, layers
-            return 0
-
-        def program(seeds, key, carriers):
-            context = SamplingContext(key, [carrier.shape[0] for carrier in carriers])
-            blocks = sampler.sample(graph.with_context(context), seeds)
-            check_blocks(blocks, name)
-            outputs, tensors = call_model(model, blocks, features, source), []
-            structure = flatten(outputs, tensors, model_name)
-            if call is None:
-                note(structure, (), ())
-                return tuple(tensors)
-            further = {k: graph.ids_of(seeds).long() if k == "seeds" else _rows(data[k], seeds) for k in inputs}
-            value = call(outputs, torch.index_select(targets, 0, seeds), **further)
-            value, logged = loss_and_values(value, loss_name)
-            pushed = [tensor for _, *pair in context.pushed for tensor in pair]
-            note(structure, tuple(logged), tuple([layer for layer, *_ in context.pushed]))
-            return (value, *logged.values(), *pushed, *tensors)
-
         origin = self.origin
-        tables = getattr(sampler, "history_tables", None)
-        known = known_inputs(graph, model) | history_inputs(tables)
-        captured = capture(program, seeds, labels, origin=origin, sampling=type(sampler).sample, known=known)
+        program, seen = traceable(self.graph, self.sampler, self.model, self.loss)
+        tables = getattr(self.sampler, "history_tables", None)
+        known = known_inputs(self.graph, self.model) | history_inputs(tables)
+        captured = capture(program, seeds, labels, origin=origin, sampling=type(self.sampler).sample, known=known)
         causes.check_rows_are_there(captured.gm, captured.roles, origin)
         verify_capture(captured.gm, origin)
         check_order_of_loops(captured.gm, origin)
-        self.structure, self.logged, self.pushed = seen["structure"], seen["logged"], seen["pushed"]
+        self.structure, self.logged, self.pushed = seen.structure, seen.logged, seen.pushed
         if tables is not None:
-            check_layers(self.pushed, tables.layers, model_name)
+            check_layers(self.pushed, tables.layers, f"{type(self.model).__name__}.forward")
         self._check_outputs(captured.gm, origin)
-        if loss is not None and not captured.differentiable:
-            raise causes.no_gradient(model, origin)
+        if self.loss is not None and not captured.differentiable:
+            raise causes.no_gradient(self.model, origin)
         return captured
 
     def _mixes_dtypes(self) -> bool:
@@ -241,19 +208,7 @@ class Program:
 
     def _optimise(self, captured: Captured, sizes: list[int], seeds: int) -> None:
         gm = captured.gm
-        remove_in_place(gm)
-        keep_rows(gm)
-        place_expectations(gm)
-        if self.graph.positions is not None:
-            settle_slots(gm, captured.roles, self.graph, self.origin)
-        lower_batch_norm(gm)
-        key = key_node(gm, captured.roles)
-        table = size_table(gm, captured.roles)
-        synced = has_synced_norms(gm)
-        ids = ids_node(gm, captured.roles, self.graph.ids) if synced or has_dropout(gm) else None
-        if synced:
-            lower_synced_norms(gm, table, ids)
-        lower_dropout(gm, table, key, ids)
+        table = lower(gm, captured.roles, self.graph, self.origin)
         self.sizes = {symbol: sizes[index] for symbol, (index, _) in table.bounds.items()} | {table.seeds: seeds}
         self.lookups = lookups(gm, captured.roles)
         for lookup in self.lookups:
@@ -445,7 +400,3 @@ class Program:
         for lookup in self.lookups:
             if lookup.of_seeds:
                 lookup.check(nodes)
-
-
-def _rows(table: Tensor, nodes: Tensor) -> Tensor:
-    return torch.index_select(table, 0, nodes)

@@ -148,7 +148,7 @@ def test_a_wrong_first_stage_is_found(monkeypatch):
 @pytest.mark.parametrize("sampled", [pytest.param(0.0, marks=pytest.mark.fuzz), 1.0])
 def test_slots_taken_for_ids_are_found(monkeypatch, sampled):
     """Nor is the one with plain PyTorch, and with models that compute with ids."""
-    monkeypatch.setattr("joestar.runtime.program.settle_slots", lambda *given: 0)
+    monkeypatch.setattr("joestar.lowering.lower.settle_slots", lambda *given: 0)
     monkeypatch.setattr(staged, "SAMPLED", sampled)
     assert any(staged.check(case, staged.Tally()) for case in (5, 11, 14))  # read ids, and are compared to their end
 
