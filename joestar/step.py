@@ -1,6 +1,5 @@
 """``Step``: a compiled model and sampler, as a user works with it."""
 
-import os
 import weakref
 from collections.abc import Callable, Mapping
 
@@ -13,15 +12,12 @@ from joestar.errors import ChangedAfterCompileError, ConfigError, SamplerError
 from joestar.graph_api import Graph
 from joestar.graph_api.validate import check_seed
 from joestar.lowering.loss import prepare_loss
-from joestar.profile.choices import save
-from joestar.profile.environment import Environment
-from joestar.profile.ledger import Counters, Report, TuningRecord
+from joestar.profile.ledger import Counters, TuningRecord
 from joestar.profile.sizes import step_key
-from joestar.profile.summary import program_record
-from joestar.profile.view import explain
 from joestar.runtime.checkpoint import Checkpoints
 from joestar.runtime.epochs import Epoch, check_same
 from joestar.runtime.executor import Executor
+from joestar.runtime.explained import Explained
 from joestar.runtime.fit import Settings, copied_weights, fit
 from joestar.runtime.fit_records import History
 from joestar.runtime.guards import ChangeGuard
@@ -42,7 +38,7 @@ EVALUATED = "evaluated"
 """Key of the program of calls in evaluation mode that have gradients: switching modes compiles nothing anew."""
 
 
-class Step(Predictor):
+class Step(Predictor, Explained):
     """A compiled model and sampler; made by ``joestar.compile``.
 
     With a loss and an optimizer, ``epoch`` trains and ``step(seeds)`` takes one training step; without, ``step(seeds)``
@@ -94,11 +90,6 @@ class Step(Predictor):
     def _watch(self, loss_fn: Callable | None) -> ChangeGuard:
         """What may not change from now on."""
         return ChangeGuard(self.model, self.sampler, self.graph, loss_fn)
-
-    def __repr__(self) -> str:
-        kinds = ", ".join(kind for kind, executor in self._executors.items() if executor.program.captured)
-        how = f"{self._run['execution']} on {self.graph.device}, backend {self._options.backend}"
-        return f"Step({type(self.model).__name__}, {self.sampler!r}, {how}, programs: {kinds or 'none captured yet'})"
 
     def __reduce_ex__(self, protocol: int):
         """Of ``pickle``, ``copy`` and ``torch.save``: a step holds compiled programs, a graph and others' optimizer."""
@@ -421,31 +412,3 @@ class Step(Predictor):
             CheckpointError: for something else, of another format, or of a model, optimizer or program that differs.
         """
         load_state(self, state)
-
-    # --- explanation ---
-
-    def report(self) -> Report:
-        """What was fused, chosen, padded and redone, and where the time went."""
-        return Report(
-            Environment.of(self.graph.device), type(self.model).__name__, repr(self.sampler), self._options.backend,
-            self._run["execution"], [program_record(e) for e in self._executors.values() if e.program.captured],
-            self.counters, graph=repr(self.graph), tuning=self._tuning,
-        )  # fmt: skip
-
-    def save_choices(self, path: str | os.PathLike) -> None:
-        """Writes every choice of the training program (without a loss: of the one that ran), and the slack of bounds.
-
-        ``joestar.compile(choices=path)`` takes them over; then nothing is chosen or timed.
-
-        Raises:
-            ConfigError: before the first step, when nothing was chosen yet, and if the file cannot be written.
-        """
-        for executor in self._executors.values():
-            if executor.program.captured is not None:
-                save(path, {site.key: site.taken for site in executor.program.sites}, executor.slack)
-                return
-        raise ConfigError("nothing was chosen yet: run a step before save_choices.")
-
-    def explain(self) -> str:
-        """Every place where a pattern fired or was refused, with the reason and the line of the user's code."""
-        return explain([program_record(e) for e in self._executors.values() if e.program.captured])
