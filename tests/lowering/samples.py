@@ -305,7 +305,7 @@ EXPLAINED = {
     "index_copy": "columns at positions of no padded set; test_padding_rows.py",
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
-    "scaled_linear": "an op of Joestar's; tests/fusion/test_row_factors.py",
+    "scaled_linear": "an op of Joestar's; tests/fusion/test_row_factors_numbers.py",
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
     "masked_batch_norm": "what batch_norm becomes; test_padding_norm.py",
     **dict.fromkeys(("synced_batch_norm", "row_parts"), "of several ranks; tests/distributed/test_training.py"),
