@@ -6,6 +6,7 @@ thaw it again. Under autocast a loop in float64 says how far they may be apart; 
 """
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -161,6 +162,9 @@ class Autocast:
 
     Args:
         training: under autocast; batches: of its steps; losses, state: of the plain loop.
+
+    Attributes:
+        tells: whether rounding leaves something to compare: the plain loop is off by less than half of what there is.
     """
 
     def __init__(self, training: Training, batches: list[Tensor], losses: list[Tensor], state: dict[str, Tensor]):
@@ -175,9 +179,17 @@ class Autocast:
             kind = self._kind(name)
             self.scales[kind] = max(self.scales.get(kind, 0.0), _largest(value))
         self._take_in(self.outcome(losses, state))
+        self.tells = all(self.off[name] <= 0.5 * scale for name in self.true if (scale := self._scale(name)))
 
     def _kind(self, name: str) -> str:
-        return name if name in self.start else name.partition(" ")[0]  # moments, losses: of all parameters, all steps
+        """Of tensors that are of one size: weights and buffers, moments of a kind, losses."""
+        return "" if name in self.start else name.partition(" ")[0]
+
+    def _scale(self, name: str) -> float:
+        """What an error is measured by; 0 of a weight that moves by rounding alone (a bias in front of a norm)."""
+        largest, own = self.scales.get(self._kind(name), 0.0), _largest(self.true.get(name, torch.zeros(())))
+        noise = name in self.start and own < 1e-6 * largest
+        return 0.0 if noise else max(own, 0.1 * largest)
 
     def outcome(self, losses: list[Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is compared: losses, how far weights and buffers have come, moments."""
@@ -194,8 +206,9 @@ class Autocast:
             self.off[name] = max(self.off.get(name, 0.0), _largest(got.get(name, torch.zeros(())) - value))
 
     def __call__(self, name: str, scale: float) -> float:
-        """The largest difference that is none."""
-        return 4 * self.off.get(name, 0.0) + self.share * max(scale, 0.1 * self.scales[self._kind(name)])
+        """The largest difference that is none; any, where rounding decides."""
+        known = self._scale(name)
+        return 4 * self.off.get(name, 0.0) + self.share * known if known and self.tells else math.inf
 
     def differences(self, losses: list[Tensor], state: dict[str, Tensor]) -> list[str]:
         """What a training is off by."""
@@ -248,8 +261,9 @@ def run_together(trainings: list[Training], report) -> dict[int, list[str]]:
             got = {f"loss of step {n}": value.double() for n, value in enumerate(losses[training])}
             wrong = differences(got, pairs, 1e-5) + differences(training.state(), state)
         else:
-            report.narrow += 1
-            wrong = Autocast(training, batches, wanted, state).differences(losses[training], training.state())
+            told = Autocast(training, batches, wanted, state)
+            wrong = told.differences(losses[training], training.state())
+            report.narrow += told.tells
         what = f"{training.kind}({training.settings}), {training.clipping}, patience {training.patience}"
         what += f", changed behind the first step: {training.change}"
         found[training.subject.written.number] = [f"trained with {what}: {words}" for words in wrong]
