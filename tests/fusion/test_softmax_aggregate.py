@@ -153,6 +153,23 @@ def test_heads_that_share_rows_of_one_column():
         same(run(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_one_column(stored):
+    """What adds up the columns of a single one is that column, also where it is stored per edge (read by others)."""
+
+    def layer(self, block, h, own):
+        values = self.mix(h)[:, :1]
+        scores = block.apply_edges(fn.u_sub_v(values, own[:, :1])) * 3
+        kept = block.pull(fn.copy_e(scores), "mean") if stored else 0
+        alpha = block.edge_softmax(scores.sum(-1))
+        return own * block.pull(fn.u_mul_e(values, alpha), "sum") + kept
+
+    case = under(captured(Net(layer), (3,), graph=graph(), disable=ALL))
+    assert len(programs(case.program.captured.gm)) == 1
+    for run in (case.exact, case.padded):
+        same(run(case.seeds(), 0), case.eager(case.seeds(), 0), 1e-10)
+
+
 def test_attention_of_nodes_keeps_its_op():
     def layer(self, block, h, own):
         z = split(self.mix(h))

@@ -167,7 +167,9 @@ class Region:
         return Value(True, self.leaves.index(leaf))
 
     def step(self, *step) -> Value:
-        """A step more."""
+        """A step more; what adds up a single column is that column."""
+        if step[0] == "total" and self.heads * self.width == 1:
+            return step[1]
         self.steps.append(step)
         return Value(False, len(self.steps) - 1)
 
