@@ -29,6 +29,7 @@ from unittest import mock
 
 import kinds
 import torch
+import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -47,7 +48,7 @@ from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.runtime.features import call_model
-from joestar.runtime.program import Program
+from joestar.runtime.program import Options, Program
 from joestar.store import FeatureStore
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
@@ -139,7 +140,8 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     graph, tensors = program.graph, []
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata), _sources(graph),
              graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph.positions, graph._formats)  # fmt: skip
-    setting = (torch.is_grad_enabled(), torch.get_default_dtype(), seeds.dtype, seeds.device, tuple(labels))
+    dtypes = torch.get_default_dtype(), program.options.autocast, seeds.dtype
+    setting = (torch.is_grad_enabled(), *dtypes, seeds.device, tuple(labels))
     try:
         return tensors, (
             program.kind,
@@ -300,7 +302,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     inputs.mode.allow_non_fake_inputs = True  # tensors that functions hold on to
     with inputs.mode, compiling, frames, _use_lazy_graph_module(True):  # its code is made when it runs
         try:
-            gm = make_fx(forward, OTHER_NAMES, pre_dispatch=True, record_stack_traces=True)(*inputs.fakes)
+            gm = twice(forward, inputs, getattr(program, "options", Options()).autocast, record_stack_traces=True)
         finally:
             _forget_fakes(model)
     _lift_constants(gm, inputs)
@@ -311,6 +313,17 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     roles = _without_unused(gm, inputs.roles)
     capturing._rename_placeholders(gm, roles)
     return Captured(gm, roles, labels)
+
+
+def twice(forward, inputs, autocast: torch.dtype | None, **options) -> fx.GraphModule:
+    """Under autocast Python sees its dtypes, but values are those without, as where Dynamo's graph is traced again."""
+    plain = torch.autocast("cpu", enabled=False)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+        gm = make_fx(forward, OTHER_NAMES, pre_dispatch=True, **options)(*inputs.fakes)
+    if autocast is None:
+        return gm
+    with plain, fx_traceback.preserve_node_meta():
+        return make_fx(fx.Interpreter(gm).run, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
 
 
 def _lift_constants(gm: fx.GraphModule, inputs) -> None:

@@ -81,9 +81,12 @@ def distinct_sizes(num_sizes: int) -> list[int]:
 
 def capture(
     program: Callable, seeds_like: Tensor, labels: list[str], *, origin: str, sampling: Callable | None = None,
-    known: Mapping[int, Input] | None = None,
+    known: Mapping[int, Input] | None = None, autocast: torch.dtype | None = None,
 ) -> Captured:  # fmt: skip
     """Traces ``program(seeds, key, carriers)`` without running it.
+
+    Where it will run under autocast, Python sees the dtypes of there (``h.dtype``, ``torch.is_autocast_enabled()``);
+    the graph holds operations as they are written, which autocast casts when they run.
 
     Args:
         program: calls the sampler under ``SamplingContext(key, [c.shape[0] for c in carriers])``, then the model.
@@ -91,12 +94,14 @@ def capture(
         labels: one label per data-dependent set that the sampler makes, found by a structure-only run.
         origin: what is being captured, for messages; sampling: the sampler's ``sample``, which may write nothing.
         known: what tensors are (``inputs.known_inputs``); others are constants.
+        autocast: under which the program will run.
 
     Raises:
         CaptureError: naming the user's line and what to write instead.
     """
-    with causes.plain_messages():
-        return _with_or_without_default_device(program, seeds_like, labels, origin, sampling, known or {})
+    plain = torch.autocast(seeds_like.device.type, enabled=False)
+    with causes.plain_messages(), plain:
+        return _with_or_without_default_device(program, seeds_like, labels, origin, sampling, known or {}, autocast)
 
 
 def _with_or_without_default_device(program: Callable, seeds_like: Tensor, labels: list[str], *rest) -> Captured:
@@ -128,7 +133,7 @@ def _without_default_device() -> Iterator[bool]:
 
 def _capture(
     program: Callable, seeds_like: Tensor, labels: list[str], origin: str, sampling: Callable | None,
-    known: Mapping[int, Input],
+    known: Mapping[int, Input], autocast: torch.dtype | None,
 ) -> Captured:  # fmt: skip
     device = seeds_like.device
     seeds = torch.zeros(SEEDS_HINT, dtype=seeds_like.dtype, device=device)
@@ -156,7 +161,7 @@ def _capture(
 
     compiled = torch.compile(_uncached(program), backend=backend, fullgraph=True, dynamic=False)
     try:
-        return _read(seen, compiled, seeds, key, carriers, hints, labels, origin, sampling, known)
+        return _read(seen, compiled, seeds, key, carriers, hints, labels, origin, sampling, known, autocast)
     finally:
         seen.clear()  # Dynamo keeps the backend for good: features would never be freed
 
@@ -164,6 +169,7 @@ def _capture(
 def _read(
     seen: dict, compiled: Callable, seeds: Tensor, key: Tensor, carriers: list[Tensor], hints: list[int],
     labels: list[str], origin: str, sampling: Callable | None, known: Mapping[int, Input],
+    autocast: torch.dtype | None,
 ) -> Captured:  # fmt: skip
     """Traces, and reads what the backend has ``seen``."""
     stand_ins = substituted(sampling is SubgraphSampler.sample)
@@ -174,6 +180,7 @@ def _read(
                 traced_norms(),
                 traced_losses(),
                 stand_ins,
+                torch.autocast(seeds.device.type, autocast, enabled=autocast is not None, cache_enabled=False),
                 questions() as asked,
             ):
                 compiled(seeds, key, carriers)

@@ -98,7 +98,9 @@ class Inference:
         self.plan = Plan(values_of(captured, graph))
 
     def _capture(self):
-        program = Program("predict", self.model, _EveryNeighbour(self.graph, self.layers), None, Options())
+        program = Program(
+            "predict", self.model, _EveryNeighbour(self.graph, self.layers), None, Options(autocast=self.autocast)
+        )
         ids = torch.zeros(1, dtype=self.graph.indices.dtype, device=self.graph.device)
         try:
             with torch.no_grad(), evaluating(self.model), checked_distributions():

@@ -156,7 +156,10 @@ class Program:
         program, seen = traceable(self.graph, self.sampler, self.model, self.loss)
         tables = getattr(self.sampler, "history_tables", None)
         known = known_inputs(self.graph, self.model) | history_inputs(tables)
-        captured = capture(program, seeds, labels, origin=origin, sampling=type(self.sampler).sample, known=known)
+        captured = capture(
+            program, seeds, labels, origin=origin, sampling=type(self.sampler).sample, known=known,
+            autocast=self.options.autocast,
+        )  # fmt: skip
         causes.check_rows_are_there(captured.gm, captured.roles, origin)
         verify_capture(captured.gm, origin)
         check_order_of_loops(captured.gm, origin)

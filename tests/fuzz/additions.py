@@ -59,7 +59,11 @@ def embedding(code: Code, h: Rows, n: str) -> Rows:
         pairs = code.let(f"torch.stack([{kind}, ({kind} + 2) % 5], 1)")
         mode = "sum" if form == "weighted bag" else code.pick("sum", "mean", "max")
         bag = code.own(f'nn.EmbeddingBag(5, {h.width}, mode="{mode}")')
-        given = f", per_sample_weights={h}[:, :1].sigmoid().expand(-1, 2)" if form == "weighted bag" else ""
+        given = (
+            f", per_sample_weights={h}[:, :1].sigmoid().expand(-1, 2).to({bag}.weight.dtype)"
+            if form == "weighted bag"
+            else ""
+        )
         found = f"{bag}({pairs}{given})"
     return code.rows(f"{h} {code.pick('+', '*')} {found}", h.width)
 

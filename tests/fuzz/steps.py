@@ -145,16 +145,25 @@ def differences(
     """What differs, in words; a tensor that is missing is zero (momentum of a parameter without gradient).
 
     Args:
-        tolerance: the largest difference that is none, as a share of a tensor's scale, or of (name, scale).
+        tolerance: the largest difference that is none, of (name, scale), or as a share of a tensor's scale: of its
+            largest entry, not less than a thousandth of the largest of its kind: what cancels has no scale of its own.
     """
-    found = []
+    found, floors = [], {}
+    for name, wanted in expected.items():
+        floors[_kind(name)] = max(floors.get(_kind(name), 1.0), _largest(wanted))
     for name in {**got, **expected}:
         pair = [values.get(name) for values in (got, expected)]
         value, wanted = (torch.zeros(()) if tensor is None else tensor for tensor in pair)
         scale, off = _largest(wanted), _largest(value - wanted)
-        if not off <= (tolerance(name, scale) if callable(tolerance) else tolerance * max(scale, 1e-3)):
+        floor = 1e-3 * floors.get(_kind(name), 1.0)
+        if not off <= (tolerance(name, scale) if callable(tolerance) else tolerance * max(scale, floor)):
             found.append(f"{name}: off by {off:.3g} at a scale of {scale:.3g}")
     return found
+
+
+def _kind(name: str) -> str:
+    """Of moments and losses: of all parameters, all steps; of weights and buffers all together."""
+    return name.partition(" ")[0] if " " in name else ""
 
 
 class Autocast:
@@ -176,18 +185,14 @@ class Autocast:
         self.true, self.off = self._run(), {}
         self.scales = {}
         for name, value in self.true.items():
-            kind = self._kind(name)
+            kind = _kind(name)
             self.scales[kind] = max(self.scales.get(kind, 0.0), _largest(value))
         self._take_in(self.outcome(losses, state))
         self.tells = all(self.off[name] <= 0.5 * scale for name in self.true if (scale := self._scale(name)))
 
-    def _kind(self, name: str) -> str:
-        """Of tensors that are of one size: weights and buffers, moments of a kind, losses."""
-        return "" if name in self.start else name.partition(" ")[0]
-
     def _scale(self, name: str) -> float:
         """What an error is measured by; 0 of a weight that moves by rounding alone (a bias in front of a norm)."""
-        largest, own = self.scales.get(self._kind(name), 0.0), _largest(self.true.get(name, torch.zeros(())))
+        largest, own = self.scales.get(_kind(name), 0.0), _largest(self.true.get(name, torch.zeros(())))
         noise = name in self.start and own < 1e-6 * largest
         return 0.0 if noise else max(own, 0.1 * largest)
 

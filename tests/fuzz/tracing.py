@@ -8,13 +8,13 @@ does, and gives the same kind of graph.
 import copy
 from unittest import mock
 
+import captures
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.utils.stateless import _reparametrize_module
 
@@ -24,7 +24,6 @@ from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured, is_impure
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, size_input
-from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.sizes import RAGGED, is_counted
 from joestar.lowering.verify import verify_capture
 
@@ -57,7 +56,13 @@ def _captured(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
             results.extend(_two(*subject.value(blocks, x, seeds)))
         return tuple(results)
 
-    return capturing.capture(program, seeds, labels, origin=ORIGIN)
+    return capturing.capture(program, seeds, labels, origin=ORIGIN, autocast=_autocast(subjects))
+
+
+def _autocast(subjects: list) -> torch.dtype | None:
+    """All programs of a pack run under it."""
+    name = subjects[0].written.autocast
+    return getattr(torch, name) if name else None
 
 
 def _two(loss: Tensor, outputs) -> tuple[Tensor, Tensor]:
@@ -154,7 +159,7 @@ def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
 
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
     with inputs.mode, fx_traceback.preserve_node_meta(), compiling:
-        gm = make_fx(program, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
+        gm = captures.twice(program, inputs, _autocast(subjects))
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), inputs.names, strict=True):
         node.meta["dynamo_name"] = name or node.name
     check_guards(gm, {}, ORIGIN)
