@@ -7,9 +7,13 @@ Before                                              After
 
     h = aten.view(y, [-1, 4, 8])  (y: [n, 32])          h = aten.unflatten(y, 1, [4, 8])
 
-``x[:, None]`` and ``.float()`` write such nodes; ``.view(-1, H, C)`` is how heads are split in many a script. Must not
-fire where the result is written in place, where a copy is asked for, where a view changes the number of rows, or where
-what is cast to float32 has 16 bits under autocast, which a trace in float32 does not show.
+    w = aten.to.dtype(a, torch.bfloat16)                y = spmm(indptr, indices, x, a, "sum")
+    y = spmm(indptr, indices, x, w, "sum")
+
+``x[:, None]`` and ``.float()`` write such nodes; ``.view(-1, H, C)`` is how heads are split in many a script;
+``alpha.to(h.dtype)`` under autocast rounds weights that an aggregation, whose result is as wide as its rows, computes
+with in float32. Must not fire where the result is written in place, where a copy is asked for, where a view changes the
+number of rows, or where what is cast to float32 has 16 bits under autocast, which a trace in float32 does not show.
 """
 
 import torch
@@ -20,7 +24,8 @@ from joestar.lowering.functional import is_in_place
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import expression, same_shape, same_size
 
-_ATEN = torch.ops.aten
+_ATEN, _SPMM = torch.ops.aten, torch.ops.joestar.spmm.default
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 def run(gm: fx.GraphModule, context) -> int:
@@ -34,7 +39,9 @@ def run(gm: fx.GraphModule, context) -> int:
             node.replace_all_uses_with(new)
             gm.graph.erase_node(node)
             removed += 1
-        elif _does_nothing(node, context) and not any(is_in_place(user) for user in node.users):
+        elif (_does_nothing(node, context) or _rounds_weights(node, context)) and not any(
+            is_in_place(user) for user in node.users
+        ):
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
             removed += 1
@@ -51,6 +58,20 @@ def _does_nothing(node: fx.Node, context) -> bool:
     if node.target in (_ATEN.view.default, _ATEN.reshape.default):
         return _same_shape(node)
     return False
+
+
+def _rounds_weights(node: fx.Node, context) -> bool:
+    """Whether weights in float32 become 16 bits under autocast, and aggregations of rows are all that reads them."""
+    if context.autocast is None or node.target is not _ATEN.to.dtype or len(node.args) > 2 or node.kwargs:
+        return False
+    source, dtype = node.args
+    if dtype not in _SHORT or _dtype_under_autocast(source, context) != torch.float32:
+        return False
+    return bool(node.users) and all(user.target is _SPMM and _only_weight(user, node) for user in node.users)
+
+
+def _only_weight(spmm: fx.Node, node: fx.Node) -> bool:
+    return spmm.args[3] is node and spmm.args[2] is not node
 
 
 def _dtype_under_autocast(node: fx.Node, context) -> torch.dtype:

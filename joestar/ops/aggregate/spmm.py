@@ -99,7 +99,7 @@ def backward(ctx, grad):
 def _autocast(device: str):
     """Extrema of short rows times wider weights: the weights are rounded first, as rows and messages are.
 
-    ``w.to(h.dtype)`` in the user's model was traced where ``h`` was not short yet, and is gone.
+    ``w.to(h.dtype)`` in the user's model does that, and ``simplify`` takes it away.
     """
 
     def run(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, *rest) -> Tensor:
