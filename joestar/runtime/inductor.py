@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from joestar import torch_private
 from joestar.errors import CaptureError
 from joestar.fusion.backend import gradient_sums, overlap
-from joestar.fusion.backend.recompute import RecomputeMasks
+from joestar.fusion.backend.joint import JointPasses
 from joestar.locks import TRACING
 from joestar.lowering.origin import node_line
 from joestar.ops.digest import source_digest
@@ -123,10 +123,12 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
 
     On a GPU our last passes (``fusion.backend``: ``gradient_sums``, ``overlap``) see its graphs. On a CPU it inlines up
     to 50 operations per read before it gives a value a loop of its own; the hash behind dropout then grows into
-    expressions that take minutes to compile. There, too, masks are computed again, not stored.
+    expressions that take minutes to compile. There, too, masks are computed again, not stored. On both, the backward
+    pass reads what buffers held before the step wrote them.
     """
     config = torch_private.inductor_config
     fixed = {"triton.autotune_pointwise": False} if deterministic else {}
+    fixed["joint_custom_post_pass"] = JointPasses(device.type)
     if deterministic and hasattr(config, "deterministic"):
         fixed["deterministic"] = True  # it still times the settings of pointwise kernels, which change their last bits
     if device.type != "cpu":
@@ -136,4 +138,4 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
         return fixed if alone else {**fixed, "post_grad_custom_post_pass": overlap.Overlap()}
     names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
     found = {name: 8 for name in names if hasattr(config, name)}
-    return {**found, **fixed, "joint_custom_post_pass": RecomputeMasks()}
+    return {**found, **fixed}

@@ -1,0 +1,23 @@
+"""Passes over the graph of forward and backward pass together, before the backend divides it."""
+
+from torch import fx
+
+from joestar.fusion.backend.overwritten import SaveOverwritten
+from joestar.fusion.backend.recompute import RecomputeMasks
+from joestar.torch_private import CustomGraphPass
+
+
+class JointPasses(CustomGraphPass):
+    """Those of a device, as the one that Inductor takes."""
+
+    def __init__(self, device: str):
+        self.passes = [SaveOverwritten()] + [RecomputeMasks()] * (device == "cpu")
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Runs each."""
+        for each in self.passes:
+            each(graph)
+
+    def uuid(self):
+        """Identifies them in Inductor's cache of compiled graphs."""
+        return b"".join(each.uuid() for each in self.passes)
