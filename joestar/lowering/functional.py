@@ -185,10 +185,11 @@ def _writes_or_lives(user: fx.Node, later: set[fx.Node]) -> bool:
 
 
 def _lives_on(view: fx.Node, later: set[fx.Node]) -> bool:
-    """Whether a view, or a view of it, is read by one of the nodes."""
+    """Whether a view, or a view of it, is read by one of the nodes, or written through."""
     if not is_view(view):
         return False
-    return bool(later & view.users.keys()) or any(_lives_on(user, later) for user in view.users)
+    written = any(is_in_place(user) and user.args[0] is view for user in view.users)
+    return written or bool(later & view.users.keys()) or any(_lives_on(user, later) for user in view.users)
 
 
 def root(node: fx.Node) -> fx.Node:

@@ -37,7 +37,9 @@ class Loss:
 
 
 def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
-    """The loss that is traced: ``loss_fn`` itself, or, for labels with NaN entries, its mean over the known entries.
+    """The loss that is traced: ``loss_fn`` itself, or, for labels with NaN entries, over the known entries alone.
+
+    Over these it is the mean, or the sum where ``loss_fn`` has ``reduction="sum"``.
 
     PyTorch's own losses get labels in the shape of the outputs where that differs by a dimension of size 1, and
     integers 0 and 1 as floating point where they need it.
@@ -63,12 +65,13 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         )
     if kind is not None:
         per_entry = _fitting(per_entry, kind)
+    adds_up = reduction_of(loss_fn) == "sum"
 
     def known_entries(outputs, y: Tensor, **others) -> Tensor:
         known = ~torch.isnan(y)
         losses = per_entry(outputs, torch.where(known, y, torch.zeros_like(y)), **others).reshape(known.shape)
         total = torch.where(known, losses, torch.zeros_like(losses)).sum()
-        return total / known.sum().clamp(min=1)
+        return total if adds_up else total / known.sum().clamp(min=1)
 
     return Loss(known_entries, inputs, name)
 
@@ -145,6 +148,13 @@ def unreduced(loss_fn: Callable) -> Callable | None:
     except (TypeError, ValueError):
         return None
     return functools.partial(loss_fn, reduction="none") if "reduction" in parameters else None
+
+
+def reduction_of(loss_fn: Callable) -> str:
+    """How a loss with such an argument puts entries together."""
+    if isinstance(loss_fn, torch.nn.Module):
+        return loss_fn.reduction
+    return inspect.signature(loss_fn).parameters["reduction"].default
 
 
 def check_labels(labels) -> Tensor:

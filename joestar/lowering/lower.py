@@ -8,6 +8,7 @@ from joestar.lowering.expectations import place_expectations
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Input, ids_node, key_node
 from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
+from joestar.lowering.shared_memory import check_shared_memory
 from joestar.lowering.sizes import SizeTable, size_table
 from joestar.lowering.slots import settle_slots
 from joestar.lowering.squeezed import keep_rows
@@ -23,6 +24,7 @@ def lower(gm: fx.GraphModule, roles: list[Input], graph: Graph, origin: str) -> 
         roles: of the placeholders; inputs that a step needs are appended.
         origin: model and sampler, for errors.
     """
+    check_shared_memory(gm, roles, origin)
     remove_in_place(gm)
     keep_rows(gm)
     place_expectations(gm)

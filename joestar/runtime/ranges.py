@@ -1,6 +1,7 @@
 """A plan carried out, range after range of nodes with their in-edges; nothing is stored per edge beyond a range."""
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -195,6 +196,9 @@ class _Range:
 
     def compute(self, value: Value):
         """The range's rows of a value from those of its operands."""
+        if value.target is operator.getitem and value.args[0] not in self.computed:  # of several results for all nodes
+            start, end = self.span(value.space)
+            return self.all(value.args[0])[value.args[1]][start:end]
         how = self.runner.plan.access[value]
         if how.segments:
             return _SEGMENTS[value.target](self, value)

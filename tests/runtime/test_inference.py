@@ -161,7 +161,24 @@ class Among(Base):
         return self.last(h)[:, [2, 0, 1, 3]].sort(dim=1).values - self.last(h).topk(2, dim=1)[0].sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize("model", [Residuals, Messages, AcrossNodes, Ids, Among])
+class Several(Base):
+    """Operations with several results, computed for all nodes at once: a cell's state, the largest of layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(8, 8).double()
+
+    def forward(self, blocks, x):
+        h = self.first(x)
+        rows, c, n = [], torch.zeros_like(h), blocks[-1].num_dst
+        for block in blocks:
+            h, c = self.cell(block.pull(fn.copy_u(h), "mean"), (h[: block.num_dst], c[: block.num_dst]))
+            rows.append(h[:n])
+        largest, where = torch.stack(rows).max(0)
+        return self.last(largest + c + where)
+
+
+@pytest.mark.parametrize("model", [Residuals, Messages, AcrossNodes, Ids, Among, Several])
 def test_any_program(graph, model):
     check(model(), graph)
 

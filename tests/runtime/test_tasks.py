@@ -1,5 +1,7 @@
 """Regression, binary and multi-label tasks in ``fit`` and ``evaluate``: what is scored, and which epoch is the best."""
 
+import copy
+import functools
 import math
 
 import pytest
@@ -8,6 +10,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.errors import CheckpointError, ConfigError, LabelError
+from joestar.lowering.loss import prepare_loss
 from tests.runtime.common import NODES, make_step, planted_graph
 from tests.runtime.plain import plain_epoch
 
@@ -32,6 +35,24 @@ def make(columns=1, loss=F.mse_loss, out=None, **options):
         model_options={"out_channels": out or columns or 1, "dropout": 0.0},
         **options,
     )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", ["module", "partial"])
+def test_unknown_values_leave_sums_sums(kind, reduction):
+    """Also where the only unknown one is of a node that is never trained on, which must not change a loss."""
+    module, partial = torch.nn.MSELoss(reduction=reduction), functools.partial(F.mse_loss, reduction=reduction)
+    step = make(loss=module if kind == "module" else partial)
+    assert step.graph.ndata["y"].isnan().sum() == 1
+    model = copy.deepcopy(step.model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    expected = plain_epoch(model, step.sampler, partial, optimizer, IDX[:90], 90)
+    assert [loss.item() for loss in step.epoch(IDX[:90], 90, shuffle=False)] == pytest.approx(expected)
+    known = step.graph.ndata["y"][742:751]
+    prepared = prepare_loss(module if kind == "module" else partial, step.graph.ndata["y"])
+    wanted = float(partial(torch.zeros_like(known[:-1]), known[:-1]))
+    assert float(prepared.call(torch.zeros_like(known), known)) == pytest.approx(wanted)
+    assert float(prepared.call(torch.zeros_like(known[-1:]), known[-1:])) == 0
 
 
 @pytest.mark.parametrize("columns", [None, 1, 3])

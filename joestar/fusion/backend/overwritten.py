@@ -8,8 +8,8 @@ Before, forward and backward in one graph                    After
     aten.copy_(primals_3, new)                                   aten.copy_(primals_3, new)
 
 The partitioner takes inputs to be there for nothing: it lets the backward pass compute ``s`` again from ``primals_3``,
-which the forward pass has overwritten by then (so does ``torch.compile``, PyTorch 2.13). The copy is kept in its place, or
-what was computed from it. Must not fire where gradients need nothing of the buffer, such as running statistics.
+which the forward pass has overwritten by then (so does ``torch.compile``, PyTorch 2.13). The copy is kept in its place,
+or what was computed from it. Must not fire where gradients need nothing of the buffer, such as running statistics.
 """
 
 import torch
