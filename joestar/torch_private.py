@@ -28,6 +28,7 @@ _TABLE = {
     "torch._inductor.cpu_vec_isa": "cpu_vec_isa=",
     "torch._inductor.custom_graph_pass": "CustomGraphPass get_hash_for_files",
     "torch._inductor.debug": "inductor_debug=",
+    "torch._inductor.exc": "InductorError",
     "torch._inductor.decomposition": "select_decomp_table",
     "torch._inductor.pattern_matcher": "stable_topological_sort",
     "torch._library.autograd": "make_autograd_impl AutogradInfo=Info",

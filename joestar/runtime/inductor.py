@@ -6,6 +6,7 @@ our decompositions, gradients and kernels: the key's tag says which sources of J
 tensors the graph holds as constants.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -39,10 +40,29 @@ def compile_graph(
     beforehand.finish(device)
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
+    options = settings(device, disabled, deterministic)
     with torch.compiler.config.patch(tag):
-        inner = TRACING(torch.compiler.config.patch(tag)(torch_private.compile_fx.compile_fx_inner))
-        options = settings(device, disabled, deterministic)
+        inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(torch_private.compile_fx.compile_fx_inner)))
         return torch_private.compile_fx.compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
+
+
+def _or_as_usual(compile_inner: Callable) -> Callable:
+    """Compiles once more, with the loops that Inductor makes by itself, what it cannot compile with ours."""
+    config = torch_private.inductor_config
+    usual = {name: getattr(config, name) for name in THRESHOLDS if hasattr(config, name)}
+
+    def compiled(gm: fx.GraphModule, *given, **options):
+        ours = {name: getattr(config, name) for name in usual}
+        spare = copy.deepcopy(gm) if ours != usual else None
+        try:
+            return compile_inner(gm, *given, **options)
+        except torch_private.InductorError:
+            if spare is None:
+                raise
+        with config.patch(usual):
+            return compile_inner(spare, *given, **options)
+
+    return compiled
 
 
 _WRONG = {"aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward"}
@@ -118,6 +138,10 @@ def _content(tensor: Tensor) -> str:
     return f"{tensor.dtype}{list(tensor.shape)}{held.hexdigest()[:16]}"
 
 
+THRESHOLDS = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
+"""Of operations that a CPU's loop inlines."""
+
+
 def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
@@ -136,6 +160,5 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
         if gradient_sums.NAME not in disabled:
             fixed["post_grad_custom_pre_pass"] = gradient_sums.GradientSums()
         return fixed if alone else {**fixed, "post_grad_custom_post_pass": overlap.Overlap()}
-    names = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
-    found = {name: 8 for name in names if hasattr(config, name)}
+    found = {name: 8 for name in THRESHOLDS if hasattr(config, name)}
     return {**found, **fixed}

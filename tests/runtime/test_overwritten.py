@@ -11,8 +11,10 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import joestar
+from joestar import torch_private
 from joestar.fusion.backend.joint import JointPasses
 from joestar.fusion.backend.overwritten import SaveOverwritten
+from joestar.runtime import inductor
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 from tests.runtime.plain import plain_epoch
 
@@ -112,3 +114,25 @@ def test_only_what_gradients_need_is_kept():
 def test_identifies_itself_to_the_cache(device):
     assert JointPasses(device).uuid() == JointPasses(device).uuid()
     assert JointPasses("cpu").uuid() != JointPasses("cuda").uuid()
+
+
+def test_what_inductor_cannot_compile_with_our_loops_it_compiles_with_its_own(monkeypatch):
+    """An average per class that a loss keeps ended in a KeyError of its C++."""
+    config, seen = torch_private.inductor_config, []
+    usual = {name: getattr(config, name) for name in inductor.THRESHOLDS}
+
+    def compile_inner(gm, *given, **options):
+        seen.append({name: getattr(config, name) for name in usual})
+        gm.graph.erase_node(next(iter(reversed(gm.graph.nodes))))  # a compilation changes what it is given
+        if len(seen) == 1:
+            raise torch_private.InductorError(KeyError("buf55"), None)
+        return "compiled"
+
+    gm = make_fx(lambda x: x.sin())(torch.ones(2))
+    compiled = inductor._or_as_usual(compile_inner)
+    with config.patch(dict.fromkeys(usual, 8)):
+        assert compiled(gm, [], is_backward=True) == "compiled"
+    assert seen == [dict.fromkeys(usual, 8), usual]
+    seen.clear()
+    with pytest.raises(torch_private.InductorError):  # nothing is left to try
+        compiled(make_fx(lambda x: x.sin())(torch.ones(2)), [])
