@@ -41,6 +41,8 @@ def compile_graph(
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
     options = settings(device, disabled, deterministic)
+    if rounds(padded):
+        options["emulate_precision_casts"] = True
     with torch.compiler.config.patch(tag):
         inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(torch_private.compile_fx.compile_fx_inner)))
         return torch_private.compile_fx.compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
@@ -136,6 +138,31 @@ def _content(tensor: Tensor) -> str:
     numbers = tensor.detach().cpu().contiguous()
     held = hashlib.blake2b(numbers.view(-1).view(torch.uint8).numpy().tobytes() if numbers.numel() else b"")
     return f"{tensor.dtype}{list(tensor.shape)}{held.hexdigest()[:16]}"
+
+
+_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+def rounds(padded: fx.GraphModule) -> bool:
+    """Whether a program rounds values to 16 bits, which Inductor leaves out by itself where they are wider again later.
+
+    Under autocast such casts abound, and only those count that are taken back at once (``x.half().float()``).
+    """
+    for node in padded.graph.nodes:
+        if node.target not in _CASTS or _dtype(node) not in _SHORT:
+            continue
+        if _dtype(node.args[0]) not in (torch.float32, torch.float64):
+            continue
+        back = any(user.target in _CASTS and _dtype(user) not in _SHORT for user in node.users)
+        if back or not torch.is_autocast_enabled(node.meta["val"].device.type):
+            return True
+    return False
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, Tensor) else None
 
 
 THRESHOLDS = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
