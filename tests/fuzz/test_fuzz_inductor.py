@@ -2,15 +2,18 @@
 
 import pytest
 
+from .additions import EXTENDED
 from .execute import ALL, OF_UNIONS, Report, run_pack
 from .generate import PER_PACK, write
 
 PACKS = range(0, 200, 21)
 """Of every shard another pack: together they are steered to all passes."""
+WITH_ADDITIONS = [EXTENDED // PER_PACK + pack for pack in range(0, 40, 11)]
+"""Buffers that are written, rows in windows, tokens: packs of programs with more than ops of the graph level."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("pack", [*PACKS, *WITH_ADDITIONS])
 def test_compiled_programs_agree(pack):
     report = Report()
     run_pack(pack, report, backend="inductor")
