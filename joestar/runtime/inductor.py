@@ -20,6 +20,7 @@ from joestar.fusion.backend import gradient_sums, overlap
 from joestar.fusion.backend.joint import JointPasses
 from joestar.locks import TRACING
 from joestar.lowering.origin import node_line
+from joestar.lowering.rules.arguments import argument
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
@@ -71,6 +72,9 @@ _WRONG = {"aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward"
 """Ops that Inductor computes otherwise than PyTorch: this one's formula also reads the slots behind the first -1."""
 
 
+_TABLES = (torch.ops.aten.embedding.default, torch.ops.aten.embedding_bag.default)
+
+
 def _check_ops(padded: fx.GraphModule) -> None:
     """Raises ``CaptureError`` for an op that would be compiled to something else."""
     for node in padded.graph.nodes:
@@ -80,6 +84,11 @@ def _check_ops(padded: fx.GraphModule) -> None:
                 f"{schema.name.removeprefix('aten::')} at {node_line(node)} is computed wrongly by PyTorch's compiler, "
                 "where a row has fewer targets than classes. Write instead: F.multilabel_soft_margin_loss of a mask of "
                 "the targets; or compile with backend='eager'."
+            )
+        if node.target in _TABLES and torch.is_grad_enabled() and argument(node, "sparse"):
+            raise CaptureError(
+                f"the embedding at {node_line(node)} has sparse=True, and PyTorch's compiler has no sparse gradients. "
+                "Compile with backend='eager', or create it with sparse=False."
             )
 
 

@@ -20,7 +20,8 @@ _SCALARS = ("step", "mu_product")
 _NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum", "alpha", "momentum_decay", "lr_decay")
 _SPARSE = (
     "{} gets sparse gradients, which fused steps cannot take: gradients are dense here. Create it with sparse=False, "
-    "or call joestar.compile(model, sampler) without optimizer and step a torch.optim.SparseAdam in your own loop."
+    "or call joestar.compile(model, sampler, backend='eager') without optimizer and step a torch.optim.SparseAdam in "
+    "your own loop."
 )
 _OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
 """Optimizers that were taken over -> flags of their groups as the user set them."""
