@@ -265,7 +265,7 @@ def row_by_row(node: fx.Node, holds: Callable[[object], bool]) -> list[fx.Node]:
         return operands if inside else []
     if not node.args or operands != [node.args[0]]:
         return []
-    if kind == "linear":
+    if kind in ("linear", "matmul", "mm"):
         return operands if rank > 1 and not any(map(holds, node.args[1:])) else []
     if kind in ("view", "reshape"):
         return operands if node.args[1][0] == -1 and all(isinstance(n, int) for n in node.args[1]) else []
