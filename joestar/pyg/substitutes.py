@@ -140,6 +140,7 @@ def substituted(wanted: bool = True) -> Iterator[None]:
         names = vars(module) if isinstance(module, type(sys)) else {}
         found = [(name, value) for name, value in list(names.items()) if id(value) in forms]
         changed += [(module, name, value, forms[id(value)][1]) for name, value in found]
+    TRACED.begin(None, None)  # a trace that failed may have left something behind
     try:
         for owner, name, _, form in changed:
             setattr(owner, name, form)
