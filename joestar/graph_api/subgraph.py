@@ -65,10 +65,19 @@ class Subgraph(Block):
         """Those of its edges that run between two different nodes (of one batch: by position)."""
         return self._loop_free
 
-    def tell_apart(self, name: str, number: int) -> None:
-        """Makes a set of its edges for each of the types 0 to ``number - 1``, by ``edata[name]``, one per edge."""
-        self.types = self.edata[name]
-        self._typed = [self._positions(self.types == kind) for kind in range(number)]
+    def tell_apart(self, name: str, number: int, known: int | None = None) -> None:
+        """Makes a set of its edges for each of the types 0 to ``number - 1``, by ``edata[name]``, one per edge.
+
+        Args:
+            known: an edge of another type than 0 to ``known - 1`` is an error (``joestar::expect``).
+        """
+        types = self.edata[name]
+        if known is not None:
+            what = f"an edge of the batch is of type {{}} in edata[{name!r}], and an RGCNConv knows 0 to {known - 1}"
+            types = torch.ops.joestar.expect(types, (types < 0) | (types >= known), what)
+            self.edata.values[name] = types
+        self.types = types
+        self._typed = [self._positions(types == kind) for kind in range(number)]
 
     def of_types(self) -> "list[LocalEdges]":
         """Those of its edges that are of each type, by number: sets that ``tell_apart`` has made."""

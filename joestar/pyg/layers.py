@@ -28,8 +28,11 @@ def prepare(model: nn.Module) -> None:
             module.fuse = False
 
 
-def relations_of(model: nn.Module, graph, arguments) -> tuple[str, int] | None:
+def relations_of(model: nn.Module, graph, arguments) -> tuple[str, int, int | None] | None:
     """The edge data by which layers of a model tell edges apart, and how many types they know; ``None`` without such.
+
+    The third is how many types there may be (``Subgraph.tell_apart``): PyG counts the edges of each, unless it is told
+    how to multiply, and raises for types beyond.
 
     Args:
         arguments: what the model is called with (``call.arguments_of``). The types are its only edge data of integers
@@ -46,16 +49,16 @@ def relations_of(model: nn.Module, graph, arguments) -> tuple[str, int] | None:
     names = ["edge_type"] if "edge_type" in names else names
     if not kinds or len(names) != 1:
         return None
-    _check_types([layer for layer in kinds if layer.num_blocks is None], names[0], graph.edata[names[0]])
-    return names[0], max(layer.num_relations for layer in kinds)
+    counts = sys.modules["torch_geometric.backend"].use_segment_matmul is None
+    least = min((m.num_relations for m in kinds if counts and m.num_blocks is None), default=None)
+    _check_types(names[0], graph.edata[names[0]], least)
+    return names[0], max(layer.num_relations for layer in kinds), least
 
 
-def _check_types(layers: list, name: str, types: Tensor) -> None:
-    """PyG counts the edges of each type, unless it is told how to multiply, and raises for types beyond."""
-    if not layers or types.numel() == 0 or sys.modules["torch_geometric.backend"].use_segment_matmul is not None:
+def _check_types(name: str, types: Tensor, least: int | None) -> None:
+    if least is None or types.numel() == 0:
         return
     first, last = (int(value) for value in types.aminmax())
-    least = min(layer.num_relations for layer in layers)
     if first < 0 or last >= least:
         raise ConfigError(
             f"graph.edata[{name!r}] has types from {first} to {last}, and an RGCNConv knows those from 0 to "

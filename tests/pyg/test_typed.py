@@ -12,7 +12,7 @@ from torch_geometric.nn.conv.rgcn_conv import masked_edge_index
 from torch_geometric.utils import remove_self_loops
 
 import joestar
-from joestar.errors import CaptureError, ConfigError, JoestarError
+from joestar.errors import CaptureError, ConfigError, DomainError, JoestarError
 from pyg.common import expected, neighbour_batch, toy_graph
 from pyg.conv_table import _results
 
@@ -97,6 +97,7 @@ def test_typed_edges_are_those_of_pyg(name):
                 torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
     text = step.report().programs[0].graph_after
     assert "aten.scatter_" not in text and "joestar.spmm" in text
+    assert "joestar.first_rows" in text  # cut down to the rows that are read
     assert step.counters.fallbacks <= 1  # the edges of the last batch may be too many
 
 
@@ -131,7 +132,7 @@ def test_what_is_fused():
     assert fired.count("trim") == 2 * RELATIONS
     assert fired.count("gather-aggregate") == RELATIONS
     assert program.graph_after.count("joestar.spmm") == 2 * RELATIONS
-    assert program.graph_after.count("joestar.expect") == 0
+    assert program.graph_after.count("torch.ops.joestar.expect.default(") == 1  # of the types
 
 
 def known_types() -> joestar.Graph:
@@ -146,6 +147,19 @@ def test_types_beyond_those_of_a_layer_are_refused_as_in_pyg():
         joestar.compile(rgcn(), sampler, backend="eager")
     with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
         rgcn()(graph.ndata["x"], torch.stack(_ends(graph)), graph.edata["edge_type"])
+
+
+@pytest.mark.parametrize("execution", [None, "exact"])
+def test_types_that_turn_up_later_are_errors(execution):
+    graph = known_types()
+    options = {} if execution is None else {"execution": execution}
+    step = joestar.compile(rgcn(), joestar.NeighborSampler(graph, [3]), backend="eager", warm_up=2, **options)
+    step(FULL)
+    graph.edata["edge_type"].fill_(RELATIONS)
+    with pytest.raises(
+        DomainError, match=f"of type 5 in edata\\['edge_type'\\], and an RGCNConv knows 0 to {RELATIONS - 1}"
+    ):
+        step(FULL)
 
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
