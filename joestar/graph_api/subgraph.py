@@ -15,14 +15,17 @@ class Subgraph(Block):
     Attributes:
         num_seeds: number of seeds, the first rows (a symbolic integer while traced).
         arguments: what a model is called with (``joestar.pyg.call.arguments_of``).
+        types: the type of every edge ``[num_edges]`` by which ``of_types`` tells them apart, or ``None``.
     """
 
     arguments: tuple = ()
+    types: Tensor | None = None
 
     def __init__(self, indptr: Tensor, indices: Tensor, nodes: Tensor, graph, eids, num_seeds):
         super().__init__(indptr, indices, nodes, nodes, graph, eids)
         self.num_seeds = num_seeds
         self._loop_free: LocalEdges | None = None
+        self._typed: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def of(cls, blocks: list[Block]) -> "Subgraph":
@@ -61,6 +64,25 @@ class Subgraph(Block):
     def loop_free(self) -> "LocalEdges":
         """Those of its edges that run between two different nodes (of one batch: by position)."""
         return self._loop_free
+
+    def tell_apart(self, name: str, number: int, known: int | None = None) -> None:
+        """Makes a set of its edges for each of the types 0 to ``number - 1``, by ``edata[name]``, one per edge.
+
+        Args:
+            known: an edge of another type than 0 to ``known - 1`` is an error (``joestar::expect``).
+        """
+        types = self.edata[name]
+        if known is not None:
+            what = f"an edge of the batch is of type {{}} in edata[{name!r}], and an RGCNConv knows 0 to {known - 1}"
+            types = torch.ops.joestar.expect(types, (types < 0) | (types >= known), what)
+            self.edata.values[name] = types
+        self.types = types
+        self._typed = [self._positions(types == kind) for kind in range(number)]
+
+    def of_types(self) -> "list[LocalEdges]":
+        """Those of its edges that are of each type, by number: sets that ``tell_apart`` has made."""
+        rows_at = torch.ops.joestar.rows_at
+        return [LocalEdges(indptr, rows_at(self.indices, rest), self.dsts, origin=rest) for indptr, rest in self._typed]
 
     def __repr__(self) -> str:
         return f"Subgraph(num_nodes={self.num_src}, num_edges={self.num_edges}, num_seeds={self.num_seeds})"

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes
 from joestar.lowering.assumptions import check_guards, check_questions, check_random, check_side_effects, check_writes
+from joestar.lowering.cut_edges import check_cuts
 from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
@@ -188,6 +189,7 @@ def _read(
             seen["reads"].settle()
             _check_plain(seen["gm"], origin)
             check_random(seen["gm"], origin)
+            check_cuts(seen["gm"], origin)
             differentiable = causes.differentiable(seen["gm"])
             with traced_losses():  # Dynamo's graph names methods
                 seen["gm"] = normalise(seen["gm"])

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from joestar.errors import ConfigError
 from joestar.graph_api.subgraph import Subgraph
-from joestar.pyg.substitutes import TRACED
+from joestar.pyg.traced import TRACED
 
 _HOOKS = re.compile(r"_(propagate|message|aggregate|message_and_aggregate|edge_update)_forward_(pre_)?hooks")
 _SPARSE = ("adj", "adj_t")

@@ -8,6 +8,7 @@ from torch import Tensor
 from joestar.graph_api import Graph, check_blocks
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg.call import arguments_of, check_hooks
+from joestar.pyg.layers import prepare, relations_of
 
 
 class SubgraphSampler:
@@ -24,7 +25,9 @@ class SubgraphSampler:
         self.graph = sampler.graph
         self._model = weakref.ref(model)
         check_hooks(model)
+        prepare(model)
         self.arguments = tuple(arguments_of(model, sampler.graph))
+        self.types = relations_of(model, sampler.graph, self.arguments)
 
     @property
     def seed(self) -> int:
@@ -42,6 +45,8 @@ class SubgraphSampler:
         check_blocks(blocks, type(self.sampler).__name__)
         subgraph = Subgraph.of(list(blocks))
         subgraph.arguments = self.arguments
+        if self.types is not None:
+            subgraph.tell_apart(*self.types)
         return [subgraph]
 
     def __repr__(self) -> str:

@@ -16,44 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-
-class Traced:
-    """The sets of edges of the batch that is being traced."""
-
-    def __init__(self):
-        self.edges = None
-        self.subgraph = None
-        self.loop_free = None
-        self.looped = None
-        self.free_looped = None
-
-    def begin(self, edges, subgraph) -> None:
-        """A new batch: ``edges`` is what the model is called with (``graph_api.subgraph.LocalEdges``)."""
-        self.edges, self.subgraph = edges, subgraph
-        self.loop_free = self.looped = self.free_looped = None
-
-    def without_loops(self):
-        """The edges between different nodes."""
-        if self.loop_free is None:
-            self.loop_free = self.subgraph.loop_free()
-        return self.loop_free
-
-    def with_loops(self, edges):
-        """``edges`` and a loop per node."""
-        if edges is self.edges:
-            if self.looped is None:
-                self.looped = edges.with_loops()
-            return self.looped
-        if self.free_looped is None:
-            self.free_looped = edges.with_loops()
-        return self.free_looped
-
-
-TRACED = Traced()
-
-
-def _is(edge_index, edges) -> bool:
-    return edges is not None and edge_index is edges.edge_index
+from joestar.pyg import layers
+from joestar.pyg.traced import TRACED
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
@@ -93,9 +57,9 @@ def _make(loop_module) -> dict[str, object]:
     def remove_self_loops(edge_index, edge_attr=None):
         if not torch.compiler.is_compiling():
             return own_remove(edge_index, edge_attr)
-        if _is(edge_index, TRACED.loop_free):
+        if TRACED.holds(edge_index, TRACED.loop_free):
             return edge_index, edge_attr
-        if not _is(edge_index, TRACED.edges):
+        if not TRACED.holds(edge_index, TRACED.edges):
             return own_remove(edge_index, edge_attr)
         free = TRACED.without_loops()
         return free.edge_index, None if edge_attr is None else _rows(edge_attr, free.origin)
@@ -103,9 +67,9 @@ def _make(loop_module) -> dict[str, object]:
     def add_self_loops(edge_index, edge_attr=None, fill_value=None, num_nodes=None):
         if not torch.compiler.is_compiling():
             return own_add(edge_index, edge_attr, fill_value, num_nodes)
-        if _is(edge_index, TRACED.edges):
+        if TRACED.holds(edge_index, TRACED.edges):
             edges = TRACED.edges
-        elif _is(edge_index, TRACED.loop_free):
+        elif TRACED.holds(edge_index, TRACED.loop_free):
             edges = TRACED.loop_free
         else:
             return own_add(edge_index, edge_attr, fill_value, num_nodes)
@@ -117,9 +81,9 @@ def _make(loop_module) -> dict[str, object]:
     def add_remaining_self_loops(edge_index, edge_attr=None, fill_value=None, num_nodes=None):
         if not torch.compiler.is_compiling():
             return own_remaining(edge_index, edge_attr, fill_value, num_nodes)
-        if _is(edge_index, TRACED.loop_free):
+        if TRACED.holds(edge_index, TRACED.loop_free):
             return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-        if not _is(edge_index, TRACED.edges) or _some(num_nodes, TRACED.edges):
+        if not TRACED.holds(edge_index, TRACED.edges) or _some(num_nodes, TRACED.edges):
             return own_remaining(edge_index, edge_attr, fill_value, num_nodes)
         edges, free = TRACED.edges, TRACED.without_loops()
         if edge_attr is None:
@@ -151,7 +115,7 @@ def _make_counts(module) -> dict[str, object]:
     def maybe_num_nodes(edge_index, num_nodes=None):
         if torch.compiler.is_compiling() and num_nodes is None:
             for edges in (TRACED.edges, TRACED.loop_free, TRACED.looped, TRACED.free_looped):
-                if _is(edge_index, edges):
+                if TRACED.holds(edge_index, edges):
                     return edges.num_nodes
         return own(edge_index, num_nodes)
 
@@ -160,23 +124,28 @@ def _make_counts(module) -> dict[str, object]:
 
 @contextlib.contextmanager
 def substituted(wanted: bool = True) -> Iterator[None]:
-    """Within, loaded modules that name one of the functions have the forms of known size in their place."""
+    """Within, loaded modules that name one of the functions have the forms of known size in their place.
+
+    So have classes of PyG's whose methods have such a form (``joestar.pyg.layers``).
+    """
     loop, counts = sys.modules.get("torch_geometric.utils.loop"), sys.modules.get("torch_geometric.utils.num_nodes")
     if not wanted or loop is None or counts is None:
         yield
         return
     forms = {}
-    for module, made in ((loop, _make(loop)), (counts, _make_counts(counts))):
+    for module, made in ((loop, _make(loop)), (counts, _make_counts(counts)), *layers.functions()):
         forms |= {id(getattr(module, name)): (getattr(module, name), form) for name, form in made.items()}
-    changed = []
+    changed = [(owner, name, vars(owner)[name], form) for owner, name, form in layers.attributes()]
     for module in list(sys.modules.values()):
         names = vars(module) if isinstance(module, type(sys)) else {}
-        changed += [(names, name, value) for name, value in list(names.items()) if id(value) in forms]
+        found = [(name, value) for name, value in list(names.items()) if id(value) in forms]
+        changed += [(module, name, value, forms[id(value)][1]) for name, value in found]
+    TRACED.begin(None, None)  # a trace that failed may have left something behind
     try:
-        for names, name, value in changed:
-            names[name] = forms[id(value)][1]
+        for owner, name, _, form in changed:
+            setattr(owner, name, form)
         yield
     finally:
-        for names, name, value in changed:
-            names[name] = value
+        for owner, name, value, _ in changed:
+            setattr(owner, name, value)
         TRACED.begin(None, None)

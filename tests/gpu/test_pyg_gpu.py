@@ -13,18 +13,23 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("name", ["GCN", "GAT", "GraphSAGE", "PNA"])
+@pytest.mark.parametrize("name", ["GCN", "GAT", "GraphSAGE", "PNA", "RGCN"])
 def test_training_is_that_of_pyg(name, backend):
     from torch_geometric import nn as gnn
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    data = ("edge_weight",) if name == "GCN" else ()
+    data = {"GCN": ("edge_weight",), "RGCN": ("edge_type",)}.get(name, ())
     near = toy_graph(data, dtype=torch.float32)
     graph = near.to("cuda")
     torch.manual_seed(0)
     degrees = torch.tensor([4, 9, 12, 8, 5, 2])
     more = {"aggregators": ["mean", "max"], "scalers": ["identity"], "deg": degrees} if name == "PNA" else {}
-    model = getattr(gnn, name)(8, 8, num_layers=2, out_channels=4, **more).cuda()
+    if name == "RGCN":
+        called = "x, edge_index, edge_type"
+        layers = [(gnn.RGCNConv(8, 8, 3), f"{called} -> x"), torch.nn.ReLU(), (gnn.RGCNConv(8, 4, 3), f"{called} -> x")]
+        model = gnn.Sequential(called, layers).cuda()
+    else:
+        model = getattr(gnn, name)(8, 8, num_layers=2, out_channels=4, **more).cuda()
     other = copy.deepcopy(model).cpu()  # PyG takes any of a node's loops on a GPU, the last one there
     sampler = joestar.NeighborSampler(graph, [4, 3], seed=2)
     same = joestar.NeighborSampler(near, [4, 3], seed=2)

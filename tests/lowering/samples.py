@@ -160,6 +160,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "cdist": of(lambda x, y: torch.cdist(x, y), rows(4), BATCH) + of(
         lambda x: torch.cdist(x, x + 1), rows(4), tame="PyTorch computes it by products if rows are many"),
     "pairwise_distance": of(lambda x, y: aten.pairwise_distance(x, y), rows(4), rows(4)),
+    "cross": of(lambda x, y: torch.cross(x, y, dim=1), rows(3), rows(3)),
+    "linalg_cross": of(lambda x, y: torch.linalg.cross(x, y), rows(2, 3), rows(2, 3)),
     "cosine_similarity": of(lambda x, y: aten.cosine_similarity(x, y), rows(4), rows(4)),
     "conv1d": of(lambda x, w: F.conv1d(x, w), rows(2, 4), shared(3, 2, 2)),
     "conv2d": of(lambda x, w: F.conv2d(x, w), rows(2, 3, 3), shared(3, 2, 2, 2)),

@@ -165,7 +165,7 @@ def tried(name: str) -> tuple[str, str, float]:
     (exact,), _ = program.exact(_SEEDS.to(graph.indices.dtype), torch.tensor([1, 0, 1]))
     off = _deviation([*ours, *_results(exact, model)], [*theirs, *theirs])
     targets = {str(node.target) for node in program.captured.gm.graph.nodes}
-    left = sorted({t.split(".")[1] for t in targets if t.startswith(("aten.scatter", "aten.index_add"))})
+    left = sorted({t.split(".")[1] for t in targets if t.startswith(("aten.scatter_", "aten.index_add"))})
     return (SCATTERS, ", ".join(left), off) if left else (SEGMENTS, "", off)
 
 
@@ -190,17 +190,7 @@ _HOW = {
     REFUSED: "refused",
 }
 _WHY = {
-    "ChebConv": "indexing by a mask (`edge_weight[loop_mask] -= 1`)",
-    "ClusterGCNConv": "indexing by a mask",
-    "FastRGCNConv": (
-        'it writes `self.fuse`; after `conv.fuse = False` it compiles with `execution="exact"`: its `scatter` has no '
-        "padded form"
-    ),
     "GPSConv": "attention among all nodes of a batch, padded by a size that depends on data",
-    "HEATConv": "a Python branch on data (are types sorted?)",
-    "MFConv": "`nonzero`: nodes by degree",
-    "PPFConv": "`torch.cross` has no rule for padded rows",
-    "RGCNConv": "edges by type are cut out by a mask; `FastRGCNConv` has the same parameters",
     "SuperGATConv": "while training, edges that are not there are drawn at random",
 }
 """What a refusal says, in a few words."""

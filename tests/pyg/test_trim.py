@@ -52,6 +52,24 @@ def gin(inputs: int, outputs: int):
     return gnn.GINConv(nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs)), train_eps=True)
 
 
+class Products(nn.Module):
+    """Rows times a matrix, and times blocks of it; where ``every``, products of all rows with one another are added."""
+
+    def __init__(self, every: bool = False):
+        super().__init__()
+        self.convs, self.every = nn.ModuleList([gnn.SAGEConv(8, 8) for _ in range(3)]), every
+        self.matrix = nn.Parameter(torch.rand(8, 8) - 0.5)
+        self.blocks = nn.Parameter(torch.rand(2, 4, 4) - 0.5)
+
+    def forward(self, x, edge_index):
+        for conv in self.convs[:2]:
+            x = conv(x, edge_index) @ self.matrix
+            if self.every:
+                x = x + (x @ x.t() @ x) * 0.01 + torch.einsum("ac,dc->ad", x, x) @ x * 0.01
+            x = torch.einsum("abc, bcd -> abd", x.view(-1, 2, 4), self.blocks).reshape(-1, 8).relu()
+        return self.convs[2](x, edge_index)[:, :4]
+
+
 MODELS = {
     "sage": (lambda: gnn.GraphSAGE(8, 8, 3, 4), (), 3),
     "fewer layers than hops": (lambda: gnn.GraphSAGE(8, 8, 2, 4), (), 2),
@@ -71,6 +89,8 @@ MODELS = {
     "reads all": (ReadsAll, (), 2),
     "skips": (lambda: Skips(False), (), 2),
     "backwards": (lambda: Skips(True), (), 0),
+    "products": (Products, (), 3),
+    "products of all": (lambda: Products(True), (), 1),
 }  # fmt: skip
 """Name -> (what makes the model, its edge data, aggregations that become smaller)."""
 OFTEN = ("sage", "loops and weights", "jumping", "reads all", "backwards")

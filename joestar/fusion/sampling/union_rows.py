@@ -263,9 +263,11 @@ def row_by_row(node: fx.Node, holds: Callable[[object], bool]) -> list[fx.Node]:
     if node.target is _ATEN.cat.default:
         inside = argument(node, "dim") % rank != 0 and {*node.args[0]} == {*operands}
         return operands if inside else []
+    if kind == "einsum":
+        return operands if _leads_equation(*node.args[:2], operands) else []
     if not node.args or operands != [node.args[0]]:
         return []
-    if kind == "linear":
+    if kind in ("linear", "matmul", "mm"):
         return operands if rank > 1 and not any(map(holds, node.args[1:])) else []
     if kind in ("view", "reshape"):
         return operands if node.args[1][0] == -1 and all(isinstance(n, int) for n in node.args[1]) else []
@@ -274,6 +276,17 @@ def row_by_row(node: fx.Node, holds: Callable[[object], bool]) -> list[fx.Node]:
     if kind in _ALONG:
         return operands if _inside(node, kind, tensor(node.args[0]).dim() + (kind == "unsqueeze")) else []
     return operands if kind in _UNARY else []
+
+
+def _leads_equation(equation: str, values: list[fx.Node], operands: list[fx.Node]) -> bool:
+    """Whether rows are the first index of the result and of the operands that have them, and of nothing else."""
+    given, _, result = equation.replace(" ", "").partition("->")
+    if not result or "." in equation:
+        return False
+    return all(
+        letters.startswith(result[0]) == (value in operands) and letters.count(result[0]) == (value in operands)
+        for letters, value in zip(given.split(","), values, strict=True)
+    )
 
 
 def _inside(node: fx.Node, kind: str, rank: int) -> bool:

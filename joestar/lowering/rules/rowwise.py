@@ -53,6 +53,13 @@ def _similarity(context, node: fx.Node) -> None:
     columns_only(context, node)
 
 
+def _cross(context, node: fx.Node) -> None:
+    """Without a dimension, that is the first one of three entries, which rows may happen to be."""
+    if argument(node, "dim") is None:
+        raise context.refuse(node, "looks for a dimension of three entries", "Name it: torch.cross(a, b, dim=1).")
+    columns_only(context, node)
+
+
 def last_dimension(context, node: fx.Node) -> None:
     """Safe unless the last dimension of an operand is padded: the op sums over it."""
     for operand in node.args[:2]:
@@ -167,6 +174,7 @@ RULES = {
     "only_valid": only_valid,
     "expect": expected,
     "bilinear": tamed({0: 0}, last_dimension),
+    **dict.fromkeys(("cross", "linalg_cross"), tamed({0: 0, 1: 0}, _cross)),
     "cosine_similarity": tamed({0: 1, 1: 1}, _similarity),
     "group_norm": normalising(_group_dims, batch_only(2)),
     **dict.fromkeys(("conv1d", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"), batch_only(3)),

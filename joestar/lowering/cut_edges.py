@@ -1,0 +1,41 @@
+"""Edges that PyG's layers cut out by a mask are those of the set that stands in for them, or an error.
+
+The sampler tells edges apart by their type (``Subgraph.tell_apart``), and a layer over types is given these sets one
+after the other (``joestar.pyg.layers``), with a note of the mask that it came with. Whether that is the mask of the set
+is read off the traced code.
+"""
+
+import torch
+from torch import fx
+
+from joestar.errors import CaptureError
+from joestar.lowering.origin import node_line
+from joestar.pyg.traced import CUT
+
+
+def check_cuts(gm: fx.GraphModule, origin: str) -> None:
+    """Raises ``CaptureError`` where a mask of edges is another one than that of the set, in TorchDynamo's graph."""
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target not in _NOTES or node.args[2] != CUT:
+            continue
+        mask, of_set = node.args[:2]
+        if not _same(mask, of_set):
+            raise CaptureError(
+                f"{origin}: edges are cut out by a mask at {node_line(node)} that is not edge_type == i, for i from 0 "
+                "on. How many those are depends on data.\n  Write instead: leave all edges in, and torch.where(mask, "
+                "values, 0) for what is added up of them."
+            )
+
+
+_NOTES = (torch.ops.joestar.expect, torch.ops.joestar.expect.default)
+
+
+def _same(one, other) -> bool:
+    """Whether two arguments in a graph are the same, or come from the same operation on the same."""
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return type(one) is type(other) and not isinstance(one, torch.Tensor) and one == other
+    if one is other:
+        return True
+    if one.op != "call_function" or (one.op, one.target) != (other.op, other.target) or one.kwargs or other.kwargs:
+        return False
+    return len(one.args) == len(other.args) and all(map(_same, one.args, other.args))
