@@ -19,7 +19,7 @@ def check_cuts(gm: fx.GraphModule, origin: str) -> None:
         if node.op != "call_function" or node.target not in _NOTES or node.args[2] != CUT:
             continue
         mask, of_set = node.args[:2]
-        if not _same(mask, of_set):
+        if not _same(mask, of_set) or any(map(_is_written, of_set.args)):
             raise CaptureError(
                 f"{origin}: edges are cut out by a mask at {node_line(node)} that is not edge_type == i, for i from 0 "
                 "on. How many those are depends on data.\n  Write instead: leave all edges in, and torch.where(mask, "
@@ -28,6 +28,12 @@ def check_cuts(gm: fx.GraphModule, origin: str) -> None:
 
 
 _NOTES = (torch.ops.joestar.expect, torch.ops.joestar.expect.default)
+
+
+def _is_written(value) -> bool:
+    """Whether a tensor, or a view of it, was written in place: the set was made before."""
+    held = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+    return isinstance(held, torch.Tensor) and held._version > 0
 
 
 def _same(one, other) -> bool:
