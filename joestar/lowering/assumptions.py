@@ -22,10 +22,11 @@ from joestar.lowering.rules.arguments import padded_among
 from joestar.lowering.sizes import NODES
 from joestar.lowering.small_sets import Question
 
-_ASSIGNED_IN_PLACE = {
+ASSIGNED_IN_PLACE = {
     getattr(operator, f"i{name}")
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 }
+"""Functions of Python's operators such as ``+=``."""
 _STATE = "a registered buffer, changed in place (self.name.copy_(value), self.count.add_(1)), or return the value"
 _OF_TORCH = {
     "weight_norm.py": "torch.nn.utils.parametrizations.weight_norm, which replaces no attribute",
@@ -229,7 +230,7 @@ def _only_in_place(variable) -> bool:
         node = new.proxy.node
         while node is not old.proxy.node:
             method = node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__")
-            if not (method or node.target in _ASSIGNED_IN_PLACE) or not isinstance(node.args[0], fx.Node):
+            if not (method or node.target in ASSIGNED_IN_PLACE) or not isinstance(node.args[0], fx.Node):
                 return False
             node = node.args[0]
     return True

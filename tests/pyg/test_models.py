@@ -161,6 +161,24 @@ class Masks(torch.nn.Module):
         return torch.zeros_like(x).index_add(0, kept[1], x[kept[0]])
 
 
+class WritesEdges(torch.nn.Module):
+    """The edges without loops, to which loops are added, would be those of before."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = gnn.GCNConv(8, 4)
+
+    def forward(self, x, edge_index):
+        edge_index.clamp_(max=3)  # this line
+        return self.conv(x, edge_index)
+
+
+def test_edges_that_are_written_in_place_are_refused(graph):
+    with pytest.raises(joestar.errors.CaptureError, match="writes into edge_index in place") as caught:
+        _compiled(WritesEdges(), graph)(torch.tensor([3, 4]))
+    assert "this line" in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", [CountsNodes, WritesInPlace, Masks])
 def test_what_depends_on_data_is_refused_with_its_line(graph, kind):
     with pytest.raises(joestar.errors.JoestarError, match=r"test_models\.py") as caught:

@@ -252,6 +252,32 @@ def test_other_masks_are_refused(name):
     assert "torch.where(mask" in str(caught.value)
 
 
+class Rewrites(Layers):
+    """Types are changed in place before they are used: the very tensor, or rows of it."""
+
+    def __init__(self, rows: bool, *layers):
+        super().__init__(*layers)
+        self.rows = rows
+
+    def forward(self, x, edge_index, edge_type):
+        if self.rows:
+            edge_type.view(-1, 1).mul_(0)
+        else:
+            edge_type.mul_(0)
+        return super().forward(x, edge_index, edge_type)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+def test_types_that_are_written_in_place_are_refused(rows, counted, monkeypatch):
+    """The sets are those of the types as they were."""
+    monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", None if counted else False)
+    model = Rewrites(rows, gnn.RGCNConv(8, 4, RELATIONS)).double()
+    step = joestar.compile(model, joestar.NeighborSampler(known_types(), [3]), backend="eager", warm_up=2)
+    with pytest.raises(CaptureError, match="that is not edge_type == i"):
+        step(FULL)
+
+
 def test_another_mask_than_that_of_the_set_is_refused():
     """Whatever it is that a layer of PyG's, or what was made of it, asks for."""
     layer = CutsMore(8, 4, RELATIONS).double()
