@@ -13,6 +13,7 @@ from torch_geometric.utils import remove_self_loops
 
 import joestar
 from joestar.errors import CaptureError, ConfigError, DomainError, JoestarError
+from joestar.pyg import layers
 from pyg.common import expected, neighbour_batch, toy_graph
 from pyg.conv_table import _results
 
@@ -317,3 +318,16 @@ def test_clusters_without_added_loops_are_refused():
     step = joestar.compile(model, joestar.NeighborSampler(toy_graph(), [3]), backend="eager", warm_up=2)
     with pytest.raises(JoestarError, match="fails in plain PyTorch, too"):
         step(FULL)
+
+
+def test_code_of_another_version_is_traced_as_it_is(monkeypatch):
+    """Its form here is that of one version: whatever another one does, it is not replaced by what this one did."""
+    assert {name for _, name, _ in layers.attributes()} >= {"__norm__", "forward"}
+    changed = gnn.MFConv.forward
+
+    def forward(self, x, edge_index, size=None):
+        return changed(self, x, edge_index, size) * 2
+
+    monkeypatch.setattr(gnn.MFConv, "forward", forward)
+    replaced = [owner for owner, _, _ in layers.attributes()]
+    assert gnn.MFConv not in replaced and gnn.ChebConv in replaced and gnn.RGCNConv in replaced
