@@ -6,8 +6,8 @@
 FOLDER has dblp.npz, amazon-computers.npz and coauthor-physics.npz; "planted" is made (1 M nodes). A pair has the same
 initial weights, training order and validation, and differs in what mini-batches are drawn from. Every combination of
 graph, model and mode is a process of its own and writes a JSON file after every seed: what is there is not run again,
-so that more seeds (--seeds 40) or the rest (after --limit) are a second call. --within: the tables of runs that end after so
-many epochs, from the first ones of those that are there; it changes both of a pair.
+so that more seeds (--seeds 40) or the rest (after --limit) are a second call. --within: the tables
+of runs that end after so many epochs, both of a pair: the first ones of those that are there.
 
 Verdicts, for the least difference that is allowed (-0.15 points for large batches, -0.6 for partitions): "holds": the
 whole interval is above; "worse": the whole interval is below; "open": more seeds are needed, about as many as "need"
