@@ -1,12 +1,13 @@
 """Test accuracy of training in stages against training on the whole graph, over paired seeds, with 95 % intervals.
 
     python benchmarks/accuracy_stages.py --data FOLDER --out results [--seeds 20] [--device cuda --jobs 16]
-    python benchmarks/accuracy_stages.py --out results --table
+    python benchmarks/accuracy_stages.py --out results --table [--within 20 30 40]
 
 FOLDER has dblp.npz, amazon-computers.npz and coauthor-physics.npz; "planted" is made (1 M nodes). A pair has the same
 initial weights, training order and validation, and differs in what mini-batches are drawn from. Every combination of
 graph, model and mode is a process of its own and writes a JSON file after every seed: what is there is not run again,
-so that more seeds (--seeds 40) or the rest (after --limit) are a second call.
+so that more seeds (--seeds 40) or the rest (after --limit) are a second call. --within: the tables
+of runs that end after so many epochs, both of a pair: the first ones of those that are there.
 
 Verdicts, for the least difference that is allowed (-0.15 points for large batches, -0.6 for partitions): "holds": the
 whole interval is above; "worse": the whole interval is below; "open": more seeds are needed, about as many as "need"
@@ -79,14 +80,24 @@ def compare(base: dict, other: dict, limit: float) -> dict:
         "seeds": len(differences),
         "single": statistics.fmean(run["test"] for run in base["runs"]),
         "difference": mean, "low": low, "high": high, "spread": spread, "limit": limit, "need": need,
-        "sampled": statistics.fmean(paired(base, other, "sampled")),
+        "sampled": statistics.fmean(paired(base, other, "sampled")) if "sampled" in base["runs"][0] else None,
         "verdict": verdict(low, high, limit),
     }  # fmt: skip
 
 
-def rows(out: Path, limits: dict) -> list[dict]:
-    """A row for every file of a mode whose single-stage file is there."""
+def shortened(found: dict, epochs: int) -> dict:
+    """A file's runs as if they had ended after so many epochs; those that had fewer are left out."""
+    from stage_runs import chosen
+
+    long_enough = [run for run in found["runs"] if len(run.get("curve", ())) >= epochs]
+    return found | {"runs": [{"seed": run["seed"], **chosen(run["curve"][:epochs])} for run in long_enough]}
+
+
+def rows(out: Path, limits: dict, within: int | None = None) -> list[dict]:
+    """A row for every file of a mode whose single-stage file is there; ``within`` so many epochs."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*-*.json"))}
+    if within is not None:
+        found = {name: shortened(each, within) for name, each in found.items()}
     made = []
     for other in found.values():
         task = other["task"]
@@ -201,6 +212,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no seed is begun")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
+    parser.add_argument("--within", type=int, nargs="+", help="tables of runs that end after so many epochs")
     parser.add_argument("--one", nargs=3, metavar=("GRAPH", "MODEL", "MODE"), help="run this combination here")
     return parser.parse_args()
 
@@ -232,6 +244,8 @@ def main() -> int:
     found = rows(options.out, LIMITS)
     (options.out / "table.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(table(found))
+    for epochs in options.within or []:
+        print(f"\n{epochs} epochs\n{table(rows(options.out, LIMITS, epochs))}")
     return int(bool(failed) or any(row["verdict"] == "worse" for row in found))
 
 

@@ -111,6 +111,22 @@ def test_only_seeds_of_both_are_compared(tmp_path):
     assert "large-batch    3" in text and max(map(len, text.splitlines())) <= 80
 
 
+def test_the_first_epochs_of_a_run_are_a_shorter_run(graph, tmp_path):
+    """Of both of a pair; runs that are too short, or have no curve, are left out."""
+    for mode in ("single", "large-batch"):
+        few, many = (
+            stage_runs.Runs(replace(task("sage", mode), recipe=replace(RECIPE, epochs=epochs)), graph).run(1)
+            for epochs in (2, 5)
+        )
+        same({"curve": many["curve"][:2]}, {"curve": few["curve"]})
+        made = {"task": asdict(task(mode=mode)), "runs": [many, {"seed": 2, "test": 1.0, "sampled": 1.0}]}
+        (tmp_path / f"planted-sage-{mode}.json").write_text(json.dumps(made))
+        short = accuracy_stages.shortened(made, 2)["runs"]
+        assert short == [{key: few[key] for key in ("seed", "val", "test", "epoch")}]
+    assert [row["seeds"] for row in accuracy_stages.rows(tmp_path, {"large-batch": 0.15}, 5)] == [1]
+    assert accuracy_stages.rows(tmp_path, {"large-batch": 0.15}, 6) == []
+
+
 def test_what_is_there_is_not_run_again(tmp_path, monkeypatch):
     made, run = [], []
 

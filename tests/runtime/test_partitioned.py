@@ -95,6 +95,25 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
                 assert torch.allclose(values[0].double(), row.double(), rtol=2e-2 if stage.get("dtype") else 1e-4)
 
 
+@pytest.mark.parametrize("kind", ["GraphSAGE", "GAT"])
+def test_rows_of_weights_that_stay_give_the_losses_of_the_whole_graph(graph, parts, kind):
+    """What is stored is what a forward gives: once every node was trained on, only gradients lack something."""
+    everywhere = copy.copy(graph)
+    everywhere.train_idx = torch.arange(NODES)
+    model = model_of(kind, 2)
+    step = joestar.compile(
+        model, joestar.NeighborSampler(everywhere, [-1, -1], seed=3), F.cross_entropy,
+        torch.optim.SGD(model.parameters(), 0.0), backend="eager", memory="64MiB", batch_size=BATCH,
+        first_stage=stage_of(parts),
+    )  # fmt: skip
+    losses, taken = [], []
+    run(step, everywhere, 2, losses, taken)
+    logits, labels = model(graph, graph.ndata["x"]).detach(), graph.ndata["y"]
+    expected = [[F.cross_entropy(logits[seeds], labels[seeds]).item() for seeds in steps] for steps in taken]
+    assert losses[len(taken[0]) :] == pytest.approx(expected[1], rel=1e-6)
+    assert losses[: len(taken[0])] != pytest.approx(expected[0], rel=1e-3), "at first rows are missing"
+
+
 def dropping():
     return model_of("GraphSAGE", 3, dropout=0.4)
 
