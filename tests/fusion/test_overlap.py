@@ -231,8 +231,9 @@ def test_inductor_calls_it():
 
     settings = inductor_settings(torch.device("cuda"))
     assert isinstance(settings["post_grad_custom_post_pass"], Overlap)
-    assert set(inductor_settings(torch.device("cuda"), ("overlap",))) == {"post_grad_custom_pre_pass"}
-    assert not inductor_settings(torch.device("cuda"), ("overlap", "gradient-sums"))
+    always = {"joint_custom_post_pass"}
+    assert set(inductor_settings(torch.device("cuda"), ("overlap",))) == {*always, "post_grad_custom_pre_pass"}
+    assert set(inductor_settings(torch.device("cuda"), ("overlap", "gradient-sums"))) == always
     values = [torch.randn(30, 30, requires_grad=True) for _ in range(3)]
 
     def build(call, a, b, c):
