@@ -44,6 +44,7 @@ from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input, history_inputs, known_inputs
 from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.outputs import flatten, loss_and_values
+from joestar.lowering.retrace import Retrace
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
@@ -323,7 +324,7 @@ def twice(forward, inputs, autocast: torch.dtype | None, **options) -> fx.GraphM
     if autocast is None:
         return gm
     with plain, fx_traceback.preserve_node_meta():
-        return make_fx(fx.Interpreter(gm).run, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
+        return make_fx(Retrace(gm, autocast).run, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
 
 
 def _lift_constants(gm: fx.GraphModule, inputs) -> None:

@@ -24,6 +24,7 @@ from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
 from joestar.lowering.reads import Reads, reads
+from joestar.lowering.retrace import Retrace
 from joestar.lowering.sizes import is_counted
 from joestar.lowering.small_sets import questions
 from joestar.lowering.traced_losses import traced_losses
@@ -192,7 +193,7 @@ def _read(
             check_cuts(seen["gm"], origin)
             differentiable = causes.differentiable(seen["gm"])
             with traced_losses():  # Dynamo's graph names methods
-                seen["gm"] = normalise(seen["gm"])
+                seen["gm"] = normalise(seen["gm"], autocast)
     except JoestarError:
         raise
     except Exception as error:
@@ -231,11 +232,12 @@ def _check_plain(gm: fx.GraphModule, origin: str) -> None:
             )
 
 
-def normalise(gm: fx.GraphModule) -> fx.GraphModule:
+def normalise(gm: fx.GraphModule, autocast: torch.dtype | None = None) -> fx.GraphModule:
     """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept.
 
     So is code that nobody reads: guards of its sizes stay whatever becomes of it, and ``check_guards`` reads its sets.
     Where no gradients are computed (predictions, which run without them, too), regions under ``no_grad`` mean nothing.
+    ``autocast``: under which Dynamo traced; here nothing is cast but where dtypes have to be one (``Retrace``).
     """
     enabled = torch.is_grad_enabled()
     without_inference_mode(gm, enabled)
@@ -243,7 +245,7 @@ def normalise(gm: fx.GraphModule) -> fx.GraphModule:
     fakes = [node.meta["example_value"] for node in placeholders]
     mode = detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
     with mode, fx_traceback.preserve_node_meta():
-        traced = make_fx(fx.Interpreter(gm).run, OTHER_NAMES, pre_dispatch=True)(*fakes)
+        traced = make_fx(Retrace(gm, autocast).run, OTHER_NAMES, pre_dispatch=True)(*fakes)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
     wanted = [enabled and isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]

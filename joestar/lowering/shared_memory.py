@@ -1,5 +1,6 @@
 """Writes to memory that two inputs of a program share: what is written through one is not seen through the other."""
 
+import torch
 from torch import Tensor, fx
 
 from joestar.errors import CaptureError
@@ -15,7 +16,7 @@ def check_shared_memory(gm: fx.GraphModule, roles: list[Input], origin: str) -> 
     """
     held = {node: role.tensor for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True)}
     held = {node: tensor for node, tensor in held.items() if isinstance(tensor, Tensor) and tensor.numel()}
-    writes = {root(node.args[0]): node for node in gm.graph.nodes if is_in_place(node)}
+    writes = {root(value): node for node in gm.graph.nodes for value in _written(node)}
     for written, write in writes.items():
         for other, tensor in held.items():
             if other is not written and written in held and other.users and _overlap(held[written], tensor):
@@ -27,12 +28,30 @@ def check_shared_memory(gm: fx.GraphModule, roles: list[Input], origin: str) -> 
                 )
 
 
+def _written(node: fx.Node) -> tuple[fx.Node, ...]:
+    """What a node writes to: running statistics of a norm that trains, too, of which its schema does not say so."""
+    if node.target is torch.ops.aten.batch_norm.default and node.args[5]:
+        return tuple(value for value in node.args[3:5] if value is not None)
+    return (node.args[0],) if is_in_place(node) else ()
+
+
+_ENTRIES = 1 << 22
+"""Of a storage whose entries are looked at one by one."""
+
+
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have bytes in common, or lie between one another's."""
-    if one.device != other.device or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+    """Whether two tensors have entries in common; in large storages, whether one lies between the other's."""
+    storage = one.untyped_storage()
+    if one.device != other.device or storage.data_ptr() != other.untyped_storage().data_ptr():
         return False
     (first, last), (start, end) = map(_bytes, (one, other))
-    return first < end and start < last
+    if first >= end or start >= last:
+        return False
+    if one.dtype != other.dtype or storage.nbytes() > _ENTRIES * one.element_size():
+        return True
+    touched = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
+    touched.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(touched.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def _bytes(tensor: Tensor) -> tuple[int, int]:

@@ -51,10 +51,15 @@ def relations_of(model: nn.Module, graph, arguments) -> tuple[str, int, int | No
     names = ["edge_type"] if "edge_type" in names else names
     if not kinds or len(names) != 1:
         return None
-    counts = sys.modules["torch_geometric.backend"].use_segment_matmul is None
+    counts = _is_open(sys.modules["torch_geometric.backend"])
     least = min((m.num_relations for m in kinds if counts and m.num_blocks is None), default=None)
     _check_types(names[0], graph.edata[names[0]], least)
     return names[0], max(layer.num_relations for layer in kinds), least
+
+
+def _is_open(backend: ModuleType | None) -> bool:
+    """Whether PyG decides by itself how edges of types are multiplied."""
+    return getattr(backend, "use_segment_matmul", False) is None
 
 
 def _check_types(name: str, types: Tensor, least: int | None) -> None:
@@ -87,7 +92,7 @@ def _is_known_code(function, digest: str) -> bool:
     """Whether a function of PyG's is the one whose form is here: another version's is traced as it is."""
     try:
         source = inspect.cleandoc(inspect.getsource(function))
-    except OSError:
+    except (OSError, TypeError):  # no source, no function
         return False
     return hashlib.blake2b(source.encode(), digest_size=6).hexdigest() == digest
 
@@ -97,12 +102,12 @@ def attributes() -> list[tuple[object, str, object]]:
     found = []
     for owner, kind, name, form, digest in _METHODS:
         module = sys.modules.get(owner)
-        own = None if module is None else getattr(module, kind).__dict__[name]
+        own = vars(getattr(module, kind, object)).get(name)
         if own is not None and (digest is None or _is_known_code(own, digest)):
             found.append((getattr(module, kind), name, form(module, own)))
     backend = sys.modules.get("torch_geometric.backend")
-    if backend is not None and backend.use_segment_matmul is None:  # to decide, PyG counts the edges of a type, and
-        found.append((backend, "use_segment_matmul", False))  # takes the other way in compiled code
+    if _is_open(backend):  # to decide, PyG counts the edges of a type, and takes the other way in compiled code
+        found.append((backend, "use_segment_matmul", False))
     return found
 
 

@@ -27,7 +27,8 @@ from joestar.runtime import beforehand
 
 
 def compile_graph(
-    padded: fx.GraphModule, example: list, device: torch.device, disabled: tuple[str, ...], deterministic: bool = False
+    padded: fx.GraphModule, example: list, device: torch.device, disabled: tuple[str, ...], deterministic: bool = False,
+    rounded: bool = False,
 ) -> Callable:  # fmt: skip
     """The compiled form of a padded graph; the backward pass is compiled when it runs first.
 
@@ -35,14 +36,15 @@ def compile_graph(
         example: the inputs, whose shapes, strides and dtypes will not change, or what ``faked`` made of them.
         disabled: names of passes to leave out.
         deterministic: nothing is chosen by timing, and libraries work on one stream only.
+        rounded: values are rounded to 16 bits where the program says so (``rounding``), which Inductor may leave out.
     """
-    _check_ops(padded)
+    _check_ops(padded, example)
     beforehand.import_inductor()
     beforehand.finish(device)
     gm = _without_meta(padded)
     tag = {"cache_key_tag": cache_tag(gm)}
     options = settings(device, disabled, deterministic)
-    if rounds(padded):
+    if rounded:
         options["emulate_precision_casts"] = True
     with torch.compiler.config.patch(tag):
         inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(torch_private.compile_fx.compile_fx_inner)))
@@ -75,8 +77,9 @@ _WRONG = {"aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward"
 _TABLES = (torch.ops.aten.embedding.default, torch.ops.aten.embedding_bag.default)
 
 
-def _check_ops(padded: fx.GraphModule) -> None:
-    """Raises ``CaptureError`` for an op that would be compiled to something else."""
+def _check_ops(padded: fx.GraphModule, example: list) -> None:
+    """Raises ``CaptureError`` for an op that would be compiled to something else, or not at all."""
+    given = dict(zip(padded.graph.find_nodes(op="placeholder"), example, strict=True))
     for node in padded.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.name in _WRONG:
@@ -85,11 +88,16 @@ def _check_ops(padded: fx.GraphModule) -> None:
                 "where a row has fewer targets than classes. Write instead: F.multilabel_soft_margin_loss of a mask of "
                 "the targets; or compile with backend='eager'."
             )
-        if node.target in _TABLES and torch.is_grad_enabled() and argument(node, "sparse"):
+        if node.target in _TABLES and argument(node, "sparse") and _has_gradient(node.args[0], given):
             raise CaptureError(
                 f"the embedding at {node_line(node)} has sparse=True, and PyTorch's compiler has no sparse gradients. "
                 "Compile with backend='eager', or create it with sparse=False."
             )
+
+
+def _has_gradient(table: fx.Node, given: dict) -> bool:
+    value = given.get(table)
+    return torch.is_grad_enabled() and (value is None or value.requires_grad)
 
 
 class Decompositions(dict):
@@ -147,31 +155,6 @@ def _content(tensor: Tensor) -> str:
     numbers = tensor.detach().cpu().contiguous()
     held = hashlib.blake2b(numbers.view(-1).view(torch.uint8).numpy().tobytes() if numbers.numel() else b"")
     return f"{tensor.dtype}{list(tensor.shape)}{held.hexdigest()[:16]}"
-
-
-_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
-_SHORT = (torch.float16, torch.bfloat16)
-
-
-def rounds(padded: fx.GraphModule) -> bool:
-    """Whether a program rounds values to 16 bits, which Inductor leaves out by itself where they are wider again later.
-
-    Under autocast such casts abound, and only those count that are taken back at once (``x.half().float()``).
-    """
-    for node in padded.graph.nodes:
-        if node.target not in _CASTS or _dtype(node) not in _SHORT:
-            continue
-        if _dtype(node.args[0]) not in (torch.float32, torch.float64):
-            continue
-        back = any(user.target in _CASTS and _dtype(user) not in _SHORT for user in node.users)
-        if back or not torch.is_autocast_enabled(node.meta["val"].device.type):
-            return True
-    return False
-
-
-def _dtype(node: fx.Node) -> torch.dtype | None:
-    value = node.meta.get("val")
-    return value.dtype if isinstance(value, Tensor) else None
 
 
 THRESHOLDS = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")

@@ -37,6 +37,7 @@ from joestar.runtime.leaves import Leaves
 from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
 from joestar.runtime.own_errors import check_rows, raise_own_error
+from joestar.runtime.rounding import rounds
 from joestar.runtime.seeds import version
 from joestar.runtime.traceable import traceable
 from joestar.torch_private import LazyGraphModule
@@ -327,7 +328,8 @@ class Program:
         if self.options.backend == "eager":
             return gm
         options = self.options
-        return compile_graph(gm, example, self.graph.device, options.disable_passes, options.deterministic)
+        device, rounded = self.graph.device, rounds(self.lowered)
+        return compile_graph(gm, example, device, options.disable_passes, options.deterministic, rounded)
 
     @property
     def halves(self) -> Halves | None:

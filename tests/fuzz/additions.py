@@ -112,7 +112,25 @@ def counted(code: Code, h: Rows, n: str) -> Rows:
     return out
 
 
-ROWS = {columns: 3, groups: 2, embedding: 3, pooled: 2, tokens: 2, counted: 1.5}
+TYPED = (
+    "{h} + ({h}.bfloat16().to({h}.dtype) - {h}).detach()", "{h}.half().to({h}.dtype)",
+    'torch.einsum("nf,fo->no", {h}, {square}.to({h}.dtype))',
+    "torch.bmm({h}[:, None], {square}.to({h}.dtype).expand({n}, -1, -1))[:, 0]",
+    "{h}.masked_fill({h} < 0, torch.finfo({h}.dtype).min).softmax(1)",
+    "torch.zeros({n}, {w}, dtype={h}.dtype).index_add(0, torch.arange({n}), {h})",
+    "torch.lerp({h}, torch.ones({w}, dtype={h}.dtype), 0.25)", "({h} if {h}.dtype == torch.float64 else {h} * 0.5)",
+    "({h} * 2 if torch.is_autocast_enabled('cpu') else {h})",
+)  # fmt: skip
+
+
+def typed(code: Code, h: Rows, n: str) -> Rows:
+    """Python that asks for the dtype of rows, or rounds them."""
+    form = code.pick(*TYPED)
+    square = code.parameter(h.width, h.width) if "{square}" in form else ""
+    return code.rows(form.format(h=h, n=n, w=h.width, square=square), h.width)
+
+
+ROWS = {columns: 3, groups: 2, embedding: 3, pooled: 2, tokens: 2, counted: 1.5, typed: 2}
 
 
 def some_added(code: Code, h: Rows, n: str) -> Rows:

@@ -51,12 +51,65 @@ def convolved(m, block, h):
     return block.pull(fn.copy_u(F.conv1d(h[:, None], m.kernel, padding=1).flatten(1)), "mean")
 
 
+# What is converted to the dtype of rows meets these, in operations that want one dtype.
+
+
+def batched(m, block, h):
+    weights = m.square.to(h.dtype).expand(h.shape[0], WIDTH, WIDTH)
+    return block.pull(fn.copy_u(torch.bmm(h[:, None], weights)[:, 0]), "mean")
+
+
+def einsum(m, block, h):
+    y = torch.einsum("nf,rfo->nro", h, m.square.to(h.dtype).unflatten(0, (1, WIDTH)))
+    return block.pull(fn.copy_u(y.flatten(1)), "mean")
+
+
+def added(m, block, h):
+    zeros = torch.zeros(1, 1, WIDTH, dtype=h.dtype)
+    return block.pull(
+        fn.copy_u(torch.baddbmm(zeros, h[:, None], m.square.expand(h.shape[0], WIDTH, WIDTH))[:, 0]), "mean"
+    )
+
+
+def attention(m, block, h):
+    keys = m.square.to(h.dtype).view(1, 1, 16, 4).expand(h.shape[0], 1, 16, 4)
+    y = F.scaled_dot_product_attention(h.view(-1, 1, 2, 4), keys, keys)
+    return block.pull(fn.copy_u(y.reshape(-1, WIDTH)), "mean")
+
+
+def activated(m, block, h):
+    return block.pull(fn.copy_u(F.prelu(h, torch.full((1,), 0.25, dtype=h.dtype))), "mean")
+
+
+def narrow_kernel(m, block, h):
+    return block.pull(fn.copy_u(F.conv1d(h[:, None], m.kernel.to(h.dtype), padding=1).flatten(1)), "mean")
+
+
+def between(m, block, h):
+    return block.pull(fn.copy_u(torch.lerp(h, torch.ones(WIDTH, dtype=h.dtype), 0.5)), "mean")
+
+
+def scattered(m, block, h):
+    zeros = torch.zeros(h.shape, dtype=h.dtype)
+    return block.pull(fn.copy_u(zeros.scatter_add(1, torch.zeros(h.shape, dtype=torch.long), h)), "mean")
+
+
+def in_place(m, block, h):
+    out = torch.zeros(h.shape, dtype=h.dtype)
+    out.index_add_(0, torch.arange(h.shape[0]), h)
+    return block.pull(fn.copy_u(out), "mean")
+
+
+MIXED = [batched, einsum, added, attention, activated, narrow_kernel, between, scattered, in_place]
+
+
 class Net(nn.Module):
     def __init__(self, form):
         super().__init__()
         torch.manual_seed(0)
         self.form, self.first, self.scores = form, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
         self.head, self.kernel = nn.Linear(WIDTH, 3), nn.Parameter(torch.randn(1, 1, 3))
+        self.square = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
 
     def forward(self, blocks, x):
         return self.head(self.form(self, blocks[0], self.first(x)))
@@ -72,7 +125,10 @@ def as_written(net, graph, sampler, seeds, dtype):
 
 @pytest.mark.parametrize("execution", ["exact", "padded"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("form", [masked, branched, asked, made, converted, convolved], ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    "form", [masked, branched, asked, made, converted, convolved, *MIXED], ids=lambda form: form.__name__
+)
+@pytest.mark.every(3)
 def test_as_in_plain_pytorch(form, dtype, execution):
     graph, net, seeds = planted(), Net(form), torch.arange(20)
     sampler = joestar.NeighborSampler(graph, [-1])

@@ -73,6 +73,17 @@ class Data:
         return h * block.dstdata["s"][:, None]
 
 
+class Statistics:
+    """A norm's, which trains."""
+
+    def prepare(self, graph):
+        self.norm = nn.BatchNorm1d(CLASSES)
+        self.register_buffer("mean", self.norm.running_mean.detach())
+
+    def scaled(self, block, h):
+        return self.norm(h) + 5 * self.mean.clone()
+
+
 def step_of(form, execution="padded"):
     graph = planted_graph()
     model = Net(form, graph)
@@ -82,7 +93,7 @@ def step_of(form, execution="padded"):
 
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
-@pytest.mark.parametrize("form", [Part, Whole, Twice, Weight, Data], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [Part, Whole, Twice, Weight, Data, Statistics], ids=lambda form: form.__name__)
 def test_is_refused_with_names_and_line(form, execution):
     step = step_of(form, execution)
     with pytest.raises(
@@ -106,8 +117,35 @@ class Apart:
         return (h + self.other) * self.again.one
 
 
-def test_what_does_not_overlap_is_not():
-    step = step_of(Apart)
+class Interleaved(Apart):
+    """Columns of one block."""
+
+    def prepare(self, graph):
+        block = torch.ones(CLASSES, 2)
+        self.register_buffer("one", block[:, 0])
+        self.register_buffer("other", block[:, 1])
+        self.again = nn.Module()
+        self.again.register_buffer("one", self.one)
+
+
+class Frozen(Apart):
+    """Statistics that are read alone, and two norms with the same ones."""
+
+    def prepare(self, graph):
+        self.norm = nn.BatchNorm1d(CLASSES).eval()
+        self.register_buffer("one", torch.ones(CLASSES))
+        self.register_buffer("other", torch.ones(CLASSES))
+        self.register_buffer("mean", self.norm.running_mean.detach())
+
+    def scaled(self, block, h):
+        self.norm.eval()
+        self.one.mul_(0.9)
+        return self.norm(h + self.other) + self.mean
+
+
+@pytest.mark.parametrize("form", [Apart, Interleaved, Frozen], ids=lambda form: form.__name__)
+def test_what_does_not_overlap_is_not(form):
+    step = step_of(form)
     next(step.epoch(torch.arange(50), 50))
     assert step.model.one[0].item() == pytest.approx(0.9) and step.model.other[0].item() == 1
 

@@ -331,3 +331,10 @@ def test_code_of_another_version_is_traced_as_it_is(monkeypatch):
     monkeypatch.setattr(gnn.MFConv, "forward", forward)
     replaced = [owner for owner, _, _ in layers.attributes()]
     assert gnn.MFConv not in replaced and gnn.ChebConv in replaced and gnn.RGCNConv in replaced
+
+
+def test_classes_that_another_version_lacks_are_left_alone(monkeypatch):
+    monkeypatch.delattr(gnn.MFConv, "forward")
+    monkeypatch.delattr(torch_geometric.nn.conv.cheb_conv, "ChebConv")
+    monkeypatch.delattr(torch_geometric.backend, "use_segment_matmul")
+    assert {name for _, name, _ in layers.attributes()} == {"forward"}

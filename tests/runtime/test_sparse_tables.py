@@ -39,3 +39,17 @@ def test_the_remedies_work():
     assert ours.is_sparse and model.table.weight.grad.is_sparse
     torch.testing.assert_close(ours.to_dense(), model.table.weight.grad.to_dense())
     torch.optim.SparseAdam([model.table.weight]).step()
+
+
+class Frozen(Table):
+    def __init__(self, graph):
+        super().__init__(graph)
+        self.table.weight.requires_grad_(False)
+
+
+def test_a_table_that_is_not_trained_needs_no_remedy():
+    graph = planted_graph()
+    model = Frozen(graph)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    step = joestar.compile(model, joestar.NeighborSampler(graph, [3]), F.cross_entropy, optimizer)
+    assert next(step.epoch(torch.arange(40), 40)).isfinite()

@@ -1,0 +1,83 @@
+"""Dynamo's graph is run once more, without autocast, to be recorded as ops: where that mixes dtypes, they are made one.
+
+Under autocast                                      Here, h in float32
+    h = F.linear(x, w)              h: bfloat16         h = aten.linear(x, w)
+    p = q.to(h.dtype)               p: bfloat16         p = aten.to.dtype(q, torch.bfloat16)
+    y = torch.bmm(h, p)                                 c = aten.to.dtype(h, torch.bfloat16)
+                                                        y = aten.bmm(c, p)
+
+Dynamo, which traced under autocast, has told that the operation takes what it is given there: all in the short dtype,
+or cast to it. So the cast changes nothing where the program runs.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, fx
+
+from joestar.torch_private import OpOverload, tree_leaves, tree_map
+
+_PRODUCTS = {
+    "linear", "mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "einsum", "scaled_dot_product_attention",
+}  # fmt: skip
+"""Of these some do not compare dtypes on tensors without memory, and results have the one or the other; the last one,
+which may draw, stays in the graph where it fails."""
+
+
+class Retrace(fx.Interpreter):
+    """Runs a graph that was traced under autocast of this dtype, or without (``None``)."""
+
+    def __init__(self, gm: fx.GraphModule, autocast: torch.dtype | None):
+        super().__init__(gm)
+        self.autocast = autocast
+
+    def call_function(self, target, args: tuple, kwargs: dict):
+        """One operation."""
+        return self._call(super().call_function, target, args, kwargs)
+
+    def call_method(self, target: str, args: tuple, kwargs: dict):
+        """One operation."""
+        return self._call(super().call_method, target, args, kwargs)
+
+    def _call(self, run: Callable, target, args: tuple, kwargs: dict):
+        name = _name(target)
+        if self.autocast is not None and name in _PRODUCTS and _mixed(args, kwargs, self.autocast):
+            args, kwargs = self._short(args), self._short(kwargs)
+        if self.autocast is None or name.endswith("_") or not _mixed(args, kwargs, self.autocast):
+            return run(target, args, kwargs)
+        try:
+            with _unsaid():
+                return run(target, args, kwargs)
+        except (RuntimeError, ValueError):
+            return run(target, self._short(args), self._short(kwargs))
+
+    def _short(self, values):
+        """The same with float32 in the short dtype."""
+        return tree_map(lambda v: v.to(self.autocast) if _dtype(v) == torch.float32 else v, values)
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """PyTorch logs an error where an operation on tensors without memory fails."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _name(target) -> str:
+    if isinstance(target, OpOverload):
+        return target._schema.name.partition("::")[2]
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _mixed(args: tuple, kwargs: dict, short: torch.dtype) -> bool:
+    return {short, torch.float32} <= {_dtype(value) for value in tree_leaves((args, kwargs))}
+
+
+def _dtype(value) -> torch.dtype | None:
+    return value.dtype if isinstance(value, Tensor) else None
