@@ -49,7 +49,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
         return False
     if one.dtype != other.dtype or storage.nbytes() > _ENTRIES * one.element_size():
         return True
-    touched = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
+    touched = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool, device="cpu")
     touched.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
     return bool(touched.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
