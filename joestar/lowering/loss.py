@@ -17,6 +17,8 @@ from joestar.metrics.tasks import family
 from joestar.torch_private import OpOverload
 
 IGNORE_INDEX = -100
+_TRIED = 8
+"""Rows with known labels alone, and rows with unknown ones, that an own loss is tried on."""
 _ATEN = torch.ops.aten
 CASTS = (_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN._to_copy.default, _ATEN.alias.default)
 _CLASS_LOSSES = (_ATEN.cross_entropy_loss.default, _ATEN.nll_loss_nd.default)
@@ -39,7 +41,8 @@ class Loss:
 def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
     """The loss that is traced: ``loss_fn`` itself, or, for labels with NaN entries, over the known entries alone.
 
-    Over these it is the mean, or the sum where ``loss_fn`` has ``reduction="sum"``.
+    Over these it is the mean, or the sum where ``loss_fn`` has ``reduction="sum"``. Without such an argument it is
+    traced as it is, if it leaves unknown entries out itself.
 
     PyTorch's own losses get labels in the shape of the outputs where that differs by a dimension of size 1, and
     integers 0 and 1 as floating point where they need it.
@@ -48,7 +51,8 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         ndata: names of the graph's node data, for further inputs of the loss.
 
     Raises:
-        LabelError: if labels hold NaN and ``loss_fn`` offers no ``reduction="none"``, or do not suit the loss.
+        LabelError: if labels hold NaN and ``loss_fn`` neither offers ``reduction="none"`` nor leaves them out, or if
+            they do not suit the loss.
         ConfigError: if ``loss_fn`` asks for inputs that are neither seeds nor node data.
     """
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
@@ -59,9 +63,14 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         return Loss(loss_fn if kind is None else _fitting(loss_fn, kind), inputs, name)
     per_entry = unreduced(loss_fn)
     if per_entry is None:
+        wrong = _spoilt_by_nan(loss_fn, labels)
+        if wrong is None:
+            return Loss(loss_fn, inputs, name)
         raise LabelError(
-            "graph.ndata['y'] holds NaN (unknown labels) and the loss offers no reduction='none', so they cannot be "
-            "left out. Give a loss with a `reduction` argument (F.binary_cross_entropy_with_logits, nn.MSELoss, ...)."
+            f"graph.ndata['y'] holds NaN (unknown labels), and {wrong} {name} is NaN with them. Give a loss with a "
+            "`reduction` argument (F.binary_cross_entropy_with_logits, nn.MSELoss, ...), whose entries are left out "
+            "for you; or leave them out yourself, before anything is computed with them: known = ~torch.isnan(y); "
+            "losses of torch.where(known, y, 0), entry by entry; (losses * known).sum() / known.sum()."
         )
     if kind is not None:
         per_entry = _fitting(per_entry, kind)
@@ -74,6 +83,25 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         return total if adds_up else total / known.sum().clamp(min=1)
 
     return Loss(known_entries, inputs, name)
+
+
+def _spoilt_by_nan(loss_fn: Callable, labels: Tensor) -> str | None:
+    """What of an own loss is NaN where labels are: ``"the value of"``, ``"the gradient of"``; ``None``: neither is.
+
+    Tried on a few rows with outputs of the labels' shape; a loss that cannot be called so is taken at its word.
+    """
+    unknown = torch.isnan(labels).reshape(len(labels), -1).any(1)
+    order = torch.argsort(unknown.to(torch.int8), stable=True)
+    y = labels[torch.cat([order[:_TRIED], order[-_TRIED:]])]
+    tried = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    outputs = torch.full_like(y, 0.25, requires_grad=True)
+    with torch.random.fork_rng(enabled=True), torch.enable_grad():
+        try:
+            value = tried(outputs, y)
+            (gradient,) = torch.autograd.grad(value.sum(), outputs)
+        except Exception:
+            return None
+    return "the value of" if value.isnan().any() else "the gradient of" if gradient.isnan().any() else None
 
 
 def _further_inputs(loss_fn: Callable, name: str, ndata) -> tuple[str, ...]:

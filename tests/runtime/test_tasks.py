@@ -55,6 +55,44 @@ def test_unknown_values_leave_sums_sums(kind, reduction):
     assert float(prepared.call(torch.zeros_like(known[-1:]), known[-1:])) == 0
 
 
+def masked(out, y):
+    """As OGB's examples, without an index: what is unknown is left out before anything is computed with it."""
+    known = ~torch.isnan(y)
+    return ((out - torch.where(known, y, 0)).square() * known).sum() / known.sum()
+
+
+class Masked(torch.nn.Module):
+    """The same, weighted, with rows of the graph besides."""
+
+    def forward(self, out, y, degree):
+        known = ~y.isnan() * degree[:, None]
+        return torch.where(known > 0, out - y.nan_to_num(0), 0).abs().mul(known).sum() / known.sum()
+
+
+@pytest.mark.parametrize("loss", [masked, Masked()])
+def test_a_loss_that_leaves_unknown_values_out_itself_is_the_one_of_plain_pytorch(loss):
+    graph, degree = values_graph(2), torch.arange(1200, dtype=torch.float64) % 5
+    graph.ndata["y"][::3, 0], graph.ndata["degree"] = torch.nan, degree
+    options = {"graph": graph, "loss": loss, "model_options": {"out_channels": 2, "dropout": 0.0}}
+    padded, exact, plain = (make_step(how, **options) for how in ("padded", "exact", "padded"))
+    optimizer, names = torch.optim.Adam(plain.model.parameters(), 1e-2), iter(IDX.split(250))
+    further = (lambda: (degree[next(names)],)) if isinstance(loss, Masked) else tuple
+    expected = plain_epoch(plain.model, plain.sampler, lambda out, y: loss(out, y, *further()), optimizer, IDX, 250)
+    assert not any(map(math.isnan, expected))
+    for step in (padded, exact):
+        assert [each.item() for each in list(step.epoch(IDX, 250, shuffle=False))] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [(lambda out, y: (out - y).square().mean(), "value"), (lambda out, y: (out - y).square().nanmean(), "gradient")],
+)
+def test_a_loss_that_unknown_values_spoil_is_told_before_work_starts(loss, what):
+    """Where only the gradient is NaN the parameters would be after the first step."""
+    with pytest.raises(LabelError, match=f"the {what} of <lambda> is NaN with them.*or leave them out yourself"):
+        make_step(graph=values_graph(2), loss=loss, model_options={"out_channels": 2})
+
+
 @pytest.mark.parametrize("columns", [None, 1, 3])
 def test_regression_is_scored_by_its_errors_and_keeps_the_epoch_with_the_least(columns):
     """``[N]`` with outputs ``[n, 1]``, too: PyTorch's losses would compare all pairs."""
