@@ -23,6 +23,7 @@ from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant
 from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
+from joestar.lowering.picked_rows import settle_picked_rows
 from joestar.lowering.reads import Reads, reads
 from joestar.lowering.retrace import Retrace
 from joestar.lowering.sizes import is_counted
@@ -194,6 +195,7 @@ def _read(
             differentiable = causes.differentiable(seen["gm"])
             with traced_losses():  # Dynamo's graph names methods
                 seen["gm"] = normalise(seen["gm"], autocast)
+            settle_picked_rows(seen["gm"], origin)
     except JoestarError:
         raise
     except Exception as error:

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from joestar.errors import ConfigError, LabelError
 from joestar.lowering.functional import ancestors
 from joestar.lowering.inputs import NUM_SEEDS, SEEDS, Input
+from joestar.lowering.picked_rows import picked_entries
 from joestar.lowering.sizes import expression
 from joestar.metrics.tasks import family
 from joestar.torch_private import OpOverload
@@ -276,10 +277,11 @@ def class_losses(gm: fx.GraphModule, roles: list[Input], labels: Tensor | None) 
         classes = int(classes)
         role = role_of.get(node.args[2]) if len(node.args) > 2 else None
         weight = None if role is None else role.tensor
-        if _is_rows_of(labels, node.args[1], role_of):
+        picked = picked_entries(node.args[1])
+        if picked is None and _is_rows_of(labels, node.args[1], role_of):
             found.append(ClassLoss(classes, ignore, labels, weight=weight))
         else:
-            target = _of_seeds(node.args[1], role_of)
+            target = _of_seeds(picked or (node.args[1],), ignore, role_of)
             if target is not None:
                 found.append(ClassLoss(classes, ignore, target=target, weight=weight))
     return found
@@ -295,9 +297,16 @@ def _is_rows_of(labels: Tensor | None, node: fx.Node, role_of: dict[fx.Node, Inp
     return role is not None and role.held and role.tensor is labels and role_of.get(ids) == SEEDS
 
 
-def _of_seeds(node: fx.Node, role_of: dict[fx.Node, Input]) -> Callable[[Tensor], Tensor] | None:
-    """What computes a node from the seeds; ``None`` if it depends on a sample, on chance or on parameters."""
-    behind = ancestors(node)
+def _of_seeds(
+    ids: tuple[fx.Node, ...], ignored: int, role_of: dict[fx.Node, Input]
+) -> Callable[[Tensor], Tensor] | None:
+    """What computes ids from the seeds; ``None`` if they depend on a sample, on chance or on parameters.
+
+    Args:
+        ids: their node, and that of a mask, where which is false they are ``ignored``.
+    """
+    behind = list(dict.fromkeys(each for node in ids for each in ancestors(node)))
+    behind.sort(key={node: place for place, node in enumerate(ids[0].graph.nodes)}.__getitem__)
     if not all(_is_fixed(role_of[n]) if n in role_of else is_plain(n) for n in behind):
         return None
     graph, copies, roles = fx.Graph(), {}, []
@@ -305,13 +314,14 @@ def _of_seeds(node: fx.Node, role_of: dict[fx.Node, Input]) -> Callable[[Tensor]
         copies[other] = graph.node_copy(other, copies.__getitem__)
         if other in role_of:
             roles.append(role_of[other])
-    graph.output(copies[node])
+    graph.output(tuple(copies[node] for node in ids))
     module = fx.GraphModule(torch.nn.Module(), graph)
 
     def compute(seeds: Tensor) -> Tensor:
         inputs = {"seeds": seeds, "num_seeds": seeds.numel()}
         with torch.no_grad():
-            return module(*(role.tensor if role.held else inputs[role.name] for role in roles))
+            found, *mask = module(*(role.tensor if role.held else inputs[role.name] for role in roles))
+            return torch.where(mask[0], found, ignored) if mask else found
 
     return compute
 

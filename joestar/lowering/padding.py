@@ -84,6 +84,10 @@ class PaddingContext:
         symbols = self.table.bounds.keys() | {self.table.seeds}
         return expr is not None and expr.free_symbols <= symbols
 
+    def concerns(self, expr: sympy.Expr) -> bool:
+        """Whether the sets behind a size are padded here: all are."""
+        return True
+
     def count(self, expr: sympy.Expr, node: fx.Node) -> fx.Node:
         """The value of a symbolic size when every set has its true number of entries, as a node (0-d tensor)."""
         if not self.known(expr):

@@ -12,11 +12,13 @@ or cast to it. So the cast changes nothing where the program runs.
 
 import contextlib
 import logging
+import operator
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, fx
 
+from joestar.lowering.picked_rows import Positions
 from joestar.torch_private import OpOverload, tree_leaves, tree_map
 
 _PRODUCTS = {
@@ -32,14 +34,24 @@ class Retrace(fx.Interpreter):
     def __init__(self, gm: fx.GraphModule, autocast: torch.dtype | None):
         super().__init__(gm)
         self.autocast = autocast
+        self._positions = Positions()
 
     def call_function(self, target, args: tuple, kwargs: dict):
         """One operation."""
+        if target is operator.getitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
+            return self._positions.pick(args[0], args[1][0] if isinstance(args[1], tuple) else args[1])
+        if target is torch.nonzero and args[0].dim() == 1 and not kwargs.get("as_tuple"):
+            return self._nonzero(args[0])
         return self._call(super().call_function, target, args, kwargs)
 
     def call_method(self, target: str, args: tuple, kwargs: dict):
         """One operation."""
+        if target == "nonzero" and args[0].dim() == 1 and not kwargs.get("as_tuple"):
+            return self._nonzero(args[0])
         return self._call(super().call_method, target, args, kwargs)
+
+    def _nonzero(self, x: Tensor) -> Tensor:
+        return self._positions.of(x if x.dtype == torch.bool else x != 0)[:, None]
 
     def _call(self, run: Callable, target, args: tuple, kwargs: dict):
         name = _name(target)
@@ -67,6 +79,12 @@ def _unsaid() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+def _is_mask(index) -> bool:
+    """Whether rows are picked by a mask alone."""
+    index = index[0] if isinstance(index, (tuple, list)) and len(index) == 1 else index
+    return isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 0
 
 
 def _name(target) -> str:

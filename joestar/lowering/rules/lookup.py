@@ -111,7 +111,7 @@ def _index(context, node: fx.Node) -> None:
     indices = list(node.args[1])
     for dim, index in enumerate(indices):
         size = sizes[dim]
-        if index is None or size is None or _in_range(given[dim]):
+        if index is None or size is None or not context.concerns(size) or _in_range(given[dim]):
             continue
         count = context.entries(size, node)
         from_end = context.call(aten.add.Tensor, index, count, like=index)
@@ -202,6 +202,13 @@ def _bounded_search(position: int):
     return rule
 
 
+def _picked(context, node: fx.Node) -> None:
+    """A mask picks no padded entry."""
+    if padded_dims(node.args[0].meta["val"]):
+        node.update_arg(0, context.guard(node.args[0], False, node))
+        context.note("masked index")
+
+
 RULES = {
     **dict.fromkeys(("index_select", "gather"), _lookup(2, _dim)),
     "gather_rows": _lookup(3),
@@ -212,7 +219,7 @@ RULES = {
     "scatter": _scatter_columns,
     "index_copy": _index_copy,
     "index": _index,
-    "one_hot": _lookup(0),
+    "one_hot": _lookup(0), "first_where": _picked,
     "embedding": _embedding,
     "embedding_bag": _bags,
     "bucketize": _bounded_search(1),

@@ -1,0 +1,147 @@
+"""Rows picked by a mask (``out[mask]``, ``mask.nonzero()``): values and gradients are those of plain PyTorch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from joestar.errors import CaptureError, LabelError
+from tests.runtime.common import make_step, planted_graph
+from tests.runtime.plain import plain_epoch
+
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
+IDX = torch.arange(600)
+
+
+def known(out, y):
+    mask = y >= 0
+    return F.cross_entropy(out[mask], y[mask])
+
+
+def weighted(out, y):
+    mask = y != -1
+    weight = torch.arange(1.0, 5.0, dtype=out.dtype)
+    return F.cross_entropy(out[mask], y[mask], weight=weight, label_smoothing=0.1)
+
+
+def likelihood(out, y):
+    mask = y > 0
+    return F.nll_loss(out.log_softmax(1)[mask,], y[mask,] - 1, reduction="sum") / mask.sum()
+
+
+def entries(out, y):
+    target = F.one_hot(y.clamp(min=0), 4).to(out.dtype)
+    mask = (target > 0) | (out > 0.1)
+    return F.binary_cross_entropy_with_logits(out[mask], target[mask])
+
+
+def confident(out, y):
+    """Pseudo labels: a mask of what the model gives, none at all perhaps."""
+    p = out.softmax(1)
+    mask = (p.amax(1) > 0.27) & (y < 0)
+    return F.cross_entropy(out, y.clamp(min=0)) + F.cross_entropy(out[mask], p.argmax(1)[mask], reduction="sum")
+
+
+def of_parts(out, y):
+    """Several masks; sizes as numbers; a mean over columns beside one over rows."""
+    some, others = out[y == 1], out[y == 2]
+    return (some.mean(0) - others.mean(0)).square().sum() + some.exp().sum() / some.shape[0] + others.var(0).sum()
+
+
+def of_positions(out, y):
+    index = (y >= 0).nonzero().squeeze(1)
+    return F.cross_entropy(out[index], y[index]) + out[torch.nonzero(y == 3)[:, 0]].square().mean()
+
+
+def of_picked(out, y):
+    mask = y >= 0
+    some, own = out[mask], y[mask]
+    return some[own > 1].square().sum() + F.cross_entropy(some, own)
+
+
+def normed(out, y):
+    some = out[y >= 0]
+    some = (some - some.mean(0)) / (some.std(0) + 1e-3)
+    return (some @ some.T).square().mean(1).mean() + F.layer_norm(some, (4,)).abs().sum() / 100
+
+
+def softened(out, y):
+    """What is infinite or NaN behind rows that are not picked stays out of gradients."""
+    mask = y >= 0
+    return torch.where(mask, out[:, 0] - out[:, 0].detach() + y, -1.0)[mask].add(1).log().mean() + out.exp().mean()
+
+
+LOSSES = [
+    known, weighted, likelihood, entries, confident, of_parts, of_positions, of_picked, normed, softened,
+]  # fmt: skip
+
+
+def classes_graph():
+    graph = planted_graph(dtype=torch.float64)
+    y = torch.randint(0, 4, (graph.num_nodes,), generator=torch.Generator().manual_seed(3))
+    y[::3] = -1
+    graph.ndata["y"] = y
+    return graph
+
+
+def make(how="padded", loss=known, **options):
+    return make_step(
+        how, graph=classes_graph(), loss=loss, model_options={"out_channels": 4, "dropout": 0.0}, **options
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_as_in_plain_pytorch(loss):
+    padded, exact, plain = (make(how, loss) for how in ("padded", "exact", "padded"))
+    optimizer = torch.optim.Adam(plain.model.parameters(), 1e-2)
+    expected = plain_epoch(plain.model, plain.sampler, loss, optimizer, IDX, 130)
+    assert len(set(expected)) > 1
+    for step in (padded, exact):
+        losses = [each.item() for each in list(step.epoch(IDX, 130, shuffle=False))]
+        assert losses == pytest.approx(expected, rel=1e-8)
+        for name, value in plain.model.state_dict().items():
+            torch.testing.assert_close(step.model.state_dict()[name], value, rtol=1e-6, atol=1e-8)
+    assert padded.counters.fallbacks == 0
+
+
+def test_labels_that_are_picked_are_checked_and_those_that_are_not_may_be_anything():
+    """On a GPU PyTorch would end the process."""
+    step = make()
+    step.graph.ndata["y"][1:4] = torch.tensor([-7, 4, -1])
+    with pytest.raises(LabelError, match="label 4 for node 2, which is out of range"):
+        next(step.epoch(IDX, 130))
+    step.graph.ndata["y"][2] = -8
+    assert all(loss.isfinite() for loss in step.epoch(IDX, 130))
+
+
+def test_a_mask_that_picks_nothing_gives_what_plain_pytorch_gives():
+    """The sum of no rows is 0; their mean is NaN, and so is the loss."""
+
+    def some(out, y):
+        return out.square().mean() + out[y > 7].sum()
+
+    def none(out, y):
+        return F.cross_entropy(out[y > 7], y[y > 7])
+
+    for how in ("padded", "exact"):
+        assert all(loss.isfinite() for loss in list(make(how, some).epoch(IDX, 130)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda out, y: out[y >= 0].amax(0).sum(), "raises in PyTorch if the mask picks no row.*torch.where"),
+        (lambda out, y: out[y >= 0].sort(0)[0].mean(), "of rows that are picked by a mask.*aten.sort"),
+        (lambda out, y: out[y >= 0].add_(1).mean(), "writes to picked rows in place"),
+        (lambda out, y: F.cross_entropy(out[y >= 0], y[y > 0]), "Compute a mask once"),
+        (lambda out, y: F.mse_loss(out[y >= 0], out[y > 0]), "(?i)compute a mask once"),
+        (lambda out, y: (out[y >= 0] + out[y > 0]).mean(), "(?i)compute a mask once"),
+        (lambda out, y: (out[y >= 0] + out).mean(), "(?i)compute a mask once"),
+        (lambda out, y: torch.cat([out[y >= 0], out[y > 0]], 1).mean(), "(?i)compute a mask once"),
+        (lambda out, y: F.cross_entropy(out[y >= 0], y), "(?i)compute a mask once"),
+        (lambda out, y: out[y >= 0, 0].mean(), "indexing by a mask"),
+    ],
+)
+def test_what_has_no_such_form_is_refused_with_what_to_write_instead(loss, message):
+    with pytest.raises(CaptureError, match=rf"(?s){message}"):
+        list(make(loss=loss).epoch(IDX, 130))
