@@ -70,6 +70,7 @@ def _same(one, other) -> bool:
         return type(one) is type(other) and not isinstance(one, torch.Tensor) and one == other
     if one is other:
         return True
-    if one.op != "call_function" or (one.op, one.target) != (other.op, other.target) or one.kwargs or other.kwargs:
+    calls = one.op == "call_function" or (one.op == "call_method" and one.target == "__eq__")  # so before PyTorch 2.13
+    if not calls or (one.op, one.target) != (other.op, other.target) or one.kwargs or other.kwargs:
         return False
     return len(one.args) == len(other.args) and all(map(_same, one.args, other.args))

@@ -190,4 +190,6 @@ def _values_around(node: fx.Node) -> list:
 def _symbols(value) -> set:
     if isinstance(value, Tensor):
         return set().union(*(free_unbacked_symbols(size) for size in value.shape))
-    return set(free_unbacked_symbols(value)) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else set()
+    return (
+        set(free_unbacked_symbols(value)) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else set()
+    )

@@ -24,6 +24,7 @@ from joestar.lowering.rules.arguments import argument
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
+from joestar.runtime.rounding import casts_kept
 
 
 def compile_graph(
@@ -47,8 +48,11 @@ def compile_graph(
     if rounded:
         options["emulate_precision_casts"] = True
     with torch.compiler.config.patch(tag):
-        inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(torch_private.compile_fx.compile_fx_inner)))
-        return torch_private.compile_fx.compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
+        compile_inner, compile_fx = torch_private.compile_fx.compile_fx_inner, torch_private.compile_fx.compile_fx
+        if rounded:
+            compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
+        inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(compile_inner)))
+        return compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
 
 
 def _or_as_usual(compile_inner: Callable) -> Callable:

@@ -1,14 +1,36 @@
 """Whether a program rounds values to 16 bits and widens them again, which Inductor leaves out by itself."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, fx
 
+from joestar import torch_private
 from joestar.torch_private import OpOverload
 
 _SHORT = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
 _CASTS = {"to", "_to_copy", "type_as"}
 _PRODUCTS = {"linear", "mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "einsum", "convolution", "conv1d", "conv2d"}
+
+
+@contextlib.contextmanager
+def casts_kept() -> Iterator[None]:
+    """What Inductor's option ``emulate_precision_casts`` leaves to do before PyTorch 2.13 (pytorch#185337).
+
+    There a pass over forward and backward graph removes a cast to 16 bits that is taken back, whatever the option says,
+    and C++ reads what was rounded as it was before.
+    """
+    kernel, passes = torch_private.CppKernel, torch_private.joint_patterns.patterns
+    casts = "call_function", torch.ops.prims.convert_element_type.default
+    before, patterns = kernel.cache_dtype_convert, passes[casts]
+    kernel.cache_dtype_convert = lambda *_: None
+    passes[casts] = [p for p in patterns if getattr(p, "handler", None) is not torch_private.pointless_convert]
+    try:
+        yield
+    finally:
+        kernel.cache_dtype_convert, passes[casts] = before, patterns
 
 
 def rounds(graph: fx.Graph) -> bool:

@@ -143,6 +143,8 @@ EFFECTS = {
 
 @pytest.mark.parametrize("operation", EFFECTS, ids=lambda operation: operation.__name__)
 def test_side_effects(operation):
+    if operation is default_argument and torch.__version__ < "2.13":
+        pytest.skip("TorchDynamo forgets it, also in torch.compile: a module's function with seen=[] sees it empty")
     refused(operation, *EFFECTS[operation])
 
 

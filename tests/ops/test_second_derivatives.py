@@ -222,6 +222,14 @@ def test_sampled_aggregation(replay, reduce):
         grad.sum().backward()
 
 
+def _tells_second_derivatives(backend: str) -> bool:
+    """Whether PyTorch compiled so says that it has none: before 2.13 AOTAutograd does not, where a formula reads nothing
+    that needs a gradient itself (``exp``)."""
+    rows = x()
+    compiled = torch.compile(lambda rows: (rows * 2).exp().sum(), backend=backend)
+    return torch.autograd.grad(compiled(rows), rows, create_graph=True)[0].requires_grad
+
+
 def test_traced():
     """Whatever the tracer, a second derivative is an error, and the first ones are right."""
     rows = x()
@@ -231,6 +239,9 @@ def test_traced():
         compiled = torch.compile(aggregated, backend=backend)
         (grad,) = torch.autograd.grad(compiled(rows), rows, create_graph=True)
         torch.testing.assert_close(grad.detach(), expected)
+        if not _tells_second_derivatives(backend):
+            assert backend == "aot_eager"
+            continue
         with pytest.raises(RuntimeError, match=r"differentiated again|does not currently support double backward"):
             (aggregated(rows) + grad.sum()).backward()
         torch._dynamo.reset()
