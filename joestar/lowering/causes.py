@@ -28,10 +28,10 @@ _NOISY = ("torch._guards", "torch._subclasses.fake_tensor")
 """Loggers of PyTorch that print tracebacks of what is raised as well."""
 _DROP_IN = "the constructor and the state_dict are the same, so that load_state_dict takes the weights over"
 
-_TENSORS = "torch.where on whole tensors instead of Python `if` or indexing by a mask"
+_TENSORS = "torch.where on whole tensors instead of Python `if`"
 _KNOWN_SIZES = (
     "sets whose size is known: the seeds, and what sampling calls on the `graph` that `sample` is given return; those "
-    "of self.graph, unique, nonzero or a mask have a size that depends on data"
+    "of self.graph, unique, and what two masks pick have a size that depends on data (compute a mask once)"
 )
 _UNFIT = re.compile(r"failed to run FX node with fake tensors: .*: got (\w+\(.*\))$", re.MULTILINE)
 _UNKNOWN_SIZE = re.compile(r"Size-like symbols: u\d")

@@ -71,7 +71,7 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
             f"graph.ndata['y'] holds NaN (unknown labels), and {wrong} {name} is NaN with them. Give a loss with a "
             "`reduction` argument (F.binary_cross_entropy_with_logits, nn.MSELoss, ...), whose entries are left out "
             "for you; or leave them out yourself, before anything is computed with them: known = ~torch.isnan(y); "
-            "losses of torch.where(known, y, 0), entry by entry; (losses * known).sum() / known.sum()."
+            "loss(out[known], y[known])."
         )
     if kind is not None:
         per_entry = _fitting(per_entry, kind)
@@ -89,14 +89,15 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
 def _spoilt_by_nan(loss_fn: Callable, labels: Tensor) -> str | None:
     """What of an own loss is NaN where labels are: ``"the value of"``, ``"the gradient of"``; ``None``: neither is.
 
-    Tried on a few rows with outputs of the labels' shape; a loss that cannot be called so is taken at its word.
+    Tried on a few rows with outputs of the labels' shape, on the CPU, where a wrong index is an error that can be
+    caught; a loss that cannot be called so is taken at its word.
     """
     unknown = torch.isnan(labels).reshape(len(labels), -1).any(1)
     order = torch.argsort(unknown.to(torch.int8), stable=True)
-    y = labels[torch.cat([order[:_TRIED], order[-_TRIED:]])]
+    y = labels[torch.cat([order[:_TRIED], order[-_TRIED:]])].cpu()
     tried = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
     outputs = torch.full_like(y, 0.25, requires_grad=True)
-    with torch.random.fork_rng(enabled=True), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             value = tried(outputs, y)
             (gradient,) = torch.autograd.grad(value.sum(), outputs)

@@ -1,4 +1,4 @@
-"""Rows that a mask picks (``out[mask]``) have no size of their own in a program: they come first, and padding is behind.
+"""Rows that a mask picks (``out[mask]``) have no size of their own: they come first, and padding is behind them.
 
 Before                                                After
     p = first_where(m, -1)[0]         p: [u0]             p, n = first_where(m, s7)             p: [s7]
@@ -77,9 +77,10 @@ class Positions:
         self._found: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, mask: Tensor) -> Tensor:
-        """Positions in the flattened mask."""
+        """Positions in the flattened mask; those of numbers that are not 0."""
         if id(mask) not in self._found:
-            self._found[id(mask)] = mask, torch.ops.joestar.first_where(mask, -1)[0]
+            true = mask if mask.dtype == torch.bool else mask != 0
+            self._found[id(mask)] = mask, torch.ops.joestar.first_where(true, -1)[0]
         return self._found[id(mask)][1]
 
     def pick(self, x: Tensor, mask: Tensor) -> Tensor:

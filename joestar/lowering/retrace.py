@@ -28,6 +28,12 @@ _PRODUCTS = {
 which may draw, stays in the graph where it fails."""
 
 
+_WRITES = {
+    "scatter_", "scatter_add_", "scatter_reduce_", "index_add_", "index_copy_", "index_put_", "masked_scatter_",
+}  # fmt: skip
+"""In place: what is written stays the tensor that it is, and a failed attempt would stay in the graph."""
+
+
 class Retrace(fx.Interpreter):
     """Runs a graph that was traced under autocast of this dtype, or without (``None``)."""
 
@@ -40,23 +46,28 @@ class Retrace(fx.Interpreter):
         """One operation."""
         if target is operator.getitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
             return self._positions.pick(args[0], args[1][0] if isinstance(args[1], tuple) else args[1])
-        if target is torch.nonzero and args[0].dim() == 1 and not kwargs.get("as_tuple"):
-            return self._nonzero(args[0])
+        if target is torch.nonzero and args[0].dim() == 1:
+            return self._nonzero(*args, **kwargs)
+        if target is torch.where and len(args) == 1 and args[0].dim() == 1 and not kwargs:
+            return self._nonzero(args[0], as_tuple=True)
         return self._call(super().call_function, target, args, kwargs)
 
     def call_method(self, target: str, args: tuple, kwargs: dict):
         """One operation."""
-        if target == "nonzero" and args[0].dim() == 1 and not kwargs.get("as_tuple"):
-            return self._nonzero(args[0])
+        if target == "nonzero" and args[0].dim() == 1:
+            return self._nonzero(*args, **kwargs)
         return self._call(super().call_method, target, args, kwargs)
 
-    def _nonzero(self, x: Tensor) -> Tensor:
-        return self._positions.of(x if x.dtype == torch.bool else x != 0)[:, None]
+    def _nonzero(self, x: Tensor, as_tuple: bool = False):
+        found = self._positions.of(x)
+        return (found,) if as_tuple else found[:, None]
 
     def _call(self, run: Callable, target, args: tuple, kwargs: dict):
         name = _name(target)
         if self.autocast is not None and name in _PRODUCTS and _mixed(args, kwargs, self.autocast):
             args, kwargs = self._short(args), self._short(kwargs)
+        if name in _WRITES and _dtype(args[0]) == self.autocast:  # rows made in the dtype of others
+            args, kwargs = (args[0], *self._short(args[1:])), self._short(kwargs)
         if self.autocast is None or name.endswith("_") or not _mixed(args, kwargs, self.autocast):
             return run(target, args, kwargs)
         try:

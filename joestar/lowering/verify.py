@@ -95,9 +95,9 @@ def _picks_by_mask(node: fx.Node) -> bool:
 
 def _size_of_data(node: fx.Node, origin: str) -> CaptureError:
     return CaptureError(
-        f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (nonzero, "
-        "unique, indexing by a mask), so it cannot be padded. Write instead: torch.where(mask, x, 0), sums "
-        "weighted by the mask."
+        f"{origin}: the size of the result of {node.target} at {node_line(node)} depends on data (unique, "
+        "nonzero of several dimensions, a mask beside other indices), so it cannot be padded. Write instead: x[mask], "
+        "and columns of that; torch.where(mask, x, 0), sums weighted by the mask."
     )
 
 

@@ -130,7 +130,25 @@ def typed(code: Code, h: Rows, n: str) -> Rows:
     return code.rows(form.format(h=h, n=n, w=h.width, square=square), h.width)
 
 
-ROWS = {columns: 3, groups: 2, embedding: 3, pooled: 2, tokens: 2, counted: 1.5, typed: 2}
+MASKS = "{kind} > 1", "{kind} % 2 == 0", "{ids} % 3 > 0", "({kind} == 2) | ({ids} % 5 == 0)", "{ids} < 0"
+PICKED = (
+    "{h} + {h}[{m}].sum(0).tanh()", "{h} * ({h}[{m}].mean(0).nan_to_num() + 1)",
+    "{h} - {h}.tanh()[{m}].exp().sum(0, keepdim=True).log1p()", "{h} + {h}[{m}].relu().sum() / (1 + {h}[{m}].shape[0])",
+    "{h} + ({h}[{m}] @ {square}).softmax(1).sum(0) * 0.1", "{h} + {h}[{m}.nonzero()[:, 0]].square().sum(0).tanh()",
+    "{h} + {h}[{m}[:, None] & ({h}.detach() > 0)].sum().tanh()", "{h} + {h}[{m}][{ids}[{m}] % 2 == 0].sum(0).tanh()",
+)  # fmt: skip
+
+
+def picked(code: Code, h: Rows, n: str) -> Rows:
+    """What is taken of rows that a mask picks, none perhaps."""
+    ids, block = _ids(n)
+    mask = code.let(code.pick(*MASKS).format(ids=ids, kind=f'{block}.graph.ndata["kind"][{ids}]'))
+    form = code.pick(*PICKED)
+    square = code.parameter(h.width, h.width) if "{square}" in form else ""
+    return code.rows(form.format(h=h, m=mask, ids=ids, square=square), h.width)
+
+
+ROWS = {columns: 3, groups: 2, embedding: 3, pooled: 2, tokens: 2, counted: 1.5, typed: 2, picked: 2}
 
 
 def some_added(code: Code, h: Rows, n: str) -> Rows:
@@ -170,6 +188,8 @@ def rooted_sums(code: Code, h: Rows, hop: Hop) -> Rows:
 SIMILAR = "F.normalize(z, dim=1) @ F.normalize(z + 0.1, dim=1).T / 0.3"
 OWN = "torch.arange(z.shape[0])"
 LOSSES = (
+    "F.cross_entropy(z, y) + F.cross_entropy(z[m := y > 0], y[m], reduction='sum') / (1 + m.sum())",
+    "F.cross_entropy(z[m := (y % 2 == 0)], y[m], label_smoothing=0.1).nan_to_num() + 0.1 * z[~m].square().sum()",
     f"F.cross_entropy(z @ z.T, {OWN})", f"F.cross_entropy({SIMILAR}, {OWN})",
     f"F.cross_entropy(z, y) + 0.3 * F.cross_entropy({SIMILAR}, {OWN})",
     f"(F.cross_entropy(z @ z.tanh().T, {OWN}) + F.cross_entropy(z.tanh() @ z.T, {OWN})) / 2",

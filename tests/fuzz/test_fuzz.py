@@ -160,6 +160,7 @@ ADDED = (
     "per_sample_weights", "avg_pool1d", "max_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "F.conv1d",
     "nn.MultiheadAttention(", "nn.TransformerEncoderLayer(", "need_weights=False", " += 1\n",
     ".num_dst\n", ".mul_(0.9).add_(", ".bfloat16().to(", ".half().to(", "torch.finfo(", "torch.einsum(", "torch.bmm(",
+    ".nonzero()[:, 0]]", "[m := ", "].mean(0).nan_to_num()",
     "torch.lerp(", "is_autocast_enabled", ".dtype == torch.float64",
     "torch.arange(z.shape[0])", "F.normalize(z, dim=1) @", "z[:, 0]", '0.5 * edges.src["h"] + 2 *', "7 // 2 *",
     'return {"logits": ', "z, other = z\n", 'return {"both": [', "blocks[-1].num_dst",

@@ -39,11 +39,11 @@ def conversion(m, b, h):
 
 
 def mask(m, b, h):
-    return h + h[h[:, 0] > 0].sum(0)
+    return h + h[h[:, 0] > 0, 1].sum()
 
 
 def nonzero(m, b, h):
-    return h + h[h[:, 0].nonzero()[:, 0]].sum(0)
+    return h + h[h.nonzero()[:, 0]].sum(0)
 
 
 def unique(m, b, h):
@@ -212,7 +212,7 @@ def share_of_others(m, b, h):
 
 TENSOR = ("torch.where on whole tensors",)
 HOST = ("keep the value in a tensor",)
-SIZED = ("depends on data", "torch.where(mask, x, 0)")
+SIZED = ("depends on data", "Write instead: x[mask], and columns of that; torch.where(mask, x, 0)")
 BRANCH = ("holds only for some sizes of sampled sets", "does not branch on")
 OUTLIVES = ("which outlives the call", "a registered buffer, changed in place")
 HIGHER = ("higher-order function", "call plain torch functions")

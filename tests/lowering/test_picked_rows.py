@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import joestar
+from joestar import fn
 from joestar.errors import CaptureError, LabelError
-from tests.runtime.common import make_step, planted_graph
+from tests.runtime.common import FEATURES, make_step, planted_graph
 from tests.runtime.plain import plain_epoch
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -104,6 +106,33 @@ def test_as_in_plain_pytorch(loss):
     assert padded.counters.fallbacks == 0
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_compiled_by_inductor(dtype):
+    """Losses are in float32 under autocast; rows that are picked within a model are not."""
+
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last = (torch.nn.Linear(FEATURES, 8), torch.nn.Linear(8, 4))
+
+        def forward(self, blocks, x):
+            h = blocks[0].pull(fn.copy_u(self.first(x)), "mean")
+            mask = blocks[0].dsts % 3 > 0
+            return self.last(h - h[mask].mean(0))
+
+    losses, graph = [], planted_graph()
+    graph.ndata["y"] = classes_graph().ndata["y"]
+    for options in ({}, {"backend": "eager"}, {"execution": "exact"}):
+        model = Pooled()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        sampler = joestar.NeighborSampler(graph, [4])
+        step = joestar.compile(model, sampler, known, optimizer, autocast=dtype, **options)
+        losses.append([loss.item() for loss in list(step.epoch(IDX, 200, shuffle=False))])
+    for other in losses[1:]:
+        assert losses[0] == pytest.approx(other, rel=1e-5 if dtype is None else 1e-2)
+
+
 def test_labels_that_are_picked_are_checked_and_those_that_are_not_may_be_anything():
     """On a GPU PyTorch would end the process."""
     step = make()
@@ -139,7 +168,7 @@ def test_a_mask_that_picks_nothing_gives_what_plain_pytorch_gives():
         (lambda out, y: (out[y >= 0] + out).mean(), "(?i)compute a mask once"),
         (lambda out, y: torch.cat([out[y >= 0], out[y > 0]], 1).mean(), "(?i)compute a mask once"),
         (lambda out, y: F.cross_entropy(out[y >= 0], y), "(?i)compute a mask once"),
-        (lambda out, y: out[y >= 0, 0].mean(), "indexing by a mask"),
+        (lambda out, y: out[y >= 0, 0].mean(), "a mask beside other indices"),
     ],
 )
 def test_what_has_no_such_form_is_refused_with_what_to_write_instead(loss, message):

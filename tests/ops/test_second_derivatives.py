@@ -223,8 +223,10 @@ def test_sampled_aggregation(replay, reduce):
 
 
 def _tells_second_derivatives(backend: str) -> bool:
-    """Whether PyTorch compiled so says that it has none: before 2.13 AOTAutograd does not, where a formula reads nothing
-    that needs a gradient itself (``exp``)."""
+    """Whether PyTorch compiled so says that it has none.
+
+    Before 2.13 AOTAutograd does not, where a formula reads nothing that needs a gradient itself (``exp``).
+    """
     rows = x()
     compiled = torch.compile(lambda rows: (rows * 2).exp().sum(), backend=backend)
     return torch.autograd.grad(compiled(rows), rows, create_graph=True)[0].requires_grad
