@@ -27,6 +27,8 @@ from joestar.errors import (
     SeedError,
 )
 
+pytestmark = pytest.mark.every(2)
+
 pyg = pytest.importorskip("torch_geometric")
 FEATURES, CLASSES, NODES = 6, 3, 30
 

@@ -15,7 +15,7 @@ from joestar.bench.user_baselines import PygModel, TorchBlock
 from joestar.bench.user_models import FOLDER, MODELS, example
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
-pytestmark = pytest.mark.usefixtures("cheapest_captures")
+pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(3)]
 
 SEEDS = torch.arange(0, 150)  # an isolated node and a hub are among them
 

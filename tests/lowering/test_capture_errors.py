@@ -13,6 +13,8 @@ from joestar.sampling import NeighborSampler
 
 from .harness import NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Rows, check, small_graph
 
+pytestmark = pytest.mark.every(2)
+
 CALLS = [0]
 
 

@@ -10,7 +10,7 @@ from joestar.errors import CaptureError, LabelError
 from tests.runtime.common import FEATURES, make_step, planted_graph
 from tests.runtime.plain import plain_epoch
 
-pytestmark = pytest.mark.usefixtures("cheapest_captures")
+pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(2)]
 
 IDX = torch.arange(600)
 
@@ -106,7 +106,7 @@ def test_as_in_plain_pytorch(loss):
     assert padded.counters.fallbacks == 0
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.fuzz)])
 def test_compiled_by_inductor(dtype):
     """Losses are in float32 under autocast; rows that are picked within a model are not."""
 

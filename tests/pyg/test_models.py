@@ -13,6 +13,8 @@ from joestar.errors import ConfigError
 from joestar.pyg import takes_edge_index
 from pyg.common import expected, toy_graph
 
+pytestmark = pytest.mark.every(3)
+
 DATA = ("edge_weight", "edge_attr")
 BATCHES = [[3, 17, 40, 5, 59, 8], [51, 53], [22, 31, 22, 0, 44, 12]]  # full, nearly without edges, a node twice
 

@@ -14,7 +14,7 @@ from torch_geometric import nn as gnn
 import joestar
 from pyg.common import expected, toy_graph
 
-pytestmark = pytest.mark.usefixtures("cheapest_captures")
+pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(2)]
 
 SEEDS = torch.tensor([3, 17, 40, 5, 59, 8, 22, 31])
 BATCHES = (SEEDS, torch.tensor([51, 53]), torch.tensor([22, 31, 22, 0, 44, 12]))

@@ -17,6 +17,8 @@ from joestar.pyg import layers
 from pyg.common import expected, neighbour_batch, toy_graph
 from pyg.conv_table import _results
 
+pytestmark = pytest.mark.every(3)
+
 TYPES = ("edge_type",)
 FULL, LONELY, ONE = torch.tensor([3, 17, 40, 5, 22, 8]), torch.tensor([51, 53]), torch.tensor([59])
 RELATIONS = 5

@@ -43,6 +43,7 @@ def test_overflows_are_redone_and_widen_the_bounds(monkeypatch, patience, early)
     assert ours.fallbacks > 1
 
 
+@pytest.mark.fuzz
 def test_compiled_by_inductor(monkeypatch):
     both(plainly, monkeypatch, backend="inductor", store=True)
 

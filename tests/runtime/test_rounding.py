@@ -26,6 +26,7 @@ class Quantised(nn.Module):
         return self.head(pulled.tanh().half() + 0.0 * pulled) - self.head(pulled.tanh())
 
 
+@pytest.mark.fuzz
 def test_straight_through_as_in_plain_pytorch():
     graph, seeds, found = planted_graph(), torch.arange(40), []
     for options in ({}, {"execution": "exact"}):

@@ -10,7 +10,10 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 from joestar.kernels import gpu
 from joestar.kernels.gpu_launch import INTERPRETED
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled"),
+    pytest.mark.every(3),
+]
 
 SLOW = {
     "weighted_sample": 0,
