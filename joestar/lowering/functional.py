@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError
 from joestar.lowering.dropout import refuse_random
 from joestar.lowering.origin import node_line
+from joestar.lowering.sizes import same_shape
 from joestar.torch_private import OpOverload
 
 aten = torch.ops.aten
@@ -135,6 +136,8 @@ def remove_in_place(gm: fx.GraphModule) -> int:
         result = None
         if isinstance(node.meta.get("val"), Tensor) and not is_view(written) and not outlived_views(written, later):
             result = out_of_place(gm, node)
+        if node.target is aten.expand_as.default and same_shape(*(arg.meta["val"].shape for arg in node.args)):
+            node.target, node.args = aten.clone.default, node.args[:1]  # no view: it may be written again
         if result is None:
             raise CaptureError(
                 f"in-place {node.target} on a tensor that shares memory with another, at {node_line(node)}. "

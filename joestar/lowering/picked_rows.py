@@ -74,19 +74,32 @@ class Positions:
     """Where masks are true, while a graph is traced: once for each mask, so that what it picks has one size."""
 
     def __init__(self):
-        self._found: dict[int, tuple[Tensor, Tensor]] = {}
+        self._found: dict[int, tuple] = {}
 
     def of(self, mask: Tensor) -> Tensor:
         """Positions in the flattened mask; those of numbers that are not 0."""
+        return self._first(mask)[0]
+
+    def _first(self, mask: Tensor) -> tuple:
         if id(mask) not in self._found:
             true = mask if mask.dtype == torch.bool else mask != 0
-            self._found[id(mask)] = mask, torch.ops.joestar.first_where(true, -1)[0]
+            self._found[id(mask)] = mask, torch.ops.joestar.first_where(true, -1)
         return self._found[id(mask)][1]
 
     def pick(self, x: Tensor, mask: Tensor) -> Tensor:
         """``x[mask]``."""
         rows = x.flatten(0, mask.dim() - 1) if mask.dim() > 1 else x
         return torch.index_select(rows, 0, self.of(mask))
+
+    def put(self, x: Tensor, mask: Tensor, value) -> Tensor:
+        """``x`` after ``x[mask] = value``, as a new tensor; rows that a mask picked go back to their places."""
+        if isinstance(value, Tensor) and _symbols(value):
+            positions, _, places = self._first(mask)
+            torch._check(value.shape[0] == positions.shape[0])  # of another mask: an error (_check_sizes)
+            rows = torch.index_select(value, 0, places)
+            value = rows.unflatten(0, mask.shape) if mask.dim() > 1 else rows
+        over = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
+        return torch.where(over, value.to(x.dtype) if isinstance(value, Tensor) else value, x)
 
 
 def settle_picked_rows(gm: fx.GraphModule, origin: str) -> None:
@@ -161,7 +174,9 @@ def _resize(gm: fx.GraphModule, masks: set[fx.Node]) -> None:
             with gm.graph.inserting_before(node):
                 size = _numel(gm.graph, node.args[0])
             node.update_arg(1, size)
-        elif node.op != "call_function" or not ("val" not in node.meta or changed & set(node.all_input_nodes)):
+        elif node.op != "call_function" or not (node.users or "val" in node.meta):  # attempts that failed (Retrace)
+            continue
+        elif "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
             continue
         node.meta["val"] = fakes.result(node)
         changed.add(node)

@@ -46,6 +46,9 @@ class Retrace(fx.Interpreter):
         """One operation."""
         if target is operator.getitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
             return self._positions.pick(args[0], args[1][0] if isinstance(args[1], tuple) else args[1])
+        if target is operator.setitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
+            mask = args[1][0] if isinstance(args[1], tuple) else args[1]
+            return args[0].copy_(self._positions.put(args[0], mask, args[2]))
         if target is torch.nonzero and args[0].dim() == 1:
             return self._nonzero(*args, **kwargs)
         if target is torch.where and len(args) == 1 and args[0].dim() == 1 and not kwargs:

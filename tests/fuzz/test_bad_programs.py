@@ -352,7 +352,27 @@ def test_results_whose_size_depends_on_data(name):
         World.of(RAGGED[name]).trace()
 
 
+def by_kind(m, b, h):
+    """Each kind of rows has a layer of its own; a mask that picks none is among them."""
+    out, kinds = torch.zeros_like(h), b.srcs % 3
+    for kind in range(4):
+        mask = kinds == kind
+        out[mask] = h[mask] * (kind + 1) + h[mask].sum(0)
+    return out
+
+
+def overwritten(m, b, h):
+    """Numbers and one row for all, in entries or rows; read before and after."""
+    out = h * 1
+    before = out.sum()
+    out[b.out_degrees() > 1] = h.mean(0).detach()
+    out[out.detach() > 0.5] = -1
+    return out + before
+
+
 PICKED = {
+    "assigned": by_kind,
+    "overwritten": overwritten,
     "where": lambda m, b, h: h + torch.where(b.out_degrees() > 1)[0].sum() * 0.1,
     "mask of degrees": lambda m, b, h: h + h[b.out_degrees() > 1].sum(0),
     "mask of values": lambda m, b, h: h + h[h[:, 0].detach() > 0].sum(0),

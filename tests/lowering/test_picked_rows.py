@@ -156,6 +156,12 @@ def test_a_mask_that_picks_nothing_gives_what_plain_pytorch_gives():
         assert all(loss.isfinite() for loss in list(make(how, some).epoch(IDX, 130)))
 
 
+def assigned_from_another(out, y):
+    rows = out * 1
+    rows[y > 0] = out[y >= 0]
+    return rows.mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -168,6 +174,7 @@ def test_a_mask_that_picks_nothing_gives_what_plain_pytorch_gives():
         (lambda out, y: (out[y >= 0] + out).mean(), "(?i)compute a mask once"),
         (lambda out, y: torch.cat([out[y >= 0], out[y > 0]], 1).mean(), "(?i)compute a mask once"),
         (lambda out, y: F.cross_entropy(out[y >= 0], y), "(?i)compute a mask once"),
+        (assigned_from_another, "shape mismatch.*at .*rows\\[y > 0\\] = out"),
         (lambda out, y: out[y >= 0, 0].mean(), "a mask beside other indices"),
     ],
 )
