@@ -14,6 +14,7 @@ _TABLE = {
     " push_on_torch_function_stack=_push_on_torch_function_stack below_autograd=_AutoDispatchBelowAutograd"
     " after_autograd=_after_autograd_keyset any_requires_grad=_any_requires_grad"
     " transforms_active=_are_functorch_transforms_active storage_at=_construct_storage_from_data_pointer",
+    "torch._C._nn": "nn_functions=",
     "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",
@@ -44,6 +45,7 @@ _TABLE = {
     "torch.fx.experimental.proxy_tensor": "make_fx",
     "torch.fx.experimental.sym_node": "SymNode",
     "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
+    "torch.nn.functional": "functional=",
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",
     "torch.optim.optimizer": "before_steps=_global_optimizer_pre_hooks after_steps=_global_optimizer_post_hooks",
     "torch.utils._device": "DeviceContext",

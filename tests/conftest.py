@@ -34,6 +34,10 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would hand that down
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "every(n): one of n cases in make test, the others in make fuzz")
+    if not torch.cuda.is_available():
+        # The first backward starts a thread per device, behind which no forked child can train. PyTorch that is built
+        # for GPUs takes itself to have one once there are fake tensors, so the first backward is before them.
+        torch.ones((), requires_grad=True).backward()
     from torch._dynamo import guards
 
     if hasattr(guards, "profile_guard_manager"):

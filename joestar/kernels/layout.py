@@ -26,7 +26,7 @@ def cat_width(width: int, ones: bool = True) -> int:
 
     Without ``ones`` those of ``[aggregated rows, own rows, 0, ...]``.
     """
-    return -(-(2 * width + ones) // CAT_ALIGNMENT) * CAT_ALIGNMENT
+    return -(-(2 * width + int(ones)) // CAT_ALIGNMENT) * CAT_ALIGNMENT
 
 
 def shares_rows(x: Tensor, weight: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from joestar.errors import CaptureError
-from joestar.lowering.causes import of_edges
+from joestar.lowering.causes import STATE, of_edges
 from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
@@ -27,7 +27,6 @@ ASSIGNED_IN_PLACE = {
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 }
 """Functions of Python's operators such as ``+=``."""
-_STATE = "a registered buffer, changed in place (self.name.copy_(value), self.count.add_(1)), or return the value"
 _OF_TORCH = {
     "weight_norm.py": "torch.nn.utils.parametrizations.weight_norm, which replaces no attribute",
     "spectral_norm.py": "torch.nn.utils.parametrizations.spectral_norm, frozen by layer.parametrizations.eval(): its "
@@ -91,11 +90,19 @@ def _only_for_some(assumed: str, where: str, origin: str) -> CaptureError:
 
 
 _ORDERED = "across the rows of a sampled set use max, min, mean, var or softmax; along columns (dim=1) it is fine"
+_DECOMPOSED = (
+    "the size of a decomposition of a sampled set's rows depends on their number, which varies per batch",
+    "row-wise operations, or the decomposition of x.T @ x, whose size is that of a row",
+)
 _ACROSS = {
     "topk": ("topk takes the k largest of a sampled set's rows, of which a batch may have fewer than k", _ORDERED),
     "kthvalue": ("kthvalue sorts the rows of a sampled set, of which a batch may have fewer than k", _ORDERED),
     "quantile": ("quantile sorts the rows of a sampled set, whose number varies per batch", _ORDERED),
     "nanquantile": ("nanquantile sorts the rows of a sampled set, whose number varies per batch", _ORDERED),
+    **dict.fromkeys(
+        ("linalg_svd", "_linalg_svd", "linalg_svdvals", "linalg_qr", "linalg_pinv", "linalg_matrix_rank"),
+        _DECOMPOSED,
+    ),
     "cdist": (
         "torch.cdist computes distances of more than 25 rows in another way, and their number varies per batch",
         'torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")',
@@ -199,7 +206,7 @@ def check_side_effects(origin: str) -> None:
         frames = [f for f in stacks[-1] if os.path.join("torch", "") not in f.filename] or stacks[-1]
         where = innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
         known = [_OF_TORCH[name] for f in stacks[-1] if (name := _file_of_utils(f.filename)) in _OF_TORCH]
-        remedy = known[-1] if known else _STATE
+        remedy = known[-1] if known else STATE
         raise CaptureError(
             f"{origin} changes {what}, which outlives the call: Python runs once, while the program is traced, not "
             f"in every step.\n  at {where or 'an unknown line'}\n  Write instead: {remedy}."

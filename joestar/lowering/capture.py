@@ -28,6 +28,7 @@ from joestar.lowering.reads import Reads, reads
 from joestar.lowering.retrace import Retrace
 from joestar.lowering.sizes import is_counted
 from joestar.lowering.small_sets import questions
+from joestar.lowering.traced_layers import traced_layers
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.pyg import SubgraphSampler, substituted
@@ -182,6 +183,7 @@ def _read(
                 dynamo.config.patch({**_RNN, **_NO_COLLECTION, **_NO_CACHE}),
                 traced_norms(),
                 traced_losses(),
+                traced_layers(),
                 stand_ins,
                 torch.autocast(seeds.device.type, autocast, enabled=autocast is not None, cache_enabled=False),
                 questions() as asked,

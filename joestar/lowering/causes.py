@@ -34,10 +34,16 @@ _KNOWN_SIZES = (
     "of self.graph, unique, and what two masks pick have a size that depends on data (compute a mask once)"
 )
 _UNFIT = re.compile(r"failed to run FX node with fake tensors: .*: got (\w+\(.*\))$", re.MULTILINE)
+_FRAMES = re.compile(r"\\nException raised from .*(?='\)$)")
+"""What PyTorch adds to a message of its C++: where it was raised, frame by frame."""
 _UNKNOWN_SIZE = re.compile(r"Size-like symbols: u\d")
 _SEEDS_ROWS = os.path.join("joestar", "pyg", "call.py"), "in _of_seeds"
 """Where the seeds' rows are taken from what a model of ``edge_index`` returns."""
 _HANDED_OUT = "assume_constant_result argument conversion failed"
+_NO_CONSTANT, _NOTED = "SymNodeVariable() is not a constant", " in program: note("
+"""What PyTorch 2.11 says in place of it, and where."""
+_OF_A_CLASS = "operator `setattr` with argument types ['type'"
+STATE = "a registered buffer, changed in place (self.name.copy_(value), self.count.add_(1)), or return the value"
 _SILENT = "remove the print (log, warning, file, debugger): a captured program has no side effects"
 _ADVICE = (
     (("one_hot",), "F.one_hot(ids, num_classes=C): without a number the result is as wide as the data say"),
@@ -49,9 +55,10 @@ _ADVICE = (
      "F.dropout (its masks are keyed by step and node), or random values as features"),
     (("inplace view on a graph input", "requires_grad"),
      "plain operations: a step may not change what its inputs are, only what is in a registered buffer (copy_)"),
-    (("at least two devices, meta", "and meta!"),
+    (("at least two devices, meta", "and meta!", "different devices meta", ", meta')"),
      "the rows that forward is given, or block.srcdata['x'] and block.dstdata['x']: features that are sharded over "
      "ranks are nowhere in one piece"),
+    ((_OF_A_CLASS,), STATE),
     (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
     (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
     ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
@@ -64,8 +71,9 @@ _ADVICE = (
      "keep the value in a tensor: it is not known while the program is traced"),
     (("`print`", "`open`", "`breakpoint`", "`write`", "`_warnings.warn`.", "Logg", "`input`"), _SILENT),
     (("data-dependent", "Data-dependent", "data dependent"), _TENSORS),
-    ((_HANDED_OUT,),
-     "a tensor of one row per seed, or nothing: step.report() has the sizes of all sets"),
+    (("symbolic sizes/strides",),
+     "a function that takes any number of rows: this one's own code asks for a fixed one (that of torch.quantile until "
+     "PyTorch 2.13)"),
     (("failed to run FX node with fake tensors",),
      "shapes that fit whatever the number of rows: a sampled set cannot be cut into halves or pairs of rows, as its "
      "size varies; pairs of nodes are for the callable form (link prediction in docs/faq.md)"),
@@ -82,21 +90,21 @@ def traced(error: Exception, origin: str) -> CaptureError:
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if reason.startswith("Constraints violated"):
         reason = "it holds for a single size of a sampled set only"
-    raised, unfit = _RAISED.search(text), _UNFIT.search(text)
-    if raised:
-        reason = raised[1]
-    elif unfit:
-        reason = unfit[1]
-    elif _HANDED_OUT in text:  # the structure of what was returned
+    details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
+    raised, unfit, where = _RAISED.search(text), _UNFIT.search(text), user_line(error) or ""
+    if raised or unfit:
+        reason = _FRAMES.sub("", (raised or unfit)[1])
+    elif _HANDED_OUT in text or (_NO_CONSTANT in text and _NOTED in where):  # the structure of what was returned
         return CaptureError(
             f"{origin}: what forward or the loss returns has something beside tensors that varies per batch, such as "
-            f"the size of a sampled set (block.num_edges).\n  Write instead: {advice}."
+            "the size of a sampled set (block.num_edges).\n  Write instead: a tensor of one row per seed, or nothing: "
+            "step.report() has the sizes of all sets."
         )
-    details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
+    elif _OF_A_CLASS in text:
+        reason, details = "it changes an attribute of a class, which outlives the call", []
     parts = [f"{origin} could not be captured as one graph: {reason}"]
     if details and not (raised or unfit) and details[0] != "Explanation:":
         parts.append(details[0])
-    where = user_line(error)
     if where and not where.startswith(_TORCH):
         parts.append(f"at {where}")
     parts.append(f"Write instead: {advice}.")

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from joestar.torch_private import functional, nn_functions
+
 
 @contextlib.contextmanager
 def traced_losses() -> Iterator[None]:
@@ -36,7 +38,8 @@ def traced_losses() -> Iterator[None]:
     F.gaussian_nll_loss = gaussian_nll_loss
     torch.take_along_dim = torch.Tensor.take_along_dim = take_along_dim
     try:
-        yield
+        with _traced_before_213() if torch.__version__ < "2.13" else contextlib.nullcontext():
+            yield
     finally:
         F.gaussian_nll_loss, torch.take_along_dim, torch.Tensor.take_along_dim = plain, taken, method
 
@@ -67,3 +70,35 @@ def _gaussian(input: Tensor, target: Tensor, var: Tensor, full: bool, eps: float
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+@contextlib.contextmanager
+def _traced_before_213() -> Iterator[None]:
+    """What fixes sizes before PyTorch 2.13 in ``F.cross_entropy`` of probabilities and ``F.binary_cross_entropy`` with
+    weights, in other forms: what these call, as a loss may be one of them itself."""
+    plain, sizes = nn_functions.cross_entropy_loss, functional._infer_size
+
+    def cross_entropy_loss(input, target, weight, reduction, ignored, smoothing):
+        classes = input.shape[1:2] if input.dim() > 1 else input.shape
+        odd = not 0 <= smoothing <= 1 or (weight is not None and weight.shape != classes)
+        if odd or not target.is_floating_point() or input.shape != target.shape:
+            return plain(input, target, weight, reduction, ignored, smoothing)
+        return _of_probabilities(input, target, weight, reduction, smoothing)
+
+    nn_functions.cross_entropy_loss, functional._infer_size = cross_entropy_loss, torch.broadcast_shapes
+    try:
+        yield
+    finally:
+        nn_functions.cross_entropy_loss, functional._infer_size = plain, sizes
+
+
+def _of_probabilities(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float) -> Tensor:
+    """Cross-entropy as PyTorch defines it; ``reduction``: 0 none, 1 mean, 2 sum."""
+    dim = min(input.dim(), 2) - 1
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / input.shape[dim]
+    loss = input.log_softmax(dim) * target
+    if weight is not None:
+        loss = loss * weight.view([-1 if d == dim else 1 for d in range(input.dim())])
+    loss = -loss.sum(dim)
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering.harness import raises, refused_alone
+from lowering.harness import OLDER, raises, refused_alone
 
 from joestar.errors import CaptureError, PaddingError
 from joestar.lowering import capture
@@ -329,8 +329,9 @@ ROWS = {
 
 
 def test_operations_that_mix_padded_rows():
-    messages = refused_alone(ROWS)
-    for name in ROWS:
+    rows = {name: f for name, f in ROWS.items() if not (OLDER and name == "svd")}  # which the capture refuses there
+    messages = refused_alone(rows)
+    for name in rows:
         assert name in messages, f"{name} was not refused"
         assert "test_bad_programs.py:" in messages[name], messages[name]
         remedies = "Use row-wise", "Across nodes use", "must be dimension 0", "Pool columns only"

@@ -23,7 +23,8 @@ SEEDS = (9, 3, 22, 1, 40, 2, 17)
 BATCHES = (SEEDS, SEEDS[:3])
 
 
-NEWER = pytest.mark.skipif(torch.__version__ < "2.13", reason="older versions of PyTorch cannot trace it")
+OLDER = torch.__version__ < "2.13"
+NEWER = pytest.mark.skipif(OLDER, reason="older versions of PyTorch cannot trace it")
 
 
 def small_graph(labels: Tensor | None = None, isolated: int = 0) -> Graph:

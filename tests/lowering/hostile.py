@@ -20,6 +20,7 @@ from joestar.lowering.inputs import SEEDS, constant
 from joestar.lowering.padding import pad
 from joestar.lowering.rules.norm import lower_batch_norm
 from joestar.lowering.sizes import expression
+from joestar.lowering.traced_losses import traced_losses
 
 ROWS, HINT = 6, 1009
 """Valid rows, and the stand-in for their number while an op is traced."""
@@ -143,7 +144,7 @@ class Traced:
             result = given.call(*operands)
             return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
-        with mode:
+        with mode, traced_losses():
             gm = make_fx(run, pre_dispatch=True)(*fakes)
         self.symbol = expression(fakes[0].shape[0])
         assert self.symbol is not None, "the sample can be traced for a single number of rows only"

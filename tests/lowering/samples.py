@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from joestar.lowering.rules.pointwise_ops import POINTWISE
 
+from .harness import OLDER
 from .hostile import Sample, rows, sample, shared, signed
 
 aten = torch.ops.aten
@@ -221,7 +222,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "topk": of(lambda x: aten.topk(x, 2, 1)[0]), "kthvalue": of(lambda x: aten.kthvalue(x, 2, 1)[0]),
     "quantile": of(lambda x: aten.quantile(x, 0.3, 1)), "nanquantile": of(lambda x: aten.nanquantile(x, 0.3, 1)),
     "argsort": of(lambda x: aten.argsort(x, 1), smooth=False), "diff": of(lambda x: aten.diff(x, 1, 1)),
-    "aminmax": of(lambda x: aten.aminmax(x, dim=1)),
+    "aminmax": of(lambda x: aten.aminmax(x, dim=1), smooth=not OLDER),  # it had no derivative
     # --- lookups ---
     "index_select": of(lambda t, i: aten.index_select(t, 0, i), WEIGHT, CLASS)
     + of(lambda x, i: aten.index_select(x, 0, i), rows(4), CLASS),

@@ -8,7 +8,7 @@ from torch import nn
 import joestar
 from joestar.errors import PaddingError
 
-from .harness import NUM_NODES, WIDTH, Case, Rows, assert_refused, check_rows, small_graph
+from .harness import NUM_NODES, OLDER, WIDTH, Case, Rows, assert_refused, check_rows, small_graph
 
 pytestmark = pytest.mark.usefixtures("quick_captures")
 
@@ -52,7 +52,7 @@ def test_encoder_layers(norm_first):
 
 
 def test_predictions(texts):
-    """There PyTorch takes one op for a whole layer."""
+    """There PyTorch takes one op for a whole layer; before 2.13 that cannot be traced, and is many ops."""
     graph = small_graph()
     layer = nn.TransformerEncoderLayer(WIDTH // 2, 2, 16, batch_first=True)
     model = Case(Rows(lambda m, b, h: m.layer(tokens(h)).reshape(-1, WIDTH), layer=layer)).model
@@ -63,7 +63,7 @@ def test_predictions(texts):
     torch.testing.assert_close(*results)
     assert results[0].any()
     (program,) = padded.report().programs
-    assert "_transformer_encoder_layer_fwd" in program.graph_before
+    assert ("_transformer_encoder_layer_fwd" in program.graph_before) != OLDER
 
 
 def test_what_mixes_rows_is_refused():
