@@ -174,12 +174,15 @@ def _resize(gm: fx.GraphModule, masks: set[fx.Node]) -> None:
             with gm.graph.inserting_before(node):
                 size = _numel(gm.graph, node.args[0])
             node.update_arg(1, size)
-        elif node.op != "call_function" or not (node.users or "val" in node.meta):  # attempts that failed (Retrace)
-            continue
-        elif "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
+        elif node.op != "call_function" or _is_settled(node, changed):
             continue
         node.meta["val"] = fakes.result(node)
         changed.add(node)
+
+
+def _is_settled(node: fx.Node, changed: set[fx.Node]) -> bool:
+    """Whether nothing that a node reads has changed; so is what an attempt that failed (``Retrace``) has left."""
+    return changed.isdisjoint(node.all_input_nodes) if "val" in node.meta else not node.users
 
 
 def _numel(graph: fx.Graph, mask: fx.Node) -> fx.Node | int:
