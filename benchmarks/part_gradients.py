@@ -11,6 +11,8 @@ nodes of other parts (first layer's rows):
     fresh      of a forward of the whole graph in evaluation mode, made when the macro-batch begins
     history    as over partitions: pushed in training, macro-batch m sees those up to m - 2
     rate       "history" with twice the learning rate in the first layer
+    returned   "history"; the gradients of a row that was read wait, and a fifth of what waits is added each time that a
+               step computes the row, in a macro-batch of its node's own part
 
 Results are appended to the file after every run; what is there is not run again.
 """
@@ -36,7 +38,8 @@ from joestar.runtime.inference import Inference
 from joestar.runtime.seeds import shuffled
 from joestar.stages.partition_order import partition_order
 
-VARIANTS = ("whole", "order", "detached", "fresh", "history", "rate")
+VARIANTS = ("whole", "order", "detached", "fresh", "history", "rate", "returned")
+RETURNED = 0.2
 
 
 class Loop:
@@ -57,6 +60,7 @@ class Loop:
         self.known = torch.zeros(graph.num_nodes, dtype=torch.bool)
         self.member = ~self.known
         self.number, self.pushed = -1, []
+        self.waiting = torch.zeros_like(self.rows)
 
     def epoch(self, epoch: int) -> list[float]:
         """(validation, test), per cent."""
@@ -100,15 +104,22 @@ class Loop:
         member = self.member[ids].unsqueeze(1)
         if self.variant == "detached":
             h = torch.where(member, h, h.detach())
-        elif self.variant in ("fresh", "history", "rate"):
+        elif self.variant in ("fresh", "history", "rate", "returned"):
             usable = self.member[ids] | self.known[ids]
             if not usable.all():
                 last = last.keep_edges(usable[last.indices.long()])
             self.pushed.append((self.number, ids[self.member[ids]], h.detach()[self.member[ids]]))
-            h = torch.where(member, h, self.rows[ids])
+            own, read = h, self.rows[ids].requires_grad_(self.variant == "returned")
+            h = torch.where(member, own, read)
         loss = F.cross_entropy(model.convs[1](last, model._between(model.norms[0], h)), self.graph.ndata["y"][seeds])
         self.optimizer.zero_grad()
+        if self.variant == "returned":
+            mine = self.member[ids]
+            loss = loss + RETURNED * (own[mine] * self.waiting[ids[mine]]).sum()
         loss.backward()
+        if self.variant == "returned":
+            self.waiting[ids[mine]] *= 1 - RETURNED
+            self.waiting[ids] += torch.where(member, 0, read.grad)
         self.optimizer.step()
 
 
