@@ -22,7 +22,7 @@ from joestar.lowering.counts import values_to_counts
 from joestar.lowering.functional import is_in_place
 from joestar.lowering.origin import node_line
 from joestar.lowering.padding import PaddingContext
-from joestar.lowering.sizes import SizeTable, item
+from joestar.lowering.sizes import SizeTable, item, same_size
 from joestar.torch_private import OpOverload, free_unbacked_symbols, tree_leaves
 
 _ATEN = torch.ops.aten
@@ -95,7 +95,8 @@ class Positions:
         """``x`` after ``x[mask] = value``, as a new tensor; rows that a mask picked go back to their places."""
         if isinstance(value, Tensor) and _symbols(value):
             positions, _, places = self._first(mask)
-            torch._check(value.shape[0] == positions.shape[0])  # of another mask: an error (_check_sizes)
+            if not same_size(value.shape[0], positions.shape[0]):
+                raise CaptureError(f"Rows that one mask picks are assigned to those of another. {_ONCE}")
             rows = torch.index_select(value, 0, places)
             value = rows.unflatten(0, mask.shape) if mask.dim() > 1 else rows
         over = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))

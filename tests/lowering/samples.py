@@ -301,6 +301,7 @@ EXPLAINED = {
     **dict.fromkeys(("empty", "new_empty"), "hold no values; see empty_like"),
     **dict.fromkeys(("lift_fresh", "lift_fresh_copy"), "of constants only"),
     **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), "test_padding_tokens.py"),
+    **dict.fromkeys(("first_where",), "test_picked_rows.py"),
     **dict.fromkeys(("sym_size", "sym_numel"), "give a number"),
     "view_as_real": "of complex numbers, which no other op here takes",
     "take_along_dim": "traced as gather (test_padding_rows.py)",

@@ -156,6 +156,13 @@ def test_a_mask_that_picks_nothing_gives_what_plain_pytorch_gives():
         assert all(loss.isfinite() for loss in list(make(how, some).epoch(IDX, 130)))
 
 
+def assigned_as_many(out, y):
+    """As many rows by chance: of two masks nobody knows."""
+    rows = out * 1
+    rows[y >= 0] = out[~(y < 0)]
+    return rows.mean()
+
+
 def assigned_from_another(out, y):
     rows = out * 1
     rows[y > 0] = out[y >= 0]
@@ -174,6 +181,7 @@ def assigned_from_another(out, y):
         (lambda out, y: (out[y >= 0] + out).mean(), "(?i)compute a mask once"),
         (lambda out, y: torch.cat([out[y >= 0], out[y > 0]], 1).mean(), "(?i)compute a mask once"),
         (lambda out, y: F.cross_entropy(out[y >= 0], y), "(?i)compute a mask once"),
+        (assigned_as_many, "(?i)compute a mask once"),
         (assigned_from_another, "shape mismatch.*at .*rows\\[y > 0\\] = out"),
         (lambda out, y: out[y >= 0, 0].mean(), "a mask beside other indices"),
     ],
