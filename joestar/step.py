@@ -185,7 +185,9 @@ class Step(Predictor, Explained):
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
             self._check()  # what is refused is still to be gone on with
-            under_way = check_same(self._resumed.pop(0), seeds, batch * runner.world, shuffle, drop_last)
+            kind = seeds, batch * runner.world, shuffle, drop_last, self.accumulate
+            under_way = check_same(self._resumed[0], *kind)
+            del self._resumed[0]
             number, given = under_way["number"], given | self._going_on(under_way)
         else:
             number = -1

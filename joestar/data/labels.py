@@ -1,5 +1,6 @@
 """Labels as people have them: class names, class ids, targets; and splits."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from joestar.errors import DataError
 
 UNLABELLED = -100
 TASKS = (None, "classes", "regression")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 MANY = 0.5
 """Classes per labelled node from which whole numbers are rather a quantity."""
 
@@ -61,8 +63,10 @@ def from_coded(column: Coded, where: str, task: str | None) -> Labels:
 
 
 def _number(value) -> int | float | None:
-    if isinstance(value, (bool, int)):
+    if isinstance(value, (bool, int, np.integer)):
         return int(value)
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)  # beyond 2^53 a float is another one
     try:
         made = float(value)
     except ValueError:
@@ -84,7 +88,7 @@ def _numbered(column: Coded, found: list[int], where: str, task: str | None) -> 
             f"{where}: the label {found[0]} is negative: leave labels of unlabelled nodes empty, or write the classes "
             "as text."
         )
-    labels = _named(column, [str(value) for value in found], lambda value: str(int(float(value))))
+    labels = _named(column, [str(value) for value in found], lambda value: str(int(_number(value))))
     if found == list(range(len(found))):
         labels.class_names, labels.note = None, f"{len(found)} classes (0 to {found[-1]})"
     labelled = int(np.count_nonzero(labels.y != UNLABELLED))

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -113,10 +114,13 @@ def _by_numpy(block: Block, width: int, wanted: list[int], delimiter: str, dtype
     if not block.content.strip():
         return [np.empty(0, dtype) for _ in wanted]
     try:
-        table = np.loadtxt(
-            io.BytesIO(block.content), dtype, delimiter=None if delimiter == " " else delimiter, ndmin=2, comments=None
-        )
-    except ValueError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # NumPy 1.26 cuts 1.5 to an integer, and warns
+            table = np.loadtxt(
+                io.BytesIO(block.content), dtype, delimiter=None if delimiter == " " else delimiter, ndmin=2,
+                comments=None,
+            )  # fmt: skip
+    except (ValueError, DeprecationWarning):
         return None
     return [table[:, place] for place in wanted] if table.shape[1] == width else None
 

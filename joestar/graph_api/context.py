@@ -43,6 +43,11 @@ class SamplingContext:
         self.labels.append(label)
         if self.sizes is None:
             return EXACT
+        if position >= len(self.sizes):
+            raise ValueError(
+                "a set of edges or nodes is made where its size was not measured: in a model's forward or a loss, or in "
+                "a sample() that makes more sets in some batches than in others"
+            )
         return self.sizes[position]
 
     def record(self, size) -> None:

@@ -59,6 +59,9 @@ _ADVICE = (
      "the rows that forward is given, or block.srcdata['x'] and block.dstdata['x']: features that are sharded over "
      "ranks are nowhere in one piece"),
     ((_OF_A_CLASS,), STATE),
+    (("where its size was not measured",),
+     "in the sampler's sample() what makes sets (keep_edges, remove_self_loops, sampling), as many in every batch; a "
+     "model multiplies messages by weights of 0 and 1"),
     (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
     (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
     ((".item()", "Tensor.item", "tolist", "Data dependent operator"),

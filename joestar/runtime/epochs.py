@@ -145,20 +145,21 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         return {
             "number": self.number, "position": self.position, "batch_size": self.global_batch, "shuffle": self.shuffle,
             "seeds": self.seeds.numel(), "digest": digest(self.seeds),
-            "drop_last": self.drop_last, "pending": pending,
+            "drop_last": self.drop_last, "pending": pending, "accumulate": self._runner.update.accumulate,
         }  # fmt: skip
 
 
-def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool) -> dict:
+def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool, accumulate: int) -> dict:
     """The state of an epoch under way, complete.
 
     Args:
-        batch: seeds per step of all ranks: their number may be another than when it was saved.
+        batch: seeds per step of all ranks: their number may be another than when it was saved. accumulate: batches per
+            step of the optimizer; another number only where a group of both begins.
 
     Raises:
         CheckpointError: if it was another call of ``epoch``.
     """
-    state = {"drop_last": False, "pending": None} | state  # of a version that had neither
+    state = {"drop_last": False, "pending": None, "accumulate": accumulate} | state  # of a version that had none
     batch, state["batch_size"] = min(batch, seeds.numel()), min(state["batch_size"], seeds.numel())
     now = {
         "seeds": seeds.numel(), "digest": digest(seeds), "batch_size": batch, "shuffle": shuffle, "drop_last": drop_last
@@ -171,6 +172,13 @@ def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last:
                 f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
                 "begin a new epoch instead, call step.drop_resumed() before."
             )
+    saved = state["accumulate"]
+    if saved != accumulate and (state["position"] % saved or state["position"] % accumulate):
+        raise CheckpointError(
+            f"the checkpoint is of an epoch under way, after {state['position']} steps of accumulate={saved}; this "
+            f"step was compiled with accumulate={accumulate}, where a group of batches would be cut. Compile with "
+            f"accumulate={saved}; or, to begin a new epoch instead, call step.drop_resumed() before."
+        )
     return state
 
 

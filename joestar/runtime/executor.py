@@ -210,6 +210,8 @@ class Executor:
 
     def _resume(self) -> None:
         state, self.resumed = self.resumed, None
+        if not state["bounds"] and self.program.captured.labels:
+            return  # of exact execution, which has none: they are chosen as in a run that begins
         if len(state["bounds"]) != len(self.program.captured.labels):
             raise CheckpointError(
                 f"the checkpoint has bounds of {len(state['bounds'])} sets, the {self.program.kind} program has "

@@ -1,5 +1,7 @@
 """What cannot be converted is named, and leaves nothing behind."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,16 @@ def test_ids_that_are_no_positions(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match="exists already"):
         convert(tmp_path / "edges.npy", tmp_path / "there", **QUIET)
+
+
+def test_numbers_that_an_older_numpy_cuts_are_told(tmp_path, monkeypatch):
+    """NumPy 1.26 reads 1.5 as 1 where integers are wanted, and warns."""
+
+    def cutting(*given, **options):
+        warnings.warn("loadtxt(): Parsing an integer via a float is deprecated.", DeprecationWarning, stacklevel=2)
+        return np.array([[0, 1], [1, 1]])
+
+    (tmp_path / "edges.csv").write_text("0,1\n1,1.5\n")
+    monkeypatch.setattr(np, "loadtxt", cutting)
+    with pytest.raises(DataError, match=r"line 2, field 2: expected whole numbers; got '1.5'"):
+        convert(tmp_path / "edges.csv", tmp_path / "out", **QUIET)

@@ -30,6 +30,8 @@ def labels(values, **options):
         (["1.0", "2.0", "3.0"], {}, [1, 2, 3], None, None),
         ([3, 1, 2], {"task": "regression"}, [3, 1, 2], None, None),
         (["1.0", "2.0", "3.0"], {"task": "classes"}, [0, 1, 2], 3, ["1", "2", "3"]),
+        ([2**53 + 1, 2**53, 5], {}, [2, 1, 0], 3, ["5", str(2**53), str(2**53 + 1)]),
+        ([str(2**63 - 1), " 5", str(2**63 - 2)], {}, [2, 0, 1], 3, ["5", str(2**63 - 2), str(2**63 - 1)]),
     ],
 )
 def test_the_values_decide(values, options, expected, classes, names):

@@ -212,6 +212,10 @@ def share_of_others(m, b, h):
     return h if 1 / (h.shape[0] - 1) < 0.9 else h * 2
 
 
+def own_set(m, b, h):
+    return h * b.remove_self_loops().in_degrees().sum()
+
+
 TENSOR = ("torch.where on whole tensors",)
 HOST = ("keep the value in a tensor",)
 SIZED = ("depends on data", "Write instead: x[mask], and columns of that; torch.where(mask, x, 0)")
@@ -242,6 +246,7 @@ ERRORS = [
     (loop_over_size, ("sizes vary per batch",)),
     (attribute, ("changes model.calls", *OUTLIVES)), (buffer, ("changes a buffer of model", *OUTLIVES)),
     (appended, ("changes model.seen", *OUTLIVES)), (outside, ("changes lowering.test_capture_errors.CALLS", *OUTLIVES)),
+    (own_set, ("where its size was not measured", "Write instead: in the sampler's sample() what makes sets")),
     (mode, ("changes model.norm.training", *OUTLIVES)),
     (recomputed, HIGHER), (conditional, HIGHER), (hooked, HIGHER), (own_backward, HIGHER), (mapped, ("torch.vmap",)),
 ]  # fmt: skip

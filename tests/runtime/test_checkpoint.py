@@ -158,6 +158,34 @@ def test_another_epoch_than_the_one_under_way_is_refused(call, message):
     assert len(step.epoch(*call)) > 0
 
 
+@pytest.mark.parametrize(
+    ("saved", "done", "now", "fine"),
+    [(2, 3, 1, False), (2, 3, 4, False), (2, 4, 3, False), (2, 4, 1, True), (2, 4, 4, True), (1, 6, 3, True)],
+)
+def test_groups_of_batches_are_not_cut_by_another_accumulate(saved, done, now, fine):
+    """The gradient of a batch would be lost, or divided by another number than those of its group."""
+    _, state = losses_of(made(execution="exact", accumulate=saved), 1, done)
+    step = made(execution="exact", accumulate=now)
+    step.load_state_dict(state)
+    if fine:
+        assert len(list(step.epoch(IDX, 100))) == 8 - done
+        return
+    for _ in range(2):  # and it is still to be gone on with
+        with pytest.raises(CheckpointError, match=f"after {done} steps of accumulate={saved}.*accumulate={now}"):
+            step.epoch(IDX, 100)
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_a_run_without_padding_goes_on_with_it(steps):
+    """It had no bounds: they are chosen as for one that begins."""
+    whole, first, again = (made(execution=how) for how in ("exact", "exact", "padded"))
+    expected = losses_of(whole, 2)
+    found, state = losses_of(first, 2, steps)
+    again.load_state_dict(state)
+    assert found + losses_of(again, 2) == pytest.approx(expected, rel=1e-9)
+    assert again.counters.exact_steps == again.counters.fallbacks
+
+
 def test_states_of_something_else_are_refused():
     step = made(execution="exact")
     state = step.state_dict()
