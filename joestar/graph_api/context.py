@@ -45,8 +45,8 @@ class SamplingContext:
             return EXACT
         if position >= len(self.sizes):
             raise ValueError(
-                "a set of edges or nodes is made where its size was not measured: in a model's forward or a loss, or in "
-                "a sample() that makes more sets in some batches than in others"
+                "a set of edges or nodes is made where its size was not measured: in a model's forward or a loss, or "
+                "in a sample() that makes more sets in some batches than in others"
             )
         return self.sizes[position]
 
