@@ -44,7 +44,7 @@ class SamplingContext:
         if self.sizes is None:
             return EXACT
         if position >= len(self.sizes):
-            raise ValueError(
+            raise IndexError(
                 "a set of edges or nodes is made where its size was not measured: in a model's forward or a loss, or "
                 "in a sample() that makes more sets in some batches than in others"
             )
