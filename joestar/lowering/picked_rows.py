@@ -74,17 +74,18 @@ class Positions:
     """Where masks are true, while a graph is traced: once for each mask, so that what it picks has one size."""
 
     def __init__(self):
-        self._found: dict[int, tuple] = {}
+        self._found: dict[tuple[int, int], tuple] = {}
 
     def of(self, mask: Tensor) -> Tensor:
         """Positions in the flattened mask; those of numbers that are not 0."""
         return self._first(mask)[0]
 
     def _first(self, mask: Tensor) -> tuple:
-        if id(mask) not in self._found:
+        key = id(mask), mask._version  # written in place, it is another mask
+        if key not in self._found:
             true = mask if mask.dtype == torch.bool else mask != 0
-            self._found[id(mask)] = mask, torch.ops.joestar.first_where(true, -1)
-        return self._found[id(mask)][1]
+            self._found[key] = mask, torch.ops.joestar.first_where(true, -1)
+        return self._found[key][1]
 
     def pick(self, x: Tensor, mask: Tensor) -> Tensor:
         """``x[mask]``."""
@@ -118,6 +119,8 @@ def settle_picked_rows(gm: fx.GraphModule, origin: str) -> None:
                 context.add(node)
             elif context.masks and node.op == "call_function" and context.touches(node):
                 _rewrite(context, node)
+            elif node.op == "output":
+                _check_outputs(context, node, origin)
     except PaddingError as error:
         raise CaptureError(f"{origin}: of rows that are picked by a mask: {error}") from error
     if context.masks:
@@ -125,6 +128,16 @@ def settle_picked_rows(gm: fx.GraphModule, origin: str) -> None:
         _resize(gm, set(context.masks.values()))
         gm.graph.lint()
         gm.recompile()
+
+
+def _check_outputs(context: PickedRows, output: fx.Node, origin: str) -> None:
+    """Raises if what is returned has as many rows, or columns, as a mask picks: others would stand behind them."""
+    for node in output.all_input_nodes:
+        if any(_symbols(value) & context.masks.keys() for value in tree_leaves(node.meta.get("val"))):
+            raise CaptureError(
+                f"{origin}: what is returned from {node_line(node)} has a size that a mask decides.\n  Write instead: "
+                "a result whose size is known (torch.where(mask, x, 0)), or a number: sums and means of what is picked."
+            )
 
 
 def picked_entries(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

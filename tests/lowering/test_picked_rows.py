@@ -73,7 +73,20 @@ def softened(out, y):
     return torch.where(mask, out[:, 0] - out[:, 0].detach() + y, -1.0)[mask].add(1).log().mean() + out.exp().mean()
 
 
+def rewritten(out, y):
+    """A mask, and numbers that are not 0, written in place between two uses."""
+    mask, some = y >= 0, y * 1
+    parts = [out.detach()[mask].square().sum(), out.detach()[some.nonzero().squeeze(1)].sum()]
+    mask &= y > 1
+    some[mask] = 0
+    parts += [out.detach()[mask].square().sum(), out.detach()[some.nonzero().squeeze(1)].sum()]
+    mask[y == 3] = False
+    parts += [out.detach()[mask].square().sum()]
+    return sum(out[:, i % 4].mean() * part for i, part in enumerate(parts))
+
+
 LOSSES = [
+    rewritten,
     known, weighted, likelihood, entries, confident, of_parts, of_positions, of_picked, normed, softened,
 ]  # fmt: skip
 
@@ -154,6 +167,36 @@ def test_a_mask_that_picks_nothing_gives_what_plain_pytorch_gives():
 
     for how in ("padded", "exact"):
         assert all(loss.isfinite() for loss in list(make(how, some).epoch(IDX, 130)))
+
+
+def rows_of_a_mask(model, block, h):
+    return h[block.dsts % 2 == 0]
+
+
+def columns_of_a_mask(model, block, h):
+    return h @ model.square[model.kept].T
+
+
+@pytest.mark.parametrize(
+    ("form", "message"), [(rows_of_a_mask, "one row per seed"), (columns_of_a_mask, "has a size that a mask decides")]
+)
+def test_what_is_returned_has_a_size_that_is_known(form, message):
+    """Rows, or columns, that are not picked would stand behind those that are."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.square = torch.nn.Parameter(torch.eye(FEATURES))
+            self.register_buffer("kept", torch.arange(FEATURES) % 2 == 0)
+
+        def forward(self, blocks, x):
+            return form(self, blocks[0], blocks[0].pull(fn.copy_u(x), "mean"))
+
+    graph = planted_graph()
+    for how in ("padded", "exact"):
+        step = joestar.compile(Net(), joestar.NeighborSampler(graph, [3]), backend="eager", execution=how)
+        with pytest.raises(CaptureError, match=message):
+            step(torch.arange(60))
 
 
 def assigned_as_many(out, y):
