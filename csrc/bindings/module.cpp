@@ -66,6 +66,7 @@ PYBIND11_MODULE(_native, m) {
   bind_segment(m);
   bind_store(m);
   bind_stages(m);
+  bind_host(m);
 }
 
 }  // namespace joestar::bindings

@@ -17,6 +17,8 @@ KNOWN_WITHIN = 4.0
 """Seconds that rank 0 keeps the store for others to read there why there is no job."""
 LOST = 3
 """Times in a row that the store does not answer before it is taken for gone."""
+TOGETHER = 0.002
+"""Seconds for which the store is asked again and again at a meeting, before ranks are waited for one by one."""
 PERIOD, SILENCE = 1.0, 25.0
 """Seconds between two times that a rank says where it is; seconds after which one that says nothing is dead."""
 START_SECONDS = 1800.0
@@ -123,7 +125,7 @@ class Board:
             try:
                 self.store.set(f"meeting/{number}/{self.rank}", json.dumps([what, brought or {}]))
                 keys = [f"meeting/{number}/{rank}" for rank in range(self.world)]
-                met = [json.loads(self._awaited(key, rank, what)) for rank, key in enumerate(keys)]
+                met = [json.loads(said) for said in self._brought(keys, what)]
                 if number:  # all have come here, so that all have read what was brought to the one before
                     self.store.delete_key(f"meeting/{number - 1}/{self.rank}")
             except DistributedError:
@@ -138,6 +140,14 @@ class Board:
                 "order: evaluate, predict, epoch and step(seeds) are carried out together."
             )
         return [values for _, values in met]
+
+    def _brought(self, keys: list[str], what: str) -> list[bytes]:
+        """What every rank leaves under its key. Ranks mostly come at once: the store is asked for all of them then."""
+        end = time.monotonic() + TOGETHER
+        while time.monotonic() < end and self.store.has_extended_api():
+            if self.store.check(keys):
+                return self.store.multi_get(keys)
+        return [self._awaited(key, rank, what) for rank, key in enumerate(keys)]
 
     def _awaited(self, key: str, rank: int, what: str) -> bytes:
         """What a rank leaves under a key of the store, once it has."""

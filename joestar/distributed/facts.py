@@ -5,6 +5,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from joestar.kernels import has_triton
+
 SAMPLE = 1 << 16
 """Entries of a large tensor that are looked at, spread over all of it."""
 CHUNK = 1 << 20
@@ -92,14 +94,18 @@ def checksum(tensor: Tensor) -> int:
 def checksums(tensors: list[Tensor]) -> list[int]:
     """Of every tensor, a sum over the bits of all values, each by its place; a device is waited for once, at the end.
 
-    Small tensors are added up together: a model has many, and each would cost a few launches. It takes memory for some
-    ``CHUNK`` entries, beside a copy of a tensor that is not contiguous.
+    On a GPU it is one launch. Elsewhere small tensors are added up together: a model has many, and each would cost a
+    few calls. It takes memory for some ``CHUNK`` entries, beside a copy of a tensor that is not contiguous.
     """
     sums = [0] * len(tensors)
     by_device: dict[torch.device, list[int]] = {}
     for number, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(number)
     for device, numbers in by_device.items():
+        if device.type == "cuda" and has_triton():
+            for number, value in zip(numbers, _on_a_gpu([tensors[each] for each in numbers]), strict=True):
+                sums[number] = value
+            continue
         words = [_words(tensors[number]) for number in numbers]
         groups = _grouped(words)
         most = min(CHUNK, max(1, *(sum(words[each].numel() for each in group) for group in groups)))
@@ -109,6 +115,13 @@ def checksums(tensors: list[Tensor]) -> list[int]:
         for number, value in zip(order, torch.cat(parts).tolist(), strict=True):
             sums[number] = value
     return sums
+
+
+def _on_a_gpu(tensors: list[Tensor]) -> list[int]:
+    from joestar.kernels import gpu_checksum
+
+    plain = [tensor.detach().contiguous() for tensor in tensors]
+    return gpu_checksum.checksums(plain[0], plain)
 
 
 def _grouped(words: list[Tensor]) -> list[list[int]]:

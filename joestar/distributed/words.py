@@ -11,11 +11,14 @@ from torch import Tensor
 
 from joestar.distributed.group import Group
 from joestar.distributed.peer_memory import shared_pages
+from joestar.kernels import host
 
 _APART = 8
 """Words between those of two ranks: a line of the cache for each."""
-_SPINS = 256
-"""Looks between two moments at which other threads may run, and the other ranks are looked after."""
+_SLICE = 50
+"""Microseconds of waiting after which the other ranks are looked after."""
+_LOOKS = 128
+"""Times of that behind which the host sleeps in between."""
 
 
 class HostWords:
@@ -54,13 +57,10 @@ class HostWords:
         self.number += 1
         words, first = self._words, (self.number & 1) * self.world
         words[(first + self.rank) * _APART] = self.number << 1 | own
-        happens = own
-        for rank in range(self.world):
-            place, looks = (first + rank) * _APART, 0
-            while words[place] >> 1 != self.number:
-                looks += 1
-                if looks % _SPINS == 0:
-                    time.sleep(0)
-                    watch()
-            happens = happens and bool(words[place] & 1)
-        return happens
+        start, looks = self._memory.data_ptr() + 8 * first * _APART, 0
+        while not host.await_words(start, _APART, self.world, ~1, self.number << 1, _SLICE):
+            looks += 1
+            watch()
+            if looks > _LOOKS:
+                time.sleep(_SLICE * 1e-6)
+        return all(words[(first + rank) * _APART] & 1 for rank in range(self.world))

@@ -31,12 +31,13 @@ class Loss:
 
     Attributes:
         call: ``call(outputs, y, **inputs)``; inputs: ``seeds``, or keys of ``graph.ndata``, whose rows it is given.
-        name: for messages.
+        name: for messages. standard: one of PyTorch's, which makes the same of a row wherever it stands.
     """
 
     call: Callable
     inputs: tuple[str, ...] = ()
     name: str = "the loss"
+    standard: bool = False
 
 
 def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
@@ -61,7 +62,7 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
     kind = family(loss_fn)
     _check_binary(kind, labels)
     if not (labels.dtype.is_floating_point and bool(torch.isnan(labels).any())):
-        return Loss(loss_fn if kind is None else _fitting(loss_fn, kind), inputs, name)
+        return Loss(loss_fn if kind is None else _fitting(loss_fn, kind), inputs, name, standard=kind is not None)
     per_entry = unreduced(loss_fn)
     if per_entry is None:
         wrong = _spoilt_by_nan(loss_fn, labels)
@@ -83,7 +84,7 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         total = torch.where(known, losses, torch.zeros_like(losses)).sum()
         return total if adds_up else total / known.sum().clamp(min=1)
 
-    return Loss(known_entries, inputs, name)
+    return Loss(known_entries, inputs, name, standard=kind is not None)
 
 
 def _spoilt_by_nan(loss_fn: Callable, labels: Tensor) -> str | None:

@@ -1,14 +1,13 @@
 """Facts about what a captured program may have read, and places that tell quickly whether they still hold."""
 
-import itertools
 import math
-import operator
 import types
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
+from joestar.kernels import host
 from joestar.lowering.reads import address
 from joestar.runtime.code_names import filled
 
@@ -58,20 +57,13 @@ class Entries:
 
     def __init__(self, mappings: list[Mapping]):
         self._mappings = mappings
-        self._sizes, self._keys, self._values = self._now()
-
-    def _now(self) -> tuple[list[int], list, list]:
-        chained = itertools.chain.from_iterable
-        return (
-            list(map(len, self._mappings)),
-            list(chained(self._mappings)),
-            list(chained(mapping.values() for mapping in self._mappings)),
-        )
+        self._sizes = list(map(len, mappings))
+        self._keys = [key for mapping in mappings for key in mapping]
+        self._values = [value for mapping in mappings for value in mapping.values()]
 
     def same(self) -> bool:
         """Whether nothing was put in, taken out or moved."""
-        sizes, keys, values = self._now()
-        return sizes == self._sizes and keys == self._keys and all(map(operator.is_, values, self._values))
+        return host.same_entries(self._mappings, self._sizes, self._keys, self._values)
 
 
 class Places:

@@ -62,7 +62,7 @@ class ChangeGuard:
         return facts
 
     def check(self) -> bool:
-        """Raises ``ChangedAfterCompileError`` with what changed, and what to do; some 0.05 ms if nothing did.
+        """Raises ``ChangedAfterCompileError`` with what changed, and what to do; some 0.02 ms if nothing did.
 
         Returns:
             Whether something changed that programs follow, or may have: flags and whether parameters are trained.

@@ -11,11 +11,14 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from joestar.kernels import host
 from joestar.ops.step.launches import TAG_BITS, opened_mailbox
 
 _TAG = (1 << TAG_BITS) - 1
-_SPINS = 256
-"""Looks between two moments at which other threads may run, and errors of the device are looked for."""
+_SLICE = 50
+"""Microseconds of waiting after which whatever else may have happened is looked at."""
+_LOOKS = 128
+"""Times of that between two questions to the device; behind the first ones, the host sleeps in between."""
 _PATIENCE = 10.0
 """Seconds after which a message that did not come from an idle device is an error."""
 
@@ -57,23 +60,22 @@ class Mailbox:
             RuntimeError: what went wrong on the device, instead of waiting for ever.
         """
         self.number += 1
-        tag, words, spins = self.number & _TAG, self._words, 0
-        for index in range(len(words)):
-            while words[index] & _TAG != tag:
-                spins += 1
-                if spins % _SPINS == 0:
-                    self._look(spins)
+        tag, words, looks = self.number & _TAG, self._words, 0
+        while not host.await_words(self._pinned.data_ptr(), 1, len(words), _TAG, tag, _SLICE):
+            looks += 1
+            self._look(looks)
         ok, *counts = (word >> TAG_BITS for word in words)
         return bool(ok), counts
 
-    def _look(self, spins: int) -> None:
-        """Lets other threads run; now and then asks the device whether it is still at work."""
-        time.sleep(0)
+    def _look(self, looks: int) -> None:
+        """What waiting may be in vain for; now and then asks the device whether it is still at work."""
         if self.watch is not None:
             self.watch()
-        if spins == _SPINS:
+        if looks == 1:
             self._deadline = time.perf_counter() + _PATIENCE
-        idle = spins % (_SPINS * 64) == 0 and torch.cuda.current_stream(self.device).query()
+        if looks > _LOOKS:
+            time.sleep(_SLICE * 1e-6)
+        idle = looks % _LOOKS == 0 and torch.cuda.current_stream(self.device).query()
         if idle and time.perf_counter() > self._deadline:
             raise RuntimeError(
                 "a step ended without a word: expected its sizes in host memory. Please report this; "

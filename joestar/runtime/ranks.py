@@ -39,6 +39,7 @@ class Ranks:
         self.group, self.executor, self.graph = group, executor, graph
         self.reduction = Reduction(group)
         self._parts: tuple = (None, None)
+        self._shared: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
         self._all_ready = False
@@ -114,11 +115,21 @@ class Ranks:
         there = order >= 0
         whole = order.device.type != "cpu" or bool(there.all())
         seeds = order if whole else order[there]
-        if is_tried_again(epoch):
+        if is_tried_again(epoch) and not self.executor.program.loss.standard:
             found = self._loss_parts(seeds, epoch)
             check_again(self.executor.program, found, some_again(seeds, epoch), self.graph)
         parts = self._loss_parts(seeds, epoch)
-        means = weights(there.double(), batch, self.rank, self.world)
+        known = (order.numel(), batch, order.device, parts) if whole and parts.rows is None else None
+        if known is None or known != self._shared[0]:
+            self._shared = known, self._new_shares(order, None if whole else there, batch, parts)
+        return self._shared[1]
+
+    def _new_shares(self, order: Tensor, there: Tensor | None, batch: int, parts: LossParts) -> Tensor:
+        """The same; ``there``: where the order has seeds, ``None`` for everywhere."""
+        whole = there is None
+        seeds = order if whole else order[there]
+        counted = torch.ones_like(order, dtype=torch.float64) if whole else there.double()
+        means = weights(counted, batch, self.rank, self.world)
         sums = present(order.numel(), batch, self.rank, self.world, order.device) if whole else (means > 0).double()
         own = sums if parts.kind == SUM else means
         if parts.rows is not None:

@@ -84,7 +84,7 @@ class Watched:
     def untouched(self) -> bool:
         """Whether everything is the very same object; if not, facts may still agree.
 
-        It is asked in every step: some 0.05 ms.
+        It is asked in every step: some 0.02 ms.
         """
         return (
             not any(self._empty)

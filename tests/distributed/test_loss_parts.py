@@ -1,5 +1,6 @@
 """How a loss over a global batch is made of those over shares: what is found by trial, without processes."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from joestar.errors import ConfigError
-from joestar.lowering.loss import Loss
+from joestar.lowering.loss import Loss, prepare_loss
 from joestar.runtime.loss_parts import MEAN, SUM, check_again, is_tried_again, loss_parts, some_again
 from tests.runtime.common import CLASSES, planted_graph
 
@@ -150,3 +151,22 @@ def test_losses_are_tried_again_ever_more_rarely():
     assert [call for call in range(1, 100) if is_tried_again(-1 - call)] == numbers
     assert some_again(torch.arange(390), 1).tolist() == list(range(128, 256))
     assert {len(some_again(torch.arange(390), epoch)) for epoch in range(-50, 50)} == {128}
+
+
+@pytest.mark.parametrize(
+    ("loss", "standard"),
+    [
+        (F.cross_entropy, True),
+        (torch.nn.CrossEntropyLoss(reduction="sum"), True),
+        (functools.partial(F.cross_entropy, ignore_index=2), True),
+        (lambda out, y: F.cross_entropy(out, y), False),
+        (type("Own", (torch.nn.CrossEntropyLoss,), {})(), False),
+    ],
+)
+def test_which_losses_are_not_tried_again(loss, standard):
+    assert prepare_loss(loss, torch.tensor([0, 1, 2])).standard is standard
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, torch.nn.BCEWithLogitsLoss()])
+def test_nor_are_they_where_labels_are_unknown(loss):
+    assert prepare_loss(loss, torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])).standard

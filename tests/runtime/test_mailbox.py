@@ -30,7 +30,7 @@ def test_messages_are_read_in_turn_and_numbers_wrap():
 
 def test_half_a_message_is_waited_for(monkeypatch):
     """The last word comes late, from another thread: the old one must not be taken for it."""
-    monkeypatch.setattr(mailbox_module, "_SPINS", 16)
+    monkeypatch.setattr(mailbox_module, "_SLICE", 1)
     mailbox = Mailbox(torch.device("cpu"), 1)
     mailbox.start()
     post(mailbox, words(1, 1, 5))

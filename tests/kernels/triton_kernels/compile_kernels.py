@@ -31,6 +31,7 @@ from ops.structures import Structure
 
 import joestar.kernels
 from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, gpu_shards, tune
+from joestar.kernels.gpu_checksum import checksums
 from joestar.kernels.gpu_mailbox import opened
 from joestar.kernels.gpu_optimizer import adam, sgd
 from joestar.kernels.gpu_shuffle import shuffle_keys
@@ -264,6 +265,7 @@ def steps() -> None:
             sgd(weights, weights, buffers, table, ok, nesterov=bool(buffers), maximize=False)
     for a, b in ((1, 2), (16, 2**31), (2**32 - 1, 0)):  # one binary, whatever the state
         shuffle_keys(INDPTR, a, b)
+    checksums(INDPTR, [INDPTR])
 
 
 def feeding() -> None:
