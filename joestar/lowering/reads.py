@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from joestar.kernels.host import address
 from joestar.lowering.origin import model_line
 from joestar.torch_private import OpOverloadPacket
 
@@ -59,14 +60,6 @@ class Thing:
         shape = getattr(self.thing, "shape", None)
         named = getattr(self.thing, "__name__", "") if shape is None else f"of shape {list(shape)}"
         return f"a {self.kind} {named}".strip()
-
-
-def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's values begin; 0 if it has no storage of its own."""
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 @dataclass(frozen=True, eq=False)

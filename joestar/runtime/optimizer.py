@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from joestar.errors import ConfigError, JoestarWarning, OptimizerError
+from joestar.kernels import host
 from joestar.ops import optimizer as kernels
 from joestar.ops.optimizer_formulas import FORMULAS
+from joestar.runtime.facts import Entries
 from joestar.torch_private import after_steps, before_steps
 
 FUSED = (Adam, AdamW, SGD)
@@ -60,7 +62,9 @@ class SkippableOptimizer:
         self._settings: list[tuple] = []
         self._formula: tuple | None = None
         self._hooks: list[list] = []
-        self._held: list[tuple] = []
+        self._held = Entries([])
+        self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []
         if _fuses(optimizer):
             optimizer._step_supports_amp_scaling = True
             optimizer._need_device_dtype_check_for_fused = False
@@ -121,15 +125,15 @@ class SkippableOptimizer:
         """
         optimizer = self.optimizer
         _check_calls(optimizer, on_gpu=True)
-        self._formula = self._table, kernels.structure(optimizer), [id(p) for p in self.parameters()]
+        self._formula = self._table, kernels.structure(optimizer), [id(p) for p in self.parameters()], optimizer.state
         self._hooks = _gradient_hooks(optimizer)
         if any(self._hooks):
             warnings.warn(_RECORDED, JoestarWarning, stacklevel=2)
-        self._held = []
-        for parameter in self.parameters():
-            state = optimizer.state.get(parameter)
-            self._held.append((state, None, parameter, parameter.data_ptr()))
-            self._held += [(state, n, v, v.data_ptr()) for n, v in (state or {}).items() if isinstance(v, Tensor)]
+        state = [optimizer.state[p] for p in self.parameters() if p in optimizer.state]
+        self._held = Entries([optimizer.state, *state])
+        self._tensors = [value for each in state for value in each.values() if isinstance(value, Tensor)]
+        self._tensors += self.parameters()
+        self._addresses = list(map(host.address, self._tensors))
 
     def holds(self) -> bool:
         """Whether a step that was captured when ``hold`` was called is still up to date; looked at in every step.
@@ -139,20 +143,14 @@ class SkippableOptimizer:
         optimizer = self.optimizer
         if self._formula is None or _step_calls_python(optimizer):
             return False
-        table, structure, parameters = self._formula
-        if table is not self._table or structure != kernels.structure(optimizer):
+        table, structure, parameters, state = self._formula
+        if table is not self._table or state is not optimizer.state or structure != kernels.structure(optimizer):
             return False
         if parameters != [id(p) for group in optimizer.param_groups for p in group["params"]]:
             return False
-        if self._hooks != _gradient_hooks(optimizer):
+        if _has_gradient_hooks(optimizer) if not any(self._hooks) else self._hooks != _gradient_hooks(optimizer):
             return False
-        states = optimizer.state
-        for state, name, tensor, address in self._held:
-            if (states.get(tensor) if name is None else state.get(name)) is not (state if name is None else tensor):
-                return False
-            if tensor.data_ptr() != address:
-                return False
-        return True
+        return self._held.same() and host.same_addresses(self._tensors, self._addresses)
 
     def reset(self) -> None:
         """Forgets moments and momentum, as if the optimizer were new."""
@@ -294,6 +292,10 @@ def gradient_hooks(parameter: Tensor) -> list:
     """What autograd calls with the gradient of a parameter."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return [hook for kind in kinds for hook in (getattr(parameter, kind, None) or {}).values()]
+
+
+def _has_gradient_hooks(optimizer: Optimizer) -> bool:
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for g in optimizer.param_groups for p in g["params"])
 
 
 def _gradient_hooks(optimizer: Optimizer) -> list[list]:

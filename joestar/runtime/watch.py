@@ -26,7 +26,7 @@ from joestar.lowering.origin import is_own
 from joestar.lowering.reads import PLAIN
 from joestar.runtime import code_names as code
 from joestar.runtime.code_names import Space, function_of, is_foreign, is_space
-from joestar.runtime.facts import Cell, Entries, Places, Same, Slots, TensorFacts, same
+from joestar.runtime.facts import Cell, Entries, Functions, Places, Same, Slots, TensorFacts, same
 from joestar.runtime.process_settings import settings_of
 
 HOOKS = (
@@ -79,7 +79,7 @@ class Watched:
         del self._seen
         self._entries = Entries(self._dicts)
         self._places = Places(self._tensors)
-        self._parts = [(part, tuple(map(part, self._functions))) for part in _PARTS]
+        self._code = Functions(self._functions)
 
     def untouched(self) -> bool:
         """Whether everything is the very same object; if not, facts may still agree.
@@ -93,7 +93,7 @@ class Watched:
             and all(len(now) == len(was) and all(map(operator.is_, now, was)) for now, was in self._lists)
             and all(type(thing) is kind for thing, kind in self._types)
             and all(now == was for now, was in self._sets)
-            and all(all(map(operator.is_, map(part, self._functions), was)) for part, was in self._parts)
+            and self._code.same()
             and all(scope.get(name, _MISSING) is value for scope, name, value in self._scopes)
             and all(os.environ.get(name) == value for name, value in self._variables.items())
             and all(same(now(), was) for now, was in self._settings.values())
@@ -316,8 +316,6 @@ def _hook_names(module: nn.Module) -> frozenset[str] | None:
 
 
 _MISSING = object()
-_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
-"""What may be replaced within a function, as autoreload does."""
 
 
 def _is_open(value) -> bool:

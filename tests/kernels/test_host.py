@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joestar.kernels import host
-from joestar.runtime.facts import Entries
+from joestar.runtime.facts import Entries, Functions
 
 AWAIT = [host.await_words, host.plain_await_words]
 SAME = [host.same_entries, host.plain_same_entries]
@@ -134,10 +134,64 @@ def test_an_equal_value_is_not_the_same_object():
 
 @pytest.mark.parametrize("same", SAME)
 def test_what_a_mapping_raises_is_raised(same):
-    class Broken(dict):
+    class Broken(Own):
         def values(self):
             raise LookupError("no values")
 
     noted = Entries([Own({"a": VALUES[0]})])
     with pytest.raises(LookupError, match="no values"):
-        same([Broken(a=VALUES[0])], noted._sizes, noted._keys, noted._values)
+        same([Broken({"a": VALUES[0]})], noted._sizes, noted._keys, noted._values)
+
+
+@pytest.mark.parametrize("same", SAME)
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, lambda held: collections.defaultdict(dict, held)])
+def test_keys_that_compare_in_a_way_of_their_own(same, kind):
+    first, second = torch.ones(2), torch.ones(2)
+    noted = Entries([kind({first: VALUES[0]})])
+    asked = noted._sizes, noted._keys, noted._values
+    assert same([kind({first: VALUES[0]})], *asked) and not same([kind({second: VALUES[0]})], *asked)
+
+
+# --- tensors and functions ---
+
+
+@pytest.mark.parametrize("same", [host.same_addresses, host.plain_same_addresses])
+def test_where_tensors_are(same):
+    tensors = [torch.ones(3), torch.ones(2, 2), torch.empty(2, device="meta"), torch.eye(2).to_sparse(), torch.empty(0)]
+    known = [host.address(tensor) for tensor in tensors]
+    assert known[2] == known[3] == 0 and same(tensors, known)
+    before = tensors[1].data
+    tensors[1].data = torch.ones(2, 2)
+    assert not same(tensors, known)
+    tensors[1].data = before
+    assert same(tensors, known)
+
+    class Broken:
+        def data_ptr(self):
+            raise LookupError("no memory")
+
+    with pytest.raises(LookupError, match="no memory"):
+        same([Broken()], [1])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_functions_have(plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr(host, "same_functions", host.plain_same_functions)
+
+    def first(a, b=2, *, c=3):
+        return a, b, c
+
+    def second(a, b=4, *, c=5):
+        return b, a, c
+
+    functions = Functions([first, second, test_where_tensors_are])
+    assert functions.same()
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        before = getattr(first, name)
+        setattr(first, name, getattr(second, name))
+        assert not functions.same()
+        setattr(first, name, before)
+        assert functions.same()
+    first.__defaults__ = None
+    assert not functions.same()
