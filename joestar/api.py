@@ -100,7 +100,7 @@ def compile(
             may be larger: what fits is kept there, the rest comes in macro-batches (``joestar.staged.planning``).
         first_stage: how macro-batches are made; ``None``: ``joestar.LargeBatch`` of the size that the plan finds.
             ``joestar.Partitions(parts, group)``: groups of parts, with historical embeddings (``nn.historical``).
-        batch_size: seeds per step that ``memory`` is planned for.
+        batch_size: seeds per step that ``memory`` is planned for. For larger steps room is made, as far as it allows.
         prefetch: sample the next step's batch and gather its rows while this one computes, on a GPU on a stream of its
             own. Same results; samples and rows are there twice, which ``memory`` counts: with it everything must fit.
             Writes to the graph's tensors between two steps are seen as without, but for those

@@ -142,6 +142,13 @@ class Executor:
             self.counters.notes.append(text)
             warnings.warn(text, JoestarWarning, stacklevel=2)
 
+    def forget(self) -> None:
+        """The graph's tensors are about to be replaced: the program is traced, and bounds are chosen, anew."""
+        for release in self.before_compile:
+            release()
+        self.program.forget()
+        self._looked = None
+
     def compile(self, bounds: list[int], batch: int) -> None:
         """Compiles for these bounds, counting a recompilation if there was one before."""
         for release in self.before_compile:

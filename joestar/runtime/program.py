@@ -99,6 +99,11 @@ class Program:
         self.captured = self.run = self.padded = None
         return True
 
+    def forget(self) -> None:
+        """What was traced and compiled, and every tensor that it held on to: the next ``trace`` starts anew."""
+        self.captured = self.run = self.padded = self.lowered = None
+        self.lowered_roles, self.hoisted, self.lookups, self._losses, self._checked = [], [], [], [], ()
+
     @property
     def lags(self) -> bool:
         """Whether modules or parameters were frozen or thawed since the program was traced."""

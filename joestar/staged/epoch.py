@@ -40,7 +40,7 @@ class StagedEpoch(Epoch):
             first, slots = shown
             self._runner.state.let_go()
             run.filled = self._step.fill_in(run.order, self._feed, run.batch, first, slots)
-            self._step.swapped(slots)
+            self._step.swapped(run)
         except BaseException:  # an interrupt: the run does not know its seeds' slots
             self._feed.forget()
             raise

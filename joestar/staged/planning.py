@@ -323,7 +323,7 @@ class Planner:
             else:
                 locked = pin(value, self.device) if self.ranks is None else self.ranks.pin(value, self.device)
                 sources[name] = Source(locked.view, dtype, host=True)
-        hot = plan.hot_ids.to(self.graph.indices.dtype)
+        hot = plan.hot_ids.sort().values.to(self.graph.indices.dtype)
         return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse, self.own_book)
 
 

@@ -7,15 +7,20 @@ from joestar.errors import JoestarWarning
 from joestar.stages.plan import Plan
 
 
-def room_of(plan: Plan) -> dict[str, dict[str, int]]:
-    """What a state says of a plan: ``room``, nodes and edges that there are places for."""
-    return {"room": {"hot": plan.hot, "cold": plan.cold, "edges": plan.edges}}
+def room_of(plan: Plan) -> dict[str, dict[str, int | bool]]:
+    """What a state says of a plan: ``room``, nodes and edges that there are places for, and whether it was made since
+    for larger steps."""
+    return {"room": _sizes(plan) | ({"enlarged": True} if plan.enlarged else {})}
+
+
+def _sizes(plan: Plan) -> dict[str, int]:
+    return {"hot": plan.hot, "cold": plan.cold, "edges": plan.edges}
 
 
 def compare_room(state: Mapping, plan: Plan) -> None:
     """Warns where the room that was planned is not that of a state: plans depend on what a machine is found to do."""
-    ours = room_of(plan)["room"]
-    theirs = state.get("room", ours)  # earlier states say nothing
+    ours = _sizes(plan)
+    theirs = {name: state.get("room", ours)[name] for name in ours}  # earlier states say nothing
     if theirs == ours:
         return
     seeds, hot = state["macro_batch"], theirs["hot"]

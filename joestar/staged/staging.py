@@ -17,8 +17,9 @@ from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
+from joestar.staged.growth import Growth
 from joestar.staged.hidden import hidden_widths
-from joestar.staged.partition_planning import PartitionPlanner
+from joestar.staged.partition_planning import BITS, PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
 from joestar.staged.pure import check_pure
@@ -93,7 +94,8 @@ class Staging:
             model, sampler, budget, None, batch_size, autocast, first_stage, reuse=not deterministic, ranks=ranks,
             prefetch=prefetch,
         )  # fmt: skip
-        self.plan = planner.plan()
+        self.plan, self._planner = planner.plan(), planner
+        self._keeps_hot = first_stage is not None and first_stage.hot is not None
         _LOG.info("%s", self.plan)
         if self.plan.fits:
             self.arena, self.first_stage = None, None
@@ -117,7 +119,8 @@ class Staging:
         refuse_tables_of(sampler)
         check_modules(model, graph)
         over_parts = partition_planner(planner, first_stage)
-        found, self.parts = over_parts.plan(), over_parts.stage
+        found, self.parts, self._planner = over_parts.plan(), over_parts.stage, planner
+        self._keeps_hot = first_stage.hot is not None
         self.plan = found.plan
         _LOG.info("%s", self.plan)
         self.arena = planner.arena(self.plan)
@@ -138,6 +141,9 @@ class Staging:
         else:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
         step.plan = self.plan
+        if not self.plan.fits:
+            history = 0 if self.exchange is None else BITS
+            step.growth = Growth(self._planner, self.arena, self.plan, self._keeps_hot, history)
         return step
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed.division import seeds_per_rank
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, StageError
 from joestar.graph_api import Graph
 from joestar.locks import TRACING
 from joestar.profile.ledger import Expected, FeedingRecord, Report
@@ -23,12 +23,13 @@ from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
 from joestar.staged.bounds import look_around
 from joestar.staged.epoch import StagedEpoch
+from joestar.staged.growth import Growth
 from joestar.staged.predicting import Batches, batches_of
 from joestar.staged.room import compare_room, room_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
-from joestar.stages.feed import Feed, Traffic
+from joestar.stages.feed import Feed, NoRoomError, Traffic
 from joestar.stages.large_batch import drawn
 from joestar.step import Step
 
@@ -45,7 +46,12 @@ class StagedStep(Step):
 
     Works as a ``Step`` does; seeds and predictions are on the CPU, where the graph is. Mini-batches are sampled by the
     compiled step from macro-batches that the first stage samples on the CPU and loads ahead (thesis 5.2.1).
+
+    Attributes:
+        growth: makes room for steps that have none; ``None``: they are refused.
     """
+
+    growth: Growth | None = None
 
     def __init__(self, model, sampler, arena: Arena, first_stage: LargeBatch, *given):
         self.arena, self.first_stage = arena, first_stage
@@ -95,6 +101,8 @@ class StagedStep(Step):
         counts = {
             "macro-batches": seen.macro_batches, "cut": seen.cut, "loaded alone": seen.alone, "made again": seen.again,
         }  # fmt: skip
+        if seen.enlarged:
+            counts["times room was made"] = seen.enlarged
         found.graph = repr(self.whole)
         found.feeding = FeedingRecord(str(plan) + self._of_all_ranks(), rows, dict(seen.seconds), counts)
         found.feeding.epoch = self._planned_epoch()
@@ -199,18 +207,37 @@ class StagedStep(Step):
         return shown
 
     def ensured(self, feed: Feed, position: int) -> tuple[int, Tensor] | None:
-        """``feed.ensure``, behind what was launched on another stream."""
-        if self.arena.device.type == "cuda":
-            self._streams.follow()
-        return feed.ensure(position)
+        """``feed.ensure``, behind what was launched on another stream; room is made for a step that has none.
+
+        Raises:
+            StageError: also where that would take more than the budget.
+        """
+        while True:
+            if self.arena.device.type == "cuda":
+                self._streams.follow()
+            try:
+                return feed.ensure(position)
+            except StageError as error:
+                short = error.__cause__
+                if self.growth is None or not isinstance(short, NoRoomError):
+                    raise
+            try:
+                self.plan = self.growth.make_room(self.plan, short, self._forget_arena)
+            except StageError as error:
+                raise error from short
+            self.traffic.enlarged += 1
+
+    def _forget_arena(self) -> None:
+        """Nothing holds on to the arena's tensors: programs are traced anew."""
+        for executor in self._executors.values():
+            executor.forget()
 
     def _shown(self, feed: Feed, program, batch: int, epoch: int, position: int) -> tuple[int, Tensor]:
         """The macro-batch of a step, and the program traced on it; with degrees, if that reads them."""
         first, slots = self.ensured(feed, position)
         program.refresh()
         if program.captured is None:
-            key = torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
-            program.trace(slots[:batch], key)
+            program.trace(slots[:batch], self._key(epoch))
             reads = any(role.tensor is self.arena.graph.whole_degrees for role in program.lowered_roles)
             others = any(e.program is not program and e.program.captured for e in self._executors.values())
             if reads and not self.arena.with_degrees:
@@ -218,6 +245,9 @@ class StagedStep(Step):
                 first, slots = feed.again(position)
             self.arena.with_degrees = reads or (others and self.arena.with_degrees)
         return first, slots
+
+    def _key(self, epoch: int) -> Tensor:
+        return torch.tensor([self._seed, epoch, 0], dtype=torch.int64, device=self.arena.device)
 
     def _check_labels(self, program, order: Tensor, slots: Tensor) -> None:
         """Labels of all seeds before the first step, where they are read as they are; else of a macro-batch's."""
@@ -228,10 +258,12 @@ class StagedStep(Step):
             else:
                 loss.check(slots)
 
-    def swapped(self, slots: Tensor) -> None:
-        """Another macro-batch, with these seeds, is shown: what depends on it is computed and checked again."""
+    def swapped(self, run: Run) -> None:
+        """Another macro-batch is shown, whose seeds the run knows: what depends on it is computed and checked again."""
         self._written.check(contents=False)
-        program = self._runner.executor.program
+        program, slots = self._runner.executor.program, run.known
+        if program.captured is None:  # forgotten, as the arena is another
+            program.trace(slots[: run.batch], self._key(run.epoch))
         program.refresh()
         for loss in program._losses:
             if loss.target is not None:
@@ -266,6 +298,8 @@ class StagedStep(Step):
         if "macro_batch" in state:
             self.first_stage.num_seeds = max(1, state["macro_batch"] // self._world)
             if self.group is None:
+                if self.growth is not None:
+                    self.plan = self.growth.as_in(state, self.plan, self._forget_arena)
                 compare_room(state, self.plan)
 
     # --- inference ---

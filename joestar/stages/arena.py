@@ -3,8 +3,8 @@
 Slots ``[0, H)`` belong to hot nodes for good, the others to the nodes of the macro-batch that steps run on, of the
 next one, whose missing rows are loaded meanwhile, and of earlier ones as long as nobody needs the place
 (``stages/slots.py``). A macro-batch's local ids on the device *are* slots, so that compiled programs read features in
-place, as of any graph. All addresses are fixed. The structure of the next macro-batch is built in a second buffer and
-copied where it is, in the stream of the steps.
+place, as of any graph. All addresses are fixed, until the arena is made anew (``remake``). The structure of the next
+macro-batch is built in a second buffer and copied where it is, in the stream of the steps.
 
 On a GPU rows come over the bus on a stream that does nothing else. Slots are taken, structure is built, and hidden rows
 come and go, on another one beside it, so that the bus goes from the rows of one macro-batch straight to those of the
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from joestar.graph_api import Graph
 from joestar.kernels import find
+from joestar.locks import synchronize
+from joestar.stages.arena_graph import Source, graph_of_slots, next_structure
 from joestar.stages.device_slots import DeviceSlots, Placed
 from joestar.stages.exchange import Exchange
 from joestar.stages.loaded import Begun, Loaded, Prepared
@@ -30,26 +32,6 @@ from joestar.store import fill_rows, place_structure
 
 ROOM = 1.03
 """Of buffers, beyond the first macro-batch's sizes."""
-
-
-class Source:
-    """One of the graph's node tensors, as rows are read from it: in place by the GPU, or resident there.
-
-    Args:
-        rows: ``[N, ...]``, on the arena's device: its own memory, or a view of page-locked memory.
-        dtype: that rows have in the arena.
-        host: whether reading them takes the bus.
-    """
-
-    def __init__(self, rows: Tensor, dtype: torch.dtype | None = None, host: bool = False):
-        self.rows = rows
-        self.dtype = rows.dtype if dtype is None else dtype
-        self.host = host
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row where it is read."""
-        return self.rows[:1].numel() * self.rows.element_size()
 
 
 class Arena:
@@ -75,46 +57,74 @@ class Arena:
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, pool: int, edges: int,
                  sources: dict[str, Source], reuse: bool = True, own_book: bool = False):  # fmt: skip
         self.whole, self.device = whole, torch.device(device)
-        self.own_book = own_book
-        self.hot, self.pool, self.edges = hot.numel(), pool, edges
+        self.own_book, self.reuse = own_book, reuse
         self.sources = sources
-        slots = (self.hot + pool) | 1  # no number that a program has for other reasons (``lowering.slots``)
-        dtype = whole.indices.dtype
-        with torch.inference_mode(False), torch.device(self.device):
-            structure = torch.zeros(slots + 1, dtype=torch.int64), torch.zeros(edges, dtype=dtype)
-            self._next = torch.zeros_like(structure[0]), torch.zeros_like(structure[1])
-            ndata = {
-                name: torch.zeros((slots, *source.rows.shape[1:]), dtype=source.dtype)
-                for name, source in sources.items()
-            }
-            edata = {name: torch.zeros((edges, *v.shape[1:]), dtype=v.dtype) for name, v in whole.edata.items()}
-            self.graph = Graph(*structure, ndata, edata)
-            self.graph.ids = torch.zeros(slots, dtype=dtype)
-            positions = self.graph.ids if whole.ids is None else torch.zeros(slots, dtype=dtype)
-            self.graph.as_part_of(whole, positions)
-            self.graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
-        book = hot.cpu(), pool, whole.num_nodes, reuse
-        self.slots = DeviceSlots(*book, self.device) if self.own_book else Slots(*book)
-        self.graph.name, self.graph.num_classes = whole.name, whole.num_classes
-        self.graph.multilabel, self.graph.class_names = whole.multilabel, whole.class_names
         on_gpu = self.device.type == "cuda"
         self._stream, self._beside = (
             torch.cuda.Stream(self.device, priority=-1) if on_gpu else None for _ in range(2)
         )  # the bus waits for nobody
-        for stream in (self._stream, self._beside) if on_gpu else ():
-            stream.wait_stream(torch.cuda.current_stream(self.device))  # the book is there
         self._in_use: torch.cuda.Event | None = None
         self._read: torch.cuda.Event | None = None
-        self.with_degrees = True
         self.holder: weakref.ref | None = None
         self.preparing, self.loading = threading.Lock(), threading.Lock()
         self.exchange: Exchange | None = None
         self._buffers: dict[str, Tensor | None] = {}
-        self._forget = False
-        self.hot_ids = hot
         self._known = None if whole.ids is None else whole.ids.to(self.device)
-        self._fill_hot(hot)
+        self.graph = self._made(hot, pool, edges)
+        self._fill_hot(self.hot_ids)
         self._read_on((self._stream, self._beside), *self._tables())
+
+    def _made(self, hot: Tensor, pool: int, edges: int) -> Graph:
+        """A graph and a book for a layout, in which nothing is."""
+        self.hot_ids, self.hot, self.pool, self.edges = hot, hot.numel(), pool, edges
+        self.with_degrees, self._forget = True, False
+        slots = (self.hot + pool) | 1  # no number that a program has for other reasons (``lowering.slots``)
+        graph = graph_of_slots(self.whole, self.device, slots, edges, self.sources)
+        self._next = next_structure(graph)
+        book = hot.cpu(), pool, self.whole.num_nodes, self.reuse
+        self.slots = DeviceSlots(*book, self.device) if self.own_book else Slots(*book)
+        for stream in (self._stream, self._beside) if self._stream is not None else ():
+            stream.wait_stream(torch.cuda.current_stream(self.device))  # the book is there
+        return graph
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def remake(self, hot: Tensor, pool: int, edges: int) -> None:
+        """Another layout, in which no macro-batch is; the graph is the same object, with other tensors.
+
+        What is there is freed before: nobody may hold on to the graph's tensors. If there is no memory, all is as it
+        was, but for the macro-batches.
+
+        Args:
+            hot, pool, edges: as of the arena.
+
+        Raises:
+            RuntimeError: PyTorch's, for want of memory.
+        """
+        if self.holder is not None and (feed := self.holder()) is not None:
+            feed.close()
+        self.holder = None
+        with self.preparing, self.loading:
+            before, failed = (self.hot_ids, self.pool, self.edges), None
+            try:
+                self._divide(hot, pool, edges)
+            except BaseException as error:  # also an interrupt
+                failed = error.with_traceback(None)  # whose frames hold on to what there was memory for
+            if failed is not None:
+                self._divide(*before)
+                raise failed
+
+    def _divide(self, hot: Tensor, pool: int, edges: int) -> None:
+        empty = self.graph.indptr[:0].clone(), self.graph.indices[:0].clone()
+        vars(self.graph).update(vars(Graph(*empty)))
+        self._next, self.slots, self._buffers = empty, None, {}
+        if self._stream is not None:
+            synchronize(self.device)
+            torch.cuda.empty_cache()
+        vars(self.graph).update(vars(self._made(hot, pool, edges)))  # samplers and programs know the object
+        self._fill_hot(self.hot_ids)
+        self._read_on((self._stream, self._beside), *self._tables())
+        self.close_epoch()
 
     def _tables(self) -> list[Tensor]:
         """All that loads read or write, on the device."""

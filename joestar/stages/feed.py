@@ -20,6 +20,18 @@ Sample = Callable[[Tensor, tuple[int, int, int]], MacroBatch | Picked]
 """``sample(seeds, key)``: a first stage; a pure function."""
 
 
+class NoRoomError(GraphError):
+    """The macro-batch of a single step, which cannot be cut, has no room.
+
+    Args:
+        text: what it has, and what there is. seeds: of the step ``[n]``. sample: makes it once more of some of these.
+    """
+
+    def __init__(self, text: str, seeds: Tensor, sample: Callable[[Tensor], MacroBatch | Picked]):
+        super().__init__(text)
+        self.seeds, self.sample = seeds, sample
+
+
 @dataclass
 class Piece:
     """Steps that find their seeds and neighbours in one macro-batch, the one of an index: ``[first, last)`` of the
@@ -41,7 +53,7 @@ class Traffic:
             the hot ones, ``fresh`` ones were not left by an earlier macro-batch either.
         cut: macro-batches that had no room and were cut in two. alone: that had none beside the one before them, and
             were loaded when that was not used any more. again: that were made again, because something else used the
-            arena between two steps.
+            arena between two steps. enlarged: times that the arena was divided anew, for a step that had no room.
         seconds: of the first stage and of loading, waiting left out, and how long steps waited.
         epochs: seconds of each whole epoch by the wall clock, with what the loop does between steps.
     """
@@ -56,6 +68,7 @@ class Traffic:
     cut: int = 0
     alone: int = 0
     again: int = 0
+    enlarged: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     epochs: list[float] = field(default_factory=list)
 
@@ -248,30 +261,34 @@ class _Maker:
 
     def halves(self, gate: Gate, piece: Piece) -> list[Piece]:
         """A macro-batch that has no room, in two at least."""
-        return self._fitting(gate, piece.index, self._cut(piece.first, piece.last, piece.prepared))
+        return self._fitting(gate, piece.index, self._cut(piece.index, piece.first, piece.last, piece.prepared.size))
 
     def _fitting(self, gate: Gate, index: int, waiting: list[tuple[int, int]]) -> list[Piece]:
         found = []
         while waiting:
             first, last = waiting.pop()
-            seeds = self.order[first * self.batch : last * self.batch]
-            macro = self.sample(seeds[seeds >= 0], (*self.key, index))
+            macro = self.sample(self._seeds(first, last), (*self.key, index))
             prepared = gate.prepare(self.arena, macro)
             if prepared is None:
-                waiting += self._cut(first, last, macro)
+                waiting += self._cut(index, first, last, macro.size)
             else:
                 found.append(Piece(index, first, last, prepared))
         return found
 
-    def _cut(self, first: int, last: int, given: MacroBatch | Picked | Prepared) -> list[tuple[int, int]]:
-        """The second half, then the first."""
+    def _seeds(self, first: int, last: int) -> Tensor:
+        seeds = self.order[first * self.batch : last * self.batch]
+        return seeds[seeds >= 0]
+
+    def _cut(self, index: int, first: int, last: int, size: str) -> list[tuple[int, int]]:
+        """The second half, then the first, of a macro-batch that has ``size``."""
         arena = self.arena
         if last - first == 1:
-            raise GraphError(
-                f"the macro-batch of a single step of {self.batch} seeds has {given.size}: the arena has room "
-                f"for {arena.pool:,} nodes besides the hot ones, and {arena.edges:,} edges{_history_room(arena)}. Give "
-                "more memory=, or take smaller batches or fanouts."
-            )
+            seeds, key = self._seeds(first, last), (*self.key, index)
+            raise NoRoomError(
+                f"the macro-batch of a single step of {seeds.numel():,} seeds has {size}: the arena has room for "
+                f"{arena.pool:,} nodes besides the hot ones, and {arena.edges:,} edges{_history_room(arena)}.",
+                seeds, lambda some: self.sample(some, key),
+            )  # fmt: skip
         self.traffic.cut += 1
         middle = (first + last) // 2
         return [(middle, last), (first, middle)]

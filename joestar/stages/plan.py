@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from joestar.profile.numbers import human_bytes, seconds
+from joestar.stages.layout import Costs, Layout
 from joestar.stages.macro import MacroBatch, Picked, nodes_of
 
 SLACK, SIGMAS = 1.02, 4.0
@@ -83,7 +84,8 @@ class Plan:
         share: of a macro-batch's nodes that are expected to be hot; fresh: that have to be loaded, neither hot nor of
             the macro-batch before.
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
-        bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``. batch: seeds per step planned for.
+        bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``, the hottest first. batch: seeds per step
+            planned for. enlarged: whether room was made since for steps with more.
         nodes, mean_edges: of a macro-batch. host: bytes of host memory beside the graph, by what they hold.
         ranks: how the plans of several processes differ, in words; this is the one of this process then, for its seeds.
     """
@@ -106,6 +108,12 @@ class Plan:
     mean_edges: float = 0.0
     host: dict[str, int] = field(default_factory=dict)
     ranks: str = ""
+    enlarged: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """How the arena is divided."""
+        return Layout(self.hot, self.cold, self.edges)
 
     @property
     def memory(self) -> int:
@@ -133,35 +141,13 @@ class Plan:
             f"{slowest} decide{'s' if slowest in ('bus', 'first stage') else ''})"
             + (f"\nhost memory beside the graph: {listed(self.host)}" if self.host else "")
             + (f"\n{self.ranks}" if self.ranks else "")
+            + ("\nroom was made since for larger steps: memory is as it is now" if self.enlarged else "")
         )
 
 
 def listed(parts: dict[str, int]) -> str:
     """Bytes by what they hold, in words."""
     return ", ".join(f"{name} {human_bytes(value)}" for name, value in parts.items() if value)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Bytes of the device: ``fixed`` whatever is chosen, per ``slot``, per ``edge``; ``pool``: further ones per slot of
-    nodes that are not hot; ``loading`` per node and ``loading_edge`` per edge of a macro-batch that is being loaded.
-
-    ``bus`` are bytes of a cold node's rows, which cross the bus; ``own_book``: slots do not. ``pulled`` and ``pushed``:
-    bytes of hidden rows that a macro-batch reads from the host and leaves there; ``hidden``: seconds of all the host's
-    threads for that.
-    """
-
-    fixed: dict[str, int]
-    slot: float
-    edge: float
-    bus: float
-    pool: float = 0.0
-    own_book: bool = False
-    loading: float = 24.0
-    loading_edge: float = 4.0
-    pulled: float = 0.0
-    pushed: float = 0.0
-    hidden: float = 0.0
 
 
 class Look:
@@ -197,8 +183,9 @@ class Look:
         return self._rank.numel()
 
     def hottest(self, count: int) -> Tensor:
-        """The first ``count`` nodes by score, ascending ids ``[count]`` on the CPU."""
-        return torch.nonzero(self._rank < count).flatten().cpu()
+        """The first ``count`` nodes by score, ids ``[count]`` on the CPU, the hottest first."""
+        ids = torch.nonzero(self._rank < count).flatten()
+        return ids[torch.argsort(self._rank[ids])].cpu()
 
     def at(self, number: int) -> None:
         """Samples macro-batches of ``number`` seeds: ``SMALL`` of them if they are small and vary, else ``LARGE``."""
@@ -359,12 +346,7 @@ def choose(look: Look, wanted: list[int], costs: Costs, budget: int, total: int,
 def parts_of(look: Look, number: int, costs: Costs, hot: int) -> dict[str, int]:
     """Bytes of the device, with so many hot nodes and seeds per macro-batch."""
     shape, (cold, edges) = look.shape(number), look.room(number, hot)
-    return {
-        "hot nodes": int(hot * costs.slot),
-        "macro-batches": int(cold * (costs.slot + costs.pool) + 16 * (hot + cold) + edges * costs.edge),
-        "loading": int(shape.nodes * costs.loading + shape.edges * costs.loading_edge),
-        **costs.fixed,
-    }
+    return costs.of(Layout(hot, cold, edges), shape.nodes, shape.edges)
 
 
 def least(look: Look, number: int, costs: Costs) -> dict[str, int]:

@@ -225,9 +225,11 @@ def test_no_thread_is_left_behind(graph, planned):
 
 
 def test_a_step_that_has_no_room_says_so(graph, planned):
+    """Where the budget has none either: more of this in ``test_staged_room.py``."""
     planned(cold=10)
     step = compiled(graph, True)
-    with pytest.raises(StageError, match=r"single step of 16 seeds.*Give more memory=") as caught:
+    step.plan.budget = 10_000
+    with pytest.raises(StageError, match=r"single step of 16 seeds.*memory=9.8 KiB. Give memory=") as caught:
         list(step.epoch(graph.train_idx, BATCH))
     assert isinstance(caught.value.__cause__, GraphError)
 
