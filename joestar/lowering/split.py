@@ -11,6 +11,9 @@ Nothing in the front depends on what a step changes, so that the front of a step
 still under way. It holds what reads the graph's structure and data - sampling, rows of features and labels, first
 aggregations that read them in place -, the true sizes of all sets, and what these need. What reads parameters as well
 stays in the back, and so does everything that is cheap.
+
+Where rows come from elsewhere, over a bus or from other GPUs, the front is two graphs itself: sampling, which is short
+and works on this device, and the reading of far rows, with what needs them, which waits for links most of the time.
 """
 
 import operator
@@ -36,6 +39,21 @@ _MEETINGS = frozenset({_JOESTAR.row_parts.default, _JOESTAR.over_ranks.default})
 
 
 @dataclass(frozen=True)
+class Far:
+    """The part of a front that reads rows from elsewhere.
+
+    Attributes:
+        run: gives a list of tensors. inputs: positions among the inputs of the whole; taken: behind these, positions in
+            what the rest of the front gives; handed_on: of that, what the back takes.
+    """
+
+    run: Callable
+    inputs: list[int]
+    taken: list[int]
+    handed_on: list[int]
+
+
+@dataclass(frozen=True)
 class Halves:
     """Two graphs, or what was compiled from them, which one after the other are the whole.
 
@@ -44,6 +62,7 @@ class Halves:
         front_inputs, back_inputs: positions among the inputs of the whole; the back takes what the front gives behind
             its own.
         reads: names of the front's ops that read the graph.
+        far: the part of the front that reads rows from elsewhere, or ``None``.
     """
 
     front: Callable
@@ -51,15 +70,29 @@ class Halves:
     front_inputs: list[int]
     back_inputs: list[int]
     reads: list[str]
+    far: "Far | None" = None
 
-    @torch.no_grad()
     def ahead(self, inputs: list) -> list[Tensor]:
-        """What the front gives.
+        """What the front gives, with its far part.
 
         Args:
             inputs: of the whole; those that only the back reads may be anything.
         """
+        return self.fetched(inputs, self.sampled(inputs))
+
+    @torch.no_grad()
+    def sampled(self, inputs: list) -> list[Tensor]:
+        """What the front gives without its far part, for ``fetched``."""
         return list(self.front(*(inputs[place] for place in self.front_inputs)))
+
+    @torch.no_grad()
+    def fetched(self, inputs: list, sampled: list[Tensor]) -> list[Tensor]:
+        """What the back takes, from what was ``sampled``."""
+        far = self.far
+        if far is None:
+            return sampled
+        rows = far.run(*(inputs[place] for place in far.inputs), *(sampled[place] for place in far.taken))
+        return [*(sampled[place] for place in far.handed_on), *rows]
 
     def rest(self, inputs: list, made: list[Tensor]):
         """The outputs of the whole, from what the front gave."""
@@ -100,11 +133,40 @@ def split(gm: fx.GraphModule, roles: list[Input], changing: frozenset[int]) -> H
             return Whole(f"the list that {node.target} gives is read on both sides", node_line(node))
     places = {node: place for place, node in enumerate(placeholders)}
     kept = [node for node in gm.graph.nodes if node not in front or node.op in ("placeholder", "get_attr")]
-    front_graph, front_inputs = _graph([n for n in gm.graph.nodes if n in front], [], crossing, places)
+    near, far, crossing = _parted(gm, [n for n in gm.graph.nodes if n in front], check, crossing, places)
     back_graph, back_inputs = _graph(kept, crossing, None, places)
     names = list(dict.fromkeys(node.target._schema.name.partition("::")[2] for node in reads))
-    halves = (LazyGraphModule(gm, graph) for graph in (front_graph, back_graph))
-    return Halves(*halves, front_inputs, back_inputs, names)
+    return Halves(near[0], LazyGraphModule(gm, back_graph), near[1], back_inputs, names, far)
+
+
+def _parted(
+    gm: fx.GraphModule, front: list[fx.Node], check: fx.Node, crossing: list[fx.Node], places: dict[fx.Node, int]
+) -> tuple[tuple[Callable, list[int]], Far | None, list[fx.Node]]:
+    """The front's graph and inputs, its far part, and what the back takes, in the order in which it is given.
+
+    Args:
+        front: nodes of both parts, in order; crossing: those that the back reads.
+    """
+    distant: set[fx.Node] = set()
+    for node in front:
+        if node.op == "call_function" and (node.target in _FAR or distant & set(node.all_input_nodes)):
+            distant.add(node)
+    near = [node for node in front if node not in distant]
+    made = [node for node in near if node.op == "call_function"]
+    given = [node for node in made if node in crossing or any(user in distant for user in node.users)]
+    lists = any(isinstance(node.meta.get("val"), (list, tuple)) for node in given)
+    if not distant or lists or distant & set(check.args[0]):
+        graph, inputs = _graph(front, [], crossing, places)
+        return (LazyGraphModule(gm, graph), inputs), None, crossing
+    handed_on, rows = ([node for node in crossing if (node in distant) is far] for far in (False, True))
+    taken = [node for node in given if any(user in distant for user in node.users)]
+    graph, inputs = _graph(near, [], given, places)
+    own = [node for node in front if node in distant or node.op in ("placeholder", "get_attr")]
+    far_graph, far_inputs = _graph(own, taken, rows, places)
+    far = Far(
+        LazyGraphModule(gm, far_graph), far_inputs, *([given.index(n) for n in some] for some in (taken, handed_on))
+    )
+    return (LazyGraphModule(gm, graph), inputs), far, [*handed_on, *rows]
 
 
 def _moving(gm: fx.GraphModule, held: dict[fx.Node, Input], changing: frozenset[int]) -> dict[fx.Node, str]:

@@ -11,6 +11,14 @@ take turns, since a back reads what a front has left in its own memory:
                    /                    \\ /                    \\ /
     fronts' stream   front 1 of step i+1    front 0 of step i+2    front 1 of step i+3
 
+Where rows come from elsewhere (over a bus, from other GPUs), links work most of the time and the device does not. Then
+a front is two graphs: rows are read on the fronts' stream, and what says which is sampled behind the back, a step
+earlier, into the place that this back has just left.
+
+    steps' stream    back 0 of step i, samples 0 of step i+2       back 1 of step i+1, samples 1 of step i+3
+                   /                                         \\ /                                         \\
+    fronts' stream   rows 1 of step i+1                            rows 0 of step i+2
+
 The streams fork before and join behind every step: whoever works on the steps' stream between two steps finds nothing
 under way.
 """
@@ -18,7 +26,7 @@ under way.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,8 +50,20 @@ class Batch:
 
 def read(program: Program, state: StepState, key: Tensor) -> Batch:
     """The batch of the step that ``key`` names, of the run that ``state`` holds; of a whole program its seeds."""
+    return fetch(program, sample(program, state, key), key)
+
+
+def sample(program: Program, state: StepState, key: Tensor) -> Batch:
+    """The same, as far as it does not read rows from elsewhere."""
     seeds, count = torch.ops.joestar.take_batch(state.order, state.run, key, program.batch)
-    return Batch(seeds, count, None if program.halves is None else program.ahead(seeds, count, key))
+    return Batch(seeds, count, None if program.halves is None else program.sampled(seeds, count, key))
+
+
+def fetch(program: Program, sampled: Batch, key: Tensor) -> Batch:
+    """With these rows."""
+    if program.halves is None:
+        return sampled
+    return replace(sampled, made=program.fetched(sampled.seeds, sampled.count, key, sampled.made))
 
 
 class Ahead:
@@ -62,10 +82,11 @@ class Ahead:
         self.early = False
         self._made: Batch | None = None
         self._promised: tuple | None = None
+        self._sampled: tuple | None = None
 
     def drop(self) -> None:
         """The next step makes its batch itself."""
-        self._made = self._promised = None
+        self._made = self._promised = self._sampled = None
 
     def _facts(self, program: Program, run: Run, position: int) -> tuple | None:
         """What the batch of a step is made from, as far as it can change; ``None`` if that cannot be told."""
@@ -127,19 +148,25 @@ class Ahead:
         if program.halves is None:
             graph.replay()
             return
-        ready, facts = self._is_ready(program, run), self._facts(program, run, run.position + 1)
-        graph.replay(ready, None if facts is None else run.position + 1)
-        self._promised = facts
+        position = run.position
+        ready, facts = self._is_ready(program, run), self._facts(program, run, position + 1)
+        behind = None if program.halves.far is None else self._facts(program, run, position + 2)
+        sampled = ready and facts is not None and self._sampled == facts
+        graph.replay(
+            ready, None if facts is None else position + 1, sampled, None if behind is None else position + 2
+        )  # fmt: skip
+        self._promised, self._sampled = facts, behind
 
 
 class PrefetchGraphs:
-    """A step as CUDA graphs that take turns, two of its front and two of its back.
+    """A step as CUDA graphs that take turns, two of its front (and of what reads far rows) and two of its back.
 
     Args:
         front: makes the batch that a key names; back: the rest of a step, from its batch. Both as ``step`` of a
             ``StepGraph``.
         state: holds a run. parameters: whose gradients steps leave behind. memory: of the backs, shared with other
             graphs, or ``None``.
+        far: adds the rows from elsewhere to what ``front`` made under a key, or ``None``.
 
     Attributes:
         overlapped: the programs on two streams that are part of the back.
@@ -148,54 +175,72 @@ class PrefetchGraphs:
     def __init__(
         self, front: Callable[[Tensor], Batch], back: Callable[[Batch], None], state: StepState,
         parameters: list[Tensor], memory: GraphMemory | None = None,
+        far: Callable[[Batch, Tensor], Batch] | None = None,
     ):  # fmt: skip
         start = time.perf_counter()
         self.state, self.device, self.parameters = state, state.device, parameters
-        self.key = state.key.clone()
+        self.keys = [state.key.clone() for _ in range(2)]
         self.stream = own_stream("fronts", state.device)
         self.turn = 0
         self.fronts: list[StepGraph] = []
+        self.fars: list[StepGraph] = []
         self.backs: list[StepGraph] = []
-        self._batches: list[Batch | None] = [None, None]
+        self._sampled: list[Batch | None] = [None, None]
+        self._batches: list[Batch | None] = [None, None] if far is not None else self._sampled
         self._gradients: list[list[Tensor | None]] = []
         try:
-            self._capture(front, back, memory)
+            self._capture(front, far, back, memory)
         except BaseException:
             self.free()
             raise
         self.overlapped = self.backs[0].overlapped
         self.seconds = time.perf_counter() - start
 
-    def _capture(self, front: Callable, back: Callable, memory: GraphMemory | None) -> None:
+    def _capture(self, front: Callable, far: Callable | None, back: Callable, memory: GraphMemory | None) -> None:
         # A front must not write where the other one's batch is, nor where a back works beside it: no pool is shared
         # but by the two backs, which leave nothing to each other. Fronts run one after the other: they share tables.
         tables: dict = {}
         for turn in range(2):
             own = GraphMemory()
             own.tables = tables
-
-            def fill(turn: int = turn) -> None:
-                self._batches[turn] = front(self.key)
-
-            self.fronts.append(StepGraph(fill, self.device, own, beside=True))
+            self.fronts.append(
+                StepGraph(lambda turn=turn: _leave(self._sampled, turn, front(self.keys[turn])), self.device, own, True)
+            )
+        for turn in range(2):
+            self.fronts[turn].replay()  # what was captured has not run yet, and warm-ups read it
+            if far is None:
+                continue
+            self.fars.append(
+                StepGraph(
+                    lambda turn=turn: _leave(self._batches, turn, far(self._sampled[turn], self.keys[turn])),
+                    self.device, GraphMemory(), True,
+                )
+            )  # fmt: skip
+            self.fars[turn].replay()
         shared = GraphMemory() if memory is None else memory
-        for turn, graph in enumerate(self.fronts):
-            graph.replay()  # what was captured has not run yet, and the back's warm-up reads it
-            batch = self._batches[turn]
+        for batch in self._batches:
             self.backs.append(StepGraph(lambda batch=batch: back(batch), self.device, shared))
             self._gradients.append([parameter.grad for parameter in self.parameters])
 
-    def replay(self, ready: bool = False, following: int | None = None) -> None:
+    def replay(
+        self, ready: bool = False, following: int | None = None, sampled: bool = False, behind: int | None = None
+    ) -> None:
         """Launches the step that ``state.key`` names on the current stream.
 
         Args:
             ready: its front has run already, as the following of the step before. following: the step whose front runs
-                meanwhile, if any.
+                meanwhile, if any. sampled: that one's samples have been made, as those behind of the step before.
+            behind: the step after it, if its samples are to be made.
         """
         main, turn = torch.cuda.current_stream(self.device), self.turn
         if not ready:
-            self.key.copy_(self.state.key)
+            for key in self.keys:
+                key.copy_(self.state.key)
             self.fronts[turn].graph.replay()
+            if self.fars:
+                self.fars[turn].graph.replay()
+        if self.fars and following is not None and not sampled:
+            self._sample(1 - turn, following)
         if following is not None:
             self.stream.wait_stream(main)
         for parameter, gradient in zip(self.parameters, self._gradients[turn], strict=True):
@@ -203,13 +248,27 @@ class PrefetchGraphs:
         self.backs[turn].replay()
         if following is not None:
             with torch.cuda.stream(self.stream):
-                self.key[2].fill_(following)
-                self.fronts[1 - turn].graph.replay()
+                if self.fars:
+                    self.fars[1 - turn].graph.replay()
+                else:
+                    self._sample(1 - turn, following)
+            if self.fars and behind is not None:
+                self._sample(turn, behind)
             main.wait_stream(self.stream)
             self.turn = 1 - turn
 
+    def _sample(self, turn: int, position: int) -> None:
+        """Launches a front for a step of the run."""
+        self.keys[turn][2].fill_(position)
+        self.fronts[turn].graph.replay()
+
     def free(self) -> None:
         """Gives the graphs' memory back."""
-        for graph in (*self.fronts, *self.backs):
+        for graph in (*self.fronts, *self.fars, *self.backs):
             graph.free()
-        self._batches, self._gradients = [None, None], []
+        self._sampled, self._batches, self._gradients = [None, None], [None, None], []
+
+
+def _leave(places: list[Batch | None], turn: int, batch: Batch) -> None:
+    """Where a captured front, or far part, leaves what it made: the same tensors in every replay."""
+    places[turn] = batch

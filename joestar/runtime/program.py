@@ -341,11 +341,23 @@ class Program:
         """The compiled program's, if it was cut."""
         return self.run if isinstance(self.run, Halves) else None
 
-    @torch.inference_mode(False)
     def ahead(self, seeds: Tensor, seed_count: Tensor, key: Tensor) -> list[Tensor]:
         """Runs the front of a program that was cut: what ``step`` takes as ``made``, whenever it comes."""
+        return self.fetched(seeds, seed_count, key, self.sampled(seeds, seed_count, key))
+
+    @torch.inference_mode(False)
+    def sampled(self, seeds: Tensor, seed_count: Tensor, key: Tensor) -> list[Tensor]:
+        """Runs the front but for what reads rows from elsewhere; ``fetched`` takes it."""
         with self._modes():
-            return self.run.ahead(self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=None))
+            bound = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=None)
+            return self.run.sampled(bound)
+
+    @torch.inference_mode(False)
+    def fetched(self, seeds: Tensor, seed_count: Tensor, key: Tensor, sampled: list[Tensor]) -> list[Tensor]:
+        """Reads those rows, and returns what the front gives as a whole."""
+        with self._modes():
+            bound = self._bind(self.padded.roles, seeds=seeds, key=key, seed_count=seed_count, flag=None)
+            return self.run.fetched(bound, sampled)
 
     @torch.inference_mode(False)
     def step(

@@ -23,7 +23,7 @@ from joestar.runtime.executor import Executor
 from joestar.runtime.leaves import Leaves
 from joestar.runtime.mailbox import Mailbox
 from joestar.runtime.optimizer import gradient_hooks
-from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, read
+from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, fetch, sample
 from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
@@ -364,7 +364,7 @@ class StepRunner:
 
         with self._raised_flag(), self._untimed(), self.executor.program.fixed_order():
             try:
-                self.graph = self._captured_step(functools.partial(read, program, state), rest)
+                self.graph = self._captured_step(functools.partial(sample, program, state), rest)
             except BaseException:
                 self.optimizer.zero_grad()  # gradients of the memory that is gone
                 raise
@@ -378,9 +378,11 @@ class StepRunner:
         self, front: Callable[[Tensor], Batch], rest: Callable[[Batch], None]
     ) -> StepGraph | PrefetchGraphs:
         state = self.state
-        if self.executor.program.halves is None:
+        program = self.executor.program
+        if program.halves is None:
             return StepGraph(lambda: rest(front(state.key)), state.device, self.memory)
-        return PrefetchGraphs(front, rest, state, self.optimizer.parameters(), self.memory)
+        far = None if program.halves.far is None else functools.partial(fetch, program)
+        return PrefetchGraphs(front, rest, state, self.optimizer.parameters(), self.memory, far)
 
     def _step_of_ranks(self, batch: Batch) -> None:
         """A captured step whose message says whether it fits on all ranks."""

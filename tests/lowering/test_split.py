@@ -14,6 +14,7 @@ from joestar.profile.sizes import step_key
 from joestar.runtime.program import Options, Program
 from joestar.runtime.seeds import filled
 from joestar.sampling import NeighborSampler
+from joestar.store import FeatureStore
 from lowering.harness import NUM_FEATURES, SEEDS, Rows, seeded, small_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -95,6 +96,28 @@ def test_the_front_reads_what_no_step_changes_and_the_back_no_table():
     assert {Kind.PARAMETER, Kind.BUFFER, Kind.FLAG} <= back and not {Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL} & back
     (place,) = (place for place in program.places if place.pattern == "prefetch")
     assert place.fired and "sample_cols" in place.detail and "index_select" in place.detail
+
+
+def test_rows_from_elsewhere_are_read_by_a_part_of_the_front():
+    model, found = Rows(quiet, norm=nn.BatchNorm1d(8)), {}
+    for where in ("here", "far, whole", "far"):
+        graph = small_graph()
+        graph.ndata["x"] = graph.ndata["x"].float()
+        if where != "here":
+            graph.ndata["x"] = FeatureStore(graph.ndata["x"], "cpu", hot=torch.arange(0, graph.num_nodes, 3))
+        program = compiled(copy.deepcopy(model), graph=graph, prefetch=where != "far, whole")
+        found[where] = carried_out(program, ahead=where != "far, whole")
+        if where == "here":
+            assert program.halves.far is None
+    halves, roles = program.halves, program.padded.roles
+    near, far = ({roles[place].kind for place in places} for places in (halves.front_inputs, halves.far.inputs))
+    assert Kind.FEATURE in far and Kind.FEATURE not in near and {Kind.STRUCTURE, Kind.LABEL, Kind.SEEDS} <= near
+    assert not {Kind.STRUCTURE, Kind.PARAMETER, Kind.BUFFER, Kind.FLAG} & far
+    assert "gather_rows" in str(halves.far.run.graph) and "gather_rows" not in str(halves.front.graph)
+    (place,) = (place for place in program.places if place.pattern == "prefetch")
+    assert "far rows are read on a stream of their own" in place.detail
+    for values in zip(*found.values(), strict=True):
+        assert torch.equal(values[0], values[1]) and torch.equal(values[0], values[2])
 
 
 class Weighted:

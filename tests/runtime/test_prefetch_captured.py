@@ -13,7 +13,7 @@ import torch
 from joestar.runtime import prefetch
 from tests.runtime import stand_ins
 from tests.runtime.common import make_step, tight_bounds, train
-from tests.runtime.prefetch_loops import IDX, LOOPS, both, other_steps
+from tests.runtime.prefetch_loops import IDX, LOOPS, both, graph_of, other_steps
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -80,41 +80,24 @@ def captured(request, monkeypatch):
         yield
         Stream.current = main
 
-    def fill(graphs, front):
-        """As a front of ``PrefetchGraphs``, into the memory of its first run."""
-        turn = len(graphs.fronts)
+    def leave(places, turn, new):
+        """As what a graph captured, into the memory of its first run."""
+        kept = places[turn]
+        if kept is None:
+            seeds, count, *made = (value.clone() for value in (new.seeds, new.count, *new.made))
+            places[turn] = prefetch.Batch(seeds, count, made)
+            return
+        for place, value in zip([kept.seeds, kept.count, *kept.made], [new.seeds, new.count, *new.made], strict=True):
+            place.copy_(value)
 
-        def work():
-            new, kept = front(graphs.key), graphs._batches[turn]
-            if kept is None:
-                graphs._batches[turn] = new
-                return
-            for place, value in zip(
-                [kept.seeds, kept.count, *kept.made], [new.seeds, new.count, *new.made], strict=True
-            ):
-                place.copy_(value)
-
-        return work
-
-    class Fronts(Graph):
-        def __init__(self, step, device, memory=None, beside=False):
-            if beside:  # ``fill`` of ``PrefetchGraphs``, with a memory that stays
-                graphs, front = (cell.cell_contents for cell in _cells(step, "self", "front"))
-                step = fill(graphs, front)
-            super().__init__(step, device, memory, beside)
-
-    monkeypatch.setattr(prefetch, "StepGraph", Fronts)
+    monkeypatch.setattr(prefetch, "StepGraph", Graph)
+    monkeypatch.setattr(prefetch, "_leave", leave)
     monkeypatch.setattr(prefetch, "GraphMemory", mock.Mock)
     monkeypatch.setattr(prefetch, "own_stream", lambda *_: side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", on)
     with stand_ins.captured_steps(Graph, Box):
         yield side
-
-
-def _cells(function, *names):
-    found = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-    return [found[name] for name in names]
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
@@ -140,12 +123,45 @@ def test_gradients_are_those_of_the_latest_step(captured, monkeypatch):
     both(loop, monkeypatch, accumulate=2)
 
 
-def test_fronts_share_no_memory_with_what_runs_beside_them(captured):
-    step = make_step(prefetch=True)
+@pytest.mark.parametrize("store", [False, True], ids=["resident", "store"])
+def test_fronts_share_no_memory_with_what_runs_beside_them(captured, store):
+    step = make_step(prefetch=True, graph=graph_of(store))
     train(step, IDX, epochs=1)
+    graphs = step._runner.graph
     fronts, backs = ([graph for graph in Graph.made if graph.beside is beside] for beside in (True, False))
     memories = [graph.memory for graph in fronts]
-    assert len(fronts) == 2 and memories[0] is not memories[1] and memories[0].tables is memories[1].tables
+    assert graphs.fronts + graphs.fars == fronts and len(graphs.fars) == (2 if store else 0) and graphs.backs == backs
+    assert len(set(map(id, memories))) == len(memories) == (4 if store else 2)
+    assert memories[0].tables is memories[1].tables
     assert len(backs) == 2 and backs[0].memory is backs[1].memory and backs[0].memory not in memories
     step._runner.drop_graph()
     assert Graph.made == []
+
+
+@pytest.mark.parametrize("store", [False, True], ids=["resident", "store"])
+def test_every_batch_is_made_once_and_two_steps_early_where_rows_are_far(captured, store, monkeypatch):
+    step = make_step(prefetch=True, graph=graph_of(store))
+    train(step, IDX, epochs=1)
+    graphs, done = step._runner.graph, []
+    for name in ("fronts", "fars", "backs"):
+        for turn, graph in enumerate(getattr(graphs, name)):
+            key = graphs.state.key if name == "backs" else graphs.keys[turn]
+            monkeypatch.setattr(graph, "step", _noted(done, name, graph.step, key))
+    train(step, IDX, epochs=1)
+    steps = sorted({position for _, position in done})
+    for name in ("fronts", "backs", *(["fars"] if store else [])):
+        assert [position for which, position in done if which == name] == steps, name
+    if store:
+        for position in steps[2:]:
+            made, read, before = (done.index(each) for each in (
+                ("fronts", position), ("fars", position), ("backs", position - 1)
+            ))  # fmt: skip
+            assert made < read and made < before
+
+
+def _noted(done, name, work, key):
+    def carried_out():
+        done.append((name, int(key[2])))
+        work()
+
+    return carried_out
