@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from joestar import host
 from joestar.distributed.group import Group
 from joestar.distributed.peer_memory import shared_pages
-from joestar.kernels import host
 
 _APART = 8
 """Words between those of two ranks: a line of the cache for each."""

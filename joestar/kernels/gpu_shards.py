@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels.gpu_fill import _WARPS, TILE_BYTES
-from joestar.kernels.gpu_launch import cdiv, check_ids, multiprocessors, on_device, require
+from joestar.kernels.gpu_launch import beside_others, cdiv, check_ids, multiprocessors, on_device, require
 from joestar.kernels.layout import power_of_two
 
 PROGRAMS = 1
@@ -98,8 +98,9 @@ def gather_shards(
     parts = cdiv(width, block)
     grid = (min(PROGRAMS * multiprocessors(out.device), cdiv(ids.numel(), rows) * parts),)
     hot = slot_of if cache is not None and cache.numel() else None
-    _gather_shards[grid](
+    compiled = _gather_shards[grid](
         pointers, hot, ids.contiguous(), out.view(ids.numel(), -1).view(word), ids.numel(), WORLD=world, STRIPE=stripe,
         WIDTH=width, PARTS=parts, BLOCK=block, ROWS=rows, ALIGNED=math.gcd(size, _VECTOR), num_warps=_WARPS,
     )  # fmt: skip
+    beside_others(compiled)
     return out

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from joestar.kernels.host import address
+from joestar.host import address
 from joestar.lowering.origin import model_line
 from joestar.torch_private import OpOverloadPacket
 

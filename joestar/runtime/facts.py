@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from joestar.kernels import host
+from joestar import host
 from joestar.runtime.code_names import filled
 
 

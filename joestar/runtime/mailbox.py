@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from joestar.kernels import host
+from joestar import host
 from joestar.ops.step.launches import TAG_BITS, opened_mailbox
 
 _TAG = (1 << TAG_BITS) - 1

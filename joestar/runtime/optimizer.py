@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from joestar import host
 from joestar.errors import ConfigError, JoestarWarning, OptimizerError
-from joestar.kernels import host
 from joestar.ops import optimizer as kernels
 from joestar.ops.optimizer_formulas import FORMULAS
 from joestar.runtime.facts import Entries

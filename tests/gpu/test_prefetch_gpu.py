@@ -83,7 +83,9 @@ def test_few_graphs_per_step_and_no_synchronisation(where, graphs):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     found = launches(lambda: next(losses))
-    assert found["syncs"] == 0 and graphs <= found["launches"] <= graphs + 1, found  # and the number of the front's step
+    assert found["syncs"] == 0 and graphs <= found["launches"] <= graphs + 1, (
+        found
+    )  # and the number of the front's step
 
 
 def test_steps_on_streams_of_the_users():

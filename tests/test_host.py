@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joestar.kernels import host
+from joestar import host
 from joestar.runtime.facts import Entries, Functions
 
 AWAIT = [host.await_words, host.plain_await_words]

@@ -10,8 +10,6 @@ import select
 import time
 from collections.abc import Mapping
 
-from joestar.kernels import has_native
-
 
 def plain_await_words(address: int, stride: int, count: int, mask: int, value: int, microseconds: int) -> bool:
     """Whether some words in memory have become ``value`` under ``mask`` within so many microseconds.
@@ -70,8 +68,8 @@ def plain_same_functions(functions: list, codes: list, defaults: list, keywords:
     )
 
 
-if has_native():
+try:
     from joestar._native import await_words, same_addresses, same_entries, same_functions
-else:
+except ImportError:  # the extension is not built
     await_words, same_entries = plain_await_words, plain_same_entries
     same_addresses, same_functions = plain_same_addresses, plain_same_functions
