@@ -18,7 +18,7 @@ ALLOWED = {
     "host": {"_native"},
     "distributed": {"errors", "locks", "cuda_driver", "host", "kernels"},
     "metrics": {"errors"},
-    "kernels": {"errors", "locks", "cuda_driver", "_native"},
+    "kernels": {"errors", "locks", "_native"},
     "ops": {"errors", "kernels", "streams", "_native"},
     "graph_api": {"errors", "ops"},
     "sampling": {"errors", "graph_api", "ops"},

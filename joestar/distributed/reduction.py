@@ -41,14 +41,20 @@ class Reduction:
         self._kept = [buffer.clone() for buffer in buffers]
 
     def __call__(
-        self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, shares: Tensor, lacks: Tensor
-    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        self,
+        parameters: list[Tensor],
+        loss: Tensor,
+        logged: list[Tensor],
+        ok: Tensor,
+        shares: Tensor,
+        decisive: int = 0,
+    ) -> tuple[Tensor, list[Tensor], Tensor]:  # fmt: skip
         """Sets the gradients to their sums: (the loss of the global batch, what is logged with it, ok on all ranks).
 
         Args:
             parameters: that have gradients; loss, logged, ok: 0-d, of this rank.
             shares: float64 ``[2 + len(logged)]``: this rank's part of the loss, of the seeds, of each logged value.
-            lacks: 0-d bool, whether this rank's gradients are none, whatever they are.
+            decisive: which of them is 0 where this rank's gradients are none, whatever they are.
         """
         means = [buffer for buffer in self._buffers if buffer.dtype.is_floating_point]
         layout = self._layout([p.grad for p in parameters], means, loss, len(logged))
@@ -60,7 +66,7 @@ class Reduction:
             for piece, buffer in zip(statistics, means, strict=True):
                 piece.copy_(_part(buffer.to(flat.dtype), shares[1]))
             own = [value.detach() for value in (loss, *logged)]
-            torch.ops.joestar.own_words(layout.gradients, words, own, shares, ok, lacks)
+            torch.ops.joestar.own_words(layout.gradients, words, own, shares, ok, decisive)
             self.group.add_up(flat)
             happens = words[-1] == 0
             for parameter, piece in zip(parameters, grads, strict=True):

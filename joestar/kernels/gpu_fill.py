@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import INTERPRETED, beside_others, cdiv, check_ids, on_device, require
+from joestar.kernels.gpu_launch import INTERPRETED, cdiv, check_ids, on_device, require
 from joestar.kernels.layout import power_of_two
 
 PROGRAMS = 32
@@ -124,10 +124,7 @@ def fill_rows(source: Tensor, ids: Tensor, slots: Tensor, out: Tensor, programs:
     block, rows = _tile(width, max(source.element_size(), out.element_size()))
     parts = cdiv(width, block)
     grid = (max(1, min(programs or PROGRAMS, cdiv(n, rows) * parts)),)
-    compiled = _fill_rows[grid](
-        source, ids, slots, out, n, WIDTH=width, PARTS=parts, BLOCK=block, ROWS=rows, num_warps=_WARPS
-    )
-    beside_others(compiled)
+    _fill_rows[grid](source, ids, slots, out, n, WIDTH=width, PARTS=parts, BLOCK=block, ROWS=rows, num_warps=_WARPS)
 
 
 @on_device
@@ -169,7 +166,6 @@ def _gather(table, cache, slot_of, ids, places, out) -> None:
     block, rows = _tile(width, word.itemsize)
     grid = (cdiv(ids.numel(), rows), cdiv(width, block))
     slots = slot_of if cache is not None else None
-    compiled = _gather_cached[grid](
+    _gather_cached[grid](
         table, cache, slots, ids, places, out, ids.numel(), WIDTH=width, BLOCK=block, ROWS=rows, num_warps=_WARPS
     )
-    beside_others(compiled)

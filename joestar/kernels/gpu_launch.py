@@ -1,7 +1,5 @@
 """What every Triton launcher shares: checks, devices, grids, and prefix sums over the blocks of a grid."""
 
-import contextlib
-import ctypes
 import functools
 import os
 
@@ -10,7 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.cuda_driver import Driver
 from joestar.kernels.layout import power_of_two
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -115,31 +112,6 @@ def cdiv(n: int, block: int) -> int:
 def multiprocessors(device: torch.device) -> int:
     """Of a GPU; where kernels are interpreted those of an H200."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-@functools.cache
-def _driver() -> Driver:
-    return Driver({"cuFuncSetAttribute": (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)})
-
-
-_CARVEOUT, _MOST = 9, 100
-_SIDE_BY_SIDE: set[int] = set()
-
-
-def beside_others(compiled) -> None:
-    """Lets kernels that need much shared memory start on multiprocessors where this one runs, from its next launch on.
-
-    A multiprocessor divides its memory into cache and shared memory, anew only when nothing runs on it. A kernel that
-    waits for links for hundreds of microseconds and needs no shared memory would keep every product from starting.
-
-    Args:
-        compiled: what a launch of the kernel returned.
-    """
-    function = getattr(compiled, "function", None)
-    if isinstance(function, int) and function not in _SIDE_BY_SIDE:
-        _SIDE_BY_SIDE.add(function)
-        with contextlib.suppress(OSError):  # a preference: nothing depends on it but time
-            _driver()("cuFuncSetAttribute", function, _CARVEOUT, _MOST)
 
 
 def rows_per_block(n: int, smallest: int = 32, largest: int = 256) -> int:

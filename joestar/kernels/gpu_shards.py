@@ -11,14 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_fill import _WARPS, TILE_BYTES
-from joestar.kernels.gpu_launch import beside_others, cdiv, check_ids, multiprocessors, on_device, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, multiprocessors, on_device, require
 from joestar.kernels.layout import power_of_two
 
-PROGRAMS = 1
-"""Programs per multiprocessor: enough for the links (2 MB under way), and most threads stay free for the step that
-computes meanwhile. On four H200 an epoch with ``prefetch=True`` took 0.305 s with one, 0.337 with four, 0.343 with one
-per tile."""
+_WARPS, _NARROW_WARPS = 32, 8
+"""Of a program whose threads read 16 bytes at a time, and of others, whose threads need more registers."""
+_THREAD = 64
+"""Bytes that a thread has under way."""
+SHARE = 4
+"""Of so many multiprocessors one reads rows, with all its threads: 2 MB are under way, enough for the links, and the
+others are free for the step that computes meanwhile. Its products need all registers of a multiprocessor, and wait for
+as long as anything else runs on it."""
 _WORDS = (torch.int32, torch.int16, torch.int8)
 _WIDEST = 2048
 """Bytes of a row that a tile holds at most."""
@@ -94,13 +97,15 @@ def gather_shards(
     word = next(word for word in _WORDS if size % word.itemsize == 0)
     width = size // word.itemsize
     block = min(power_of_two(width), _WIDEST // word.itemsize)
-    rows = max(1, TILE_BYTES // (block * word.itemsize))
+    aligned = math.gcd(size, _VECTOR)
+    warps = _WARPS if aligned == _VECTOR else _NARROW_WARPS
+    rows = max(1, warps * 32 * _THREAD // (block * word.itemsize))
     parts = cdiv(width, block)
-    grid = (min(PROGRAMS * multiprocessors(out.device), cdiv(ids.numel(), rows) * parts),)
+    programs = max(1, multiprocessors(out.device) // SHARE) * (_WARPS // warps)
+    grid = (min(programs, cdiv(ids.numel(), rows) * parts),)
     hot = slot_of if cache is not None and cache.numel() else None
-    compiled = _gather_shards[grid](
+    _gather_shards[grid](
         pointers, hot, ids.contiguous(), out.view(ids.numel(), -1).view(word), ids.numel(), WORLD=world, STRIPE=stripe,
-        WIDTH=width, PARTS=parts, BLOCK=block, ROWS=rows, ALIGNED=math.gcd(size, _VECTOR), num_warps=_WARPS,
+        WIDTH=width, PARTS=parts, BLOCK=block, ROWS=rows, ALIGNED=aligned, num_warps=warps,
     )  # fmt: skip
-    beside_others(compiled)
     return out

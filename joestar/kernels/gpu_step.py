@@ -84,8 +84,10 @@ def overflow(counts: list[Tensor], bounds: list[int], flag: Tensor) -> tuple[Ten
 
 
 @triton.jit
-def _own_words(gradients, size, words, values, shares, ok, lacks, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    if tl.load(lacks) != 0:
+def _own_words(
+    gradients, size, words, values, shares, ok, COUNT: tl.constexpr, DECISIVE: tl.constexpr, BLOCK: tl.constexpr
+):
+    if tl.load(shares + DECISIVE) == 0:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         tl.store(gradients + at, tl.zeros((BLOCK,), gradients.dtype.element_ty), mask=at < size)
     if tl.program_id(0) == 0:
@@ -98,11 +100,11 @@ def _own_words(gradients, size, words, values, shares, ok, lacks, COUNT: tl.cons
 
 @on_device
 def own_words(
-    gradients: Tensor, words: Tensor, values: list[Tensor], shares: Tensor, ok: Tensor, lacks: Tensor
+    gradients: Tensor, words: Tensor, values: list[Tensor], shares: Tensor, ok: Tensor, decisive: int
 ) -> None:
     """What a rank adds to a sum over ranks besides its gradients: see ``joestar.ops.step.words``."""
     size = gradients.numel()
     _own_words[(max(1, triton.cdiv(size, 1024)),)](
-        gradients, size, words, tuple(values), shares, ok.view(torch.int8), lacks.view(torch.int8),
-        COUNT=len(values), BLOCK=1024, num_warps=4,
+        gradients, size, words, tuple(values), shares, ok.view(torch.int8),
+        COUNT=len(values), DECISIVE=decisive, BLOCK=1024, num_warps=4,
     )  # fmt: skip

@@ -213,7 +213,7 @@ class PrefetchGraphs:
             self.fars.append(
                 StepGraph(
                     lambda turn=turn: _leave(self._batches, turn, far(self._sampled[turn], self.keys[turn])),
-                    self.device, GraphMemory(), True,
+                    self.device, GraphMemory(), True, True,
                 )
             )  # fmt: skip
             self.fars[turn].replay()
@@ -245,14 +245,15 @@ class PrefetchGraphs:
             self.stream.wait_stream(main)
         for parameter, gradient in zip(self.parameters, self._gradients[turn], strict=True):
             parameter.grad = gradient
+        if self.fars and following is not None:  # before the back, whose first kernel would fill the device
+            with torch.cuda.stream(self.stream):
+                self.fars[1 - turn].graph.replay()
         self.backs[turn].replay()
         if following is not None:
-            with torch.cuda.stream(self.stream):
-                if self.fars:
-                    self.fars[1 - turn].graph.replay()
-                else:
+            if not self.fars:
+                with torch.cuda.stream(self.stream):
                     self._sample(1 - turn, following)
-            if self.fars and behind is not None:
+            elif behind is not None:
                 self._sample(turn, behind)
             main.wait_stream(self.stream)
             self.turn = 1 - turn

@@ -161,12 +161,10 @@ class Ranks:
             others.has_loss.copy_(share[0] != 0)
             others.has_seeds.copy_(share[1] != 0)
 
-    def reduce(self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, state: StepState):
-        """Sums over the ranks: see ``Reduction``."""
+    def reduce(self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, share: Tensor):
+        """Sums over the ranks: see ``Reduction``; ``share``: ``StepState.share`` of the step."""
         with_grad = [p for p in parameters if p.grad is not None]
-        share = state.share()
-        lacks = share[int(self._synced)] == 0
-        return self.reduction(with_grad, loss, logged, ok, share, lacks)
+        return self.reduction(with_grad, loss, logged, ok, share, int(self._synced))
 
     def counts(self, state: StepState) -> Tensor:
         """Whether this rank has seeds of its own in the step that comes next: 0-d bool."""

@@ -263,10 +263,11 @@ class StepRunner:
         """Backward pass and optimizer: (loss, what is logged, ok), of all ranks together."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        if self.ranks is None:
+        share = None if self.ranks is None else self.state.share()
+        if share is None:
             self.update.backward(loss)
         else:
-            self.update.backward(loss, self.state.share()[0])
+            self.update.backward(loss, share[0])
         if leaves is not None:
             leaves.hand_over()
         backward = time.perf_counter()
@@ -276,7 +277,7 @@ class StepRunner:
                 self.ranks.meet("the first backward pass")
             self._join()
             trained = [parameter for parameter in self.optimizer.parameters() if parameter.grad is not None]
-            loss, logged, ok = self.ranks.reduce(trained, loss, logged, ok, self.state)
+            loss, logged, ok = self.ranks.reduce(trained, loss, logged, ok, share)
             self._found(ok)
         self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)

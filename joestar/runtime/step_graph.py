@@ -12,6 +12,9 @@ from joestar.ops.step.side_by_side import forking
 from joestar.runtime.graph_nodes import make_ready, new_graph
 from joestar.streams import between, own_stream
 
+_FIRST = -1
+"""Priority of a stream whose kernels come before others; kernels of a graph have that of the stream they are recorded
+on."""
 WARM_UP = 3
 """Runs before the capture: kernels are compiled and tuned, workspaces allocated, libraries initialised."""
 
@@ -55,14 +58,16 @@ class StepGraph:
             ``WARM_UP`` times first, and must change nothing then (the overflow flag is set).
         device: the GPU. memory: shared with other graphs, or ``None``.
         beside: it is replayed while another graph runs, on another stream: it is captured on a stream of its own, for
-            which libraries have workspaces of their own, and forks no other one.
+            which libraries have workspaces of their own, and forks no other one. ahead: and its kernels come first,
+            where those of both wait for the device.
 
     Attributes:
         overlapped: the programs on two streams that are part of the step.
     """
 
     def __init__(
-        self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None, beside: bool = False
+        self, step: Callable[[], None], device: torch.device, memory: "GraphMemory | None" = None, beside: bool = False,
+        ahead: bool = False,
     ):  # fmt: skip
         start = time.perf_counter()
         self.device = device
@@ -72,7 +77,9 @@ class StepGraph:
         self._tables = {} if memory is None else memory.tables
         try:
             with CAPTURING, own_tables(self._tables):
-                if beside:
+                if ahead:
+                    self._capture(step, own_stream("captures ahead", device, _FIRST), memory)
+                elif beside:
                     self._capture(step, own_stream("captures beside", device), memory)
                 else:
                     stream = capture_stream(device)

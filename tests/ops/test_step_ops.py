@@ -24,16 +24,16 @@ def test_take_batch_beyond_the_end_is_empty():
     assert number.item() == 0 and set(taken.tolist()) <= set(range(7))
 
 
-@pytest.mark.parametrize("lacks", [False, True])
+@pytest.mark.parametrize("decisive", [0, 1, 3])
 @pytest.mark.parametrize("ok", [False, True])
-def test_own_words(ok, lacks):
+def test_own_words(ok, decisive):
     """A value that does not count is 0, also if it is none; others are weighted."""
     gradients, words = torch.tensor([1.0, float("nan")]), torch.full((4,), 7.0)
     values = [torch.tensor(3.0), torch.tensor(5.0, dtype=torch.float64), torch.tensor(float("inf"))]
     shares = torch.tensor([0.5, 9.0, 0.25, 0.0], dtype=torch.float64)
-    ops.own_words(gradients, words, values, shares, torch.tensor(ok), torch.tensor(lacks))
+    ops.own_words(gradients, words, values, shares, torch.tensor(ok), decisive)
     assert words.tolist() == [1.5, 1.25, 0.0, 1.0 - ok]
-    assert gradients.tolist() == [0.0, 0.0] if lacks else gradients[0] == 1 and gradients[1].isnan()
+    assert gradients.tolist() == [0.0, 0.0] if decisive == 3 else gradients[0] == 1 and gradients[1].isnan()
 
 
 def _finish(ok, flag=False, step=2):

@@ -45,7 +45,7 @@ class Graph:
 
     made: ClassVar[list["Graph"]] = []
 
-    def __init__(self, step, device, memory=None, beside=False):
+    def __init__(self, step, device, memory=None, beside=False, ahead=False):
         self.step, self.beside, self.overlapped, self.seconds = step, beside, [], 0.0
         self.graph, self.memory = self, memory
         for _ in range(2):

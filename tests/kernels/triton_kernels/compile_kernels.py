@@ -254,7 +254,7 @@ def steps() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         gpu.finish_step(KEY, flag, torch.zeros(10), KEY, torch.tensor(1.0, dtype=dtype), ok)
         values, shares = [torch.zeros(()), torch.zeros((), dtype=torch.float64)], torch.zeros(3, dtype=torch.float64)
-        gpu.own_words(torch.zeros(9, dtype=dtype), torch.zeros(3), values, shares, ok, flag)
+        gpu.own_words(torch.zeros(9, dtype=dtype), torch.zeros(3), values, shares, ok, 0)
     parameters = [torch.zeros(128, 200), torch.zeros(128), torch.zeros(47, 256), torch.zeros(47)]
     for dtype in (torch.float32, torch.float64):
         weights, table = [p.to(dtype) for p in parameters], torch.zeros(9, dtype=torch.float64)

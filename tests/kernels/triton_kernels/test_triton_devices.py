@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,19 +99,3 @@ def test_the_device_is_that_of_the_first_tensor(monkeypatch):
     seen.clear()
     gpu_launch.op(lambda *args: None)(tensor)
     assert not seen
-
-
-def test_kernels_that_wait_for_links_ask_for_little_cache_once(monkeypatch):
-    called = []
-    monkeypatch.setattr(gpu_launch, "_SIDE_BY_SIDE", set())
-    monkeypatch.setattr(gpu_launch, "_driver", lambda: lambda *given: called.append(given))
-    for function in (7, 7, 8):
-        gpu_launch.beside_others(SimpleNamespace(function=function))
-    gpu_launch.beside_others(None)  # in the interpreter
-    assert called == [("cuFuncSetAttribute", function, 9, 100) for function in (7, 8)]
-
-    def refuses(*given):
-        raise OSError("CUDA error 1")
-
-    monkeypatch.setattr(gpu_launch, "_driver", lambda: refuses)
-    gpu_launch.beside_others(SimpleNamespace(function=9))

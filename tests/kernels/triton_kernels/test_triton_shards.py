@@ -44,7 +44,9 @@ def test_rows_come_from_their_owners_and_hot_ones_from_this_device(dtype, width,
 def test_wide_rows_have_parts_and_few_programs_take_all_tiles(monkeypatch, programs):
     monkeypatch.setattr(gpu_shards, "_WIDEST", 64)
     monkeypatch.setattr(gpu_shards, "multiprocessors", lambda device: programs)
-    monkeypatch.setattr(gpu_shards, "TILE_BYTES", 128)
+    monkeypatch.setattr(gpu_shards, "_THREAD", 1)
+    monkeypatch.setattr(gpu_shards, "_WARPS", 8)
+    monkeypatch.setattr(gpu_shards, "SHARE", 1)
     x = torch.arange(200 * 37, dtype=torch.float32).view(200, 37)
     shards, ids = in_shards(x, 2), torch.arange(199, -1, -7)
     assert torch.equal(gather_shards(shards, addresses(shards), 64, None, None, ids), x[ids])

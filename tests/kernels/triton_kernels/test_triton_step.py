@@ -60,12 +60,13 @@ def test_every_word_of_a_message_carries_its_number(sets):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_own_words(size, logged, dtype):
     values = [torch.tensor(0.3, dtype=torch.float64), torch.tensor(1.7), torch.tensor(float("nan"))][: 1 + logged]
-    shares = torch.tensor([0.7, 0.1, 0.9, 0.0], dtype=torch.float64)[: 2 + logged]
-    for ok, lacks in ((True, False), (False, True)):
+    for ok, decisive, none in ((True, 0, 0.7), (True, 1, 0.0), (False, 0, 0.0), (False, 1, 0.1)):
+        shares = torch.tensor([0.7, 0.1, 0.9, 0.0], dtype=torch.float64)[: 2 + logged]
+        shares[decisive] = none
         found = []
         for module in (gpu, reference):
             gradients, words = torch.ones(size, dtype=dtype), torch.ones(2 + logged, dtype=dtype)
-            module.own_words(gradients, words, values, shares, torch.tensor(ok), torch.tensor(lacks))
+            module.own_words(gradients, words, values, shares, torch.tensor(ok), decisive)
             found.append(torch.cat([gradients, words]))
         assert torch.equal(*found) and not found[0].isnan().any()
 
