@@ -39,7 +39,7 @@ class Ranks:
         self.group, self.executor, self.graph = group, executor, graph
         self.reduction = Reduction(group)
         self._parts: tuple = (None, None)
-        self._shared: tuple = (None, None)
+        self._even: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
         self._all_ready = False
@@ -112,32 +112,37 @@ class Ranks:
 
         On the CPU the order may have -1 where a rank has fewer seeds in a step than others.
         """
-        there = order >= 0
-        whole = order.device.type != "cpu" or bool(there.all())
-        seeds = order if whole else order[there]
+        there = None if order.device.type != "cpu" else order >= 0
+        there = None if there is None or bool(there.all()) else there
+        seeds = order if there is None else order[there]
         if is_tried_again(epoch) and not self.executor.program.loss.standard:
             found = self._loss_parts(seeds, epoch)
             check_again(self.executor.program, found, some_again(seeds, epoch), self.graph)
         parts = self._loss_parts(seeds, epoch)
-        known = (order.numel(), batch, order.device, parts) if whole and parts.rows is None else None
-        if known is None or known != self._shared[0]:
-            self._shared = known, self._new_shares(order, None if whole else there, batch, parts)
-        return self._shared[1]
-
-    def _new_shares(self, order: Tensor, there: Tensor | None, batch: int, parts: LossParts) -> Tensor:
-        """The same; ``there``: where the order has seeds, ``None`` for everywhere."""
-        whole = there is None
-        seeds = order if whole else order[there]
-        counted = torch.ones_like(order, dtype=torch.float64) if whole else there.double()
-        means = weights(counted, batch, self.rank, self.world)
-        sums = present(order.numel(), batch, self.rank, self.world, order.device) if whole else (means > 0).double()
+        means, sums = self._counted(order, there, batch)
         own = sums if parts.kind == SUM else means
         if parts.rows is not None:
             rows = parts.rows(seeds)
-            rows = rows if whole else rows.new_zeros(order.numel()).masked_scatter(there, rows)
+            rows = rows if there is None else rows.new_zeros(order.numel()).masked_scatter(there, rows)
             own = weights(rows, batch, self.rank, self.world, parts.void)
         logged = [means if kind == MEAN else sums for kind in parts.logged]
         return torch.stack([own, means, *logged], 1)
+
+    def _counted(self, order: Tensor, there: Tensor | None, batch: int) -> tuple[Tensor, Tensor]:
+        """This rank's part of the seeds of every step, and whether it has any: float64 ``[steps]`` each.
+
+        Args:
+            there: where the order has seeds, ``None`` for everywhere: as in the epoch before, mostly.
+        """
+        if there is not None:
+            means = weights(there.double(), batch, self.rank, self.world)
+            return means, (means > 0).double()
+        known = order.numel(), batch, order.device
+        if self._even[0] != known:
+            every = torch.ones_like(order, dtype=torch.float64)
+            sums = present(order.numel(), batch, self.rank, self.world, order.device)
+            self._even = known, (weights(every, batch, self.rank, self.world), sums)
+        return self._even[1]
 
     def _loss_parts(self, seeds: Tensor, epoch: int) -> LossParts:
         captured = self.executor.program.captured
