@@ -104,7 +104,7 @@ def compile(
         prefetch: sample the next step's batch and gather its rows while this one computes, on a GPU on a stream of its
             own. Same results; samples and rows are there twice, which ``memory`` counts: with it everything must fit.
             Writes to the graph's tensors between two steps are seen as without, but for those
-            that PyTorch does not count (through NumPy or ``.data``), which come a step late.
+            that PyTorch does not count (through NumPy or ``.data``), which come a step late, or two.
 
     Returns:
         A ``Step``. Nothing is captured before its first use.

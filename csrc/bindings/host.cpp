@@ -55,7 +55,8 @@ bool same_dict(PyObject* dict, Known& known) {
   Py_ssize_t place = 0;
   PyObject *key = nullptr, *value = nullptr;
   while (PyDict_Next(dict, &place, &key, &value)) {
-    if (!same_key(PyList_GET_ITEM(known.keys, known.at), key) || value != PyList_GET_ITEM(known.values, known.at)) return false;
+    if (!same_key(PyList_GET_ITEM(known.keys, known.at), key)) return false;
+    if (value != PyList_GET_ITEM(known.values, known.at)) return false;
     ++known.at;
   }
   return true;

@@ -41,12 +41,7 @@ class Reduction:
         self._kept = [buffer.clone() for buffer in buffers]
 
     def __call__(
-        self,
-        parameters: list[Tensor],
-        loss: Tensor,
-        logged: list[Tensor],
-        ok: Tensor,
-        shares: Tensor,
+        self, parameters: list[Tensor], loss: Tensor, logged: list[Tensor], ok: Tensor, shares: Tensor,
         decisive: int = 0,
     ) -> tuple[Tensor, list[Tensor], Tensor]:  # fmt: skip
         """Sets the gradients to their sums: (the loss of the global batch, what is logged with it, ok on all ranks).
