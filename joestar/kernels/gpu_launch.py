@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels import launchers
 from joestar.kernels.layout import power_of_two
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,9 +42,11 @@ def on_device(function):
         device = next(
             a.device for arg in args for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, Tensor)
         )
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                return function(*args, **kwargs)
+        if device.type == "cuda":
+            launchers.make_beside()
+            if device.index != torch.cuda.current_device():
+                with torch.cuda.device(device):
+                    return function(*args, **kwargs)
         return function(*args, **kwargs)
 
     run.switches_device = True

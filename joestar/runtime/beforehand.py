@@ -1,13 +1,15 @@
 """Inductor's start: what it needs before it can look into its caches, found while a program is still being traced.
 
-Two things take long and need no Python: the hash of Triton's library, a part of every key, and the process that tries
-which vector instructions the C++ compiler can use. And two dozen templates of Triton kernels are compiled when Inductor
-is imported, of which graphs like ours seldom use one: they are compiled when they are used.
+Some things take long and need little of Python: hashes of Triton's library, of PyTorch's sources and of ours, parts of
+every key, and the process that tries which vector instructions the C++ compiler can use. And two dozen templates of
+Triton kernels are compiled when Inductor is imported, of which graphs like ours seldom use one: they are compiled when
+they are used.
 """
 
 import contextlib
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,28 +17,33 @@ from unittest import mock
 
 import torch
 
+from joestar.ops.digest import source_digest
+
 
 @functools.cache
-def begin(device: str) -> "Future | None":
+def begin(device: str) -> "list[Future]":
     """Begins with what graphs on a type of device will need, once a process."""
     from joestar.torch_private import codecache, cpu_vec_isa
 
     prefetch = getattr(getattr(codecache, "triton_key", None), "prefetch", None)
     if prefetch is not None:  # PyTorch waits for it by itself
         prefetch()
-    if device != "cpu":
-        return None
-    executor = ThreadPoolExecutor(1, "joestar-vector-instructions")
-    found = executor.submit(cpu_vec_isa.valid_vec_isa_list)  # remembered there
+    needed = [cpu_vec_isa.valid_vec_isa_list] if device == "cpu" else []
+    needed += [source_digest, *filter(None, [getattr(codecache, "torch_key", None)])]  # all remember what they found
+    executor = ThreadPoolExecutor(len(needed), "joestar-beforehand")
+    begun = [executor.submit(function) for function in needed]
     executor.shutdown(wait=False)
-    return found
+    return begun
+
+
+if hasattr(os, "register_at_fork"):  # the threads do not exist in a child
+    os.register_at_fork(after_in_child=begin.cache_clear)
 
 
 def finish(device: torch.device) -> None:
     """Waits for it; what failed there is tried again, and reported, by Inductor."""
-    found = begin(device.type)
-    if found is not None:
-        found.exception()
+    for each in begin(device.type):
+        each.exception()
 
 
 class Later:

@@ -5,12 +5,12 @@ changes what an earlier one returned, and gradients accumulate as usual. What a 
 gone with the next forward call, so only the latest may be differentiated.
 """
 
-import gc
 
 import torch
 from torch import Tensor
 
 from joestar.errors import StaleBackwardError
+from joestar.garbage import before_recording
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.once import refusing
 from joestar.ops.scratch import own_tables
@@ -69,7 +69,7 @@ class ReplayedProgram:
         self.seen = torch.zeros(self.counts.numel() + 1, dtype=torch.int64, pin_memory=True, device="cpu")
         self.grads = []
         synchronize(device)
-        gc.collect()
+        before_recording.collect()
         self.forward_graph = new_graph()
         with RECORDING, torch.cuda.graph(self.forward_graph, stream=stream, capture_error_mode="thread_local"):
             self._forward()

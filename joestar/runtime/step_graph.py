@@ -1,11 +1,11 @@
 """A whole step as one CUDA graph (thesis 5.3.4, kernel invocation grouping)."""
 
-import gc
 import time
 from collections.abc import Callable
 
 import torch
 
+from joestar.garbage import before_recording
 from joestar.locks import CAPTURING, RECORDING, synchronize
 from joestar.ops.scratch import own_tables
 from joestar.ops.step.side_by_side import forking
@@ -97,7 +97,7 @@ class StepGraph:
             for _ in range(WARM_UP):
                 step()
         synchronize(device)
-        gc.collect()
+        before_recording.collect()
         self.graph = new_graph()
         recorded = torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local")
         with RECORDING, recorded:

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 import torch
-from torch._inductor import cpu_vec_isa
+from torch._inductor import codecache, cpu_vec_isa
 from torch._inductor.codegen.common import KernelTemplate
 
-from joestar.garbage import PATIENT, FewerCollections, fewer_collections
+from joestar.garbage import PATIENT, Collections, FewerCollections, fewer_collections
+from joestar.kernels.digest import source_digest
 from joestar.locks import TRACING
 from joestar.runtime import beforehand
 from joestar.runtime.program import Program
@@ -109,12 +110,43 @@ def test_templates_are_compiled_when_they_are_used():
         wrong.render()
 
 
-def test_vector_instructions_are_tried_once_beside_the_trace():
-    found = beforehand.begin("cpu")
+def test_what_keys_are_made_of_is_found_beside_the_trace():
+    """Once; what Inductor asks is answered already."""
+    begun = beforehand.begin("cpu")
     beforehand.finish(torch.device("cpu"))
-    assert found.done() and beforehand.begin("cpu") is found
-    assert found.result() is cpu_vec_isa.valid_vec_isa_list()  # what Inductor asks is answered already
-    assert beforehand.begin("meta") is None
+    assert all(each.done() for each in begun) and beforehand.begin("cpu") is begun
+    results = [each.result() for each in begun]
+    assert results[0] is cpu_vec_isa.valid_vec_isa_list() and results[1] is source_digest()
+    assert results[2] is codecache.torch_key()
+    assert len(beforehand.begin("meta")) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_waits_for_no_thread_of_its_parent():
+    before = beforehand.begin("cpu")
+    child = os.fork()
+    if child == 0:
+        beforehand.finish(torch.device("cpu"))
+        os._exit(0 if beforehand.begin("cpu") is not before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert beforehand.begin("cpu") is before
+
+
+def test_a_search_before_a_first_recording_leaves_what_is_old():
+    found = []
+
+    def search(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    apart = Collections()
+    gc.callbacks.append(search)
+    try:
+        apart.collect()
+        apart.collect()
+    finally:
+        gc.callbacks.remove(search)
+    assert found == [1, 2]
 
 
 def test_without_inductor_nothing_begins(monkeypatch):
