@@ -5,7 +5,6 @@ changes what an earlier one returned, and gradients accumulate as usual. What a 
 gone with the next forward call, so only the latest may be differentiated.
 """
 
-
 import torch
 from torch import Tensor
 
