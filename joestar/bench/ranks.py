@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -116,9 +117,9 @@ def _row(name: str, graph, task: Task, group, device: torch.device, made: float)
     row.seeds_per_second = graph.train_idx.numel() / row.median
     row.memory, row.overflows = memory.bytes(), step.counters.overflows
     if group is not None:
-        row.reduced_bytes = step._runner.ranks.reduction.bytes
-        row.link_bytes = 2 * (world - 1) * row.reduced_bytes // world
-        row.reduce_us = _sum_us(group, row.reduced_bytes, device)
+        reduction = step._runner.ranks.reduction
+        row.reduced_bytes, row.link_bytes = reduction.bytes, reduction.read_bytes
+        row.reduce_us = _sum_us(group, reduction.again, device)
         row.share = row.reduce_us * row.steps / (row.median * 1e6)
     return row
 
@@ -144,14 +145,13 @@ def _together(group, device: torch.device, what: str) -> None:
         group.exchange(what)
 
 
-def _sum_us(group, size: int, device: torch.device) -> float:
-    """Microseconds of the sum over the ranks of so many bytes."""
-    flat = torch.zeros(size // 4, device=device)
+def _sum_us(group, again: Callable[[], None], device: torch.device) -> float:
+    """Microseconds of the sum over the ranks, as steps make it."""
     group.exchange("the timing of sums")
 
     def sums() -> None:
         for _ in range(SUMS):
-            group.add_up(flat)
+            again()
 
     sums()
     launch = sums

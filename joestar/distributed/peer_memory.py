@@ -129,9 +129,11 @@ def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> PeerMemory:
-    """A piece per rank in host memory that all processes share."""
-    return PeerMemory(shared_pages(group, [shape] * group.world, dtype), group.rank, [])
+def host_memory(
+    group: Group, shape: Sequence[int], dtype: torch.dtype, what: str = "joestar.store.shard"
+) -> PeerMemory:
+    """A piece per rank in host memory that all processes share; ``what`` it is for, in messages."""
+    return PeerMemory(shared_pages(group, [shape] * group.world, dtype, what), group.rank, [])
 
 
 def device_memory(

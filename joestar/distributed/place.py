@@ -43,6 +43,23 @@ def said_word() -> str:
     return os.environ.get("JOESTAR_EARLY_WORD") or "1"
 
 
+def rank_sum() -> str:
+    """What adds gradients up over the GPUs of one host, as ``JOESTAR_RANK_SUM`` says: our ``"kernel"``, or ``"nccl"``.
+
+    Raises:
+        ConfigError: for another word.
+    """
+    word = said_sum()
+    if word not in ("kernel", "nccl"):
+        raise ConfigError(f"JOESTAR_RANK_SUM in the environment must be kernel or nccl, or not be set; got {word!r}.")
+    return word
+
+
+def said_sum() -> str:
+    """What ``JOESTAR_RANK_SUM`` says, whether or not it can be."""
+    return os.environ.get("JOESTAR_RANK_SUM") or "kernel"
+
+
 def shown_host(name: str) -> str:
     """A ``host_name`` for messages."""
     return name.partition(" ")[0]

@@ -7,10 +7,15 @@ import torch
 from torch import Tensor
 
 from joestar.distributed.group import Group
+from joestar.distributed.peer_sum import PeerSum
 from joestar.torch_private import foreach_copy
 
 ALIGNED = 16
 """Elements: every piece begins at a multiple of them, as kernels like it."""
+TILE = 1024
+"""Elements: the words behind all other pieces begin at a multiple of them, and have so many."""
+TOGETHER = 64
+"""Pieces that our kernel takes from where they are; more are copied first."""
 
 
 class Reduction:
@@ -53,17 +58,16 @@ class Reduction:
         """
         means = [buffer for buffer in self._buffers if buffer.dtype.is_floating_point]
         layout = self._layout([p.grad for p in parameters], means, loss, len(logged))
-        flat, pieces = layout.flat, layout.pieces
+        pieces, own = layout.pieces, [value.detach() for value in (loss, *logged)]
         grads, statistics, words = pieces[: len(parameters)], pieces[len(parameters) : -1], pieces[-1]
         with torch.no_grad():
-            if grads:
-                foreach_copy(grads, [p.grad for p in parameters])
-            for piece, buffer in zip(statistics, means, strict=True):
-                piece.copy_(_part(buffer.to(flat.dtype), shares[1]))
-            own = [value.detach() for value in (loss, *logged)]
-            torch.ops.joestar.own_words(layout.gradients, words, own, shares, ok, decisive)
-            self.group.add_up(flat)
-            happens = words[-1] == 0
+            given = [p.grad for p in parameters]
+            parts = [_part(buffer.to(layout.flat.dtype), shares[1]) for buffer in means]
+            if layout.peers is not None and len(given) + len(parts) <= TOGETHER:
+                parts = [part.contiguous() for part in (*given, *parts)]
+                happens = layout.peers(parts, layout.starts, len(given), own, shares, ok, decisive)
+            else:
+                happens = self._by_library(layout, given, parts, own, shares, ok, decisive)
             for parameter, piece in zip(parameters, grads, strict=True):
                 parameter.grad = piece if piece.dtype == parameter.dtype else piece.to(parameter.dtype)
             sums = iter(statistics)
@@ -74,6 +78,35 @@ class Reduction:
         first, *others = words[:-1].to(loss.dtype).unbind()
         return first, others, happens
 
+    def _by_library(
+        self, layout: "_Layout", grads: list[Tensor], statistics: list[Tensor], own: list[Tensor], shares: Tensor,
+        ok: Tensor, decisive: int,
+    ) -> Tensor:  # fmt: skip
+        """The same with a copy of what is summed, and the all-reduce of ``torch.distributed``."""
+        words = layout.pieces[-1]
+        if grads or statistics:
+            foreach_copy(layout.pieces[:-1], [*grads, *statistics])
+        torch.ops.joestar.own_words(layout.gradients, words, own, shares, ok, decisive)
+        self._add_up(layout)
+        return words[-1] == 0
+
+    def _add_up(self, layout: "_Layout") -> None:
+        if layout.peers is None:
+            self.group.add_up(layout.flat)
+        else:
+            layout.peers.again()
+
+    def again(self) -> None:
+        """Adds the largest buffer up once more, by what adds it up in steps: for measuring."""
+        self._add_up(max(self._layouts.values(), key=lambda layout: layout.flat.nbytes))
+
+    @property
+    def read_bytes(self) -> int:
+        """That a rank reads of the others per sum of the largest buffer."""
+        others, world = self.group.world - 1, self.group.world
+        by_kernel = any(layout.peers is not None for layout in self._layouts.values())
+        return others * self.bytes if by_kernel else 2 * others * self.bytes // world
+
     def _layout(self, grads: list[Tensor], buffers: list[Tensor], loss: Tensor, logged: int) -> "_Layout":
         """A buffer for these. It lasts: a captured step writes to it, also after exact steps that had another one."""
         shapes = [tuple(t.shape) for t in (*grads, *buffers)] + [(1 + logged + 1,)]
@@ -82,7 +115,8 @@ class Reduction:
             dtype = torch.promote_types(dtype, tensor.dtype)
         key = (tuple(shapes), len(grads), dtype, loss.device)
         if key not in self._layouts:
-            self._layouts[key] = _Layout(shapes, len(grads), dtype, loss.device)
+            self._layouts[key] = layout = _Layout(shapes, len(grads), dtype, loss.device)
+            layout.peers = PeerSum.of(self.group, layout.flat)
         return self._layouts[key]
 
 
@@ -90,11 +124,15 @@ class _Layout:
     """One buffer, and its pieces: gradients, statistics, words (loss, what is logged, the mark of a void step)."""
 
     def __init__(self, shapes: list[tuple[int, ...]], gradients: int, dtype: torch.dtype, device: torch.device):
-        rooms = [-(-torch.Size(shape).numel() // ALIGNED) * ALIGNED for shape in shapes]
-        self.flat = torch.zeros(sum(rooms), dtype=dtype, device=device)
-        starts = itertools.accumulate(rooms, initial=0)
-        self.pieces = [_part_of(self.flat, start, shape) for start, shape in zip(starts, shapes, strict=False)]
+        rooms = [-(-torch.Size(shape).numel() // ALIGNED) * ALIGNED for shape in shapes[:-1]]
+        self.starts = [*itertools.accumulate(rooms, initial=0)]
+        end = -(-self.starts.pop() // TILE) * TILE
+        words = -(-shapes[-1][0] // TILE) * TILE
+        self.flat = torch.zeros(end + words, dtype=dtype, device=device)
+        places = zip((*self.starts, end), shapes, strict=True)
+        self.pieces = [_part_of(self.flat, start, shape) for start, shape in places]
         self.gradients = self.flat[: sum(rooms[:gradients])]
+        self.peers: PeerSum | None = None
 
 
 def _part_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:

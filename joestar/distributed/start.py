@@ -15,7 +15,17 @@ import torch.distributed as dist
 from joestar import __version__
 from joestar.distributed.board import Board, Watch
 from joestar.distributed.group import Group
-from joestar.distributed.place import Found, Place, check_devices, early_word, find_device, read_place, said_word
+from joestar.distributed.place import (
+    Found,
+    Place,
+    check_devices,
+    early_word,
+    find_device,
+    rank_sum,
+    read_place,
+    said_sum,
+    said_word,
+)
 from joestar.errors import ConfigError, JoestarError
 
 TIMEOUT = 40.0
@@ -88,9 +98,10 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
         check_devices(all_found)
         board.agree("joestar.distributed.init (versions)", {
             "joestar": __version__, "torch": torch.__version__, "Python": platform.python_version(),
-            "timeout": f"{timeout:g} s", "JOESTAR_EARLY_WORD": said_word(),
+            "timeout": f"{timeout:g} s", "JOESTAR_EARLY_WORD": said_word(), "JOESTAR_RANK_SUM": said_sum(),
         })  # fmt: skip
         early_word()
+        rank_sum()
     except JoestarError:  # the same on all ranks: none goes before all have read why
         _watch.refused()
         raise

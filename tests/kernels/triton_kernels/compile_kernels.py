@@ -34,6 +34,7 @@ from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad
 from joestar.kernels.gpu_checksum import checksums
 from joestar.kernels.gpu_mailbox import opened
 from joestar.kernels.gpu_optimizer import adam, sgd
+from joestar.kernels.gpu_ranks import TILE, counters, sum_ranks
 from joestar.kernels.gpu_shuffle import shuffle_keys
 from joestar.kernels.layout import REDUCTIONS
 from joestar.kernels.segment_gradient import grad_rows
@@ -266,6 +267,12 @@ def steps() -> None:
     for a, b in ((1, 2), (16, 2**31), (2**32 - 1, 0)):  # one binary, whatever the state
         shuffle_keys(INDPTR, a, b)
     checksums(INDPTR, [INDPTR])
+    for dtype in (torch.float32, torch.float64):
+        for world in (2, 3, 8):
+            out, numbers = torch.zeros(32 * TILE, dtype=dtype), counters(ok.device)
+            given = torch.zeros(3, dtype=torch.float64), ok, ok.clone(), torch.zeros(world, dtype=torch.int64), numbers
+            sum_ranks(out, parameters[:3], [0, 25600, 25728], 2, [steps[0]] * 2, *given, 1, 1)
+            sum_ranks(out, [out], [0], 0, [], *given, 0, 0)
 
 
 def feeding() -> None:

@@ -15,7 +15,8 @@ from joestar.kernels import gpu, gpu_grad, gpu_links, tune
 from joestar.kernels.gpu_launch import INTERPRETED
 
 INTEGERS = {
-    "gpu_checksum._checksums", "gpu_fused._count_rows", "gpu_structure._out_degrees", "gpu_structure._write_looped"
+    "gpu_checksum._checksums", "gpu_fused._count_rows", "gpu_ranks._sum_ranks", "gpu_structure._out_degrees",
+    "gpu_structure._write_looped",
 }  # fmt: skip
 """Kernels whose atomic additions are of integers: the order does not matter."""
 AVOIDED = {"gpu_links._link_edges": gpu_links, "gpu_grad._scatter_edges": gpu_grad}
