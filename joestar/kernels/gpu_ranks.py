@@ -29,7 +29,8 @@ MOST_PARTS = 64
 def _sum_ranks(
     parts, values, shares, ok, pointers, counters, out, happens, STARTS: tl.constexpr, SIZES: tl.constexpr,
     GRADIENTS: tl.constexpr, COUNT: tl.constexpr, VALUES: tl.constexpr, DECISIVE: tl.constexpr, TOTAL: tl.constexpr,
-    WORDS: tl.constexpr, NUMBERS: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr, PEERS: tl.constexpr, TILE: tl.constexpr,
+    WORDS: tl.constexpr, NUMBERS: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr, PEERS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     program, step = tl.program_id(0), tl.num_programs(0)
     kind: tl.constexpr = out.dtype.element_ty

@@ -78,6 +78,48 @@ def sums(dtype: torch.dtype, pieces: int = len(SHAPES)) -> list[dict]:
     return found
 
 
+def captured(dtype: torch.dtype, replays: int) -> list[dict]:
+    """On GPUs: sums within a CUDA graph, whose ranks are early and late, one of which has no share of some."""
+    group = joestar.distributed.init(timeout=20.0, device="cuda")
+    device, pauses, made, found = group.device, random.Random(group.rank), [], []
+    reduction = Reduction(group)
+    grads = [grad.to(device) for grad in gradients(group.rank, 0, dtype)]
+    parameters = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
+    shares = torch.tensor([0.25 + group.rank, 0.5, 2.0], dtype=torch.float64, device=device)
+    ok = torch.ones((), dtype=torch.bool, device=device)
+    loss, logged = torch.tensor(1.5 + group.rank, dtype=dtype, device=device), torch.zeros((), device=device)
+
+    def summed() -> tuple:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        return reduction(parameters, loss, [logged], ok, shares)
+
+    summed()
+    made = [layout.peers for layout in reduction._layouts.values()]
+    assert len(made) == 1 and made[0] is not None
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        total, (other,), happens = summed()
+    for number in range(replays):
+        for grad, value in zip(grads, gradients(group.rank, number, dtype), strict=True):
+            grad.copy_(value)
+        if number == 3 and group.rank == 1:
+            grads[1].fill_(torch.nan)
+        shares[0] = 0.0 if number == 3 and group.rank == 1 else 0.25 + group.rank
+        ok.fill_(not (number % 5 == 1 and group.rank == 0))
+        logged.fill_(number)
+        if pauses.random() < 0.3:
+            torch.cuda.synchronize()
+        graph.replay()
+        found.append({
+            "grads": [p.grad.double().flatten().tolist() for p in parameters], "loss": float(total),
+            "logged": float(other), "happens": bool(happens), "buffers": [],
+        })  # fmt: skip
+    graph.reset()
+    return found
+
+
 def trained(names: list[str], batch: int) -> dict:
     """Whole runs: see ``scenarios``."""
     joestar.distributed.init(timeout=20.0, device="cpu")

@@ -16,6 +16,7 @@ from tests.distributed.ranks import results
 from tests.distributed.test_training import BATCH, close
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="on GPUs: tests/gpu/test_ranks_gpu.py")
+PIECES = len(sum_scenarios.SHAPES)
 
 
 def expected(world: int, number: int, dtype: torch.dtype, pieces: int) -> dict:
@@ -34,11 +35,16 @@ def expected(world: int, number: int, dtype: torch.dtype, pieces: int) -> dict:
 
 @pytest.mark.parametrize(
     ("world", "dtype", "pieces"),
-    [(2, torch.float64, 5), (4, torch.float32, 5), (3, torch.float32, 66)],
+    [(2, torch.float64, PIECES), (4, torch.float32, PIECES), (3, torch.float32, 66)],
     ids=["two", "four", "many pieces"],
 )
 def test_sums_are_those_of_plain_tensors_and_the_same_on_all_ranks(world, dtype, pieces, tmp_path):
-    found = results(world, sum_scenarios.sums, dtype, pieces, folder=tmp_path)
+    compare(results(world, sum_scenarios.sums, dtype, pieces, folder=tmp_path), dtype, pieces)
+
+
+def compare(found: list[list[dict]], dtype: torch.dtype, pieces: int) -> None:
+    """Sums of every rank, by number, with plain ones, and among the ranks."""
+    world = len(found)
     for number, steps in enumerate(zip(*found, strict=True)):
         assert all(step["grads"] == steps[0]["grads"] for step in steps)
         wanted = expected(world, number, dtype, pieces)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tests.distributed import differing_scenarios, scenarios
-from tests.distributed.ranks import run
+from tests.distributed import differing_scenarios, scenarios, sum_scenarios
+from tests.distributed.ranks import results, run
+from tests.distributed.test_peer_sum import PIECES, compare
 from tests.distributed.test_training import BATCH, close
 
 pytestmark = [
@@ -14,12 +15,16 @@ pytestmark = [
 NAMES = ["plain_run", "tight", "few_seeds", "losses_of"]
 
 
-@pytest.fixture(scope="module", params=["0", "1", "device"], ids=["late", "early", "on the device"])
+@pytest.fixture(
+    scope="module", params=["0 kernel", "1 kernel", "device nccl"], ids=["late", "early", "on the device, by NCCL"]
+)
 def two(tmp_path_factory, request):
-    """Words of ranks: with the gradients, from host to host, summed behind the sampling."""
+    """Words of ranks: with the gradients, from host to host, summed behind the sampling; what sums gradients up."""
+    word, by = request.param.split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOESTAR_TEST_DEVICE", "cuda")
-        patch.setenv("JOESTAR_EARLY_WORD", request.param)
+        patch.setenv("JOESTAR_EARLY_WORD", word)
+        patch.setenv("JOESTAR_RANK_SUM", by)
         outcomes = run(2, scenarios.all_of, NAMES, BATCH, folder=tmp_path_factory.mktemp("ranks"), seconds=500.0)
     for outcome in outcomes:
         assert outcome.code == 0, outcome.text
@@ -31,6 +36,13 @@ def one():
     with pytest.MonkeyPatch.context() as patch, scenarios.cheaper(scenarios.quick):
         patch.setenv("JOESTAR_TEST_DEVICE", "cuda:0")
         return {name: getattr(scenarios, name)(2 * BATCH) for name in ("plain_run", "few_seeds", "losses_of")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_within_a_graph_are_those_of_plain_tensors_and_the_same_on_all_gpus(dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("JOESTAR_TEST_DEVICE", "cuda")
+    world = min(4, torch.cuda.device_count())
+    compare(results(world, sum_scenarios.captured, dtype, 60, folder=tmp_path), dtype, PIECES)
 
 
 @pytest.mark.parametrize("name", ["plain_run", "few_seeds", "losses_of"])
