@@ -17,6 +17,7 @@ from joestar.kernels import gpu_ranks
 from tests.distributed import scenarios
 
 SHAPES = [(7, 130), (1,), (33,), (), (1500,)]
+SIZES = [0, 1, 5, 16, 17, 1023, 1024, 1025, 3000]
 
 
 @contextlib.contextmanager
@@ -37,9 +38,12 @@ def interpreted(programs: int = 3) -> Iterator[list]:
 
 
 def gradients(rank: int, number: int, dtype: torch.dtype, pieces: int = len(SHAPES)) -> list[torch.Tensor]:
-    """What a rank adds in a sum; of various dtypes, one of them not contiguous."""
-    draw = torch.Generator().manual_seed(1000 * rank + number)
-    found = [torch.randn(SHAPES[i % len(SHAPES)], generator=draw, dtype=torch.float64).to(dtype) for i in range(pieces)]
+    """What a rank adds in a sum; of various dtypes, one of them not contiguous; of drawn sizes if there are few."""
+    draw, sizes = torch.Generator().manual_seed(1000 * rank + number), random.Random(number)
+    shapes = [SHAPES[i % len(SHAPES)] for i in range(pieces)]
+    if pieces < len(SHAPES):
+        shapes = [(2, sizes.choice(SIZES)), *((sizes.choice(SIZES),) for _ in range(1, pieces))]
+    found = [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]
     found[0] = found[0].t().contiguous().t()
     found[-1] = found[-1].bfloat16()
     return found
