@@ -25,6 +25,23 @@ START_SECONDS = 1800.0
 """Most seconds that ranks wait for one that is at work on something long: loading data, compiling."""
 
 
+class At:
+    """A block in which a rank is at something: entered in every step, so no generator."""
+
+    __slots__ = ("_before", "_board", "_now")
+
+    def __init__(self, board: "Board", what: str, long: bool):
+        self._board, self._now, self._before = board, (what, long), None
+
+    def __enter__(self) -> None:
+        board = self._board
+        self._before = board.doing, board.long
+        board.doing, board.long = self._now
+
+    def __exit__(self, *error) -> None:
+        self._board.doing, self._board.long = self._before
+
+
 class Board:
     """The store as ranks use it.
 
@@ -48,15 +65,9 @@ class Board:
 
     # --- where a rank is ---
 
-    @contextlib.contextmanager
-    def at(self, what: str, long: bool = False) -> Iterator[None]:
+    def at(self, what: str, long: bool = False) -> "At":
         """This rank is at something within."""
-        before = self.doing, self.long
-        self.doing, self.long = what, long
-        try:
-            yield
-        finally:
-            self.doing, self.long = before
+        return At(self, what, long)
 
     def settle(self) -> None:
         """The script has begun to train: from now on no rank waits for another for long."""

@@ -15,9 +15,9 @@ from joestar.distributed.peer_memory import shared_pages
 
 _APART = 8
 """Words between those of two ranks: a line of the cache for each."""
-_SLICE = 50
+_SLICE = 200
 """Microseconds of waiting after which the other ranks are looked after."""
-_LOOKS = 128
+_LOOKS = 32
 """Times of that behind which the host sleeps in between."""
 
 

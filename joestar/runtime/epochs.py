@@ -99,9 +99,12 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         if not self.running:
             raise StopIteration
         try:
-            collections = fewer_collections if self._run is None else contextlib.nullcontext()
-            with collections, torch.inference_mode(False):  # what a step leaves is written in the next one
+            if self.begun and not torch.is_inference_mode_enabled():
                 loss = self._take()
+            else:
+                collections = contextlib.nullcontext() if self.begun else fewer_collections
+                with collections, torch.inference_mode(False):  # what a step leaves is written in the next one
+                    loss = self._take()
         except StopIteration as error:  # of the user's code: the loop would take it for the end of the epoch
             raise RuntimeError("sampler, model, loss or optimizer raised StopIteration within a step.") from error
         self.logged = self._runner.logged(self._run)

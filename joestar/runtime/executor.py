@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,20 +17,38 @@ from joestar.runtime.program import Program
 from joestar.runtime.replay import ReplayedProgram
 from joestar.runtime.seeds import spread_nodes
 
+_LATER = 1000
+"""Observations that are added up together."""
+
 
 class SizeBook:
     """Running minimum, mean and maximum of the sizes of every set."""
 
     def __init__(self):
-        self.sizes: dict[int, list[float]] = {}
+        self._sizes: dict[int, list[float]] = {}
+        self._later: list[tuple[Sequence[int], Sequence[int]]] = []
 
-    def add(self, index: int, size: int) -> None:
-        """Notes one observation of size ``index``."""
-        seen = self.sizes.setdefault(index, [0, float("inf"), 0.0, 0])
-        seen[0] += 1
-        seen[1] = min(seen[1], size)
-        seen[2] += size
-        seen[3] = max(seen[3], size)
+    def note(self, indices: Sequence[int], sizes: Sequence[int]) -> None:
+        """Notes one observation of sizes, which nobody changes any more: within a step there is no time for more."""
+        self._later.append((indices, sizes))
+        if len(self._later) == _LATER:
+            self._add()
+
+    @property
+    def sizes(self) -> dict[int, list[float]]:
+        """Index of a size -> number of observations, the smallest, their sum, the largest."""
+        self._add()
+        return self._sizes
+
+    def _add(self) -> None:
+        noted, self._later = self._later, []
+        for indices, sizes in noted:
+            for index, size in zip(indices, sizes, strict=True):
+                seen = self._sizes.setdefault(index, [0, float("inf"), 0.0, 0])
+                seen[0] += 1
+                seen[1] = min(seen[1], size)
+                seen[2] += size
+                seen[3] = max(seen[3], size)
 
 
 GROWTH = (1.0, 1.15, 1.5, 2.0, 3.0)
@@ -64,6 +82,7 @@ class Executor:
         self.patience = patience
         self.execution = execution
         self.book = SizeBook()
+        self._checked: tuple = (None, [])
         self.observed: SizeProfile | None = None
         self.overflows = 0
         self.widened = 0
@@ -257,15 +276,16 @@ class Executor:
     def exact(self, seeds: Tensor, key: Tensor) -> list[Tensor]:
         """Runs one batch exactly and notes its sizes."""
         outputs, sizes = self.program.exact(seeds, key)
-        for index, size in enumerate(sizes):
-            self.book.add(index, size)
+        self.book.note(range(len(sizes)), sizes)
         self.last_sizes = sizes
         return outputs
 
     def note(self, counts: list[int]) -> None:
         """Notes the true counts of a padded step."""
-        for (index, _), count in zip(self.program.padded.checked, counts, strict=True):
-            self.book.add(index, count)
+        padded = self.program.padded
+        if self._checked[0] is not padded:
+            self._checked = padded, [index for index, _ in padded.checked]
+        self.book.note(self._checked[1], counts)
 
     def after_overflow(self) -> None:
         """Widens the bounds once they were exceeded repeatedly; call it after the exact redo."""

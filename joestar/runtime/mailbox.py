@@ -15,9 +15,9 @@ from joestar import host
 from joestar.ops.step.launches import TAG_BITS, opened_mailbox
 
 _TAG = (1 << TAG_BITS) - 1
-_SLICE = 50
+_SLICE = 200
 """Microseconds of waiting after which whatever else may have happened is looked at."""
-_LOOKS = 128
+_LOOKS = 32
 """Times of that between two questions to the device; behind the first ones, the host sleeps in between."""
 _PATIENCE = 10.0
 """Seconds after which a message that did not come from an idle device is an error."""

@@ -1,7 +1,9 @@
 """The user's optimizer, made able to skip a step on the device."""
 
+import operator
 import warnings
 import weakref
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ FUSED = (Adam, AdamW, SGD)
 SUPPORTED = (*FUSED, *FORMULAS)
 _FLAGS = ("fused", "foreach", "capturable")
 _SCALARS = ("step", "mu_product")
+_FIXED = (type(None), bool, int, float, str)
+"""Types of entries of groups that do not change but by another value."""
 _NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum", "alpha", "momentum_decay", "lr_decay")
 _SPARSE = (
     "{} gets sparse gradients, which fused steps cannot take: gradients are dense here. Create it with sparse=False, "
@@ -27,6 +31,54 @@ _SPARSE = (
 )
 _OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
 """Optimizers that were taken over -> flags of their groups as the user set them."""
+
+
+class Usual:
+    """Groups of an optimizer as they were in a step: where nothing was assigned since, little has to be looked at.
+
+    Attributes:
+        groups, parameters: that were there; requires_grad: of each.
+    """
+
+    def __init__(self, groups: list[dict], parameters: list[Tensor]):
+        self.groups, self.parameters = groups, parameters
+        self._entries = Entries(groups)
+        self._each = [p.requires_grad for p in parameters]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> "Usual | None":
+        """As they are now; ``None`` where that tells too little: numbers that are tensors, hooks on gradients."""
+        groups = list(optimizer.param_groups)
+        values = [value for group in groups for key, value in group.items() if key != "params"]
+        if not all(isinstance(value, _FIXED) for value in _flat(values)) or _has_gradient_hooks(optimizer):
+            return None
+        return cls(groups, [p for group in groups for p in group["params"]])
+
+    def same(self, optimizer: Optimizer) -> bool:
+        """Whether the same parameters are in the same groups, with the same entries, are trained as they were, and have
+        no hooks."""
+        groups = optimizer.param_groups
+        return (
+            len(groups) == len(self.groups)
+            and all(map(operator.is_, groups, self.groups))
+            and self._entries.same()
+            and _are([p for group in groups for p in group["params"]], self.parameters)
+            and [p.requires_grad for p in self.parameters] == self._each
+            and not _has_gradient_hooks(optimizer)
+        )
+
+
+def _flat(values: Iterable) -> Iterator:
+    """With the entries of tuples: each of ``betas`` may be a tensor."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _are(now: list, known: list) -> bool:
+    return len(now) == len(known) and all(map(operator.is_, now, known))
 
 
 class SkippableOptimizer:
@@ -62,6 +114,7 @@ class SkippableOptimizer:
         self._settings: list[tuple] = []
         self._formula: tuple | None = None
         self._hooks: list[list] = []
+        self._usual: Usual | None = None
         self._held = Entries([])
         self._tensors: list[Tensor] = []
         self._addresses: list[int] = []
@@ -81,18 +134,24 @@ class SkippableOptimizer:
             OptimizerError: for added parameters that are not the model's, for dampening, and for methods and hooks that
                 would not be called.
         """
+        _check_calls(self.optimizer, self.on_gpu)
+        if self._usual is not None and self._usual.same(self.optimizer):
+            return self._holds_still()
+        self._usual = None
         self._take_new()
         _check_dampening(self.optimizer)  # also where a loop assigned it
-        _check_calls(self.optimizer, self.on_gpu)
-        if not self.on_gpu:
-            return self.holds()
+        held = self._refreshed() if self.on_gpu else self.holds()
+        self._usual = Usual.of(self.optimizer) if held else None
+        return held
+
+    def _refreshed(self) -> bool:
         groups = self.optimizer.param_groups
         settings = [tuple(group.get(name) for name in _NUMBERS) for group in groups]
         if self._table is None or len(groups) != len(self._table):
             device = groups[0]["params"][0].device
             self._table = torch.zeros(len(groups), kernels.COLUMNS, dtype=torch.float64, device=device)
             self._settings = []
-        tensors = any(isinstance(value, Tensor) for row in settings for value in row)
+        tensors = any(isinstance(value, Tensor) for row in settings for value in _flat(row))
         if tensors or settings != self._settings:
             rows = [kernels.hyperparameters(self.optimizer, group) for group in groups]
             self._table.copy_(torch.tensor(rows, dtype=torch.float64, device="cpu"))
@@ -149,6 +208,12 @@ class SkippableOptimizer:
         if parameters != [id(p) for group in optimizer.param_groups for p in group["params"]]:
             return False
         if _has_gradient_hooks(optimizer) if not any(self._hooks) else self._hooks != _gradient_hooks(optimizer):
+            return False
+        return self._held.same() and host.same_addresses(self._tensors, self._addresses)
+
+    def _holds_still(self) -> bool:
+        """The same where groups, parameters and their hooks are as they were when ``holds`` said so."""
+        if _step_calls_python(self.optimizer) or self._formula[3] is not self.optimizer.state:
             return False
         return self._held.same() and host.same_addresses(self._tensors, self._addresses)
 

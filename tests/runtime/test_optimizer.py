@@ -57,6 +57,44 @@ def test_what_a_captured_step_holds_on_to(change):
     assert wrapped.holds() is up_to_date
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_quick_look_says_what_the_whole_one_says(change):
+    """Behind steps in which nothing was assigned only what may have changed is looked at."""
+    model, own, wrapped = captured()
+    assert wrapped.refresh() and wrapped.refresh()
+    assert wrapped._usual is not None and wrapped._usual.same(own)
+    make, expected = CHANGES[change]
+    make(model, own)
+    assert wrapped.refresh() is expected
+    assert wrapped._table[0, 0] == own.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "swapped"])
+def test_the_quick_look_sees_parameters(frozen):
+    model, own, wrapped = captured()
+    assert wrapped.refresh()
+    before = wrapped.trained()
+    if frozen:
+        model.bias.requires_grad_(False)
+    else:
+        own.param_groups[0]["params"].reverse()
+    assert not wrapped._usual.same(own)
+    wrapped.refresh()
+    assert wrapped._trained == wrapped.trained() != before
+
+
+@pytest.mark.parametrize("name", ["lr", "betas"])
+def test_numbers_that_are_tensors_are_read_in_every_step(name):
+    """Also those within a tuple."""
+    _, own, wrapped = captured()
+    tensor = torch.tensor(0.9)
+    own.param_groups[0][name] = tensor if name == "lr" else (tensor, 0.99)
+    wrapped.refresh()
+    tensor.fill_(0.5)
+    wrapped.refresh()
+    assert wrapped._usual is None and wrapped._table[0, 0 if name == "lr" else 3] == 0.5
+
+
 def test_hooks_on_gradients_are_recorded():
     model, _, wrapped = captured()
     handle = model.weight.register_hook(torch.neg)
