@@ -81,7 +81,7 @@ class Job:
     def seconds(self, missing: float, beside: bool) -> float:
         """Expected time of an epoch whose steps wait for so many rows each, or for which they are brought beside."""
         rate = self.planner.speeds.rows_over_bus(self.graph.num_nodes / max(1.0, missing))
-        compute, bus = self.planner._step_seconds(), missing * self.row_bytes / rate
+        compute, bus = self.planner.step_seconds(), missing * self.row_bytes / rate
         return self.steps * (max(compute, bus) if beside else compute + bus)
 
 

@@ -56,7 +56,8 @@ class Row:
         seconds: of every epoch, wall clock from before its first step until all ranks are done; the first compiles.
         setup: seconds for the graph and the model, before. steps: of an epoch; batch: seeds of one, of all ranks.
         reduced_bytes: of the buffer that is summed in every step; link_bytes: what a rank reads of the others
-            for it, or sends to its neighbour in a ring, per step. reduce_us: microseconds of that sum alone (on a GPU captured, as in a step).
+            for it, or sends to its neighbour in a ring, per step. reduce_us: microseconds of that sum alone (on
+            a GPU captured, as in a step).
         share: of it in the time of a step. memory: peak of rank 0 in bytes, beyond what was there before.
         loss: mean of the last epoch. speedup: against the first number of processes, over the same seeds.
         note: why there is nothing.

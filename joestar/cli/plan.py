@@ -80,10 +80,11 @@ def plan(
     parts = stage if isinstance(stage, joestar.Partitions) else None
     given = {"first_stage": None if parts else stage, "ranks": ranks, "prefetch": prefetch}
     planner = Planner(model, sampler, budget, batch=config.batch_size, **given)
-    ways = None
+    ways = features = None
     if ranks is not None and stage is None and not prefetch:
         ways = plan_graph(graph, gpus, budget, planner.beside_graph())
-        for line in str(ways).splitlines():
+        features = features_of(planner, ways, gpus)
+        for line in "\n".join(map(str, filter(None, (ways, features)))).splitlines():
             say(console, line)
     found = planner.plan() if parts is None else partition_planner(planner, parts).plan().plan
     for line in str(found).splitlines():
@@ -91,4 +92,35 @@ def plan(
     if json_file is not None:
         found.hot_ids = None
         written = {**dataclasses.asdict(found), "memory": found.memory}
-        write_json(json_file, written | ({} if ways is None else {"over_gpus": dataclasses.asdict(ways)}))
+        if ways is not None:
+            written["over_gpus"] = dataclasses.asdict(ways)
+        if features is not None:
+            written["features"] = _written(features)
+        write_json(json_file, written)
+
+
+def _written(features) -> dict:
+    """As JSON has it: ``None`` for the times of what does not fit."""
+
+    def finite(number: float) -> float | None:
+        return number if number < float("inf") else None
+
+    choices = []
+    for each in features.choices:
+        times = {"seconds": each.seconds, "step": features.step(each), "ahead": features.step_ahead(each)}
+        choices.append(dataclasses.asdict(each) | {name: finite(value) for name, value in times.items()})
+    return dataclasses.asdict(features) | {"choices": choices, "best": features.best.place}
+
+
+def features_of(planner, ways, gpus: int):
+    """Where features of several GPUs should be, and the step that is expected; ``None`` where that is no question:
+    everything fits on each, or edges do not."""
+    from joestar.store import plan_features
+    from joestar.store.bandwidth import speeds
+
+    if ways.best is None or ways.best.place != "features":
+        return None
+    x = planner.graph.ndata["x"]
+    rates = speeds(planner.device, max(16, x[:1].numel() * x.element_size()))
+    given = {"room": ways.room_for_features, "world": gpus, "rates": rates, "computing": planner.step_seconds()}
+    return plan_features(planner.graph, planner.sampler, planner.batch, **given)

@@ -91,7 +91,7 @@ class PartitionPlanner:
         costs = replace(
             costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden
         )  # fmt: skip
-        compute = -(-total // planner.batch) * planner._step_seconds()
+        compute = -(-total // planner.batch) * planner.step_seconds()
         best = shortest if ranks is None else ranks.best
         found = choose(look, [number], costs, planner.budget, total, compute, planner.speeds, best)
         if found is None:

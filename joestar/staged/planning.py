@@ -210,7 +210,7 @@ class Planner:
             look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
         for index, seeds in enumerate(heaviest_steps(self.sampler, self.every, self.batch, self.seed)):
             look.alone(sample(seeds, 4000 + index))
-        compute = -(-total // self.batch) * self._step_seconds()
+        compute = -(-total // self.batch) * self.step_seconds()
         best = shortest if self.ranks is None else self.ranks.best
         found = choose(look, wanted, costs, self.budget, total, compute, self.speeds, best)
         if found is None:
@@ -269,7 +269,8 @@ class Planner:
         )
         return blend(counts.cpu(), prior)
 
-    def _step_seconds(self) -> float:
+    def step_seconds(self) -> float:
+        """That a step is expected to take whose rows and structure are on the device."""
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
         edges = [size for size, label in zip(*self.sizes, strict=True) if label == "sample"]
         moved = max(edges, default=0) * row + PASSES * sum(self._inner()) * self._hidden_bytes()

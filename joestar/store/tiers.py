@@ -1,10 +1,11 @@
 """Where the features of a job with several GPUs should be: on each, or hot rows there and the rest with peers or host.
 
 What a step reads is known from some sampled batches, how much of it is hot from ``hotness``, what that takes from
-measured bandwidths. It is the reading of rows alone: of a step that computes meanwhile, less shows.
+measured bandwidths. Given how long a step takes whose rows are all near, it says how long one takes in every place:
+rows that are not on each GPU are gathered first, in the step itself or, with ``prefetch=True``, beside the one before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +20,8 @@ from joestar.store.sharded import shard_rows
 from joestar.store.spread import MARGIN, hotness, sampled_batches
 
 REPLICATE, SHARD, HOST = "replicate", "shard", "host"
+NVLINK = 330.0
+"""Billions of bytes per second of rows from peers, as measured on H200: for GPUs that are not there."""
 BATCHES = 4
 """Batches that are sampled to see how many rows a step reads."""
 
@@ -51,7 +54,8 @@ class FeaturePlan:
     Attributes:
         choices: in the order replicate, shard, host; best: that with the shortest reading.
         table, row: bytes of all features and of a row; rows: that a step of a rank reads; world, room: GPUs, and bytes
-            of each for features. rates: billions of bytes per second of device, peers and host.
+            of each for features. rates: billions of bytes per second of device, peers and host. computing: seconds of
+            a step whose rows are all on its GPU; 0 if nobody said.
     """
 
     choices: tuple[Choice, ...]
@@ -62,6 +66,23 @@ class FeaturePlan:
     world: int
     room: int
     rates: tuple[float, float, float]
+    computing: float = 0.0
+
+    def step(self, choice: Choice) -> float:
+        """Seconds that a step is expected to take with a choice; infinite if it does not fit."""
+        if choice.place == REPLICATE:
+            return self.computing if choice.fits else choice.seconds
+        return self.computing + choice.seconds
+
+    def step_ahead(self, choice: Choice) -> float:
+        """The same with ``prefetch=True``, at least: sampling, for which rows wait, comes on top of the reading."""
+        return self.step(choice) if choice.place == REPLICATE else max(self.computing, choice.seconds)
+
+    def _step(self, choice: Choice) -> str:
+        if not self.computing or not choice.fits:
+            return ""
+        ahead = f", at least {human_seconds(self.step_ahead(choice))} with prefetch=True"
+        return f", a step in about {human_seconds(self.step(choice))}" + ahead * (choice.place != REPLICATE)
 
     def __str__(self) -> str:
         device, peers, host = self.rates
@@ -72,7 +93,7 @@ class FeaturePlan:
         ]
         for choice in self.choices:
             mark = "->" if choice is self.best else "  "
-            lines.append(f"{mark} {_SAID[choice.place]}: {_cost(choice)}")
+            lines.append(f"{mark} {_SAID[choice.place]}: {_cost(choice)}{self._step(choice)}")
         return "\n".join(lines)
 
 
@@ -87,12 +108,12 @@ def _cost(choice: Choice) -> str:
     if not choice.fits:
         return f"does not fit, {human_bytes(choice.bytes)} per GPU"
     hot = "" if choice.place == REPLICATE else f", {choice.hot:,} rows hot, {choice.share:.0%} of what is read"
-    return f"{human_bytes(choice.bytes)} per GPU{hot}; about {human_seconds(choice.seconds)} per step"
+    return f"{human_bytes(choice.bytes)} per GPU{hot}; rows of a step in about {human_seconds(choice.seconds)}"
 
 
 def plan_features(
     graph, sampler, batch_size: int = 1000, room: int | str | None = None, *, name: str = "x", world: int | None = None,
-    rates: Speeds | None = None, peers: float | None = None,
+    rates: Speeds | None = None, peers: float | None = None, computing: float = 0.0,
 ) -> FeaturePlan:  # fmt: skip
     """Plans where ``graph.ndata[name]`` should be; all ranks of a job call it.
 
@@ -101,7 +122,9 @@ def plan_features(
         batch_size: seeds of a step and rank. room: bytes of each GPU for features, or a text such as ``"40GiB"``; by
             default what is free now.
         world: number of GPUs, by default ranks of this job. rates, peers: bandwidths; by default measured now, once for
-            a machine.
+            a machine; that of peers, in a process that is alone, is taken to be ``NVLINK``.
+        computing: seconds of a step whose rows are all on its GPU, as ``joestar bench step`` measures: with it the plan
+            says how long a step takes.
 
     Raises:
         ConfigError: for no features, or an unusable argument.
@@ -119,14 +142,14 @@ def plan_features(
     rates = speeds(device, row) if rates is None else rates
     near, host = rates.device, rates.zero_copy
     if peers is None:
-        peers = near / 2 if group is None else peer_rate(group, row)
+        peers = min(near / 2, NVLINK) if group is None else peer_rate(group, row)
     if group is not None:  # all ranks must come to the same choice
         met = group.exchange("joestar.store.plan_features", {"all": [free, near, peers, host]})
         free, near, peers, host = (min(column) for column in zip(*(each["all"] for each in met), strict=True))
     batches = [ids.cpu() for ids in sampled_batches(sampler, batch_size, BATCHES)]
     rows = sum(ids.numel() for ids in batches) / len(batches)
     hits = HitShares(hotness(sampler, batch_size).cpu(), batches)  # which needs sums in a fixed order
-    return _planned(x.shape[0], row, rows, hits, world, free, (near, peers, host))
+    return replace(_planned(x.shape[0], row, rows, hits, world, free, (near, peers, host)), computing=computing)
 
 
 def _free(device: torch.device) -> int:

@@ -74,6 +74,12 @@ class GraphPlan:
     room: int
 
     @property
+    def room_for_features(self) -> int:
+        """Bytes of a GPU that features may take where edges are on each; negative if not even these fit."""
+        way = next((way for way in self.ways if way.place == FEATURES), self.ways[0])
+        return way.left + way.parts["features"]
+
+    @property
     def best(self) -> Way | None:
         """The first way in which all fits; ``None``: the graph has to come in parts (``compile(memory=...)``)."""
         return next((way for way in self.ways if way.fits), None)

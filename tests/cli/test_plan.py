@@ -66,6 +66,21 @@ def test_what_each_of_several_gpus_holds_is_shown_and_written(tmp_path):
     assert "over the GPUs" not in ran(*given)
 
 
+def test_the_step_that_is_expected_of_several_gpus_is_shown_and_written(tmp_path):
+    """Where features are dealt out: if all fits on each GPU, or edges do not, places of features are no question."""
+    path = tmp_path / "plan.json"
+    given = ["plan", "cora", "--fanouts", "5", "--batch-size", "20", "--hidden", "4", "--gpus", "2", "--memory"]
+    shown = ran(*given, "15MiB", "--json", str(path))
+    assert "2 GPUs with 13.9 MiB each for them" in shown and "with prefetch=True" in shown
+    found = json.loads(path.read_text())["features"]
+    assert found["best"] == "shard" and found["room"] == pytest.approx(13.9 * 2**20, rel=0.01)
+    computing, (whole, *others) = found["computing"], found["choices"]
+    assert whole["seconds"] is whole["step"] is whole["ahead"] is None and computing > 0
+    for choice in others:
+        assert choice["step"] == computing + choice["seconds"] and choice["ahead"] >= computing
+    assert "a step of a rank reads" not in ran(*given, "1GiB") + ran(*given, "8MiB")
+
+
 def test_training_under_a_budget(tmp_path):
     saved = tmp_path / "model.joestar"
     shown = ran(

@@ -1,12 +1,15 @@
 """Where features of several GPUs should be: by room, by what is hot, by bandwidths."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import joestar
 from joestar.errors import ConfigError
+from joestar.profile.numbers import seconds
 from joestar.store import HitShares, Speeds, plan_features
-from joestar.store.tiers import _planned
+from joestar.store.tiers import NVLINK, _planned
 from tests.store.test_features import some_graph
 
 NODES, ROW, READ = 64_000, 500, 1000.0
@@ -43,6 +46,32 @@ def test_the_host_where_shards_do_not_fit_or_there_is_one_gpu():
     small = planned(TABLE // 8)
     assert small.best.place == "host" and not small.choices[1].fits
     assert planned(TABLE // 2, world=1).best.place == "host"
+
+
+def test_the_expected_step_has_the_reading_of_rows_that_are_not_near():
+    """In it, or beside the one before: then the longer of the two."""
+    plan = planned(TABLE // 4 + SLOTS + 320 * ROW)
+    assert "prefetch" not in str(plan)
+    whole, shard, host = plan.choices
+    for computing in (1e-6, 1e-3):
+        timed = replace(plan, computing=computing)
+        assert timed.step(whole) == timed.step_ahead(whole) == float("inf")
+        for choice in (shard, host):
+            assert timed.step(choice) == computing + choice.seconds
+            assert timed.step_ahead(choice) == max(computing, choice.seconds)
+    assert "a step in about 1.00 ms, at least 1.00 ms with prefetch=True" in " ".join(str(timed).split())
+    everywhere = replace(planned(TABLE), computing=1e-3)
+    assert everywhere.step(everywhere.best) == everywhere.step_ahead(everywhere.best) == 1e-3
+    assert f", a step in about {seconds(1e-3)}\n" in str(everywhere)
+
+
+def test_gpus_that_are_not_there_have_the_links_of_an_h200():
+    graph = some_graph()
+    sampler, given = joestar.NeighborSampler(graph, [3, 2]), {"room": 1200, "world": 4, "computing": 0.5}
+    fast, slow = (Speeds(24, 10.0, 10.0, 5.0, device, 10.0) for device in (4000.0, 100.0))
+    plan = plan_features(graph, sampler, 20, rates=fast, **given)
+    assert plan.rates[1] == NVLINK and plan.computing == 0.5
+    assert plan_features(graph, sampler, 20, rates=slow, **given).rates[1] == 50.0
 
 
 def test_rows_and_hits_come_from_the_sampler():
