@@ -1,5 +1,7 @@
 """Steps with more seeds than were planned for, in CUDA graphs: those of the whole graph on the GPU."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,6 +47,8 @@ def test_larger_steps_are_those_of_the_whole_graph(monkeypatch, backend, book):
 
 
 def test_the_arena_that_was_is_freed():
+    gc.collect()
+    others = torch.cuda.memory_allocated()  # of tests before, in this process
     torch.manual_seed(0)
     graph = joestar.Graph.from_edge_index(torch.randint(0, NODES, (2, EDGES)), NODES)
     graph.ndata["x"], graph.ndata["y"] = torch.randn(NODES, 2048), torch.randint(0, 4, (NODES,))
@@ -61,4 +65,4 @@ def test_the_arena_that_was_is_freed():
     step.predict(graph.train_idx, LARGER)
     assert step.traffic.enlarged
     rows = sum(value.nbytes for value in step.graph.ndata.values())
-    assert rows > 100 << 20 and torch.cuda.max_memory_allocated() < 1.8 * rows  # two arenas would be more
+    assert rows > 100 << 20 and torch.cuda.max_memory_allocated() - others < 1.8 * rows  # two arenas would be more
