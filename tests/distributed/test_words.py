@@ -9,7 +9,7 @@ import torch
 
 from joestar.distributed.words import _APART, HostWords
 
-STEPS = 400
+STEPS = 100
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

@@ -4,11 +4,13 @@ import ast
 import csv
 import re
 
+import pytest
 import torch
 
 from tests.docs.pages import DOCS, blocks, run_page
 
 
+@pytest.mark.usefixtures("cheapest_captures")
 def test_from_tables_to_predictions(tmp_path):
     page = DOCS / "tutorial.md"
     printed = "\n".join(run_page(page, tmp_path))

@@ -58,6 +58,10 @@ def rgcn(first: int = RELATIONS, second: int = RELATIONS, kind=gnn.RGCNConv, **o
     return Layers(kind(8, 8, first, **options), kind(8, 4, second, **options)).double()
 
 
+def one_layer() -> nn.Module:
+    return Layers(gnn.RGCNConv(8, 4, RELATIONS)).double()
+
+
 FORMS = {
     "mean": {},
     "sum": {"aggr": "sum"},
@@ -156,7 +160,7 @@ def test_types_beyond_those_of_a_layer_are_refused_as_in_pyg():
 def test_types_that_turn_up_later_are_errors(execution):
     graph = known_types()
     options = {} if execution is None else {"execution": execution}
-    step = joestar.compile(rgcn(), joestar.NeighborSampler(graph, [3]), backend="eager", warm_up=2, **options)
+    step = joestar.compile(one_layer(), joestar.NeighborSampler(graph, [3]), backend="eager", warm_up=2, **options)
     step(FULL)
     graph.edata["edge_type"].fill_(RELATIONS)
     with pytest.raises(
@@ -165,7 +169,7 @@ def test_types_that_turn_up_later_are_errors(execution):
         step(FULL)
 
 
-@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("bases", [None, pytest.param(2, marks=pytest.mark.fuzz)])
 def test_training_is_that_of_pyg(execution, bases):
     """Losses, gradients' moments and weights of steps, with one batch that does not fit what was compiled."""
@@ -193,7 +197,8 @@ def test_training_is_that_of_pyg(execution, bases):
 
 def test_what_stood_in_is_gone_afterwards():
     own = gnn.RGCNConv.forward, gnn.ChebConv.__norm__, gnn.MFConv.forward
-    test_what_is_fused()
+    step = joestar.compile(one_layer(), joestar.NeighborSampler(known_types(), [3]), backend="eager", warm_up=2)
+    step(FULL)
     assert own == (gnn.RGCNConv.forward, gnn.ChebConv.__norm__, gnn.MFConv.forward)
     assert torch_geometric.backend.use_segment_matmul is None
     model, graph = rgcn(), known_types()

@@ -9,7 +9,7 @@ import joestar
 from joestar.errors import ConfigError, SamplerError
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
-pytestmark = pytest.mark.usefixtures("quick_captures")
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
 GRAPH = planted_graph(nodes=600)
 GRAPH.train_idx = torch.arange(200)
 IDX = torch.arange(120)
