@@ -34,6 +34,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would hand that down
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "every(n): one of n cases in make test, the others in make fuzz")
+    config.addinivalue_line("markers", "each(name): one case per value of that argument, the others in make fuzz")
     if not torch.cuda.is_available():
         # The first backward starts a thread per device, behind which no forked child can train. PyTorch that is built
         # for GPUs takes itself to have one once there are fake tensors, so the first backward is before them.
@@ -97,18 +98,25 @@ def pytest_collection_modifyitems(config, items):
     """Those that trace without TorchDynamo can be told by their mark: ``make fuzz`` runs them once more, with it.
 
     Of tests that are marked ``every(n)`` ``make test`` runs the first case and about one of n others, chosen by their
-    names alone, and ``make fuzz`` the rest. With ``JOESTAR_FUZZ_HALF`` half of what was asked for runs: which, the word
-    in it says, such as a commit's name, so that of two commits in a row most tests run for one.
+    names alone, and ``make fuzz`` the rest; of those marked ``each(name)`` one case per value of that argument, while
+    others take turns. With ``JOESTAR_FUZZ_HALF`` half of what was asked for runs: which, the word in it says, such as a
+    commit's name, so that of two commits in a row most tests run for one.
     """
-    seen = set()
+    seen, turns = set(), {}
     for item in items:
         test = item.getparent(pytest.Module), getattr(item, "originalname", item.name)
         for mark in item.iter_markers("every"):
             if test in seen and zlib.crc32(item.name.encode()) % mark.args[0]:
                 item.add_marker("fuzz")
             seen.add(test)
+        for mark in item.iter_markers("each"):
+            turns.setdefault(test, {}).setdefault(repr(item.callspec.params[mark.args[0]]), []).append(item)
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")
+    for cases in turns.values():
+        for turn, same in enumerate(cases.values()):
+            for item in set(same) - {same[turn % len(same)]}:
+                item.add_marker("fuzz")
     yield
     if word := os.environ.get("JOESTAR_FUZZ_HALF"):
         left_out = [item for item in items if not in_half(item.nodeid, word)]

@@ -166,6 +166,6 @@ def rewritten_for(request, monkeypatch):
 
 @pytest.mark.parametrize("normalise", [False, True], ids=["as they are", "normalised"])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.every(16)
+@pytest.mark.every(32)
 def test_finite_where_the_program_as_written_is(name, normalise):
     assert not (found := lost(name, normalise)), "\n".join(found)

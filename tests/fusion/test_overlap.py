@@ -193,6 +193,7 @@ def test_a_gap_is_filled():
 
 
 @pytest.mark.parametrize("model", ["GraphSAGE", "GCN", "GIN", "GAT"])
+@pytest.mark.every(2)
 def test_whole_models(model):
     """Forward and backward graphs of a step, in float64: the same loss and gradients."""
     graph = planted_graph(dtype=torch.float64)

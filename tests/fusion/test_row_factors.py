@@ -45,6 +45,7 @@ def plain(form):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @EACH
+@pytest.mark.each("form")
 def test_before_and_after(form, device, monkeypatch):
     columns, widest = FORMS[form]
     off = again(plain(form), OFF)

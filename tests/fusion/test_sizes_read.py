@@ -33,6 +33,7 @@ SIZES = {
 
 @pytest.mark.parametrize("layer", ["SAGEConv", "GCNConv"])
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.each("size")
 def test_sizes_are_read_behind_fused_sampling(layer, size):
     """The op that makes the set stays, as padding takes the true number from it."""
 

@@ -383,6 +383,7 @@ PICKED = {
 
 
 @pytest.mark.parametrize("name", PICKED)
+@pytest.mark.every(2)
 def test_rows_that_a_mask_picks(name):
     assert worlds_apart(operation=PICKED[name]) == {"exact": [], "padded": []}
 

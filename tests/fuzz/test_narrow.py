@@ -31,8 +31,10 @@ def test_rounding_is_none(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"), [("exp_avg", 1.5), ("step", 0.7), ("exp_avg_sq", 0.0), ("exp_avg_sq", torch.nan)]
-)
+    ("name", "factor"),
+    [("step", 0.7), ("exp_avg_sq", torch.nan),
+     *(pytest.param(*case, marks=pytest.mark.fuzz) for case in (("exp_avg", 1.5), ("exp_avg_sq", 0.0)))],
+)  # fmt: skip
 def test_wrong_state_is_found(monkeypatch, name, factor):
     (wrong,) = trained(monkeypatch, {name: factor}).wrong
     assert f"{name} of " in wrong and "loss of step" not in wrong

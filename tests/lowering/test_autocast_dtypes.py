@@ -136,7 +136,7 @@ def as_written(net, graph, sampler, seeds, dtype):
 @pytest.mark.parametrize(
     "form", [masked, branched, asked, made, converted, convolved, *MIXED], ids=lambda form: form.__name__
 )
-@pytest.mark.every(3)
+@pytest.mark.each("form")
 def test_as_in_plain_pytorch(form, dtype, execution):
     graph, net, seeds = planted(), Net(form), torch.arange(20)
     sampler = joestar.NeighborSampler(graph, [-1])

@@ -94,6 +94,7 @@ def step_of(form, execution="padded"):
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("form", [Part, Whole, Twice, Weight, Data, Statistics], ids=lambda form: form.__name__)
+@pytest.mark.each("form")
 def test_is_refused_with_names_and_line(form, execution):
     step = step_of(form, execution)
     with pytest.raises(

@@ -76,6 +76,7 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.each("name")
 def test_rows_stay_however_it_is_spelt(name, execution):
     spelt, meant = SPELLINGS[name]
     step, plain = compiled(spelt, execution), compiled(meant, execution)

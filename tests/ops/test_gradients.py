@@ -84,6 +84,7 @@ def test_edge_softmax(s):
 
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.each("heads")
 def test_attend(heads, shared):
     for s in structures():
         if s.name in ("hub", "no sources", "isolated", "padded"):

@@ -57,6 +57,7 @@ def test_in_gradients(whose):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.each("device")
 def test_a_destroyed_layer_is_seen_in_the_loss(dropout, device, monkeypatch):
     """In the forms that a GPU takes as well."""
     own = programs.run_passes

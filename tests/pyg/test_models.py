@@ -246,7 +246,7 @@ class Ordered(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_the_place_of_added_loops_is_nothing_to_rely_on(graph, name):
     """The capture says so, of which there is one for both executions."""
     step = _compiled(Ordered(ORDERS[name]), graph)
@@ -369,6 +369,7 @@ class Scores(torch.nn.Module):
 
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("kind", [SaysWeights, Scores])
+@pytest.mark.each("kind")
 def test_rows_of_edges_among_outputs_are_said_to_be_such(graph, kind, loops):
     torch.manual_seed(0)
     step = joestar.compile(kind(loops).double(), joestar.NeighborSampler(graph, [3]), backend="eager")

@@ -103,6 +103,7 @@ FOLLOWED = {
     "options", [{}, {"execution": "exact"}, {"prefetch": True}], ids=["padded", "exact", "a step ahead"]
 )
 @pytest.mark.parametrize("change", FOLLOWED)
+@pytest.mark.each("change")
 def test_what_is_followed(options, change):
     expected, model = _plain(FOLLOWED[change], change, epochs=2)
     step, losses = _compiled(FOLLOWED[change], **options), []

@@ -73,6 +73,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("model", CHOICES)
+@pytest.mark.each("model")
 def test_choices_are_those_of_the_state(model, begun, tmp_path):
     """Given to ``compile``, and saved in the middle of an epoch: a step that makes the default ones takes them over."""
     choices = CHOICES[model]

@@ -77,6 +77,7 @@ def compiled(reduce, execution):
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.each("name")
 def test_the_largest_of_none_is_an_error_of_pytorchs(name, execution):
     step = compiled(REDUCTIONS[name], execution)
     losses = [loss.item() for loss in step.epoch(IDX, 20)]
@@ -97,7 +98,7 @@ def test_the_largest_of_none_is_an_error_of_pytorchs(name, execution):
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("name", VALUES)
-@pytest.mark.every(2)
+@pytest.mark.each("name")
 def test_what_few_or_no_edges_give_is_what_they_give_in_pytorch(name, execution):
     """One seed without edges, then seeds of which one has one to three."""
     step = compiled(lambda block, values: VALUES[name](values), execution)

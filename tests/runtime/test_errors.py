@@ -349,6 +349,7 @@ LOOKED_UP = {
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("loss", LOOKED_UP)
+@pytest.mark.each("loss")
 def test_labels_without_a_column(loss, execution):
     """In losses of one's own; nodes that are no seeds may have any label."""
     graph = planted_graph(dtype=torch.float64)

@@ -31,7 +31,7 @@ def used(**options):
     "options",
     [
         {"backend": "eager"},
-        {"execution": "exact"},
+        pytest.param({"execution": "exact"}, marks=pytest.mark.fuzz),
         {"backend": "eager", "first_stage": joestar.LargeBatch(20)},
         pytest.param({"backend": "inductor"}, marks=pytest.mark.fuzz),
     ],

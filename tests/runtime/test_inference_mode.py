@@ -81,7 +81,7 @@ def test_first_uses_in_inference_mode():
     assert not torch.equal(step.predict(IDX), rows)
 
 
-@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 def test_steps_in_and_out_of_inference_mode(execution):
     """Training goes on wherever it was begun: nothing that a step keeps or gives is an inference tensor."""
 
@@ -104,6 +104,7 @@ def test_steps_in_and_out_of_inference_mode(execution):
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.each("guard")
 def test_the_callable_form_follows_no_grad(execution, guard):
     """A model in training mode, too: losses that are only logged must not keep what a backward pass would need."""
     torch.manual_seed(0)

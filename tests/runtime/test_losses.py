@@ -75,6 +75,7 @@ def tree(value):
 
 @pytest.mark.parametrize("form", ["dict", "named", "tuple", "data"])
 @pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.each("form")
 def test_structures_are_kept(form, execution):
     """By predict and by the callable form, values and gradients as in plain PyTorch."""
     step = compiled(form, execution=execution)

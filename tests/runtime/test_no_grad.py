@@ -147,6 +147,7 @@ def trained(graph, combine, execution: str, loss=F.cross_entropy):
 
 @pytest.mark.parametrize("execution", ["exact", "padded"])
 @pytest.mark.parametrize("combine", COMBINE, ids=lambda combine: combine.__name__)
+@pytest.mark.each("combine")
 def test_training_is_plain_pytorchs(graph, combine, execution):
     losses, state = trained(graph, combine, execution)
     assert losses < 1e-12

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("store", [False, True], ids=["resident", "store"])
+@pytest.mark.each("loop")
 def test_a_loop_sees_the_same_bits(loop, store, monkeypatch):
     ours = both(loop, monkeypatch, store=store, early=store)
     if loop is plainly:
@@ -121,6 +122,7 @@ def test_under_a_budget_that_holds_everything(monkeypatch):
 
 @pytest.mark.parametrize("columns", [12, 300])
 @pytest.mark.parametrize("kind", ["GraphSAGE", "GAT"])
+@pytest.mark.each("kind")
 def test_the_plan_counts_what_is_there_twice(kind, columns):
     """At least one more batch as the front leaves it, and no more than a few; of everything, no other part changes."""
     graph = planted_graph()

@@ -101,6 +101,7 @@ def captured(request, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.each("loop")
 def test_graphs_that_take_turns_leave_the_same_bits(loop, captured, monkeypatch):
     ours = both(loop, monkeypatch, store=True)
     assert ours.captures >= 1 and not captured.work

@@ -68,6 +68,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.each("name")
 def test_what_is_replaced(step, name, monkeypatch):
     value, message = REPLACED[name]
     next(step.epoch(IDX, 50))

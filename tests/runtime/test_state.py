@@ -92,6 +92,7 @@ def test_training_with_autocast_is_near_training_without():
 
 
 @pytest.mark.parametrize("model", ["GraphSAGE", "GCN", "GIN", "GAT"])
+@pytest.mark.every(2)
 def test_autocast_of_biases_added_elsewhere(model):
     """Parameters stay in float32, whichever op adds them to rows in the short dtype."""
     fused = {"bias": "on-read", "epilogue": "fused", "backward": "linked"}
