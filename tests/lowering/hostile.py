@@ -129,6 +129,7 @@ class Traced:
         self.fits: list[Tensor] = []
         self.capacity = capacity or ROWS + padding_rows()
         mode = FakeTensorMode(shape_env=ShapeEnv())
+        mode.cache_enabled = False  # every call is another one: keeping results takes longer than making them
 
         def fake(shape: tuple, dtype: torch.dtype) -> Tensor:
             dims = [DimDynamic.DUCK if size == HINT else DimDynamic.STATIC for size in shape]
