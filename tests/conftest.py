@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(config, items):
             if test in seen and zlib.crc32(item.name.encode()) % mark.args[0]:
                 item.add_marker("fuzz")
             seen.add(test)
-        for mark in item.iter_markers("each"):
+        for mark in item.iter_markers("each") if item.get_closest_marker("fuzz") is None else ():
             turns.setdefault(test, {}).setdefault(repr(item.callspec.params[mark.args[0]]), []).append(item)
         if QUICK.intersection(getattr(item, "fixturenames", ())) and not names_lines(item):
             item.add_marker("quick")

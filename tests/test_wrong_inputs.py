@@ -27,7 +27,7 @@ from joestar.errors import (
     SeedError,
 )
 
-pytestmark = pytest.mark.every(2)
+pytestmark = pytest.mark.every(3)
 
 pyg = pytest.importorskip("torch_geometric")
 FEATURES, CLASSES, NODES = 6, 3, 30

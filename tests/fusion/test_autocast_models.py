@@ -42,7 +42,7 @@ def made(name: str, graph) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_as_much_is_fused_as_in_float32(name):
     """Also where a layer converts factors or coefficients to the dtype of its rows."""
     graph, rewrites = small_graph(), []

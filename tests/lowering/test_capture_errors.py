@@ -13,7 +13,7 @@ from joestar.sampling import NeighborSampler
 
 from .harness import NUM_CLASSES, NUM_FEATURES, OLDER, WIDTH, Case, Rows, check, small_graph
 
-pytestmark = pytest.mark.every(2)
+pytestmark = pytest.mark.every(3)
 
 CALLS = [0]
 

@@ -10,7 +10,7 @@ from joestar.errors import CaptureError, LabelError
 from tests.runtime.common import FEATURES, make_step, planted_graph
 from tests.runtime.plain import plain_epoch
 
-pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(2)]
+pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(3)]
 
 IDX = torch.arange(600)
 

@@ -80,7 +80,7 @@ def test_every_kernel_has_samples_and_every_op_a_test():
 
 
 @pytest.mark.parametrize(("name", "dtype", "ids", "every"), _cases())
-@pytest.mark.every(2)
+@pytest.mark.each("name")
 def test_kernel_against_reference(name, dtype, ids, every, poisoned):
     """Every third time the reference, which runs on devices without a kernel, is held against itself in float64."""
     kernel, truth = getattr(cpu, name), getattr(reference, name)

@@ -158,6 +158,7 @@ def test_attention_by_hand():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.every(2)
 def test_numerical_gradients(name):
     indptr, indices, leaves, *rest = call("isolated", *PROGRAMS[name])
 

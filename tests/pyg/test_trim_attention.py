@@ -17,7 +17,7 @@ from joestar.fusion.sampling.union_rows import FINITE
 from pyg.common import toy_graph
 from pyg.test_trim import BATCHES, compare, results
 
-pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(2)]
+pytestmark = [pytest.mark.usefixtures("cheapest_captures"), pytest.mark.every(3)]
 
 EDGES = ("edge_attr",)
 SOFTMAX, ATTENTION = "softmax-aggregate", "attention"

@@ -62,6 +62,7 @@ def _epochs(step, number, batch=40):
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("kind", [Normed, FreezesItself])
+@pytest.mark.each("kind")
 def test_frozen_modules_stay_frozen_as_in_plain_pytorch(execution, kind):
     model, sampler = _parts(kind)
     model.train()
@@ -235,7 +236,7 @@ class Counts(Normed):
         return super().forward(blocks, x) * (1 + 1e-3 * self.calls)
 
 
-@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 def test_a_buffer_that_is_counted_up(execution):
     """In steps, predictions and calls of the callable form, as plain PyTorch does."""
     model, sampler = _parts(Counts, fanouts=(500, 500))

@@ -265,7 +265,7 @@ def test_several_ranks_plan_for_larger_steps(graph):
         step.predict(graph.val_idx, LARGER)
 
 
-@pytest.mark.parametrize("memory", ["64MiB", "tight"])
+@pytest.mark.parametrize("memory", ["tight", pytest.param("64MiB", marks=pytest.mark.fuzz)])
 def test_over_partitions(graph, memory):
     """Predictions and single steps; hidden rows stay, and epochs go on. Their tables have as many slots as before."""
     parts = joestar.partition(graph, 6)

@@ -37,7 +37,7 @@ def double(args) -> tuple:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.every(2)
+@pytest.mark.each("act")
 def test_every_activation(act, dtype, atomic):
     x, gain, shift, bias, bits = inputs(dtype)
     grad = torch.randn(ROWS, 2 * WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
