@@ -82,7 +82,6 @@ class Executor:
         self.patience = patience
         self.execution = execution
         self.book = SizeBook()
-        self._checked: tuple = (None, [])
         self.observed: SizeProfile | None = None
         self.overflows = 0
         self.widened = 0
@@ -282,10 +281,7 @@ class Executor:
 
     def note(self, counts: list[int]) -> None:
         """Notes the true counts of a padded step."""
-        padded = self.program.padded
-        if self._checked[0] is not padded:
-            self._checked = padded, [index for index, _ in padded.checked]
-        self.book.note(self._checked[1], counts)
+        self.book.note([index for index, _ in self.program.padded.checked], counts)
 
     def after_overflow(self) -> None:
         """Widens the bounds once they were exceeded repeatedly; call it after the exact redo."""

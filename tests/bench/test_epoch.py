@@ -101,7 +101,7 @@ def test_rows_of_a_mini_batch_are_expected_at_the_speed_of_few_of_many():
     graph = planted("mini")
     job = epoch_modes.Job(graph, network("sage", graph, SETTING), None, SETTING, 1 << 24, torch.device("cpu"))
     speeds = Speeds(bus=50e9, sparse=((4.0, 48e9), (64.0, 12e9)))
-    job.__dict__["planner"] = SimpleNamespace(speeds=speeds, _step_seconds=lambda: 0.001)
+    job.__dict__["planner"] = SimpleNamespace(speeds=speeds, step_seconds=lambda: 0.001)
     for every, rate in ((1, 48e9), (16, 24e9), (64, 12e9), (1000, 12e9)):
         missing = graph.num_nodes / every
         bus = missing * job.row_bytes / rate

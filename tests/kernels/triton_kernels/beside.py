@@ -69,6 +69,8 @@ def launched() -> dict:
     launch(_copy, numbers, words)
     threads, counted = sorted(set(made)), list(found)
     launch(_wrong, numbers, words, 3)
+    for thread in launchers._making.values():  # of what was not compiled
+        thread.join()
     return {"found": counted, "threads": threads, "hooked": list(hooked)}
 
 
