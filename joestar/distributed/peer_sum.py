@@ -1,7 +1,7 @@
 """A sum over the ranks of one host by a kernel of ours, which reads what the others add from their memory.
 
-NCCL's all-reduce of a step's gradients takes 13 us on two H200 and 18 on four, launches beside it that prepare its
-buffer and read its outcome as long again: here it is one launch for all of it.
+NCCL's all-reduce of a step's gradients takes 13 us on two H200 and 17 to 20 on four, beside launches that prepare its
+buffer and read its outcome: here it is one launch for all of it, 7 us on two and 11 to 13 on four (docs/benchmarks.md).
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from joestar.kernels import has_triton
 from joestar.locks import synchronize
 
 MOST = 2**23
-"""Bytes that a rank reads of the others; NCCL, which reads every entry of one of them, is quicker with more."""
+"""Bytes that a rank reads of the others. With more NCCL does it; where that begins to be quicker was not measured."""
 
 
 _ATTRIBUTE = {"cuDeviceGetP2PAttribute": (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)}

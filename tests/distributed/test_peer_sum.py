@@ -13,7 +13,7 @@ from joestar.kernels import gpu_ranks
 from joestar.kernels.gpu_launch import INTERPRETED
 from tests.distributed import scenarios, sum_scenarios
 from tests.distributed.ranks import results
-from tests.distributed.test_training import BATCH, close
+from tests.distributed.test_training import BATCH, close, compare_with_plain_pytorch
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="on GPUs: tests/gpu/test_ranks_gpu.py")
 PIECES = len(sum_scenarios.SHAPES)
@@ -69,7 +69,7 @@ def compare(found: list[list[dict]], dtype: torch.dtype, pieces: int) -> None:
                 assert step["buffers"][1] == number + wanted["happens"]
 
 
-def test_two_ranks_train_what_one_trains(tmp_path):
+def test_two_ranks_train_what_one_and_plain_pytorch_train(tmp_path):
     """With clipping, a schedule, steps that overflow on either rank, ranks without a seed."""
     names = ["plain_run", "tight", "few_seeds"]
     two = results(2, sum_scenarios.trained, names, BATCH, folder=tmp_path)
@@ -82,6 +82,7 @@ def test_two_ranks_train_what_one_trains(tmp_path):
         for what in ("losses", "state"):
             close(rank["tight"]["padded"][what], rank["tight"]["exact"][what])
     assert two[0]["plain_run"]["state"] == two[1]["plain_run"]["state"]
+    compare_with_plain_pytorch(two)
 
 
 def test_where_memory_is_not_shared_the_library_adds_up(tmp_path):

@@ -64,6 +64,11 @@ def close(ours, theirs, tolerance: float = 1e-10) -> None:
 
 
 def test_two_ranks_train_what_plain_pytorch_trains_on_their_batches_together(two):
+    compare_with_plain_pytorch(two)
+
+
+def compare_with_plain_pytorch(two: list[dict]) -> None:
+    """Losses and weights of ``scenarios.plain_run`` on two ranks with those of a loop over their batches together."""
     model, graph = scenarios.model_of(), scenarios.graph_of()
     sampler = joestar.NeighborSampler(graph, [4, 3], seed=scenarios.SEED)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
