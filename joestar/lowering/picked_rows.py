@@ -30,7 +30,10 @@ FIRST_WHERE = torch.ops.joestar.first_where.default
 
 
 _OTHER_SIZE = "picks as many rows as there are of something else, or as another mask picks, or the program cannot be"
-_ONCE = "Compute a mask once, and pick by it from all that goes together: known = y >= 0; loss(out[known], y[known])."
+_ONCE = (
+    "Write instead: compute a mask once and pick by it from all that goes together (known = y >= 0; "
+    "loss(out[known], y[known])), or keep all rows: torch.where(mask, x, 0)."
+)
 
 
 class PickedRows(PaddingContext):

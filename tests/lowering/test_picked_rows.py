@@ -218,7 +218,7 @@ def assigned_from_another(out, y):
         (lambda out, y: out[y >= 0].amax(0).sum(), "raises in PyTorch if the mask picks no row.*torch.where"),
         (lambda out, y: out[y >= 0].sort(0)[0].mean(), "of rows that are picked by a mask.*aten.sort"),
         (lambda out, y: out[y >= 0].add_(1).mean(), "writes to picked rows in place"),
-        (lambda out, y: F.cross_entropy(out[y >= 0], y[y > 0]), "Compute a mask once"),
+        (lambda out, y: F.cross_entropy(out[y >= 0], y[y > 0]), "Write instead: compute a mask once"),
         (lambda out, y: F.mse_loss(out[y >= 0], out[y > 0]), "(?i)compute a mask once"),
         (lambda out, y: (out[y >= 0] + out[y > 0]).mean(), "(?i)compute a mask once"),
         (lambda out, y: (out[y >= 0] + out).mean(), "(?i)compute a mask once"),
