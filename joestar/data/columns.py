@@ -125,17 +125,34 @@ def numbers(texts: list[str], complain: Callable[[int, str], Exception]) -> np.n
     Args:
         complain: from the row of a text that is no number, and the text, to the error to raise.
     """
-    try:
-        return np.array(texts, dtype=np.float64)
-    except ValueError:
-        pass
+    if not as_python_alone("".join(texts)):
+        try:
+            return np.array(texts, dtype=np.float64)
+        except ValueError:
+            pass
     made = np.empty(len(texts))
     for row, text in enumerate(texts):
         try:
-            made[row] = math.nan if text.lower() in MISSING else float(text)
+            made[row] = math.nan if text.lower() in MISSING else number_of(text)
         except ValueError:
             raise complain(row, text) from None
     return made
+
+
+def as_python_alone(text: str) -> bool:
+    """Whether it has what numbers have in no file, and in Python: ``1_000``, digits of other scripts."""
+    return "_" in text or not text.isascii()
+
+
+def number_of(text: str, kind: type = float):
+    """A number as files have it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if as_python_alone(text):
+        raise ValueError(f"{text!r} is no number.")
+    return kind(text)
 
 
 def ids_of(array: np.ndarray, where: str, line: Callable[[int], str]) -> Ids:
@@ -191,7 +208,7 @@ def numbers_of(array: np.ndarray, where: str, line: Callable[[int], str]) -> np.
     for row, value in enumerate(objects):
         try:
             missing = is_missing(value) or (isinstance(value, str) and value.strip().lower() in MISSING)
-            made[row] = math.nan if missing else float(value)
+            made[row] = math.nan if missing else number_of(value) if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
             raise DataError(no_number(where, line(row), value)) from None
     return made

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from joestar.data.columns import CodeCollector, Coded, IdCollector, Ids, no_number, numbers
+from joestar.data.columns import CodeCollector, Coded, IdCollector, Ids, no_number, number_of, numbers
 from joestar.errors import DataError
 
 ROWS = 50_000
@@ -67,12 +67,14 @@ def look(path: Path, header: bool | None, delimiter: str | None, asked: list[str
         DataError: the file is empty or no text.
     """
     with _open(path) as file:
-        lines = list(itertools.islice((line for line in file), 0, SAMPLE + 200))
-    skipped = next((i for i, line in enumerate(lines) if line.strip() and line[0] not in "#%"), None)
-    if skipped is None:
+        skipped, first = next(
+            ((i, line) for i, line in enumerate(file) if line.strip() and line[0] not in "#%"), (0, "")
+        )
+        lines = [first, *itertools.islice(file, SAMPLE - 1)]
+    if not first:
         raise DataError(f"{path}: expected lines of fields, but the file is empty.")
-    delimiter = _delimiter(path, lines[skipped]) if delimiter is None else delimiter
-    rows = [row for row in _fields(lines[skipped : skipped + SAMPLE], delimiter) if row]
+    delimiter = _delimiter(path, first) if delimiter is None else delimiter
+    rows = [row for row in _fields(lines, delimiter) if row]
     found = _has_header(rows, asked) if header is None else header
     names = rows[0] if found else [str(i) for i in range(len(rows[0]))]
     doubled = next((name for name in names if names.count(name) > 1), None)
@@ -177,8 +179,8 @@ def _open(path: Path):
 
 
 def _reader(lines, delimiter: str):
-    if delimiter == " ":
-        return csv.reader(lines, delimiter=" ", skipinitialspace=True)
+    if delimiter == " ":  # those at a line's end are behind no field
+        return csv.reader((line.rstrip(" \t\r\n") + "\n" for line in lines), delimiter=" ", skipinitialspace=True)
     return csv.reader(lines, delimiter=delimiter, skipinitialspace=delimiter != "\t")
 
 
@@ -207,7 +209,7 @@ def _has_header(rows: list[list[str]], asked: list[str]) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        number_of(text)
     except ValueError:
         return False
     return True

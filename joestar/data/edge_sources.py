@@ -226,6 +226,7 @@ def _after_header(path: Path, layout: csv_reader.Layout) -> tuple[int, int]:
     lines = layout.skipped + layout.header
     start = 0
     for block in blocks(path, 1 << 16):
+        start = block.start
         for line in block.content.splitlines(keepends=True):
             if not lines:
                 return start, layout.skipped + layout.header

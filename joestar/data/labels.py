@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joestar.data.columns import MISSING, Coded
+from joestar.data.columns import MISSING, Coded, number_of
 from joestar.errors import DataError
 
 UNLABELLED = -100
@@ -68,7 +68,7 @@ def _number(value) -> int | float | None:
     if isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)  # beyond 2^53 a float is another one
     try:
-        made = float(value)
+        made = number_of(value) if isinstance(value, str) else float(value)
     except ValueError:
         return None
     return made if np.isfinite(made) else None

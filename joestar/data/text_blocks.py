@@ -1,5 +1,6 @@
 """Tables of numbers in text files, parsed in blocks of whole lines, by pyarrow where it is installed."""
 
+import codecs
 import gzip
 import io
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data import csv_reader
+from joestar.data.columns import number_of
 from joestar.errors import DataError
 
 
@@ -53,6 +55,8 @@ def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Blo
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            if start == 0 and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+                start = len(codecs.BOM_UTF8)
             file.seek(start)
             rest = b""
             while piece := file.read(size):
@@ -89,7 +93,7 @@ def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype
         from pyarrow import csv
     except ImportError:
         return None
-    if delimiter == " ":
+    if delimiter == " " or b"0x" in block.content or b"0X" in block.content:  # which it takes for a number
         return None
     names = [str(place) for place in range(width)]
     kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
@@ -140,7 +144,7 @@ def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delim
         for values, place in zip(kept, wanted, strict=True):
             field = fields[place].strip().strip('"')
             try:
-                value = number(field)
+                value = number_of(field, number)
                 values.append(value if number is float else int(np.int64(value)))
             except (ValueError, OverflowError):
                 raise DataError(

@@ -199,6 +199,29 @@ def test_text_is_parsed_side_by_side_in_order(tmp_path, monkeypatch):
     assert_structure(joestar.load(made), edges, 1000, EdgeRules(False, False, False))
 
 
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 1\n1 2 \n2 0  \n",
+        "0 1 \n1 2 \n 2 0 \n",
+        "source target \n0 1\n1 2 \n2 0\n",
+        "\ufeff0 1\n1 2\n2 0\n",
+        "\ufeff0,1\n1,2\n2,0\n",
+        "\ufeffsource,target\n0,1\n1,2\n2,0\n",
+        "\ufeff# said by a tool\n0\t1\n1\t2\n2\t0\n",
+        "# a line of a licence\n" * 300 + "0 1\n1 2\n2 0\n",
+        "+0,1\n1, 2\n2,00\n",
+    ],
+)
+def test_blanks_marks_and_comments_are_no_fields(tmp_path, monkeypatch, text, arrow):
+    if not arrow:
+        monkeypatch.setattr(text_blocks, "_by_arrow", lambda *arguments: None)
+    (tmp_path / "edges.csv").write_text(text)
+    graph = joestar.load(convert(tmp_path / "edges.csv", tmp_path / "graph", **QUIET))
+    assert_structure(graph, np.array([[0, 1, 2], [1, 2, 0]]), 3, EdgeRules(False, False, False))
+
+
 def test_what_is_left_out_is_said(tmp_path, capsys):
     (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,0.5\n1,0,0.5\n1,1,1.0\n")
     convert(tmp_path / "edges.csv", tmp_path / "graph", undirected=True)

@@ -46,6 +46,8 @@ CASES = {
         {},
         r"nodes.csv, column 'f': expected numbers, but line 5 has 'tall'. Name the columns to use \(features=\[...\]",
     ),
+    "a number that is Python's alone": (EDGES, NODES + "d,1_0,x\n", {}, "expected numbers, but line 5 has '1_0'"),
+    "foreign digits": (EDGES, NODES + "d,\u0661,x\n", {}, "expected numbers, but line 5 has '\u0661'"),
     "text on edges": (
         EDGES.replace(",2\n", ",two\n"),
         None,
