@@ -17,6 +17,8 @@ from joestar.runtime import program as program_module
 from joestar.store import FeatureStore
 from tests.runtime.common import FEATURES, make_step, planted_graph, train
 
+pytestmark = pytest.mark.fuzz  # these test what other tests are made with
+
 IDX = torch.arange(0, 130)
 
 

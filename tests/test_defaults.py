@@ -64,6 +64,7 @@ def _within_a_device(tree: ast.AST) -> set[ast.AST]:
     return {node for block in blocks for line in block.body for node in ast.walk(line)}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_new_tensor_says_where_it_is_and_of_what_dtype(part):
     wrong = []

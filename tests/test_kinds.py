@@ -19,6 +19,8 @@ from joestar import fn
 from joestar.runtime import program as program_module
 from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph
 
+pytestmark = pytest.mark.fuzz  # these test what other tests are made with
+
 IDX = torch.arange(0, 9, dtype=torch.int32)
 LABELS = ["slice", "sample", "compact"]
 

@@ -214,6 +214,7 @@ def refused(error, words):
         assert noise not in text, text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_models(graph, name, capfd):
     make, words = MODELS[name]
@@ -223,6 +224,7 @@ def test_models(graph, name, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments(graph, name, capfd):
     given, kind, words = ARGUMENTS[name]

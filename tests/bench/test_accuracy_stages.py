@@ -67,6 +67,7 @@ def test_a_step_that_is_started_over_runs_as_a_new_one(graph, model, mode):
         assert used.step.traffic.macro_batches and used.step.traffic.cold, "some rows come from the CPU"
 
 
+@pytest.mark.fuzz
 def test_modes_begin_alike(graph):
     """The same weights and order: with all neighbours the runs of a pair are the same."""
     whole = replace(RECIPE, fanouts=(-1, -1))
@@ -113,6 +114,7 @@ def test_only_seeds_of_both_are_compared(tmp_path):
     assert "large-batch    3" in text and max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.fuzz
 def test_the_first_epochs_of_a_run_are_a_shorter_run(graph, tmp_path):
     """Of both of a pair; runs that are too short, or have no curve, are left out."""
     for mode in ("single", "large-batch"):

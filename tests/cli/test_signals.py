@@ -80,6 +80,7 @@ def test_what_there_is_to_go_on_from_is_said_as_it_is(tmp_path, of_all, written,
     )
 
 
+@pytest.mark.fuzz
 def test_training_keeps_its_best_and_its_last(tmp_path):
     best, report, kept = (str(tmp_path / name) for name in ("best.pt", "r.json", "kept"))
     flags = ["--epochs", "100000", "--fanouts", "5", "--hidden", "8", "--backend", "eager", "--execution", "exact"]

@@ -69,6 +69,7 @@ def compare(found: list[list[dict]], dtype: torch.dtype, pieces: int) -> None:
                 assert step["buffers"][1] == number + wanted["happens"]
 
 
+@pytest.mark.fuzz
 def test_two_ranks_train_what_one_and_plain_pytorch_train(tmp_path):
     """With clipping, a schedule, steps that overflow on either rank, ranks without a seed."""
     names = ["plain_run", "tight", "few_seeds"]

@@ -42,6 +42,7 @@ def test_rows_of_the_host_are_there_once_for_all_ranks(two):
         assert rank["host"] == {"same": True, "tier": "cached", "hot": (4096 - 4 * 400) // (4 * FEATURES)}
 
 
+@pytest.mark.fuzz
 def test_batches_made_a_step_early_change_no_bit_on_any_rank(folder):
     first, second = results(2, scenarios.ahead, BATCH, folder=folder)
     assert first == second

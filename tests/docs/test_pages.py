@@ -38,6 +38,7 @@ def as_test(page):
     return pytest.param(page, id=page.stem, marks=marks)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("page", [as_test(page) for page in PAGES if page.stem not in ELSEWHERE])
 def test_snippets_run(page, tmp_path, request):
     if page.stem not in CAPTURED:

@@ -65,6 +65,7 @@ def test_there_is_an_expectation_for_every_example():
     assert set(MODEL_OPS) == set(NAMES)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_is_one_graph(name, captured, capsys):
     torch._dynamo.utils.counters.clear()

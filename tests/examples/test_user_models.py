@@ -169,6 +169,7 @@ def test_a_script_hands_over_what_it_defines(name, monkeypatch):
     assert given == {**parts, "argv": ["--epochs", "1"]}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in RUN else pytest.mark.slow) for n in MODELS])
 def test_a_script_runs(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)

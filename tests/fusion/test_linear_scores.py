@@ -57,6 +57,7 @@ def widths(case) -> list[int]:
             if node.target is ATEN.linear.default]  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_same_numbers(name):
     off, on = captured_each(model(*FORMS[name]), disables=(OFF, ON))
@@ -79,6 +80,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_must_not_fire(name):
     score, reason = REFUSED[name]

@@ -150,6 +150,7 @@ def around(operation, full_graph: bool = True):
     )  # fmt: skip
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.fuzz)])
 def test_full_graphs_inside_a_program(half):
     """Equal to plain Python: exactly, padded, and whatever passes choose."""

@@ -69,8 +69,8 @@ def extended(packs: range) -> range:
 
 
 def test_executions_of_some_with_additions_agree():
-    report = report_of(extended(range(14, 16)), thorough=False)
-    check(report, 2 * PER_PACK)
+    report = report_of(extended(range(14, 15)), thorough=False)
+    check(report, PER_PACK)
 
 
 @pytest.mark.parametrize("message", MESSAGES)

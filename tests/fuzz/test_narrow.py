@@ -26,10 +26,12 @@ def trained(monkeypatch, factors: dict[str, float]) -> Report:
     return report
 
 
+@pytest.mark.fuzz
 def test_rounding_is_none(monkeypatch):
     assert not trained(monkeypatch, {}).wrong
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("name", "factor"),
     [("step", 0.7), ("exp_avg_sq", torch.nan),

@@ -163,6 +163,7 @@ def test_programs_run_under_settings_of_the_process(monkeypatch):
     assert "(default dtype bfloat16); repeat with" in execute.described(write(pack * PER_PACK))
 
 
+@pytest.mark.fuzz
 def test_quick_traces_are_captures(pack):
     subjects, seeds, quick = pack
     real = tracing.captured(subjects, seeds, list(quick[0].labels), quick=False)

@@ -22,6 +22,7 @@ def graph():
     return make_graph()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cell", NAMED.values(), ids=NAMED)
 def test_named_cell(cell, graph, quick_captures):
     assert not check(cell, graph)

@@ -43,6 +43,7 @@ def test_three_forms_have_the_same_bits(dtype, ids, shape, any_threads):
             assert close(gathered, exact, 40)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
 def test_gradients(shape, reduce):

@@ -251,6 +251,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("operation", "words"), ERRORS, ids=[operation.__name__ for operation, _ in ERRORS])
 def test_error_names_line_and_remedy(operation, words):
     model = Rows(operation, average=torch.zeros(WIDTH), norm=nn.BatchNorm1d(WIDTH))

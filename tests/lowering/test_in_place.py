@@ -138,6 +138,7 @@ def chunk(m, b, h):
     return h * degree.sum(1, keepdim=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("operation", [column, part, view_read_later, write_through, detached, chunk])
 def test_views_are_refused(operation):
     with pytest.raises(CaptureError, match=rf"test_in_place\.py.* in {operation.__name__}") as caught:

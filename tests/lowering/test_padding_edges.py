@@ -77,6 +77,7 @@ def weighted(f):
     return operation
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("disable", [(), tuple(spec.name for spec in PASSES)], ids=["fused", "as written"])
 def test_weights_of_edges(disable):
     """What is fused reads no padding, so that only the other form shows what rules make of it."""

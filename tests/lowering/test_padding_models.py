@@ -84,6 +84,7 @@ MODELS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "options"), MODELS.values(), ids=MODELS.keys())
 def test_models(name, options):
     """With dropout the exact run is the reference: its masks are keyed, those of eager code are not."""

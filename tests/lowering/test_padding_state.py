@@ -102,6 +102,7 @@ REFUSED_WRITES = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("operation", "words"), REFUSED_WRITES.values(), ids=REFUSED_WRITES.keys())
 def test_refused_writes(operation, words):
     case = Case(Rows(operation, average=AVERAGE, table=torch.zeros(48, WIDTH)))

@@ -105,6 +105,7 @@ def make(how="padded", loss=known, **options):
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_as_in_plain_pytorch(loss):
     padded, exact, plain = (make(how, loss) for how in ("padded", "exact", "padded"))
@@ -119,6 +120,7 @@ def test_as_in_plain_pytorch(loss):
     assert padded.counters.fallbacks == 0
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.fuzz)])
 def test_compiled_by_inductor(dtype):
     """Losses are in float32 under autocast; rows that are picked within a model are not."""

@@ -153,6 +153,7 @@ def _checked(name: str, count: int = 5) -> list[tuple]:
     return out
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", OPS)
 def test_opcheck(name):
     """Schema (nothing mutated or aliased), autograd registration, fake kernel."""

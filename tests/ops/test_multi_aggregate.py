@@ -76,6 +76,7 @@ def parts(indptr, reduces, grads, extremes, ties, dtype):
     return *sums, extremes, [(g / t.clamp(min=1)).to(wide) for g, t in zip(shares, ties, strict=True)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dtype", "ids"),
     [pytest.param(dtype, ids, marks=pytest.mark.slow if (n + m) % 2 else ())

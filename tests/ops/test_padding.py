@@ -23,6 +23,7 @@ def test_every_op_has_calls():
     assert not missing, f"ops of whose gradient there is no call: {sorted(missing)}"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_op(name, poisoned):
     """Padding of results is finite, and 0 where rules rely on it; the gradient of padded slots is 0."""

@@ -181,6 +181,7 @@ def test_the_hash_of_a_program_ignores_names():
     assert program_hash(program("a", "s43", width=4)) != base
 
 
+@pytest.mark.fuzz
 def test_captured_programs_of_other_widths_differ():
     from lowering.harness import NUM_FEATURES, Case
 

@@ -182,6 +182,7 @@ def test_random_messages_give_what_pyg_gives(number):
         compare(WithEdges(lambda: Message(draw), draw.randint(2, 3)), EDGES)
 
 
+@pytest.mark.fuzz
 def test_dropout_of_coefficients_is_the_same():
     """The mask of an edge is that of (its destination, its place in the row)."""
     model = seeded(WithEdges(lambda: gnn.GATv2Conv(8, 4, heads=2, edge_dim=4, add_self_loops=False, dropout=0.4), 2))
@@ -252,6 +253,7 @@ def test_coefficients_that_the_model_reads_are_those_of_all_edges():
     assert softmax_of_all.args[0].target is torch.ops.joestar.merge_hops.default
 
 
+@pytest.mark.fuzz
 def test_features_are_read_in_place():
     """The first layer reads rows of the outermost hop from the features, as in a model of blocks."""
     with fused(order="aggregate-first", attention="in-place"):

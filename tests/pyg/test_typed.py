@@ -131,6 +131,7 @@ def test_padding_is_left_out(name):
     assert step.counters.fallbacks == 0
 
 
+@pytest.mark.fuzz
 def test_what_is_fused():
     """A sum per type, of the rows that somebody reads, by the first layer out of the features."""
     graph, model = known_types(), rgcn()
@@ -158,6 +159,7 @@ def test_types_beyond_those_of_a_layer_are_refused_as_in_pyg():
         rgcn()(graph.ndata["x"], torch.stack(_ends(graph)), graph.edata["edge_type"])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("execution", [None, pytest.param("exact", marks=pytest.mark.fuzz)])
 def test_types_that_turn_up_later_are_errors(execution):
     graph = known_types()
@@ -197,6 +199,7 @@ def test_training_is_that_of_pyg(execution, bases):
             torch.testing.assert_close(adam.state[one][name], theirs.state[two][name], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.fuzz
 def test_what_stood_in_is_gone_afterwards():
     own = gnn.RGCNConv.forward, gnn.ChebConv.__norm__, gnn.MFConv.forward
     step = joestar.compile(one_layer(), joestar.NeighborSampler(known_types(), [3]), backend="eager", warm_up=2)
@@ -251,6 +254,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_masks_are_refused(name):
     """With the line, and what to write there."""
@@ -277,6 +281,7 @@ class Rewrites(Layers):
         return super().forward(x, edge_index, edge_type)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
 def test_types_that_are_written_in_place_are_refused(rows, counted, monkeypatch):
@@ -288,6 +293,7 @@ def test_types_that_are_written_in_place_are_refused(rows, counted, monkeypatch)
         step(FULL)
 
 
+@pytest.mark.fuzz
 def test_another_mask_than_that_of_the_set_is_refused():
     """Whatever it is that a layer of PyG's, or what was made of it, asks for."""
     layer = CutsMore(8, 4, RELATIONS).double()
@@ -306,6 +312,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", [n if "," not in n else pytest.param(n, marks=pytest.mark.fuzz) for n in OTHERS])
 def test_layers_that_choose_by_a_mask_are_those_of_pyg(name):
     torch.manual_seed(0)

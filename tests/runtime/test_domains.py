@@ -71,6 +71,7 @@ def _scaled(name: str, scale: float):
     return lambda z, y: loss(z, y, scale), message
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "execution"), [*((name, "padded") for name in LOSSES), ("scale", "exact")])
 def test_values_out_of_range(name, execution):
     loss, message = _scaled(name, 100.0)

@@ -139,6 +139,7 @@ def test_autocast_around_a_step_is_refused(use):
     assert step.predict(IDX).dtype == torch.float32  # nothing of it is left
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 def test_autocast_around_a_step_that_has_it_changes_nothing(execution):
     options = {"autocast": torch.bfloat16, "execution": execution}

@@ -157,6 +157,7 @@ HABITS = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", HABITS)
 def test_as_in_plain_pytorch(name):
     form, loss, between = HABITS[name]

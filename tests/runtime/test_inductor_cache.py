@@ -137,6 +137,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert warm == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
 
 
+@pytest.mark.fuzz
 def test_constants_of_a_graph_go_along():
     """``torch.tensor([1.0, 2.0])`` in a model or a loss."""
     graph = planted("tiny")

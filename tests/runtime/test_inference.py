@@ -178,6 +178,7 @@ class Several(Base):
         return self.last(largest + c + where)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", [Residuals, Messages, AcrossNodes, Ids, Among, Several])
 def test_any_program(graph, model):
     check(model(), graph)

@@ -236,6 +236,7 @@ class Counts(Normed):
         return super().forward(blocks, x) * (1 + 1e-3 * self.calls)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 def test_a_buffer_that_is_counted_up(execution):
     """In steps, predictions and calls of the callable form, as plain PyTorch does."""

@@ -39,6 +39,7 @@ def losses(n, model="GraphSAGE", sampler="list", **options) -> list[float]:
     return [record.loss for record in history.records]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "sampler", "execution"),
     [("GAT", "list", "padded"), ("GIN", "list", "exact"), *(("GraphSAGE", name, "padded") for name in SAMPLERS)],

@@ -58,6 +58,7 @@ class Queue(nn.Module):
         return scaled
 
 
+@pytest.mark.fuzz
 def test_written_buffers_beside_a_plain_loop():
     graph = planted_graph(dtype=torch.float64)
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from tests.runtime.staged_plans import made_up_clock
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("size", "share"), [(None, 0.8), (60, 0.8), (120, 0.8), (180, 0.9)])
 def test_a_plan_fills_the_budget_and_training_is_as_planned(tmp_path, size, share):
     """``None``: of the size that is best at this machine's present speed, so any."""

@@ -31,11 +31,13 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_with_every_option(name, monkeypatch):
     both(other_steps, monkeypatch, early=name in ("groups", "norm"), **OPTIONS[name])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("patience", [1000, 2])
 @pytest.mark.parametrize("early", [False, True])
 def test_overflows_are_redone_and_widen_the_bounds(monkeypatch, patience, early):

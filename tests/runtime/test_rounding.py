@@ -80,6 +80,7 @@ class Cast(nn.Module):
         return self.head(1000 * blocks[0].pull(fn.copy_u(self.cast(self, h).float() - h), "mean"))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     "cast",
     [

@@ -47,6 +47,7 @@ class Frozen(Table):
         self.table.weight.requires_grad_(False)
 
 
+@pytest.mark.fuzz
 def test_a_table_that_is_not_trained_needs_no_remedy():
     graph = planted_graph()
     model = Frozen(graph)

@@ -167,6 +167,7 @@ def test_rows_that_are_compared(shape, dtype):
 # --- 16 bits ---
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("stored", "autocast"),
     [

@@ -88,6 +88,7 @@ def sage() -> tuple:
         return model, trained(some_graph(), model)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tier", ["cached", "pinned", "resident"])
 def test_training_and_prediction_are_those_of_a_tensor(tier):
     (model, expected), stored = sage(), some_graph()

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
 
+@pytest.mark.fuzz
 def test_candidates_are_compiled_and_do_not_run(tmp_path):
     """Nor does what is launched within; other threads' launches do; errors, and another such mode, change nothing."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}

@@ -35,6 +35,7 @@ MORE = pytest.mark.parametrize(
 """Samples of an op, at most."""
 
 
+@pytest.mark.every(2)
 @MORE
 @pytest.mark.parametrize("name", NAMES)
 def test_kernel_against_reference(name, most):

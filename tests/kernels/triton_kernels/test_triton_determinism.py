@@ -45,6 +45,7 @@ class _Refused:
         raise AssertionError("a kernel with additions in any order was launched")
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu compares runs")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_no_racing_kernel_is_launched(name, monkeypatch):

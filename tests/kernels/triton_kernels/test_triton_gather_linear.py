@@ -118,6 +118,7 @@ def test_gradients(table, grad):
                 check_close(y, g.double().sum(0), grad, f"bias {where}")
 
 
+@pytest.mark.fuzz
 def test_every_setting_of_sums_over_rows(monkeypatch):
     """Programs that take several turns, the last of which has rows for some; gradients of 16 bits; a count."""
     random = torch.Generator().manual_seed(0)

@@ -119,6 +119,7 @@ def test_keys_of_every_word():
     check_equal(out, race_key(words, weight), "race keys")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("k", [3, 32, 33], ids=["few", "a lane each", "sorted"])
 def test_weighted_samples_of_long_rows(k, monkeypatch):
     """Rows of every kind of chunk, from one program's several rows; the best come last, or are as good as others."""
