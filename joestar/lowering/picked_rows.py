@@ -11,6 +11,7 @@ sizes are those of sets already, padded execution needs nothing more.
 """
 
 import operator
+from collections.abc import Hashable
 
 import sympy
 import torch
@@ -77,28 +78,27 @@ class Positions:
     """Where masks are true, while a graph is traced: once for each mask, so that what it picks has one size."""
 
     def __init__(self):
-        self._found: dict[tuple[int, int], tuple] = {}
+        self._found: dict[Hashable, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def of(self, mask: Tensor) -> Tensor:
-        """Positions in the flattened mask; those of numbers that are not 0."""
-        return self._first(mask)[0]
+    def of(self, mask: Tensor, name: Hashable) -> Tensor:
+        """Positions in the flattened mask; those of numbers that are not 0. Masks of one name are the same."""
+        return self._first(mask, name)[0]
 
-    def _first(self, mask: Tensor) -> tuple:
-        key = id(mask), mask._version  # written in place, it is another mask
-        if key not in self._found:
+    def _first(self, mask: Tensor, name: Hashable) -> tuple[Tensor, Tensor, Tensor]:
+        if name not in self._found:
             true = mask if mask.dtype == torch.bool else mask != 0
-            self._found[key] = mask, torch.ops.joestar.first_where(true, -1)
-        return self._found[key][1]
+            self._found[name] = torch.ops.joestar.first_where(true, -1)
+        return self._found[name]
 
-    def pick(self, x: Tensor, mask: Tensor) -> Tensor:
+    def pick(self, x: Tensor, mask: Tensor, name: Hashable) -> Tensor:
         """``x[mask]``."""
         rows = x.flatten(0, mask.dim() - 1) if mask.dim() > 1 else x
-        return torch.index_select(rows, 0, self.of(mask))
+        return torch.index_select(rows, 0, self.of(mask, name))
 
-    def put(self, x: Tensor, mask: Tensor, value) -> Tensor:
+    def put(self, x: Tensor, mask: Tensor, name: Hashable, value) -> Tensor:
         """``x`` after ``x[mask] = value``, as a new tensor; rows that a mask picked go back to their places."""
         if isinstance(value, Tensor) and _symbols(value):
-            positions, _, places = self._first(mask)
+            positions, _, places = self._first(mask, name)
             if not same_size(value.shape[0], positions.shape[0]):
                 raise CaptureError(f"Rows that one mask picks are assigned to those of another. {_ONCE}")
             rows = torch.index_select(value, 0, places)

@@ -13,13 +13,14 @@ or cast to it. So the cast changes nothing where the program runs.
 import contextlib
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor, fx
 
 from joestar.lowering.picked_rows import Positions
-from joestar.torch_private import OpOverload, tree_leaves, tree_map
+from joestar.lowering.same_values import SameValues, name_of
+from joestar.torch_private import statically_known_true, tree_leaves, tree_map
 
 _PRODUCTS = {
     "linear", "mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "einsum", "scaled_dot_product_attention",
@@ -40,16 +41,24 @@ class Retrace(fx.Interpreter):
     def __init__(self, gm: fx.GraphModule, autocast: torch.dtype | None):
         super().__init__(gm)
         self.autocast = autocast
-        self._positions = Positions()
+        self._positions, self._same = Positions(), SameValues()
+
+    def run_node(self, node: fx.Node):
+        """One node."""
+        self._node = node
+        value = super().run_node(node)
+        self._same.take_in(node, value, self.env)
+        return value
 
     def call_function(self, target, args: tuple, kwargs: dict):
         """One operation."""
         if target is operator.getitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
-            return self._positions.pick(args[0], args[1][0] if isinstance(args[1], tuple) else args[1])
+            return self._positions.pick(args[0], *self._mask(args[1], 1))
         if target is operator.setitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
-            mask = args[1][0] if isinstance(args[1], tuple) else args[1]
-            return args[0].copy_(self._positions.put(args[0], mask, args[2]))
-        if target is torch.nonzero and args[0].dim() == 1:
+            return args[0].copy_(self._positions.put(args[0], *self._mask(args[1], 1), args[2]))
+        if target is torch.ops.aten._assert_scalar.default and statically_known_true(args[0]):
+            return None  # of two sizes in Dynamo's graph, which are one here: those of a mask that is computed twice
+        if target is torch.nonzero and args and args[0].dim() == 1:
             return self._nonzero(*args, **kwargs)
         if target is torch.where and len(args) == 1 and args[0].dim() == 1 and not kwargs:
             return self._nonzero(args[0], as_tuple=True)
@@ -62,11 +71,17 @@ class Retrace(fx.Interpreter):
         return self._call(super().call_method, target, args, kwargs)
 
     def _nonzero(self, x: Tensor, as_tuple: bool = False):
-        found = self._positions.of(x)
+        found = self._positions.of(*self._mask(x, 0))
         return (found,) if as_tuple else found[:, None]
 
+    def _mask(self, index, place: int) -> tuple[Tensor, Hashable]:
+        """A mask, which is an argument of the node, and its name."""
+        node = self._node.args[place]
+        mask, node = (index[0], node[0]) if isinstance(index, (tuple, list)) else (index, node)
+        return mask, self._same.name(node, mask)
+
     def _call(self, run: Callable, target, args: tuple, kwargs: dict):
-        name = _name(target)
+        name = name_of(target)
         if self.autocast is not None and name in _PRODUCTS and _mixed(args, kwargs, self.autocast):
             args, kwargs = self._short(args), self._short(kwargs)
         if name in _WRITES and _dtype(args[0]) == self.autocast:  # rows made in the dtype of others
@@ -99,12 +114,6 @@ def _is_mask(index) -> bool:
     """Whether rows are picked by a mask alone."""
     index = index[0] if isinstance(index, (tuple, list)) and len(index) == 1 else index
     return isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 0
-
-
-def _name(target) -> str:
-    if isinstance(target, OpOverload):
-        return target._schema.name.partition("::")[2]
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 def _mixed(args: tuple, kwargs: dict, short: torch.dtype) -> bool:

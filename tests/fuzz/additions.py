@@ -135,14 +135,16 @@ PICKED = (
     "{h} + {h}[{m}].sum(0).tanh()", "{h} * ({h}[{m}].mean(0).nan_to_num() + 1)",
     "{h} - {h}.tanh()[{m}].exp().sum(0, keepdim=True).log1p()", "{h} + {h}[{m}].relu().sum() / (1 + {h}[{m}].shape[0])",
     "{h} + ({h}[{m}] @ {square}).softmax(1).sum(0) * 0.1", "{h} + {h}[{m}.nonzero()[:, 0]].square().sum(0).tanh()",
+    "{h} + ({h}[{m}] * {h}.tanh()[{m}]).sum(0).tanh()",
     "{h} + {h}[{m}[:, None] & ({h}.detach() > 0)].sum().tanh()", "{h} + {h}[{m}][{ids}[{m}] % 2 == 0].sum(0).tanh()",
 )  # fmt: skip
 
 
 def picked(code: Code, h: Rows, n: str) -> Rows:
-    """What is taken of rows that a mask picks, none perhaps."""
+    """What is taken of rows that a mask picks, none perhaps; the mask is computed once, or wherever it is needed."""
     ids, block = _ids(n)
-    mask = code.let(code.pick(*MASKS).format(ids=ids, kind=f'{block}.graph.ndata["kind"][{ids}]'))
+    mask = code.pick(*MASKS).format(ids=ids, kind=f'{block}.graph.ndata["kind"][{ids}]')
+    mask = f"({mask})" if code.chance(0.4) else code.let(mask)
     form = code.pick(*PICKED)
     square = code.parameter(h.width, h.width) if "{square}" in form else ""
     return code.rows(form.format(h=h, m=mask, ids=ids, square=square), h.width)

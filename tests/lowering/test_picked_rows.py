@@ -85,8 +85,31 @@ def rewritten(out, y):
     return sum(out[:, i % 4].mean() * part for i, part in enumerate(parts))
 
 
+def twice(out, y):
+    """Masks are computed wherever they are needed, as in many scripts."""
+    some = F.cross_entropy(out[y >= 0], y[y >= 0]) + F.cross_entropy(out[~(y == -1)], y[~(y == -1)])
+    unsure = out[(out.softmax(1).amax(1) < 0.3) & (y > 0)] - F.one_hot(y[(out.softmax(1).amax(1) < 0.3) & (y > 0)], 4)
+    at = torch.where(y != -1)[0]
+    return some + unsure.square().sum() / 100 + (out[at] - out[(y != -1).nonzero().squeeze(1)]).exp().mean()
+
+
+def written_between(out, y):
+    """What a mask is computed of is written."""
+    kinds = y * 1
+    parts = [out[kinds == 1].sum(0).mul(kinds[kinds == 1].sum())]
+    kinds += 1
+    parts += [out[kinds == 1].sum(0).mul(kinds[kinds == 1].sum())]
+    kinds[kinds == 1] = 3
+    parts += [out[kinds == 3].sum(0).mul(kinds[kinds == 3].sum())]
+    one, two = kinds * 1, kinds * 1
+    one += 1
+    two -= 1
+    parts += [out[one == 2].sum(0).mul(one[one == 2].sum()), out[two == 2].sum(0).mul(two[two == 2].sum())]
+    return torch.stack(parts).square().mean() / 1e4
+
+
 LOSSES = [
-    rewritten,
+    twice, written_between, rewritten,
     known, weighted, likelihood, entries, confident, of_parts, of_positions, of_picked, normed, softened,
 ]  # fmt: skip
 
