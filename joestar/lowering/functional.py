@@ -128,26 +128,33 @@ def remove_in_place(gm: fx.GraphModule) -> int:
         if not is_in_place(node) or root(node.args[0]).op == "placeholder":
             continue
         refuse_random(node)
-        written = node.args[0]
         if node.target is aten.detach_.default:
             node.target = aten.detach.default
             continue
-        later = nodes_after(gm, node)
-        result = None
-        if isinstance(node.meta.get("val"), Tensor) and not is_view(written) and not outlived_views(written, later):
-            result = out_of_place(gm, node)
-        if node.target is aten.expand_as.default and same_shape(*(arg.meta["val"].shape for arg in node.args)):
-            node.target, node.args = aten.clone.default, node.args[:1]  # no view: it may be written again
-        if result is None:
+        if written_anew(gm, node) is None:
             raise CaptureError(
                 f"in-place {node.target} on a tensor that shares memory with another, at {node_line(node)}. "
                 "Write the out-of-place form (for example x = x + y instead of x[...] += y)."
             )
-        written.replace_all_uses_with(result, delete_user_cb=lambda user, later=later: user in later)
         rewrites += 1
     _copy_before_writes(gm)
     gm.graph.lint()
     return rewrites
+
+
+def written_anew(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+    """An in-place node on an intermediate value returns the new one, for all that reads it later; the node of that.
+
+    ``None`` if the written tensor shares memory with another, or the op has no out-of-place twin.
+    """
+    written, later, result = node.args[0], nodes_after(gm, node), None
+    if isinstance(node.meta.get("val"), Tensor) and not is_view(written) and not outlived_views(written, later):
+        result = out_of_place(gm, node)
+    if node.target is aten.expand_as.default and same_shape(*(arg.meta["val"].shape for arg in node.args)):
+        node.target, node.args = aten.clone.default, node.args[:1]  # no view: it may be written again
+    if result is not None:
+        written.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
+    return result
 
 
 def _copy_before_writes(gm: fx.GraphModule) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from joestar.errors import CaptureError, PaddingError
 from joestar.lowering import fakes
 from joestar.lowering.counts import values_to_counts
-from joestar.lowering.functional import is_in_place
+from joestar.lowering.functional import is_in_place, root, written_anew
 from joestar.lowering.origin import node_line
 from joestar.lowering.padding import PaddingContext
 from joestar.lowering.sizes import SizeTable, item, same_size
@@ -167,7 +167,12 @@ def _rewrite(context: PickedRows, node: fx.Node) -> None:
         context.gm.graph.erase_node(node)
         return
     if is_in_place(node):
-        raise context.refuse(node, "writes to picked rows in place", "Compute new ones.")
+        new = None if root(node.args[0]).op == "placeholder" else written_anew(context.gm, node)
+        if new is None:
+            raise context.refuse(node, "writes to picked rows in place, which others see", "Compute new ones.")
+        if new is not node:  # back in the dtype of the rows
+            _rewrite(context, node)
+            node = new
     with context.gm.graph.inserting_before(node):
         values_to_counts(context, node)
         rule_for(node)(context, node)

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from joestar.lowering.picked_rows import Positions
 from joestar.lowering.same_values import SameValues, name_of
+from joestar.lowering.sizes import same_shape
 from joestar.torch_private import statically_known_true, tree_leaves, tree_map
 
 _PRODUCTS = {
@@ -54,6 +55,8 @@ class Retrace(fx.Interpreter):
         """One operation."""
         if target is operator.getitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
             return self._positions.pick(args[0], *self._mask(args[1], 1))
+        if target is operator.getitem and isinstance(args[0], Tensor) and _is_mask_and_columns(args[1]):
+            return self._positions.pick(args[0], *self._mask(args[1], 1))[:, *args[1][1:]]
         if target is operator.setitem and isinstance(args[0], Tensor) and _is_mask(args[1]):
             return args[0].copy_(self._positions.put(args[0], *self._mask(args[1], 1), args[2]))
         if target is torch.ops.aten._assert_scalar.default and statically_known_true(args[0]):
@@ -62,17 +65,27 @@ class Retrace(fx.Interpreter):
             return self._nonzero(*args, **kwargs)
         if target is torch.where and len(args) == 1 and args[0].dim() == 1 and not kwargs:
             return self._nonzero(args[0], as_tuple=True)
+        if target is torch.masked_select and len(args) == 2 and not kwargs:
+            return self._masked_select(*args)
         return self._call(super().call_function, target, args, kwargs)
 
     def call_method(self, target: str, args: tuple, kwargs: dict):
         """One operation."""
         if target == "nonzero" and args[0].dim() == 1:
             return self._nonzero(*args, **kwargs)
+        if target == "masked_select" and len(args) == 2:
+            return self._masked_select(*args)
         return self._call(super().call_method, target, args, kwargs)
 
     def _nonzero(self, x: Tensor, as_tuple: bool = False):
         found = self._positions.of(*self._mask(x, 0))
         return (found,) if as_tuple else found[:, None]
+
+    def _masked_select(self, x: Tensor, mask: Tensor) -> Tensor:
+        mask, name = self._mask(mask, 1)
+        if not same_shape(x.shape, mask.shape):
+            (x, mask), name = torch.broadcast_tensors(x, mask), self._node
+        return self._positions.pick(x, mask, name)
 
     def _mask(self, index, place: int) -> tuple[Tensor, Hashable]:
         """A mask, which is an argument of the node, and its name."""
@@ -114,6 +127,14 @@ def _is_mask(index) -> bool:
     """Whether rows are picked by a mask alone."""
     index = index[0] if isinstance(index, (tuple, list)) and len(index) == 1 else index
     return isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 0
+
+
+def _is_mask_and_columns(index) -> bool:
+    """Whether rows are picked by a mask, and of what they hold parts by numbers and slices."""
+    if not isinstance(index, tuple) or not _is_mask(index[:1]):
+        return False
+    kinds = (int, slice, type(None), type(Ellipsis))
+    return all(isinstance(part, kinds) and not isinstance(part, bool) for part in index[1:])
 
 
 def _mixed(args: tuple, kwargs: dict, short: torch.dtype) -> bool:

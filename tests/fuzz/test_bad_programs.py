@@ -342,7 +342,6 @@ RAGGED = {
     "bincount": lambda m, b, h: h + torch.bincount(b.indices, minlength=9)[:8],
     "unique_consecutive": lambda m, b, h: h + torch.unique_consecutive(b.indices).sum(),
     "repeat_interleave": lambda m, b, h: h + h.repeat_interleave(b.out_degrees(), 0).sum(0),
-    "masked_select": lambda m, b, h: h + h.masked_select(h > 0).sum(),
     "entries": lambda m, b, h: h + h[torch.nonzero(h > 0)[:, 0]].sum(0),
 }
 
@@ -371,6 +370,16 @@ def overwritten(m, b, h):
     return out + before
 
 
+def in_place(m, b, h):
+    """Written where they are, and put back."""
+    out, mask = h * 1, b.out_degrees() > 1
+    out[mask] += h[b.out_degrees() > 1].sum(0).tanh()
+    some = out[h.detach() > 0]
+    some *= 2
+    some[some.detach() > 1] = 1
+    return out + some.sum().tanh()
+
+
 PICKED = {
     "assigned": by_kind,
     "overwritten": overwritten,
@@ -378,6 +387,11 @@ PICKED = {
     "mask of degrees": lambda m, b, h: h + h[b.out_degrees() > 1].sum(0),
     "mask of values": lambda m, b, h: h + h[h[:, 0].detach() > 0].sum(0),
     "nonzero": lambda m, b, h: h + h[h[:, 0].detach().round().nonzero()[:, 0]].sum(0),
+    "masked_select": lambda m, b, h: h + h.masked_select(h.detach() > 0).sum().tanh(),
+    "masked_select, rows": lambda m, b, h: (
+        h + torch.masked_select(h, b.in_degrees()[:, None] > 1).square().sum().tanh()
+    ),
+    "in place": in_place,
     "as a tuple": lambda m, b, h: h + h[torch.nonzero(b.in_degrees() > 1, as_tuple=True)].sum(0),
 }
 

@@ -90,6 +90,7 @@ def twice(out, y):
     some = F.cross_entropy(out[y >= 0], y[y >= 0]) + F.cross_entropy(out[~(y == -1)], y[~(y == -1)])
     unsure = out[(out.softmax(1).amax(1) < 0.3) & (y > 0)] - F.one_hot(y[(out.softmax(1).amax(1) < 0.3) & (y > 0)], 4)
     at = torch.where(y != -1)[0]
+    some = some + out.masked_select(out.detach() > 0.1).sub(out[out.detach() > 0.1].tanh()).sum()
     return some + unsure.square().sum() / 100 + (out[at] - out[(y != -1).nonzero().squeeze(1)]).exp().mean()
 
 
@@ -108,8 +109,22 @@ def written_between(out, y):
     return torch.stack(parts).square().mean() / 1e4
 
 
+def in_place(out, y):
+    """What was picked is written, also back to where it came from."""
+    some = out[y >= 0]
+    some += 1
+    some.mul_(y[y >= 0][:, None].float())
+    some[some > 1.5] = 0.5
+    rows = out * 1
+    rows[y == 1] += 2
+    rows[y > 1] *= rows[y > 1].detach().exp()
+    rows[y == 0] -= rows[y == 0].mean(0)
+    parts = out[y == 1, 0].sum() + (out[y >= 0, 1:3] * out[y >= 0, ..., -2:]).sum() + out[y > 1, None, 3].exp().sum()
+    return some.square().mean() + rows.square().mean() + parts / 100
+
+
 LOSSES = [
-    twice, written_between, rewritten,
+    in_place, twice, written_between, rewritten,
     known, weighted, likelihood, entries, confident, of_parts, of_positions, of_picked, normed, softened,
 ]  # fmt: skip
 
@@ -224,6 +239,12 @@ def test_what_is_returned_has_a_size_that_is_known(form, message):
             step(torch.arange(60))
 
 
+def view_of_picked(rows):
+    first = rows[:, 0]
+    rows += 1
+    return first.mean()
+
+
 def assigned_as_many(out, y):
     """As many rows by chance: of two masks nobody knows."""
     rows = out * 1
@@ -242,7 +263,7 @@ def assigned_from_another(out, y):
     [
         (lambda out, y: out[y >= 0].amax(0).sum(), "raises in PyTorch if the mask picks no row.*torch.where"),
         (lambda out, y: out[y >= 0].sort(0)[0].mean(), "of rows that are picked by a mask.*aten.sort"),
-        (lambda out, y: out[y >= 0].add_(1).mean(), "writes to picked rows in place"),
+        (lambda out, y: view_of_picked(out[y >= 0]), "view_of_picked.*writes to picked rows in place"),
         (lambda out, y: F.cross_entropy(out[y >= 0], y[y > 0]), "Write instead: compute a mask once"),
         (lambda out, y: F.mse_loss(out[y >= 0], out[y > 0]), "(?i)compute a mask once"),
         (lambda out, y: (out[y >= 0] + out[y > 0]).mean(), "(?i)compute a mask once"),
@@ -251,7 +272,8 @@ def assigned_from_another(out, y):
         (lambda out, y: F.cross_entropy(out[y >= 0], y), "(?i)compute a mask once"),
         (assigned_as_many, "(?i)compute a mask once"),
         (assigned_from_another, "shape mismatch.*at .*rows\\[y > 0\\] = out"),
-        (lambda out, y: out[y >= 0, 0].mean(), "a mask beside other indices"),
+        (lambda out, y: out[y >= 0, y[y >= 0]].mean(), "a mask beside other indices"),
+        (lambda out, y: out[:, torch.ones(4).bool()].mean(), "a mask beside other indices"),
     ],
 )
 def test_what_has_no_such_form_is_refused_with_what_to_write_instead(loss, message):
