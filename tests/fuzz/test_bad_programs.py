@@ -389,7 +389,7 @@ PICKED = {
     "nonzero": lambda m, b, h: h + h[h[:, 0].detach().round().nonzero()[:, 0]].sum(0),
     "masked_select": lambda m, b, h: h + h.masked_select(h.detach() > 0).sum().tanh(),
     "masked_select, rows": lambda m, b, h: (
-        h + torch.masked_select(h, b.in_degrees()[:, None] > 1).square().sum().tanh()
+        h + torch.masked_select(h, b.out_degrees()[:, None] > 1).square().sum().tanh()
     ),
     "in place": in_place,
     "as a tuple": lambda m, b, h: h + h[torch.nonzero(b.in_degrees() > 1, as_tuple=True)].sum(0),
