@@ -40,7 +40,7 @@ def conversion(m, b, h):
 
 
 def mask(m, b, h):
-    return h + h[h[:, 0] > 0, 1].sum()
+    return h + h[:, h[0] > 0].sum()
 
 
 def nonzero(m, b, h):
