@@ -65,7 +65,7 @@ class Retrace(fx.Interpreter):
             return self._nonzero(*args, **kwargs)
         if target is torch.where and len(args) == 1 and args[0].dim() == 1 and not kwargs:
             return self._nonzero(args[0], as_tuple=True)
-        if target is torch.masked_select and len(args) == 2 and not kwargs:
+        if target is torch.masked_select and len(args) == 2 and not kwargs and args[1].dim():
             return self._masked_select(*args)
         return self._call(super().call_function, target, args, kwargs)
 
@@ -73,7 +73,7 @@ class Retrace(fx.Interpreter):
         """One operation."""
         if target == "nonzero" and args[0].dim() == 1:
             return self._nonzero(*args, **kwargs)
-        if target == "masked_select" and len(args) == 2:
+        if target == "masked_select" and len(args) == 2 and args[1].dim():
             return self._masked_select(*args)
         return self._call(super().call_method, target, args, kwargs)
 

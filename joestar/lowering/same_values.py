@@ -33,6 +33,7 @@ class SameValues:
     def __init__(self):
         self._names: dict[fx.Node, Hashable] = {}
         self._versions: dict[fx.Node, int | None] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._blind = False
 
     def take_in(self, node: fx.Node, value, values: Mapping[fx.Node, object]) -> None:
@@ -44,7 +45,7 @@ class SameValues:
         if node.op in ("call_function", "call_method") and target in _PURE:
             try:
                 parts = self._form((node.args, tuple(sorted(node.kwargs.items()))), values)
-                name = node.op, node.target, parts
+                name = self._numbers.setdefault((node.op, node.target, parts), len(self._numbers))
             except TypeError:
                 pass
         self._names[node], self._versions[node] = name, _version(value)

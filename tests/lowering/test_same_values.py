@@ -43,6 +43,15 @@ def keywords(call, y):
         call(torch.nonzero, call(torch.isin, y, call(torch.abs, y), invert=True))
 
 
+def of_a_long_chain(call, y):
+    """Of results that are read twice, a hundred times over: a name is not as long as all ways to what it is made of."""
+    for _ in range(2):
+        x = y
+        for _ in range(100):
+            x = call(torch.sub, call(torch.mul, x, x), x)
+        call(torch.nonzero, call(torch.gt, x, 0))
+
+
 def other_constants(call, y):
     call(torch.nonzero, call(torch.eq, y, 1))
     call(torch.nonzero, call(torch.eq, y, 3))
@@ -87,7 +96,7 @@ def drawn(call, y):
         call(torch.nonzero, call(torch.gt, call(torch.rand, 6), 0.5))
 
 
-@pytest.mark.parametrize("program", [again, keywords], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [again, keywords, of_a_long_chain], ids=lambda program: program.__name__)
 def test_the_same(program):
     assert names(program) == (True, True)
 
