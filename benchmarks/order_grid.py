@@ -240,7 +240,7 @@ def exchange_of(row: dict) -> Exchange:
     """The place of a row that came out of a CSV."""
     fields = {field.name: field.type for field in dataclasses.fields(Exchange)}
     return Exchange(**{name: str(row[name]) == "True" if kind in ("bool", bool) else int(row[name])
-                       for name, kind in fields.items()})  # fmt: skip
+                       for name, kind in fields.items() if name in row})  # fmt: skip
 
 
 def judged(rows: list[dict], speeds: Speeds) -> list[tuple[float, float, dict]]:

@@ -4,14 +4,17 @@ import functools
 
 import pytest
 import torch
-from lowering.harness import NUM_FEATURES, SEEDS, Case, same, small_graph
+from lowering.harness import NUM_FEATURES, SEEDS, Case, same, seeded, small_graph
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import joestar
 import joestar.nn as jnn
 from joestar import fn
 from joestar.fusion.match.steep import steep_behind
 from joestar.fusion.order.spmm_gemm_order import AGGREGATE, UPDATE
+from joestar.profile.sizes import step_key
+from joestar.runtime.program import Options, Program
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, captured_each, count, only, reasons
 from .together import captured_together
@@ -34,10 +37,39 @@ def scaled(m, blocks, x):
     return m.second(blocks[1].pull(fn.copy_u(blocks[0].pull(fn.copy_u(h), "mean").relu()), "sum"))
 
 
+def masked(m, blocks, x):
+    """Factors that are no floating-point numbers."""
+    h = m.first(x) * (blocks[0].out_degrees() > 1)[:, None] * blocks[0].out_degrees()[:, None]
+    return m.second(blocks[1].pull(fn.copy_u(blocks[0].pull(fn.copy_u(h), "sum").relu()), "mean"))
+
+
 def own_rows(m, blocks, x):
     h = m.first(x)
     y = blocks[0].pull(fn.copy_u(h), "sum") * 0.5 + h[: blocks[0].num_dst].tanh()
     return m.second(blocks[1].pull(fn.copy_u(y.relu()), "mean"))
+
+
+def initial_rows(m, blocks, x):
+    """GCNII: every layer reads own rows of the first product, with normalised and plain aggregations of its rows."""
+    h = initial = m.first(x)
+    for block in blocks:
+        left, right = (d.to(x.dtype).clamp(min=1).rsqrt()[:, None] for d in (block.out_degrees(), block.in_degrees()))
+        own = initial[: block.num_dst]
+        h = m.second(block.pull(fn.copy_u(h * left), "sum") * right * 0.9 + 0.1 * own).relu() + 0.5 * own
+    return h
+
+
+def scaled_own(m, blocks, x):
+    """Scaled rows are aggregated, and read again where they are own rows; two factors, of which one is trained."""
+    out = blocks[0].out_degrees().to(x.dtype)[:, None] + 1
+    h = m.first(x) * out.rsqrt() * (out * m.scale).tanh()
+    y = blocks[0].pull(fn.u_mul_e(h, degree_weights(blocks[0])), "mean") + h[: blocks[0].num_dst].tanh()
+    return m.second(blocks[1].pull(fn.copy_u(y.relu()), "mean"))
+
+
+def trained_weights(m, blocks, x):
+    """Weights of edges that need gradients."""
+    return layer(m, blocks, x, "mean", lambda block: (degree_weights(block) * m.scale).sigmoid())
 
 
 def degree_weights(block):
@@ -50,6 +82,13 @@ def linears(bias: bool, width: int = 8):
     return {"first": nn.Linear(NUM_FEATURES, width, bias=bias), "second": nn.Linear(width, width, bias=bias)}
 
 
+def with_scale(f) -> Model:
+    """A model with a number that is trained."""
+    model = Model(f, 8, **linears(True))
+    model.scale = nn.Parameter(torch.tensor(0.7))
+    return model
+
+
 MODELS = {
     "sum": lambda: Model(layer, 8, **linears(False)),
     "sum with bias": lambda: Model(layer, 8, **linears(True)),
@@ -58,6 +97,12 @@ MODELS = {
     "factor per row": lambda: Model(scaled, 8, **linears(False)),
     "own rows": lambda: Model(own_rows, 8, **linears(False)),
     "own rows with bias": lambda: Model(own_rows, 8, **linears(True)),
+    "edge weights and bias": lambda: Model(lambda m, b, x: layer(m, b, x, "sum", degree_weights), 8, **linears(True)),
+    "trained weights and bias": lambda: with_scale(trained_weights),
+    "factor per row and bias": lambda: Model(scaled, 8, **linears(True)),
+    "mask and bias": lambda: Model(masked, 8, **linears(True)),
+    "factors, own rows and bias": lambda: with_scale(scaled_own),
+    "rows of the first layer and bias": lambda: Model(initial_rows, 8, **linears(True)),
     "gcn": lambda: jnn.GCN(NUM_FEATURES, 8, 2, 4),
     "gcn without loops": lambda: jnn.GCN(NUM_FEATURES, 8, 2, 4, add_self_loops=False),
     "gat": lambda: jnn.GAT(NUM_FEATURES, 8, 2, 4, heads=2, dropout=0.3),
@@ -175,19 +220,24 @@ def rooted(m, blocks, x, later=False):
 REFUSED = {
     "a max": (lambda m, b, x: layer(m, b, x, "max"), "the aggregation is a max", False),
     "a norm": (lambda m, b, x: layer_with_norm(m, b, x), "the product is also read by aten.layer_norm", False),
-    "edge weights and bias": (
-        lambda m, b, x: layer(m, b, x, "sum", degree_weights),
-        "the product has a bias, and the aggregation has edge weights",
-        True,
-    ),
+    "heads and bias": (lambda m, b, x: attended(m, b, x), "the product has a bias, and attention reads it", True),
     "a root of sums": (rooted, "aten.sqrt behind it has an infinite gradient where no edge is aggregated", False),
     "a root of sums, later": (
         lambda m, b, x: rooted(m, b, x, later=True),
         "aten.sqrt behind it has an infinite gradient where no edge is aggregated",
         False,
     ),
-    "a factor and bias": (scaled, "the product has a bias, and its rows are scaled before the aggregation", True),
 }
+
+
+def attended(m, blocks, x):
+    """Two heads, scores from the product's own columns."""
+    for block, lin in zip(blocks, (m.first, m.second), strict=True):
+        h = lin(x).unflatten(1, (2, 4))
+        score = (h * m.second.bias.view(1, 2, 4)).sum(-1)
+        weight = block.edge_softmax(block.apply_edges(fn.copy_u(score)).tanh())
+        x = block.pull(fn.u_mul_e(h, weight), "sum").flatten(1).relu()
+    return x
 
 
 def layer_with_norm(m, blocks, x):
@@ -257,6 +307,57 @@ def test_roots_that_are_kept_from_zero_change_nothing(root, steep):
     traced = make_fx(lambda x: root(x * 1) + 1)(torch.rand(3, 2))
     first = next(node for node in traced.graph.nodes if node.op == "call_function")
     assert (steep_behind(first) is not None) == steep, traced.code
+
+
+HANDED_OUT = {
+    "sum": lambda block, h: block.pull(fn.copy_u(h), "sum"),
+    "mean": lambda block, h: block.pull(fn.copy_u(h), "mean"),
+    "weights": lambda block, h: block.pull(fn.u_mul_e(h, degree_weights(block).float()), "sum"),
+    "weights in 16 bits": lambda block, h: block.pull(fn.u_mul_e(h, degree_weights(block).to(h.dtype)), "sum"),
+    "factor": lambda block, h: block.pull(fn.copy_u(h * block.out_degrees()[:, None].to(h.dtype)), "sum"),
+    "own rows": lambda block, h: (
+        block.pull(fn.copy_u(h * block.out_degrees()[:, None].to(h.dtype)), "sum") + h[: block.num_dst]
+    ),
+}
+
+
+@pytest.mark.parametrize("order", [AGGREGATE, UPDATE])
+@pytest.mark.parametrize("form", HANDED_OUT)
+def test_rows_that_are_handed_out_have_pytorchs_dtype(form, order):
+    """Under autocast a bias is in float32, beside products in 16 bits."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(NUM_FEATURES, 8), nn.Linear(8, 4)
+
+        def forward(self, blocks, x):
+            x = HANDED_OUT[form](blocks[0], self.first(x)).relu()
+            return HANDED_OUT[form](blocks[1], self.second(x))
+
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].float()
+    model, sampler = seeded(Net()).float(), joestar.NeighborSampler(graph, [3, 2])
+    choices = {f"order:model_{name}_weight": order for name in ("first", "second")}
+    options = Options("eager", ("multi-aggregate", "number-factors"), torch.bfloat16, choices)
+    program = Program("logits", model, sampler, None, options)
+    seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
+    program.trace(seeds, key)
+    y = program.exact(seeds, key)[0][0].detach()
+    blocks = sampler.sample(graph.keyed(0, 0, 0), seeds)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(blocks, graph.ndata["x"][blocks[0].srcs]).detach()
+    assert [site.taken for site in program.sites if site.kind == "order"] == [order, order]
+    assert y.dtype == expected.dtype
+    assert (y - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
+def test_one_product_of_own_rows_for_all_blocks():
+    """The rows of a later block are the first ones of an earlier block's product."""
+    case = ordered(known("rows of the first layer and bias"), AGGREGATE)
+    first = next(site for site in case.program.sites if site.kind == "order")
+    weight = next(node for node in case.program.captured.gm.graph.nodes if node.name == first.name)
+    assert len(weight.users) == 2, "a product of aggregated rows, and one of own rows"
 
 
 def test_gatv2_keeps_its_order():

@@ -47,7 +47,8 @@ class Exchange:
     Attributes:
         src, dst, edges: of the aggregation; width: of a row; columns: of the product, all heads together; heads: that
             weigh the edges of a row each by its own.
-        size: bytes of a number. scores: attention scores that are read off the product.
+        size: bytes of a number. scores: attention scores that are read off the product. own: rows of destinations whose
+            product is read as well.
         table: the rows are gathered from features, which need no gradient; in_place: products and attention read
             features as they are, too, not only sums.
         grad_rows, grad_edges: whether the rows, or the weights of the edges, need gradients.
@@ -65,6 +66,7 @@ class Exchange:
     in_place: bool = False
     grad_rows: bool = False
     grad_edges: bool = False
+    own: int = 0
 
 
 class _Clock:
@@ -149,6 +151,15 @@ def _aggregate(e: Exchange, speeds: Speeds) -> float:
     if e.grad_rows:
         clock.link(e.edges)
         clock.gather(e.edges, e.heads * e.width, e.src * e.width)
+    if e.own:
+        if e.table:
+            clock.gather(e.own, e.width, 0 if e.in_place else 2 * e.own * e.width)
+        clock.product(e.own, e.width, e.columns)
+        if e.table and e.in_place:
+            clock.gather(e.own, e.width, e.own * e.width)
+        clock.product(e.columns, e.own, e.width)
+        if e.grad_rows:
+            clock.product(e.own, e.columns, e.width)
     return clock.seconds
 
 

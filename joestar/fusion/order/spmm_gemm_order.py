@@ -17,9 +17,12 @@ place is a choice ``order:<weight>``, whose default is the cheaper one by an est
 of the traced batch.
 
 Must not fire when the product has any reader but aggregations, the destinations' own rows, factors per row and
-attention scores (a norm in between); when the aggregation is a max or min; when a bias meets weights or factors; when
+attention scores (a norm in between); when the aggregation is a max or min; when a bias meets heads or scores; when
 a product would come before an aggregation of messages of edges; in float16, where products may be in range, and sums of
 rows or products of single rows not; when roots of the sums follow, or what else is steep at 0.
+
+A bias is added as often as it was aggregated: times the aggregated factors and weights, a number per destination. Of
+own rows that several blocks read there is one product, of the most of them.
 
 Rows without edges are empty sums: a gradient that reaches them goes nowhere if rows are updated first, and is
 multiplied by zeros otherwise. Where it is infinite, only the latter makes the weight's gradient NaN: rows that are
@@ -33,6 +36,7 @@ import torch
 from torch import fx
 
 from joestar.fusion.match.emit import emit, is_column, is_product, leads, name, scaled
+from joestar.fusion.match.gathers import at_most
 from joestar.fusion.match.rounding import in_range
 from joestar.fusion.match.scores import by_head, heads_of, is_score, replace, score
 from joestar.fusion.match.steep import steep_behind
@@ -109,10 +113,10 @@ def _read(linear: fx.Node) -> _Product | Reject:
             kind = _kind(user, value)
             if isinstance(kind, Reject):
                 return kind
-            if bias and kind in ("factor", "score", "heads"):
-                return Reject("the product has a bias, and its rows are scaled before the aggregation")
-            if bias and kind == "spmm" and user.args[3] is not None:
-                return Reject("the product has a bias, and the aggregation has edge weights")
+            if bias and kind in ("score", "heads"):
+                return Reject("the product has a bias, and attention reads it")
+            if bias and kind == "spmm" and user.args[3] is not None and user.args[3].meta["val"].dim() != 1:
+                return Reject("the product has a bias, and the heads are aggregated with a weight each")
             if kind == "heads":
                 product.heads = max(product.heads, heads_of(user))
             if kind == "slice" and not all(is_score(reader, user) for reader in user.users):
@@ -173,23 +177,51 @@ def _exchange(graph: fx.Graph, product: _Product, context) -> None:
     x, weight = linear.args[:2]
     bias = linear.args[2] if len(linear.args) > 2 else None
     rows = {linear: x}  # what stands for a value before the product
+    factors = {linear: None}  # by what the rows of a value are scaled, if there is a bias: it is as well
+    owns: list[tuple[fx.Node, fx.Node]] = []  # (own rows' place, their product), the most of them first
     for kind, node, value in product.steps:
         with graph.inserting_before(node):
             if kind == "heads":
                 rows[node] = rows[value]
             elif kind == "factor":
                 rows[node] = emit(graph, node, _ATEN.mul.Tensor, rows[value], scaled(node, value))
+                factors[node] = _both(graph, node, factors[value], scaled(node, value), bias)
             elif kind == "slice":
                 rows[node] = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
             elif kind == "own":
-                own = emit(graph, node, _ATEN.slice.Tensor, rows[value], *node.args[1:])
-                new = emit(graph, node, _LINEAR, own, weight, bias)
+                new = _own(graph, node, value, rows[value], weight, bias, factors.get(value), owns, context)
                 replace(graph, node, context, _split(graph, node, new))
             elif kind == "score":
                 (total,) = node.users
                 replace(graph, total, context, score(graph, node, value, rows[value], weight, None))
             else:
-                replace(graph, node, context, _aggregated(graph, node, rows[value], weight, bias))
+                new = _aggregated(graph, node, rows[value], weight, bias, factors.get(value), context)
+                replace(graph, node, context, new)
+
+
+def _both(graph: fx.Graph, like: fx.Node, one: fx.Node | None, other: fx.Node, bias: fx.Node | None) -> fx.Node | None:
+    """Both factors; whole numbers and masks in the dtype of the bias that they scale."""
+    if bias is None:
+        return None
+    if not other.meta["val"].dtype.is_floating_point:
+        other = emit(graph, like, _ATEN.to.dtype, other, bias.meta["val"].dtype)
+    return other if one is None else emit(graph, like, _ATEN.mul.Tensor, one, other)
+
+
+def _own(graph, node: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node, bias, factor, owns, context) -> fx.Node:
+    """The product of the destinations' own rows; the first rows of one that is there already."""
+    count = node.meta["val"].shape[0]
+    for other, made in owns:
+        if other.args[0] is value and at_most(graph, count, other.meta["val"].shape[0]):
+            return emit(graph, node, _ATEN.slice.Tensor, made, *node.args[1:])
+    own = emit(graph, node, _ATEN.slice.Tensor, x, *node.args[1:])
+    if bias is None or factor is None:
+        new = emit(graph, node, _LINEAR, own, weight, bias)
+    else:
+        scale = emit(graph, node, _ATEN.slice.Tensor, factor, *node.args[1:])
+        new = _biased(graph, node, emit(graph, node, _LINEAR, own, weight), scale, bias, context)
+    owns.append((node, new))
+    return new
 
 
 def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node) -> fx.Node:
@@ -198,7 +230,7 @@ def _split(graph: fx.Graph, node: fx.Node, rows: fx.Node) -> fx.Node:
     return emit(graph, node, _ATEN.unflatten.int, rows, -1, [*map(int, shape[1:])]) if len(shape) == 3 else rows
 
 
-def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias) -> fx.Node:
+def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias, factor, context) -> fx.Node:
     indptr, indices, value, edge_weight, reduce = spmm.args
     if value.meta["val"].dim() == 3:
         shared = emit(graph, spmm, _ATEN.unsqueeze.default, x, 1)
@@ -206,20 +238,38 @@ def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias) -> fx.N
         return emit(graph, spmm, _JOESTAR.head_linear.default, rows, by_head(graph, spmm, weight, heads_of(value)))
     rows = emit(graph, spmm, _SPMM, indptr, indices, x, edge_weight, reduce)
     new = emit(graph, spmm, _LINEAR, rows, weight)
-    if bias is not None:
-        new = emit(graph, spmm, _ATEN.add.Tensor, new, _biases(graph, spmm, indptr, bias, reduce))
-    return new
+    return new if bias is None else _biased(graph, spmm, new, _times(graph, spmm, bias, factor), bias, context)
 
 
-def _biases(graph: fx.Graph, like: fx.Node, indptr: fx.Node, bias: fx.Node, reduce: str) -> fx.Node:
-    """The bias as often as it was aggregated: once per edge for a sum, once for a mean of any edges."""
-    high = emit(graph, like, _ATEN.slice.Tensor, indptr, 0, 1, 9223372036854775807)
-    low = emit(graph, like, _ATEN.slice.Tensor, indptr, 0, 0, -1)
-    degree = emit(graph, like, _ATEN.sub.Tensor, high, low)
+def _biased(graph: fx.Graph, node: fx.Node, rows: fx.Node, times: fx.Node, bias: fx.Node, context) -> fx.Node:
+    """``rows + times * bias``; rows that are handed out have the dtype of what ``node`` gives under autocast."""
+    added = emit(graph, node, _ATEN.mul.Tensor, times, bias)
+    if context.autocast is not None and _hands_out_rows(graph):
+        context.dtypes.take_in(graph)
+        if context.dtypes.values[node].dtype == context.autocast:
+            added = emit(graph, node, _ATEN.to.dtype, added, context.autocast)
+    return emit(graph, node, _ATEN.add.Tensor, rows, added)
+
+
+def _times(graph: fx.Graph, spmm: fx.Node, bias: fx.Node, factor: fx.Node | None) -> fx.Node:
+    """What the bias of a row was multiplied by until it was aggregated, ``[num_dst, 1]``."""
+    indptr, indices, _, edge_weight, reduce = spmm.args
+    if factor is not None:
+        return emit(graph, spmm, _SPMM, indptr, indices, factor, edge_weight, reduce)
+    if edge_weight is not None:
+        size = graph.call_function(_ATEN.sym_size.int, (edge_weight, 0))
+        size.meta = {**spmm.meta, "val": edge_weight.meta["val"].shape[0]}
+        like = indices.meta["val"]
+        edges = emit(graph, spmm, _ATEN.arange.default, size, dtype=like.dtype, device=like.device)
+        column = emit(graph, spmm, _ATEN.unsqueeze.default, edge_weight, 1)
+        return emit(graph, spmm, _SPMM, indptr, edges, column, None, reduce)
+    high = emit(graph, spmm, _ATEN.slice.Tensor, indptr, 0, 1, 9223372036854775807)
+    low = emit(graph, spmm, _ATEN.slice.Tensor, indptr, 0, 0, -1)
+    degree = emit(graph, spmm, _ATEN.sub.Tensor, high, low)
     if reduce == "mean":
-        degree = emit(graph, like, _ATEN.clamp.default, degree, 0, 1)
-    times = emit(graph, like, _ATEN.to.dtype, degree, bias.meta["val"].dtype)
-    return emit(graph, like, _ATEN.mul.Tensor, emit(graph, like, _ATEN.unsqueeze.default, times, -1), bias)
+        degree = emit(graph, spmm, _ATEN.clamp.default, degree, 0, 1)
+    times = emit(graph, spmm, _ATEN.to.dtype, degree, bias.meta["val"].dtype)
+    return emit(graph, spmm, _ATEN.unsqueeze.default, times, -1)
 
 
 def _erase(graph: fx.Graph, product: _Product) -> None:
@@ -252,7 +302,7 @@ def _update_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
         new = emit(gm.graph, linear, _SPMM, indptr, indices, rows, edge_weight, reduce)
         if len(linear.args) > 2 and linear.args[2] is not None:
             bias = linear.args[2]
-            if context.autocast is not None and _hands_out_rows(gm):  # their dtype is that of a product
+            if context.autocast is not None and _hands_out_rows(gm.graph):  # their dtype is that of a product
                 bias = emit(gm.graph, linear, _ATEN.to.dtype, bias, context.autocast)
             new = emit(gm.graph, linear, _ATEN.add.Tensor, new, bias)
     context.fired(PATTERN, new, f"applies {_site(linear)} before aggregating")
@@ -262,9 +312,9 @@ def _update_first(gm: fx.GraphModule, linear: fx.Node, context) -> int:
     return 1
 
 
-def _hands_out_rows(gm: fx.GraphModule) -> bool:
+def _hands_out_rows(graph: fx.Graph) -> bool:
     """Whether the program's result is rows, not a loss."""
-    (output,) = gm.graph.find_nodes(op="output")
+    (output,) = graph.find_nodes(op="output")
     return output.args[0][0].meta["val"].dim() > 0
 
 
@@ -285,20 +335,21 @@ def _aggregated_rows(linear: fx.Node) -> fx.Node | Reject:
 def _costs(product: _Product, context) -> dict[str, float]:
     spmm = product.of("spmm")[0]
     x, weight = product.linear.args[:2]
-    return _estimate(context, spmm, x, weight, product.heads, len(product.of("score")), spmm.args[3])
+    own = max((context.size(node.meta["val"].shape[0]) for node in product.of("own")), default=0)
+    return _estimate(context, spmm, x, weight, product.heads, len(product.of("score")), spmm.args[3], own)
 
 
 def _costs_of(linear: fx.Node, spmm: fx.Node, context) -> dict[str, float]:
     return _estimate(context, spmm, spmm.args[2], linear.args[1], 1, 0, spmm.args[3])
 
 
-def _estimate(context, spmm, x, weight, heads: int, scores: int, edge_weight) -> dict[str, float]:
+def _estimate(context, spmm, x, weight, heads: int, scores: int, edge_weight, own: int = 0) -> dict[str, float]:
     """Seconds of either order, forward and backward, under the traced batch's sizes."""
     columns, width = map(int, weight.meta["val"].shape)
     exchange = order_cost.Exchange(
         src=context.size(x.meta["val"].shape[0]), dst=context.size(spmm.meta["val"].shape[0]),
         edges=_edges(spmm, context), width=width, columns=columns, heads=heads,
-        size=x.meta["val"].element_size(), scores=scores, table=_reads_table(x, context),
+        size=x.meta["val"].element_size(), scores=scores, own=own, table=_reads_table(x, context),
         in_place=context.device == "cuda", grad_rows=context.depends_on_grad(x),
         grad_edges=edge_weight is not None and context.depends_on_grad(edge_weight),
     )  # fmt: skip
