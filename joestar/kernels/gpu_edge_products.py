@@ -10,6 +10,7 @@ from joestar.kernels.gpu_launch import cdiv, power_of_two, require
 from joestar.kernels.gpu_tiles import accumulator, check_values, distinct, row_tile, tile_columns
 from joestar.kernels.gpu_warp_rows import fits, warp_grids, warp_products
 from joestar.kernels.layout import shares_rows
+from joestar.kernels.machine import products_in_tf32
 
 
 def check_bits(bits: Tensor | None, edges: int, heads: int) -> None:
@@ -223,7 +224,7 @@ def edge_products(
     settings = {"SLOPE": slope, "SCALE": scale, "HEADS": heads, "WIDTH": width, "ACC": accumulator(x, grad)}
     tall, candidates = power_of_two(heads), _edge_tiles(width, columns["BLOCK"])
     tiles = tiles_of(width, columns["BLOCK"])
-    exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    exact = x.dtype == torch.float32 and not products_in_tf32()
     dense = shared and not mean and x.dtype == grad.dtype and x.dtype != torch.float64 and not exact and width <= 256
     if dense:
         candidates = [*candidates, *_dense_tiles(tall)]

@@ -12,6 +12,7 @@ from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, multiprocess
 from joestar.kernels.gpu_row_sums import NARROW, row_sums
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
 from joestar.kernels.layout import CAT_ALIGNMENT
+from joestar.kernels.machine import products_in_tf32
 
 _CONFIGS = [
     {"ROWS": 128, "DEPTH": 32, "num_warps": 8, "num_stages": 3},
@@ -185,7 +186,7 @@ def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: li
     outs = [first.new_empty((n, columns)) for _ in weights]
     if not outs[0].numel():
         return outs
-    precision = "tf32" if first.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    precision = "tf32" if first.dtype != torch.float32 or products_in_tf32() else "ieee"
     block = min(128, max(16, power_of_two(columns)))
     blocks = cdiv(columns, block)
 

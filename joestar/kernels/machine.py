@@ -1,5 +1,15 @@
-"""How the C++ kernels use threads and memory of this process."""
+"""How the C++ kernels use threads and memory of this process, and what precision PyTorch's products have in it."""
+
+import torch
 
 from joestar._native import keep_freed_memory, num_threads, set_num_threads
 
-__all__ = ["keep_freed_memory", "num_threads", "set_num_threads"]
+__all__ = ["keep_freed_memory", "num_threads", "products_in_tf32", "set_num_threads"]
+
+
+def products_in_tf32() -> bool:
+    """Whether float32 products on a GPU may use TF32, however that was said.
+
+    PyTorch's older ``allow_tf32`` may not be read any more once the newer ``fp32_precision`` was set.
+    """
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"

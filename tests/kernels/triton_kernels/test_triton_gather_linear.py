@@ -71,6 +71,44 @@ def tf32():
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
+MATMUL = torch.backends.cuda.matmul
+WAYS = {
+    "allow_tf32": (lambda: setattr(MATMUL, "allow_tf32", True), lambda: setattr(MATMUL, "allow_tf32", False)),
+    "set_float32_matmul_precision": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+    ),
+    "fp32_precision": (
+        lambda: setattr(MATMUL, "fp32_precision", "tf32"),
+        lambda: setattr(MATMUL, "fp32_precision", "ieee"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tf32_however_it_is_allowed(way, monkeypatch):
+    """PyTorch refuses to read its older setting once the newer one is made."""
+    allow, forbid = WAYS[way]
+    seen = []
+
+    def choose(kernel, shape, candidates, *rest):
+        seen.append((shape, candidates))
+        return candidates[0]
+
+    monkeypatch.setattr(tune, "choose", choose)
+    x, ids, weight = torch.randn(9, 16), torch.arange(5, dtype=torch.int32), torch.randn(4, 16)
+    forbid()
+    try:
+        for change in (allow, forbid):
+            change()
+            (y,) = module.gather_linears(x, ids, [weight], [])
+            assert torch.allclose(y, x[:5] @ weight.T, atol=1e-5)
+    finally:
+        forbid()
+    assert ["tf32" in shape for shape, _ in seen] == [True, False]
+    assert [any("AHEAD" in config for config in candidates) for _, candidates in seen] == [True, False]
+
+
 @pytest.mark.parametrize("place", range(len(module._KEPT)))
 def test_programs_that_keep_a_weight(place, monkeypatch, ranges, tf32):
     """Fewer programs than tiles, as many, and more; several tiles of columns; rows of another dtype."""
