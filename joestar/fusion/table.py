@@ -18,11 +18,18 @@ from joestar.fusion.aggregate import (
     own_aggregate,
     own_beside,
 )
-from joestar.fusion.backend import gradient_sums, overlap
+from joestar.fusion.backend import gradient_sums, overlap, product_layout
 from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
 from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
-from joestar.fusion.edges import attention, column_leaves, edge_map_reduce, segments, softmax_aggregate
+from joestar.fusion.edges import (
+    attention,
+    column_leaves,
+    edge_map_reduce,
+    products_together,
+    segments,
+    softmax_aggregate,
+)
 from joestar.fusion.gather import gather_aggregate, gather_attention, gather_together, gather_update, multi_aggregate
 from joestar.fusion.order import factor_aggregate, linear_scores, number_factors, row_factors, spmm_gemm_order
 from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
@@ -92,6 +99,7 @@ PASSES = (
     Pass("attention", attention.run),
     Pass("softmax-aggregate", softmax_aggregate.run),
     Pass("edge-map-reduce", edge_map_reduce.run),
+    Pass("products-together", products_together.run),
     Pass("column-leaves", column_leaves.run),
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),
@@ -103,7 +111,7 @@ PASSES = (
 )
 """The pipeline, in order."""
 
-BACKEND = (gradient_sums.NAME, overlap.NAME)
+BACKEND = (gradient_sums.NAME, product_layout.NAME, overlap.NAME)
 """Passes over the backend's graphs, which can be left out as well."""
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 
 from joestar import torch_private
 from joestar.errors import CaptureError
-from joestar.fusion.backend import gradient_sums, overlap
+from joestar.fusion.backend import overlap
+from joestar.fusion.backend.first import FirstPasses
 from joestar.fusion.backend.joint import JointPasses
 from joestar.locks import TRACING
 from joestar.lowering.origin import node_line
@@ -168,7 +169,7 @@ THRESHOLDS = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
 def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
-    On a GPU our last passes (``fusion.backend``: ``gradient_sums``, ``overlap``) see its graphs. On a CPU it inlines up
+    On a GPU our last passes (``fusion.backend``: ``first``, ``overlap``) see its graphs. On a CPU it inlines up
     to 50 operations per read before it gives a value a loop of its own; the hash behind dropout then grows into
     expressions that take minutes to compile. There, too, masks are computed again, not stored. On both, the backward
     pass reads what buffers held before the step wrote them.
@@ -180,8 +181,7 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
         fixed["deterministic"] = True  # it still times the settings of pointwise kernels, which change their last bits
     if device.type != "cpu":
         alone = deterministic or overlap.NAME in disabled
-        if gradient_sums.NAME not in disabled:
-            fixed["post_grad_custom_pre_pass"] = gradient_sums.GradientSums()
+        fixed["post_grad_custom_pre_pass"] = FirstPasses(disabled)
         return fixed if alone else {**fixed, "post_grad_custom_post_pass": overlap.Overlap()}
     found = {name: 8 for name in THRESHOLDS if hasattr(config, name)}
     return {**found, **fixed}

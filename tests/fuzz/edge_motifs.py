@@ -65,6 +65,21 @@ def columns(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"{y} + {parts}[0]", width) if code.chance(0.1) else y
 
 
+def several_products(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A function of the edges that reads products of the same rows, with biases or without, at one end or at both."""
+    width, reduce = code.width(), code.pick("sum", "mean")
+    own = code.rows(f"{h}[: {hop.name}.num_dst]", h.width)
+    gate, rows, *more = (code.linear(h, width, bias=code.chance(0.7)) for _ in range(code.pick(2, 2, 3)))
+    src = ", ".join(f'"{place}": {part}' for place, part in enumerate((rows, gate, *more)))
+    first = code.linear(own, width, bias=code.chance(0.7))
+    other = code.linear(own, width) if code.chance(0.5) else first
+    value = 'edges.src["0"] * (edges.src["1"] + edges.dst["a"]).sigmoid()' + ' + edges.src["2"].tanh()' * len(more)
+    value += ' + edges.dst["b"]' * (other is not first)
+    ends = f'src={{{src}}}, dst={{"a": {first}, "b": {other}}}'
+    y = code.rows(f'{hop.name}.pull(lambda edges: {value}, "{reduce}", {ends})', width)
+    return code.rows(f"{y} + {gate}[: {hop.name}.num_dst]", width) if code.chance(0.1) else y
+
+
 def scores(code: Code, h: Rows, hop: Hop) -> Rows:
     """Attention whose scores are sums over the columns of a function of the edges, per head (GATv2)."""
     heads, width = code.pick(1, 2, 3), code.pick(2, 4)

@@ -19,6 +19,7 @@ from .edge_motifs import (
     ordered_edge_attention,
     scored,
     scores,
+    several_products,
 )
 
 
@@ -56,9 +57,15 @@ def looped_sum(code: Code, h: Rows, hop: Hop) -> Rows:
 
 
 def update_then_sum(code: Code, h: Rows, hop: Hop) -> Rows:
-    """A linear map that only a sum or mean reads."""
-    z = code.linear(h, code.pick(4, 8))
-    return code.rows(f'{hop.name}.pull(fn.copy_u({z}), "{code.pick("sum", "mean")}")', z.width)
+    """A linear map that only sums or means read, weighted or of scaled rows now and then, and own rows."""
+    z = code.linear(h, code.pick(4, 8), bias=code.chance(0.7))
+    of, message = str(z), "fn.copy_u({})"
+    if code.chance(0.4):
+        of = code.let(f"{z} * ({hop.name}.out_degrees().to({h}.dtype)[:, None] + 1).rsqrt()")
+    if code.chance(0.4):
+        message = f'fn.u_mul_e({{}}, {hop.name}.edata["w"].to({h}.dtype))'
+    y = code.rows(f'{hop.name}.pull({message.format(of)}, "{code.pick("sum", "mean")}")', z.width)
+    return code.rows(f"{y} + {code.pick(of, z)}[: {hop.name}.num_dst]", z.width) if code.chance(0.4) else y
 
 
 def whole_degrees(code: Code, h: Rows, hop: Hop) -> Rows:
@@ -266,6 +273,7 @@ MOTIFS: dict[str, list[Motif]] = {
         *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),
         Motif(message, alone=True, choices=FUSED),
     ],
+    "products-together": [Motif(several_products, inner=inner, choices=FUSED) for inner in (False, True)],
     "column-leaves": [Motif(columns, inner=inner, choices=FUSED) for inner in (False, True)],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],
     "row-factors": [

@@ -22,25 +22,12 @@ from torch import fx
 from joestar.fusion.backend.overlap import origin
 from joestar.fusion.match.emit import tensor
 from joestar.lowering.rules.arguments import argument
-from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
 NAME = "gradient-sums"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _GRAD = _JOESTAR.bias_relu_grad.default
 _MOST = 3
 """Parts beside the gradient that the op is given."""
-
-
-class GradientSums(CustomGraphPass):
-    """The pass, as Inductor calls it on its graphs."""
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites ``graph`` in place."""
-        run(graph)
-
-    def uuid(self):
-        """Identifies the pass in Inductor's cache of compiled graphs."""
-        return get_hash_for_files((__file__,))
 
 
 def run(graph: fx.Graph) -> int:

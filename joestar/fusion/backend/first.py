@@ -1,0 +1,30 @@
+"""Our passes over the backend's graphs in front of its own rewrites, as Inductor calls them."""
+
+from torch import fx
+
+from joestar.fusion.backend import gradient_sums, product_layout
+from joestar.kernels.machine import products_in_tf32
+from joestar.torch_private import CustomGraphPass, get_hash_for_files
+
+PASSES = (gradient_sums, product_layout)
+
+
+class FirstPasses(CustomGraphPass):
+    """Those of ``PASSES`` that are not switched off.
+
+    Args:
+        disabled: names of passes that are.
+    """
+
+    def __init__(self, disabled: tuple[str, ...] = ()):
+        self.passes = [module for module in PASSES if module.NAME not in disabled]
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites ``graph`` in place."""
+        for module in self.passes:
+            module.run(graph)
+
+    def uuid(self):
+        """Identifies passes, and the setting that one of them reads, in Inductor's cache of compiled graphs."""
+        files = get_hash_for_files((__file__, *(module.__file__ for module in PASSES)))
+        return files, tuple(module.NAME for module in self.passes), products_in_tf32()

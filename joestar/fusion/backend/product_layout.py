@@ -1,0 +1,67 @@
+"""Gradients of many rows are multiplied by a copy of the weight whose columns lie one behind the other (GPU, TF32).
+
+Before                                            After
+    g = aten.mm(grad, w)    grad: [n, C]              t = aten.clone(aten.permute(w, [1, 0]))          [F, C]
+                            w: [C, F]                 g = aten.mm(grad, aten.permute(t, [1, 0]))
+
+Tensor cores read TF32 operands along the dimension that is added up. A product forward, ``grad @ w.T``, is laid out so;
+of one backward the library turns every tile of the weight, and one of 120,000 rows by 128 x 128 takes half as long
+again. The copy of a weight is a launch of a microsecond or two. On a graph of Inductor's, in front of its own rewrites.
+
+Must not fire for few rows, or a number that is not known (padded programs know it), for large weights, for other dtypes
+(16 bits are read along either dimension, float32 without TF32 in no tensor core), or for weights that lie so already.
+"""
+
+import torch
+from torch import fx
+
+from joestar.fusion.backend.overlap import origin
+from joestar.fusion.match.emit import tensor
+from joestar.kernels.machine import products_in_tf32
+
+NAME = "product-layout"
+_ATEN = torch.ops.aten
+_ROWS = 2**15
+"""Rows from which the copy pays."""
+_WEIGHT = 2**18
+"""Numbers of the largest weight that is copied."""
+
+
+def run(graph: fx.Graph) -> int:
+    """Rewrites every product that fits; returns how many."""
+    if not products_in_tf32():
+        return 0
+    made = 0
+    for node in list(graph.find_nodes(op="call_function", target=_ATEN.mm.default)):
+        if _fits(*map(tensor, node.args[:2])):
+            _rewrite(graph, node)
+            made += 1
+    return made
+
+
+def _fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
+    if rows.dtype != torch.float32 or rows.device.type != "cuda":
+        return False
+    number, sizes = rows.shape[0], weight.shape
+    if not all(isinstance(size, int) and size > 1 for size in (number, *sizes)):
+        return False
+    return number >= _ROWS and sizes.numel() <= _WEIGHT and weight.stride() == (sizes[1], 1)
+
+
+def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
+    rows, weight = node.args[:2]
+    with graph.inserting_before(node):
+        turned = _call(graph, node, weight, _ATEN.permute.default, weight, [1, 0])
+        copied = _call(graph, node, weight, _ATEN.clone.default, turned, memory_format=torch.contiguous_format)
+        again = _call(graph, node, weight, _ATEN.permute.default, copied, [1, 0])
+        new = graph.call_function(_ATEN.mm.default, (rows, again))
+    new.meta = {**origin(node), "val": node.meta["val"]}
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+
+
+def _call(graph: fx.Graph, like: fx.Node, weight: fx.Node, target, *args, **kwargs) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    values, named = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    node.meta = {**origin(like), "val": target(*values, **named)}
+    return node

@@ -1,0 +1,88 @@
+"""Products backward with many rows read a weight that is turned: which are rewritten, and numbers stay the same."""
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+
+from joestar.fusion.backend import gradient_sums, product_layout
+from joestar.fusion.backend.first import FirstPasses
+
+ATEN = torch.ops.aten
+ROWS = product_layout._ROWS
+
+
+@pytest.fixture(autouse=True)
+def _tf32():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def product(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", turned=False) -> fx.Graph:
+    """``mm(grad, w)`` of values that only pretend to be there, ``w`` of a weight as it is or turned already."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    with mode:
+        grad, weight = graph.placeholder("grad"), graph.placeholder("w")
+        grad.meta["val"] = torch.empty(rows, inner, dtype=dtype, device=device)
+        weight.meta["val"] = torch.empty(inner, columns, dtype=dtype, device=device)
+        if turned:
+            weight.meta["val"] = torch.empty(columns, inner, dtype=dtype, device=device).t()
+        node = graph.call_function(ATEN.mm.default, (grad, weight))
+        node.meta["val"] = torch.empty(rows, columns, dtype=dtype, device=device)
+    graph.output(node)
+    return graph
+
+
+def test_before_and_after():
+    graph = product()
+    assert product_layout.run(graph) == 1
+    graph.lint()
+    (new,) = graph.find_nodes(op="call_function", target=ATEN.mm.default)
+    weight = new.args[1].meta["val"]
+    assert weight.shape == (24, 40) and weight.stride() == (1, 24)
+    values = torch.randn(7, 24, dtype=torch.float64), torch.randn(24, 40, dtype=torch.float64)
+    assert torch.allclose(fx.GraphModule(torch.nn.Module(), graph)(*values), values[0] @ values[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rows": ROWS - 1},
+        {"inner": 1024, "columns": 1024},
+        {"inner": 1},
+        {"columns": 1},
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.float64},
+        {"device": "cpu"},
+        {"turned": True},
+    ],
+    ids=str,
+)
+def test_must_not_fire(settings):
+    graph = product(**settings)
+    before = str(graph)
+    assert product_layout.run(graph) == 0
+    assert str(graph) == before
+
+
+def test_not_without_tf32():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert product_layout.run(product()) == 0
+
+
+def test_passes_that_are_switched_off_do_nothing():
+    graph = product()
+    FirstPasses((product_layout.NAME,))(graph)
+    assert len(graph.nodes) == 4
+    FirstPasses((gradient_sums.NAME,))(graph)
+    assert len(graph.nodes) > 4
+
+
+def test_compiled_graphs_are_told_apart():
+    """By the passes, and by what they read besides the graph."""
+    ids = [FirstPasses(off).uuid() for off in ((), (gradient_sums.NAME,), (product_layout.NAME,))]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ids.append(FirstPasses().uuid())
+    assert len(set(ids)) == 4
