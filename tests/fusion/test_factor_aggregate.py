@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lowering.harness import NUM_FEATURES, SEEDS, same
+from lowering.harness import NUM_FEATURES, SEEDS, same, small_graph
 from torch import nn
 
 import joestar.nn as jnn
@@ -109,6 +109,29 @@ def test_before_and_after():
         assert len(scaled) == factors
     weights = [n.args[3] for n in after.program.captured.gm.graph.nodes if n.target is JOESTAR.spmm.default]
     assert all(weight is not None for weight in weights)
+
+
+@pytest.mark.parametrize(("name", "ops"), [("gcn by hand", ["copy_rhs", "mul"]), ("gcn", ["mul", "mul"])])
+def test_factors_of_both_ends_are_one_op(name, ops):
+    graph = again(known(name), ()).program.captured.gm.graph
+    assert sorted(n.args[4] for n in graph.find_nodes(op="call_function", target=JOESTAR.sddmm.default)) == ops
+
+
+def test_weights_of_edges_stay_what_they_are():
+    """Picked edge data that are trained: no numbers of sources, though they are picked in the same way."""
+
+    def net(m, blocks, x):
+        weight = (blocks[0].edata["w"] * m.bias[0]).exp()
+        y = blocks[0].pull(fn.u_mul_e(x, weight), "sum") * (blocks[0].in_degrees().double() + 1)[:, None]
+        return m.second(m.first(mean(blocks[1], y)))
+
+    graph = small_graph()
+    graph.edata["w"] = torch.rand(graph.num_edges, dtype=torch.float64)
+    on, off = captured_each(Own(net, 8, **parts()), disables=(ON, OFF), graph=graph)
+    assert fired(on, PATTERN) == 1
+    expected = off.exact(off.seeds(), 0)
+    same(on.exact(on.seeds(), 0), expected, 1e-11)
+    same(on.padded(on.seeds(), 0), expected, 1e-11)
 
 
 def test_gcn_becomes_weighted_aggregations():

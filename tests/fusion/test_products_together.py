@@ -156,9 +156,25 @@ def _weight_behind(self, block, h, own):
     return block.pull(lambda edges: edges.src["q"].tanh() * edges.src["v"], "mean", src={"q": q, "v": v})
 
 
+def _rows_written(self, block, h, own):
+    """The second product is of what the rows are then."""
+    h = h * 2
+    q = self.a(h)
+    h.tanh_()
+    return block.pull(lambda edges: edges.src["q"].tanh() * edges.src["v"], "mean", src={"q": q, "v": self.b(h)})
+
+
+def _result_written(self, block, h, own):
+    q, v = self.a(h), self.b(h)
+    v.tanh_()
+    return block.pull(lambda edges: edges.src["q"].tanh() * edges.src["v"], "mean", src={"q": q, "v": v})
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
+        (_rows_written, None),
+        (_result_written, None),
         (_read_twice, "has another reader"),
         (_two_ends, None),
         (_of_other_widths, None),

@@ -43,6 +43,13 @@ def masked(m, blocks, x):
     return m.second(blocks[1].pull(fn.copy_u(blocks[0].pull(fn.copy_u(h), "sum").relu()), "mean"))
 
 
+def narrow(m, blocks, x):
+    """Factors and weights in float32, rows in float64: they are added up as wide as the rows."""
+    h = m.first(x) * (blocks[0].out_degrees() / 3)[:, None]
+    y = blocks[0].pull(fn.copy_u(h), "sum").relu()
+    return blocks[1].pull(fn.u_mul_e(m.second(y), degree_weights(blocks[1]).float()), "mean").tanh()
+
+
 def own_rows(m, blocks, x):
     h = m.first(x)
     y = blocks[0].pull(fn.copy_u(h), "sum") * 0.5 + h[: blocks[0].num_dst].tanh()
@@ -101,6 +108,7 @@ MODELS = {
     "trained weights and bias": lambda: with_scale(trained_weights),
     "factor per row and bias": lambda: Model(scaled, 8, **linears(True)),
     "mask and bias": lambda: Model(masked, 8, **linears(True)),
+    "narrow factors and bias": lambda: Model(narrow, 8, **linears(True)),
     "factors, own rows and bias": lambda: with_scale(scaled_own),
     "rows of the first layer and bias": lambda: Model(initial_rows, 8, **linears(True)),
     "gcn": lambda: jnn.GCN(NUM_FEATURES, 8, 2, 4),

@@ -76,7 +76,7 @@ def _match(group: list[fx.Node], node: fx.Node, order: dict[fx.Node, int], writt
             return Reject("the weights have several shapes or dtypes")
         if bias is not None and (tensor(bias).dtype != dtype or not _plain(product)):
             return Reject("a bias has another dtype than the weights, or is no vector of the columns")
-        for part in (weight, bias):
+        for part in (*_rows(product), weight, bias):
             if part is None:
                 continue
             if order[part] > order[first]:

@@ -6,8 +6,8 @@ Before                                                  After
     h = aten.linear(y, weight)                              h = aten.linear(y, weight)
     o = aten.mul(h, t)               t: [num_dst, 1]
 
-GCN normalises sources before the aggregation and destinations after the update: both are numbers per edge. What is
-left between aggregation and activation is the product, whose bias then joins it as well.
+GCN normalises sources before the aggregation and destinations after the update: both are numbers per edge, made in one
+pass over the edges. What is left between aggregation and activation is the product, whose bias then joins it as well.
 
 Must not fire when a factor needs gradients, when the scaled or the aggregated rows have another reader, when the
 aggregation is a max or min, when the product in between has a bias, or under autocast where the scaled results are
@@ -94,9 +94,44 @@ def _fold_source(graph: fx.Graph, mul: fx.Node, rows: fx.Node, context) -> int:
 
 def _weigh(graph: fx.Graph, spmm: fx.Node, values: fx.Node, rows: fx.Node) -> None:
     """Multiplies an aggregation's edge weights; it aggregates ``rows``."""
+    spmm.args = (*spmm.args[:2], rows, _both(graph, spmm, values), spmm.args[4])
+
+
+def _both(graph: fx.Graph, spmm: fx.Node, values: fx.Node) -> fx.Node:
+    """An aggregation's edge weights times ``values``; factors of both ends are one op."""
     weight = spmm.args[3]
-    weight = values if weight is None else emit(graph, spmm, _ATEN.mul.Tensor, weight, values)
-    spmm.args = (*spmm.args[:2], rows, weight, spmm.args[4])
+    if weight is None:
+        return values
+    for one, other in ((weight, values), (values, weight)):
+        left, right = _of_sources(one), _of_destinations(other)
+        if left is None or right is None or right[0] is not spmm.args[0]:
+            continue
+        alike = [left[0].meta["val"].dtype == right[1].meta["val"].dtype, _ids(left[1]) == _ids(spmm.args[1])]
+        if all(alike) and len(weight.users) == 1:
+            return emit(graph, spmm, _JOESTAR.sddmm.default, right[0], left[1], left[0], right[1], "mul")
+    return emit(graph, spmm, _ATEN.mul.Tensor, weight, values)
+
+
+def _of_sources(weight: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """(numbers of sources, these of the edges) if edge weights are such numbers."""
+    if weight.target is _JOESTAR.sddmm.default and weight.args[4] == "copy_lhs":
+        numbers, sources = weight.args[2], weight.args[1]
+    elif weight.target is _ATEN.index_select.default and weight.args[1] == 0 and weight.args[0].op != "placeholder":
+        numbers, sources = weight.args[0], weight.args[2]
+    else:
+        return None
+    return (numbers, sources) if numbers.meta["val"].dim() == 1 else None
+
+
+def _of_destinations(weight: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """(the edges' offsets, numbers of destinations) if edge weights are such numbers."""
+    if weight.target is not _JOESTAR.sddmm.default or weight.args[4] != "copy_rhs":
+        return None
+    return (weight.args[0], weight.args[3]) if weight.args[3].meta["val"].dim() == 1 else None
+
+
+def _ids(indices: fx.Node) -> torch.dtype:
+    return indices.meta["val"].dtype
 
 
 # --- factors of destinations ---
@@ -131,9 +166,7 @@ def _fold_target(graph: fx.Graph, mul: fx.Node, rows: fx.Node, spmm: fx.Node, co
     with graph.inserting_before(mul):  # the factor may be computed after the aggregation: both move behind it
         own = vector(graph, spmm, factor, rows)
         values = emit(graph, spmm, _JOESTAR.sddmm.default, *spmm.args[:2], None, own, "copy_rhs")
-        weight = spmm.args[3]
-        weight = values if weight is None else emit(graph, spmm, _ATEN.mul.Tensor, weight, values)
-        new = emit(graph, spmm, _SPMM, *spmm.args[:3], weight, spmm.args[4])
+        new = emit(graph, spmm, _SPMM, *spmm.args[:3], _both(graph, spmm, values), spmm.args[4])
         result = new if rows is spmm else emit(graph, rows, _LINEAR, new, *rows.args[1:])
     context.fired(PATTERN, new, "a factor per destination")
     mul.replace_all_uses_with(result)

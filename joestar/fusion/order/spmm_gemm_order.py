@@ -200,12 +200,18 @@ def _exchange(graph: fx.Graph, product: _Product, context) -> None:
 
 
 def _both(graph: fx.Graph, like: fx.Node, one: fx.Node | None, other: fx.Node, bias: fx.Node | None) -> fx.Node | None:
-    """Both factors; whole numbers and masks in the dtype of the bias that they scale."""
+    """Both factors, if there is a bias."""
     if bias is None:
         return None
-    if not other.meta["val"].dtype.is_floating_point:
-        other = emit(graph, like, _ATEN.to.dtype, other, bias.meta["val"].dtype)
+    other = _as_wide(graph, like, other, bias)
     return other if one is None else emit(graph, like, _ATEN.mul.Tensor, one, other)
+
+
+def _as_wide(graph: fx.Graph, like: fx.Node, factor: fx.Node, bias: fx.Node) -> fx.Node:
+    """A factor at least in the dtype of the bias, in which it is added up; it may be a mask, or narrower than rows."""
+    own = factor.meta["val"].dtype
+    dtype = torch.promote_types(own, bias.meta["val"].dtype)
+    return factor if own == dtype else emit(graph, like, _ATEN.to.dtype, factor, dtype)
 
 
 def _own(graph, node: fx.Node, value: fx.Node, x: fx.Node, weight: fx.Node, bias, factor, owns, context) -> fx.Node:
@@ -261,7 +267,7 @@ def _times(graph: fx.Graph, spmm: fx.Node, bias: fx.Node, factor: fx.Node | None
         size.meta = {**spmm.meta, "val": edge_weight.meta["val"].shape[0]}
         like = indices.meta["val"]
         edges = emit(graph, spmm, _ATEN.arange.default, size, dtype=like.dtype, device=like.device)
-        column = emit(graph, spmm, _ATEN.unsqueeze.default, edge_weight, 1)
+        column = _as_wide(graph, spmm, emit(graph, spmm, _ATEN.unsqueeze.default, edge_weight, 1), bias)
         return emit(graph, spmm, _SPMM, indptr, edges, column, None, reduce)
     high = emit(graph, spmm, _ATEN.slice.Tensor, indptr, 0, 1, 9223372036854775807)
     low = emit(graph, spmm, _ATEN.slice.Tensor, indptr, 0, 0, -1)
