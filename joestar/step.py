@@ -175,7 +175,7 @@ class Step(Predictor, Explained):
             ``load_state_dict`` the epoch that was under way goes on where it was.
 
         Raises:
-            CheckpointError: if that epoch had other seeds, another batch size or order.
+            CheckpointError: if that epoch had other seeds, another batch size, order or sampler.
         """
         runner = self._needs_runner("epoch")
         for name, value in (("shuffle", shuffle), ("drop_last", drop_last), ("with_seeds", with_seeds)):
@@ -185,7 +185,7 @@ class Step(Predictor, Explained):
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
         if self._resumed:
             self._check()  # what is refused is still to be gone on with
-            kind = seeds, batch * runner.world, shuffle, drop_last, self.accumulate
+            kind = self.sampler, seeds, batch * runner.world, shuffle, drop_last, self.accumulate
             under_way = check_same(self._resumed[0], *kind)
             del self._resumed[0]
             number, given = under_way["number"], given | self._going_on(under_way)

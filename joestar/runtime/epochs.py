@@ -11,6 +11,7 @@ from joestar.errors import CheckpointError, ConfigError
 from joestar.garbage import fewer_collections
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
+from joestar.runtime.settings import sampler_texts
 from joestar.runtime.state import Run
 
 
@@ -152,10 +153,13 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         }  # fmt: skip
 
 
-def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool, accumulate: int) -> dict:
+def check_same(
+    state: dict, sampler, seeds: Tensor, batch: int, shuffle: bool, drop_last: bool, accumulate: int
+) -> dict:
     """The state of an epoch under way, complete.
 
     Args:
+        sampler: what draws the rest of it.
         batch: seeds per step of all ranks: their number may be another than when it was saved. accumulate: batches per
             step of the optimizer; another number only where a group of both begins.
 
@@ -175,6 +179,7 @@ def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last:
                 f"{names.get(name, name)} ({state[name]!r}; now {value!r}): expected the same call of epoch(). To "
                 "begin a new epoch instead, call step.drop_resumed() before."
             )
+    _check_sampler(state, sampler)
     saved = state["accumulate"]
     if saved != accumulate and (state["position"] % saved or state["position"] % accumulate):
         raise CheckpointError(
@@ -183,6 +188,19 @@ def check_same(state: dict, seeds: Tensor, batch: int, shuffle: bool, drop_last:
             f"accumulate={saved}; or, to begin a new epoch instead, call step.drop_resumed() before."
         )
     return state
+
+
+def _check_sampler(state: dict, sampler) -> None:
+    now = sampler_texts(sampler)
+    before = state.get("sampler", now)  # of a version that wrote none
+    for path in sorted(now.keys() | before.keys()):
+        if now.get(path) != before.get(path):
+            was, is_now = (texts.get(path, "not there") for texts in (before, now))
+            raise CheckpointError(
+                f"the checkpoint is of an epoch under way, after {state['position']} steps, with another sampler: "
+                f"{path} was {was}, is now {is_now}. Use the same one for the rest of the epoch; or, to begin a new "
+                "epoch instead, call step.drop_resumed() before."
+            )
 
 
 def digest(seeds: Tensor) -> str:

@@ -51,6 +51,14 @@ class Settings(Watched):
             self._note(f"{path}[{position}]", hook, frozenset())
 
 
+def sampler_texts(sampler) -> dict[str, str]:
+    """What a sampler is and how it is set, path -> text; neither code nor the graph, which may be elsewhere now."""
+    facts = Settings(torch.nn.Module(), {"sampler": sampler}).facts
+    kinds = {path: _text(fact) for path, fact in facts.items() if path.startswith("type(sampler")}
+    own = {path: fact for path, fact in facts.items() if path.startswith("sampler.") and not isinstance(fact, Same)}
+    return kinds | {path: _text(fact) for path, fact in own.items()}
+
+
 def _text(fact) -> str:
     if isinstance(fact, tuple):
         return plain(f"({', '.join(map(_text, fact))})")[1:-1]

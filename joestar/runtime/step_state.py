@@ -5,19 +5,21 @@ from collections.abc import Mapping
 from joestar import __version__
 from joestar.errors import CheckpointError
 from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
+from joestar.runtime.settings import sampler_texts
 
 
 def state_of(step) -> dict:
     """What ``Step.state_dict`` returns."""
     programs = {kind: executor.state_dict() for kind, executor in step._executors.items()}
     under_way = [epoch.state_dict() for epoch in step._unfinished()]
+    drawn = {"sampler": sampler_texts(step.sampler)} if under_way else {}
     return {
         "format": STATE_FORMAT,
         "joestar": __version__,
         "seed": step._seed,
         "epochs": step._epochs,
         "calls": step._calls,
-        "under_way": under_way + [dict(state) for state in step._resumed],
+        "under_way": [state | drawn for state in under_way] + [dict(state) for state in step._resumed],
         "model": step.model.state_dict(),
         "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),
         "update": step._update.state_dict() if step._update else {},

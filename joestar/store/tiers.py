@@ -5,6 +5,8 @@ measured bandwidths. Given how long a step takes whose rows are all near, it say
 rows that are not on each GPU are gathered first, in the step itself or, with ``prefetch=True``, beside the one before.
 """
 
+import math
+import numbers
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +20,7 @@ from joestar.store.bandwidth import Speeds, peer_rate, speeds
 from joestar.store.hot import HitShares
 from joestar.store.sharded import shard_rows
 from joestar.store.spread import MARGIN, hotness, sampled_batches
+from joestar.whole_numbers import plain
 
 REPLICATE, SHARD, HOST = "replicate", "shard", "host"
 NVLINK = 330.0
@@ -133,6 +136,7 @@ def plan_features(
         raise ConfigError(
             f"plan_features: graph.ndata has no {name!r}; there is: {', '.join(graph.ndata) or 'nothing'}."
         )
+    _check_numbers(batch_size=batch_size, world=world, peers=peers, computing=computing)
     x, group = graph.ndata[name], current()
     device = torch.device("cpu") if device_of(graph.ndata, name).type == "cpu" else device_of(graph.ndata, name)
     device = device if group is None else group.device
@@ -150,6 +154,21 @@ def plan_features(
     rows = sum(ids.numel() for ids in batches) / len(batches)
     hits = HitShares(hotness(sampler, batch_size).cpu(), batches)  # which needs sums in a fixed order
     return replace(_planned(x.shape[0], row, rows, hits, world, free, (near, peers, host)), computing=computing)
+
+
+def _check_numbers(**given) -> None:
+    """Numbers of seeds and GPUs from 1 on, a rate above 0, seconds from 0 on; ``None`` where there is a default."""
+    whole = {"batch_size", "world"}
+    for name, value in given.items():
+        value = plain(value)
+        if value is None and name in ("world", "peers"):
+            continue
+        right = isinstance(value, int if name in whole else numbers.Real) and not isinstance(value, bool)
+        if right and math.isfinite(value) and (value >= 0 if name == "computing" else value > 0):
+            continue
+        expected = "a positive whole number" if name in whole else "billions of bytes per second, more than 0"
+        expected = "seconds, 0 or more" if name == "computing" else expected
+        raise ConfigError(f"plan_features: {name} must be {expected}; got {value!r}.")
 
 
 def _free(device: torch.device) -> int:

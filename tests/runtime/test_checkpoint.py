@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import joestar
+from joestar.bench.planted import planted
 from joestar.errors import ChangedAfterCompileError, CheckpointError, ConfigError, JoestarWarning
 from joestar.runtime import checkpoint
 from joestar.runtime.checkpoint import read_checkpoint, write_checkpoint
@@ -157,6 +159,52 @@ def test_another_epoch_than_the_one_under_way_is_refused(call, message):
     step.load_state_dict(state)
     step.drop_resumed()
     assert len(step.epoch(*call)) > 0
+
+
+def _of(graph, fanouts, **settings):
+    model = joestar.nn.GraphSAGE(graph.ndata["x"].shape[1], 8, num_layers=2, out_channels=graph.num_classes)
+    sampler = joestar.NeighborSampler(graph, fanouts, **settings)
+    return joestar.compile(
+        model, sampler, F.cross_entropy, torch.optim.Adam(model.parameters(), 0.01), backend="eager", execution="exact"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fanouts", "settings", "message"),
+    [
+        ([3, 2], {}, r"another sampler: sampler\.fanouts was \(2, 2\), is now \(3, 2\)"),
+        ([2, 2], {"replace": True}, r"sampler\.replace was False, is now True"),
+        ([2, 2], {"probs": "w"}, r"sampler\.probs was None, is now w"),
+    ],
+)
+def test_another_sampler_for_the_rest_of_an_epoch_is_refused(fanouts, settings, message):
+    """It went on, with batches that no epoch would have had."""
+    graph = planted("tiny")
+    graph.edata["w"] = torch.rand(graph.num_edges) + 0.1
+    first = _of(graph, [2, 2])
+    epoch = first.epoch(graph.train_idx[:90], 30)
+    next(epoch)
+    other = _of(graph, fanouts, **settings)
+    other.load_state_dict(first.state_dict())
+    for _ in range(2):  # and it is still to be gone on with
+        with pytest.raises(CheckpointError, match=message):
+            other.epoch(graph.train_idx[:90], 30)
+    other.drop_resumed()
+    assert len(list(other.epoch(graph.train_idx[:90], 30))) == 3
+
+
+def test_a_state_that_knows_no_sampler_is_gone_on_with():
+    """As versions before wrote them; and the same sampler on a graph of its own is the same."""
+    first, again = (_of(planted("tiny"), [2, 2]) for _ in range(2))
+    idx = first.graph.train_idx[:90]
+    epoch = first.epoch(idx, 30)
+    next(epoch)
+    state = first.state_dict()
+    again.load_state_dict(state)
+    assert len(list(again.epoch(idx, 30))) == 2
+    del state["under_way"][0]["sampler"]
+    again.load_state_dict(state)
+    assert len(list(again.epoch(idx, 30))) == 2
 
 
 @pytest.mark.parametrize(

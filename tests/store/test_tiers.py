@@ -83,3 +83,23 @@ def test_rows_and_hits_come_from_the_sampler():
     assert plan.best.place == "host" and 0 < plan.best.share < 1 and plan.best.hot == (1200 - 480) // 24
     with pytest.raises(ConfigError, match="has no 'z'; there is: x, y"):
         plan_features(graph, sampler, name="z")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be a positive whole number; got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a positive whole number; got 2.5"),
+        ({"world": 0}, "world must be a positive whole number; got 0"),
+        ({"world": True}, "world must be a positive whole number; got True"),
+        ({"peers": 0.0}, "peers must be billions of bytes per second, more than 0; got 0.0"),
+        ({"peers": float("nan")}, "peers must be billions of bytes per second"),
+        ({"computing": -1e-3}, "computing must be seconds, 0 or more; got -0.001"),
+        ({"computing": "1 ms"}, "computing must be seconds, 0 or more; got '1 ms'"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(given, message):
+    """Before anything is sampled or measured; a world of 0 was taken for one that was not given."""
+    graph = some_graph()
+    with pytest.raises(ConfigError, match=f"plan_features: {message}"):
+        plan_features(graph, joestar.NeighborSampler(graph, [3, 2]), **given)
