@@ -1,4 +1,5 @@
-"""Graphs of which copies are kept: what is written to them after that would be seen here and not there.
+"""Graphs of which copies are kept: what is written to them or put in their place after that would be seen here and not
+there.
 
 PyTorch counts writes in place. What is written through NumPy, ``.data`` or another map of the same file it does not
 count: some rows of every tensor are compared, small tensors wholly.
@@ -19,7 +20,7 @@ SAMPLED_ROWS = 256
 
 
 class Written:
-    """Notices writes in place to a graph's tensors.
+    """Notices writes in place to a graph's tensors, and other tensors in their place.
 
     Args:
         graph: in host memory. hot: ids of nodes whose rows are kept elsewhere for good, ``[H]``: half of the rows that
@@ -29,6 +30,7 @@ class Written:
     def __init__(self, graph: Graph, hot: Tensor | None = None):
         self.graph = graph
         self._hot = torch.empty(0, dtype=torch.int64, device="cpu") if hot is None else hot.long().cpu()
+        self._places = {name: _place(value) for name, value in self._tensors().items()}
         self._versions = {name: version(value) for name, value in self._tensors().items()}
         self._rows = {name: self._sample(name, value) for name, value in self._tensors().items()}
         self._sums = {name: _checksum(value, self._rows[name]) for name, value in self._tensors().items()}
@@ -55,9 +57,13 @@ class Written:
         Args:
             contents: look at rows, too, in some 0.1 ms.
         """
-        for name, value in self._tensors().items():
-            if name not in self._versions:
-                continue
+        tensors = self._tensors()
+        for name in self._versions:
+            if name not in tensors:
+                raise _changed(name, "was removed after compile")
+            value = tensors[name]
+            if self._places[name] != _place(value):
+                raise _changed(name, "was replaced by another tensor after compile")
             if self._versions[name] != version(value):
                 raise _changed(name, "was written to after compile")
             if contents and self._sums[name] != _checksum(value, self._rows[name]):
@@ -69,6 +75,11 @@ def _changed(name: str, how: str) -> ChangedAfterCompileError:
         f"{name} {how}, and rows of it are kept on the model's device: steps would read old and new ones. Call "
         "joestar.compile again."
     )
+
+
+def _place(value: Tensor) -> tuple:
+    """Where a tensor lies and how it is read."""
+    return value.data_ptr(), value.dtype, *value.shape, *value.stride()
 
 
 def _spread(number: int, count: int) -> Tensor:

@@ -118,6 +118,25 @@ def test_features_written_between_two_steps_are_noticed_before_the_next(graph):
         next(epoch)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(y=(data["y"] + 1) % 3), "'y'.* was replaced by another tensor after compile"),
+        (lambda data: data.update(x=data["x"].clone()), "'x'.* was replaced by another tensor after compile"),
+        (lambda data: data.update(x=data["x"][:, :3]), "'x'.* was replaced by another tensor after compile"),
+        (lambda data: data.pop("x"), "'x'.* was removed after compile"),
+    ],
+)
+def test_other_tensors_in_place_of_a_graphs_are_named_so(change, message, graph):
+    """They were said to be written to through NumPy; one with the same values, or fewer columns, was another error."""
+    step = compiled(graph, True)
+    list(step.epoch(graph.train_idx, BATCH))
+    change(graph.ndata)
+    for use in (lambda: next(step.epoch(graph.train_idx, BATCH)), lambda: step.predict(graph.train_idx, 20)):
+        with pytest.raises(ChangedAfterCompileError, match=message):
+            use()
+
+
 class Gate(torch.nn.Module):
     """A learned number per node, looked up by node id."""
 
