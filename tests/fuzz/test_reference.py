@@ -21,7 +21,7 @@ from .runs import Runs, differences
 from .subjects import Split, build, forget
 from .test_fuzz import QUICK
 
-PACK = 30
+PACK = 32
 """Its programs have dropout, and labels that steps can be trained with."""
 KEY = step_key(0, 0, 0, "cpu")
 
