@@ -191,15 +191,13 @@ def check_same(
 
 
 def _check_sampler(state: dict, sampler) -> None:
-    now = sampler_texts(sampler)
-    before = state.get("sampler", now)  # of a version that wrote none
-    for path in sorted(now.keys() | before.keys()):
-        if now.get(path) != before.get(path):
-            was, is_now = (texts.get(path, "not there") for texts in (before, now))
+    now, before = sampler_texts(sampler), state.get("sampler", {})  # versions before had none, others other attributes
+    for path in sorted(now.keys() & before.keys()):
+        if now[path] != before[path]:
             raise CheckpointError(
                 f"the checkpoint is of an epoch under way, after {state['position']} steps, with another sampler: "
-                f"{path} was {was}, is now {is_now}. Use the same one for the rest of the epoch; or, to begin a new "
-                "epoch instead, call step.drop_resumed() before."
+                f"{path} was {before[path]}, is now {now[path]}. Use the same one for the rest of the epoch; or, to "
+                "begin a new epoch instead, call step.drop_resumed() before."
             )
 
 

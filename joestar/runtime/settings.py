@@ -14,6 +14,9 @@ from joestar.runtime.code_names import is_foreign
 from joestar.runtime.watch import Same, Watched
 
 _OWN_DEVICE = re.compile(r"cuda:\d+")
+_ROOT = "<sampler>"
+"""No module has that name."""
+_ATTRIBUTE = re.compile(rf"{_ROOT}(\.\w+)+")
 
 
 class Settings(Watched):
@@ -51,12 +54,33 @@ class Settings(Watched):
             self._note(f"{path}[{position}]", hook, frozenset())
 
 
+class _Numbers(Settings):
+    """Of a sampler: no tensors, arrays or sets."""
+
+    def __init__(self, sampler):
+        super().__init__(torch.nn.Module(), {_ROOT: sampler})
+
+    def _note_tensor(self, path: str, tensor: torch.Tensor) -> None:
+        """Tensors may be large, trained or elsewhere."""
+
+    def _note_thing(self, path: str, value, names: frozenset[str] | None) -> None:
+        if not isinstance(value, (set, frozenset, np.ndarray)):
+            super()._note_thing(path, value, names)
+
+
 def sampler_texts(sampler) -> dict[str, str]:
-    """What a sampler is and how it is set, path -> text; neither code nor the graph, which may be elsewhere now."""
-    facts = Settings(torch.nn.Module(), {"sampler": sampler}).facts
-    kinds = {path: _text(fact) for path, fact in facts.items() if path.startswith("type(sampler")}
-    own = {path: fact for path, fact in facts.items() if path.startswith("sampler.") and not isinstance(fact, Same)}
-    return kinds | {path: _text(fact) for path, fact in own.items()}
+    """What a sampler is and the plain attributes that it draws by, path -> text, the same in another process."""
+    found = {}
+    for path, fact in _Numbers(sampler).facts.items():
+        if path == f"type({_ROOT})" or (_ATTRIBUTE.fullmatch(path) and _is_plain(fact)):
+            found[path.replace(_ROOT, "sampler")] = _text(fact)
+    return found
+
+
+def _is_plain(fact) -> bool:
+    if isinstance(fact, tuple):
+        return all(map(_is_plain, fact))
+    return fact is None or type(fact) in (bool, int, float, str)
 
 
 def _text(fact) -> str:

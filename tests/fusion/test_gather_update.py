@@ -136,3 +136,18 @@ def test_whole_graph_products_are_left_alone():
     case = captured(Model(lambda m, b, x: mean(b[1], mean(b[0], x).relu())), disable=ON)
     assert not [place for place in case.program.places if place.pattern == PATTERN]
     assert torch.isfinite(case.exact(case.seeds(), 0).loss)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_bias_of_one_element_stays_with_a_product_of_stored_rows(own):
+    """PyTorch adds it to every column."""
+
+    def net(m, blocks, x):
+        of = x[: blocks[0].num_dst] if own else x
+        rows = nn.functional.linear(of, m.first.weight, m.first.bias[:1]).tanh()
+        return mean(blocks[1], rows if own else mean(blocks[0], rows) + mean(blocks[0], m.second(x).tanh()))
+
+    case = in_place(captured(Model(net, 8, **parts()), disable=ON))
+    off = again(case, OFF)
+    assert count(case.program.captured.gm, JOESTAR.gather_linear.default) == 0
+    same(case.exact(case.seeds(), 0), off.exact(off.seeds(), 0), 1e-11)

@@ -379,3 +379,68 @@ def test_gatv2_keeps_its_order():
 
     case = captured(Model(gatv2, 8, **linears(False)), disable=ON)
     assert "the product is also read by joestar.sddmm" in reasons(case, PATTERN)
+
+
+def _through_index_add(block, h):
+    """Behind the aggregation a call that takes one dtype only."""
+    y = block.pull(fn.u_mul_e(h, degree_weights(block).to(h.dtype)), "sum")
+    return torch.zeros(y.shape, dtype=y.dtype).index_add(0, torch.arange(y.shape[0]), y)
+
+
+def _own_rows_through_index_add(block, h):
+    h = h * (block.out_degrees().to(h.dtype)[:, None] + 1)
+    own = h[: block.num_dst]
+    return block.pull(fn.copy_u(h), "mean") + torch.zeros(own.shape, dtype=h.dtype).index_add(
+        0, torch.arange(own.shape[0]), own
+    )
+
+
+WIDTHS = {
+    "a factor in float64": lambda block, h: block.pull(fn.copy_u(h * block.out_degrees().double()[:, None]), "sum"),
+    "weights in float64": lambda block, h: block.pull(fn.u_mul_e(h, degree_weights(block).double()), "mean"),
+    "index_add": _through_index_add,
+    "index_add of own rows": _own_rows_through_index_add,
+}
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", WIDTHS)
+def test_training_in_the_dtypes_that_pytorch_has(form, autocast):
+    """Products in float32 with biases, factors and weights of other widths: they were compiled to what cannot run."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(NUM_FEATURES, 8), nn.Linear(8, 4)
+
+        def forward(self, blocks, x):
+            x = WIDTHS[form](blocks[0], self.first(x)).relu()
+            return WIDTHS[form](blocks[1], self.second(x.to(self.second.weight.dtype)))
+
+    def loss(z, y):
+        return nn.functional.cross_entropy(z.float(), y)
+
+    graph = small_graph()
+    graph.ndata["x"] = graph.ndata["x"].float()
+    model, sampler = seeded(Net()).float(), joestar.NeighborSampler(graph, [3, 2])
+    program = Program("train", model, sampler, loss, Options("eager", (), autocast))
+    seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
+    program.trace(seeds, key)
+    got = program.exact(seeds, key)[0][0]
+    blocks = sampler.sample(graph.keyed(0, 0, 0), seeds)
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        expected = loss(model(blocks, graph.ndata["x"][blocks[0].srcs]), graph.ndata["y"][seeds])
+    assert abs(got.item() - expected.item()) <= (1e-5 if autocast is None else 0.05) * abs(expected.item())
+
+
+def test_a_bias_that_is_a_matrix_keeps_its_place():
+    """PyTorch adds it row by row."""
+
+    def net(m, blocks, x):
+        rows = nn.functional.linear(x, m.first.weight, x[:, :1] * m.first.bias)
+        y = blocks[0].pull(fn.u_mul_e(rows, degree_weights(blocks[0])), "sum").relu()
+        return m.second(blocks[1].pull(fn.copy_u(y), "mean"))
+
+    off, on = captured_each(Model(net, 8, **linears(True)), disables=(OFF, ON))
+    assert "the bias is a matrix" in reasons(on, PATTERN)
+    same(on.exact(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-11)

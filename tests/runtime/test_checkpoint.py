@@ -193,6 +193,43 @@ def test_another_sampler_for_the_rest_of_an_epoch_is_refused(fanouts, settings, 
     assert len(list(other.epoch(graph.train_idx[:90], 30))) == 3
 
 
+class Odd:
+    """A sampler with what no text of can be compared between processes, and some that cannot be read."""
+
+    def __init__(self, graph, model):
+        self.graph, self.w = graph, next(model.parameters()).detach()
+        self.by_function = {planted: 2, (lambda x: x): 2, frozenset("ab"): 2}
+        self.nowhere, self.turned = torch.empty(3, device="meta"), torch.ones(2, dtype=torch.complex64).conj()
+        self.objects, self.fanout = {object()}, 2
+
+    def sample(self, graph, seeds):
+        read = len(self.by_function), self.nowhere.shape, self.turned.shape, self.w.shape, len(self.objects)
+        assert all(read)
+        inner = graph[:, seeds].individual_sample(self.fanout)
+        return [graph[:, inner.srcs].individual_sample(self.fanout), inner]
+
+
+def test_the_same_sampler_is_never_refused():
+    """Whatever it holds; two epochs are under way, and one goes on before the other."""
+
+    def made():
+        graph = planted("tiny")
+        model = joestar.nn.GraphSAGE(graph.ndata["x"].shape[1], 8, num_layers=2, out_channels=graph.num_classes)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        sampler = Odd(graph, model)
+        return joestar.compile(model, sampler, F.cross_entropy, optimizer, backend="eager", execution="exact")
+
+    first, again = made(), made()
+    idx = first.graph.train_idx[:90]
+    epochs = [first.epoch(idx, 30), first.epoch(idx, 30)]
+    for epoch in epochs:
+        next(epoch)
+    state = first.state_dict()
+    assert state["under_way"][0]["sampler"] == {"type(sampler)": "Odd", "sampler.fanout": "2"}
+    again.load_state_dict(state)
+    assert [len(list(again.epoch(idx, 30))) for _ in range(2)] == [2, 2]
+
+
 def test_a_state_that_knows_no_sampler_is_gone_on_with():
     """As versions before wrote them; and the same sampler on a graph of its own is the same."""
     first, again = (_of(planted("tiny"), [2, 2]) for _ in range(2))

@@ -39,8 +39,8 @@ def run(graph: fx.Graph) -> int:
     return made
 
 
-def _fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    if rows.dtype != torch.float32 or rows.device.type != "cuda":
+def _fits(rows: torch.Tensor | None, weight: torch.Tensor | None) -> bool:
+    if rows is None or weight is None or rows.dtype != torch.float32 or rows.device.type != "cuda":
         return False
     number, sizes = rows.shape[0], weight.shape
     if not all(isinstance(size, int) and size > 1 for size in (number, *sizes)):

@@ -20,7 +20,7 @@ and the destinations' own rows, or when more than two products would gather the 
 import torch
 from torch import fx
 
-from joestar.fusion.match.emit import emit, is_product, name
+from joestar.fusion.match.emit import emit, has_plain_bias, is_product, name
 from joestar.fusion.match.gathers import destinations, gathers_rows, readable_in_place
 from joestar.fusion.record import Reject
 
@@ -64,6 +64,9 @@ def _match(gather: fx.Node, context) -> bool | Reject:
             continue
         if destinations(user, gather) is None:
             return Reject(f"the gathered rows are also read by {name(user)}")
+    readers = [gather, *(user for user in gather.users if not is_product(user))]
+    if not all(has_plain_bias(product) for rows in readers for product in _products(rows)):
+        return Reject("a bias is no vector of the product's columns")
     if len(_products(gather)) > _MOST:
         return Reject(f"{len(_products(gather))} products read the gathered rows: storing them once is cheaper")
     return True

@@ -106,6 +106,8 @@ def _read(linear: fx.Node) -> _Product | Reject:
     """Every reader of the product, or why one of them does not commute with it."""
     product = _Product(linear)
     bias = len(linear.args) > 2 and linear.args[2] is not None
+    if bias and linear.args[2].meta["val"].dim() > 1:
+        return Reject("the bias is a matrix")
     stack = [linear]
     while stack:
         value = stack.pop(0)
@@ -115,8 +117,12 @@ def _read(linear: fx.Node) -> _Product | Reject:
                 return kind
             if bias and kind in ("score", "heads"):
                 return Reject("the product has a bias, and attention reads it")
-            if bias and kind == "spmm" and user.args[3] is not None and user.args[3].meta["val"].dim() != 1:
+            weight = user.args[3] if bias and kind == "spmm" else None
+            if weight is not None and weight.meta["val"].dim() != 1:
                 return Reject("the product has a bias, and the heads are aggregated with a weight each")
+            factor = scaled(user, value) if kind == "factor" else weight
+            if factor is not None and _wider(factor, value):
+                return Reject("the rows are scaled in a wider dtype than their own")
             if kind == "heads":
                 product.heads = max(product.heads, heads_of(user))
             if kind == "slice" and not all(is_score(reader, user) for reader in user.users):
@@ -130,6 +136,11 @@ def _read(linear: fx.Node) -> _Product | Reject:
         if steep := steep_behind(spmm):
             return Reject(f"{name(steep)} behind it has an infinite gradient where no edge is aggregated")
     return product if product.of("spmm") else Reject("nothing aggregates the product")
+
+
+def _wider(factor: fx.Node, rows: fx.Node) -> bool:
+    own = rows.meta["val"].dtype
+    return torch.promote_types(factor.meta["val"].dtype, own) != own
 
 
 def _kind(user: fx.Node, value: fx.Node) -> str | Reject:
@@ -248,9 +259,9 @@ def _aggregated(graph, spmm: fx.Node, x: fx.Node, weight: fx.Node, bias, factor,
 
 
 def _biased(graph: fx.Graph, node: fx.Node, rows: fx.Node, times: fx.Node, bias: fx.Node, context) -> fx.Node:
-    """``rows + times * bias``; rows that are handed out have the dtype of what ``node`` gives under autocast."""
+    """``rows + times * bias``, under autocast in the dtype of what ``node`` gives: a bias is in float32."""
     added = emit(graph, node, _ATEN.mul.Tensor, times, bias)
-    if context.autocast is not None and _hands_out_rows(graph):
+    if context.autocast is not None:
         context.dtypes.take_in(graph)
         if context.dtypes.values[node].dtype == context.autocast:
             added = emit(graph, node, _ATEN.to.dtype, added, context.autocast)
