@@ -54,8 +54,8 @@ class Settings(Watched):
             self._note(f"{path}[{position}]", hook, frozenset())
 
 
-class _Numbers(Settings):
-    """Of a sampler: no tensors, arrays or sets."""
+class _OfSampler(Settings):
+    """Those of a sampler, without its tensors, arrays and sets."""
 
     def __init__(self, sampler):
         super().__init__(torch.nn.Module(), {_ROOT: sampler})
@@ -71,7 +71,7 @@ class _Numbers(Settings):
 def sampler_texts(sampler) -> dict[str, str]:
     """What a sampler is and the plain attributes that it draws by, path -> text, the same in another process."""
     found = {}
-    for path, fact in _Numbers(sampler).facts.items():
+    for path, fact in _OfSampler(sampler).facts.items():
         if path == f"type({_ROOT})" or (_ATTRIBUTE.fullmatch(path) and _is_plain(fact)):
             found[path.replace(_ROOT, "sampler")] = _text(fact)
     return found

@@ -78,13 +78,14 @@ def all_layers():
     return captured_together(models, (3, 2), graph=graph(), disable=ON)
 
 
-def under(case, disable=ON):
-    """The case after the passes, messages and attention fused."""
+def under(case, disable=ON, gather="stored"):
+    """The case after the passes, messages and attention fused, features stored or read by products in place."""
     case = copy.copy(case)
     case.program = case.program.variant(replace(case.program.options, disable_passes=disable, choices={}))
     kinds = {site.kind for site in case.program.sites}
     kind = "softmax" if "softmax" in kinds else "message"
     choices = {site.key: "fused" for site in case.program.sites if site.kind == kind}
+    choices |= {site.key: gather for site in case.program.sites if site.kind == "gather"}
     case.program = case.program.variant(replace(case.program.options, choices=choices))
     return case
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from joestar.fusion.backend import gradient_sums, product_layout
 from joestar.fusion.backend.first import FirstPasses
@@ -86,3 +87,31 @@ def test_compiled_graphs_are_told_apart():
     torch.backends.cuda.matmul.allow_tf32 = False
     ids.append(FirstPasses().uuid())
     assert len(set(ids)) == 4
+
+
+def test_inductor_calls_it(monkeypatch):
+    """In the backward graph, where the turned weight stays turned; of a CPU here, which takes the settings of a GPU."""
+    from torch._inductor import ir
+    from torch._inductor.compile_fx import compile_fx
+
+    read = []
+    extern = ir.ExternKernelOut.__init__
+
+    def noted(self, layout, inputs, *args, **kwargs):
+        extern(self, layout, inputs, *args, **kwargs)
+        read.extend(tuple(map(int, operand.get_stride())) for operand in inputs[1:2])
+
+    def fits(rows, weight):
+        return weight.stride() == (weight.shape[1], 1) and rows.shape[0] == 50
+
+    monkeypatch.setattr(product_layout, "_fits", fits)
+    monkeypatch.setattr(FirstPasses, "uuid", lambda self: None)
+    monkeypatch.setattr(ir.ExternKernelOut, "__init__", noted)
+    x, weight = torch.randn(50, 24, requires_grad=True), torch.randn(40, 24, requires_grad=True)
+    gm = make_fx(lambda x, weight: (ATEN.mm(x, weight.t()).tanh(),))(x, weight)
+    (y,) = compile_fx(gm, [x, weight], config_patches={"post_grad_custom_pre_pass": FirstPasses()})(x, weight)
+    found = torch.autograd.grad(y.square().sum(), (x, weight))
+    expected = torch.autograd.grad((x @ weight.t()).tanh().square().sum(), (x, weight))
+    assert (1, 40) in read, read
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -1,8 +1,6 @@
 """Products of the same rows that a segment op reads: one product, the same numbers and gradients, and when not."""
 
-import copy
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from joestar import fn
 
 from .edge_layers import HEADS, Net, graph
 from .graphs import ATEN, JOESTAR, captured, count, only, reasons
+from .test_column_leaves import programs, under
 from .together import captured_together
 
 PATTERN = "products-together"
@@ -83,23 +82,6 @@ def all_layers():
     return captured_together(models, (3, 2), graph=graph(), disable=ON)
 
 
-def under(case, disable=ON, gather="stored"):
-    """The case after the passes, messages and attention fused, features stored or read by products in place."""
-    case = copy.copy(case)
-    case.program = case.program.variant(replace(case.program.options, disable_passes=disable, choices={}))
-    kinds = {site.kind for site in case.program.sites}
-    fused = "softmax" if "softmax" in kinds else "message"
-    choices = {site.key: "fused" for site in case.program.sites if site.kind == fused}
-    choices |= {site.key: gather for site in case.program.sites if site.kind == "gather"}
-    case.program = case.program.variant(replace(case.program.options, choices=choices))
-    return case
-
-
-def programs(case):
-    nodes = case.program.captured.gm.graph.find_nodes(op="call_function", target=JOESTAR.segment.default)
-    return [node.args[3] for node in nodes]
-
-
 def products(case) -> int:
     gm = case.program.captured.gm
     return count(gm, ATEN.linear.default) + count(gm, JOESTAR.gather_linear.default)
@@ -117,9 +99,10 @@ def test_same_numbers(name, gather):
     fewer = products(off) - products(on)
     assert fewer == 2 * (3 if name == "both ends" else groups)
     for step, batch in enumerate((SEEDS, (5, 5, 47, 5))):
-        expected = off.exact(off.seeds(batch), step)
-        same(on.exact(on.seeds(batch), step), expected, 1e-12)
-        same(on.padded(on.seeds(batch), step), expected, 1e-12)
+        expected = on.eager(on.seeds(batch), step)
+        same(off.exact(off.seeds(batch), step), expected, 1e-11)
+        same(on.exact(on.seeds(batch), step), expected, 1e-11)
+        same(on.padded(on.seeds(batch), step), expected, 1e-11)
 
 
 def _read_twice(self, block, h, own):
@@ -156,14 +139,6 @@ def _weight_behind(self, block, h, own):
     return block.pull(lambda edges: edges.src["q"].tanh() * edges.src["v"], "mean", src={"q": q, "v": v})
 
 
-def _rows_written(self, block, h, own):
-    """The second product is of what the rows are then."""
-    h = h * 2
-    q = self.a(h)
-    h.tanh_()
-    return block.pull(lambda edges: edges.src["q"].tanh() * edges.src["v"], "mean", src={"q": q, "v": self.b(h)})
-
-
 def _result_written(self, block, h, own):
     q, v = self.a(h), self.b(h)
     v.tanh_()
@@ -173,7 +148,6 @@ def _result_written(self, block, h, own):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (_rows_written, None),
         (_result_written, None),
         (_read_twice, "has another reader"),
         (_two_ends, None),
@@ -185,8 +159,9 @@ def _result_written(self, block, h, own):
 def test_must_not_fire(layer, reason):
     torch.manual_seed(0)
     known = captured(Several(layer), (3,), graph=graph(), disable=ON)
-    on, off = under(known), under(known, OFF)
+    on, off = under(known, ON), under(known, OFF)
     assert programs(on) and not any("+" in text.partition("|")[0] for text in programs(on))
     found = reasons(on, PATTERN)
     assert found == [] if reason is None else any(reason in text for text in found), found
-    same(on.exact(on.seeds(), 0), off.exact(off.seeds(), 0), 1e-12)
+    same(on.exact(on.seeds(), 0), on.eager(on.seeds(), 0), 1e-11)
+    same(off.exact(off.seeds(), 0), on.eager(on.seeds(), 0), 1e-11)

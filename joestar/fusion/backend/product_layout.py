@@ -51,16 +51,16 @@ def _fits(rows: torch.Tensor | None, weight: torch.Tensor | None) -> bool:
 def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
     rows, weight = node.args[:2]
     with graph.inserting_before(node):
-        turned = _call(graph, node, weight, _ATEN.permute.default, weight, [1, 0])
-        copied = _call(graph, node, weight, _ATEN.clone.default, turned, memory_format=torch.contiguous_format)
-        again = _call(graph, node, weight, _ATEN.permute.default, copied, [1, 0])
+        turned = _call(graph, node, _ATEN.permute.default, weight, [1, 0])
+        copied = _call(graph, node, _ATEN.clone.default, turned, memory_format=torch.contiguous_format)
+        again = _call(graph, node, _ATEN.permute.default, copied, [1, 0])
         new = graph.call_function(_ATEN.mm.default, (rows, again))
     new.meta = {**origin(node), "val": node.meta["val"]}
     node.replace_all_uses_with(new)
     graph.erase_node(node)
 
 
-def _call(graph: fx.Graph, like: fx.Node, weight: fx.Node, target, *args, **kwargs) -> fx.Node:
+def _call(graph: fx.Graph, like: fx.Node, target, *args, **kwargs) -> fx.Node:
     node = graph.call_function(target, args, kwargs)
     values, named = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
     node.meta = {**origin(like), "val": target(*values, **named)}

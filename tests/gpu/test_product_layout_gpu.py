@@ -1,0 +1,33 @@
+"""Gradients of many rows by a turned weight on a GPU: rewritten under TF32, and right."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from joestar.fusion.backend import product_layout
+from joestar.fusion.backend.first import FirstPasses
+from joestar.runtime.inductor import settings
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_gradients_of_many_rows(tf32, monkeypatch):
+    from torch._inductor.compile_fx import compile_fx
+
+    made, run = [], product_layout.run
+    monkeypatch.setattr(product_layout, "run", lambda graph: made.append(run(graph)))
+    monkeypatch.setattr(FirstPasses, "uuid", lambda self: None)
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
+    try:
+        x, weight = (torch.randn(n, 128, device="cuda", requires_grad=True) for n in (product_layout._ROWS, 96))
+        gm = make_fx(lambda x, weight: (torch.ops.aten.mm(x, weight.t()).tanh(),))(x, weight)
+        (y,) = compile_fx(gm, [x, weight], config_patches=settings(torch.device("cuda")))(x, weight)
+        found = torch.autograd.grad(y.square().sum(), (x, weight))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    exact = [part.detach().double().requires_grad_() for part in (x, weight)]
+    expected = torch.autograd.grad((exact[0] @ exact[1].t()).tanh().square().sum(), exact)
+    assert sum(made) == int(tf32)
+    for ours, right in zip(found, expected, strict=True):
+        assert (ours.double() - right).norm() <= (5e-3 if tf32 else 1e-5) * right.norm()
