@@ -324,7 +324,8 @@ def twice(forward, inputs, autocast: torch.dtype | None, **options) -> fx.GraphM
     if autocast is None:
         return gm
     with plain, fx_traceback.preserve_node_meta():
-        return make_fx(Retrace(gm, autocast).run, OTHER_NAMES, pre_dispatch=True)(*inputs.fakes)
+        short = capturing.short_data(inputs.roles, inputs.fakes, autocast)
+        return capturing.recorded(Retrace(gm, autocast).run, inputs.fakes, short)
 
 
 def _lift_constants(gm: fx.GraphModule, inputs) -> None:

@@ -8,7 +8,7 @@ graph still holds methods and ``torch._C`` functions; a re-trace with ``make_fx(
 import contextlib
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,10 +16,10 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx
 
 from joestar.errors import CaptureError, JoestarError
-from joestar.lowering import causes
+from joestar.lowering import causes, fakes
 from joestar.lowering.assumptions import check_guards, check_questions, check_random, check_side_effects, check_writes
 from joestar.lowering.cut_edges import check_cuts
-from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
+from joestar.lowering.inputs import DATA, KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
@@ -196,7 +196,8 @@ def _read(
             check_cuts(seen["gm"], origin)
             differentiable = causes.differentiable(seen["gm"])
             with traced_losses():  # Dynamo's graph names methods
-                seen["gm"] = normalise(seen["gm"], autocast)
+                roles = (known.get(id(arg)) for arg in seen["args"])
+                seen["gm"] = normalise(seen["gm"], autocast, short_data(roles, seen["args"], autocast))
             settle_picked_rows(seen["gm"], origin)
     except JoestarError:
         raise
@@ -236,25 +237,48 @@ def _check_plain(gm: fx.GraphModule, origin: str) -> None:
             )
 
 
-def normalise(gm: fx.GraphModule, autocast: torch.dtype | None = None) -> fx.GraphModule:
+def short_data(roles: Iterable[Input | None], values: Iterable, autocast: torch.dtype | None) -> set[int]:
+    """Places of inputs that are data of nodes or edges in the dtype of autocast."""
+    pairs = enumerate(zip(roles, values, strict=True))
+    return {at for at, (role, value) in pairs if role is not None and role.kind in DATA and value.dtype == autocast}
+
+
+def normalise(gm: fx.GraphModule, autocast: torch.dtype | None = None, short: Collection[int] = ()) -> fx.GraphModule:
     """Re-traces Dynamo's graph so that it holds only ops; names and source lines of the original are kept.
 
     So is code that nobody reads: guards of its sizes stay whatever becomes of it, and ``check_guards`` reads its sets.
     Where no gradients are computed (predictions, which run without them, too), regions under ``no_grad`` mean nothing.
-    ``autocast``: under which Dynamo traced; here nothing is cast but where dtypes have to be one (``Retrace``).
+
+    Args:
+        autocast: under which Dynamo traced; here nothing is cast but where dtypes have to be one (``Retrace``).
+        short: places of the inputs that have its dtype (``short_data``).
     """
     enabled = torch.is_grad_enabled()
     without_inference_mode(gm, enabled)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    fakes = [node.meta["example_value"] for node in placeholders]
-    mode = detect_fake_mode([fake for fake in fakes if isinstance(fake, Tensor)])
+    given = [node.meta["example_value"] for node in placeholders]
+    mode = detect_fake_mode([value for value in given if isinstance(value, Tensor)])
     with mode, fx_traceback.preserve_node_meta():
-        traced = make_fx(Retrace(gm, autocast).run, OTHER_NAMES, pre_dispatch=True)(*fakes)
+        traced = recorded(Retrace(gm, autocast).run, given, short)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
-    wanted = [enabled and isinstance(fake, Tensor) and fake.requires_grad for fake in fakes]
+    wanted = [enabled and isinstance(value, Tensor) and value.requires_grad for value in given]
     detach_regions(traced, wanted, enabled)
     return traced
+
+
+def recorded(run: Callable, given: list, short: Collection[int] = ()) -> fx.GraphModule:
+    """The ops of a function of fake tensors and sizes.
+
+    Inputs in the places ``short`` are float32 there, as results of products are, which have 16 bits as well where the
+    program runs under autocast: passes know one form of both. Their placeholders tell their dtype (``fakes.as_held``).
+    """
+    wide = [torch.empty_like(value, dtype=torch.float32) if at in short else value for at, value in enumerate(given)]
+    gm = make_fx(run, OTHER_NAMES, pre_dispatch=True)(*wide)
+    for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        if place in short:
+            node.meta[fakes.HELD] = given[place].dtype
+    return gm
 
 
 def remove_dead_code(gm: fx.GraphModule) -> None:

@@ -10,6 +10,8 @@ from joestar.torch_private import FakeTensor, FakeTensorMode, OpOverload, enable
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MADE = "made of"
+HELD = "dtype of what is held"
+"""Name, in a placeholder's ``meta``, of the dtype of data in 16 bits that are traced as float32."""
 _RESULTS = "joestar_results"
 _BY_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 """Ops that give other sizes, or numbers, for other data."""
@@ -69,6 +71,12 @@ def result(node: fx.Node):
     """What a node's op gives on the values of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
     return run(node.graph, node.target, *args, **kwargs)
+
+
+def as_held(node: fx.Node):
+    """What a placeholder stands for, in the dtype that it has where the program runs."""
+    value = node.meta.get("val")
+    return run(node.graph, torch.ops.aten.to.dtype, value, node.meta[HELD]) if HELD in node.meta else value
 
 
 def made(node: fx.Node, value) -> None:

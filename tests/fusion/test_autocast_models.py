@@ -41,29 +41,42 @@ def made(name: str, graph) -> torch.nn.Module:
     return seeded(module.Net(NUM_FEATURES, 16, 2, NUM_CLASSES, 0.0, **options)).float().train()
 
 
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.every(4)
-def test_as_much_is_fused_as_in_float32(name):
-    """Also where a layer converts factors or coefficients to the dtype of its rows."""
-    graph, rewrites = small_graph(), []
+def rewritten(name: str, autocast: torch.dtype | None, features: torch.dtype) -> dict[str, int]:
+    """How often every pass rewrote a program."""
+    graph = small_graph()
     graph.ndata["x"] = graph.ndata["x"].float()
-    for autocast in (None, torch.bfloat16):
-        program = Program(
-            "logits", made(name, graph), joestar.NeighborSampler(graph, [3, 2]), None, Options("eager", (), autocast)
-        )
-        with cheaper(cheapest):
-            program.trace(torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu"))
-        rewrites.append({record.name: record.rewrites for record in program.passes if record.name not in ELSEWHERE})
-    for name, times in rewrites[0].items():
-        assert rewrites[1][name] >= times, name
+    model = made(name, graph)
+    graph.ndata["x"] = graph.ndata["x"].to(features)
+    program = Program("logits", model, joestar.NeighborSampler(graph, [3, 2]), None, Options("eager", (), autocast))
+    with cheaper(cheapest):
+        program.trace(torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu"))
+    return {record.name: record.rewrites for record in program.passes if record.name not in ELSEWHERE}
 
 
-@pytest.mark.parametrize(("name", "autocast"), CASES, ids=str)
+@pytest.mark.parametrize("name", [*OWN, *MODELS])
+@pytest.mark.parametrize("features", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.every(8)
-def test_dtypes_are_those_of_pytorch(name, autocast):
+def test_as_much_is_fused_as_in_float32(name, features):
+    """Also where a layer converts factors or coefficients to the dtype of its rows, and where features have 16 bits."""
+    times = rewritten(name, torch.bfloat16, features)
+    for known, before in rewritten(name, None, torch.float32).items():
+        assert times[known] >= before, known
+
+
+@pytest.mark.parametrize("name", ["GAT", "GIN", "gatv2", "dot_attention", "softmax_aggregation", "edge_features"])
+def test_first_layers_over_features_in_16_bits_are_fused(name, as_on_a_gpu):  # noqa: F811
+    assert rewritten(name, torch.bfloat16, torch.bfloat16) == rewritten(name, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize(("name", "autocast"), CASES, ids=str)
+@pytest.mark.every(16)
+def test_dtypes_are_those_of_pytorch(name, autocast, short):
+    """Also where features have the dtype of autocast."""
     graph = small_graph()
     graph.ndata["x"] = graph.ndata["x"].float()
     model, sampler = made(name, graph), joestar.NeighborSampler(graph, [3, 2])
+    graph.ndata["x"] = graph.ndata["x"].to(autocast if short else torch.float32)
     seeds, key = torch.tensor(SEEDS, dtype=graph.indices.dtype), step_key(0, 0, 0, "cpu")
     program = Program("logits", model, sampler, None, Options("eager", (), autocast))
     with cheaper(cheapest), autocast_dtypes.checked() as narrowed:

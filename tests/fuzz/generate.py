@@ -28,6 +28,8 @@ PER_PASS = 2
 """Programs of a shard that are steered to a pass."""
 
 FLOAT32 = ", floats=torch.float32"
+SHORT = 0.5
+"""Share of those with additions whose features have the dtype of autocast, too."""
 
 IMPORTS = """import torch
 import torch.nn.functional as F
@@ -104,6 +106,11 @@ def steering(pack: int) -> list[str]:
     return slots[first : first + PER_PACK]
 
 
+def in_short(autocast: str) -> str:
+    """What converts features to the dtype of autocast."""
+    return f".to(torch.{autocast})"
+
+
 @functools.lru_cache(8)
 def setting(pack: int) -> Setting:
     """Graph and sampler of a pack."""
@@ -124,6 +131,8 @@ def setting(pack: int) -> Setting:
     if rng.random() < KNOWN:
         graph = graph.replace(")\n", ", known=True)\n")
     separate = f"\n\n{definition}\n\n" if definition else ""
+    if autocast and pack * PER_PACK >= additions.EXTENDED and random.Random(f"short {pack}").random() < SHORT:
+        graph += f'graph.ndata["x"] = graph.ndata["x"]{in_short(autocast)}\n'
     head = f"{IMPORTS}\n{graph}{separate}sampler = {expression}\n"
     return Setting(head, nodes, features, classes, tuple(edata), autocast)
 

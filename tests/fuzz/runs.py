@@ -13,7 +13,7 @@ from joestar.runtime.program import Program
 from joestar.runtime.seeds import filled
 
 from . import plain
-from .generate import FLOAT32, Written
+from .generate import FLOAT32, Written, in_short
 from .subjects import Subject, build
 
 TOLERANCE = 1e-8
@@ -78,7 +78,9 @@ ROUNDING = {"bfloat16": (0.1, 2**-7), "float16": (0.03, 2**-10)}
 
 def in_float64(subject: Subject) -> Subject:
     """A program under autocast in float64, without autocast, with the same weights."""
-    (twin,) = build([replace(subject.written, head=subject.written.head.replace(FLOAT32, ""), autocast="")])
+    short = in_short(subject.written.autocast)
+    head = subject.written.head.replace(FLOAT32, "").replace(short, short + ".double()")  # features are rounded as here
+    (twin,) = build([replace(subject.written, head=head, autocast="")])
     twin.model.load_state_dict(subject.model.state_dict())
     return twin
 

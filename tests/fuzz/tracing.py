@@ -23,7 +23,7 @@ from joestar.lowering import capture as capturing
 from joestar.lowering.assumptions import check_guards
 from joestar.lowering.capture import Captured, is_impure
 from joestar.lowering.functional import is_in_place, root
-from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, size_input
+from joestar.lowering.inputs import KEY, NUM_SEEDS, SEEDS, Input, constant, known_inputs, size_input
 from joestar.lowering.sizes import RAGGED, is_counted
 from joestar.lowering.verify import verify_capture
 
@@ -56,7 +56,15 @@ def _captured(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
             results.extend(_two(*subject.value(blocks, x, seeds)))
         return tuple(results)
 
-    return capturing.capture(program, seeds, labels, origin=ORIGIN, autocast=_autocast(subjects))
+    return capturing.capture(
+        program, seeds, labels, origin=ORIGIN, known=_data(subjects), autocast=_autocast(subjects)
+    )  # fmt: skip
+
+
+def _data(subjects: list) -> dict[int, Input]:
+    """Data of nodes and edges, which all programs of a pack share."""
+    known = known_inputs(subjects[0].graph, subjects[0].model)
+    return {place: role for place, role in known.items() if role.kind in capturing.DATA}
 
 
 def _autocast(subjects: list) -> torch.dtype | None:
@@ -122,8 +130,8 @@ class Inputs:
 
 def traced(subjects: list, seeds: Tensor, labels: list[str]) -> Captured:
     """What ``capture`` gives, for programs whose Python needs no looking at: a trace with fake tensors."""
-    inputs = Inputs()
     graph, sampler = subjects[0].graph, subjects[0].sampler
+    inputs = Inputs(_data(subjects))
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
     ids = inputs.constants((("ids", graph.ids),), "graph")

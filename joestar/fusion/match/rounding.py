@@ -58,7 +58,7 @@ class Dtypes:
 
     def _value(self, node: fx.Node):
         if node.op != "call_function":
-            return node.meta.get("val")
+            return fakes.as_held(node)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         return fakes.run(node.graph, node.target, *args, **kwargs)
 
