@@ -19,6 +19,7 @@ from joestar.errors import CaptureError, JoestarError
 from joestar.lowering import causes, fakes
 from joestar.lowering.assumptions import check_guards, check_questions, check_random, check_side_effects, check_writes
 from joestar.lowering.cut_edges import check_cuts
+from joestar.lowering.functional import is_in_place, root
 from joestar.lowering.inputs import DATA, KEY, NUM_SEEDS, SEEDS, Input, Kind, constant, size_input
 from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
@@ -260,6 +261,8 @@ def normalise(gm: fx.GraphModule, autocast: torch.dtype | None = None, short: Co
     mode = detect_fake_mode([value for value in given if isinstance(value, Tensor)])
     with mode, fx_traceback.preserve_node_meta():
         traced = recorded(Retrace(gm, autocast).run, given, short)
+        if _writes_to(traced, short):  # what is written is rounded to its dtype, and read so
+            traced = recorded(Retrace(gm, autocast).run, given)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
     wanted = [enabled and isinstance(value, Tensor) and value.requires_grad for value in given]
@@ -279,6 +282,12 @@ def recorded(run: Callable, given: list, short: Collection[int] = ()) -> fx.Grap
         if place in short:
             node.meta[fakes.HELD] = given[place].dtype
     return gm
+
+
+def _writes_to(gm: fx.GraphModule, places: Collection[int]) -> bool:
+    inputs = gm.graph.find_nodes(op="placeholder")
+    written = {root(value) for node in gm.graph.nodes if is_in_place(node) for value in node.all_input_nodes}
+    return any(inputs[place] in written for place in places)
 
 
 def remove_dead_code(gm: fx.GraphModule) -> None:

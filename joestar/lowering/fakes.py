@@ -11,7 +11,7 @@ from joestar.torch_private import FakeTensor, FakeTensorMode, OpOverload, enable
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MADE = "made of"
 HELD = "dtype of what is held"
-"""Name, in a placeholder's ``meta``, of the dtype of data in 16 bits that are traced as float32."""
+"""Name, in a placeholder's ``meta``, of the dtype of data that are traced as float32 (``capture.short_data``)."""
 _RESULTS = "joestar_results"
 _BY_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 """Ops that give other sizes, or numbers, for other data."""

@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 
 _OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA, Kind.HISTORY})
 DATA = frozenset({Kind.FEATURE, Kind.NODE_DATA, Kind.EDGE_DATA})
-"""What rows of nodes and edges are: nothing writes to them, and they need no gradients."""
+"""What rows of nodes and edges hold, but for labels."""
 _STRUCTURE = ("indptr", "indices", "ids", "whole_degrees", "positions")
 
 

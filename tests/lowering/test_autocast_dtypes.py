@@ -154,6 +154,56 @@ def test_as_in_plain_pytorch(form, dtype, execution):
             torch.testing.assert_close(grad, other, rtol=4 * rounding, atol=4 * rounding * max(scale, 0.1))
 
 
+def as_read(m, block, x):
+    return block.pull(fn.copy_u(x), "sum")
+
+
+def widened(m, block, x):
+    """Features beside a parameter in float32."""
+    return block.pull(fn.copy_u(x.float() * m.square[0]), "mean") + x[: block.num_dst] * m.square[1]
+
+
+class First(Net):
+    """The form reads the features themselves."""
+
+    def forward(self, blocks, x):
+        return self.head(self.form(self, blocks[0], x))
+
+
+@pytest.mark.parametrize("form", [as_read, widened, masked, branched, made, converted, batched, in_place])
+def test_features_in_the_dtype_of_autocast(form):
+    graph, net, seeds = planted(), First(form), torch.arange(20)
+    graph.ndata["x"] = graph.ndata["x"].bfloat16()
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [-1]), backend="eager", autocast=torch.bfloat16)
+    got = step(seeds)
+    parameters = list(net.parameters())
+    grads = torch.autograd.grad(got.float().square().sum(), parameters, allow_unused=True)
+    wanted, expected = as_written(net, graph, step.sampler, seeds, torch.bfloat16)
+    assert got.dtype == wanted.dtype and wanted.abs().max() > 0.1
+    torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02)
+    for grad, other in zip(grads, expected, strict=True):
+        assert (grad is None) == (other is None)
+        if grad is not None:
+            torch.testing.assert_close(grad, other, rtol=0.04, atol=0.04 * max(other.abs().max().item(), 0.1))
+
+
+def test_written_data_are_read_as_rounded():
+    graph, net = planted(), First(None)
+    table = graph.ndata["s"] = torch.rand(50, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
+    before, seeds = table.clone(), torch.arange(20)
+
+    def written(m, block, x):
+        table.mul_(m.square[0].detach())
+        return block.pull(fn.copy_u(table[block.srcs] * m.square[1]), "sum")
+
+    net.form, net.head = written, nn.Identity()
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [-1]), backend="eager", autocast=torch.bfloat16)
+    got, after = step(seeds), table.clone()
+    table.copy_(before)
+    wanted, _ = as_written(net, graph, step.sampler, seeds, torch.bfloat16)
+    assert torch.equal(got, wanted) and torch.equal(after, table)
+
+
 @pytest.mark.parametrize("form", [branched, masked], ids=lambda form: form.__name__)
 def test_predictions_and_exact_inference(form):
     """Of the same model: neither takes another branch."""
