@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,6 +22,8 @@ def _columns(
 ):  # fmt: skip
     """Copies parts to the columns of their matrices, and zeros to the rest; with ``SPLIT`` the other way round.
 
+    What is copied takes the dtype of where it goes.
+
     Matrix ``i`` belongs to the programs from ``FIRST[i]`` on; part ``j`` are columns of matrix ``OWNER[j]``.
     """
     program = tl.program_id(0)
@@ -37,30 +40,38 @@ def _columns(
                     inside = valid & (column >= BEGIN[j]) & (column < BEGIN[j] + WIDTHS[j])
                     place = parts[j] + row * WIDTHS[j] + (column - BEGIN[j])
                     if SPLIT:
-                        tl.store(place, value, inside)
+                        tl.store(place, value.to(parts[j].dtype.element_ty), inside)
                     else:
-                        value = tl.where(inside, tl.load(place, inside, 0), value)
+                        value = tl.where(inside, tl.load(place, inside, 0).to(value.dtype), value)
             if not SPLIT:
                 tl.store(joined[i] + at, value, valid)
 
 
 @op
-def join_columns_all(parts: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
-    """``join_columns`` of ``counts[i]`` parts each to ``widths[i]`` columns, in one launch."""
+def join_columns_all(
+    parts: list[Tensor], counts: list[int], widths: list[int], dtype: str | None = None
+) -> list[Tensor]:
+    """``join_columns`` of ``counts[i]`` parts each to ``widths[i]`` columns, converted to ``dtype``, in one launch."""
     groups = _grouped(parts, counts)
     for group in groups:
         same = {(part.dtype, part.shape[0]) for part in group}
         require(len(same) == 1, "parts of one dtype and number of rows", ", ".join(map(str, same)))
-    joined = [group[0].new_empty((group[0].shape[0], width)) for group, width in zip(groups, widths, strict=True)]
+    made = dtype and getattr(torch, dtype)
+    joined = [
+        group[0].new_empty((group[0].shape[0], width), dtype=made) for group, width in zip(groups, widths, strict=True)
+    ]
     _copy(groups, joined, False)
     return joined
 
 
 @op
-def split_columns_all(joined: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
+def split_columns_all(
+    joined: list[Tensor], counts: list[int], widths: list[int], dtype: str | None = None
+) -> list[Tensor]:
     """The parts of ``join_columns_all``, contiguous, in one launch; ``widths`` are theirs, 0 is a vector."""
+    made = dtype and getattr(torch, dtype)
     groups = [
-        [matrix.new_empty((matrix.shape[0], width) if width else (matrix.shape[0],)) for width in group]
+        [matrix.new_empty((matrix.shape[0], width) if width else (matrix.shape[0],), dtype=made) for width in group]
         for matrix, group in zip(joined, _grouped(widths, counts), strict=True)
     ]
     _copy(groups, joined, True)

@@ -6,6 +6,9 @@ from torch import Tensor
 CAT_ALIGNMENT = 8
 """Rows of joined matrices are multiples of this: 16 bytes of bfloat16, as GEMMs want them."""
 
+_KEPT_BYTES = 512
+"""Longest column of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
+
 
 REDUCTIONS = ("sum", "mean", "max", "min", "sum2", "mean2")
 """What ``multi_aggregate`` computes; ``sum2`` and ``mean2`` are those of the squares."""
@@ -54,3 +57,11 @@ def reductions(reduces: str) -> list[str]:
 def extrema(reduces: str) -> list[str]:
     """Those of the kinds that are extrema."""
     return [kind for kind in reductions(reduces) if kind in ("max", "min")]
+
+
+def keeps_weight(dtype: torch.dtype, width: int, columns: int) -> bool:
+    """Whether programs of ``mm_bias_relu`` keep a weight ``[F, D]``.
+
+    Its columns are one tile, whose bits are whole words in a tensor: one, two or four of them.
+    """
+    return width > 0 and power_of_two(width) * dtype.itemsize <= _KEPT_BYTES and -(-columns // 32) in (1, 2, 4)

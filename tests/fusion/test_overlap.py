@@ -235,7 +235,7 @@ def test_inductor_calls_it():
     always = {"joint_custom_post_pass"}
     assert set(inductor_settings(torch.device("cuda"), ("overlap",))) == {*always, "post_grad_custom_pre_pass"}
     first = inductor_settings(torch.device("cuda"), ("overlap", "gradient-sums"))["post_grad_custom_pre_pass"]
-    assert [module.NAME for module in first.passes] == ["product-layout"]
+    assert [module.NAME for module in first.passes] == ["join-casts", "product-epilogue", "product-layout"]
     values = [torch.randn(30, 30, requires_grad=True) for _ in range(3)]
 
     def build(call, a, b, c):

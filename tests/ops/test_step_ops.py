@@ -111,6 +111,21 @@ def test_joined_columns_and_their_gradient():
         assert torch.equal(part, expected) and part.is_contiguous()
 
 
+def test_joined_columns_in_another_dtype():
+    parts = [torch.randn(4, 3, requires_grad=True), torch.randn(2, 2, requires_grad=True)]
+    joined = ops.join_columns_all(parts, [1, 1], [4, 4], "bfloat16")
+    for ours, part in zip(joined, parts, strict=True):
+        assert ours.dtype == torch.bfloat16 and torch.equal(ours[:, : part.shape[1]], part.bfloat16())
+    grads = torch.autograd.grad([matrix.float().square().sum() for matrix in joined], parts)
+    for grad, part in zip(grads, parts, strict=True):
+        assert grad.dtype == torch.float32 and torch.equal(grad, 2 * part.bfloat16().float())
+    checks = ("test_schema", "test_faketensor")
+    detached = [part.detach() for part in parts]
+    torch.library.opcheck(ops.join_columns_all, (detached, [1, 1], [4, 4], "bfloat16"), test_utils=checks)
+    split = ([matrix.detach() for matrix in joined], [1, 1], [3, 2], "float32")
+    torch.library.opcheck(ops.split_columns_all, split, test_utils=checks)
+
+
 def test_added_bias():
     x, bias = torch.randn(7, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
     torch.testing.assert_close(ops.add_bias(x, bias), x + bias)

@@ -30,16 +30,28 @@ def split_columns(joined: Tensor, widths: list[int]) -> list[Tensor]:
     return parts
 
 
-def join_columns_all(parts: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
-    """Several ``join_columns``: the first of ``counts[0]`` parts to ``widths[0]`` columns, and so on."""
+def join_columns_all(
+    parts: list[Tensor], counts: list[int], widths: list[int], dtype: str | None = None
+) -> list[Tensor]:
+    """Several ``join_columns``: the first of ``counts[0]`` parts to ``widths[0]`` columns, and so on.
+
+    With ``dtype`` (``"bfloat16"``) they are converted on the way.
+    """
+    parts = [part if dtype is None else part.to(getattr(torch, dtype)) for part in parts]
     ends = itertools.accumulate(counts)
     return [
         join_columns(parts[end - count : end], width) for end, count, width in zip(ends, counts, widths, strict=True)
     ]
 
 
-def split_columns_all(joined: list[Tensor], counts: list[int], widths: list[int]) -> list[Tensor]:
-    """The parts of ``join_columns_all``, contiguous: ``widths`` are those of all parts, 0 is a vector."""
+def split_columns_all(
+    joined: list[Tensor], counts: list[int], widths: list[int], dtype: str | None = None
+) -> list[Tensor]:
+    """The parts of ``join_columns_all``, contiguous: ``widths`` are those of all parts, 0 is a vector.
+
+    With ``dtype`` they are converted on the way.
+    """
+    joined = [matrix if dtype is None else matrix.to(getattr(torch, dtype)) for matrix in joined]
     ends = itertools.accumulate(counts)
     groups = (widths[end - count : end] for end, count in zip(ends, counts, strict=True))
     return [part for matrix, group in zip(joined, groups, strict=True) for part in split_columns(matrix, group)]
@@ -50,15 +62,20 @@ def _split_fake(joined, widths):
     return [joined.new_empty((rows, width) if width else (rows,)) for width in widths]
 
 
-def _all_fake(parts, counts, widths):
+def _all_fake(parts, counts, widths, dtype=None):
     firsts = (parts[end - count] for end, count in zip(itertools.accumulate(counts), counts, strict=True))
-    return [first.new_empty((first.shape[0], width)) for first, width in zip(firsts, widths, strict=True)]
+    return [
+        first.new_empty((first.shape[0], width), dtype=dtype and getattr(torch, dtype))
+        for first, width in zip(firsts, widths, strict=True)
+    ]
 
 
-def _split_all_fake(joined, counts, widths):
+def _split_all_fake(joined, counts, widths, dtype=None):
     owners = [matrix for matrix, count in zip(joined, counts, strict=True) for _ in range(count)]
     return [
-        matrix.new_empty((matrix.shape[0], width) if width else (matrix.shape[0],))
+        matrix.new_empty(
+            (matrix.shape[0], width) if width else (matrix.shape[0],), dtype=dtype and getattr(torch, dtype)
+        )
         for matrix, width in zip(owners, widths, strict=True)
     ]
 
@@ -72,13 +89,14 @@ def _backward(ctx, grad):
 
 
 def _all_setup(ctx, inputs, output):
-    ctx.counts = inputs[1]
+    ctx.counts, ctx.dtype = inputs[1], str(inputs[0][0].dtype).removeprefix("torch.")
     ctx.widths = [part.shape[1] if part.dim() == 2 else 0 for part in inputs[0]]
 
 
 def _all_backward(ctx, grads):
     """Gradients of matrices that nobody reads are zeros here."""
-    return ops.split_columns_all(grads, ctx.counts, ctx.widths), None, None
+    dtype = ctx.dtype if any(grad.dtype != getattr(torch, ctx.dtype) for grad in grads) else None
+    return ops.split_columns_all(grads, ctx.counts, ctx.widths, dtype), *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 define(
@@ -91,10 +109,10 @@ define_gradient(
     dissolved=("cpu",),
 )  # fmt: skip
 define(
-    "join_columns_all(Tensor[] parts, int[] counts, int[] widths) -> Tensor[]", join_columns_all, fake=_all_fake,
-    gradient=(_all_setup, _all_backward), padding=Padding.SAFE, cuda="gpu_join", dissolved=("cpu",),
+    "join_columns_all(Tensor[] parts, int[] counts, int[] widths, str? dtype=None) -> Tensor[]", join_columns_all,
+    fake=_all_fake, gradient=(_all_setup, _all_backward), padding=Padding.SAFE, cuda="gpu_join", dissolved=("cpu",),
 )  # fmt: skip
 define_gradient(
-    "split_columns_all(Tensor[] joined, int[] counts, int[] widths) -> Tensor[]", split_columns_all,
+    "split_columns_all(Tensor[] joined, int[] counts, int[] widths, str? dtype=None) -> Tensor[]", split_columns_all,
     fake=_split_all_fake, cuda="gpu_join", dissolved=("cpu",),
 )  # fmt: skip

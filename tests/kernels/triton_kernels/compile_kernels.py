@@ -123,9 +123,16 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
             gpu.aggregate_cat_kept_grad(INDPTR, indices, both, bits, 2.0, "mean", bias is not None)
             _, kept = gpu.bias_relu(x, bias, bits if bias is None else None, 2.0)
             gpu.bias_relu_grad(x, kept, 2.0, bias is not None)
+        words = torch.zeros(NODES, 4, dtype=torch.int32)
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             gpu.gather_linear(x, dsts, torch.zeros(128, width, dtype=dtype), torch.zeros(128, dtype=dtype))
+            for weight, mask in (
+                (torch.zeros(width, 128, dtype=dtype), words),
+                (torch.zeros(128, width).to(dtype).t(), None),
+            ):
+                _, kept = gpu.mm_bias_relu(x, weight, weight[0].contiguous(), mask, 2.0)
+                gpu.mm_bias_relu_grad(x, weight, kept, 2.0, mask is None)
         chosen, tune.choose = tune.choose, last_candidate
         gpu.gather_linears(x, dsts, [torch.zeros(130, width, dtype=dtype)] * 3, [torch.zeros(130, dtype=dtype)] * 2)
         tune.choose = chosen
@@ -134,6 +141,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
         gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
         gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])
+        gpu.split_columns_all(gpu.join_columns_all(parts, [4], [4 * width], "bfloat16"), [4], [width] * 4, "float32")
         gpu.spmm_grad_x(INDPTR, indices, grad, None, NODES, "mean")
         gpu.spmm_extremum_grad(INDPTR, indices, x, None, grad, grad)
         gpu.spmm_csr_extremum_grad(INDPTR, indices, grad, None, x, x)

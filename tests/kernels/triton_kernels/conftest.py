@@ -31,3 +31,25 @@ def poisoned():
 def atomic(poisoned):
     """Gradients by atomic additions, which deterministic mode replaces."""
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """Bounds of loops may be arguments: the interpreter's are arrays of one number, which NumPy no longer takes."""
+    from triton.runtime import interpreter
+
+    before = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        before(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.fixture
+def tf32():
+    """Float32 products on a GPU may be rounded to TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = False

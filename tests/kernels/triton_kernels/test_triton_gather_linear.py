@@ -6,8 +6,6 @@ from kernel_checks import check_close
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from triton.runtime import interpreter
-
 from joestar.kernels import gpu, gpu_row_sums, tune
 from joestar.kernels import gpu_gather_linear as module
 from joestar.kernels.gpu_launch import INTERPRETED
@@ -50,25 +48,6 @@ def test_several_products_of_the_same_rows(table, weight):
             expected = torch.nn.functional.linear(x[index].to(weight).double(), weights[p].double(), bias)
             assert y.shape == (n, columns) and y.is_contiguous()
             check_close(y, expected, weight, f"product {p} n={n} width={width} columns={columns} biases={biases}")
-
-
-@pytest.fixture
-def ranges(monkeypatch):
-    """Bounds of loops may be arguments: the interpreter's are arrays of one number, which NumPy no longer takes."""
-    before = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope):
-        before(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-
-
-@pytest.fixture
-def tf32():
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 MATMUL = torch.backends.cuda.matmul

@@ -136,6 +136,15 @@ def test_all_joined_columns():
     assert all(torch.equal(ours, part) and ours.is_contiguous() for ours, part in zip(split, parts, strict=True))
 
 
+def test_joined_columns_in_another_dtype():
+    parts = [torch.randn(3, 4), torch.randn(3), torch.randn(5, 2)]
+    joined = gpu.join_columns_all(parts, [2, 1], [8, 4], "float16")
+    for ours, expected in zip(joined, reference.join_columns_all(parts, [2, 1], [8, 4], "float16"), strict=True):
+        assert ours.dtype == torch.float16 and torch.equal(ours, expected)
+    for ours, part in zip(gpu.split_columns_all(joined, [2, 1], [4, 0, 2], "float32"), parts, strict=True):
+        assert ours.dtype == torch.float32 and torch.equal(ours, part.half().float())
+
+
 def test_joined_columns_of_another_layout_or_dtype():
     part = torch.randn(4, 6, dtype=torch.bfloat16)
     (joined,) = gpu.join_columns_all([part.T, part[:, 0].repeat(2)[:6]], [2], [8])

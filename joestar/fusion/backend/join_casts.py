@@ -1,0 +1,87 @@
+"""Joined weights are converted to the dtype of autocast as they are joined, their gradients as they are split (GPU).
+
+Before                                              After
+    ws = join_columns_all([a, b, c, d], [2, 2], ..)     ws = join_columns_all([a, b, c, d], [2, 2], .., "bfloat16")
+    w  = convert_element_type(ws[0], bfloat16)          w  = ws[0]
+    v  = convert_element_type(ws[1], bfloat16)          v  = ws[1]
+
+    e  = convert_element_type(dw, float32)              gs = split_columns_all([dw, dv], [2, 2], .., "float32")
+    f  = convert_element_type(dv, float32)
+    gs = split_columns_all([e, f], [2, 2], ..)
+
+A launch for each of the weights in front of the products, and one behind, are saved: launches are what such small
+tensors cost. On a graph of Inductor's, in front of its own rewrites.
+
+Must not fire when one of the joined weights is read unconverted, or in another dtype than the others, nor when one of
+the gradients is no conversion, or one with another reader.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from joestar.fusion.backend.overlap import origin
+from joestar.fusion.match.emit import tensor
+
+NAME = "join-casts"
+_CONVERT = torch.ops.prims.convert_element_type.default
+_JOESTAR = torch.ops.joestar
+
+
+def run(graph: fx.Graph) -> int:
+    """Rewrites every joint that fits; returns how many."""
+    joints = list(graph.find_nodes(op="call_function", target=_JOESTAR.join_columns_all.default))
+    splits = list(graph.find_nodes(op="call_function", target=_JOESTAR.split_columns_all.default))
+    return sum(map(_join, joints)) + sum(map(_split, splits))
+
+
+def _on_gpu(node: fx.Node) -> bool:
+    value = tensor(node)
+    return value is not None and value.device.type == "cuda"
+
+
+def _join(node: fx.Node) -> bool:
+    """Whether the weights of a joint are made in the dtype that their readers convert them to."""
+    items = list(node.users)
+    if len(node.args) != 3 or not all(item.target is operator.getitem and _on_gpu(item) for item in items):
+        return False
+    readers = [reader for item in items for reader in item.users]
+    if not readers or any(reader.target is not _CONVERT for reader in readers):
+        return False
+    dtypes = {reader.args[1] for reader in readers}
+    if len(dtypes) != 1:
+        return False
+    (dtype,) = dtypes
+    node.args = (*node.args, _name(dtype))
+    node.meta = {**node.meta, "val": [value.new_empty(value.shape, dtype=dtype) for value in node.meta["val"]]}
+    for item in items:
+        item.meta = {**item.meta, "val": node.meta["val"][item.args[1]]}
+        for reader in list(item.users):
+            reader.replace_all_uses_with(item)
+            item.graph.erase_node(reader)
+    return True
+
+
+def _split(node: fx.Node) -> bool:
+    """Whether gradients are split as they are, and converted on the way."""
+    casts = node.args[0]
+    if len(node.args) != 3 or not all(
+        cast.target is _CONVERT and len(cast.users) == 1 and _on_gpu(cast) for cast in casts
+    ):
+        return False
+    dtypes, graph = {cast.args[1] for cast in casts}, node.graph
+    if len(dtypes) != 1 or len(set(casts)) != len(casts):
+        return False
+    with graph.inserting_before(node):
+        args = ([cast.args[0] for cast in casts], *node.args[1:], _name(*dtypes))
+        new = graph.call_function(node.target, args)
+    new.meta = {**origin(node), "val": node.meta["val"]}
+    node.replace_all_uses_with(new)
+    for old in (node, *casts):
+        graph.erase_node(old)
+    return True
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

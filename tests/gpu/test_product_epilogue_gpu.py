@@ -1,0 +1,84 @@
+"""Products with an epilogue, compiled: values, what Inductor makes of them, and training with them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import joestar
+from joestar import nn as jnn
+from joestar.fusion.backend import product_epilogue
+from joestar.kernels.dropout import positive_bits
+from joestar.ops import reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+ops = torch.ops.joestar
+
+
+@pytest.fixture(autouse=True)
+def _tf32():
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 8e-3), (torch.float16, 2e-3)], ids=str
+)
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 1), (5000, 100, 128), (70_001, 128, 128), (3000, 33, 47), (700, 16, 64), (700, 24, 100),
+              (300, 130, 5), (300, 5, 70), (300, 300, 30)], ids=str,
+)  # fmt: skip
+def test_values(shape, dtype, tolerance):
+    random = torch.Generator().manual_seed(0)
+    n, width, columns = shape
+    x, weight, bias = (
+        torch.randn(*size, generator=random).to(dtype).cuda() for size in ((n, width), (width, columns), (columns,))
+    )
+    bits = torch.randint(-(2**31), 2**31, (n, -(-columns // 32)), generator=random, dtype=torch.int32).cuda()
+
+    def near(found, exact):
+        assert found.dtype == dtype and (found.double() - exact).abs().max() <= tolerance * max(1, exact.abs().max())
+
+    for w in (weight, weight.t().contiguous().t()):
+        for b, m in ((bias, bits), (None, bits), (bias, None)):
+            scale = 1.0 if m is None else 2.0
+            y, kept = ops.mm_bias_relu(x, w, b, m, scale)
+            near(y, reference.mm_bias_relu(x.double(), w.double(), None if b is None else b.double(), m, scale)[0])
+            assert torch.equal(kept, positive_bits(y, torch.full_like(bits, -1) if m is None else m))
+        for biased in (False, True):
+            found = ops.mm_bias_relu_grad(x, w, bits, 2.0, biased)
+            good = reference.mm_bias_relu_grad(x.double(), w.double(), bits, 2.0, biased)
+            for ours, right in zip(found, good, strict=True):
+                if ours.numel():
+                    near(ours, right)
+
+
+def trained(dtype: torch.dtype | None, disable: tuple[str, ...]) -> tuple[list[float], list[torch.Tensor]]:
+    """(losses, weights) of a GIN with dropout inside of its layers' networks."""
+    random = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 3000, (2, 30_000), generator=random)
+    labels = torch.randint(0, 5, (3000,), generator=random)
+    features = torch.randn(3000, 32, generator=random) + F.one_hot(labels, 32)
+    graph = joestar.Graph.from_edge_index(edges, 3000, {"x": features, "y": labels}).to("cuda")
+    torch.manual_seed(0)
+    net = jnn.GIN(32, 64, 2, 5, dropout=0.3).cuda()
+    sampler = joestar.NeighborSampler(graph, [5, 4], seed=3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    step = joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=dtype, disable_passes=disable)
+    losses = [loss.item() for _ in range(2) for loss in step.epoch(torch.arange(2000, device="cuda"), 500)]
+    return losses, [parameter.detach().double() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_training(dtype, monkeypatch):
+    """As without the pass; the pass fires in both directions."""
+    made, run = [], product_epilogue.run
+    monkeypatch.setattr(product_epilogue, "run", lambda graph: made.append(run(graph)))
+    monkeypatch.setattr("joestar.fusion.backend.first.FirstPasses.uuid", lambda self: None)
+    losses, weights = trained(dtype, ())
+    assert sum(made) >= 2
+    expected, others = trained(dtype, (product_epilogue.NAME,))
+    assert losses == pytest.approx(expected, rel=3e-2 if dtype else 5e-3)
+    for ours, theirs in zip(weights, others, strict=True):
+        assert (ours - theirs).norm() <= (0.1 if dtype else 2e-2) * theirs.norm().clamp(min=1)

@@ -1,0 +1,83 @@
+"""Triton's products with an epilogue, against their references (Triton's interpreter has no bfloat16 products)."""
+
+import pytest
+import torch
+from kernel_checks import check_close
+
+pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
+
+from joestar.kernels import gpu, gpu_mm_relu, tune
+from joestar.kernels.dropout import positive_bits
+from joestar.kernels.gpu_launch import INTERPRETED
+from joestar.ops import reference
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
+
+SHAPES = [(1, 3, 1), (150, 100, 128), (200, 33, 47), (64, 16, 64), (70, 24, 100), (0, 8, 4)]
+OTHERS = [(20, 130, 5), (20, 5, 70), (20, 5, 130)]
+"""Weights that no program keeps: too long a column, bits of three words, more than one tile."""
+
+
+def operands(n, width, columns, dtype):
+    random = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=random).to(dtype) for shape in ((n, width), (width, columns)))
+    bits = torch.randint(-(2**31), 2**31, (n, -(-columns // 32)), generator=random, dtype=torch.int32)
+    return x, weight, torch.randn(columns, generator=random).to(dtype), bits
+
+
+def check(dtype, shapes):
+    for n, width, columns in shapes:
+        x, weight, bias, bits = operands(n, width, columns, dtype)
+        for w in (weight, weight.t().contiguous().t()):
+            for b, m in ((bias, bits), (None, bits), (bias, None)):
+                case = f"{n} {width} {columns} bias {b is not None} dropout {m is not None} {w.stride()}"
+                scale = 1.0 if m is None else 2.0
+                y, kept = gpu.mm_bias_relu(x, w, b, m, scale)
+                wide = x.double(), w.double(), None if b is None else b.double(), m, scale
+                check_close(y, reference.mm_bias_relu(*wide)[0], dtype, case)
+                every = torch.full_like(bits, -1)  # what is rounded to 0 before the bias is added may have either sign
+                assert torch.equal(kept, positive_bits(y, every if m is None else m)), case
+            for biased in (False, True):
+                found = gpu.mm_bias_relu_grad(x, w, bits, 2.0, biased)
+                good = reference.mm_bias_relu_grad(x.double(), w.double(), bits, 2.0, biased)
+                for ours, right in zip(found, good, strict=True):
+                    check_close(ours, right, dtype, f"gradient {n} {width} {columns} {biased} {w.stride()}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_against_product_and_epilogue(dtype, ranges, tf32):
+    check(dtype, SHAPES + OTHERS)
+
+
+def test_without_tensor_cores():
+    check(torch.float32, OTHERS[:1] + SHAPES[1:2])
+    check(torch.float64, SHAPES[1:3])
+
+
+@pytest.mark.parametrize("cores", [1, 2, 132])
+@pytest.mark.parametrize("place", range(len(gpu_mm_relu._CONFIGS)))
+def test_settings(place, cores, monkeypatch, ranges, tf32):
+    """Fewer programs than tiles, as many, and more."""
+    monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *rest: candidates[place % len(candidates)])
+    monkeypatch.setattr(gpu_mm_relu, "multiprocessors", lambda device: cores)
+    check(torch.float32, [(290, 20, 37)])
+
+
+def test_nan_passes_and_infinities_stay(ranges, tf32):
+    x = torch.tensor([[float("nan")], [float("inf")], [float("-inf")], [0.0]])
+    y, kept = gpu.mm_bias_relu(x, torch.ones(1, 2), None, None, 1.0)
+    assert y[0].isnan().all() and torch.equal(y[1:, 0], torch.tensor([float("inf"), 0.0, 0.0]))
+    assert kept[:, 0].tolist() == [3, 3, 0, 0]
+
+
+def test_errors():
+    x, weight, bias, bits = operands(4, 3, 5, torch.float32)
+    for call, message in (
+        (lambda: gpu.mm_bias_relu(x, weight[:2], bias, bits, 1.0), "a weight"),
+        (lambda: gpu.mm_bias_relu(x, weight.half(), bias, bits, 1.0), "one dtype"),
+        (lambda: gpu.mm_bias_relu(x, weight, bias[:2], bits, 1.0), "a bias"),
+        (lambda: gpu.mm_bias_relu(x.int(), weight.int(), None, None, 1.0), "floating-point"),
+        (lambda: gpu.mm_bias_relu_grad(x, weight, bits[:2], 1.0, True), "bits"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
