@@ -61,22 +61,6 @@ def best(repeats: int, *phases: Callable) -> tuple[list[float], float, object]:
     return times, cpu, made
 
 
-class Room:
-    """Memory that is used again in every round, as page-locked buffers are."""
-
-    def __init__(self):
-        self.held, self.turn = {}, 0
-
-    def __call__(self, count: int, dtype):
-        """``[count]``, the same as at this turn of the round before."""
-        import torch
-
-        self.turn += 1
-        if self.turn not in self.held or self.held[self.turn].numel() < count:
-            self.held[self.turn] = torch.zeros(int(1.1 * count), dtype=dtype)
-        return self.held[self.turn][:count]
-
-
 class Stage:
     """The phases of the first stage, on a planted graph; each takes what the one before returned."""
 
@@ -86,7 +70,7 @@ class Stage:
         from joestar.bench.epoch import on_host
         from joestar.bench.planted import planted
         from joestar.data.planted import shape_of
-        from joestar.stages.large_batch import in_huge_pages
+        from joestar.stages.large_batch import Recycled, in_huge_pages
         from joestar.stages.slots import Slots
         from joestar.stages.union import FirstStageContext
         from joestar.store import choose_hot
@@ -95,7 +79,7 @@ class Stage:
         _, shape = shape_of(options.shape, options.scale)
         self.graph = graph = on_host(planted(dataclasses.replace(shape, features=1), options.device))
         in_huge_pages(graph)
-        self.options, self.room, self.seeds = options, Room(), graph.train_idx.to(graph.indices.dtype)
+        self.options, self.room, self.seeds = options, Recycled(), graph.train_idx.to(graph.indices.dtype)
         number, few = self.seeds.numel() // max(options.parts), 16
         score = inclusion_probabilities(graph.indptr, graph.indices, options.fanouts, self.seeds, number, every=few)
         hot = choose_hot(score, int(options.hot * graph.num_nodes))
@@ -112,7 +96,7 @@ class Stage:
 
     def task(self, seeds) -> tuple:
         """What is to be drawn."""
-        self.room.turn = 0
+        self.room.again()
         return self.graph.indptr, self.graph.indices, seeds, self.options.fanouts, False, self.key, self.sites, None
 
     def sample(self, seeds):

@@ -18,7 +18,7 @@ from joestar.staged.several import PlanningRanks
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
 from joestar.stages.device_slots import DeviceSlots, keeps_book
-from joestar.stages.large_batch import drawn, has_fast_way, in_huge_pages
+from joestar.stages.large_batch import Recycled, drawn, has_fast_way, in_huge_pages
 from joestar.stages.loading_time import seconds_per_load
 from joestar.stages.macro import nodes_of
 from joestar.stages.plan import (
@@ -202,10 +202,18 @@ class Planner:
         def sample(seeds: Tensor, index: int):
             return drawn(stage, self.own_book, self.graph, self.sampler, seeds, (self.seed, PLANNING, index))
 
+        def timed(number: int, index: int):
+            """In memory that is used again, as that of a run is; the one before has been looked at."""
+            memory.again()
+            stage.empty = memory
+            try:
+                return sample(self._some(number, index), index)
+            finally:
+                stage.empty = None
+
+        memory = Recycled()
         score = self._hotness(sample, smallest)  # the same nodes, where a size that was chosen is given
-        look = Look(
-            lambda number, index: sample(self._some(number, index), index), score, self.device, self.reuse, stage.hot
-        )
+        look = Look(timed, score, self.device, self.reuse, stage.hot)
         for index in range(SMALL):
             look.anywhere(sample(spread_nodes(self.batch, self.graph, self.seed, index), 3000 + index))
         for index, seeds in enumerate(heaviest_steps(self.sampler, self.every, self.batch, self.seed)):

@@ -144,6 +144,29 @@ def drawn(
     return stage.sample(graph, sampler, seeds, key) if found is None else found
 
 
+class Recycled:
+    """Memory for macro-batches of which none outlives the next, as page-locked buffers are used again: ``again`` gives
+    anew what was given. Pages that are touched for the first time would take longer than what is written to them."""
+
+    def __init__(self):
+        self._held: list[Tensor] = []
+        self._turn = 0
+
+    def again(self) -> None:
+        """What was given so far is free."""
+        self._turn = 0
+
+    def __call__(self, n: int, dtype: torch.dtype) -> Tensor:
+        """``[n]``, contiguous, on the CPU; the same as at this turn before, where that is large enough."""
+        size, turn = n * dtype.itemsize, self._turn
+        if turn == len(self._held):
+            self._held.append(cpu_stages.fresh(0, torch.uint8))
+        if self._held[turn].numel() < size:
+            self._held[turn] = cpu_stages.fresh(size + size // 8 // 64 * 64, torch.uint8)
+        self._turn += 1
+        return self._held[turn][:size].view(dtype)
+
+
 def use_threads(number: int, host_work: bool = False) -> None:
     """CPU threads of all first stages of this process from now on; what they make does not depend on it.
 

@@ -102,9 +102,10 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
         return size / clock(work) / 1e9
 
     def zero_copy(every: int) -> float:
-        """With its launch, as macro-batches load; of the fewest, which steps read, what three quarters add."""
+        """What three quarters of the rows add to the first one: a launch takes as long as a good part of them here, and
+        is nothing to a macro-batch."""
         there = _spread(rows, every).to(device)
-        some, read = (there.numel() // 4 if every == SPARSE[-1] else 0), there.numel()
+        some, read = there.numel() // 4, there.numel()
         all_of_them = timed(lambda: fill_rows(source.view, there, slots[:read], near))
         few = timed(lambda: fill_rows(source.view, there[:some], slots[:some], near)) if some else 0.0
         if all_of_them - few < all_of_them / 4:  # no clock for so few

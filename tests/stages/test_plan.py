@@ -14,6 +14,7 @@ from joestar.data.planted import Shape
 from joestar.runtime.seeds import shuffled
 from joestar.staged.planning import Planner
 from joestar.stages import LargeBatch
+from joestar.stages.large_batch import Recycled
 from joestar.stages.plan import PARTS, Costs, Look, Speeds, choose, least, parts_of
 
 
@@ -182,6 +183,66 @@ def test_the_share_of_hot_rows_is_that_of_epochs():
     parts = shuffled(graph.train_idx, 0, 0).to(graph.indices.dtype).split(plan.num_seeds)
     needed = torch.cat([stage.sample(graph, sampler, part, (0, 0, i)).ids for i, part in enumerate(parts)])
     assert abs(float(torch.isin(needed.long(), plan.hot_ids.long()).double().mean()) - plan.share) < 0.01
+
+
+@pytest.mark.parametrize("own_book", [False, True])
+def test_macro_batches_are_timed_in_memory_that_is_used_again(monkeypatch, own_book):
+    """As in a run. What is found of them is what it is in memory of their own."""
+    graph = planted(Shape(20_000, 20.0, 0.9, 64, 0.4, 6.0, 32, 4, 6_000, head=0.2))
+    net, sampler = joestar.nn.GraphSAGE(32, 8, 2, 4), joestar.NeighborSampler(graph, [5, 5])
+    seen, real = [], Look.at
+
+    def at(look, number):
+        sample, look.sample = look.sample, lambda *given: seen.append(sample(*given)) or seen[-1]
+        real(look, number)
+        look.sample = sample
+        pairs = itertools.pairwise(macro.indptr.data_ptr() for macro in seen[-3:])
+        again.extend(one == other for one, other in pairs)
+
+    def plan():
+        planner = Planner(net, sampler, 1 << 30, batch=50, first_stage=LargeBatch(500), speeds=Speeds())
+        planner.own_book = own_book
+        return planner.plan()
+
+    again, found = [], []
+    monkeypatch.setattr(Look, "at", at)
+    found.append(plan())
+    assert again and all(again)
+    monkeypatch.setattr("joestar.staged.planning.Recycled", _New)
+    again.clear()
+    found.append(plan())
+    assert not any(again)
+    one, other = found
+    assert one.hot_ids.equal(other.hot_ids)
+    for name in ("num_seeds", "hot", "cold", "edges", "nodes", "mean_edges", "share", "fresh", "bus", "memory"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+class _New:
+    """Memory of its own for everything, of which none is given back."""
+
+    def __init__(self):
+        self.kept = []
+
+    def again(self):
+        """Nothing is free."""
+
+    def __call__(self, n, dtype):
+        self.kept.append(torch.empty(n, dtype=dtype))
+        return self.kept[-1]
+
+
+def test_recycled_memory():
+    """The same at the same turn; larger where need be; of every dtype."""
+    memory = Recycled()
+    first = [memory(100, torch.int32), memory(7, torch.int64)]
+    first[0].fill_(1), first[1].fill_(2)
+    memory.again()
+    assert memory(50, torch.int64).data_ptr() == first[0].data_ptr() and memory(0, torch.int32).numel() == 0
+    assert memory(3, torch.int64).shape == (3,)
+    memory.again()
+    grown = memory(1000, torch.int64)
+    assert grown.shape == (1000,) and grown.dtype == torch.int64 and int(first[0].sum()) == 100, "not freed under it"
 
 
 def test_hidden_rows_cross_the_bus_and_take_the_host_s_time():
