@@ -65,17 +65,19 @@ def _added_up(partial: Tensor, out: Tensor, share: int) -> Tensor:
 
 
 @op
-def column_sums(x: Tensor) -> Tensor:
-    """Sums over the rows of ``x`` ``[n, D]``: ``[D]``; added up in float32 at least, the same in every run."""
+def column_sums(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Sums over the rows of ``x`` ``[n, D]``: ``[D]`` in ``dtype``, by default that of the rows; added up in float32 at
+    least, the same in every run."""
     check_values(x=x)
     require(x.dim() == 2, "a matrix", list(x.shape))
+    made = x.dtype if dtype is None else getattr(torch, dtype)
     n, width = x.shape
     check_rows(n)
     if not (n and width):
-        return x.new_zeros(width)
+        return x.new_zeros(width, dtype=made)
     block = column_block(width)
     rows = max(1, _TILE // block)
     programs = min(_PROGRAMS, cdiv(n, rows))
     out = x.new_empty((programs, width), dtype=torch.promote_types(x.dtype, torch.float32))
     _column_sums[(programs, cdiv(width, block))](x, out, n, WIDTH=width, ACC=accumulator(x), BLOCK=block, ROWS=rows)
-    return added_up(out, x.dtype)
+    return added_up(out, made)

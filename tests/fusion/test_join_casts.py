@@ -76,6 +76,57 @@ def test_before_and_after(build, target, shapes, dtype):
     assert join_casts.run(graph) == 0
 
 
+def with_biases(shapes, dtype=SHORT, early=False, computed=False) -> fx.Graph:
+    """The joint of two weights, and vectors that are converted behind it; ``early``: in front of it."""
+    graph = joined()
+    (node,) = graph.find_nodes(op="call_function", target=JOIN)
+    outputs = next(iter(graph.find_nodes(op="output")))
+    casts = []
+    for i, shape in enumerate(shapes):
+        with graph.inserting_before(next(iter(graph.nodes))):
+            bias = graph.placeholder(f"b{i}")
+        with FakeTensorMode():
+            bias.meta["val"] = torch.empty(shape, device="cuda")
+        with graph.inserting_before(node if early else outputs):
+            given = bias
+            if computed:
+                given = graph.call_function(torch.ops.aten.neg.default, (bias,))
+                given.meta["val"] = bias.meta["val"]
+            cast = graph.call_function(CONVERT, (given, dtype))
+        cast.meta["val"] = bias.meta["val"].to(dtype)
+        casts.append(cast)
+    outputs.args = ((*outputs.args[0], *casts),)
+    return graph
+
+
+def test_biases_are_converted_with_the_weights():
+    shapes = [(5,), (1,), (700,)]
+    graph, before = with_biases(shapes), module(with_biases(shapes))
+    assert join_casts.run(graph) == 1
+    graph.lint()
+    after = module(graph)
+    assert count(after, CONVERT) == 0 and count(after, JOIN) == 1
+    (node,) = graph.find_nodes(op="call_function", target=JOIN)
+    assert node.args[1:] == ([*COUNTS, 1, 1, 1], [*WIDTHS, 1, 1, 1], "bfloat16")
+    values = [torch.randn(*shape) for shape in (*reversed(shapes), *PARTS)]
+    (outputs,) = graph.find_nodes(op="output")
+    for out, ours, theirs in zip(outputs.args[0], after(*values), before(*values), strict=True):
+        made = out.meta["val"]
+        assert (made.dtype, made.shape) == (ours.dtype, ours.shape) and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("shapes", "options", "left"), [
+    ([(5, 5)], {}, 1), ([(2**14 + 1,)], {}, 1), ([(0,)], {}, 1), ([(5,)], {"dtype": torch.float16}, 1),
+    ([(5,)], {"early": True}, 1), ([(5,)], {"computed": True}, 1), ([(5,)] * 20, {}, 7),
+], ids=str)  # fmt: skip
+def test_biases_that_stay(shapes, options, left):
+    """Matrices, long ones, of another dtype, converted in front of the joint or behind an op, too many for a launch."""
+    graph = with_biases(shapes, **options)
+    assert join_casts.run(graph) == 1
+    graph.lint()
+    assert count(module(graph), CONVERT) == left
+
+
 @pytest.mark.parametrize(
     "graph",
     [

@@ -23,17 +23,17 @@ MM, SUM = ATEN.mm.default, ATEN.sum.dim_IntList
 TEN = {"time_of": lambda node: 100.0}
 
 
-def traced(build, *inputs):
+def traced(build, *inputs, dtype=torch.float64):
     """A graph of the calls that ``build(call, *inputs)`` makes, for tensors or of shapes; what it returns goes out."""
     graph = fx.Graph()
-    values = [torch.randn(*i, dtype=torch.float64) if isinstance(i, tuple) else i for i in inputs]
+    values = [torch.randn(*i, dtype=dtype) if isinstance(i, tuple) else i for i in inputs]
     inputs = [graph.placeholder(f"x{i}") for i in range(len(values))]
     for node, value in zip(inputs, values, strict=True):
         node.meta["val"] = value
 
-    def call(target, *args):
-        node = graph.call_function(target, args)
-        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
+    def call(target, *args, **options):
+        node = graph.call_function(target, args, options)
+        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **options)
         return node
 
     graph.output(build(call, *inputs))
@@ -73,6 +73,25 @@ def test_gradients_of_weights_run_beside_those_of_rows():
     (place,) = overlap.places([program])
     assert place.fired and place.detail == "3 of 6 ops run on a second stream: mm, column_sums (2)"
     assert not overlap.places([])[0].fired
+
+
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float64])
+def test_sums_of_rows_in_16_bits(asked):
+    """In float32, as PyTorch's gradients of biases under autocast are; not in what they are not added up in."""
+
+    def build(call, d, w, h):
+        rows, turned = call(MM, d, w), call(ATEN.permute.default, d, [1, 0])
+        sums = call(ATEN.sum.dim_IntList, d, [0], True, dtype=asked)
+        return rows, call(MM, turned, h), call(ATEN.reshape.default, sums, [4])
+
+    gm, values = traced(build, (7, 4), (4, 6), (7, 5), dtype=torch.bfloat16)
+    fits = asked is not torch.float64
+    (program,) = rewritten(gm, values, time_of=lambda node: 100.0)
+    assert ("joestar.column_sums.default" in {call.op for call in program.calls}) == fits
+    assert count(gm, SUM) == (not fits)
+    found = gm(*values)[2]
+    assert found.dtype == asked
+    torch.testing.assert_close(found, values[0].sum(0, dtype=asked))
 
 
 def test_what_is_no_op_of_ours_parts_regions():

@@ -133,3 +133,6 @@ def test_added_bias():
     assert torch.autograd.gradcheck(ops.add_bias, (x.requires_grad_(), bias.requires_grad_()))
     torch.library.opcheck(ops.add_bias, (x, bias))
     torch.library.opcheck(ops.column_sums, (x.detach(),))
+    half = x.detach().bfloat16()
+    torch.library.opcheck(ops.column_sums, (half, "float32"))
+    assert torch.equal(ops.column_sums(half, "float32"), half.float().sum(0))

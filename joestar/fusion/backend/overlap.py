@@ -161,16 +161,19 @@ def _sums_as_ops(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """
     found = {}
     for node in graph.find_nodes(op="call_function", target=_ATEN.sum.dim_IntList):
-        if node.kwargs or len(node.args) < 2 or list(node.args[1] or ()) != [0]:
+        if node.kwargs.keys() - {"dtype"} or len(node.args) < 2 or list(node.args[1] or ()) != [0]:
             continue
-        rows = node.args[0]
+        rows, dtype = node.args[0], node.kwargs.get("dtype")
         value = tensor(rows)
         if value is None or value.dim() != 2 or not value.dtype.is_floating_point or not value.is_contiguous():
             continue
+        if dtype not in (None, value.dtype, torch.promote_types(value.dtype, torch.float32)):
+            continue  # added up in a dtype that the op does not know
         if _is_ours(_base(rows)) or any(map(_is_ours, _readers(rows))):
+            name = () if dtype is None else (str(dtype).removeprefix("torch."),)
             with graph.inserting_before(node):
-                op = graph.call_function(_JOESTAR.column_sums.default, (rows,))
-            op.meta = {**origin(node), "val": value.new_empty(value.shape[1:])}
+                op = graph.call_function(_JOESTAR.column_sums.default, (rows, *name))
+            op.meta = {**origin(node), "val": value.new_empty(value.shape[1:], dtype=dtype)}
             found[op] = node
     return found
 

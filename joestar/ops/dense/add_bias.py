@@ -13,9 +13,13 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     return x + bias
 
 
-def column_sums(x: Tensor) -> Tensor:
-    """Sums over the rows of ``x`` ``[n, D]``: ``[D]``."""
-    return x.sum(0)
+def column_sums(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Sums over the rows of ``x`` ``[n, D]``: ``[D]``, in ``dtype`` (``"float32"``) where it is given."""
+    return x.sum(0, dtype=_named(dtype))
+
+
+def _named(dtype: str | None) -> torch.dtype | None:
+    return None if dtype is None else getattr(torch, dtype)
 
 
 def _setup(ctx, inputs, output):
@@ -32,6 +36,6 @@ define(
     dissolved=("cpu", "cuda"),
 )  # fmt: skip
 define_gradient(
-    "column_sums(Tensor x) -> Tensor", column_sums, fake=lambda x: x.new_empty(x.shape[1:]), cuda="gpu_columns",
-    dissolved=("cpu",),
+    "column_sums(Tensor x, str? dtype=None) -> Tensor", column_sums,
+    fake=lambda x, dtype=None: x.new_empty(x.shape[1:], dtype=_named(dtype)), cuda="gpu_columns", dissolved=("cpu",),
 )  # fmt: skip

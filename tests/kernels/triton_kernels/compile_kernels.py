@@ -140,6 +140,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
             gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, columns, dtype=dtype)] * 2, biases)
         parts, joined = [x, x, x[:, 0], x], [torch.zeros(NODES, 2 * width + 8, dtype=dtype), x]
         gpu.join_columns_all(parts, [3, 1], [2 * width + 8, width])
+        gpu.join_columns_all([x, x[:, 0].contiguous()], [1, 1], [width, 1], "bfloat16")
         gpu.split_columns_all(joined, [3, 1], [width, width, 0, width])
         gpu.split_columns_all(gpu.join_columns_all(parts, [4], [4 * width], "bfloat16"), [4], [width] * 4, "float32")
         gpu.spmm_grad_x(INDPTR, indices, grad, None, NODES, "mean")
@@ -165,6 +166,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
             sums, alpha = gpu.gather_attend(INDPTR, indices, ids, rows, by, by, 0.2, bits, 2.0, of_edges)
         gpu.gather_attend_grad(INDPTR, indices, ids, rows, alpha, sums, grad, grad, 0.2, bits, 2.0)
     gpu.column_sums(table)
+    gpu.column_sums(table.bfloat16(), "float32")
     gpu_heads.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))
     rows, wide = x[:, 0].contiguous(), torch.zeros(ROWS, 4, 32, dtype=dtype)
     gpu.attend_own_grad(INDPTR, indices, rows, vectors, vectors, *scores, top, total, wide, 0.2, bits, 2.0)

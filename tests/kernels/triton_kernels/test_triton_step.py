@@ -145,6 +145,15 @@ def test_joined_columns_in_another_dtype():
         assert ours.dtype == torch.float32 and torch.equal(ours, part.half().float())
 
 
+def test_vectors_in_another_dtype_beside_joined_columns():
+    """Each a matrix of one column."""
+    parts = [torch.randn(3, 4), torch.randn(3), torch.randn(700), torch.randn(1)]
+    joined = gpu.join_columns_all(parts, [2, 1, 1], [8, 1, 1], "float16")
+    for ours, part in zip(joined[1:], parts[2:], strict=True):
+        assert ours.shape == (part.shape[0], 1) and torch.equal(ours[:, 0], part.half())
+    assert torch.equal(joined[0], reference.join_columns(parts[:2], 8).half())
+
+
 def test_joined_columns_of_another_layout_or_dtype():
     part = torch.randn(4, 6, dtype=torch.bfloat16)
     (joined,) = gpu.join_columns_all([part.T, part[:, 0].repeat(2)[:6]], [2], [8])
@@ -215,3 +224,7 @@ def test_column_sums(rows, width, dtype):
     assert found.dtype == dtype
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-1}[dtype]
     torch.testing.assert_close(found.double(), x.double().sum(0), rtol=tolerance, atol=tolerance)
+    if dtype is torch.float16:  # not rounded
+        wide = gpu.column_sums(x, "float32")
+        assert wide.dtype == torch.float32
+        torch.testing.assert_close(wide.double(), x.double().sum(0), rtol=1e-5, atol=1e-4)
