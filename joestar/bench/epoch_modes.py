@@ -4,7 +4,8 @@ All but ``cpu`` run the same compiled step with the same sampler.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ from joestar.runtime.seeds import shuffled
 from joestar.staged.planning import CLAIMS, Planner
 from joestar.stages import Pipeline
 from joestar.store import FeatureStore, Pinned, host_gather, pin
+from joestar.store.bandwidth import seconds_of
 from joestar.store.hot import choose_hot, count_needed
 from joestar.store.pinned import host_empty
 
@@ -27,6 +29,8 @@ COUNTED, CHECKED = 64, 2 * WINDOW
 """Mini-batches from which is counted which rows a cache holds; others, from which is counted what is then missing."""
 MACRO_BATCHES, PARTS, PART_NODES = 12, 1024, 64
 """Of ``partitions``: macro-batches of an epoch, parts at most, nodes of a part at least."""
+TRIED = 8
+"""Of the batches looked at, those whose rows are read to see how long that takes."""
 SLACK = 1.05
 """Room in a row buffer beyond twice the largest batch that was looked at."""
 
@@ -78,11 +82,21 @@ class Job:
         """Expected peak with ``held`` bytes beside the step's own; ``None`` on a CPU, where all is one memory."""
         return int(held + self.planner.workspace()) if self.device.type == "cuda" else None
 
-    def seconds(self, missing: float, beside: bool) -> float:
-        """Expected time of an epoch whose steps wait for so many rows each, or for which they are brought beside."""
-        rate = self.planner.speeds.rows_over_bus(self.graph.num_nodes / max(1.0, missing))
-        compute, bus = self.planner.step_seconds(), missing * self.row_bytes / rate
-        return self.steps * (max(compute, bus) if beside else compute + bus)
+    def seconds(self, rows: float = 0.0, beside: bool = False) -> float:
+        """Expected time of an epoch whose steps wait so long for rows, each, or for which they are brought beside."""
+        compute = self.planner.step_seconds()
+        return self.steps * (max(compute, rows) if beside else compute + rows)
+
+    def seconds_of_each(self, reads: Iterable[Callable[[], object]]) -> float:
+        """What one of these reads of rows takes: some are tried, as how fast the bus is depends on where rows lie in a
+        table of this size, and on how many of its pages a batch needs."""
+        some = list(itertools.islice(reads, TRIED))
+
+        def one_by_one() -> None:
+            for read in some:
+                read()  # what it returns is let go
+
+        return seconds_of(self.device, one_by_one) / len(some)
 
 
 @dataclass
@@ -111,7 +125,7 @@ def resident(job: Job) -> Fed:
     graph = job.graph.to(job.device)
     step = job.compiled(graph)
     memory = sum(planner.resident().values()) if job.device.type == "cuda" else None
-    return Fed(lambda: step.epoch(graph.train_idx, job.setting.batch_size), job.seconds(0, False), memory)
+    return Fed(lambda: step.epoch(graph.train_idx, job.setting.batch_size), job.seconds(), memory)
 
 
 # --- structure on the device, features on the host ---
@@ -148,7 +162,7 @@ class _Near:
         Raises:
             ConfigError: there is no room.
         """
-        near, count = self.graph, int(room // self.job.row_bytes)
+        near, count = self.graph, int(room // (self.job.row_bytes + 8))  # and the id
         if count < 1:
             raise ConfigError("the structure alone fills the budget: no room for a cache.")
         score = torch.zeros(near.num_nodes, dtype=torch.int32, device=self.job.device)
@@ -166,8 +180,9 @@ class _Near:
         return [int((~is_hot[ids.long()]).sum()) for ids in self.check]
 
     def free(self, beside: float) -> float:
-        """Bytes of the budget that are free."""
-        return self.job.budget - self.held - beside - self.job.planner.workspace()
+        """Bytes of the budget that are free: an allocator may hold as much as a step needs in pieces that are too
+        small."""
+        return self.job.budget - self.held - beside - 2 * self.job.planner.workspace()
 
 
 def _needs(sampler, graph: Graph, order: Tensor, batch: int, numbers: range) -> list[Tensor]:
@@ -187,14 +202,15 @@ def cached(job: Job) -> Fed:
 
 
 def _stored(near: _Near, hot: Tensor | None) -> Fed:
-    job, counts = near.job, near.missing(hot)
+    job, graph, counts = near.job, near.graph, near.missing(hot)  # ids of the batches looked at go with `near`
     missing = sum(counts) / len(counts)
-    near.graph.ndata["x"] = FeatureStore(near.rows, job.device, hot=hot)
-    held = near.held + near.graph.ndata.sources["x"].device_bytes if hot is not None else near.held
-    step = job.compiled(near.graph)
+    graph.ndata["x"] = store = FeatureStore(near.rows, job.device, hot=hot)
+    held = near.held + store.device_bytes if hot is not None else near.held
+    rows = job.seconds_of_each(functools.partial(store.rows, ids) for ids in near.check)
+    step = job.compiled(graph)
     return Fed(
-        lambda: step.epoch(near.graph.train_idx, job.setting.batch_size), job.seconds(missing, False),
-        job.memory(held), lambda: missing * job.steps * job.row_bytes,
+        lambda: step.epoch(graph.train_idx, job.setting.batch_size), job.seconds(rows), job.memory(held),
+        lambda: missing * job.steps * job.row_bytes,
     )  # fmt: skip
 
 
@@ -234,7 +250,8 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
     windows = Windows(lambda number: near.check[number], len(near.check), buffer, reorder, graph.indices.dtype)
     changes: list[Change] = [change for window in range(windows.count) for change in windows(window)]
     later = changes[1:] or changes
-    missing = sum(change.missing for change in later) / len(later)
+    rows = job.seconds_of_each(functools.partial(buffer.load, change.ids, change.slots) for change in later)
+    buffer.clear()
     step, latest = job.compiled(graph), []
 
     def epoch() -> MatchedEpoch:
@@ -242,7 +259,7 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
         return latest[0]
 
     return Fed(
-        epoch, job.seconds(missing, True), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
+        epoch, job.seconds(rows, beside=True), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
         lambda: latest[0].seen.share,
     )  # fmt: skip
 
@@ -273,7 +290,7 @@ def _staged(job: Job, first_stage) -> Fed:
     size = job.setting.batch_size
     step = job.compiled(job.graph, memory=job.budget, batch_size=size, first_stage=first_stage)
     if step.plan.fits:
-        return Fed(lambda: step.epoch(job.graph.train_idx, size), job.seconds(0, False), step.plan.memory, lambda: 0)
+        return Fed(lambda: step.epoch(job.graph.train_idx, size), job.seconds(), step.plan.memory, lambda: 0)
     before = [0]
 
     def epoch() -> Iterator[Tensor]:

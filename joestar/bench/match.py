@@ -26,6 +26,7 @@ from joestar.runtime.state import Run
 from joestar.stages import Pipeline
 from joestar.step import Step
 from joestar.store import Pinned, fill_rows, slot_table
+from joestar.streams import own_stream
 
 WINDOW = 16
 """Mini-batches that are sampled, and put in order, at a time; at most 30."""
@@ -173,7 +174,7 @@ class Windows:
         self.is_hot = buffer.slot_of >= 0 if buffer.hot else None
         self.slots = Slots(buffer.hot, buffer.room, device, dtype)
         self.marks = torch.zeros(buffer.slot_of.numel() if reorder else 0, dtype=torch.int32, device=device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = own_stream("windows ahead", device) if device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -229,7 +230,7 @@ class MatchedEpoch(Epoch):
         self._step = step
         self._pipeline: Pipeline | None = None
         device = buffer.slot_of.device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = own_stream("rows of batches", device) if device.type == "cuda" else None
         self._ended: torch.cuda.Event | None = None
 
     @property

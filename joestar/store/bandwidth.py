@@ -4,6 +4,7 @@ The file ``bandwidth.json`` lies beside the launch settings (``tune.json``); ``J
 """
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -93,7 +94,7 @@ def measure(device: torch.device, row_bytes: int) -> Speeds:
     near = torch.empty((count, row_bytes), dtype=torch.uint8, device=device)
     away = torch.empty_like(near)
     slots = torch.arange(count, device=device)
-    timed = _device_seconds if device.type == "cuda" else _seconds
+    timed = functools.partial(seconds_of, device)
 
     def host_side() -> None:
         host_gather(source.host, ids, staging.host)
@@ -139,9 +140,8 @@ def peer_rate(group, row_bytes: int = 512) -> float:
         random = torch.Generator("cpu").manual_seed(group.rank)
         ids = torch.randint(0, rows, (max(STRIPE, rows // _DENSITY),), generator=random, device="cpu")
         ids = ids[ids // STRIPE % group.world != group.rank].to(group.device)
-        timed = _device_seconds if group.device.type == "cuda" else _seconds
         group.exchange("joestar.store.plan_features (rows)")
-        found = ids.numel() * width * 4 / timed(lambda: source.rows(ids)) / 1e9
+        found = ids.numel() * width * 4 / seconds_of(group.device, lambda: source.rows(ids)) / 1e9
         met = group.exchange("joestar.store.plan_features (rates)", {"rate": found})
         if hasattr(source, "close"):
             source.close()
@@ -153,6 +153,12 @@ def _spread(rows: int, every: int) -> Tensor:
     random = torch.Generator("cpu").manual_seed(0)
     first = torch.arange(0, rows - rows % every, every, device="cpu")
     return first + torch.randint(0, every, first.shape, generator=random, device="cpu")
+
+
+def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
+    """What ``work`` takes, on a GPU between its first and last kernel on the current stream: the median of three times,
+    behind a first one that is not counted."""
+    return _device_seconds(work) if device.type == "cuda" else _seconds(work)
 
 
 def _seconds(work: Callable[[], object]) -> float:

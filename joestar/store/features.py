@@ -103,8 +103,9 @@ class FeatureStore(RowSource):
     @property
     def device_bytes(self) -> int:
         """Bytes that the store holds on the device."""
-        held = [self.table] if self.in_place else [t for t in (self.cache, self.slot_of) if t is not None]
-        return sum(t.numel() * t.element_size() for t in held) + (2 * STAGING_BYTES if self.tier == "host" else 0)
+        held = [self.table] if self.in_place else [self.cache, self.slot_of, self.hot]
+        bytes_held = sum(t.numel() * t.element_size() for t in held if t is not None)
+        return bytes_held + (2 * STAGING_BYTES if self.tier == "host" else 0)
 
     def rows(self, ids: Tensor) -> Tensor:
         """``table[ids]`` on the device; what a compiled step gathers with.

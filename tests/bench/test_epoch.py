@@ -24,7 +24,6 @@ from joestar.cli.main import app
 from joestar.data.planted import SHAPES
 from joestar.errors import ConfigError
 from joestar.runtime.seeds import shuffled
-from joestar.stages.plan import Speeds
 
 SETTING = Setting("mini", models=("sage",), fanouts=(4, 3), hidden=8, batch_size=200, epochs=1, baselines=())
 BUDGET = "15MiB"
@@ -97,17 +96,43 @@ def test_too_small_a_budget_is_a_note(eager):
     assert all(row["note"] in line for row, line in zip(found["rows"], lines[1:], strict=True))
 
 
-def test_rows_of_a_mini_batch_are_expected_at_the_speed_of_few_of_many():
-    graph = planted("mini")
-    job = epoch_modes.Job(graph, network("sage", graph, SETTING), None, SETTING, 1 << 24, torch.device("cpu"))
-    speeds = Speeds(bus=50e9, sparse=((4.0, 48e9), (64.0, 12e9)))
-    job.__dict__["planner"] = SimpleNamespace(speeds=speeds, step_seconds=lambda: 0.001)
-    for every, rate in ((1, 48e9), (16, 24e9), (64, 12e9), (1000, 12e9)):
-        missing = graph.num_nodes / every
-        bus = missing * job.row_bytes / rate
-        assert job.seconds(missing, False) == pytest.approx(job.steps * (0.001 + bus))
-        assert job.seconds(missing, True) == pytest.approx(job.steps * max(0.001, bus))
-    assert job.seconds(0, False) == pytest.approx(job.steps * 0.001)
+def test_rows_are_expected_to_take_what_those_of_some_batches_took(eager, monkeypatch):
+    """Every mode that reads rows in its steps, or beside them, tries the rows that it would read: a row of half of the
+    table takes twice as long as one of the other half, whatever the planner knows of this machine's bus."""
+    graph, tried, buffers = planted("mini"), [], set()
+    far = torch.arange(graph.num_nodes) % 2
+
+    def seconds(device, work) -> float:
+        tried.clear()
+        work()
+        return sum(tried)
+
+    def took(ids) -> None:
+        tried.append(0.001 * (ids.numel() + int(far[ids.long()].sum())))
+
+    rows, load = epoch_modes.FeatureStore.rows, epoch_modes.RowBuffer.load
+    monkeypatch.setattr(epoch_modes, "seconds_of", seconds)
+    monkeypatch.setattr(epoch_modes.FeatureStore, "rows", lambda self, ids: (took(ids), rows(self, ids))[1])
+
+    def loaded(self, ids, to) -> None:
+        buffers.add(self)
+        took(ids)
+        load(self, ids, to)
+
+    monkeypatch.setattr(epoch_modes.RowBuffer, "load", loaded)
+    for mode, beside in (("pinned", False), ("cached", False), ("match", True), ("match-reorder", True)):
+        net = network("sage", graph, SETTING)
+        job = epoch_modes.Job(graph, net, torch.optim.SGD(net.parameters(), 0.1), SETTING, 1 << 24, torch.device("cpu"))
+        job.__dict__["planner"] = SimpleNamespace(step_seconds=lambda: 0.001, workspace=lambda: 0)
+        fed = epoch_modes.MODES[mode](job)
+        assert len(tried) == epoch_modes.TRIED
+        each = sum(tried) / len(tried)
+        assert each > 0.1
+        assert fed.seconds == pytest.approx(job.steps * (max(0.001, each) if beside else 0.001 + each))
+        if mode == "pinned":
+            assert fed.bus() / job.row_bytes / job.steps * 0.001 < each < 2 * fed.bus() / job.row_bytes * 0.001
+    assert all((buffer.slot_of >= 0).sum() == buffer.hot for buffer in buffers), "what was tried is not there"
+    assert job.seconds() == pytest.approx(job.steps * 0.001)
 
 
 def test_unknown_words_are_refused():
