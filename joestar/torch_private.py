@@ -34,6 +34,7 @@ _TABLE = {
     "torch._inductor.decomposition": "select_decomp_table",
     "torch._inductor.fx_passes.joint_graph": "joint_patterns=patterns pointless_convert",
     "torch._inductor.pattern_matcher": "stable_topological_sort",
+    "torch._inductor.scheduler": "SchedulerNode",
     "torch._library.autograd": "make_autograd_impl AutogradInfo=Info",
     "torch._prims_common": "contiguous_strides=make_contiguous_strides_for",
     "torch._ops": "OpOverload OpOverloadPacket HigherOrderOperator",

@@ -25,6 +25,7 @@ from joestar.lowering.rules.arguments import argument
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
+from joestar.runtime.renames import renames_kept
 from joestar.runtime.rounding import casts_kept
 
 
@@ -50,6 +51,7 @@ def compile_graph(
         options["emulate_precision_casts"] = True
     with torch.compiler.config.patch(tag):
         compile_inner, compile_fx = torch_private.compile_fx.compile_fx_inner, torch_private.compile_fx.compile_fx
+        compile_inner, compile_fx = renames_kept()(compile_inner), renames_kept()(compile_fx)
         if rounded:
             compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
         inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(compile_inner)))
