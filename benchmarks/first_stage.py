@@ -158,7 +158,12 @@ def measure(options: Options) -> list[dict]:
 
 
 def use(extension: str) -> None:
-    """Makes ``joestar._native`` this file."""
+    """Makes ``joestar._native`` this file.
+
+    Behind PyTorch, as everywhere in the package: with an extension that was loaded first, ``import torch`` ended in a
+    segmentation fault (2.11, CUDA 13).
+    """
+    importlib.import_module("torch")
     spec = importlib.util.spec_from_file_location("joestar._native", extension)
     module = sys.modules["joestar._native"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

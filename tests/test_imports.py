@@ -1,7 +1,11 @@
 """Imports point one way, along the levels of the architecture."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import joestar
 
@@ -124,6 +128,7 @@ ALLOWED = {
         "staged",
         "stages",
         "store",
+        "streams",
         "step",
         "runtime",
         "profile",
@@ -198,3 +203,13 @@ def test_only_the_bindings_know_python_and_nothing_links_against_torch():
         text = path.read_text()
         assert "torch/" not in text and "ATen" not in text, path
         assert path.parent.name == "bindings" or "pybind11" not in text, path
+
+
+@pytest.mark.parametrize(
+    "first", ["from joestar.kernels import has_native; has_native()", "import joestar.kernels.cpu"]
+)
+def test_the_extension_is_loaded_behind_pytorch(first):
+    """Loaded before, it has made ``import torch`` end in a segmentation fault."""
+    seen = "import sys; names = list(sys.modules); print(names.index('torch') < names.index('joestar._native'))"
+    done = subprocess.run([sys.executable, "-c", f"{first}; {seen}"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True\n", done.stderr

@@ -10,8 +10,12 @@ NAMED: dict[str, dict[str, Callable]] = {"cpu": {}, "cuda": {}}
 
 @functools.cache
 def has_native() -> bool:
-    """Whether the extension with the C++ kernels is built."""
-    return _imports("joestar._native")
+    """Whether the extension with the C++ kernels is built.
+
+    It is loaded behind PyTorch: with one that was loaded first, ``import torch`` has ended in a segmentation fault
+    (PyTorch 2.11 for CUDA 13), by the way in which both found the C++ library.
+    """
+    return _imports("torch") and _imports("joestar._native")
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 import functools
 
+import torch  # noqa: F401 (before the extension: see has_native)
+
 import joestar._native  # noqa: F401
 from joestar.kernels import of_op
 

@@ -21,7 +21,7 @@ def kernel_for(tensor: Tensor, name: str) -> Callable:
         missing = "Triton, which comes with PyTorch's CUDA builds on Linux"
     else:
         found = find(f"cpu_store.{name}")
-        missing = "the extension joestar._native; build it with: make native"
+        missing = "the extension joestar._native, which pip install builds (joestar doctor says what it lacks)"
     if found is None:
         raise DataError(f"features outside of the GPU need {missing}.")
     return found
