@@ -13,7 +13,7 @@ def has_native() -> bool:
     """Whether the extension with the C++ kernels is built.
 
     It is loaded behind PyTorch: with one that was loaded first, ``import torch`` has ended in a segmentation fault
-    (PyTorch 2.11 for CUDA 13), by the way in which both found the C++ library.
+    (PyTorch 2.11 for CUDA 13), in the C++ library that both use.
     """
     return _imports("torch") and _imports("joestar._native")
 

@@ -51,7 +51,7 @@ def compile_graph(
         options["emulate_precision_casts"] = True
     with torch.compiler.config.patch(tag):
         compile_inner, compile_fx = torch_private.compile_fx.compile_fx_inner, torch_private.compile_fx.compile_fx
-        compile_inner, compile_fx = renames_kept()(compile_inner), renames_kept()(compile_fx)
+        compile_inner = renames_kept()(compile_inner)
         if rounded:
             compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
         inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(compile_inner)))

@@ -8,7 +8,7 @@ from joestar import torch_private
 
 @contextlib.contextmanager
 def renames_kept() -> Iterator[None]:
-    """Loops that Inductor shapes anew stay behind the writes that they read; with every PyTorch up to 2.13 at least.
+    """Loops that Inductor shapes anew stay behind the writes that they read (PyTorch 2.13); one thread at a time.
 
     Its scheduler gives a buffer a new name with every write in place, such as the adding up of a gathered tensor's
     gradient (``index_put``), so that what reads it afterwards depends on the write. For a loop whose sizes or body are
