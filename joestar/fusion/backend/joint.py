@@ -2,6 +2,7 @@
 
 from torch import fx
 
+from joestar.fusion.backend.compared import SaveCompared
 from joestar.fusion.backend.overwritten import SaveOverwritten
 from joestar.fusion.backend.recompute import RecomputeMasks
 from joestar.torch_private import CustomGraphPass
@@ -11,7 +12,7 @@ class JointPasses(CustomGraphPass):
     """Those of a device, as the one that Inductor takes."""
 
     def __init__(self, device: str):
-        self.passes = [SaveOverwritten()] + [RecomputeMasks()] * (device == "cpu")
+        self.passes = [SaveOverwritten(), SaveCompared()] + [RecomputeMasks()] * (device == "cpu")
 
     def __call__(self, graph: fx.Graph) -> None:
         """Runs each."""

@@ -1,4 +1,4 @@
-"""Loops that Inductor shapes anew stay behind the writes that they read."""
+"""Gradients through Inductor where it goes wrong by itself: against plain PyTorch."""
 
 import pytest
 import torch
@@ -34,27 +34,51 @@ class Folded(nn.Module):
         return self.last(inner.pull(fn.copy_u(h + self.fold(h, mask)), "sum"))
 
 
-@pytest.mark.parametrize("fold", FOLDS)
-def test_gradients_are_those_of_plain_pytorch(fold):
-    """They were off by a multiple of their size: a loop read a gradient that was not added up yet."""
+class Plain(nn.Module):
+    """Two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 34), nn.Linear(34, 4)
+
+    def forward(self, blocks, x):
+        h = blocks[0].pull(fn.copy_u(self.first(x)), "sum").relu()
+        return self.last(blocks[1].pull(fn.copy_u(h), "mean"))
+
+
+def compare(net: nn.Module, loss, dtype: torch.dtype, rtol: float) -> None:
+    """Losses and gradients of an epoch, padded and compiled by Inductor, against plain PyTorch on the same samples."""
     random = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, 38, (2, 150), generator=random)
-    graph = Graph.from_edge_index(edges, num_nodes=38)
-    graph.ndata["x"] = torch.randn(38, 3, generator=random, dtype=torch.float64)
+    graph = Graph.from_edge_index(torch.randint(0, 38, (2, 150), generator=random), num_nodes=38)
+    graph.ndata["x"] = torch.randn(38, 3, generator=random, dtype=torch.float64).to(dtype)
     graph.ndata["y"] = torch.randint(0, 4, (38,), generator=random)
     graph.ndata["kind"] = torch.randint(0, 5, (38,), generator=random)
-    net, sampler = seeded(Folded(FOLDS[fold]).double(), 1), NeighborSampler(graph, [3, 3], seed=0)
-    step = joestar.compile(net, sampler, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.0))
+    net, sampler = seeded(net.to(dtype), 1), NeighborSampler(graph, [3, 3], seed=0)
+    step = joestar.compile(net, sampler, loss, torch.optim.SGD(net.parameters(), 0.0))
     seeds = torch.arange(20)
     order = shuffled(seeds, 0, 0)
-    for index, loss in enumerate(step.epoch(seeds, 10)):
-        found = [p.grad.clone() for p in net.parameters()]
-        chosen = order[10 * index : 10 * (index + 1)]
+    for index, found in enumerate(step.epoch(seeds, 7)):
+        grads = [p.grad.clone() for p in net.parameters()]
+        chosen = order[7 * index : 7 * (index + 1)]
         blocks = sampler.sample(graph.keyed(0, 0, index), chosen)
-        expected = F.cross_entropy(net(blocks, graph.ndata["x"][blocks[0].srcs]), graph.ndata["y"][chosen])
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
-        for grad, wanted in zip(found, torch.autograd.grad(expected, net.parameters()), strict=True):
-            torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-12)
+        expected = loss(net(blocks, graph.ndata["x"][blocks[0].srcs]), graph.ndata["y"][chosen])
+        assert found.item() == pytest.approx(expected.item(), rel=rtol)
+        for grad, wanted in zip(grads, torch.autograd.grad(expected, net.parameters()), strict=True):
+            torch.testing.assert_close(grad, wanted, rtol=rtol, atol=rtol / 100)
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_rows_that_are_picked_twice(fold):
+    """They were off by a multiple of their size: a loop read a gradient that was not added up yet."""
+    compare(Folded(FOLDS[fold]), F.cross_entropy, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [lambda z: z.tanh().exp().amax(0).sum(), lambda z: z.tanh().exp().max()])
+def test_entries_that_equal_a_maximum(largest, dtype):
+    """They were not finite: entries were computed again, with other last bits, and none equalled the maximum."""
+    rtol = 1e-10 if dtype == torch.float64 else 1e-4
+    compare(Plain(), lambda z, y: F.cross_entropy(z, y) + 0.1 * largest(z), dtype, rtol)
 
 
 def test_a_loop_that_is_shaped_anew_runs_behind_what_it_reads():
