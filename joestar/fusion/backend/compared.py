@@ -8,7 +8,7 @@ Before, forward and backward in one graph                    After
 
 The gradient of a maximum goes to the entries that equal it. The partitioner saves the maximum, and lets the backward
 pass compute the entries again, in another loop, whose last bits may be others: then none equals it, and the gradient is
-0 / 0. Must not fire for integers, nor where no gradient is computed from the comparison.
+0 / 0. Must not fire for integers, nor for what is computed from a gradient.
 """
 
 import torch
