@@ -26,7 +26,7 @@ from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
 from joestar.runtime.renames import renames_kept
-from joestar.runtime.rounding import casts_kept
+from joestar.runtime.rounding import casts_kept, compares, mark_rounded
 
 
 def compile_graph(
@@ -51,11 +51,24 @@ def compile_graph(
         options["emulate_precision_casts"] = True
     with torch.compiler.config.patch(tag):
         compile_inner, compile_fx = torch_private.compile_fx.compile_fx_inner, torch_private.compile_fx.compile_fx
-        compile_inner = renames_kept()(compile_inner)
+        compile_inner = _compared_as_stored(renames_kept()(compile_inner))
         if rounded:
             compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
         inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(compile_inner)))
         return compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
+
+
+def _compared_as_stored(compile_inner: Callable) -> Callable:
+    """Rounds values where PyTorch does, in graphs that compare rounded ones (``rounding.compares``)."""
+
+    def compiled(gm: fx.GraphModule, *given, **options):
+        if not compares(gm.graph):
+            return compile_inner(gm, *given, **options)
+        mark_rounded(gm.graph)
+        with torch_private.inductor_config.patch(emulate_precision_casts=True), casts_kept():
+            return compile_inner(gm, *given, **options)
+
+    return compiled
 
 
 def _or_as_usual(compile_inner: Callable) -> Callable:

@@ -1,18 +1,17 @@
-"""Whether a program rounds values to 16 bits and widens them again, which Inductor leaves out by itself."""
+"""Whether a program rounds values to 16 bits and depends on it, which Inductor leaves out by itself."""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from joestar import torch_private
-from joestar.torch_private import OpOverload
+from joestar.fusion.backend.stored import dtype_of, jumps, moves, name_of, stores
 
 _SHORT = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
 _CASTS = {"to", "_to_copy", "type_as"}
-_PRODUCTS = {"linear", "mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "einsum", "convolution", "conv1d", "conv2d"}
 
 
 @contextlib.contextmanager
@@ -42,30 +41,40 @@ def rounds(graph: fx.Graph) -> bool:
     """
     rounded: set[fx.Node] = set()
     for node in graph.nodes:
-        operands = [operand for operand in node.all_input_nodes if _dtype(operand) is not None]
-        short = _dtype(node) in _SHORT
-        if short and any(_dtype(operand) in _WIDE for operand in operands):
+        operands = [operand for operand in node.all_input_nodes if dtype_of(operand) is not None]
+        short = dtype_of(node) in _SHORT
+        if short and any(dtype_of(operand) in _WIDE for operand in operands):
             rounded.add(node)
         elif not rounded.isdisjoint(operands):
-            if short and not _stores(node):
+            if short and not stores(node):
                 rounded.add(node)
-            elif _dtype(node) in _WIDE and (_name(node) in _CASTS or not _under_autocast(node)):
+            elif dtype_of(node) in _WIDE and (name_of(node) in _CASTS or not _under_autocast(node)):
                 return True
     return False
 
 
-def _dtype(node: fx.Node) -> torch.dtype | None:
-    value = node.meta.get("val")
-    return value.dtype if isinstance(value, Tensor) else None
+def compares(graph: fx.Graph) -> bool:
+    """Whether rounded values are compared, picked or made integers where no product or op of ours has stored them.
+
+    Inductor compares them as they were before rounding, and with others as they were stored: none equals the maximum,
+    and its gradient is 0 / 0, or an entry that is at least as large as the maximum is found nowhere. Asked of a graph
+    of ATen ops that Inductor compiles, forward or backward, which shows all casts.
+    """
+    made: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not made.isdisjoint(node.all_input_nodes) and jumps(node):
+            return True
+        kept = stores(node) or (moves(node) and made.isdisjoint(node.all_input_nodes))
+        if dtype_of(node) in _SHORT and not kept:
+            made.add(node)
+    return False
 
 
-def _name(node: fx.Node) -> str:
-    return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
-
-
-def _stores(node: fx.Node) -> bool:
-    own = isinstance(node.target, OpOverload) and node.target.namespace != "aten"
-    return own or _name(node) in _PRODUCTS
+def mark_rounded(graph: fx.Graph) -> None:
+    """Marks what ``emulate_precision_casts`` rounds, which PyTorch does only while it traces a program under it."""
+    for node in graph.nodes:
+        if any(dtype_of(value) in _SHORT for value in (node, *node.all_input_nodes)):
+            node.meta["low_precision_pointwise_barrier"] = True
 
 
 def _under_autocast(node: fx.Node) -> bool:

@@ -5,11 +5,14 @@ import torch
 import torch.nn.functional as F
 from lowering.harness import seeded
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import joestar
 from joestar import NeighborSampler, fn
 from joestar.graph_api import Graph
+from joestar.runtime.inductor import compile_graph
 from joestar.runtime.renames import renames_kept
+from joestar.runtime.rounding import rounds
 from joestar.runtime.seeds import shuffled
 
 FOLDS = {
@@ -73,12 +76,64 @@ def test_rows_that_are_picked_twice(fold):
     compare(Folded(FOLDS[fold]), F.cross_entropy, torch.float64, 1e-10)
 
 
+def exponential(z: torch.Tensor) -> torch.Tensor:
+    """Values that vectorised loops and others compute with other last bits."""
+    return z.tanh().exp()
+
+
+LARGEST = {
+    "of columns": lambda h: h.amax(0).sum(),
+    "of all": lambda h: h.max(),
+    "those at least as large": lambda h: (h * (h >= h.amax(0))).sum(),
+    "no difference": lambda h: (h * ((h - h.amax(0)) == 0)).sum(),
+    "chosen": lambda h: torch.where(h <= h.amin(), h.square(), h).sum(),
+    "whole parts": lambda h: (h * (h / h.amax(0)).floor()).sum(),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("largest", [lambda z: z.tanh().exp().amax(0).sum(), lambda z: z.tanh().exp().max()])
+@pytest.mark.parametrize("largest", LARGEST)
 def test_entries_that_equal_a_maximum(largest, dtype):
     """They were not finite: entries were computed again, with other last bits, and none equalled the maximum."""
     rtol = 1e-10 if dtype == torch.float64 else 1e-4
-    compare(Plain(), lambda z, y: F.cross_entropy(z, y) + 0.1 * largest(z), dtype, rtol)
+    of = LARGEST[largest]
+    compare(Plain(), lambda z, y: F.cross_entropy(z, y) + 0.1 * of(exponential(z)), dtype, rtol)
+
+
+ROUNDED = {
+    **{name: lambda z, of=of: of((0.3 * z).tanh()) for name, of in LARGEST.items()},
+    "of norms": lambda z: z.norm(dim=1).max(),
+    "by index": lambda z: (0.3 * z).tanh().max(1).values.sum(),
+    "at least as large as gated": lambda z: (F.silu(z) * (F.silu(z) >= F.silu(z).amax(0))).sum(),
+}
+
+
+@pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("largest", ROUNDED)
+def test_rounded_entries_that_equal_a_maximum(largest, rounded):
+    """Inductor compared them as they were before rounding, with a maximum that was rounded: none was as large."""
+    found = of_rounded(ROUNDED[largest], rounded)
+    for value, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=0.02, atol=0.02 * wanted.abs().max().item())
+
+
+def of_rounded(largest, rounded: torch.dtype) -> list[list]:
+    """A function of rows in 16 bits, and its gradient: compiled as a step's graphs are, and by plain PyTorch."""
+
+    def function(z, weight):
+        return (largest(z @ weight),)
+
+    random = torch.Generator().manual_seed(0)
+    z, weight = (torch.randn(*size, generator=random).to(rounded) for size in ((9, 5), (5, 4)))
+    found = []
+    for compiled in (True, False):
+        given, run = [z.clone().requires_grad_(), weight.clone().requires_grad_()], function
+        if compiled:
+            gm = make_fx(function, pre_dispatch=True, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+            run = compile_graph(gm, given, z.device, (), False, rounds(gm.graph))
+        (value,) = run(*given)
+        found.append([value.detach(), *torch.autograd.grad(value, given)])
+    return found
 
 
 def test_a_loop_that_is_shaped_anew_runs_behind_what_it_reads():

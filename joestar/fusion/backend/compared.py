@@ -7,14 +7,17 @@ Before, forward and backward in one graph                    After
     grad = aten.mul(picked, aten.div(tangents_1, count))
 
 The gradient of a maximum goes to the entries that equal it. The partitioner saves the maximum, and lets the backward
-pass compute the entries again, in another loop, whose last bits may be others: then none equals it, and the gradient is
-0 / 0. Must not fire for integers, nor for what is computed from a gradient.
+pass compute the entries again, in another loop, whose last bits may be others: then none equals it, and the gradient
+is 0 / 0. The same holds for what a program compares with a maximum by itself, ``h >= h.amax(0)`` or
+``h - h.amax(0) == 0``: what the maximum was taken of is kept as well. Must not fire for integers, for what is computed
+from a gradient, nor for a maximum that is compared with nothing (that of softmax).
 """
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from joestar.fusion.backend.stored import jumps, name_of, stores
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
 _ATEN = torch.ops.aten
@@ -23,6 +26,10 @@ _MOVES = {
     _ATEN.squeeze.dims, _ATEN.squeeze.default, _ATEN.expand.default, _ATEN.permute.default, _ATEN.alias.default,
 }  # fmt: skip
 """Ops whose results hold the very entries of their first operand."""
+_SELECTS = {
+    "max", "min", "amax", "amin", "cummax", "cummin", "sort", "topk", "kthvalue", "median", "nanmedian", "mode",
+}  # fmt: skip
+"""Ops whose results hold some of the entries of their first operand."""
 
 
 class SaveCompared(CustomGraphPass):
@@ -34,10 +41,11 @@ class SaveCompared(CustomGraphPass):
         for node in graph.nodes:
             if node.op == "call_function" and not backward.isdisjoint(node.all_input_nodes):
                 backward.add(node)
-        for node in graph.find_nodes(op="call_function", target=_ATEN.eq.Tensor):
-            for operand in node.args:
-                source = _source(operand) if isinstance(operand, fx.Node) else None
-                if source is not None and source not in backward and _computed(source):
+        compared = [node.args for node in graph.find_nodes(op="call_function", target=_ATEN.eq.Tensor)]
+        compared += [node.args[:1] for node in graph.nodes if name_of(node) in _SELECTS and _is_compared(node)]
+        for operand in (operand for operands in compared for operand in operands if isinstance(operand, fx.Node)):
+            for source in _sources(operand):
+                if source not in backward and _computed(source):
                     source.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def uuid(self):
@@ -45,11 +53,26 @@ class SaveCompared(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-def _source(node: fx.Node) -> fx.Node:
-    """The node whose entries this one holds."""
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose entries this one holds; a mask of padded rows chooses between two."""
     while node.target in _MOVES:
         node = node.args[0]
-    return node
+    if node.target is not _ATEN.where.self:
+        return [node]
+    return [source for choice in node.args[1:] if isinstance(choice, fx.Node) for source in _sources(choice)]
+
+
+def _is_compared(node: fx.Node) -> bool:
+    """Whether something is compared, or made an integer, that is computed from it without a product in between."""
+    found, seen = [node], {node}
+    while found:
+        for user in found.pop().users:
+            if jumps(user):
+                return True
+            if user not in seen and not stores(user):
+                seen.add(user)
+                found.append(user)
+    return False
 
 
 def _computed(node: fx.Node) -> bool:
