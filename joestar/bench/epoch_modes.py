@@ -5,6 +5,7 @@ All but ``cpu`` run the same compiled step with the same sampler.
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -82,10 +83,9 @@ class Job:
         """Expected peak with ``held`` bytes beside the step's own; ``None`` on a CPU, where all is one memory."""
         return int(held + self.planner.workspace()) if self.device.type == "cuda" else None
 
-    def seconds(self, rows: float = 0.0, beside: bool = False) -> float:
-        """Expected time of an epoch whose steps wait so long for rows, each, or for which they are brought beside."""
-        compute = self.planner.step_seconds()
-        return self.steps * (max(compute, rows) if beside else compute + rows)
+    def seconds(self, rows: float = 0.0, beside: tuple[float, ...] = ()) -> float:
+        """Expected time of an epoch whose steps wait so long for rows, each, and beside which so much else is done."""
+        return self.steps * max((self.planner.step_seconds() + rows, *beside))
 
     def seconds_of_each(self, reads: Iterable[Callable[[], object]]) -> float:
         """What one of these reads of rows takes: some are tried, as how fast the bus is depends on where rows lie in a
@@ -146,15 +146,24 @@ class _Near:
         near.train_idx = graph.train_idx.to(device)
         self.job, self.graph = job, near
         self.rows: Pinned = pin(graph.ndata["x"], device)
-        sampler, order = job.sampler(near), shuffled(near.train_idx, 1, 0).to(near.indices.dtype)
-        whole = max(1, order.numel() // job.setting.batch_size)
-        self.needs = _needs(sampler, near, order, job.setting.batch_size, range(min(count, whole)))
-        first = max(0, min(count, whole - CHECKED))
-        self.check = _needs(sampler, near, order, job.setting.batch_size, range(first, min(whole, first + CHECKED)))
+        self._sampler, self._order = job.sampler(near), shuffled(near.train_idx, 1, 0).to(near.indices.dtype)
+        whole = max(1, self._order.numel() // job.setting.batch_size)
+        self.needs = [self.sampled(number) for number in range(min(count, whole))]
+        self._first = max(0, min(count, whole - CHECKED))
+        self.check = [self.sampled(number) for number in range(self._first, min(whole, self._first + CHECKED))]
         self.largest = max(ids.numel() for ids in (*self.needs, *self.check))
         structure = near.indptr.nbytes + near.indices.nbytes + near.ndata["y"].nbytes
         structure += CLAIMS.get(device.type, 0) * near.num_nodes
         self.held = structure + int(self.largest * SLACK * job.row_bytes)
+
+    def sampled(self, number: int) -> Tensor:
+        """Ids of the rows that a mini-batch needs, by its number."""
+        seeds = self._order[number * self.job.setting.batch_size :][: self.job.setting.batch_size]
+        return self._sampler.sample(self.graph.keyed(1, 0, number), seeds)[0].srcs
+
+    def checked(self, number: int) -> Tensor:
+        """Those of one of the batches of ``check``, sampled once more."""
+        return self.sampled(self._first + number)
 
     def hottest(self, room: float) -> Tensor:
         """As many of the rows needed most as so many bytes hold, ascending ids; node 0, which padding is, among them.
@@ -183,11 +192,6 @@ class _Near:
         """Bytes of the budget that are free: an allocator may hold as much as a step needs in pieces that are too
         small."""
         return self.job.budget - self.held - beside - 2 * self.job.planner.workspace()
-
-
-def _needs(sampler, graph: Graph, order: Tensor, batch: int, numbers: range) -> list[Tensor]:
-    """Ids of the rows that mini-batches need, by number."""
-    return [sampler.sample(graph.keyed(1, 0, i), order[i * batch : (i + 1) * batch])[0].srcs for i in numbers]
 
 
 def pinned(job: Job) -> Fed:
@@ -247,8 +251,13 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
     if near.free(held - near.held) < 0:
         raise ConfigError("the structure and the rows of two batches do not fit into the budget.")
     graph.ndata["x"] = buffer = RowBuffer(near.rows, hot, room)
-    windows = Windows(lambda number: near.check[number], len(near.check), buffer, reorder, graph.indices.dtype)
-    changes: list[Change] = [change for window in range(windows.count) for change in windows(window)]
+    windows = Windows(near.checked, len(near.check), buffer, reorder, graph.indices.dtype)
+    changes: list[Change] = []
+    for window in range(windows.count):
+        start = time.perf_counter()
+        found = windows(window)
+        ahead = (time.perf_counter() - start) / len(found)  # of the last one: the first ones warm up
+        changes += found
     later = changes[1:] or changes
     rows = job.seconds_of_each(functools.partial(buffer.load, change.ids, change.slots) for change in later)
     buffer.clear()
@@ -259,7 +268,7 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
         return latest[0]
 
     return Fed(
-        epoch, job.seconds(rows, beside=True), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
+        epoch, job.seconds(beside=(rows, ahead)), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
         lambda: latest[0].seen.share,
     )  # fmt: skip
 
