@@ -252,14 +252,7 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
         raise ConfigError("the structure and the rows of two batches do not fit into the budget.")
     graph.ndata["x"] = buffer = RowBuffer(near.rows, hot, room)
     windows = Windows(near.checked, len(near.check), buffer, reorder, graph.indices.dtype)
-    changes: list[Change] = []
-    for window in range(windows.count):
-        start = time.perf_counter()
-        found = windows(window)
-        ahead = (time.perf_counter() - start) / len(found)  # of the last one: the first ones warm up
-        changes += found
-    later = changes[1:] or changes
-    rows = job.seconds_of_each(functools.partial(buffer.load, change.ids, change.slots) for change in later)
+    rows, each = _rows_beside_windows(job, windows, buffer)
     buffer.clear()
     step, latest = job.compiled(graph), []
 
@@ -268,9 +261,26 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
         return latest[0]
 
     return Fed(
-        epoch, job.seconds(beside=(rows, ahead)), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
+        epoch, job.seconds(beside=(rows, each)), job.memory(held), lambda: latest[0].seen.missing * job.row_bytes,
         lambda: latest[0].seen.share,
     )  # fmt: skip
+
+
+def _rows_beside_windows(job: Job, windows: Windows, buffer: RowBuffer) -> tuple[float, float]:
+    """Seconds of a batch's rows, alone, and of those of a window while the next one is sampled, as it is in an epoch:
+    both want the device. 0 where there is no other window."""
+    with Pipeline(windows, windows.count) as pipeline:
+        changes: list[Change] = next(pipeline)
+        start = time.perf_counter()
+        if windows.count > 1:
+            for change in changes:
+                buffer.load(change.ids, change.slots)
+            next(pipeline)
+        if job.device.type == "cuda":
+            torch.cuda.synchronize(job.device)
+        each = (time.perf_counter() - start) / len(changes) if windows.count > 1 else 0.0
+    later = changes[1:] or changes
+    return job.seconds_of_each(functools.partial(buffer.load, change.ids, change.slots) for change in later), each
 
 
 # --- everything on the host ---
