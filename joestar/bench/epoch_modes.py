@@ -7,6 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -136,6 +137,7 @@ class _Near:
 
     Attributes:
         needs: ids of the rows that each of some mini-batches needs; check: of others, if there are so many.
+        further: mini-batches behind those of ``needs`` that may be looked at.
         held: bytes of the device that every step needs beside its workspace: structure, labels, gathered rows.
     """
 
@@ -151,6 +153,7 @@ class _Near:
         self.needs = [self.sampled(number) for number in range(min(count, whole))]
         self._first = max(0, min(count, whole - CHECKED))
         self.check = [self.sampled(number) for number in range(self._first, min(whole, self._first + CHECKED))]
+        self.further = min(whole - self._first, 3 * WINDOW)
         self.largest = max(ids.numel() for ids in (*self.needs, *self.check))
         structure = near.indptr.nbytes + near.indices.nbytes + near.ndata["y"].nbytes
         structure += CLAIMS.get(device.type, 0) * near.num_nodes
@@ -162,7 +165,7 @@ class _Near:
         return self._sampler.sample(self.graph.keyed(1, 0, number), seeds)[0].srcs
 
     def checked(self, number: int) -> Tensor:
-        """Those of one of the batches of ``check``, sampled once more."""
+        """Those of one of the ``further`` batches that begin with those of ``check``, sampled now."""
         return self.sampled(self._first + number)
 
     def hottest(self, room: float) -> Tensor:
@@ -251,7 +254,7 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
     if near.free(held - near.held) < 0:
         raise ConfigError("the structure and the rows of two batches do not fit into the budget.")
     graph.ndata["x"] = buffer = RowBuffer(near.rows, hot, room)
-    windows = Windows(near.checked, len(near.check), buffer, reorder, graph.indices.dtype)
+    windows = Windows(near.checked, near.further, buffer, reorder, graph.indices.dtype)
     rows, each = _rows_beside_windows(job, windows, buffer)
     buffer.clear()
     step, latest = job.compiled(graph), []
@@ -268,19 +271,23 @@ def _matched(near: _Near, hot: Tensor, reorder: bool) -> Fed:
 
 def _rows_beside_windows(job: Job, windows: Windows, buffer: RowBuffer) -> tuple[float, float]:
     """Seconds of a batch's rows, alone, and of those of a window while the next one is sampled, as it is in an epoch:
-    both want the device. 0 where there is no other window."""
-    with Pipeline(windows, windows.count) as pipeline:
-        changes: list[Change] = next(pipeline)
-        start = time.perf_counter()
-        if windows.count > 1:
-            for change in changes:
-                buffer.load(change.ids, change.slots)
-            next(pipeline)
-        if job.device.type == "cuda":
-            torch.cuda.synchronize(job.device)
-        each = (time.perf_counter() - start) / len(changes) if windows.count > 1 else 0.0
+    both want the device. The latter is 0 where there is only one window; those before the last two warm up."""
+    changes: list[Change] = []
+    for window in range(max(1, windows.count - 1)):
+        changes = windows(window)
     later = changes[1:] or changes
-    return job.seconds_of_each(functools.partial(buffer.load, change.ids, change.slots) for change in later), each
+    rows = job.seconds_of_each(functools.partial(buffer.load, change.ids, change.slots) for change in later)
+    if windows.count == 1:
+        return rows, 0.0
+    start = time.perf_counter()
+    with ThreadPoolExecutor(1) as ahead:
+        next_one = ahead.submit(windows, windows.count - 1)
+        for change in changes:
+            buffer.load(change.ids, change.slots)
+        next_one.result()
+    if job.device.type == "cuda":
+        torch.cuda.synchronize(job.device)
+    return rows, (time.perf_counter() - start) / len(changes)
 
 
 # --- everything on the host ---

@@ -130,11 +130,21 @@ class Decompositions(dict):
     def __init__(self, device: torch.device):
         from joestar.torch_private import select_decomp_table
 
-        super().__init__({**select_decomp_table(), **decompositions(device)})
+        table = {**select_decomp_table(), **decompositions(device)}
+        super().__init__({**table, torch.ops.aten.add.Tensor: scaled_sum})
         self.device = device.type
 
     def __reduce__(self) -> tuple:
         return str, (f"joestar decompositions for {self.device}",)
+
+
+def scaled_sum(x: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
+    """``x + alpha * other`` in two ops: one sum of both, where ``other`` is a product, Inductor makes a product with a
+    bias of, and leaves ``alpha`` out (PyTorch 2.13)."""
+    dtype = torch.result_type(x, other)
+    if alpha == 1 or not dtype.is_floating_point:
+        return NotImplemented
+    return x + (other.to(dtype) if isinstance(other, Tensor) else other) * alpha
 
 
 def _without_meta(padded: fx.GraphModule) -> fx.GraphModule:

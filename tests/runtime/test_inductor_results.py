@@ -1,4 +1,4 @@
-"""Gradients through Inductor where it goes wrong by itself: against plain PyTorch."""
+"""Results and gradients through Inductor where it goes wrong by itself: against plain PyTorch."""
 
 import pytest
 import torch
@@ -134,6 +134,33 @@ def of_rounded(largest, rounded: torch.dtype) -> list[list]:
         (value,) = run(*given)
         found.append([value.detach(), *torch.autograd.grad(value, given)])
     return found
+
+
+SUMS = {
+    "of a product": lambda x, p: torch.add(x, p, alpha=2),
+    "product first": lambda x, p: torch.add(p, x, alpha=-3),
+    "in place": lambda x, p: x.clone().add_(p, alpha=0.5),
+    "to nothing": lambda x, p: torch.add(torch.zeros_like(x), p, alpha=2),
+    "of nothing": lambda x, p: torch.add(p, torch.zeros_like(x), alpha=2),
+    "of a number": lambda x, p: torch.add(p, 3, alpha=2),
+    "of integers": lambda x, p: torch.add(p, torch.arange(4), alpha=0.1),
+    "difference": lambda x, p: torch.sub(x, p, alpha=2),
+    "from": lambda x, p: torch.rsub(x, p, alpha=2),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_whose_second_operand_is_scaled(name):
+    """The factor was left out of sums of products: PyTorch's compiler takes them for products with a bias."""
+    random = torch.Generator().manual_seed(0)
+    given = [torch.randn(*size, generator=random, dtype=torch.float64) for size in ((9, 4), (9, 5), (5, 4))]
+
+    def function(x, a, b):
+        return (SUMS[name](x, a @ b),)
+
+    gm = make_fx(function, pre_dispatch=True, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    (found,) = compile_graph(gm, given, given[0].device, ())(*given)
+    torch.testing.assert_close(found, function(*given)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_loop_that_is_shaped_anew_runs_behind_what_it_reads():
