@@ -43,7 +43,8 @@ def rounds(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         operands = [operand for operand in node.all_input_nodes if dtype_of(operand) is not None]
         short = dtype_of(node) in _SHORT
-        if short and any(dtype_of(operand) in _WIDE for operand in operands):
+        of_others = operands and all(dtype_of(operand) not in _SHORT for operand in operands) and not stores(node)
+        if short and (of_others or any(dtype_of(operand) in _WIDE for operand in operands)):
             rounded.add(node)
         elif not rounded.isdisjoint(operands):
             if short and not stores(node):

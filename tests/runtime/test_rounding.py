@@ -49,6 +49,7 @@ FORMS = {
     "copied": (lambda x: torch.empty(3, dtype=torch.half).copy_(x).float(), True, True),
     "promoted": (lambda x: x.half() + x, True, False),
     "something in between": (lambda x: (x.bfloat16() * 2).relu().double(), True, True),
+    "of integers": (lambda x: (torch.arange(3).bfloat16() / 3).double() * x, True, True),
     "not widened": (lambda x: x.bfloat16() * 2, False, False),
     "stored by a product": (lambda x: (x.bfloat16()[None] @ torch.ones(3, 1).bfloat16()).float(), False, False),
     "wider than that": (lambda x: x.double().float(), False, False),
