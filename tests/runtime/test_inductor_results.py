@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import joestar
 from joestar import NeighborSampler, fn
+from joestar.fusion.backend.compared import SaveCompared
 from joestar.graph_api import Graph
 from joestar.runtime.inductor import compile_graph
 from joestar.runtime.renames import renames_kept
@@ -98,6 +99,27 @@ def test_entries_that_equal_a_maximum(largest, dtype):
     rtol = 1e-10 if dtype == torch.float64 else 1e-4
     of = LARGEST[largest]
     compare(Plain(), lambda z, y: F.cross_entropy(z, y) + 0.1 * of(exponential(z)), dtype, rtol)
+
+
+KEPT = {
+    "compared": (lambda z, tangents: (z.exp() >= z.exp().amax(0)) * z, ["exp_1"]),
+    "through views and a mask": (
+        lambda z, tangents: (lambda h: h == torch.where(z > 0, h.view(4, 3), -1).amax(0, True))(z.exp()),
+        ["exp", "amax"],
+    ),
+    "with nothing": (lambda z, tangents: (z.exp() - z.exp().amax(0)).exp(), []),
+    "behind a product": (lambda z, tangents: (z.exp().amax(0, True).expand(4, 3) @ z.t()) > 0, []),
+    "of integers": (lambda z, tangents: (z.long() + 1).amax(0) == z.long(), []),
+    "of a gradient": (lambda z, tangents: tangents.exp() == tangents.exp().amax(0), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_for_the_gradient(name):
+    function, kept = KEPT[name]
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 3), torch.randn(4, 3)).graph
+    SaveCompared()(graph)
+    assert [node.name for node in graph.nodes if "recompute" in node.meta] == kept
 
 
 ROUNDED = {

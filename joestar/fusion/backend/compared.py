@@ -17,19 +17,11 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from joestar.fusion.backend.stored import jumps, name_of, stores
+from joestar.fusion.backend import stored
+from joestar.fusion.backend.stored import SELECTS, dtype_of, jumps, moves, name_of, stores
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
 _ATEN = torch.ops.aten
-_MOVES = {
-    _ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim,
-    _ATEN.squeeze.dims, _ATEN.squeeze.default, _ATEN.expand.default, _ATEN.permute.default, _ATEN.alias.default,
-}  # fmt: skip
-"""Ops whose results hold the very entries of their first operand."""
-_SELECTS = {
-    "max", "min", "amax", "amin", "cummax", "cummin", "sort", "topk", "kthvalue", "median", "nanmedian", "mode",
-}  # fmt: skip
-"""Ops whose results hold some of the entries of their first operand."""
 
 
 class SaveCompared(CustomGraphPass):
@@ -42,7 +34,7 @@ class SaveCompared(CustomGraphPass):
             if node.op == "call_function" and not backward.isdisjoint(node.all_input_nodes):
                 backward.add(node)
         compared = [node.args for node in graph.find_nodes(op="call_function", target=_ATEN.eq.Tensor)]
-        compared += [node.args[:1] for node in graph.nodes if name_of(node) in _SELECTS and _is_compared(node)]
+        compared += [node.args[:1] for node in graph.nodes if name_of(node) in SELECTS and _is_compared(node)]
         for operand in (operand for operands in compared for operand in operands if isinstance(operand, fx.Node)):
             for source in _sources(operand):
                 if source not in backward and _computed(source):
@@ -50,12 +42,12 @@ class SaveCompared(CustomGraphPass):
 
     def uuid(self):
         """Identifies the pass in Inductor's cache of compiled graphs."""
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files((__file__, stored.__file__))
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
     """The nodes whose entries this one holds; a mask of padded rows chooses between two."""
-    while node.target in _MOVES:
+    while name_of(node) == "_unsafe_view" or (name_of(node) and moves(node)):
         node = node.args[0]
     if node.target is not _ATEN.where.self:
         return [node]
@@ -76,5 +68,5 @@ def _is_compared(node: fx.Node) -> bool:
 
 
 def _computed(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return node.op == "call_function" and isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    dtype = dtype_of(node)
+    return bool(node.op == "call_function" and node.all_input_nodes and dtype is not None and dtype.is_floating_point)

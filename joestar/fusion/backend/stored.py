@@ -6,9 +6,12 @@ from torch import Tensor, fx
 from joestar.torch_private import OpOverload
 
 _PRODUCTS = {"linear", "mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "einsum", "convolution", "conv1d", "conv2d"}
-_JUMP = {
-    "max", "min", "cummax", "cummin", "sort", "topk", "kthvalue", "median", "nanmedian", "mode", "floor", "ceil",
-    "round", "trunc", "frac", "fmod", "remainder", "scatter_reduce", "index_reduce",
+SELECTS = {
+    "max", "min", "amax", "amin", "cummax", "cummin", "sort", "topk", "kthvalue", "median", "nanmedian", "mode",
+}  # fmt: skip
+"""Ops whose results hold some of the entries of their first operand."""
+_JUMP = SELECTS - {"amax", "amin"} | {
+    "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "scatter_reduce", "index_reduce",
 }  # fmt: skip
 
 
