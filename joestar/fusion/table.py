@@ -18,7 +18,7 @@ from joestar.fusion.aggregate import (
     own_aggregate,
     own_beside,
 )
-from joestar.fusion.backend import gradient_sums, join_casts, overlap, product_epilogue, product_layout
+from joestar.fusion.backend import first, overlap
 from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
 from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
@@ -111,7 +111,7 @@ PASSES = (
 )
 """The pipeline, in order."""
 
-BACKEND = (gradient_sums.NAME, join_casts.NAME, product_epilogue.NAME, product_layout.NAME, overlap.NAME)
+BACKEND = (*(module.NAME for module in first.PASSES), overlap.NAME)
 """Passes over the backend's graphs, which can be left out as well."""
 
 

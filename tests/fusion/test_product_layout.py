@@ -47,6 +47,32 @@ def test_before_and_after():
     assert torch.allclose(fx.GraphModule(torch.nn.Module(), graph)(*values), values[0] @ values[1], rtol=1e-12, atol=0)
 
 
+def test_weights_that_are_there_are_turned_in_one_launch():
+    """Each once, whoever reads it; one that is made in between for itself, behind what makes it."""
+    graph, like = fx.Graph(), {"device": "cuda"}
+    with FakeTensorMode():
+        values = [torch.empty(ROWS, 24, **like), torch.empty(24, 40, **like), torch.empty(40, 24, **like)]
+    grad, w, v = (graph.placeholder(name) for name in ("grad", "w", "v"))
+    for node, value in zip((grad, w, v), values, strict=True):
+        node.meta["val"] = value
+    node = grad
+    for weight, target in ((w, None), (v, ATEN.cos.default), (w, None), (v, None)):
+        if target is not None:
+            made = graph.call_function(target, (weight,))
+            made.meta["val"] = weight.meta["val"].clone()
+            weight = made
+        node = graph.call_function(ATEN.mm.default, (node, weight))
+        node.meta["val"] = node.args[0].meta["val"].new_empty(ROWS, weight.meta["val"].shape[1])
+    graph.output(node)
+    assert product_layout.run(graph) == 4
+    graph.lint()
+    turned = graph.find_nodes(op="call_function", target=torch.ops.joestar.turn_all.default)
+    assert [[weight.name for weight in node.args[0]] for node in turned] == [["w", "v"], ["cos_default"]]
+    grad, w, v = (torch.randn(*shape, dtype=torch.float64) for shape in ((7, 24), (24, 40), (40, 24)))
+    found = fx.GraphModule(torch.nn.Module(), graph)(grad, w, v)
+    torch.testing.assert_close(found, grad @ w @ v.cos() @ w @ v)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -2,11 +2,11 @@
 
 from torch import fx
 
-from joestar.fusion.backend import gradient_sums, join_casts, product_epilogue, product_layout
+from joestar.fusion.backend import gradient_sums, join_casts, product_epilogue, product_layout, unaligned_products
 from joestar.kernels.machine import products_in_tf32
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
-PASSES = (gradient_sums, join_casts, product_epilogue, product_layout)
+PASSES = (gradient_sums, join_casts, product_epilogue, unaligned_products, product_layout)
 
 
 class FirstPasses(CustomGraphPass):
@@ -25,6 +25,6 @@ class FirstPasses(CustomGraphPass):
             module.run(graph)
 
     def uuid(self):
-        """Identifies passes, and the setting that two of them read, in Inductor's cache of compiled graphs."""
+        """Identifies passes, and the setting that some of them read, in Inductor's cache of compiled graphs."""
         files = get_hash_for_files((__file__, *(module.__file__ for module in PASSES)))
         return files, tuple(module.NAME for module in self.passes), products_in_tf32()
