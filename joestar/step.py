@@ -243,6 +243,7 @@ class Step(Predictor, Explained):
         program = self._runner.executor.program
         program.follow_modes()
         if program.captured is None:
+            self._runner.optimizer.compile_soon()
             program.trace(seeds[:batch], step_key(self._seed, 0, 0, self.graph.device))
         self._runner.executor.program.check_labels(seeds)
         if self._tune:

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.compile_ahead import is_compiling, together
 from joestar.kernels.gpu_launch import (
     block_sums,
     cdiv,
@@ -195,13 +196,16 @@ def compact(
     table, calls, bits, period = claims(device, num_nodes, size)
     block = min(1024, max(128, power_of_two(cdiv(size, 1024))))
     blocks, warps = cdiv(size, block), min(8, block // 32)
+    if device.type == "cuda":
+        every = (dsts, dst_count, sub_indptr, sub_indices, num_nodes, num_src)
+        together(lambda: compact(*every), "compact", dsts.dtype, bits, block)
     seen = dsts, dst_count, sub_indptr, sub_indices
     first, local_of = torch.empty((2, size), dtype=torch.int32, device=device)
     sums = torch.empty(blocks, dtype=torch.int64, device=device)
     claim[(blocks,)](*seen, table, calls, n, size, BITS=bits, PERIOD=period, BLOCK=block, num_warps=warps)
     _count_first[(blocks,)](*seen, table, calls, first, sums, n, size, BITS=bits, BLOCK=block, num_warps=warps)
     if num_src < 0:
-        num_src = int(sums.sum())
+        num_src = size if is_compiling() else int(sums.sum())
     sums, added = block_sums(sums)
     srcs = torch.empty(num_src, dtype=sub_indices.dtype, device=device)
     total = torch.empty((), dtype=torch.int64, device=device)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joestar.kernels.compile_ahead import is_compiling, together
 from joestar.kernels.gpu_hash import UNROLLED, hashed, key_state, pick_tile, picks, row_state
 from joestar.kernels.gpu_launch import (
     block_sums,
@@ -131,6 +132,10 @@ def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges,
     if n == 0:
         zeros = [torch.zeros(size, dtype=torch.int64, device=device) for size in (1, max(num_edges, 0), ())]
         return zeros[0], zeros[1].to(id_dtype), zeros[2]
+    if device.type == "cuda":
+        every = (indptr, indices, rows, count, sliced, k, replace, key, site, num_edges, id_dtype, node_ids)
+        have = (indices is None, count is None, node_ids is None)
+        together(lambda: _run(*every), "sample", k, replace, sliced, id_dtype, *have, rows_per_block(n))
     replace = replace and k >= 0
     wide = power_of_two(k) if k > UNROLLED else 0
     block = max(1, 2048 // wide) if wide else rows_per_block(n)
@@ -140,7 +145,7 @@ def _run(indptr, indices, rows, count, sliced, k, replace, key, site, num_edges,
         indptr, rows, count, sums, n, k, SLICED=sliced, REPLACE=replace, BLOCK=block, num_warps=warps_for(block)
     )
     if num_edges < 0:
-        num_edges = int(sums.sum())
+        num_edges = n if is_compiling() else int(sums.sum())
     sums, added = block_sums(sums)
     sub_indptr = torch.empty(n + 1, dtype=torch.int64, device=device)
     total = torch.empty((), dtype=torch.int64, device=device)

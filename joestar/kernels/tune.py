@@ -125,8 +125,12 @@ def size_class(n: int) -> int:
     return max(0, n - 1).bit_length()
 
 
+def _times() -> bool:
+    return not INTERPRETED and os.environ.get("JOESTAR_TUNE", "1") != "0"
+
+
 def _may_time(device: torch.device) -> bool:
-    if device.type != "cuda" or INTERPRETED or os.environ.get("JOESTAR_TUNE", "1") == "0" or is_compiling():
+    if device.type != "cuda" or not _times() or is_compiling():
         return False
     return not torch.cuda.is_current_stream_capturing()
 
@@ -170,14 +174,19 @@ def choose(
         The first candidate where sums must have a fixed order.
     """
     global _known
-    if len(candidates) == 1 or work < SMALL or device.type != "cuda" or is_deterministic():
+    ahead = device.type == "meta" and is_compiling()
+    if len(candidates) == 1 or work < SMALL or not (device.type == "cuda" or ahead) or is_deterministic():
         return candidates[0]
     if _known is None:
         _known = _load()
-    name = " ".join(str(part) for part in (kernel, torch.cuda.get_device_name(device), *shape))
+    name = " ".join(str(part) for part in (kernel, torch.cuda.get_device_name(None if ahead else device), *shape))
     found = _known.get(name)
     if found in candidates:
         return found
+    if ahead and _times():  # each of them will be launched
+        for config in candidates[1:]:
+            with contextlib.suppress(Exception):
+                launch(config)
     if not _may_time(device):
         return candidates[0]
     compile_all(functools.partial(launch, config) for config in candidates)

@@ -1,5 +1,6 @@
 """The optimizer's step on a GPU as one launch."""
 
+import collections
 import math
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from joestar.kernels import has_triton
+from joestar.ops import ahead
 from joestar.ops import optimizer_formulas as formulas
 
 COLUMNS = 9
@@ -101,6 +103,29 @@ def step(optimizer: Optimizer, table: Tensor, ok: Tensor) -> None:
         else:
             buffers = every("momentum_buffer") if group["momentum"] else []
             sgd(weights, grads, buffers, table[row], ok, nesterov=group["nesterov"], maximize=group["maximize"])
+
+
+def compile_soon(optimizer: Optimizer) -> None:
+    """Begins to compile what ``step`` will launch, in the background; the optimizer stays as it is."""
+    groups = optimizer.param_groups
+    device = groups[0]["params"][0].device
+    like = object.__new__(type(optimizer))
+    like.state = collections.defaultdict(dict)
+    like.param_groups = [{**group, "params": [_without_numbers(p) for p in group["params"]]} for group in groups]
+    table = torch.empty(len(groups), COLUMNS, dtype=torch.float64, device="meta")
+
+    def call() -> None:
+        allocate(like)
+        step(like, table, torch.empty((), dtype=torch.bool, device="meta"))
+
+    ahead.begin([call], device)
+
+
+def _without_numbers(parameter: Tensor) -> Tensor:
+    blank = torch.empty_like(parameter, device="meta")
+    if parameter.requires_grad:
+        blank.requires_grad_().grad = torch.empty_like(parameter, device="meta", requires_grad=False)
+    return blank
 
 
 def _laid_out(grad: Tensor, parameter: Tensor) -> Tensor:

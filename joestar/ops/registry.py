@@ -96,6 +96,8 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+_ON_GPU: dict[str, Callable] = {}
+"""What runs on a GPU, of ops with kernels there."""
 
 
 def define(
@@ -126,7 +128,10 @@ def define(
     kernel = _kernel("cpu", name, cpu)
     LIBRARY.impl(name, op.adapt(kernel or reference), "CPU")
     kernel = _kernel("cuda", name, cuda)
-    LIBRARY.impl(name, op.adapt(around_cuda(kernel) if kernel else reference), "CUDA")
+    on_gpu = op.adapt(around_cuda(kernel) if kernel else reference)
+    LIBRARY.impl(name, on_gpu, "CUDA")
+    if kernel:
+        _ON_GPU[name] = on_gpu
     for device in ("cpu", "cuda") if autocast else ():
         LIBRARY.impl(name, autocast(device), f"Autocast{device.upper()}")
     torch.library.register_fake(f"joestar::{name}", fake)
@@ -199,6 +204,12 @@ def op_of(target) -> Op | None:
     """The op behind the target of a node (``torch.ops.joestar.compact.default``); ``None`` for another library's."""
     namespace, _, name = target._schema.name.partition("::")
     return OPS.get(name) if namespace == "joestar" else None
+
+
+def on_gpu(target) -> Callable | None:
+    """What a node's op runs on a GPU, ``None`` where no kernel of ours does."""
+    op = op_of(target) if isinstance(target, OpOverload) else None
+    return None if op is None else _ON_GPU.get(op.name)
 
 
 def keeps_tables(target) -> bool:

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+from joestar.ops.ahead import hash_triton
 from joestar.ops.digest import source_digest
 
 
@@ -25,10 +26,12 @@ def begin(device: str) -> "list[Future]":
     """Begins with what graphs on a type of device will need, once a process."""
     from joestar.torch_private import codecache, cpu_vec_isa
 
-    prefetch = getattr(getattr(codecache, "triton_key", None), "prefetch", None)
-    if prefetch is not None:  # PyTorch waits for it by itself
-        prefetch()
     needed = [cpu_vec_isa.valid_vec_isa_list] if device == "cpu" else []
+    prefetch = getattr(getattr(codecache, "triton_key", None), "prefetch", None)
+    if device == "cuda":  # kernels that sample need it first
+        needed.append(hash_triton)
+    elif prefetch is not None:  # PyTorch waits for it by itself
+        prefetch()
     needed += [source_digest, *filter(None, [getattr(codecache, "torch_key", None)])]  # all remember what they found
     executor = ThreadPoolExecutor(len(needed), "joestar-beforehand")
     begun = [executor.submit(function) for function in needed]

@@ -19,9 +19,11 @@ from joestar.errors import CaptureError
 from joestar.fusion.backend import overlap
 from joestar.fusion.backend.first import FirstPasses
 from joestar.fusion.backend.joint import JointPasses
+from joestar.fusion.backend.last import LastPasses
 from joestar.locks import TRACING
 from joestar.lowering.origin import node_line
 from joestar.lowering.rules.arguments import argument
+from joestar.ops import ahead
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
@@ -54,7 +56,7 @@ def compile_graph(
         compile_inner = _compared_as_stored(renames_kept()(compile_inner))
         if rounded:
             compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
-        inner = TRACING(torch.compiler.config.patch(tag)(_or_as_usual(compile_inner)))
+        inner = TRACING(torch.compiler.config.patch(tag)(_with_kernels(_or_as_usual(compile_inner))))
         return compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
 
 
@@ -67,6 +69,17 @@ def _compared_as_stored(compile_inner: Callable) -> Callable:
         mark_rounded(gm.graph)
         with torch_private.inductor_config.patch(emulate_precision_casts=True), casts_kept():
             return compile_inner(gm, *given, **options)
+
+    return compiled
+
+
+def _with_kernels(compile_inner: Callable) -> Callable:
+    """Waits for kernels of ours that are compiled meanwhile (``LastPasses``): the graph runs next."""
+
+    def compiled(gm: fx.GraphModule, *given, **options):
+        found = compile_inner(gm, *given, **options)
+        ahead.wait()
+        return found
 
     return compiled
 
@@ -194,7 +207,7 @@ THRESHOLDS = ("realize_opcount_threshold", "realize_cpu_opcount_threshold")
 def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic: bool = False) -> dict:
     """Options of Inductor for our graphs.
 
-    On a GPU our last passes (``fusion.backend``: ``first``, ``overlap``) see its graphs. On a CPU it inlines up
+    On a GPU our last passes (``fusion.backend``: ``first``, ``last``) see its graphs. On a CPU it inlines up
     to 50 operations per read before it gives a value a loop of its own; the hash behind dropout then grows into
     expressions that take minutes to compile. There, too, masks are computed again, not stored. On both, the backward
     pass reads what buffers held before the step wrote them.
@@ -205,8 +218,8 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
     if deterministic and hasattr(config, "deterministic"):
         fixed["deterministic"] = True  # it still times the settings of pointwise kernels, which change their last bits
     if device.type != "cpu":
-        alone = deterministic or overlap.NAME in disabled
         fixed["post_grad_custom_pre_pass"] = FirstPasses(disabled)
-        return fixed if alone else {**fixed, "post_grad_custom_post_pass": overlap.Overlap()}
+        fixed["post_grad_custom_post_pass"] = LastPasses(not deterministic and overlap.NAME not in disabled)
+        return fixed
     found = {name: 8 for name in THRESHOLDS if hasattr(config, name)}
     return {**found, **fixed}

@@ -217,6 +217,11 @@ class SkippableOptimizer:
             return False
         return self._held.same() and host.same_addresses(self._tensors, self._addresses)
 
+    def compile_soon(self) -> None:
+        """Begins to compile the step's kernels in the background, where it has some."""
+        if self.on_gpu:
+            kernels.compile_soon(self.optimizer)
+
     def reset(self) -> None:
         """Forgets moments and momentum, as if the optimizer were new."""
         self.optimizer.state.clear()

@@ -125,6 +125,7 @@ class Program:
     def _trace(self, seeds: Tensor, key: Tensor) -> None:
         if self.options.backend != "eager":
             beforehand.begin(self.graph.device.type)
+            beforehand.import_inductor()  # meanwhile: kernels that sample wait for a hash of Triton's library
         with own_tables({}):  # a CUDA graph will have its own
             sizes, labels = self._measured(seeds, key)
         self._traced_with = self.modes.traced_with()

@@ -250,11 +250,15 @@ def test_inductor_calls_it():
     from torch._inductor.compile_fx import compile_fx
 
     settings = inductor_settings(torch.device("cuda"))
-    assert isinstance(settings["post_grad_custom_post_pass"], Overlap)
-    always = {"joint_custom_post_pass"}
-    assert set(inductor_settings(torch.device("cuda"), ("overlap",))) == {*always, "post_grad_custom_pre_pass"}
+    assert isinstance(settings["post_grad_custom_post_pass"].overlap, Overlap)
+    without = inductor_settings(torch.device("cuda"), ("overlap",))
+    assert without["post_grad_custom_post_pass"].overlap is None
+    always = {"joint_custom_post_pass", "post_grad_custom_post_pass"}
+    assert set(settings) == set(without) == {*always, "post_grad_custom_pre_pass"}
     first = inductor_settings(torch.device("cuda"), ("overlap", "gradient-sums"))["post_grad_custom_pre_pass"]
-    assert [module.NAME for module in first.passes] == ["join-casts", "product-epilogue", "product-layout"]
+    assert [module.NAME for module in first.passes] == [
+        "join-casts", "product-epilogue", "unaligned-products", "product-layout",
+    ]  # fmt: skip
     values = [torch.randn(30, 30, requires_grad=True) for _ in range(3)]
 
     def build(call, a, b, c):
