@@ -27,7 +27,6 @@ from joestar.kernels.gpu_segment_steps import (
     fill_behind,
     held_leaves,
     leaf_values,
-    prepared,
     run_steps,
     store_tile,
     strides,
@@ -361,7 +360,7 @@ def segment_grad(
             "ACC": accumulator(*rows),
         }  # fmt: skip
         name = (dtype_of(parsed, leaves), width, heads, program.replace(" ", "_"))
-        tensors = prepared(line.leaves, [*leaves, *rows])
+        tensors = (*leaves, *rows)
         _over_destinations(indptr, indices, tensors, parsed, line, wanted, out, settings, name)
         _over_sources(indptr, indices, tensors, parsed, line, out, settings, name)
     return whole

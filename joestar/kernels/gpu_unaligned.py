@@ -14,8 +14,8 @@ from joestar.kernels.gpu_tiles import accumulator, check_values
 from joestar.kernels.layout import power_of_two
 from joestar.kernels.machine import products_in_tf32
 
-_FEW = 4096
-"""Rows up to which a tile has 16 of them, the fewest that tensor cores take; 32 behind that."""
+_ROWS = 16
+"""Of a tile, the fewest that tensor cores take."""
 _DEPTH = 512
 """Bytes of a row that are loaded at a time."""
 
@@ -56,10 +56,10 @@ def mm_unaligned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x.new_empty((n, columns))
     if not out.numel():
         return out
-    rows, block = 16 if n <= _FEW else 32, min(64, max(16, power_of_two(columns)))
-    _product[(cdiv(n, rows), cdiv(columns, block))](
+    block = min(64, max(16, power_of_two(columns)))
+    _product[(cdiv(n, _ROWS), cdiv(columns, block))](
         x, weight, bias, out, n, WIDTH=width, COLUMNS=columns, DOWN=weight.stride(0), RIGHT=weight.stride(1),
         PRECISION="tf32" if x.dtype != torch.float32 or products_in_tf32() else "ieee", ACC=accumulator(x, weight),
-        ROWS=rows, BLOCK=block, DEPTH=min(max(16, power_of_two(width)), _DEPTH // x.element_size()), num_warps=4,
+        ROWS=_ROWS, BLOCK=block, DEPTH=min(max(16, power_of_two(width)), _DEPTH // x.element_size()), num_warps=4,
     )  # fmt: skip
     return out

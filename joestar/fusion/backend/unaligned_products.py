@@ -21,8 +21,8 @@ from joestar.kernels.machine import in_tensor_cores
 
 NAME = "unaligned-products"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
-_ROWS, _WIDE = 2**14, 512
-"""Most rows, and numbers of a row, of either operand."""
+_ROWS, _WIDE = 2**12, 512
+"""Most rows, and numbers of a row, of either operand: products of up to 16,384 rows made dot-product attention slower."""
 _ALIGNMENT = 16
 """Bytes."""
 

@@ -6,7 +6,7 @@ from kernel_checks import check_close
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu, gpu_turn, gpu_unaligned
+from joestar.kernels import gpu, gpu_turn
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.ops import reference
 
@@ -16,10 +16,8 @@ SHAPES = [(1, 3, 1), (100, 256, 47), (70, 47, 130), (33, 300, 5), (0, 8, 4), (4,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("few", [4096, 8])
-def test_products(dtype, few, monkeypatch, ranges, tf32):
-    """In tiles of either height, however the weight lies, in one part along the sum or several."""
-    monkeypatch.setattr(gpu_unaligned, "_FEW", few)
+def test_products(dtype, ranges, tf32):
+    """However the weight lies, in one part along the sum or several."""
     random = torch.Generator().manual_seed(0)
     for n, width, columns in SHAPES:
         x, weight, bias = (
