@@ -22,7 +22,8 @@ from joestar.kernels.machine import in_tensor_cores
 NAME = "unaligned-products"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _ROWS, _WIDE = 2**12, 512
-"""Most rows, and numbers of a row, of either operand: products of up to 16,384 rows made dot-product attention slower."""
+"""Most rows, and numbers of a row, of either operand: with products of up to 16,384 rows dot-product attention was
+slower."""
 _ALIGNMENT = 16
 """Bytes."""
 
