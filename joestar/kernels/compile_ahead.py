@@ -115,7 +115,7 @@ def begin(calls: Iterable[Callable[[], object]], device: torch.device) -> None:
         return
 
     def run() -> None:
-        with torch.cuda.device(device):
+        with contextlib.suppress(Exception), torch.cuda.device(device):
             compile_all(calls)
 
     thread = threading.Thread(target=run, name="joestar-compile-ahead")

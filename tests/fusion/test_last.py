@@ -85,6 +85,7 @@ def test_compiling_begins_once_a_graph_of_a_gpu_is_there(monkeypatch):
     LastPasses(overlap=False)(graph)
     assert begun == [0, 1] and rewritten == [graph]
     assert LastPasses().uuid() == LastPasses().uuid() != LastPasses(overlap=False).uuid()
+    assert LastPasses(overlap=False).uuid()  # without one, Inductor keeps nothing
     monkeypatch.undo()
     last.compile_soon(graph)
     from joestar.kernels import compile_ahead
