@@ -34,6 +34,7 @@ from torch import Tensor, fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
+from where import DEVICE
 
 from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.graph_api.history import HistoryTables
@@ -318,8 +319,8 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
 
 def twice(forward, inputs, autocast: torch.dtype | None, **options) -> fx.GraphModule:
     """Under autocast Python sees its dtypes, but values are those without, as where Dynamo's graph is traced again."""
-    plain = torch.autocast("cpu", enabled=False)
-    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+    plain = torch.autocast(DEVICE.type, enabled=False)
+    with torch.autocast(DEVICE.type, autocast, enabled=autocast is not None, cache_enabled=False):
         gm = make_fx(forward, OTHER_NAMES, pre_dispatch=True, **options)(*inputs.fakes)
     if autocast is None:
         return gm

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import autocast_dtypes
 from lowering.harness import Outcome
 from torch import Tensor
+from where import DEVICE, here
 
 from joestar.errors import CaptureError, ConfigError, PaddingError
 from joestar.fusion import PASSES
@@ -82,7 +83,7 @@ def run_pack(pack: int, report: Report, backend: str = "eager", only: int | None
     """
     programs = [write(pack * PER_PACK + position) for position in range(PER_PACK)]
     programs = [written for written in programs if only in (None, written.number)]
-    with SETTINGS[setting_of(pack)]():
+    with here(), SETTINGS[setting_of(pack)]():
         _run(programs, pack, report, backend, quick)
     forget(programs)
 
@@ -93,7 +94,7 @@ def _run(programs: list[Written], pack: int, report: Report, backend: str, quick
     captures = _captures(subjects, seeds, quick)
     for subject, made in zip(subjects, captures, strict=True):
         _judge(subject, made, seeds, report, backend, quick)
-    if backend == "eager":
+    if backend == "eager" and DEVICE.type == "cpu":
         _train(subjects, captures, report)
 
 
@@ -142,7 +143,7 @@ def _raised(error: Exception) -> str:
 
 def batch_of(subjects: list[Subject], pack: int) -> Tensor:
     """A batch, if possible one whose sets differ in size: then the masks of plain execution are known."""
-    graph, key = subjects[0].graph, step_key(0, 0, 0, "cpu")
+    graph, key = subjects[0].graph, step_key(0, 0, 0, DEVICE)
     for attempt in range(12):
         seeds = seeds_of(f"{pack} {attempt}", graph.num_nodes, graph.indices.dtype)
         if all(plain.tells_sets_apart(subject, seeds, key) for subject in subjects):
@@ -152,7 +153,7 @@ def batch_of(subjects: list[Subject], pack: int) -> Tensor:
 
 def _captures(subjects: list[Subject], seeds: Tensor, quick: bool) -> list[Captured | None]:
     """A capture per program, ``None`` for those that cannot be captured so."""
-    _, labels = measure(subjects[0].sampler, subjects[0].graph, seeds, step_key(0, 0, 0, "cpu"))
+    _, labels = measure(subjects[0].sampler, subjects[0].graph, seeds, step_key(0, 0, 0, DEVICE))
     try:
         return tracing.captured(subjects, seeds, labels, quick)
     except Exception as error:
@@ -174,7 +175,7 @@ def _checked(subject: Subject, made: Captured | None, seeds: Tensor, report: Rep
             return found
         made = None
     if made is None:
-        _, labels = measure(subject.sampler, subject.graph, seeds, step_key(0, 0, 0, "cpu"))
+        _, labels = measure(subject.sampler, subject.graph, seeds, step_key(0, 0, 0, DEVICE))
         (made,) = tracing.captured([subject], seeds, labels, quick=False)
     return check(subject, made, seeds, report, backend)
 

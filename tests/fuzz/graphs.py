@@ -1,6 +1,7 @@
 """Small random graphs with every kind of row: no edges, hubs, duplicate edges, self-loops."""
 
 import torch
+from where import DEVICE, on_host
 
 from joestar import Graph
 
@@ -29,6 +30,12 @@ def random_graph(
         form: what is done to the edges, a name in ``FORMS``; ids: dtype of ``indices``; floats: of ``x``, ``t``, ``f``;
             known: nodes are known by other numbers than their positions (``graph.ids``).
     """
+    with on_host():
+        graph = _drawn(seed, nodes, edges, features, classes, form, ids, floats, known)
+    return graph if DEVICE.type == "cpu" else graph.to(DEVICE)
+
+
+def _drawn(seed, nodes, edges, features, classes, form, ids, floats, known) -> Graph:
     generator = torch.Generator().manual_seed(seed)
     plain = Graph.from_edge_index(_edges(nodes, edges, generator), nodes)
     graph = _FORMS[form](plain)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from lowering.harness import Outcome
 from torch import Tensor
+from where import DEVICE, on_host
 
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.program import Program
@@ -24,13 +25,13 @@ class Runs:
 
     def __init__(self, subject: Subject, seeds: Tensor):
         self.subject, self.seeds = subject, seeds
-        self.key = step_key(0, 0, 0, "cpu")
+        self.key = step_key(0, 0, 0, DEVICE)
         self.start = {name: value.clone() for name, value in subject.model.named_buffers()}
 
     def plain(self, autocast: torch.dtype | None = None) -> Outcome:
         """The user's program as written."""
         try:
-            with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+            with torch.autocast(DEVICE.type, autocast, enabled=autocast is not None, cache_enabled=False):
                 loss = plain.forward(self.subject, self.seeds, self.key)
         except Exception:
             self._put_back()  # batch norms in front of the error have counted
@@ -130,8 +131,9 @@ def rounded(model: torch.nn.Module, rounding: float, random: torch.Generator) ->
     def moved(tensor: Tensor | tuple | None) -> Tensor | tuple | None:
         if not isinstance(tensor, Tensor):  # results of attention, and weights that nobody asked for
             return tensor if tensor is None else tuple(map(moved, tensor))
-        noise = torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) * 2 - 1
-        return tensor * (1 + 2 * rounding * noise)
+        with on_host():
+            noise = torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) * 2 - 1
+        return tensor * (1 + 2 * rounding * noise.to(tensor.device))
 
     start = [parameter.detach().clone() for parameter in model.parameters()]
     modules = [module for module in model.modules() if module is not model]

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import torch
+from where import DEVICE
 
 
 def _set(read: Callable, write: Callable, value) -> Callable[[], contextlib.AbstractContextManager]:
@@ -25,7 +26,7 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "": contextlib.nullcontext,
     "default dtype float64": _set(*_DTYPE, torch.float64),
     "default dtype bfloat16": _set(*_DTYPE, torch.bfloat16),
-    "default device": lambda: torch.device("cpu"),
+    "default device": lambda: torch.device(DEVICE.type),
     "deterministic algorithms": _set(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
     ),

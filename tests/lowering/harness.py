@@ -186,7 +186,8 @@ def seeded(model: nn.Module, seed: int = 3) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.6)
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device)
+            parameter.copy_(drawn * 0.6)
     return model
 
 
