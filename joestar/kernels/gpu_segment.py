@@ -21,6 +21,7 @@ from joestar.kernels.gpu_segment_steps import (
     fill_behind,
     held_leaves,
     leaf_values,
+    prepared,
     run_steps,
     store_tile,
     tile,
@@ -195,7 +196,7 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
     settings = {
         **constants, **results, **sizes, "FROM_SRC": from_src, "ACC": accumulator(*outs), "TAIL": TAIL,
     }  # fmt: skip
-    tensors, targets = tuple(leaves), tuple(outs)
+    tensors, targets = prepared(parsed.leaves, leaves), tuple(outs)
     parts = cdiv(sizes["HEADS"], sizes["TALL"])
 
     def launch(config: tune.Config) -> None:

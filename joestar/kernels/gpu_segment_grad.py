@@ -27,6 +27,7 @@ from joestar.kernels.gpu_segment_steps import (
     fill_behind,
     held_leaves,
     leaf_values,
+    prepared,
     run_steps,
     store_tile,
     strides,
@@ -360,7 +361,7 @@ def segment_grad(
             "ACC": accumulator(*rows),
         }  # fmt: skip
         name = (dtype_of(parsed, leaves), width, heads, program.replace(" ", "_"))
-        tensors = (*leaves, *rows)
+        tensors = prepared(line.leaves, [*leaves, *rows])
         _over_destinations(indptr, indices, tensors, parsed, line, wanted, out, settings, name)
         _over_sources(indptr, indices, tensors, parsed, line, out, settings, name)
     return whole

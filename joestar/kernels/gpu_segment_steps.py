@@ -56,6 +56,16 @@ def rows_in_place(kind: str, tensor: Tensor) -> Tensor:
     return tensor if fits else tensor.contiguous()
 
 
+def prepared(kinds: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors as kernels read them: narrow weights transposed, ``[K, W]``."""
+    groups = zip(kinds, groups_of(kinds, tensors), strict=True)
+    return tuple(
+        tensor.t().contiguous() if "narrow" in kind and place == 1 else tensor
+        for kind, group in groups
+        for place, tensor in enumerate(group)
+    )
+
+
 def tile_of(program: SegmentProgram, width: int, heads: int) -> dict:
     """How rows are cut: ``HEADS`` of ``HEAD_WIDTH`` columns, ``TALL`` of them in a tile, each padded to ``BLOCK``."""
     if not program.has_heads:
@@ -173,7 +183,7 @@ def _held_leaf(
     elif KIND == "narrow" or KIND == "narrow_plain":
         at = tl.program_id(2) * WIDTH + column + 0 * i  # as if they were rows, to be where rows are; the id is 0
         for k in tl.static_range(COUNT):
-            held = held + (tl.load(leaves[PLACES[L] + 1] + at * COUNT + k, inside, 0).to(ACC),)  # noqa: RUF005
+            held = held + (tl.load(leaves[PLACES[L] + 1] + at + k * WIDTH, inside, 0).to(ACC),)  # noqa: RUF005
         if KIND == "narrow":
             held = held + (tl.load(leaves[PLACES[L] + 2] + at, inside, 0).to(ACC),)  # noqa: RUF005
     return held
