@@ -26,7 +26,7 @@ _RESIDENT = 132 * 48
 
 @triton.jit(do_not_specialize=["n"])
 def _bias_relu(
-    x, addend, bias, bits, out, kept, n, scale,
+    x, addend, bias, bits, out, kept, n, scale: tl.float64,
     WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def _bias_relu(
     holds = passes_relu(value)
     if bits is not None:
         holds = holds & kept_bits(bits, i, column, mask, WORDS)
-        value *= scale
+        value *= tl.full((), scale, ACC)
     tl.store(out + at, tl.where(holds, value, 0).to(out.dtype.element_ty), mask)
     store_bits(kept, i, holds & mask, part, i < n, WORDS, WIDE, BLOCK)
 
@@ -61,7 +61,7 @@ def _masked_tile(
     value = tl.load(grad + at, mask, 0).to(ACC)
     for k in tl.static_range(len(more)):
         value += tl.load(more[k] + at, mask & (i < counts[k]), 0).to(ACC)
-    value *= scale
+    value *= tl.full((), scale, ACC)
     value = tl.where(kept_bits(kept, i.to(tl.int64), column, mask, WORDS), value, 0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask)
     return value
@@ -69,7 +69,7 @@ def _masked_tile(
 
 @triton.jit(do_not_specialize=["n"])
 def _bias_relu_grad(
-    grad, more, counts, kept, out, sums, n, scale,
+    grad, more, counts, kept, out, sums, n, scale: tl.float64,
     WIDTH: tl.constexpr, WORDS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """With ``sums`` ``[programs, WIDTH]`` a program takes every so many tiles, and adds up its rows."""

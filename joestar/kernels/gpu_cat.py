@@ -78,7 +78,7 @@ def _used(
 
 @triton.jit(do_not_specialize=["n"])
 def _aggregate_rows(
-    indptr, indices, x, weight, factor, bias, gain, shift, bits, out, kept, n, scale,
+    indptr, indices, x, weight, factor, bias, gain, shift, bits, out, kept, n, scale: tl.float64,
     CAT: tl.constexpr, MEAN: tl.constexpr, ACT: tl.constexpr, EPS: tl.constexpr, WIDTH: tl.constexpr,
     WORDS: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -127,8 +127,8 @@ def _aggregate_rows(
             sums += value if weight is None else value * weights[j]
         done += AHEAD
     if bits is not None:
-        own *= scale
-        sums *= scale
+        own *= tl.full((), scale, ACC)
+        sums *= tl.full((), scale, ACC)
     if MEAN:
         sums = sums / tl.maximum(end - start, 1).to(ACC)
     at = out + i.to(tl.int64) * (2 * WIDTH if CAT else WIDTH) + column

@@ -179,7 +179,7 @@ def _store_rows(
     whose sums are the gradients of ``gain`` and ``shift``.
     """
     if bits is not None:
-        total = tl.where(kept, total * scale, 0)
+        total = tl.where(kept, total * tl.full((), scale, ACC), 0)
     valid = (s < num_src) & inside
     by_gain, by_shift = total, total
     if ACT is not None:
@@ -190,7 +190,7 @@ def _store_rows(
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad(
-    heads, links, scales, factor, grad, x, bits, out, rows, bias, gain, shift, num_src, num_dst, scale,
+    heads, links, scales, factor, grad, x, bits, out, rows, bias, gain, shift, num_src, num_dst, scale: tl.float64,
     CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
     ACT: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -219,7 +219,8 @@ def _gather_grad(
 
 @triton.jit(do_not_specialize=["num_src", "num_dst"])
 def _gather_grad_summed(
-    heads, links, scales, factor, grad, x, bits, out, rows, bias, gain, shift, sums, num_src, num_dst, scale,
+    heads, links, scales, factor, grad, x, bits, out, rows, bias, gain, shift, sums, num_src, num_dst,
+    scale: tl.float64,
     CAT: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, WORDS: tl.constexpr,
     ACT: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip

@@ -46,7 +46,7 @@ def _expanded(words, ROWS: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr
 
 @triton.jit(do_not_specialize=["n", "tiles"])
 def _mm_bias_relu(
-    x, weight, bias, bits, out, kept, n, tiles, scale,
+    x, weight, bias, bits, out, kept, n, tiles, scale: tl.float64,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -65,7 +65,7 @@ def _mm_bias_relu(
         holds = passes_relu(value) & inside
         if bits is not None:
             holds = holds & _expanded(tl.load(bits + row * WORDS + word, i < n, 0), ROWS, BITS, WORDS)
-            value *= scale
+            value *= tl.full((), scale, tl.float32)
         tl.store(out + row * COLUMNS + column[None, :], tl.where(holds, value, 0).to(out.dtype.element_ty), inside)
         each = tl.reshape(holds.to(tl.int32), (ROWS, BITS, WORDS)) << tl.arange(0, BITS)[None, :, None]
         tl.store(kept + row * WORDS + word, tl.sum(each, 1), i < n)
@@ -73,7 +73,7 @@ def _mm_bias_relu(
 
 @triton.jit(do_not_specialize=["n", "tiles"])
 def _mm_bias_relu_grad(
-    grad, weight, kept, out, sums, n, tiles, scale,
+    grad, weight, kept, out, sums, n, tiles, scale: tl.float64,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +86,7 @@ def _mm_bias_relu_grad(
         row = i.to(tl.int64)
         rows = tl.load(grad + row * WIDTH + k[None, :], (i < n) & (k < WIDTH)[None, :], 0)
         words = tl.load(kept + row * WORDS + word, i < n, 0)
-        value = tl.dot(rows, held, input_precision="tf32") * scale
+        value = tl.dot(rows, held, input_precision="tf32") * tl.full((), scale, tl.float32)
         inside = (i < n) & (column < COLUMNS)[None, :]
         value = tl.where(inside & _expanded(words, ROWS, BLOCK // WORDS, WORDS), value, 0)
         tl.store(out + row * COLUMNS + column[None, :], value.to(out.dtype.element_ty), inside)

@@ -12,12 +12,12 @@ from torch import Tensor
 from joestar.kernels.gpu_launch import cdiv, check_rows, on_device, require
 from joestar.kernels.gpu_tiles import accumulator, check_values
 from joestar.kernels.layout import power_of_two
-from joestar.kernels.machine import products_in_tf32
+from joestar.kernels.machine import in_tensor_cores, products_in_tf32
 
 _ROWS = 16
 """Of a tile, the fewest that tensor cores take."""
-_DEPTH = 512
-"""Bytes of a row that are loaded at a time."""
+_DEPTH, _SLOW_DEPTH = 512, 128
+"""Bytes of a row that are loaded at a time, for tensor cores; where none multiplies, registers hold fewer."""
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -57,9 +57,10 @@ def mm_unaligned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not out.numel():
         return out
     block = min(64, max(16, power_of_two(columns)))
+    deep = (_DEPTH if in_tensor_cores(x.dtype) else _SLOW_DEPTH) // x.element_size()
     _product[(cdiv(n, _ROWS), cdiv(columns, block))](
         x, weight, bias, out, n, WIDTH=width, COLUMNS=columns, DOWN=weight.stride(0), RIGHT=weight.stride(1),
         PRECISION="tf32" if x.dtype != torch.float32 or products_in_tf32() else "ieee", ACC=accumulator(x, weight),
-        ROWS=_ROWS, BLOCK=block, DEPTH=min(max(16, power_of_two(width)), _DEPTH // x.element_size()), num_warps=4,
+        ROWS=_ROWS, BLOCK=block, DEPTH=min(max(16, power_of_two(width)), deep), num_warps=4,
     )  # fmt: skip
     return out

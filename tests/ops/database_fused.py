@@ -23,6 +23,8 @@ from .samples import (
 )
 
 WIDTHS = (1, 5, 32, 64, 70, 128)
+KEEP = 1 / 0.7
+"""The scale of what a dropout keeps: no float32 has it, and kernels in float64 must not lose that."""
 
 
 def _mask(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -39,7 +41,7 @@ def _aggregate_cat(dtype, ids, widths=(1, 17, 64)):
             for bits in (None, _mask(s.num_src, width)):
                 for reduce in ("sum", "mean"):
                     case = f"{s.name}, width {width}, {reduce}, {'activated' if bits is not None else 'plain'}"
-                    yield Sample(case, (s.indptr, s.indices, x, bits, 1.0 if bits is None else 2.0, reduce))
+                    yield Sample(case, (s.indptr, s.indices, x, bits, 1.0 if bits is None else KEEP, reduce))
 
 
 def _aggregate_cat_grad(dtype, ids):
@@ -175,14 +177,14 @@ def _bias_relu(dtype, ids):
         x, bias, bits = values((rows, width), dtype, 1), values((width,), dtype, 2), _mask(rows, width)
         for b, m in ((None, bits), (bias, bits), (bias, None)):
             case = f"{[rows, width]}, bias {b is not None}, dropout {m is not None}"
-            yield Sample(case, (x, b, m, 1.0 if m is None else 2.0))
-            yield Sample(f"{case}, addend", (x, b, m, 1.0 if m is None else 2.0, values((rows, width), dtype, 3)))
+            yield Sample(case, (x, b, m, 1.0 if m is None else KEEP))
+            yield Sample(f"{case}, addend", (x, b, m, 1.0 if m is None else KEEP, values((rows, width), dtype, 3)))
 
 
 def _bias_relu_grad(dtype, ids):
     for rows, width in ((0, 5), (7, 1), (70, 32), (6, 70), (5, 128), (3, 300)):
         for biased in (False, True):
-            args = (values((rows, width), dtype, 1), _mask(rows, width), 2.0, biased)
+            args = (values((rows, width), dtype, 1), _mask(rows, width), KEEP, biased)
             yield Sample(f"{[rows, width]}, bias {biased}", args)
             more = [values((count, width), dtype, count) for count in (rows, rows // 2)]
             yield Sample(f"{[rows, width]}, bias {biased}, more", (*args, more))
@@ -195,7 +197,7 @@ def _large_rows(dtype) -> tuple:
 
 def _large_edges(dtype) -> tuple:
     indptr, indices, _, _ = large_columns()
-    return indptr, indices, large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 2.0, "mean"
+    return indptr, indices, large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), KEEP, "mean"
 
 
 _FLOAT_ONE = torch.ones(1, 1)
@@ -264,7 +266,7 @@ OPS = {
     ),
     "bias_relu": Op(
         _bias_relu,
-        lambda dtype: (large_x(dtype, NUM_SRC, 40), values((40,), dtype, 2), _mask(NUM_SRC, 40), 2.0),
+        lambda dtype: (large_x(dtype, NUM_SRC, 40), values((40,), dtype, 2), _mask(NUM_SRC, 40), KEEP),
         gradients=(0, 1),
         errors=(
             ((ints(1, 1), None, None, 1.0), NOT_FLOAT),
@@ -274,7 +276,7 @@ OPS = {
     ),
     "bias_relu_grad": Op(
         _bias_relu_grad,
-        lambda dtype: (large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), 2.0, True),
+        lambda dtype: (large_x(dtype, NUM_SRC, 40), _mask(NUM_SRC, 40), KEEP, True),
         errors=(
             ((ints(1, 1), _mask(1, 1), 1.0, True), NOT_FLOAT),
             ((_FLOAT_ONE, _mask(2, 1), 1.0, True), "bits"),

@@ -82,6 +82,11 @@ def _register_products(text: str) -> int:
     return sum("dot_op" in operand for operand in operands)
 
 
+def _floats(binary) -> list[str]:
+    """Arguments that are float32 numbers: what Triton makes of Python's, which have more digits."""
+    return [str(name) for name, kind in binary.src.signature.items() if kind == "fp32"]
+
+
 def resources() -> list[dict]:
     """Registers, stack and shared memory of every binary, as ``cuobjdump`` reads them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -95,6 +100,6 @@ def resources() -> list[dict]:
             module = function.fn.__module__.rpartition(".")[2]
             rows.append({"kernel": f"{module}.{function.__name__}", "registers": used["REG"], "stack": used["STACK"],
                          "shared": used["SHARED"], "ptx": len(binary.asm["ptx"]),
-                         "register_products": _register_products(binary.asm["ttgir"]),
+                         "register_products": _register_products(binary.asm["ttgir"]), "floats": _floats(binary),
                          "vectors": len(re.findall(r"ld\.global\.v4", binary.asm["ptx"])), **settings})  # fmt: skip
     return rows

@@ -49,6 +49,10 @@ def test_every_kernel_compiles_and_spills_no_registers(request):
     assert not spilling, spilling
     hasty = [row for row in found["resources"] if row["register_products"]]
     assert not hasty, f"Triton lets registers be overwritten while products read them (its issue 9433): {hasty}"
+    blunt = {row["kernel"]: row["floats"] for row in found["resources"] if row["floats"]}
+    assert not blunt, (
+        f"a Python number becomes a float32: in float64 that is wrong. Say tl.float64, or constexpr: {blunt}"
+    )
     _check_wide_rows(found["resources"])
     shards = [row for row in found["resources"] if row["kernel"] == "gpu_shards._gather_shards"]
     assert {row["vectors"] > 0 for row in shards if row["ALIGNED"] == 16} == {True}, "peers are read 16 bytes at a time"
