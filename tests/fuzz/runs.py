@@ -180,7 +180,8 @@ def usual(kind: str, name: str, scale: float) -> float:
 
 
 def of_sixths(kind: str, name: str, scale: float) -> float:
-    """Likewise where PyTorch's kernel for the derivative of the hard sigmoid takes part: its 1/6 is a float32."""
+    """Likewise where PyTorch's kernel for the derivative of the hard sigmoid takes part, or on a GPU that of the hard
+    swish: its 1/6 is a float32."""
     return 10 * TOLERANCE * scale
 
 

@@ -26,9 +26,7 @@ print(json.dumps({"programs": report.programs, "plain": report.plain, "wrong": r
 """
 
 
-@pytest.mark.parametrize(
-    ("pack", "backend"), [(4, "eager"), (14, "eager"), (21, "eager"), (24, "eager"), (32, "eager"), (1, "inductor")]
-)
+@pytest.mark.parametrize(("pack", "backend"), [(14, "eager"), (21, "eager"), (32, "eager"), (1, "inductor")])
 def test_random_programs(pack, backend):
     """Packs whose gradients were off in the eighth digit, when scales of dropout were float32 (all but the last)."""
     root = Path(__file__).resolve().parents[2]
