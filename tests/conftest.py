@@ -133,12 +133,12 @@ def in_half(name: str, word: str) -> bool:
 
 
 def longest_first(items: list, workers: int) -> list:
-    """Shards of the fuzzer take minutes: every worker begins with some, so that none is left over in the end.
+    """Some tests take minutes: every worker begins with a few of them, so that none is left over in the end.
 
     pytest-xdist gives each worker as many tests in a row.
     """
-    parts = [[item for item in items if is_shard(item)][n::workers] for n in range(workers)]
-    others = [item for item in items if not is_shard(item)]
+    parts = [[item for item in items if takes_long(item)][n::workers] for n in range(workers)]
+    others = [item for item in items if not takes_long(item)]
     each, more = divmod(len(items), workers)
     for n, part in enumerate(parts):
         room = each + (n < more) - len(part)
@@ -147,9 +147,10 @@ def longest_first(items: list, workers: int) -> list:
     return [item for part in [*parts, others] for item in part]
 
 
-def is_shard(item) -> bool:
-    """Whether a test is a hundred random programs."""
-    return item.path.name == "test_fuzz.py" and "shard" in getattr(item, "fixturenames", ())
+def takes_long(item) -> bool:
+    """Whether a test is a hundred random programs, or is marked so."""
+    shard = item.path.name == "test_fuzz.py" and "shard" in getattr(item, "fixturenames", ())
+    return shard or item.get_closest_marker("long") is not None
 
 
 @pytest.hookimpl(hookwrapper=True)

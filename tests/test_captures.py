@@ -178,11 +178,19 @@ def test_marked_tests_have_real_captures_in_make_fuzz(conftest, monkeypatch):
         assert next(protocol, None) is None and os.environ["JOESTAR_REAL_CAPTURES"] == "fuzz"
 
 
-def test_every_worker_begins_with_shards(conftest):
-    def item(name, *fixtures):
-        return SimpleNamespace(path=Path(name), fixturenames=fixtures)
+def test_every_worker_begins_with_what_takes_long(conftest):
+    """Shards of the fuzzer, and tests that are marked."""
 
-    shards, others = [item("test_fuzz.py", "shard") for _ in range(3)], [item("test_other.py") for _ in range(10)]
+    def item(name, fixtures=(), marks=()):
+        found = {mark: mark for mark in marks}
+        return SimpleNamespace(path=Path(name), fixturenames=fixtures, get_closest_marker=found.get)
+
+    shards = [
+        item("test_fuzz.py", ["shard"]),
+        item("test_gpu.py", (), ["gpu", "long"]),
+        item("test_fuzz.py", ["shard"]),
+    ]
+    others = [item("test_other.py", (), ["gpu"]) for _ in range(10)]
     ordered = conftest.longest_first([*others[:4], *shards, *others[4:]], 2)
     first, second = ordered[:7], ordered[7:]
     assert [each for each in first if each in shards] == first[:2] and second[0] is shards[1]

@@ -21,6 +21,7 @@ def on_gpu(function):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)], ids=str,

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 RUN = on_gpu(gpu.segment), on_gpu(gpu.segment_grad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)], ids=str,
@@ -30,6 +31,7 @@ def test_values_and_gradients(dtype, tolerance):
             compare(RUN, program, heads, width, s, dtype, tolerance)
 
 
+@pytest.mark.long
 def test_random_programs():
     for seed in range(30):
         compare(RUN, random_program(seed), 1 + seed % 3, 1 + seed % 4, structure("padded"), torch.float32, 1e-4)

@@ -75,5 +75,6 @@ def _check_wide_rows(rows: list[dict]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_kernel_compiles_in_every_dtype_and_setting(tmp_path):
     assert _compiled(tmp_path, "--all")["kernels"] >= 300
