@@ -1,8 +1,9 @@
 """Kernels of Triton that are compiled before they are launched (``kernels.compile_ahead``), where there is Triton."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from joestar.kernels import has_triton
 
@@ -13,6 +14,13 @@ def begin(calls: Iterable[Callable[[], object]], device: torch.device) -> None:
         from joestar.kernels import compile_ahead
 
         compile_ahead.begin(calls, device)
+
+
+def blank(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Tensor:
+    """What such calls are made with: a tensor without memory, contiguous unless ``stride`` says otherwise."""
+    if stride is None:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def wait() -> None:

@@ -112,19 +112,19 @@ def compile_soon(optimizer: Optimizer) -> None:
     like = object.__new__(type(optimizer))
     like.state = collections.defaultdict(dict)
     like.param_groups = [{**group, "params": [_without_numbers(p) for p in group["params"]]} for group in groups]
-    table = torch.empty(len(groups), COLUMNS, dtype=torch.float64, device="meta")
+    table = ahead.blank((len(groups), COLUMNS), torch.float64)
 
     def call() -> None:
         allocate(like)
-        step(like, table, torch.empty((), dtype=torch.bool, device="meta"))
+        step(like, table, ahead.blank((), torch.bool))
 
     ahead.begin([call], device)
 
 
 def _without_numbers(parameter: Tensor) -> Tensor:
-    blank = torch.empty_like(parameter, device="meta")
+    blank, grad = (ahead.blank(parameter.shape, parameter.dtype, parameter.stride()) for _ in range(2))
     if parameter.requires_grad:
-        blank.requires_grad_().grad = torch.empty_like(parameter, device="meta", requires_grad=False)
+        blank.requires_grad_().grad = grad
     return blank
 
 

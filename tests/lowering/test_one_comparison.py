@@ -87,9 +87,12 @@ def test_sizes_are_compared_in_one_place():
 
 
 def test_no_value_is_made_outside_the_graphs_mode():
-    """``device="meta"`` makes a tensor that no op of the graph can be run on together with the others."""
+    """``device="meta"`` makes a tensor that no op of the graph can be run on together with the others.
+
+    ``ops/ahead.py`` makes them for calls that only compile.
+    """
     found = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if 'device="meta"' in path.read_text()
-             and path.parent.name != "store"]  # fmt: skip
+             and path.parent.name != "store" and path != SOURCE / "ops" / "ahead.py"]  # fmt: skip
     assert not found, f"use lowering.fakes.run in {found}"
 
 

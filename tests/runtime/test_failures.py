@@ -92,7 +92,7 @@ def test_a_program_keeps_its_compiled_form_if_another_fails(monkeypatch, undistu
 def test_the_same_clear_error_again():
     step = _make()
     step.model.forward = lambda blocks, x: x.sum().item()
-    step = type(step)(step.model, step.sampler, step._loss, step._runner.optimizer, step._options, step._run, False)
+    step = type(step)(step.model, step.sampler, step._loss, step._runner.update, step._options, step._run, False)
     messages = []
     for _ in range(2):
         with pytest.raises(CaptureError) as raised:
