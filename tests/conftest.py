@@ -63,6 +63,15 @@ def _short_measurements():
     bandwidth.SOURCE_BYTES = 1 << 22
 
 
+@pytest.fixture
+def tf32():
+    """Float32 products on a GPU may be rounded to TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
 class Clock:
     """A module ``time`` in whose process everything takes as long."""
 

@@ -19,11 +19,11 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
+from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.locks import ProcessLock
 
 THREADS = 8
 """That compile at a time, at most: Python's lock is theirs for half of the time."""
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _HASH, _PATCH = ProcessLock(), ProcessLock()
 _patched: list[Callable] = []
 """``JITFunction.run`` as it was, once for every thread that is within ``compiled_only``."""
@@ -100,7 +100,7 @@ def together(call: Callable[[], object], *key) -> None:
 
     What ``call`` reads of tensors is not there (``is_compiling``).
     """
-    if key in _together or _INTERPRETED or is_compiling() or torch.cuda.is_current_stream_capturing():
+    if key in _together or INTERPRETED or is_compiling() or torch.cuda.is_current_stream_capturing():
         return
     _together.add(key)
     compile_all([call])
@@ -111,7 +111,7 @@ def begin(calls: Iterable[Callable[[], object]], device: torch.device) -> None:
 
     Calls must read no numbers of tensors, and write nothing that lasts.
     """
-    if device.type != "cuda" or _INTERPRETED:
+    if device.type != "cuda" or INTERPRETED:
         return
 
     def run() -> None:

@@ -117,12 +117,19 @@ def _grid(n: int, config: tune.Config, device: torch.device) -> tuple[int, int, 
     return min(tiles, config["PER_CORE"] * multiprocessors(device)), tiles, rest
 
 
-def _check(x: Tensor, weight: Tensor, words: Tensor | None) -> None:
+def check_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Raises ``ValueError`` unless rows ``[n, F]``, a weight ``[F, D]`` and a bias ``[D]``, if any, fit one another."""
     check_values(x=x, weight=weight)
     right = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[0] and x.dtype == weight.dtype
     came = f"{x.dtype} {list(x.shape)} and {weight.dtype} {list(weight.shape)}"
     require(right, "rows [n, F] and a weight [F, D] of one dtype", came)
     check_rows(x.shape[0])
+    columns = weight.shape[1]
+    right = bias is None or (bias.shape == (columns,) and bias.dtype == x.dtype)
+    require(right, f"a bias {x.dtype} [{columns}]", None if bias is None else f"{bias.dtype} {list(bias.shape)}")
+
+
+def _check_words(x: Tensor, weight: Tensor, words: Tensor | None) -> None:
     shape = (x.shape[0], cdiv(weight.shape[1], 32))
     right = words is None or (words.shape == shape and words.dtype == torch.int32)
     require(right, f"bits int32 {list(shape)}", None if words is None else f"{words.dtype} {list(words.shape)}")
@@ -133,10 +140,9 @@ def mm_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """(relu(x @ weight + bias), dropped out and scaled by ``bits`` if there are; bits of what gradients reach)."""
-    _check(x, weight, bits)
+    check_product(x, weight, bias)
+    _check_words(x, weight, bits)
     columns = weight.shape[1]
-    right = bias is None or (bias.shape == (columns,) and bias.dtype == x.dtype)
-    require(right, f"a bias {x.dtype} [{columns}]", None if bias is None else f"{bias.dtype} {list(bias.shape)}")
     if not fits(x.dtype, *weight.shape):
         return gpu_activation.bias_relu(x @ weight, bias, bits, scale)
     x, n = x.contiguous(), x.shape[0]
@@ -163,7 +169,8 @@ def mm_bias_relu_grad(grad: Tensor, weight: Tensor, kept: Tensor, scale: float, 
 
     The sums run in the same order in every run.
     """
-    _check(grad, weight, kept)
+    check_product(grad, weight)
+    _check_words(grad, weight, kept)
     columns = weight.shape[1]
     if not fits(grad.dtype, *weight.shape):
         return gpu_activation.bias_relu_grad(grad @ weight, kept, scale, biased)

@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joestar.kernels.gpu_launch import cdiv, check_rows, on_device, require
-from joestar.kernels.gpu_tiles import accumulator, check_values
+from joestar.kernels.gpu_launch import cdiv, on_device
+from joestar.kernels.gpu_mm_relu import check_product
+from joestar.kernels.gpu_tiles import accumulator
 from joestar.kernels.layout import power_of_two
 from joestar.kernels.machine import in_tensor_cores, products_in_tf32
 
@@ -44,14 +45,8 @@ def _product(
 @on_device
 def mm_unaligned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight + bias``; float32 in TF32 where PyTorch's own products are allowed to."""
-    check_values(x=x, weight=weight)
-    right = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[0] and x.dtype == weight.dtype
-    came = f"{x.dtype} {list(x.shape)} and {weight.dtype} {list(weight.shape)}"
-    require(right, "rows [n, F] and a weight [F, D] of one dtype", came)
+    check_product(x, weight, bias)
     (n, width), columns = x.shape, weight.shape[1]
-    right = bias is None or (bias.shape == (columns,) and bias.dtype == x.dtype)
-    require(right, f"a bias {x.dtype} [{columns}]", None if bias is None else f"{bias.dtype} {list(bias.shape)}")
-    check_rows(n)
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     out = x.new_empty((n, columns))
     if not out.numel():

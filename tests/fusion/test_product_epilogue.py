@@ -13,15 +13,9 @@ from .graphs import ATEN, JOESTAR, count
 
 pytest.importorskip("triton", reason="needs Triton: pip install triton (Linux)")
 
+pytestmark = pytest.mark.usefixtures("tf32")
+
 ROWS = product_epilogue._ROWS
-
-
-@pytest.fixture(autouse=True)
-def _tf32():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", again=False, more=False, turned=False):

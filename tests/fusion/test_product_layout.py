@@ -9,16 +9,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from joestar.fusion.backend import gradient_sums, product_layout
 from joestar.fusion.backend.first import FirstPasses
 
+pytestmark = pytest.mark.usefixtures("tf32")
+
 ATEN = torch.ops.aten
 ROWS = product_layout._ROWS
-
-
-@pytest.fixture(autouse=True)
-def _tf32():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def product(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", turned=False) -> fx.Graph:

@@ -8,16 +8,12 @@ from torch._subclasses import FakeTensorMode
 from joestar.fusion.backend import unaligned_products
 from joestar.fusion.backend.first import FirstPasses
 
+pytest.importorskip("triton", reason="needs Triton: pip install triton (Linux)")
+
+pytestmark = pytest.mark.usefixtures("tf32")
+
 ATEN, JOESTAR = torch.ops.aten, torch.ops.joestar
 OURS = JOESTAR.mm_unaligned.default
-
-
-@pytest.fixture(autouse=True)
-def _tf32():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def product(

@@ -10,16 +10,12 @@ from joestar.fusion.backend import product_epilogue
 from joestar.kernels.dropout import positive_bits
 from joestar.ops import reference
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("tf32"),
+]  # fmt: skip
 
 ops = torch.ops.joestar
-
-
-@pytest.fixture(autouse=True)
-def _tf32():
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize(

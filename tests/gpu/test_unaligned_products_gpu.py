@@ -8,16 +8,12 @@ import joestar
 from joestar import nn as jnn
 from joestar.fusion.backend import unaligned_products
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("tf32"),
+]  # fmt: skip
 
 ops = torch.ops.joestar
-
-
-@pytest.fixture(autouse=True)
-def _tf32():
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from joestar.ops.dense import bias_relu as epilogue
 from joestar.ops.registry import define_gradient
 
 
-def _check(name: str, x: Tensor, weight: Tensor) -> None:
+def check_product(name: str, x: Tensor, weight: Tensor) -> None:
+    """Raises ``ValueError`` unless rows ``[n, F]`` and a weight ``[F, D]`` of one dtype are given."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
         raise ValueError(
             f"{name}: expected rows [n, F] and a weight [F, D] of one dtype; got {x.dtype} {list(x.shape)} and "
@@ -28,7 +29,7 @@ def mm_bias_relu(
         x: ``[n, F]``; weight: ``[F, D]`` in the dtype of ``x``, however it lies; bias: ``[D]`` in it, or none.
         bits, scale: see ``bias_relu``.
     """
-    _check("mm_bias_relu", x, weight)
+    check_product("mm_bias_relu", x, weight)
     return epilogue.bias_relu(x @ weight, bias, bits, scale)
 
 
@@ -38,7 +39,7 @@ def mm_bias_relu_grad(grad: Tensor, weight: Tensor, kept: Tensor, scale: float, 
     Args:
         grad: ``[n, C]``; weight: ``[C, D]`` in its dtype, however it lies; kept, scale, biased: see ``bias_relu_grad``.
     """
-    _check("mm_bias_relu_grad", grad, weight)
+    check_product("mm_bias_relu_grad", grad, weight)
     return epilogue.bias_relu_grad(grad @ weight, kept, scale, biased)
 
 

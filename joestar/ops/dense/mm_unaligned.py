@@ -6,6 +6,7 @@ In no captured graph: a pass over the backend's graphs puts it there (``fusion/b
 import torch
 from torch import Tensor
 
+from joestar.ops.dense.mm_bias_relu import check_product
 from joestar.ops.registry import define_gradient
 
 
@@ -18,11 +19,7 @@ def mm_unaligned(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Raises:
         ValueError: for other shapes or dtypes.
     """
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
-        raise ValueError(
-            f"mm_unaligned: expected rows [n, F] and a weight [F, D] of one dtype; got {x.dtype} {list(x.shape)} and "
-            f"{weight.dtype} {list(weight.shape)}"
-        )
+    check_product("mm_unaligned", x, weight)
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
