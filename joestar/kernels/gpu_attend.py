@@ -16,6 +16,7 @@ from joestar.kernels.gpu_edge_products import check_bits, check_edge_scores, edg
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two, require
 from joestar.kernels.gpu_links import link_edges
+from joestar.kernels.gpu_row_sums import NARROW, row_sums
 from joestar.kernels.gpu_shared import tile_settings
 from joestar.kernels.gpu_tiles import (
     accumulator,
@@ -298,13 +299,20 @@ def attend_own_grad(
     top: Tensor, total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
     s_edge: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the ends' scores, of rows ``[N, F]`` whose products with both vectors these are, of ``s_edge``."""
+    """Gradients of rows ``[N, F]`` whose products with both vectors the scores are, of these vectors, of ``s_edge``."""
     check_values(v_src=v_src, v_dst=v_dst)
     scores, vectors = (s_src, s_dst, s_edge), (v_src, v_dst)
     for_src, for_dst, for_x, for_edge = _gradients(
         indptr, indices, scores, x.unsqueeze(1), *vectors, top, total, grad, slope, bits, scale, True
     )
-    return for_src, for_dst, for_x.squeeze(1), for_edge
+    return for_x.squeeze(1), _of_vector(x, for_src), _of_vector(x, for_dst), for_edge
+
+
+def _of_vector(x: Tensor, for_scores: Tensor) -> Tensor:
+    """``[H, F]``: the gradient of vectors, of those ``[n, H]`` of their products with the first ``n`` rows of ``x``."""
+    if for_scores.shape[1] <= NARROW:
+        return row_sums(x, None, for_scores)
+    return for_scores.t() @ x[: for_scores.shape[0]]
 
 
 def _gradients(indptr, indices, scores, x, v_src, v_dst, top, total, grad, slope, bits, scale, needs_x):

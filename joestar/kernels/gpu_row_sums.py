@@ -23,11 +23,11 @@ _TILE = 512
 
 @triton.jit
 def _tile_ids(ids, first, last, ROWS: tl.constexpr, AHEAD: tl.constexpr):
-    """Ids of ``AHEAD`` tiles of rows from ``first`` on, ``[ROWS, 1]`` each."""
+    """Ids of ``AHEAD`` tiles of rows from ``first`` on, ``[ROWS, 1]`` each; without ``ids`` their own numbers."""
     found = ()
     for j in tl.static_range(AHEAD):
         i = first + j * ROWS + tl.arange(0, ROWS)[:, None]
-        found = found + (tl.load(ids + i, i < last, 0),)  # noqa: RUF005
+        found = found + (i if ids is None else tl.load(ids + i, i < last, 0),)  # noqa: RUF005
     return found
 
 
@@ -83,8 +83,10 @@ def _sum_tiles(width: int, numbers: int, heads: int) -> list[tune.Config]:
     return distinct(configs, width)
 
 
-def row_sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None = None) -> Tensor:
+def row_sums(table: Tensor, ids: Tensor | None, weights: Tensor, count: Tensor | None = None) -> Tensor:
     """``[H, F]``: the sums of the rows of the ids (the first ``count`` of them) times ``weights`` ``[n, H]``.
+
+    Without ``ids`` the rows are the table's first ``n``.
 
     In the dtype of the weights, added up in float32 at least; the same in every run.
     """
@@ -105,7 +107,7 @@ def row_sums(table: Tensor, ids: Tensor, weights: Tensor, count: Tensor | None =
 
     if not (n and heads and width):
         return weights.new_zeros((heads, width))
-    shape = (table.dtype, weights.dtype, heads, width, tune.size_class(n))
+    shape = (table.dtype, weights.dtype, ids is None, heads, width, tune.size_class(n))
     work = n * width * table.element_size()
     launch(tune.choose("row_sums_by", shape, _sum_tiles(width, block, heads), launch, work, table.device))
     return found[0]

@@ -65,3 +65,9 @@ def keeps_weight(dtype: torch.dtype, width: int, columns: int) -> bool:
     Its columns are one tile, whose bits are whole words in a tensor: one, two or four of them.
     """
     return width > 0 and power_of_two(width) * dtype.itemsize <= _KEPT_BYTES and -(-columns // 32) in (1, 2, 4)
+
+
+def keeps_head_weight(dtype: torch.dtype, heads: int, width: int, columns: int) -> bool:
+    """The same for a weight ``[H, D, F]`` of ``head_linear_bias_relu``: heads have some bytes of every word each."""
+    whole = columns >= 16 and columns == power_of_two(columns) and heads * columns % 32 == 0
+    return keeps_weight(dtype, width, columns) and whole and heads in (1, 2, 4)

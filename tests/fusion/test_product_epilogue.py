@@ -51,23 +51,110 @@ def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", a
     return graph
 
 
+def of_heads(rows=ROWS, heads=4, inner=24, columns=32, dtype=torch.float32, device="cuda", again=False, more=False,
+             biased=True, tied=False):  # fmt: skip
+    """The same with a product per head: the forward one in front, that of the gradient behind, its weight made late."""
+    graph = fx.Graph()
+
+    def given(name, *shape, dtype=dtype):
+        node = graph.placeholder(name)
+        node.meta["val"] = torch.empty(*shape, dtype=dtype, device=device)
+        return node
+
+    def call(target, *args):
+        node = graph.call_function(target, args)
+        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
+        return node
+
+    with FakeTensorMode():
+        x, w, b = given("x", rows, heads, inner), given("w", heads, columns, inner), given("b", heads * columns)
+        bits = given("bits", rows, -(-heads * columns // 32), dtype=torch.int32)
+        e = given("e", rows, heads * columns)
+        h = call(ATEN.view.default, call(JOESTAR.head_linear.default, x, w), [rows, heads * columns])
+        y = call(JOESTAR.bias_relu.default, h, b, bits, 2.0, *([h] if again else []))
+        kept = call(operator.getitem, y, 1)
+        g = call(JOESTAR.bias_relu_grad.default, e, kept, 2.0, biased, *([[e]] if more else []))
+        sums = call(operator.getitem, g, 1)
+        split = call(ATEN.view.default, call(operator.getitem, g, 0), [rows, heads, columns])
+        of_weight = call(JOESTAR.head_linear_weight_grad.default, x, split)
+        late = call(ATEN.mul.Tensor, of_weight if tied else w, w)
+        through = call(JOESTAR.head_linear.default, split, call(ATEN.permute.default, late, [0, 2, 1]))
+        graph.output((call(operator.getitem, y, 0), kept, sums, of_weight, through))
+    graph.lint()
+    return graph
+
+
+def given_values(graph, rows):
+    """For the placeholders, with fewer rows."""
+    random = torch.Generator().manual_seed(0)
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        shape = (rows, *value.shape[1:]) if value.shape[0] == ROWS else value.shape
+        if value.dtype == torch.int32:
+            yield torch.randint(-(2**31), 2**31, shape, generator=random, dtype=torch.int32)
+        else:
+            yield torch.randn(shape, generator=random, dtype=torch.float64)
+
+
+def same_results(before, after, rows=ROWS):
+    values = list(given_values(before, rows))
+    before, after = (fx.GraphModule(torch.nn.Module(), graph) for graph in (before, after))
+    for ours, theirs in zip(after(*values), before(*values), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_before_and_after():
     graph = built()
-    before = fx.GraphModule(torch.nn.Module(), built())
     assert product_epilogue.run(graph) == 2
     graph.lint()
     after = fx.GraphModule(torch.nn.Module(), graph)
     assert not count(after, ATEN.mm.default) and not count(after, JOESTAR.bias_relu.default)
     assert count(after, JOESTAR.mm_bias_relu.default) == count(after, JOESTAR.mm_bias_relu_grad.default) == 1
-    random = torch.Generator().manual_seed(0)
-    shapes = ((7, 24), (40, 24), (40,), (24, 40))
-    values = [torch.randn(*shape, generator=random, dtype=torch.float64) for shape in shapes]
-    values.append(torch.randint(-(2**31), 2**31, (7, 2), generator=random, dtype=torch.int32))
-    for ours, theirs in zip(after(*values), before(*values), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    same_results(built(), graph, 7)
     assert product_epilogue.run(graph) == 0
     for node in graph.nodes:
         assert node.op == "output" or "val" in node.meta
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("biased", [False, True])
+def test_heads(heads, biased):
+    graph = of_heads(heads=heads, biased=biased)
+    assert product_epilogue.run(graph) == 2
+    graph.lint()
+    after = fx.GraphModule(torch.nn.Module(), graph)
+    assert not any(count(after, op.default) for op in (JOESTAR.head_linear, JOESTAR.bias_relu, JOESTAR.bias_relu_grad))
+    same_results(of_heads(heads=heads, biased=biased), graph)
+    assert product_epilogue.run(graph) == 0
+    for node in graph.nodes:
+        assert node.op == "output" or "val" in node.meta
+    (new,) = graph.find_nodes(op="call_function", target=JOESTAR.bias_relu_grad_head_linear.default)
+    assert [tuple(value.shape) for value in new.meta["val"]] == [
+        (ROWS, heads * 32), (heads * 32 * biased,), (ROWS, heads, 24)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rows": ROWS - 1}, {"heads": 8}, {"heads": 3}, {"inner": 129}, {"columns": 48}, {"columns": 8},
+        {"columns": 256}, {"dtype": torch.float64}, {"device": "cpu"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_heads_must_not_fire(settings):
+    graph = of_heads(**settings)
+    before = str(graph)
+    assert product_epilogue.run(graph) == 0
+    assert str(graph) == before
+
+
+@pytest.mark.parametrize("settings", [{"again": True}, {"more": True}, {"tied": True}], ids=str)
+def test_heads_must_not_fire_where_more_is_read(settings):
+    """Nor where the weight is made of the rows; the other direction is rewritten."""
+    graph = of_heads(**settings)
+    assert product_epilogue.run(graph) == 1
+    same_results(of_heads(**settings), graph)
 
 
 @pytest.mark.parametrize(

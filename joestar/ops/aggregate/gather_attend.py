@@ -6,12 +6,14 @@ are stored, and the sources need no local numbers. The product of every head's s
 the softmax takes off the gradients is then also known from its result, ``<grad, out>``, which is less to read than the
 sums, and one pass over the rows is all that the backward pass needs.
 
-On a CPU the op is composed of others, with all edges' rows in memory.
+On a CPU the op is composed of others, with all edges' rows in memory. On a GPU the backend's graphs have its two parts,
+for the product to take an epilogue.
 """
 
 import torch
 from torch import Tensor
 
+from joestar import kernels
 from joestar.ops.registry import CSC, Padding, define, define_gradient, define_structural
 from joestar.ops.shapes import wide_dtype
 
@@ -133,23 +135,36 @@ def _linear_fake(indptr, indices, dsts, table, v_src, v_dst, weight, slope, bits
     return table.new_empty((*rows, columns)), table.new_empty((*rows, width)), alpha
 
 
+def _in_one_pass(indptr: Tensor, indices: Tensor, table: Tensor, heads: int) -> bool:
+    """Whether the gradient's kernel takes its rows in one pass, where products of ``out`` and ``out_grad`` are unread.
+
+    On a GPU, for sizes that are known.
+    """
+    fits = kernels.find("gpu_warp_rows.fits") if table.device.type == "cuda" else None
+    sizes = indptr.shape[0] - 1, indices.shape[0]
+    return fits is not None and all(isinstance(size, int) for size in sizes) and fits(*sizes, table, heads)
+
+
 def _setup(ctx, inputs, output):
     indptr, indices, dsts, table, v_src, v_dst, weight, ctx.slope, bits, ctx.scale, s_edge = inputs
     if ctx.needs_input_grad[3]:
         raise RuntimeError("gather_attend has no gradient for its table; gather with index_select, then use attend")
     ctx.mark_non_differentiable(*output[1:])
     ctx.dtypes = v_src.dtype, v_dst.dtype, weight.dtype, None if s_edge is None else s_edge.dtype
-    ctx.save_for_backward(indptr, indices, dsts, table, weight, bits, *output)
+    out, *rest = output
+    out = None if _in_one_pass(indptr, indices, table, v_src.shape[0]) else out
+    ctx.save_for_backward(indptr, indices, dsts, table, weight, bits, *rest, out)
 
 
 def _backward(ctx, grad, *of_saved):
-    indptr, indices, dsts, table, weight, bits, out, y, alpha = ctx.saved_tensors
+    indptr, indices, dsts, table, weight, bits, y, alpha, out = ctx.saved_tensors
     grad = grad.contiguous()
     for_y = ops.head_linear(grad, weight.to(y.dtype).transpose(1, 2))
     *dtypes, of_edge = ctx.dtypes
     of_edges = of_edge is not None and ctx.needs_input_grad[10]
     both, for_edge = ops.gather_attend_grad(
-        indptr, indices, dsts, table, alpha, for_y, out, grad, ctx.slope, bits, ctx.scale, of_edges
+        indptr, indices, dsts, table, alpha, for_y, *((y, for_y) if out is None else (out, grad)), ctx.slope, bits,
+        ctx.scale, of_edges,
     )  # fmt: skip
     grads = both[0], both[1], ops.head_linear_weight_grad(y, grad)
     grads = [g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)]
@@ -166,5 +181,5 @@ define_gradient(
 )  # fmt: skip
 define(
     f"gather_attend_linear({_READS}, {_VECTORS}, Tensor weight, {_DROPOUT}, {_EDGES}) -> (Tensor, Tensor, Tensor)",
-    gather_attend_linear, fake=_linear_fake, gradient=(_setup, _backward), padding=Padding.SAFE,
+    gather_attend_linear, fake=_linear_fake, gradient=(_setup, _backward), padding=Padding.SAFE, dissolved=("cuda",),
 )  # fmt: skip

@@ -58,13 +58,10 @@ def test_wide_rows_and_many_heads(shared, atomic):
         check_close(value, good, torch.float32, "attend_grad")
 
 
-@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("heads", [1, 3, 9])
 def test_scores_of_the_rows_themselves(heads, atomic):
-    def run(indptr, indices, x, *rest):
-        for_src, for_dst, for_x, of_edges = gpu.attend_own_grad(indptr, indices, x, *rest)
-        return for_x, for_src.t() @ x, for_dst.t() @ x[: for_dst.shape[0]], of_edges
-
-    check(run, torch.float64, torch.int64, 1e-11, heads)
+    """With more than 8 heads the gradients of the vectors are products of the library."""
+    check(gpu.attend_own_grad, torch.float64, torch.int64, 1e-11, heads)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -44,6 +44,38 @@ def check(dtype, shapes):
                     check_close(ours, right, dtype, f"gradient {n} {width} {columns} {biased} {w.stride()}")
 
 
+HEADS = [(150, 4, 100, 32), (70, 2, 24, 64), (33, 2, 5, 16), (20, 4, 16, 128), (9, 1, 16, 32), (0, 2, 8, 32)]
+
+
+def check_heads(dtype, shapes):
+    """``shapes``: rows, heads, columns in front of the product and behind it."""
+    for n, heads, width, columns in shapes:
+        x, _, bias, bits = operands(n, heads * width, heads * columns, dtype)
+        rows = x.view(n, heads, width)
+        weight = torch.randn(heads, columns, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+        grad = operands(n, heads * columns, 1, dtype)[0]
+        for w in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
+            for b, m in ((bias, bits), (None, bits), (bias, None)):
+                case = f"{n} {heads} {width} {columns} bias {b is not None} dropout {m is not None} {w.stride()}"
+                scale = 1.0 if m is None else 2.0
+                y, kept = gpu.head_linear_bias_relu(rows, w, b, m, scale)
+                wide = rows.double(), w.double(), None if b is None else b.double(), m, scale
+                check_close(y, reference.head_linear_bias_relu(*wide)[0], dtype, case)
+                assert torch.equal(kept, positive_bits(y, torch.full_like(bits, -1) if m is None else m)), case
+            for biased in (False, True):
+                back = w.transpose(1, 2)
+                found = gpu.bias_relu_grad_head_linear(grad, bits, 2.0, biased, back)
+                good = reference.bias_relu_grad_head_linear(grad.double(), bits, 2.0, biased, back.double())
+                for ours, right in zip(found, good, strict=True):
+                    assert ours.shape == right.shape
+                    check_close(ours, right, dtype, f"gradient {n} {heads} {width} {columns} {biased} {w.stride()}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_heads(dtype, ranges, tf32):
+    check_heads(dtype, HEADS)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_against_product_and_epilogue(dtype, ranges, tf32):
     check(dtype, SHAPES + OTHERS)
@@ -61,6 +93,7 @@ def test_settings(place, cores, monkeypatch, ranges, tf32):
     monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *rest: candidates[place % len(candidates)])
     monkeypatch.setattr(gpu_mm_relu, "multiprocessors", lambda device: cores)
     check(torch.float32, [(290, 20, 37)])
+    check_heads(torch.float32, [(290, 2, 20, 32)])
 
 
 def test_nan_passes_and_infinities_stay(ranges, tf32):
@@ -72,12 +105,20 @@ def test_nan_passes_and_infinities_stay(ranges, tf32):
 
 def test_errors():
     x, weight, bias, bits = operands(4, 3, 5, torch.float32)
+    heads = torch.ones(1, 32, 3)
     for call, message in (
         (lambda: gpu.mm_bias_relu(x, weight[:2], bias, bits, 1.0), "a weight"),
         (lambda: gpu.mm_bias_relu(x, weight.half(), bias, bits, 1.0), "one dtype"),
         (lambda: gpu.mm_bias_relu(x, weight, bias[:2], bits, 1.0), "a bias"),
         (lambda: gpu.mm_bias_relu(x.int(), weight.int(), None, None, 1.0), "floating-point"),
         (lambda: gpu.mm_bias_relu_grad(x, weight, bits[:2], 1.0, True), "bits"),
+        (lambda: gpu.head_linear_bias_relu(x, heads, None, None, 1.0), "rows"),
+        (lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads, bias, None, 1.0), "a bias"),
+        (lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads, None, bits[:2], 1.0), "bits"),
+        (lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads, None, None, 1.0), "weights that programs keep"),
+        (lambda: gpu.bias_relu_grad_head_linear(x, bits, 1.0, True, heads), "weights that programs keep"),
+        (lambda: gpu.bias_relu_grad_head_linear(x, bits[:2], 1.0, True, heads), "bits"),
+        (lambda: gpu.bias_relu_grad_head_linear(x, bits, 1.0, True, heads[:, :, :2]), "rows"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-PARTS = {"attend_own_grad", "gather_linear", "gather_linears"}
+PARTS = {"gather_linear", "gather_linears"}
 """Ops that do something around their kernels."""
 
 
