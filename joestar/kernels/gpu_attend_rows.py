@@ -4,8 +4,9 @@ For destinations of few edges, as sampling leaves them. A row is read once in th
 what a destination has more than ``SLOTS`` edges is read twice.
 
 The sum over a row leaves its result in all lanes of the warp: the same arithmetic on scores in all of them would cost
-more than the rows do. So scores go through memory (the cache, in fact) and come back spread over the lanes. Programs
-take destinations that follow one another, and read the ids of the next one while they work.
+more than the rows do. So scores are spread over the lanes while they are added up. Coefficients go through memory (the
+cache, in fact), where every lane reads them. Programs take destinations that follow one another, and read the ids of
+the next one while they work.
 """
 
 import torch
@@ -22,11 +23,11 @@ from joestar.kernels.gpu_warp_rows import (
     begin,
     edge_ids,
     edge_rows,
+    every_product,
     numbers_of,
     one_row,
     rows_of_heads,
     shape_of,
-    store_every_product,
     warp_grids,
 )
 
@@ -62,44 +63,54 @@ def _add_every_row(
 
 
 @triton.jit
-def _logits(scores, s_edge, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
+def _logits(z, s_edge, e, end, head, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
     """(sums of scores, logits) of edges ``e``, ``[edges, heads]``: minus infinity behind the last one.
 
-    ``scores`` are those of both ends, to which ``s_edge``, unless ``None``, is added.
+    ``z`` are scores of both ends, to which ``s_edge``, unless ``None``, is added.
     """
     known = (e < end) & (head < HEADS)
-    z = tl.load(scores + e * HEADS + head, known, 0).to(ACC)
     if s_edge is not None:
         z += tl.load(s_edge + e * HEADS + head, known, 0).to(ACC)
     return z, tl.where(known, tl.where(z > 0, z, z * tl.full([1, 1], SLOPE, ACC)), float("-inf"))
 
 
 @triton.jit
+def _stored(values, e, end, head, HEADS: tl.constexpr, ACC: tl.constexpr):
+    """``values`` ``[E, H]`` of edges ``e``."""
+    return tl.load(values + e * HEADS + head, (e < end) & (head < HEADS), 0).to(ACC)
+
+
+@triton.jit
 def _softmax(
-    kept, s_edge, alpha, bits, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    z, kept, s_edge, alpha, bits, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
     ACC: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Scores ``kept`` of a destination become coefficients after dropout; ``factor``: that of the first edges."""
+    """Scores of a destination become coefficients after dropout: ``z`` of the first edges, ``kept`` of further ones.
+
+    ``factor``: that of the first edges.
+    """
     edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
-    z, logit = _logits(kept, s_edge, start + edge, end, head, SLOPE, HEADS, ACC)
+    z, logit = _logits(z, s_edge, start + edge, end, head, SLOPE, HEADS, ACC)
     top = tl.max(logit, 0, keep_dims=True)
     first = start + WIDE
     while first < end:
-        _, more = _logits(kept, s_edge, first + edge, end, head, SLOPE, HEADS, ACC)
+        e = first + edge
+        _, more = _logits(_stored(kept, e, end, head, HEADS, ACC), s_edge, e, end, head, SLOPE, HEADS, ACC)
         top = tl.maximum(top, tl.max(more, 0, keep_dims=True))
         first += WIDE
     power = tl.exp(logit - top)
     total = tl.sum(tl.where(start + edge < end, power, 0), 0, keep_dims=True)
     first = start + WIDE
     while first < end:
-        _, more = _logits(kept, s_edge, first + edge, end, head, SLOPE, HEADS, ACC)
-        total += tl.sum(tl.where(first + edge < end, tl.exp(more - top), 0), 0, keep_dims=True)
+        e = first + edge
+        _, more = _logits(_stored(kept, e, end, head, HEADS, ACC), s_edge, e, end, head, SLOPE, HEADS, ACC)
+        total += tl.sum(tl.where(e < end, tl.exp(more - top), 0), 0, keep_dims=True)
         first += WIDE
     _store_coefficients(kept, alpha, power / total, z, factor, start + edge, end, head, HEADS)
     first = start + WIDE
     while first < end:
         e = first + edge
-        z, more = _logits(kept, s_edge, e, end, head, SLOPE, HEADS, ACC)
+        z, more = _logits(_stored(kept, e, end, head, HEADS, ACC), s_edge, e, end, head, SLOPE, HEADS, ACC)
         factor = factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
         _store_coefficients(kept, alpha, tl.exp(more - top) / total, z, factor, e, end, head, HEADS)
         first += WIDE
@@ -117,14 +128,15 @@ def _attend_rows(
     indptr, indices, dsts, table, v_src, v_dst, s_edge, bits, kept, y, alpha, n, share,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """``y[i, h]`` = the weighted sum of the rows of destination ``i``; ``alpha``: signed coefficients.
 
-    ``kept`` ``[E, H]``: the coefficients after dropout, before that the scores' sums.
+    ``kept`` ``[E, H]``: the coefficients after dropout, before that the scores' sums of all but the first edges.
     """
     column, head = tile_columns(0, BLOCK), tl.arange(0, TALL)[:, None]
     edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
-    vectors = rows_of_heads(v_src, 0, head, column, True, HEADS, WIDTH, ACC)
+    vectors = rows_of_heads(v_src, 0, column, True, HEADS, WIDTH, ACC)
     nothing = tl.zeros([TALL, 1], ACC)
     i, last, start, end, ids = begin(indptr, indices, n, share, SLOTS)
     while i < last:
@@ -133,14 +145,12 @@ def _attend_rows(
         factor = factor_of_edge(bits, start + edge, start + edge < end, of, SCALE, HEADS, ACC)
         following = tl.load(indptr + i + 2, i + 1 < last, 0)
         ids = edge_ids(indices, end, following, SLOTS)
-        by_dst = rows_of_heads(v_dst, 0, head, column, True, HEADS, WIDTH, ACC)
-        own_score = tl.sum(own * by_dst, 1, keep_dims=True)
-        store_every_product(
-            kept, rows, vectors, own_score, table, indices, start, end, head, column,
-            HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
+        by_dst = rows_of_heads(v_dst, 0, column, True, HEADS, WIDTH, ACC)
+        z = every_product(
+            kept, rows, vectors, own, by_dst, table, indices, start, end, column,
+            HEADS, WIDTH, ACC, BLOCK, TALL, SLOTS, WIDE, MORE, VECTOR,
         )  # fmt: skip
-        tl.debug_barrier()
-        _softmax(kept, s_edge, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
+        _softmax(z, kept, s_edge, alpha, bits, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
         sums = tl.zeros([TALL, BLOCK], ACC)
         sums, _ = _add_every_row(
@@ -154,41 +164,41 @@ def _attend_rows(
 
 @triton.jit
 def _scores_grad(
-    for_z, e, end, head, signed, factor, delta, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr
+    for_z, product, e, end, head, signed, delta, SLOPE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr
 ):
-    """Products ``for_z`` of edges ``e`` become gradients of the scores' sums."""
-    known = (e < end) & (head < HEADS)
-    product = tl.load(for_z + e * HEADS + head, known, 0) * factor
+    """Stores the gradients of the scores' sums of edges ``e``; ``product``: those of the coefficients."""
     value = tl.abs(signed) * (product - delta)
     value = tl.where(signed > 0, value, value * tl.full([1, 1], SLOPE, ACC))
-    tl.store(for_z + e * HEADS + head, value, known)
+    tl.store(for_z + e * HEADS + head, value, (e < end) & (head < HEADS))
 
 
 @triton.jit
 def _softmax_grad(
-    for_z, alpha, bits, signed, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    ACC: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+    product, for_z, alpha, bits, signed, factor, start, end, SLOPE: tl.constexpr, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, ACC: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The same for a destination; ``signed``, ``factor``: coefficients and dropout's factors of the first edges."""
+    """The same for a destination, products of whose first edges these are; those of further ones ``for_z`` holds.
+
+    ``signed``, ``factor``: coefficients and dropout's factors of the first edges.
+    """
     edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
-    e = start + edge
-    product = tl.load(for_z + e * HEADS + head, (e < end) & (head < HEADS), 0) * factor
+    product *= factor
     delta = tl.sum(tl.abs(signed) * product, 0, keep_dims=True)
     first = start + WIDE
     while first < end:
         e = first + edge
-        known = (e < end) & (head < HEADS)
-        product = tl.load(for_z + e * HEADS + head, known, 0)
-        product *= factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
-        delta += tl.sum(tl.abs(tl.load(alpha + e * HEADS + head, known, 0)) * product, 0, keep_dims=True)
+        more = _stored(for_z, e, end, head, HEADS, ACC)
+        more *= factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+        delta += tl.sum(tl.abs(_stored(alpha, e, end, head, HEADS, ACC)) * more, 0, keep_dims=True)
         first += WIDE
-    _scores_grad(for_z, start + edge, end, head, signed, factor, delta, SLOPE, HEADS, ACC)
+    _scores_grad(for_z, product, start + edge, end, head, signed, delta, SLOPE, HEADS, ACC)
     first = start + WIDE
     while first < end:
         e = first + edge
-        signed = tl.load(alpha + e * HEADS + head, (e < end) & (head < HEADS), 0)
-        factor = factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
-        _scores_grad(for_z, e, end, head, signed, factor, delta, SLOPE, HEADS, ACC)
+        more = _stored(for_z, e, end, head, HEADS, ACC)
+        more *= factor_of_edge(bits, e, e < end, head, SCALE, HEADS, ACC)
+        signed = _stored(alpha, e, end, head, HEADS, ACC)
+        _scores_grad(for_z, more, e, end, head, signed, delta, SLOPE, HEADS, ACC)
         first += WIDE
 
 
@@ -197,10 +207,11 @@ def _attend_rows_grad(
     indptr, indices, dsts, table, alpha, grad, bits, for_z, out, n, share,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """``out[program]``: the program's share of the gradients of both vectors, ``[2, H, F]``.
 
-    ``for_z`` ``[E, H]``: the gradients of the scores' sums, before that the products of rows and gradients.
+    ``for_z`` ``[E, H]``: the gradients of the scores' sums, before that products of rows and gradients.
     """
     column, head = tile_columns(0, BLOCK), tl.arange(0, TALL)[:, None]
     edge, of = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
@@ -208,7 +219,7 @@ def _attend_rows_grad(
     nothing = tl.zeros([TALL, 1], ACC)
     i, last, start, end, ids = begin(indptr, indices, n, share, SLOTS)
     while i < last:
-        g = rows_of_heads(grad, i, head, column, start < end, HEADS, WIDTH, ACC)
+        g = rows_of_heads(grad, i, column, start < end, HEADS, WIDTH, ACC)
         rows = edge_rows(table, ids, end - start, column, WIDTH, ACC, SLOTS)
         own = one_row(table, tl.load(dsts + i), start < end, column, WIDTH, ACC)
         e = start + edge
@@ -216,12 +227,11 @@ def _attend_rows_grad(
         factor = factor_of_edge(bits, e, e < end, of, SCALE, HEADS, ACC)
         following = tl.load(indptr + i + 2, i + 1 < last, 0)
         ids = edge_ids(indices, end, following, SLOTS)
-        store_every_product(
-            for_z, rows, g, nothing, table, indices, start, end, head, column,
-            HEADS, WIDTH, ACC, SLOTS, WIDE, MORE,
+        product = every_product(
+            for_z, rows, g, None, None, table, indices, start, end, column,
+            HEADS, WIDTH, ACC, BLOCK, TALL, SLOTS, WIDE, MORE, VECTOR,
         )  # fmt: skip
-        tl.debug_barrier()
-        _softmax_grad(for_z, alpha, bits, signed, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
+        _softmax_grad(product, for_z, alpha, bits, signed, factor, start, end, SLOPE, SCALE, HEADS, ACC, TALL, WIDE)
         tl.debug_barrier()
         for_src, total = _add_every_row(
             for_src, nothing, rows, for_z, table, indices, start, end, head, column, HEADS, WIDTH, ACC, SLOTS, MORE

@@ -4,6 +4,8 @@ For destinations of few edges, as sampling leaves them: what one has more than `
 Programs take destinations that follow one another, and read the ids of the next one while they work.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -26,9 +28,13 @@ def one_row(table, source, known, column, WIDTH: tl.constexpr, ACC: tl.constexpr
 
 
 @triton.jit
-def rows_of_heads(values, i, head, column, known, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr):
-    """``[heads, columns]``: ``values[i]`` of ``[n, H, F]``."""
-    return tl.load(values + (i * HEADS + head) * WIDTH + column, known & (head < HEADS) & (column < WIDTH), 0).to(ACC)
+def rows_of_heads(values, i, column, known, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr):
+    """``values[i]`` of ``[n, H, F]``: a tile ``[1, columns]`` per head."""
+    rows = ()
+    for head in tl.static_range(HEADS):
+        at = values + (i * HEADS + head) * WIDTH + column
+        rows = rows + (tl.load(at, known & (column < WIDTH), 0).to(ACC),)  # noqa: RUF005
+    return rows
 
 
 @triton.jit
@@ -50,30 +56,101 @@ def edge_rows(table, ids, count, column, WIDTH: tl.constexpr, ACC: tl.constexpr,
 
 
 @triton.jit
-def store_products(
-    values, rows, vectors, plus, first, end, head, HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr
-):
-    """``values[first + j, h] = rows[j] * vectors[h] + plus[h]`` up to ``end``."""
-    slot = tl.arange(0, WIDE)[None, :]
-    products = tl.zeros([vectors.shape[0], WIDE], vectors.dtype)
-    for j in tl.static_range(SLOTS):
-        products = tl.where(slot == j, tl.sum(rows[j] * vectors, 1, keep_dims=True) + plus, products)
-    inside = (slot < SLOTS) & (first + slot < end) & (head < HEADS)
-    tl.store(values + (first + slot) * HEADS + head, products, inside)
+def _halved(values, lane, COUNT: tl.constexpr, BIT: tl.constexpr):
+    """Half as many vectors of lanes: each lane adds up two lanes' shares of the first or of the second half's."""
+    upper, found = (lane & BIT) != 0, ()
+    for v in tl.static_range(COUNT // 2):
+        stays = tl.where(upper, values[v + COUNT // 2], values[v])
+        goes = tl.where(upper, values[v], values[v + COUNT // 2])
+        found = found + (stays + tl.gather(goes, lane ^ BIT, 0),)  # noqa: RUF005
+    return found
 
 
 @triton.jit
-def store_every_product(
-    values, rows, vectors, plus, table, indices, start, end, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    ACC: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
+def _spread(
+    rows, vectors, own, by, SLOTS: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The same for all edges of a destination; ``rows`` are those of the first ``SLOTS``, others are read."""
-    store_products(values, rows, vectors, plus, start, end, head, HEADS, SLOTS, WIDE)
+    """Products of ``rows`` and every head's ``vectors``, ``[WIDE, TALL]``, spread over the lanes of the warp.
+
+    With ``own``, the slot behind the rows has its products with ``by``. As many sums as there are lanes take 31
+    exchanges between lanes; one by one they would take 5 each.
+    """
+    VALUES: tl.constexpr = WIDE * TALL
+    lane, values = tl.arange(0, 32), ()
+    for j in tl.static_range(WIDE):
+        for head in tl.static_range(TALL):
+            if head < HEADS and (j < SLOTS or (j == SLOTS and own is not None)):
+                product = rows[j] * vectors[head] if j < SLOTS else own * by[head]
+                product = tl.reshape(product, (BLOCK // (32 * VECTOR), 32, VECTOR))
+                values = values + (tl.sum(tl.sum(product, 2), 0),)  # noqa: RUF005
+            else:
+                values = values + (tl.zeros([32], ACC),)  # noqa: RUF005
+    for halving in tl.static_range(5):
+        if (VALUES >> halving) > 1:
+            values = _halved(values, lane, VALUES >> halving, 16 >> halving)
+    return tl.reshape(tl.sum(tl.reshape(values[0], (VALUES, 32 // VALUES)), 1), (WIDE, TALL))
+
+
+@triton.jit
+def _spread_to_memory(
+    at, rows, vectors, plus, first, end, FROM: tl.constexpr, COUNT: tl.constexpr, PER: tl.constexpr,
+    HEADS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, TALL: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Stores the products of ``COUNT`` rows ``FROM`` a place on, which belong to edges ``first`` and following."""
+    few = ()
+    for j in tl.static_range(COUNT):
+        few = few + (rows[FROM + j],)  # noqa: RUF005
+    products = _spread(few, vectors, None, None, COUNT, HEADS, ACC, BLOCK, TALL, PER, VECTOR) + plus
+    slot, head = tl.arange(0, PER)[:, None], tl.arange(0, TALL)[None, :]
+    e = first + FROM + slot
+    tl.store(at + e * HEADS + head, products, (slot < COUNT) & (e < end) & (head < HEADS))
+
+
+@triton.jit
+def every_product(
+    values, rows, vectors, own, by, table, indices, start, end, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    ACC: tl.constexpr, BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
+    MORE: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Products of all edges' rows and every head's vector, plus that of ``own``, unless ``None``, and ``by``.
+
+    Those of the first ``WIDE`` edges, ``[WIDE, TALL]``; those of further ones are stored in ``values`` ``[E, H]``.
+    ``rows`` are those of the first ``SLOTS`` edges, others are read.
+    """
+    edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
+    plus = tl.zeros([1, TALL], ACC)
+    PER: tl.constexpr = min(WIDE, 32 // TALL)
+    if own is not None and (SLOTS == WIDE or PER < WIDE):
+        plus = _spread((own,), by, None, None, 1, HEADS, ACC, BLOCK, TALL, 1, VECTOR)
+    if PER == WIDE:
+        if own is not None and SLOTS < WIDE:
+            z = _spread(rows, vectors, own, by, SLOTS, HEADS, ACC, BLOCK, TALL, WIDE, VECTOR)
+            plus = tl.sum(tl.where(edge == SLOTS, z, 0), 0, keep_dims=True)
+        else:
+            z = _spread(rows, vectors, None, None, SLOTS, HEADS, ACC, BLOCK, TALL, WIDE, VECTOR)
+        z += plus
+    else:
+        for part in tl.static_range(0, SLOTS, PER):
+            _spread_to_memory(
+                values, rows, vectors, plus, start, end, part, min(PER, SLOTS - part), PER,
+                HEADS, ACC, BLOCK, TALL, VECTOR,
+            )  # fmt: skip
     first = start + SLOTS
+    MANY: tl.constexpr = min(MORE, 32 // TALL)
     while first < end:
-        more = edge_rows(table, edge_ids(indices, first, end, MORE), end - first, column, WIDTH, ACC, MORE)
-        store_products(values, more, vectors, plus, first, end, head, HEADS, MORE, MORE)
-        first += MORE
+        more = edge_rows(table, edge_ids(indices, first, end, MANY), end - first, column, WIDTH, ACC, MANY)
+        _spread_to_memory(values, more, vectors, plus, first, end, 0, MANY, MANY, HEADS, ACC, BLOCK, TALL, VECTOR)
+        first += MANY
+    e = start + edge
+    known = (e < end) & (head < HEADS)
+    if PER < WIDE:
+        tl.debug_barrier()
+        z = tl.load(values + e * HEADS + head, known, 0)
+    elif end - start > SLOTS:
+        tl.debug_barrier()
+        z = tl.where(edge < SLOTS, z, tl.load(values + e * HEADS + head, known & (edge >= SLOTS), 0))
+    return z
 
 
 @triton.jit
@@ -91,21 +168,28 @@ def _warp_products(
     indptr, indices, x, grad, out, n, share,
     MEAN: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, MORE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """``out[e, h] = <x[indices[e]], grad[row of e, h]>``, over the row's degree for a mean."""
-    column, head = tile_columns(0, BLOCK), tl.arange(0, TALL)[:, None]
-    nothing = tl.zeros([TALL, 1], ACC)
+    column = tile_columns(0, BLOCK)
+    edge, head = tl.arange(0, WIDE)[:, None], tl.arange(0, TALL)[None, :]
     i, last, start, end, ids = begin(indptr, indices, n, share, SLOTS)
     while i < last:
-        g = rows_of_heads(grad, i, head, column, start < end, HEADS, WIDTH, ACC)
+        g = rows_of_heads(grad, i, column, start < end, HEADS, WIDTH, ACC)
         rows = edge_rows(x, ids, end - start, column, WIDTH, ACC, SLOTS)
         following = tl.load(indptr + i + 2, i + 1 < last, 0)
         ids = edge_ids(indices, end, following, SLOTS)
         if MEAN:
-            g = g / tl.maximum(end - start, 1).to(ACC)
-        store_every_product(
-            out, rows, g, nothing, x, indices, start, end, head, column, HEADS, WIDTH, ACC, SLOTS, WIDE, MORE
-        )
+            degree, each = tl.maximum(end - start, 1).to(ACC), ()
+            for h in tl.static_range(HEADS):
+                each = each + (g[h] / degree,)  # noqa: RUF005
+            g = each
+        z = every_product(
+            out, rows, g, None, None, x, indices, start, end, column,
+            HEADS, WIDTH, ACC, BLOCK, TALL, SLOTS, WIDE, MORE, VECTOR,
+        )  # fmt: skip
+        e = start + edge
+        tl.store(out + e * HEADS + head, z, (edge < SLOTS) & (e < end) & (head < HEADS))
         i += 1
         start, end = end, following
 
@@ -114,8 +198,11 @@ def shape_of(rows: int, edges: int, table: Tensor, heads: int) -> dict:
     """Constants of a launch."""
     slots = next((most for most in _SLOTS if most * rows >= edges), _SLOTS[-1])
     acc, width = accumulator(table), table.shape[1]
+    block = max(32, power_of_two(width))
+    together = max(1, 16 // table.element_size())
     sizes = {
-        "BLOCK": max(32, power_of_two(width)),
+        "BLOCK": block,
+        "VECTOR": min(block // 32, math.gcd(width, together)) if width else 1,
         "TALL": power_of_two(heads),
         "WIDE": power_of_two(slots),
         "MORE": _MORE,
@@ -130,7 +217,9 @@ def numbers_of(shape: dict, held: int = 2) -> int:
 
 def fits(rows: int, edges: int, table: Tensor, heads: int, held: int = 2) -> bool:
     """Whether destinations have few enough edges, and their rows and all heads a place in a warp's registers."""
-    return edges <= _DEGREE * rows and numbers_of(shape_of(rows, edges, table, heads), held) <= _NUMBERS
+    if edges > _DEGREE * rows or heads > 32:  # a lane for each
+        return False
+    return numbers_of(shape_of(rows, edges, table, heads), held) <= _NUMBERS
 
 
 def warp_grids(device: torch.device, each: tuple[int, ...]) -> list[Config]:

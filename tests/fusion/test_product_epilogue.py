@@ -52,7 +52,7 @@ def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", a
 
 
 def of_heads(rows=ROWS, heads=4, inner=24, columns=32, dtype=torch.float32, device="cuda", again=False, more=False,
-             biased=True, tied=False):  # fmt: skip
+             biased=True, tied=False, read=False):  # fmt: skip
     """The same with a product per head: the forward one in front, that of the gradient behind, its weight made late."""
     graph = fx.Graph()
 
@@ -79,7 +79,8 @@ def of_heads(rows=ROWS, heads=4, inner=24, columns=32, dtype=torch.float32, devi
         of_weight = call(JOESTAR.head_linear_weight_grad.default, x, split)
         late = call(ATEN.mul.Tensor, of_weight if tied else w, w)
         through = call(JOESTAR.head_linear.default, split, call(ATEN.permute.default, late, [0, 2, 1]))
-        graph.output((call(operator.getitem, y, 0), kept, sums, of_weight, through))
+        more_of_it = (call(ATEN.neg.default, split),) if read else ()
+        graph.output((call(operator.getitem, y, 0), kept, sums, of_weight, through, *more_of_it))
     graph.lint()
     return graph
 
@@ -123,15 +124,15 @@ def test_heads(heads, biased):
     assert product_epilogue.run(graph) == 2
     graph.lint()
     after = fx.GraphModule(torch.nn.Module(), graph)
-    assert not any(count(after, op.default) for op in (JOESTAR.head_linear, JOESTAR.bias_relu, JOESTAR.bias_relu_grad))
+    gone = JOESTAR.head_linear, JOESTAR.head_linear_weight_grad, JOESTAR.bias_relu, JOESTAR.bias_relu_grad
+    assert not any(count(after, op.default) for op in gone)
     same_results(of_heads(heads=heads, biased=biased), graph)
     assert product_epilogue.run(graph) == 0
     for node in graph.nodes:
         assert node.op == "output" or "val" in node.meta
-    (new,) = graph.find_nodes(op="call_function", target=JOESTAR.bias_relu_grad_head_linear.default)
-    assert [tuple(value.shape) for value in new.meta["val"]] == [
-        (ROWS, heads * 32), (heads * 32 * biased,), (ROWS, heads, 24)
-    ]  # fmt: skip
+    (new,) = graph.find_nodes(op="call_function", target=JOESTAR.head_linear_bias_relu_grad.default)
+    shapes = [(ROWS, heads, 24), (heads, 32, 24), (heads * 32 * biased,)]
+    assert [tuple(value.shape) for value in new.meta["val"]] == shapes
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_heads_must_not_fire(settings):
     assert str(graph) == before
 
 
-@pytest.mark.parametrize("settings", [{"again": True}, {"more": True}, {"tied": True}], ids=str)
+@pytest.mark.parametrize("settings", [{"again": True}, {"more": True}, {"tied": True}, {"read": True}], ids=str)
 def test_heads_must_not_fire_where_more_is_read(settings):
     """Nor where the weight is made of the rows; the other direction is rewritten."""
     graph = of_heads(**settings)

@@ -1,4 +1,4 @@
-"""Training under autocast on a GPU, over features in 16 bits too: as near to float64 as plain PyTorch's."""
+"""Training under autocast and in TF32 on a GPU, over features in 16 bits too: as near to float64 as plain PyTorch's."""
 
 import copy
 
@@ -56,11 +56,10 @@ def make_net(name: str, graph: joestar.Graph) -> torch.nn.Module:
 
 
 def plain(net, graph: joestar.Graph, seeds, number: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Loss and gradients of plain PyTorch over the same mini-batch: under autocast, or in float64."""
-    exact = dtype == torch.float64
+    """Loss and gradients of plain PyTorch over the same mini-batch: under autocast if ``dtype`` has 16 bits."""
     sampler = joestar.NeighborSampler(graph, FANOUTS)
     blocks = sampler.sample(graph.keyed(3, 0, number), seeds.to(graph.indices.dtype))
-    with torch.autocast(graph.device.type, torch.bfloat16, enabled=not exact):
+    with torch.autocast(graph.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         logits = net(blocks, graph.ndata["x"][blocks[0].srcs.long()])
         loss = F.cross_entropy(logits, graph.ndata["y"][seeds])
     names, parameters = zip(*net.named_parameters(), strict=True)
@@ -71,6 +70,16 @@ def plain(net, graph: joestar.Graph, seeds, number: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("features", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", [*OWN, *USER, *LAYERS])
 def test_gradients_are_as_near_to_float64_as_those_of_pytorch(name, features):
+    check(name, features, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GAT"])
+def test_in_tf32(name, tf32):
+    """Products with an epilogue, and those of rows of 7 numbers, are kernels of ours."""
+    check(name, torch.float32, None)
+
+
+def check(name, features, autocast):
     """Root of the mean square over mini-batches, each from the same weights."""
     graphs = [make_graph(features) for _ in range(3)]
     net, *_ = (make_net(name, graph) for graph in graphs)
@@ -83,7 +92,7 @@ def test_gradients_are_as_near_to_float64_as_those_of_pytorch(name, features):
     seeds = torch.randperm(NODES, generator=torch.Generator().manual_seed(4))[: 4 * BATCH].to("cuda")
     step = joestar.compile(
         net, joestar.NeighborSampler(ours, FANOUTS, seed=3), F.cross_entropy,
-        torch.optim.SGD(net.parameters(), 1.0), autocast=torch.bfloat16,
+        torch.optim.SGD(net.parameters(), 1.0), autocast=autocast,
     )  # fmt: skip
     rows = []
     for number, loss in enumerate(step.epoch(seeds, BATCH, shuffle=False)):
@@ -92,7 +101,7 @@ def test_gradients_are_as_near_to_float64_as_those_of_pytorch(name, features):
         net.load_state_dict(before.state_dict())
         batch = seeds[number * BATCH : (number + 1) * BATCH]
         exact = plain(exact_net, in_float64, batch, number, torch.float64)
-        eager = plain(before, graph, batch, number, torch.bfloat16)
+        eager = plain(before, graph, batch, number, autocast or torch.float32)
         rows.append(({"loss": loss.detach().double()} | grads, eager, exact))
     assert step.counters.fallbacks == 0 and len(rows) == 4
     sizes = {key: sum(float(exact[key].square().sum()) for *_, exact in rows) for key in exact}

@@ -50,15 +50,55 @@ def test_values(shape, dtype, tolerance):
                     near(ours, right)
 
 
-def trained(dtype: torch.dtype | None, disable: tuple[str, ...]) -> tuple[list[float], list[torch.Tensor]]:
-    """(losses, weights) of a GIN with dropout inside of its layers' networks."""
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 8e-3), (torch.float16, 2e-3)], ids=str
+)
+@pytest.mark.parametrize(
+    "shape", [(50_001, 4, 100, 32), (3000, 2, 24, 64), (700, 1, 16, 16), (900, 4, 33, 128)], ids=str
+)
+def test_heads(shape, dtype, tolerance):
+    random = torch.Generator().manual_seed(0)
+    n, heads, width, columns = shape
+    shapes = ((n, heads, width), (heads, columns, width), (heads * columns,), (n, heads * columns))
+    x, weight, bias, grad = (torch.randn(*size, generator=random).to(dtype).cuda() for size in shapes)
+    words = -(-heads * columns // 32)
+    bits = torch.randint(-(2**31), 2**31, (n, words), generator=random, dtype=torch.int32).cuda()
+
+    def near(found, exact):
+        assert found.dtype == dtype and (found.double() - exact).abs().max() <= tolerance * max(1, exact.abs().max())
+
+    for w in (weight, weight.mT.contiguous().mT):
+        for b, m in ((bias, bits), (None, bits), (bias, None)):
+            scale = 1.0 if m is None else 2.0
+            y, kept = ops.head_linear_bias_relu(x, w, b, m, scale)
+            wide = x.double(), w.double(), None if b is None else b.double(), m, scale
+            near(y, reference.head_linear_bias_relu(*wide)[0])
+            assert torch.equal(kept, positive_bits(y, torch.full_like(bits, -1) if m is None else m))
+        for biased in (False, True):
+            found = ops.head_linear_bias_relu_grad(grad, bits, 2.0, biased, x, w)
+            wide = grad.double(), bits, 2.0, biased, x.double(), w.double()
+            good = reference.head_linear_bias_relu_grad(*wide)
+            for ours, right in zip(found, good, strict=True):
+                if ours.numel():
+                    near(ours, right)
+
+
+NETS = {
+    "GIN": lambda: jnn.GIN(32, 64, 2, 5, dropout=0.3),
+    "GAT": lambda: jnn.GAT(32, 64, 2, 5, dropout=0.3, heads=4, add_self_loops=False),
+}
+"""With dropout inside of the layers' networks; with products per head."""
+
+
+def trained(name: str, dtype: torch.dtype | None, disable: tuple[str, ...]) -> tuple[list[float], list[torch.Tensor]]:
+    """(losses, weights)."""
     random = torch.Generator().manual_seed(0)
     edges = torch.randint(0, 3000, (2, 30_000), generator=random)
     labels = torch.randint(0, 5, (3000,), generator=random)
     features = torch.randn(3000, 32, generator=random) + F.one_hot(labels, 32)
     graph = joestar.Graph.from_edge_index(edges, 3000, {"x": features, "y": labels}).to("cuda")
     torch.manual_seed(0)
-    net = jnn.GIN(32, 64, 2, 5, dropout=0.3).cuda()
+    net = NETS[name]().cuda()
     sampler = joestar.NeighborSampler(graph, [5, 4], seed=3)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     step = joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=dtype, disable_passes=disable)
@@ -67,14 +107,15 @@ def trained(dtype: torch.dtype | None, disable: tuple[str, ...]) -> tuple[list[f
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_training(dtype, monkeypatch):
+@pytest.mark.parametrize("name", list(NETS))
+def test_training(name, dtype, monkeypatch):
     """As without the pass; the pass fires in both directions."""
     made, run = [], product_epilogue.run
     monkeypatch.setattr(product_epilogue, "run", lambda graph: made.append(run(graph)))
     monkeypatch.setattr("joestar.fusion.backend.first.FirstPasses.uuid", lambda self: None)
-    losses, weights = trained(dtype, ())
+    losses, weights = trained(name, dtype, ())
     assert sum(made) >= 2
-    expected, others = trained(dtype, (product_epilogue.NAME,))
+    expected, others = trained(name, dtype, (product_epilogue.NAME,))
     assert losses == pytest.approx(expected, rel=3e-2 if dtype else 5e-3)
     for ours, theirs in zip(weights, others, strict=True):
         assert (ours - theirs).norm() <= (0.1 if dtype else 2e-2) * theirs.norm().clamp(min=1)

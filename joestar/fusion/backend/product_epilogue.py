@@ -10,14 +10,16 @@ Before                                                       After
     h = aten.view(head_linear(x, w), [n, H C])                   y = head_linear_bias_relu(x, w, b, bits, scale)
     y = bias_relu(h, b, bits, scale)
 
-    g = bias_relu_grad(e, kept, scale, True)                     g = bias_relu_grad_head_linear(e, kept, scale, True, w)
-    x = head_linear(aten.view(g[0], [n, H, C]), w)               x = g[2]
+    g = bias_relu_grad(e, kept, scale, True)                     g = head_linear_bias_relu_grad(
+    rows = aten.view(g[0], [n, H, C])                                e, kept, scale, True, x, w
+    of_x = head_linear(rows, aten.permute(w, [0, 2, 1]))         )
+    of_w = head_linear_weight_grad(x, rows)                      of_x, of_w, of_b = g[0], g[1], g[2]
 
 ``bias-relu`` made the op beside the product: a pass over the rows that the product has just stored, or is about to
 read. Together they take as long as the product does. On a graph of Inductor's, in front of its own rewrites and behind
 ``gradient-sums``.
 
-Must not fire when the product in front has another reader, when the op reads an addend or more parts of the gradient,
+Must not fire when the rows in between have another reader, when the op reads an addend or more parts of the gradient,
 for a weight too large to be kept by the programs that go through the rows (``kernels.layout``), for few rows or a
 number that is not known (padded programs know it), or where no tensor core multiplies (float32 without TF32).
 """
@@ -36,7 +38,7 @@ from joestar.kernels.machine import in_tensor_cores
 NAME = "product-epilogue"
 _ATEN, _JOESTAR = torch.ops.aten, torch.ops.joestar
 _FORWARD, _GRAD = _JOESTAR.bias_relu.default, _JOESTAR.bias_relu_grad.default
-_HEADS = _JOESTAR.head_linear.default
+_HEADS, _HEADS_WEIGHT = _JOESTAR.head_linear.default, _JOESTAR.head_linear_weight_grad.default
 _FUSED = {_FORWARD: _JOESTAR.mm_bias_relu.default, _GRAD: _JOESTAR.mm_bias_relu_grad.default}
 _VIEWS = (_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default)
 _ROWS = 512
@@ -56,8 +58,8 @@ def run(graph: fx.Graph) -> int:
                 made += _behind(graph, node, node.args[0], fused)
             elif target is _FORWARD and (product := _of_heads(node)):
                 made += _behind(graph, node, product, _JOESTAR.head_linear_bias_relu.default)
-            elif target is _GRAD and (product := _through_heads(node)):
-                made += _in_front(graph, node, product)
+            elif target is _GRAD and (readers := _through_heads(node)):
+                made += _in_front(graph, node, *readers)
     return made
 
 
@@ -72,20 +74,27 @@ def _behind(graph: fx.Graph, node: fx.Node, product: fx.Node, fused) -> int:
     return 1
 
 
-def _in_front(graph: fx.Graph, node: fx.Node, product: fx.Node) -> int:
-    """The op in front of the product is part of it. What makes the weight does not depend on either, and moves up."""
-    rows, weight = product.args
-    _raise(weight, node)
+def _in_front(graph: fx.Graph, node: fx.Node, of_x: fx.Node, of_weight: fx.Node) -> int:
+    """The op is part of both products that read its rows. What these read beside it is made before."""
+    rows, turned, x = *of_x.args, of_weight.args[0]
+    for read in (turned, x):
+        _raise(read, node)
     with graph.inserting_before(node):
-        new = graph.call_function(_JOESTAR.bias_relu_grad_head_linear.default, (*node.args[:4], weight))
-        through = graph.call_function(operator.getitem, (new, 2))
-    new.meta = {**origin(node), "val": (*node.meta["val"], product.meta["val"])}
-    through.meta = {**origin(product), "val": product.meta["val"]}
-    product.replace_all_uses_with(through)
-    node.replace_all_uses_with(new)
-    for gone in (product, rows, node):
-        if not gone.users:
-            graph.erase_node(gone)
+        weight = graph.call_function(_ATEN.permute.default, (turned, [0, 2, 1]))
+        new = graph.call_function(_JOESTAR.head_linear_bias_relu_grad.default, (*node.args[:4], x, weight))
+        results = [graph.call_function(operator.getitem, (new, place)) for place in range(3)]
+    weight.meta = {**origin(node), "val": turned.meta["val"].permute(0, 2, 1)}
+    new.meta = {**origin(node), "val": (of_x.meta["val"], of_weight.meta["val"], node.meta["val"][1])}
+    olds = [of_x, of_weight, *(user for user in node.users if user.args[1] == 1)]
+    for old, place in zip(olds, (0, 1, 2, 2), strict=False):
+        old.replace_all_uses_with(results[place])
+    for place, result in enumerate(results):
+        result.meta = {**origin(node), "val": new.meta["val"][place]}
+    for gone in (*olds, rows, *node.users, node):
+        graph.erase_node(gone)
+    for result in results:
+        if not result.users:
+            graph.erase_node(result)
     return 1
 
 
@@ -128,16 +137,24 @@ def _of_heads(node: fx.Node) -> fx.Node | None:
     return product if tuple(view.meta["val"].shape) == (x.shape[0], weight.shape[0] * weight.shape[1]) else None
 
 
-def _through_heads(node: fx.Node) -> fx.Node | None:
-    """The product that reads the rows of ``node`` head by head."""
-    for rows in node.users:
-        for view in rows.users if rows.args == (node, 0) else ():
-            for product in view.users if view.target in _VIEWS else ():
-                if product.target is _HEADS and product.args[0] is view:
-                    x, weight = map(tensor, product.args)
-                    if x is not None and weight is not None and _heads_fit(x, weight.shape[2], weight):
-                        return None if _depends(product.args[1], node) else product
-    return None
+def _through_heads(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The products that read the rows of ``node`` head by head, if nothing else does: those of rows and of weights."""
+    results = {user.args[1]: user for user in node.users}
+    if len(results) != len(node.users) or 0 not in results or len(results[0].users) != 1:
+        return None
+    (rows,) = results[0].users
+    readers = {user.target: user for user in rows.users} if rows.target in _VIEWS else {}
+    if len(rows.users) != 2 or set(readers) != {_HEADS, _HEADS_WEIGHT}:
+        return None
+    of_x, of_weight = readers[_HEADS], readers[_HEADS_WEIGHT]
+    if of_x.args[0] is not rows or of_weight.args[1] is not rows:
+        return None
+    value, weight, x = map(tensor, (*of_x.args, of_weight.args[0]))
+    if value is None or weight is None or x is None or not x.is_contiguous():
+        return None
+    if not _heads_fit(value, weight.shape[2], weight):
+        return None
+    return None if any(_depends(read, node) for read in (of_x.args[1], of_weight.args[0])) else (of_x, of_weight)
 
 
 def _heads_fit(x: torch.Tensor, columns: int, weight: torch.Tensor) -> bool:

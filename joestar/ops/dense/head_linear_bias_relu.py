@@ -1,5 +1,5 @@
-"""``joestar::head_linear_bias_relu``: products per head with bias, ReLU and dropout as their epilogue (thesis 5.3.2), and
-``joestar::bias_relu_grad_head_linear``, the gradient of that epilogue with its rows' products per head.
+"""``joestar::head_linear_bias_relu``: products per head with bias, ReLU and dropout as an epilogue (thesis 5.3.2), and
+``joestar::head_linear_bias_relu_grad``: all its gradients in one pass over the rows.
 
 In no captured graph: a pass over the backend's graphs puts them there (``fusion/backend/product_epilogue.py``).
 """
@@ -15,11 +15,11 @@ from joestar.ops.registry import define_gradient
 ops = torch.ops.joestar
 
 
-def _check(name: str, x: Tensor, weight: Tensor, rows: str, width: int) -> None:
-    heads = weight.shape[0] if weight.dim() == 3 else -1
-    if x.dtype != weight.dtype or heads < 0 or x.shape[1:] not in ((heads, width), (heads * width,)):
+def _check(name: str, x: Tensor, weight: Tensor) -> None:
+    right = x.dim() == 3 and weight.dim() == 3 and (x.shape[1:], x.dtype) == (weight.shape[::2], weight.dtype)
+    if not right:
         raise ValueError(
-            f"{name}: expected {rows} and a weight per head of one dtype; got {x.dtype} {list(x.shape)} and "
+            f"{name}: expected rows [n, H, F] and weights [H, C, F] of one dtype; got {x.dtype} {list(x.shape)} and "
             f"{weight.dtype} {list(weight.shape)}"
         )
 
@@ -33,43 +33,37 @@ def head_linear_bias_relu(
         x: ``[n, H, F]``; weight: ``[H, C, F]`` in the dtype of ``x``, however it lies; bias: ``[H C]`` in it, or none.
         bits, scale: see ``bias_relu``.
     """
-    _check("head_linear_bias_relu", x, weight, "rows [n, H, F]", weight.shape[-1])
+    _check("head_linear_bias_relu", x, weight)
     return ops.bias_relu(ops.head_linear(x, weight).flatten(1), bias, bits, scale)
 
 
-def bias_relu_grad_head_linear(
-    grad: Tensor, kept: Tensor, scale: float, biased: bool, weight: Tensor
+def head_linear_bias_relu_grad(
+    grad: Tensor, kept: Tensor, scale: float, biased: bool, x: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(``rows``, ``sums`` of ``bias_relu_grad(grad, kept, scale, biased)``, ``head_linear(rows, weight)``).
+    """Gradients of ``x`` ``[n, H, F]``, ``weight`` ``[H, C, F]`` and, if ``biased``, the bias ``[H C]``, else ``[0]``.
 
     Args:
-        grad: ``[n, H C]``; kept, scale, biased: see ``bias_relu_grad``.
-        weight: ``[H, F, C]`` in the dtype of ``grad``, however it lies; the third result is ``[n, H, F]``.
+        grad: ``[n, H C]``; kept: what ``head_linear_bias_relu`` returned; scale, x, weight: its own.
     """
-    _check("bias_relu_grad_head_linear", grad, weight, "gradients [n, H C]", weight.shape[-1])
+    _check("head_linear_bias_relu_grad", x, weight)
     rows, sums = ops.bias_relu_grad(grad, kept, scale, biased)
-    return rows, sums, ops.head_linear(rows.unflatten(1, (weight.shape[0], weight.shape[2])), weight)
+    rows = rows.unflatten(1, weight.shape[:2])
+    return ops.head_linear(rows, weight.transpose(1, 2)), ops.head_linear_weight_grad(x, rows), sums
 
 
-def _forward(kernel: Callable) -> Callable:
-    """The kernel where its programs keep a head's weight."""
-    fits = kernels.find("gpu_mm_relu.heads_fit")
+def _where_kept(composed: Callable) -> Callable[[Callable], Callable]:
+    """The kernel where its programs keep a head's weight; the op's last arguments but its bias are ``x, weight``."""
 
-    def run(x, weight, bias, bits, scale):
-        chosen = kernel if fits(x.dtype, *x.shape[1:], weight.shape[1]) else head_linear_bias_relu
-        return chosen(x, weight, bias, bits, scale)
+    def around(kernel: Callable) -> Callable:
+        fits = kernels.find("gpu_heads.heads_fit")
 
-    return run
+        def run(*args):
+            x, weight = args[:2] if composed is head_linear_bias_relu else args[-2:]
+            return (kernel if fits(x.dtype, *x.shape[1:], weight.shape[1]) else composed)(*args)
 
+        return run
 
-def _gradient(kernel: Callable) -> Callable:
-    fits = kernels.find("gpu_mm_relu.heads_fit")
-
-    def run(grad, kept, scale, biased, weight):
-        chosen = kernel if fits(grad.dtype, *weight.shape) else bias_relu_grad_head_linear
-        return chosen(grad, kept, scale, biased, weight)
-
-    return run
+    return around
 
 
 def _fake(x: Tensor, weight: Tensor, bias, bits, scale) -> tuple[Tensor, Tensor]:
@@ -77,19 +71,18 @@ def _fake(x: Tensor, weight: Tensor, bias, bits, scale) -> tuple[Tensor, Tensor]
     return x.new_empty((n, columns)), x.new_empty((n, -(-columns // 32)), dtype=torch.int32)
 
 
-def _grad_fake(grad: Tensor, kept, scale, biased: bool, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    through = grad.new_empty((grad.shape[0], weight.shape[0], weight.shape[1]))
-    return grad.new_empty(grad.shape), grad.new_empty(grad.shape[1] if biased else 0), through
+def _grad_fake(grad: Tensor, kept, scale, biased: bool, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(weight.shape), grad.new_empty(grad.shape[1] if biased else 0)
 
 
 define_gradient(
     "head_linear_bias_relu(Tensor x, Tensor weight, Tensor? bias, Tensor? bits, float scale) -> (Tensor, Tensor)",
     head_linear_bias_relu,
-    fake=_fake, cuda="gpu_mm_relu", around_cuda=_forward,
+    fake=_fake, cuda="gpu_heads", around_cuda=_where_kept(head_linear_bias_relu),
 )  # fmt: skip
 define_gradient(
-    "bias_relu_grad_head_linear(Tensor grad, Tensor kept, float scale, bool biased, Tensor weight)"
+    "head_linear_bias_relu_grad(Tensor grad, Tensor kept, float scale, bool biased, Tensor x, Tensor weight)"
     " -> (Tensor, Tensor, Tensor)",
-    bias_relu_grad_head_linear,
-    fake=_grad_fake, cuda="gpu_mm_relu", around_cuda=_gradient,
+    head_linear_bias_relu_grad,
+    fake=_grad_fake, cuda="gpu_heads", around_cuda=_where_kept(head_linear_bias_relu_grad),
 )  # fmt: skip

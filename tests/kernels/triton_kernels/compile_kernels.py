@@ -32,6 +32,7 @@ from ops.structures import Structure
 import joestar.kernels
 from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, gpu_shards, tune
 from joestar.kernels.gpu_checksum import checksums
+from joestar.kernels.gpu_heads import heads_fit
 from joestar.kernels.gpu_mailbox import opened
 from joestar.kernels.gpu_optimizer import adam, sgd
 from joestar.kernels.gpu_ranks import TILE, counters, sum_ranks
@@ -135,6 +136,12 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
                 gpu.mm_bias_relu_grad(x, weight, kept, 2.0, mask is None)
                 gpu.mm_unaligned(x, weight[:, :47], weight[0, :47].contiguous())
                 gpu.turn_all([weight, x])
+            for heads, columns in ((4, 32), (2, 64)):
+                rows, by = x.new_zeros(NODES, heads, width), x.new_zeros(heads, columns, width)
+                if heads_fit(dtype, heads, width, columns):
+                    y, kept = gpu.head_linear_bias_relu(rows, by, x.new_zeros(heads * columns), words, 2.0)
+                    for biased in (True, False):
+                        gpu.head_linear_bias_relu_grad(y, kept, 2.0, biased, rows, by)
         chosen, tune.choose = tune.choose, last_candidate
         gpu.gather_linears(x, dsts, [torch.zeros(130, width, dtype=dtype)] * 3, [torch.zeros(130, dtype=dtype)] * 2)
         tune.choose = chosen

@@ -6,7 +6,7 @@ from kernel_checks import check_close
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
-from joestar.kernels import gpu, gpu_mm_relu, tune
+from joestar.kernels import gpu, gpu_heads, gpu_mm_relu, tune
 from joestar.kernels.dropout import positive_bits
 from joestar.kernels.gpu_launch import INTERPRETED
 from joestar.ops import reference
@@ -63,9 +63,9 @@ def check_heads(dtype, shapes):
                 check_close(y, reference.head_linear_bias_relu(*wide)[0], dtype, case)
                 assert torch.equal(kept, positive_bits(y, torch.full_like(bits, -1) if m is None else m)), case
             for biased in (False, True):
-                back = w.transpose(1, 2)
-                found = gpu.bias_relu_grad_head_linear(grad, bits, 2.0, biased, back)
-                good = reference.bias_relu_grad_head_linear(grad.double(), bits, 2.0, biased, back.double())
+                found = gpu.head_linear_bias_relu_grad(grad, bits, 2.0, biased, rows, w)
+                wide = grad.double(), bits, 2.0, biased, rows.double(), w.double()
+                good = reference.head_linear_bias_relu_grad(*wide)
                 for ours, right in zip(found, good, strict=True):
                     assert ours.shape == right.shape
                     check_close(ours, right, dtype, f"gradient {n} {heads} {width} {columns} {biased} {w.stride()}")
@@ -87,7 +87,7 @@ def test_without_tensor_cores():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 132])
-@pytest.mark.parametrize("place", range(len(gpu_mm_relu._CONFIGS)))
+@pytest.mark.parametrize("place", range(len(gpu_heads._GRAD_CONFIGS)))
 def test_settings(place, cores, monkeypatch, ranges, tf32):
     """Fewer programs than tiles, as many, and more."""
     monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *rest: candidates[place % len(candidates)])
@@ -103,7 +103,7 @@ def test_nan_passes_and_infinities_stay(ranges, tf32):
     assert kept[:, 0].tolist() == [3, 3, 0, 0]
 
 
-def test_errors():
+def test_errors(ranges, tf32):
     x, weight, bias, bits = operands(4, 3, 5, torch.float32)
     heads = torch.ones(1, 32, 3)
     for call, message in (
@@ -115,10 +115,16 @@ def test_errors():
         (lambda: gpu.head_linear_bias_relu(x, heads, None, None, 1.0), "rows"),
         (lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads, bias, None, 1.0), "a bias"),
         (lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads, None, bits[:2], 1.0), "bits"),
-        (lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads, None, None, 1.0), "weights that programs keep"),
-        (lambda: gpu.bias_relu_grad_head_linear(x, bits, 1.0, True, heads), "weights that programs keep"),
-        (lambda: gpu.bias_relu_grad_head_linear(x, bits[:2], 1.0, True, heads), "bits"),
-        (lambda: gpu.bias_relu_grad_head_linear(x, bits, 1.0, True, heads[:, :, :2]), "rows"),
+        (
+            lambda: gpu.head_linear_bias_relu(x.view(4, 1, 3), heads[:, :24], None, None, 1.0),
+            "weights that programs keep",
+        ),
+        (lambda: gpu.head_linear_bias_relu_grad(x, bits, 1.0, True, x.view(4, 1, 3), heads), "gradients"),
+        (
+            lambda: gpu.head_linear_bias_relu_grad(x[:, :1].expand(4, 32), bits[:2], 1.0, True, x[:, None], heads),
+            "bits",
+        ),
+        (lambda: gpu.head_linear_bias_relu_grad(x, bits, 1.0, True, x, heads), "rows"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
