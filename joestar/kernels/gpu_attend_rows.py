@@ -32,7 +32,7 @@ from joestar.kernels.gpu_warp_rows import (
 )
 
 _FEW = 1792
-"""Most numbers of a warp, of 4 bytes, that 96 registers take forward."""
+"""Most numbers of a warp, of 4 bytes, that 96 registers take forward, and 128 backward."""
 
 
 @triton.jit
@@ -248,6 +248,8 @@ def _attend_rows_grad(
 def _grids(device: torch.device, shape: dict, backward: bool) -> list[tune.Config]:
     """Programs of one warp, as many as a multiprocessor holds or a multiple of it; the default first."""
     configs = warp_grids(device, (16, 32, 12, 24) if backward else (16, 32, 48))
+    if backward and numbers_of(shape) <= _FEW:
+        configs += [{**config, "maxnreg": 128} for config in warp_grids(device, (16,))]
     if not backward and numbers_of(shape) <= _FEW:
         configs += [{**config, "maxnreg": 96} for config in warp_grids(device, (21, 42))]
     return configs

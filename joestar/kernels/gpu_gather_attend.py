@@ -24,7 +24,7 @@ from joestar.kernels.gpu_edge_products import (
     tiles_of,
     wide_dots,
 )
-from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, op, power_of_two, require
+from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, on_device, op, power_of_two, require
 from joestar.kernels.gpu_row_sums import row_sums
 from joestar.kernels.gpu_shared import shared_sum
 from joestar.kernels.gpu_spmm import row_edges, scatter_dst
@@ -48,23 +48,26 @@ def _row_products(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out[i, h]`` = ``table[ids[i]]`` times ``vectors[h]``; rows of several ``tiles`` are added up one by one."""
+    """``out[i, h]`` = ``table[ids[i]]`` times ``vectors[h]``; rows of several ``tiles`` are added up one by one.
+
+    Without ``ids``, of row ``i``.
+    """
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = lanes(BLOCK, LANES)
-    source = tl.load(ids + i, i < n, 0).to(tl.int64)[:, None, None]
+    source = (i if ids is None else tl.load(ids + i, i < n, 0).to(tl.int64))[:, None, None]
     if tiles is not None:
         valid = (i < n)[:, None, None]
         every = wide_dots(
             table, source * WIDTH, vectors, 0 * source, valid, column, tiles, True, HEADS, WIDTH, ACC, BLOCK, ROWS
         )
         for head in tl.static_range(HEADS):
-            tl.store(out + i * HEADS + head, every[head], i < n)
+            tl.store(out + i * HEADS + head, every[head].to(out.dtype.element_ty), i < n)
     else:
         inside = (i < n)[:, None, None] & (column < WIDTH)
         rows = tl.load(table + source * WIDTH + column, inside, 0).to(ACC)
         for head in tl.static_range(HEADS):
             vector = tl.load(vectors + head * WIDTH + column + 0 * source, inside, 0).to(ACC)
-            tl.store(out + i * HEADS + head, dots(rows, vector), i < n)
+            tl.store(out + i * HEADS + head, dots(rows, vector).to(out.dtype.element_ty), i < n)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -141,10 +144,24 @@ def _check(indptr: Tensor, indices: Tensor, dsts: Tensor, bits: Tensor | None, h
     check_bits(bits, indices.numel(), heads)
 
 
-def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
-    """``[n, H]``: the rows of the ids times every head's vector."""
-    n, (heads, width) = ids.numel(), vectors.shape
-    out = torch.empty((n, heads), dtype=torch.promote_types(table.dtype, torch.float32), device=table.device)
+@on_device
+def first_products(x: Tensor, n: int, vectors: Tensor) -> Tensor:
+    """``[n, H]`` in the dtype of ``x`` ``[N, F]``: its first rows times every head's vector of ``[H, F]``."""
+    check_values(x=x, vectors=vectors)
+    right = x.dim() == 2 and vectors.dim() == 2 and x.shape[1] == vectors.shape[1] and n <= x.shape[0]
+    require(right, f"at least {n} rows [N, F] and vectors [H, F]", f"{list(x.shape)} and {list(vectors.shape)}")
+    return _products(x.contiguous(), None, vectors.contiguous(), x.new_empty((n, vectors.shape[0])))
+
+
+def _wide_products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
+    """``[n, H]``, at least float32: the rows of the ids times every head's vector."""
+    wide = torch.promote_types(table.dtype, torch.float32)
+    return _products(table, ids, vectors, table.new_empty((ids.numel(), vectors.shape[0]), dtype=wide))
+
+
+def _products(table: Tensor, ids: Tensor | None, vectors: Tensor, out: Tensor) -> Tensor:
+    """Fills ``out`` ``[n, H]``, and returns it."""
+    n, (heads, width) = out.shape[0], vectors.shape
     columns = lane_columns(width, table)
 
     def launch(config: tune.Config) -> None:
@@ -154,7 +171,7 @@ def _products(table: Tensor, ids: Tensor, vectors: Tensor) -> Tensor:
         )  # fmt: skip
 
     if out.numel():
-        shape = (table.dtype, heads, width, tune.size_class(n))
+        shape = (table.dtype, ids is None, heads, width, tune.size_class(n))
         work = n * width * table.element_size()
         launch(tune.choose("row_products", shape, _row_tiles(width, columns["BLOCK"]), launch, work, table.device))
     return out
@@ -190,7 +207,7 @@ def gather_attend(
     if n and heads and fits(n, edges, table, heads):
         attend_rows(indptr, indices, dsts, table, v_src, v_dst, slope, bits, scale, s_edge, y, alpha)
     elif n and heads:
-        values, s_dst = _products(table, indices, v_src), _products(table, dsts, v_dst)
+        values, s_dst = _wide_products(table, indices, v_src), _wide_products(table, dsts, v_dst)
         tall = power_of_two(heads)
         rows = max(1, 128 // tall)
         _signed_softmax[(cdiv(n, rows),)](

@@ -96,7 +96,9 @@ def trained(name: str, dtype: torch.dtype | None, disable: tuple[str, ...]) -> t
     edges = torch.randint(0, 3000, (2, 30_000), generator=random)
     labels = torch.randint(0, 5, (3000,), generator=random)
     features = torch.randn(3000, 32, generator=random) + F.one_hot(labels, 32)
-    graph = joestar.Graph.from_edge_index(edges, 3000, {"x": features, "y": labels}).to("cuda")
+    graph = joestar.Graph.from_edge_index(edges, 3000, {"x": features.to(dtype or torch.float32), "y": labels}).to(
+        "cuda"
+    )
     torch.manual_seed(0)
     net = NETS[name]().cuda()
     sampler = joestar.NeighborSampler(graph, [5, 4], seed=3)

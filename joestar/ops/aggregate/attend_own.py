@@ -7,6 +7,7 @@ destination. One kernel writes their sum; separately, each would be as large as 
 import torch
 from torch import Tensor
 
+from joestar import kernels
 from joestar.kernels.determinism import is_deterministic
 from joestar.ops.registry import CSC, Padding, define, define_gradient
 from joestar.ops.shapes import wide_dtype
@@ -35,10 +36,21 @@ def attend_own(
             f"{list(x.shape)}, {list(v_src.shape)}, {list(v_dst.shape)} and {n} destinations"
         )
     with torch.autocast(x.device.type, enabled=False):
-        s_src, s_dst = x @ v_src.to(x.dtype).t(), x[:n] @ v_dst.to(x.dtype).t()
+        s_src, s_dst = _scores(x, x.shape[0], v_src), _scores(x, n, v_dst)
         s_edge = s_edge if s_edge is None else s_edge.to(x.dtype)
         y, top, total = ops.attend(indptr, indices, s_src, s_dst, x.unsqueeze(1), slope, bits, scale, s_edge)
     return y, s_src, s_dst, top, total
+
+
+_FEW = 8
+"""Most columns of a product for which reading rows once is better than what the library does on a GPU."""
+
+
+def _scores(x: Tensor, n: int, vectors: Tensor) -> Tensor:
+    """``[n, H]``: products of the first rows of ``x`` and every head's vector."""
+    kernel = kernels.find("gpu_gather_attend.first_products") if x.device.type == "cuda" else None
+    vectors = vectors.to(x.dtype)
+    return x[:n] @ vectors.t() if kernel is None or vectors.shape[0] > _FEW else kernel(x, n, vectors)
 
 
 def attend_own_grad(

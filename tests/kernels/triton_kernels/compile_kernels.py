@@ -30,7 +30,18 @@ from ops.segments import leaves_of as segment_leaves
 from ops.structures import Structure
 
 import joestar.kernels
-from joestar.kernels import gpu, gpu_book, gpu_edge_products, gpu_fill, gpu_grad, gpu_heads, gpu_place, gpu_shards, tune
+from joestar.kernels import (
+    gpu,
+    gpu_book,
+    gpu_edge_products,
+    gpu_fill,
+    gpu_gather_attend,
+    gpu_grad,
+    gpu_heads,
+    gpu_place,
+    gpu_shards,
+    tune,
+)
 from joestar.kernels.gpu_checksum import checksums
 from joestar.kernels.gpu_heads import heads_fit
 from joestar.kernels.gpu_mailbox import opened
@@ -174,6 +185,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
         for of_edges in (None, weight):
             sums, alpha = gpu.gather_attend(INDPTR, indices, ids, rows, by, by, 0.2, bits, 2.0, of_edges)
         gpu.gather_attend_grad(INDPTR, indices, ids, rows, alpha, sums, grad, grad, 0.2, bits, 2.0)
+        gpu_gather_attend.first_products(rows, ROWS, by)
     gpu.column_sums(table)
     gpu.column_sums(table.bfloat16(), "float32")
     gpu_heads.block_diagonal(torch.zeros(4, 32, 32, dtype=dtype))

@@ -33,6 +33,19 @@ def test_other_dtypes(dtype, tolerance):
     check(RUN, dtype, torch.int64, tolerance, ((2, 5),), ("isolated", "hub", "padded,"))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float16, 5e-3)], ids=str)
+def test_products_of_first_rows(dtype, tolerance):
+    random = torch.Generator().manual_seed(0)
+    for rows, n, heads, width in ((30, 23, 4, 100), (9, 9, 1, 5), (40, 3, 8, 1100), (5, 0, 2, 3), (3, 2, 1, 0)):
+        x, by = (torch.randn(size, width, generator=random).to(dtype) for size in (rows, heads))
+        found = gpu_gather_attend.first_products(x, n, by)
+        assert found.dtype == dtype
+        wanted = x[:n].double() @ by.double().t()
+        torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance * width**0.5)
+    with pytest.raises(ValueError, match="at least 4 rows"):
+        gpu_gather_attend.first_products(x, 4, by)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_block_diagonal(transposed):
     weight = torch.randn(3, 4, 5)
