@@ -12,7 +12,7 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, check_rows, on_device, require
-from joestar.kernels.gpu_mm_relu import check_words, expanded, grid_of, held_weight, settings_of, with_epilogue
+from joestar.kernels.gpu_mm_relu import check_words, expanded, grid_of, settings_of, with_epilogue
 from joestar.kernels.gpu_tiles import check_values
 from joestar.kernels.layout import keeps_head_weight
 from joestar.kernels.machine import in_tensor_cores
@@ -20,7 +20,7 @@ from joestar.kernels.machine import in_tensor_cores
 _BLOCK = 1024
 _GRAD_CONFIGS = [
     {"ROWS": 64, "AHEAD": 3, "PER_CORE": 1, "num_warps": 8},
-    {"ROWS": 64, "AHEAD": 2, "PER_CORE": 1, "num_warps": 16},
+    {"ROWS": 64, "AHEAD": 3, "PER_CORE": 1, "num_warps": 16},
     {"ROWS": 32, "AHEAD": 4, "PER_CORE": 2, "num_warps": 4},
     {"ROWS": 32, "AHEAD": 3, "PER_CORE": 2, "num_warps": 8, "maxnreg": 128},
 ]
@@ -72,20 +72,23 @@ def _head_grad(
     head = tl.program_id(1)
     grad, x, for_x = grad + head * WIDTH, x + head * COLUMNS, for_x + head * COLUMNS
     k, column, word = tl.arange(0, DEPTH), tl.arange(0, BLOCK), tl.arange(0, WORDS)[None, :]
-    held = held_weight(weight + head * APART, column, k, WIDTH, COLUMNS, DOWN, RIGHT)
+    there = (column < COLUMNS)[:, None] & (k < WIDTH)[None, :]
+    turned = tl.load(weight + head * APART + column[:, None] * RIGHT + k[None, :] * DOWN, there, 0)
     product, added = tl.zeros([DEPTH, BLOCK], tl.float32), tl.zeros([ROWS, DEPTH], tl.float32)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=AHEAD):
-        i = (tile * ROWS + tl.arange(0, ROWS))[:, None]
-        row = i.to(tl.int64)
+        every = tile * ROWS + tl.arange(0, ROWS)
+        i, row = every[:, None], every.to(tl.int64)[:, None]
         inside = (i < n) & (k < WIDTH)[None, :]
         given = tl.load(grad + row * (HEADS * WIDTH) + k[None, :], inside, 0)
         words = tl.load(kept + row * WORDS + word, i < n, 0)
-        at, there = row * (HEADS * COLUMNS) + column[None, :], (i < n) & (column < COLUMNS)[None, :]
-        read = tl.load(x + at, there, 0)
+        read = tl.load(x + row * (HEADS * COLUMNS) + column[None, :], (i < n) & (column < COLUMNS)[None, :], 0)
         holds = inside & expanded(words >> (head * (32 // HEADS)), ROWS, DEPTH // WORDS, WORDS)
         value = tl.where(holds, given.to(tl.float32) * tl.full((), scale, tl.float32), 0)
         rows = value.to(grad.dtype.element_ty)
-        tl.store(for_x + at, tl.dot(rows, held, input_precision="tf32").to(for_x.dtype.element_ty), there)
+        # turned: as the left operand, rows that were computed would stay in registers (Triton's issue 9433)
+        through = tl.dot(turned, tl.trans(rows), input_precision="tf32").to(for_x.dtype.element_ty)
+        at = for_x + every.to(tl.int64)[None, :] * (HEADS * COLUMNS) + column[:, None]
+        tl.store(at, through, (every < n)[None, :] & (column < COLUMNS)[:, None])
         product = tl.dot(tl.trans(rows), read, product, input_precision="tf32")
         if sums is not None:
             added += value

@@ -31,7 +31,7 @@ SHARES = {1: torch.int32, 2: torch.int16, 4: torch.int8}
 
 
 @triton.jit
-def held_weight(
+def _weight(
     weight, column, k, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr
 ):  # fmt: skip
     """The whole weight ``[DEPTH, BLOCK]``, zeros around it."""
@@ -64,7 +64,7 @@ def _mm_bias_relu(
         if bias is not None:
             bias += head * COLUMNS
     k, column, word = tl.arange(0, DEPTH), tl.arange(0, BLOCK), tl.arange(0, WORDS)[None, :]
-    held = held_weight(weight, column, k, WIDTH, COLUMNS, DOWN, RIGHT)
+    held = _weight(weight, column, k, WIDTH, COLUMNS, DOWN, RIGHT)
     BITS: tl.constexpr = BLOCK // WORDS
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=AHEAD):
         i = (tile * ROWS + tl.arange(0, ROWS))[:, None]
@@ -93,7 +93,7 @@ def _mm_bias_relu_grad(
 ):  # fmt: skip
     """``out`` = scale * grad @ weight where ``kept``, else 0; ``sums`` ``[programs, COLUMNS]``: of a program's rows."""
     k, column, word = tl.arange(0, DEPTH), tl.arange(0, BLOCK), tl.arange(0, WORDS)[None, :]
-    held = held_weight(weight, column, k, WIDTH, COLUMNS, DOWN, RIGHT)
+    held = _weight(weight, column, k, WIDTH, COLUMNS, DOWN, RIGHT)
     added = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=AHEAD):
         i = (tile * ROWS + tl.arange(0, ROWS))[:, None]

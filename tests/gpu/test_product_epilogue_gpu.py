@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import joestar
 from joestar import nn as jnn
 from joestar.fusion.backend import product_epilogue
+from joestar.kernels import tune
 from joestar.kernels.dropout import positive_bits
 from joestar.ops import reference
 
@@ -81,6 +82,41 @@ def test_heads(shape, dtype, tolerance):
             for ours, right in zip(found, good, strict=True):
                 if ours.numel():
                     near(ours, right)
+
+
+def _heads_configs() -> list[dict]:
+    from joestar.kernels import gpu_heads
+
+    return gpu_heads._GRAD_CONFIGS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_gradients_of_heads_every_time(dtype, monkeypatch):
+    """Every launch setting, right and sixty times the same bits, while copies keep the memory busy."""
+    random = torch.Generator("cuda").manual_seed(0)
+    busy, other, n = torch.zeros(1 << 26, device="cuda"), torch.cuda.Stream(), 50_001
+    for heads, width, columns in ((4, 100, 32), (2, 40, 64), (1, 128, 128)):
+        x = torch.randn(n, heads, width, generator=random, device="cuda").to(dtype)
+        weight = torch.randn(heads, columns, width, generator=random, device="cuda").to(dtype)
+        grad = torch.randn(n, heads * columns, generator=random, device="cuda").to(dtype)
+        words = torch.randint(-(2**31), 2**31, (n, heads * columns // 32), device="cuda", dtype=torch.int32)
+        wide = grad.double(), words, 2.0, True, x.double(), weight.double()
+        wanted = reference.head_linear_bias_relu_grad(*wide)
+        for config in _heads_configs():
+            with monkeypatch.context() as chosen:
+                chosen.setattr(tune, "choose", lambda kernel, shape, given, *rest, c=config: c)
+                found = ops.head_linear_bias_relu_grad(grad, words, 2.0, True, x, weight)
+                differs = torch.zeros((), dtype=torch.int64, device="cuda")
+                other.wait_stream(torch.cuda.current_stream())
+                for launch in range(60):
+                    if launch % 20 == 0:
+                        with torch.cuda.stream(other):
+                            busy.add_(1)
+                    again = ops.head_linear_bias_relu_grad(grad, words, 2.0, True, x, weight)
+                    differs += sum((a != b).sum() for a, b in zip(again, found, strict=True))
+            assert int(differs) == 0, config
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert (ours.double() - theirs).norm() <= 5e-3 * theirs.norm(), config
 
 
 NETS = {
