@@ -298,21 +298,18 @@ def attend_own_grad(
     indptr: Tensor, indices: Tensor, x: Tensor, v_src: Tensor, v_dst: Tensor, s_src: Tensor, s_dst: Tensor,
     top: Tensor, total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
     s_edge: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of rows ``[N, F]`` whose products with both vectors the scores are, of these vectors, of ``s_edge``."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of rows ``[N, F]``, of both vectors whose products with them the scores are, and of ``s_edge``."""
     check_values(v_src=v_src, v_dst=v_dst)
-    scores, vectors = (s_src, s_dst, s_edge), (v_src, v_dst)
+    scores, by = (s_src, s_dst, s_edge), (v_src, v_dst)
     for_src, for_dst, for_x, for_edge = _gradients(
-        indptr, indices, scores, x.unsqueeze(1), *vectors, top, total, grad, slope, bits, scale, True
+        indptr, indices, scores, x.unsqueeze(1), *by, top, total, grad, slope, bits, scale, True
     )
-    return for_x.squeeze(1), _of_vector(x, for_src), _of_vector(x, for_dst), for_edge
-
-
-def _of_vector(x: Tensor, for_scores: Tensor) -> Tensor:
-    """``[H, F]``: the gradient of vectors, of those ``[n, H]`` of their products with the first ``n`` rows of ``x``."""
-    if for_scores.shape[1] <= NARROW:
-        return row_sums(x, None, for_scores)
-    return for_scores.t() @ x[: for_scores.shape[0]]
+    if for_src.shape[1] <= NARROW // 2:
+        vectors = row_sums(x, None, for_src, others=for_dst)
+    else:
+        vectors = torch.stack((for_src.t() @ x, for_dst.t() @ x[: for_dst.shape[0]]))
+    return for_x.squeeze(1), vectors, for_edge
 
 
 def _gradients(indptr, indices, scores, x, v_src, v_dst, top, total, grad, slope, bits, scale, needs_x):

@@ -36,7 +36,8 @@ def check(run, dtype, ids, tolerance, heads=2):
         torch.testing.assert_close(y.double(), good, rtol=tolerance, atol=tolerance, msg=case)
         grad = values(y.shape, dtype, 7)
         wanted = torch.autograd.grad(good, wide, grad.double())
-        grads = run(*args[:5], *saved, grad, *args[5:])
+        for_x, vectors, for_edge = run(*args[:5], *saved, grad, *args[5:])
+        grads = [for_x, *vectors, for_edge]
         assert len(grads) == 4 and (wide[3:] or not grads[3].numel()), case
         for found, value in zip(grads[: len(wanted)], wanted, strict=True):
             torch.testing.assert_close(found.double(), value, rtol=tolerance, atol=tolerance * 10, msg=case)

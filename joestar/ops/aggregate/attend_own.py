@@ -57,8 +57,8 @@ def attend_own_grad(
     indptr: Tensor, indices: Tensor, x: Tensor, v_src: Tensor, v_dst: Tensor, s_src: Tensor, s_dst: Tensor,
     top: Tensor, total: Tensor, grad: Tensor, slope: float, bits: Tensor | None, scale: float,
     s_edge: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of ``x``, ``v_src``, ``v_dst`` and (empty without) ``s_edge`` in the dtype of ``x``."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``x``, of both vectors ``[2, H, F]`` and (empty without) ``s_edge`` in the dtype of ``x``."""
     n, dtype = s_dst.shape[0], x.dtype
     with torch.autocast(x.device.type, enabled=False):
         s_edge = s_edge if s_edge is None else s_edge.to(dtype)
@@ -67,7 +67,7 @@ def attend_own_grad(
         )
         for_x = for_x.squeeze(1).addmm_(for_src, v_src.to(dtype))
         for_x[:n].addmm_(for_dst, v_dst.to(dtype))
-        return for_x, for_src.t() @ x, for_dst.t() @ x[:n], for_edge
+        return for_x, torch.stack((for_src.t() @ x, for_dst.t() @ x[:n])), for_edge
 
 
 def _on_gpu(kernel):
@@ -93,7 +93,7 @@ def _fake(indptr, indices, x, v_src, v_dst, slope, bits, scale, s_edge=None):
 
 def _grad_fake(indptr, indices, x, v_src, v_dst, s_src, s_dst, top, total, grad, slope, bits, scale, s_edge=None):
     for_edge = x.new_empty((0,) if s_edge is None else s_edge.shape)
-    return x.new_empty(x.shape), x.new_empty(v_src.shape), x.new_empty(v_dst.shape), for_edge
+    return x.new_empty(x.shape), x.new_empty((2, *v_src.shape)), for_edge
 
 
 def _setup(ctx, inputs, output):
@@ -104,8 +104,8 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, *of_saved):
     *saved, bits, s_edge = ctx.saved_tensors
-    for_x, *vectors, for_edge = ops.attend_own_grad(*saved, grad.contiguous(), ctx.slope, bits, ctx.scale, s_edge)
-    for_src, for_dst = (g.to(v.dtype) for g, v in zip(vectors, saved[3:5], strict=True))
+    for_x, vectors, for_edge = ops.attend_own_grad(*saved, grad.contiguous(), ctx.slope, bits, ctx.scale, s_edge)
+    for_src, for_dst = (g.to(v.dtype) for g, v in zip(vectors.unbind(0), saved[3:5], strict=True))
     for_edge = for_edge.to(s_edge.dtype) if s_edge is not None and ctx.needs_input_grad[8] else None
     return None, None, for_x, for_src, for_dst, None, None, None, for_edge
 
@@ -116,5 +116,5 @@ define(
 )  # fmt: skip
 define_gradient(
     f"attend_own_grad({_ARGUMENTS}, Tensor s_src, Tensor s_dst, Tensor top, Tensor total, Tensor grad, {_DROPOUT})"
-    " -> (Tensor, Tensor, Tensor, Tensor)", attend_own_grad, fake=_grad_fake, cuda="gpu_attend", around_cuda=_on_gpu,
+    " -> (Tensor, Tensor, Tensor)", attend_own_grad, fake=_grad_fake, cuda="gpu_attend", around_cuda=_on_gpu,
 )  # fmt: skip

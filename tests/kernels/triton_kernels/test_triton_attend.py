@@ -58,9 +58,9 @@ def test_wide_rows_and_many_heads(shared, atomic):
         check_close(value, good, torch.float32, "attend_grad")
 
 
-@pytest.mark.parametrize("heads", [1, 3, 9])
+@pytest.mark.parametrize("heads", [1, 3, 5])
 def test_scores_of_the_rows_themselves(heads, atomic):
-    """With more than 8 heads the gradients of the vectors are products of the library."""
+    """With more than 4 heads the gradients of the vectors are products of the library."""
     check(gpu.attend_own_grad, torch.float64, torch.int64, 1e-11, heads)
 
 
