@@ -74,7 +74,11 @@ def _head_grad(
     k, column, word = tl.arange(0, DEPTH), tl.arange(0, BLOCK), tl.arange(0, WORDS)[None, :]
     there = (column < COLUMNS)[:, None] & (k < WIDTH)[None, :]
     turned = tl.load(weight + head * APART + column[:, None] * RIGHT + k[None, :] * DOWN, there, 0)
-    product, added = tl.zeros([DEPTH, BLOCK], tl.float32), tl.zeros([ROWS, DEPTH], tl.float32)
+    SMALL: tl.constexpr = DEPTH < 64
+    product, added = (
+        tl.zeros([DEPTH, BLOCK] if SMALL else [BLOCK, DEPTH], tl.float32),
+        tl.zeros([ROWS, DEPTH], tl.float32),
+    )
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=AHEAD):
         every = tile * ROWS + tl.arange(0, ROWS)
         i, row = every[:, None], every.to(tl.int64)[:, None]
@@ -85,16 +89,25 @@ def _head_grad(
         holds = inside & expanded(words >> (head * (32 // HEADS)), ROWS, DEPTH // WORDS, WORDS)
         value = tl.where(holds, given.to(tl.float32) * tl.full((), scale, tl.float32), 0)
         rows = value.to(grad.dtype.element_ty)
-        # turned: as the left operand, rows that were computed would stay in registers (Triton's issue 9433)
+        # turned: the left operand of products of groups of four warps, of 64 rows, would stay in registers where it is
+        # computed, which the next tile may overwrite (Triton's issue 9433)
         through = tl.dot(turned, tl.trans(rows), input_precision="tf32").to(for_x.dtype.element_ty)
         at = for_x + every.to(tl.int64)[None, :] * (HEADS * COLUMNS) + column[:, None]
         tl.store(at, through, (every < n)[None, :] & (column < COLUMNS)[:, None])
-        product = tl.dot(tl.trans(rows), read, product, input_precision="tf32")
+        if SMALL:
+            product = tl.dot(tl.trans(rows), read, product, input_precision="tf32")
+        else:
+            product = tl.dot(tl.trans(read), rows, product, input_precision="tf32")
         if sums is not None:
             added += value
     place = tl.program_id(0).to(tl.int64) * HEADS + head
-    at = for_weight + place * (WIDTH * COLUMNS) + k[:, None] * COLUMNS + column[None, :]
-    tl.store(at, product, (k < WIDTH)[:, None] & (column < COLUMNS)[None, :])
+    at = for_weight + place * (WIDTH * COLUMNS)
+    if SMALL:
+        tl.store(
+            at + k[:, None] * COLUMNS + column[None, :], product, (k < WIDTH)[:, None] & (column < COLUMNS)[None, :]
+        )
+    else:
+        tl.store(at + k[None, :] * COLUMNS + column[:, None], product, there)
     if sums is not None:
         tl.store(sums + place * WIDTH + k, tl.sum(added, 0), k < WIDTH)
 

@@ -68,6 +68,9 @@ def keeps_weight(dtype: torch.dtype, width: int, columns: int) -> bool:
 
 
 def keeps_head_weight(dtype: torch.dtype, heads: int, width: int, columns: int) -> bool:
-    """The same for a weight ``[H, D, F]`` of ``head_linear_bias_relu``: heads have some bytes of every word each."""
-    whole = columns >= 16 and columns == power_of_two(columns) and heads * columns % 32 == 0
+    """The same for weights ``[H, D, F]`` of ``head_linear_bias_relu``: heads have some bytes of every word each.
+
+    And a program has a place for the gradient of a head's weight, and for tiles of rows beside it.
+    """
+    whole = columns in (16, 32, 64) and heads * columns % 32 == 0
     return keeps_weight(dtype, width, columns) and whole and heads in (1, 2, 4)

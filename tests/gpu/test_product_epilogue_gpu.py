@@ -52,7 +52,7 @@ def test_values(shape, dtype, tolerance):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 8e-3)], ids=str)
-@pytest.mark.parametrize("shape", [(50_001, 4, 100, 32), (3000, 2, 24, 64), (900, 4, 33, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(50_001, 4, 100, 32), (3000, 2, 24, 64), (900, 4, 33, 64)], ids=str)
 def test_heads(shape, dtype, tolerance):
     random = torch.Generator().manual_seed(0)
     n, heads, width, columns = shape
