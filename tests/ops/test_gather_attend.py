@@ -5,6 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
+from joestar import kernels
+from joestar.ops.aggregate import gather_attend as module
+
 from .samples import every, values
 
 ops = torch.ops.joestar
@@ -97,6 +100,31 @@ def test_product_gradients_and_registration():
     with mode:
         shapes = [value.shape for value in ops.gather_attend_linear(*fakes)]
     assert shapes == [(args[2].numel(), 2, 3), (args[2].numel(), 2, 5), (args[1].numel(), 2)]
+
+
+def test_gradients_in_one_pass_read_no_product(monkeypatch):
+    """As on a GPU: the result of the product is not kept for the backward pass, so that its epilogue may replace it."""
+    args, saved = linear_arguments(), []
+    monkeypatch.setattr(module, "_in_one_pass", lambda *sizes: True)
+
+    def run(*trained):
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: saved.append(value) or value, lambda value: value):
+            return ops.gather_attend_linear(*args[:4], *trained[:3], *args[7:10], trained[3])[0]
+
+    assert torch.autograd.gradcheck(run, (*args[4:7], args[10]))
+    shapes = [value.shape for value in saved]
+    assert (args[2].numel(), 2, 5) in shapes and (args[2].numel(), 2, 3) not in shapes
+
+
+def test_in_one_pass_on_a_gpu_only():
+    indptr, indices, table = torch.zeros(9, dtype=torch.int64), torch.zeros(20, dtype=torch.int32), torch.zeros(5, 8)
+    assert not module._in_one_pass(indptr, indices, table, 2)
+    with FakeTensorMode():
+        there = torch.empty(5, 8, device="cuda")
+        if kernels.find("gpu_warp_rows.fits") is not None:
+            assert module._in_one_pass(indptr, indices, there, 2)
+            assert not module._in_one_pass(indptr, torch.empty(20 * 9), there, 2)  # too many edges of a destination
+            assert not module._in_one_pass(indptr, indices, there, 33)
 
 
 def test_errors():
