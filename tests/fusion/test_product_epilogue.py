@@ -4,10 +4,13 @@ import operator
 
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
 from joestar.fusion.backend import product_epilogue
+from joestar.ops.aggregate import gather_attend
+from joestar.ops.registry import decompositions
 
 from .graphs import ATEN, JOESTAR, count
 
@@ -183,6 +186,46 @@ def test_must_not_fire_where_more_is_read(settings):
 def test_dtypes_of_16_bits(dtype):
     torch.backends.cuda.matmul.allow_tf32 = False
     assert product_epilogue.run(built(dtype=dtype, inner=256)) == 2
+
+
+def test_both_graphs_of_an_attention_layer(monkeypatch):
+    """As PyTorch traces them for a GPU, but for the device: loss and gradients are those of plain PyTorch."""
+    for name, value in (("_on_gpu", True), ("in_tensor_cores", True), ("_ROWS", 1)):
+        monkeypatch.setattr(product_epilogue, name, value if name == "_ROWS" else lambda *given: True)
+    monkeypatch.setattr(gather_attend, "_in_one_pass", lambda *sizes: True)
+    n, nodes, heads, width, columns = 6, 9, 4, 8, 16
+    random = torch.Generator().manual_seed(0)
+    indptr, indices = torch.arange(n + 1) * 2, torch.randint(0, nodes, (2 * n,), generator=random)
+    table, dsts = torch.randn(nodes, width, generator=random, dtype=torch.float64), torch.arange(n)
+    shapes = (heads, width), (heads, width), (heads, columns, width), (heads * columns,), (heads * columns, 3)
+    trained = [torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    def layer(indptr, indices, dsts, table, v_src, v_dst, weight, bias, last):
+        y, *_ = JOESTAR.gather_attend_linear(indptr, indices, dsts, table, v_src, v_dst, weight, 0.2, None, 1.0)
+        h, _ = JOESTAR.bias_relu(y.flatten(1), bias, None, 1.0)
+        return (h @ last).square().sum()
+
+    def plain(v_src, v_dst, weight, bias, last):
+        rows = table[indices].view(n, 2, width)
+        z = torch.einsum("nef,hf->neh", rows, v_src) + (table[dsts] @ v_dst.t()).unsqueeze(1)
+        y = torch.einsum("nef,neh->nhf", rows, torch.softmax(torch.nn.functional.leaky_relu(z, 0.2), 1))
+        h = torch.relu(torch.einsum("nhf,hcf->nhc", y, weight).flatten(1) + bias)
+        return (h @ last).square().sum()
+
+    made = []
+
+    def rewritten(gm, example):
+        made.append(product_epilogue.run(gm.graph))
+        gm.graph.lint()
+        gm.recompile()
+        return make_boxed_func(gm.forward)
+
+    traced = aot_function(layer, rewritten, rewritten, decompositions=decompositions(torch.device("cuda")))
+    losses = traced(indptr, indices, dsts, table, *trained), plain(*trained)
+    ours, theirs = ((loss, *torch.autograd.grad(loss, trained)) for loss in losses)
+    assert made == [1, 1]
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_not_without_tf32():

@@ -115,12 +115,16 @@ def _fits(node: fx.Node) -> bool:
     if product.target is not _ATEN.mm.default or len(product.users) != 1 or product.kwargs:
         return False
     rows, weight = map(tensor, product.args)
-    if rows is None or weight is None or rows.device.type != "cuda":
+    if rows is None or weight is None or not _on_gpu(rows):
         return False
     sizes = (*rows.shape, weight.shape[1])
     if not all(isinstance(size, int) for size in sizes) or sizes[0] < _ROWS or rows.stride() != (sizes[1], 1):
         return False
     return in_tensor_cores(rows.dtype) and keeps_weight(rows.dtype, *sizes[1:])
+
+
+def _on_gpu(value: torch.Tensor) -> bool:
+    return value.device.type == "cuda"
 
 
 def _of_heads(node: fx.Node) -> fx.Node | None:
@@ -161,6 +165,6 @@ def _heads_fit(x: torch.Tensor, columns: int, weight: torch.Tensor) -> bool:
     """``columns``: those of a head that have bits; rows ``x`` ``[n, H, ...]``."""
     others = weight.shape[1] * weight.shape[2] // columns if isinstance(columns, int) and columns else 0
     sizes = (*x.shape, others)
-    if x.device.type != "cuda" or not all(isinstance(size, int) for size in sizes) or sizes[0] < _ROWS:
+    if not _on_gpu(x) or not all(isinstance(size, int) for size in sizes) or sizes[0] < _ROWS:
         return False
     return x.is_contiguous() and in_tensor_cores(x.dtype) and keeps_head_weight(x.dtype, x.shape[1], others, columns)
