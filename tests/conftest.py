@@ -63,13 +63,22 @@ def _short_measurements():
     bandwidth.SOURCE_BYTES = 1 << 22
 
 
+def _rounded_to_tf32(allowed: bool):
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.fixture
 def tf32():
     """Float32 products on a GPU may be rounded to TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    yield from _rounded_to_tf32(True)
+
+
+@pytest.fixture
+def exact_products():
+    """Products in float32 are not rounded to TF32."""
+    yield from _rounded_to_tf32(False)
 
 
 class Clock:

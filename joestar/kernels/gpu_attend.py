@@ -16,7 +16,7 @@ from joestar.kernels.gpu_edge_products import check_bits, check_edge_scores, edg
 from joestar.kernels.gpu_grad import scatter_src_transposed, spmm_grad_x_transposed
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_offsets, fill_tail, op, power_of_two, require
 from joestar.kernels.gpu_links import link_edges
-from joestar.kernels.gpu_row_sums import NARROW, row_sums
+from joestar.kernels.gpu_row_sums import row_sums
 from joestar.kernels.gpu_shared import tile_settings
 from joestar.kernels.gpu_tiles import (
     accumulator,
@@ -26,7 +26,7 @@ from joestar.kernels.gpu_tiles import (
     tile_configs,
     tile_rows,
 )
-from joestar.kernels.layout import shares_rows, wide_dtype
+from joestar.kernels.layout import NARROW, shares_rows, wide_dtype
 
 _AHEAD, _TAIL = 4, 128
 

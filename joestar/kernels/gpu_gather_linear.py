@@ -9,9 +9,9 @@ from joestar.kernels import tune
 from joestar.kernels.gpu_columns import column_sums
 from joestar.kernels.gpu_join import split_columns_all
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, multiprocessors, op, power_of_two
-from joestar.kernels.gpu_row_sums import NARROW, row_sums
+from joestar.kernels.gpu_row_sums import row_sums
 from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
-from joestar.kernels.layout import CAT_ALIGNMENT
+from joestar.kernels.layout import CAT_ALIGNMENT, NARROW
 from joestar.kernels.machine import products_in_tf32
 
 _CONFIGS = [

@@ -16,7 +16,7 @@ from joestar.kernels.gpu_bits import passes_relu, unknown_bits
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, check_rows, multiprocessors, on_device, require
 from joestar.kernels.gpu_tiles import check_values
-from joestar.kernels.layout import keeps_weight, power_of_two
+from joestar.kernels.layout import SHARES, keeps_weight, power_of_two
 from joestar.kernels.machine import in_tensor_cores
 
 CONFIGS = [
@@ -26,8 +26,6 @@ CONFIGS = [
     {"ROWS": 64, "AHEAD": 2, "PER_CORE": 2, "num_warps": 4},
 ]
 """``PER_CORE`` programs run on a multiprocessor at a time; rows of the next ``AHEAD - 1`` tiles are on their way."""
-SHARES = {1: torch.int32, 2: torch.int16, 4: torch.int8}
-"""What is in a word for each of so many heads: column ``c`` has bit ``c // W`` of word ``c % W`` of ``W``."""
 
 
 @triton.jit

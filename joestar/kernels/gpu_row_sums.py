@@ -15,8 +15,6 @@ from joestar.kernels.gpu_launch import cdiv
 from joestar.kernels.gpu_tiles import accumulator, distinct, row_tile, tile_columns
 from joestar.kernels.layout import wide_dtype
 
-NARROW = 8
-"""Most weights of a row for which this is better than the library's product."""
 _TILE = 512
 """Numbers of a tile of rows, read at once by four warps."""
 

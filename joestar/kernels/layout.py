@@ -5,6 +5,9 @@ from torch import Tensor
 
 CAT_ALIGNMENT = 8
 """Rows of joined matrices are multiples of this: 16 bytes of bfloat16, as GEMMs want them."""
+NARROW = 8
+"""Most columns of a product whose rows a GPU reads once and adds up, forward or for the gradient of its weight, for
+which this is better than the library's product."""
 
 _KEPT_BYTES = 512
 """Longest column of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
@@ -67,10 +70,14 @@ def keeps_weight(dtype: torch.dtype, width: int, columns: int) -> bool:
     return width > 0 and power_of_two(width) * dtype.itemsize <= _KEPT_BYTES and -(-columns // 32) in (1, 2, 4)
 
 
+SHARES = {1: torch.int32, 2: torch.int16, 4: torch.int8}
+"""What is in a word for each of so many heads: column ``c`` has bit ``c // W`` of word ``c % W`` of ``W``."""
+
+
 def keeps_head_weight(dtype: torch.dtype, heads: int, width: int, columns: int) -> bool:
     """The same for weights ``[H, D, F]`` of ``head_linear_bias_relu``: heads have some bytes of every word each.
 
     And a program has a place for the gradient of a head's weight, and for tiles of rows beside it.
     """
     whole = columns in (16, 32, 64) and heads * columns % 32 == 0
-    return keeps_weight(dtype, width, columns) and whole and heads in (1, 2, 4)
+    return keeps_weight(dtype, width, columns) and whole and heads in SHARES

@@ -101,3 +101,10 @@ def reasons(case: Case, pattern: str) -> list[str]:
 
 def mean(block, x):
     return block.pull(fn.copy_u(x), "mean")
+
+
+def degree_weights(block):
+    """A weight of every edge, in float64: of the degrees of both ends."""
+    return torch.ops.joestar.sddmm(
+        block.indptr, block.indices, block.out_degrees().double().rsqrt(), block.in_degrees().double(), "mul"
+    )

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("tf32")
 ROWS = product_epilogue._ROWS
 
 
-def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", again=False, more=False, turned=False):
-    """Both directions of a layer, of values that only pretend to be there: a graph that gives all that is read."""
+def begun(dtype, device):
+    """(a graph, what adds an input to it, what adds a call), of values that only pretend to be there."""
     graph = fx.Graph()
 
     def given(name, *shape, dtype=dtype):
@@ -35,6 +35,12 @@ def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", a
         node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
         return node
 
+    return graph, given, call
+
+
+def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", again=False, more=False, turned=False):
+    """Both directions of a layer: a graph that gives all that is read."""
+    graph, given, call = begun(dtype, device)
     with FakeTensorMode():
         x, w, b, back = (
             given("x", rows, inner),
@@ -57,18 +63,7 @@ def built(rows=ROWS, inner=24, columns=40, dtype=torch.float32, device="cuda", a
 def of_heads(rows=ROWS, heads=4, inner=24, columns=32, dtype=torch.float32, device="cuda", again=False, more=False,
              biased=True, tied=False, read=False):  # fmt: skip
     """The same with a product per head: the forward one in front, that of the gradient behind, its weight made late."""
-    graph = fx.Graph()
-
-    def given(name, *shape, dtype=dtype):
-        node = graph.placeholder(name)
-        node.meta["val"] = torch.empty(*shape, dtype=dtype, device=device)
-        return node
-
-    def call(target, *args):
-        node = graph.call_function(target, args)
-        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
-        return node
-
+    graph, given, call = begun(dtype, device)
     with FakeTensorMode():
         x, w, b = given("x", rows, heads, inner), given("w", heads, columns, inner), given("b", heads * columns)
         bits = given("bits", rows, -(-heads * columns // 32), dtype=torch.int32)

@@ -35,13 +35,6 @@ def test_against_gather_and_product(table, weight, tolerance):
         torch.testing.assert_close(second.double(), (expected - b.double()) * 2, rtol=tolerance, atol=tolerance * 8)
 
 
-@pytest.fixture
-def tf32():
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
-
-
 def settings(place: int, alike: bool) -> list[dict]:
     """The launch settings of a product of rows and weights of one dtype or two, this one in front."""
     from joestar.kernels import gpu_gather_linear as module

@@ -44,7 +44,7 @@ def test_registration():
 def test_errors():
     x, weight, bias, grad, bits = operands()
     for other in (weight[:1], weight.float(), weight[:, :, :4], weight[0]):
-        with pytest.raises(ValueError, match=r"head_linear_bias_relu: expected rows \[n, H, F\]"):
+        with pytest.raises(ValueError, match=r"head_linear_bias_relu: expected rows"):
             ops.head_linear_bias_relu(x, other, bias, bits, 1.0)
-        with pytest.raises(ValueError, match=r"head_linear_bias_relu_grad: expected rows \[n, H, F\]"):
+        with pytest.raises(ValueError, match=r"head_linear_bias_relu_grad: expected rows"):
             ops.head_linear_bias_relu_grad(grad, bits, 1.0, True, x, other)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from joestar import kernels
 from joestar.kernels.determinism import is_deterministic
+from joestar.kernels.layout import NARROW
 from joestar.ops.registry import CSC, Padding, define, define_gradient
 from joestar.ops.shapes import wide_dtype
 
@@ -42,15 +43,11 @@ def attend_own(
     return y, s_src, s_dst, top, total
 
 
-_FEW = 8
-"""Most columns of a product for which reading rows once is better than what the library does on a GPU."""
-
-
 def _scores(x: Tensor, n: int, vectors: Tensor) -> Tensor:
     """``[n, H]``: products of the first rows of ``x`` and every head's vector."""
     kernel = kernels.find("gpu_gather_attend.first_products") if x.device.type == "cuda" else None
     vectors = vectors.to(x.dtype)
-    return x[:n] @ vectors.t() if kernel is None or vectors.shape[0] > _FEW else kernel(x, n, vectors)
+    return x[:n] @ vectors.t() if kernel is None or vectors.shape[0] > NARROW else kernel(x, n, vectors)
 
 
 def attend_own_grad(

@@ -15,14 +15,19 @@ _MOST_WASTE = 8
 """Heads up to which one product with mostly zeros beats a product per head, on a GPU: its bytes are what costs."""
 
 
-def head_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``y[n, h] = weight[h] @ x[n, h]``: ``x`` ``[N, H, F]``, ``weight`` ``[H, C, F]``, ``y`` ``[N, H, C]``."""
+def check_heads(name: str, x: Tensor, weight: Tensor) -> None:
+    """Raises ``ValueError`` unless rows ``[N, H, F]`` and weights ``[H, C, F]`` of one dtype are given."""
     if x.dim() != 3 or weight.dim() != 3 or x.shape[1] != weight.shape[0] or x.shape[2] != weight.shape[2]:
         raise ValueError(
-            f"head_linear: expected rows [N, H, F] and weights [H, C, F]; got {list(x.shape)} and {list(weight.shape)}"
+            f"{name}: expected rows [N, H, F] and weights [H, C, F]; got {list(x.shape)} and {list(weight.shape)}"
         )
     if x.dtype != weight.dtype:
-        raise ValueError(f"head_linear: expected rows and weights of one dtype; got {x.dtype} and {weight.dtype}")
+        raise ValueError(f"{name}: expected rows and weights of one dtype; got {x.dtype} and {weight.dtype}")
+
+
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``y[n, h] = weight[h] @ x[n, h]``: ``x`` ``[N, H, F]``, ``weight`` ``[H, C, F]``, ``y`` ``[N, H, C]``."""
+    check_heads("head_linear", x, weight)
     heads, columns, width = weight.shape
     if _in_one(x, columns * width):
         return (x.flatten(1) @ _diagonal(weight).t()).view(-1, heads, columns)

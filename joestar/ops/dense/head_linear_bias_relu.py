@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from joestar import kernels
+from joestar.ops.dense.head_linear import check_heads
 from joestar.ops.registry import define_gradient
 
 ops = torch.ops.joestar
-
-
-def _check(name: str, x: Tensor, weight: Tensor) -> None:
-    right = x.dim() == 3 and weight.dim() == 3 and (x.shape[1:], x.dtype) == (weight.shape[::2], weight.dtype)
-    if not right:
-        raise ValueError(
-            f"{name}: expected rows [n, H, F] and weights [H, C, F] of one dtype; got {x.dtype} {list(x.shape)} and "
-            f"{weight.dtype} {list(weight.shape)}"
-        )
 
 
 def head_linear_bias_relu(
@@ -33,7 +25,7 @@ def head_linear_bias_relu(
         x: ``[n, H, F]``; weight: ``[H, C, F]`` in the dtype of ``x``, however it lies; bias: ``[H C]`` in it, or none.
         bits, scale: see ``bias_relu``.
     """
-    _check("head_linear_bias_relu", x, weight)
+    check_heads("head_linear_bias_relu", x, weight)
     return ops.bias_relu(ops.head_linear(x, weight).flatten(1), bias, bits, scale)
 
 
@@ -45,7 +37,7 @@ def head_linear_bias_relu_grad(
     Args:
         grad: ``[n, H C]``; kept: what ``head_linear_bias_relu`` returned; scale, x, weight: its own.
     """
-    _check("head_linear_bias_relu_grad", x, weight)
+    check_heads("head_linear_bias_relu_grad", x, weight)
     rows, sums = ops.bias_relu_grad(grad, kept, scale, biased)
     rows = rows.unflatten(1, weight.shape[:2])
     return ops.head_linear(rows, weight.transpose(1, 2)), ops.head_linear_weight_grad(x, rows), sums

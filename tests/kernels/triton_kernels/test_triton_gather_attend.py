@@ -54,7 +54,7 @@ def test_block_diagonal(transposed):
     assert torch.equal(gpu_heads.block_diagonal(weight[:, 1:]), torch.block_diag(*weight[:, 1:]))
 
 
-def test_every_setting_of_edge_products(monkeypatch):
+def test_every_setting_of_edge_products(monkeypatch, tf32):
     """On tensor cores or not, in tiles of any size: destinations without edges, with one, with many."""
     degrees = torch.tensor([0, 3, 1, 0, 40, 2, 5, 0, 0, 7, 1])
     indptr = torch.zeros(degrees.numel() + 1, dtype=torch.int64)
@@ -77,11 +77,7 @@ def test_every_setting_of_edge_products(monkeypatch):
 
     monkeypatch.setattr(tune, "choose", every)
     out = torch.empty(indices.numel(), 4)
-    allowed, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    try:
-        edge_products(indptr, indices, x, grad, out)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+    edge_products(indptr, indices, x, grad, out)
     assert {name for config in tried for name in ("GRID", "dense", "EDGES") if name in config} == {
         "GRID",
         "dense",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_checks import check_close
+from kernel_checks import check_close, in_double
 
 pytest.importorskip("triton.language", reason="needs Triton: pip install triton (Linux)")
 
@@ -25,18 +25,27 @@ def operands(n, width, columns, dtype):
     return x, weight, torch.randn(columns, generator=random).to(dtype), bits
 
 
+def epilogues(bias, bits):
+    """(bias, bits of dropout, its scale, what of these there is)."""
+    for b, m in ((bias, bits), (None, bits), (bias, None)):
+        yield b, m, 1.0 if m is None else 2.0, f"bias {b is not None} dropout {m is not None}"
+
+
+def kept_of(y, bits):
+    """Bits where rows are not 0 that dropout, if any, keeps; what is rounded to 0 in between may have either sign."""
+    every = torch.full((y.shape[0], -(-y.shape[1] // 32)), -1, dtype=torch.int32)
+    return positive_bits(y, every if bits is None else bits)
+
+
 def check(dtype, shapes):
     for n, width, columns in shapes:
         x, weight, bias, bits = operands(n, width, columns, dtype)
         for w in (weight, weight.t().contiguous().t()):
-            for b, m in ((bias, bits), (None, bits), (bias, None)):
-                case = f"{n} {width} {columns} bias {b is not None} dropout {m is not None} {w.stride()}"
-                scale = 1.0 if m is None else 2.0
+            for b, m, scale, what in epilogues(bias, bits):
+                case = f"{n} {width} {columns} {what} {w.stride()}"
                 y, kept = gpu.mm_bias_relu(x, w, b, m, scale)
-                wide = x.double(), w.double(), None if b is None else b.double(), m, scale
-                check_close(y, reference.mm_bias_relu(*wide)[0], dtype, case)
-                every = torch.full_like(bits, -1)  # what is rounded to 0 before the bias is added may have either sign
-                assert torch.equal(kept, positive_bits(y, every if m is None else m)), case
+                check_close(y, reference.mm_bias_relu(*in_double((x, w, b, m, scale)))[0], dtype, case)
+                assert torch.equal(kept, kept_of(y, m)), case
             for biased in (False, True):
                 found = gpu.mm_bias_relu_grad(x, w, bits, 2.0, biased)
                 good = reference.mm_bias_relu_grad(x.double(), w.double(), bits, 2.0, biased)
@@ -55,17 +64,14 @@ def check_heads(dtype, shapes):
         weight = torch.randn(heads, columns, width, generator=torch.Generator().manual_seed(1)).to(dtype)
         grad = operands(n, heads * columns, 1, dtype)[0]
         for w in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
-            for b, m in ((bias, bits), (None, bits), (bias, None)):
-                case = f"{n} {heads} {width} {columns} bias {b is not None} dropout {m is not None} {w.stride()}"
-                scale = 1.0 if m is None else 2.0
+            for b, m, scale, what in epilogues(bias, bits):
+                case = f"{n} {heads} {width} {columns} {what} {w.stride()}"
                 y, kept = gpu.head_linear_bias_relu(rows, w, b, m, scale)
-                wide = rows.double(), w.double(), None if b is None else b.double(), m, scale
-                check_close(y, reference.head_linear_bias_relu(*wide)[0], dtype, case)
-                assert torch.equal(kept, positive_bits(y, torch.full_like(bits, -1) if m is None else m)), case
+                check_close(y, reference.head_linear_bias_relu(*in_double((rows, w, b, m, scale)))[0], dtype, case)
+                assert torch.equal(kept, kept_of(y, m)), case
             for biased in (False, True):
                 found = gpu.head_linear_bias_relu_grad(grad, bits, 2.0, biased, rows, w)
-                wide = grad.double(), bits, 2.0, biased, rows.double(), w.double()
-                good = reference.head_linear_bias_relu_grad(*wide)
+                good = reference.head_linear_bias_relu_grad(*in_double((grad, bits, 2.0, biased, rows, w)))
                 for ours, right in zip(found, good, strict=True):
                     assert ours.shape == right.shape
                     check_close(ours, right, dtype, f"gradient {n} {heads} {width} {columns} {biased} {w.stride()}")
@@ -87,7 +93,7 @@ def test_without_tensor_cores():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 132])
-@pytest.mark.parametrize("place", range(len(gpu_heads._GRAD_CONFIGS)))
+@pytest.mark.parametrize("place", range(max(len(gpu_mm_relu.CONFIGS), len(gpu_heads._GRAD_CONFIGS))))
 def test_settings(place, cores, monkeypatch, ranges, tf32):
     """Fewer programs than tiles, as many, and more."""
     monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *rest: candidates[place % len(candidates)])
