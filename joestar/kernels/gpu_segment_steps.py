@@ -330,3 +330,15 @@ def store_tile(
         tl.store(out + row * STRIDE + column, value.to(out.dtype.element_ty), mask & inside)
     else:
         tl.store(out + row * HEADS + head, value.to(out.dtype.element_ty), mask & (head < HEADS))
+
+
+@triton.jit
+def added(sums, values, loaded, valid, SUMMED: tl.constexpr, TIMES: tl.constexpr, RESULTS: tl.constexpr):
+    """``sums`` plus the gradients of the leaves ``SUMMED``, times their feature ``TIMES`` unless that is -1."""
+    more = ()
+    for s in tl.static_range(len(SUMMED)):
+        value = tl.where(valid, values[RESULTS[SUMMED[s]]], 0)
+        if TIMES[s] >= 0:
+            value = value * loaded[SUMMED[s]][TIMES[s]].to(value.dtype)
+        more = more + (sums[s] + value,)  # noqa: RUF005
+    return more
