@@ -17,6 +17,7 @@ from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, fill_tail, on_device
 from joestar.kernels.gpu_segment import ahead, work_of
 from joestar.kernels.gpu_segment_grad_src import over_sources
+from joestar.kernels.gpu_segment_handed import hand_over_edges, handed_tensors
 from joestar.kernels.gpu_segment_steps import (
     TAIL,
     added,
@@ -38,6 +39,7 @@ from joestar.kernels.gpu_segment_steps import (
 from joestar.kernels.gpu_spmm import row_edges
 from joestar.kernels.gpu_tiles import accumulator, tile_configs
 from joestar.kernels.segment_gradient import SegmentGradient, check_rows, check_segment_wanted, segment_gradient
+from joestar.kernels.segment_handover import Handover, handover
 from joestar.kernels.segment_program import HEAD, SIZES, SegmentProgram, dtype_of, groups_of, repeated, tensors_apart
 
 _AHEAD = 2
@@ -62,17 +64,19 @@ def _store_edges(
 
 @triton.jit(do_not_specialize=["n", "num_edges"])
 def _segment_grad_dst(
-    indptr, indices, leaves, outs, partial, n, num_edges,
+    indptr, indices, leaves, outs, partial, handed, n, num_edges,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, NAMES: tl.constexpr,
     READ: tl.constexpr, INTO: tl.constexpr, NUMBERS: tl.constexpr, RESULTS: tl.constexpr, FROM_SRC: tl.constexpr,
     DSTS: tl.constexpr, OF_DSTS: tl.constexpr, EDGES: tl.constexpr, OF_EDGES: tl.constexpr, SCALARS: tl.constexpr,
     SUMMED: tl.constexpr, OF_SUMMED: tl.constexpr,
-    TIMES: tl.constexpr, NOTHING: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+    TIMES: tl.constexpr, NOTHING: tl.constexpr, OF_HEADS: tl.constexpr, GATES: tl.constexpr, SIDES: tl.constexpr,
+    OF_ROWS: tl.constexpr, HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr, TAIL: tl.constexpr, AHEAD: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the leaves ``DSTS``, ``EDGES`` and ``SCALARS``, and the program's share of those of ``SUMMED``.
 
+    ``handed``: what the second pass is given, see ``gpu_segment_handed``.
     ``partial`` ``[programs, len(SUMMED), WIDTH]``. ``OF_...``: sizes; ``INTO``: numbers between rows of ``outs``;
     ``NOTHING``: as many -1 as there are ``DSTS``.
     """
@@ -127,10 +131,24 @@ def _segment_grad_dst(
                     outs, values, e, valid, head, column, inside, part, num_edges,
                     EDGES, OF_EDGES, SCALARS, RESULTS, HEADS, WIDTH,
                 )  # fmt: skip
+                hand_over_edges(
+                    handed, values, e, valid, head, inside, OF_HEADS, GATES, SIDES, HEADS, HEAD_WIDTH, ROWS, TALL, BLOCK
+                )
             done += AHEAD
         for s in tl.static_range(len(DSTS)):
             own = outs[DSTS[s]]
             store_tile(own, i.to(tl.int64), sums[s], i < n, head, column, inside, OF_DSTS[s], HEADS, INTO[DSTS[s]])
+        if len(OF_ROWS) > 0:
+            nothing = edge_leaves(
+                leaves, start, start, start < 0, head, column, inside, KINDS, PLACES, COLUMNS, STRIDES, "dst", HEADS,
+                HEAD_WIDTH, WIDTH, BLOCK,
+            )  # fmt: skip
+            values = run_steps(
+                leaf_values(held, nothing, KINDS, COLUMNS, "dst", ACC), inside, NAMES, READ, NUMBERS, ACC
+            )
+            for s in tl.static_range(len(OF_ROWS)):
+                own = handed[len(OF_HEADS) + len(GATES) + s]
+                store_tile(own, i.to(tl.int64), values[OF_ROWS[s]], i < n, head, column, inside, 2, HEADS, WIDTH)
         at_tile += tl.num_programs(0)
     for s in tl.static_range(len(SUMMED)):
         own = partial + (tl.program_id(0).to(tl.int64) * len(SUMMED) + s) * WIDTH
@@ -180,10 +198,11 @@ def _slots(program: SegmentProgram, line: SegmentGradient, wanted: list[bool], s
 
 
 def _over_destinations(
-    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, line: SegmentGradient,
-    wanted: list[bool], out: list[Tensor], settings: dict, name: tuple,
+    indptr: Tensor, indices: Tensor, tensors: tuple[Tensor, ...], program: SegmentProgram, cut: Handover,
+    wanted: list[bool], out: list[Tensor], handed: tuple[Tensor, ...], settings: dict, name: tuple,
 ) -> None:  # fmt: skip
-    """Fills the gradients of all leaves but sources' rows."""
+    """Fills the gradients of all leaves but sources' rows, and what is handed over."""
+    line = cut.first
     n, edges, width, device = indptr.numel() - 1, indices.numel(), settings["WIDTH"], indptr.device
     wide, places = torch.promote_types(name[0], torch.float32), settings["PLACES"]
     parts, size = cdiv(settings["HEADS"], settings["TALL"]), name[0].itemsize
@@ -205,6 +224,8 @@ def _over_destinations(
         "NOTHING": (-1,) * len(of["dst"]), "INTO": strides(outs), "TAIL": TAIL,
         "AHEAD": ahead(program.leaves, settings, _AHEAD),
         "SUMMED": tuple(leaf for leaf, _, _ in slots), "TIMES": tuple(k for _, k, _ in slots),
+        "OF_HEADS": cut.heads, "GATES": tuple(value for value, _ in cut.gates), "OF_ROWS": cut.rows,
+        "SIDES": tuple(int(name == "leaky_relu_grad") for _, name in cut.gates),
         "OF_SUMMED": tuple(SIZES[program.leaves[leaf]] for leaf, _, _ in slots),
     }  # fmt: skip
     found = []
@@ -215,7 +236,9 @@ def _over_destinations(
         partial = torch.empty((grid, len(slots), width), dtype=wide, device=device)
         if HEAD in settings["OF_SUMMED"]:
             partial.zero_()
-        _segment_grad_dst[(grid, parts)](indptr, indices, tensors, tuple(outs), partial, n, edges, **settings, **config)
+        _segment_grad_dst[(grid, parts)](
+            indptr, indices, tensors, tuple(outs), partial, handed, n, edges, **settings, **config
+        )
         found[:] = [added_up(partial) if slots else partial]
 
     configs = tiles_of(settings, size)
@@ -256,12 +279,14 @@ def segment_grad(
             for tensor in group:
                 tensor.zero_()
     if some:
-        settings = {
-            **_constants(parsed, [*leaves, *rows], line, wanted), **tile_of(parsed, width, heads),
-            "ACC": accumulator(*rows),
-        }  # fmt: skip
-        name = (dtype_of(parsed, leaves), width, heads, program.replace(" ", "_"))
+        dtype, sizes = dtype_of(parsed, leaves), tile_of(parsed, width, heads)
+        wide = torch.promote_types(dtype, torch.float32)
+        cut = handover(line, heads, width, dtype.itemsize, wide.itemsize)
+        settings = {**_constants(parsed, [*leaves, *rows], cut.first, wanted), **sizes, "ACC": accumulator(*rows)}
+        name = (dtype, width, heads, program.replace(" ", "_"), len(cut.heads), len(cut.gates), len(cut.rows))
         tensors = prepared(line.leaves, [*leaves, *rows])
-        _over_destinations(indptr, indices, tensors, parsed, line, wanted, out, settings, name)
-        over_sources(indptr, indices, tensors, parsed, line, out, settings, name)
+        handed = handed_tensors(cut, indices, indptr.numel() - 1, sizes, wide)
+        _over_destinations(indptr, indices, tensors, parsed, cut, wanted, out, handed, settings, name)
+        settings |= _constants(parsed, [*leaves, *rows, *handed], cut.second, [False] * len(wanted))
+        over_sources(indptr, indices, (*tensors, *handed), parsed, cut.second, out, settings, name)
     return whole

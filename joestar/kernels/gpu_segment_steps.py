@@ -236,6 +236,11 @@ def _edge_leaf(
         WORDS: tl.constexpr = (HEADS + 31) // 32
         word = tl.load(leaf + e * WORDS + head % WORDS, known, 0)
         loaded = loaded + ((word >> (head // WORDS)) & 1,)  # noqa: RUF005
+    elif KIND == "gates":
+        GROUPS: tl.constexpr = (HEAD_WIDTH + 7) // 8
+        lane = tl.arange(0, BLOCK)[None, None, :]
+        at = leaf + (e * HEADS + head) * GROUPS + lane // 8
+        loaded = loaded + ((tl.load(at, valid & inside, 0).to(tl.int32) >> (lane % 8)) & 1,)  # noqa: RUF005
     elif KIND == "scalar":
         loaded = loaded + (tl.load(leaf + e, valid, 0),)  # noqa: RUF005
     elif KIND == "degree":

@@ -55,8 +55,9 @@ BESIDE = ("src", "dst")
 REDUCTIONS = {"softmax": 2, "sum": 1, "mean": 1, "edges": 1}
 """Reductions, and how many values each reads."""
 
-_OF_GRADIENTS = {**SIZES, "degree": ONE}
-"""With what only gradients read: ``degree``, the edges' offsets, whose value is how many edges a destination has."""
+_OF_GRADIENTS = {**SIZES, "degree": ONE, "gates": FULL}
+"""With what only gradients read: ``degree``, the edges' offsets, whose value is how many edges a destination has;
+``gates``, uint8 ``[E, H ceil(D / 8)]``, whose value is 1 where a column's bit is set, else 0."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ STORED = (
 """Several values per edge that are trained, of heads and of rows."""
 GINE = "src narrow | add 0 1 | relu 2 -> sum 3"
 GATV2 = "src dst vector | add 0 1 | leaky_relu 3 0.2 | mul 4 2 | total 5 -> edges 6"
+FILM = "dst dst+ src | mul 1 2 | add 3 0 | relu 4 -> mean 5"
+GATED = (
+    "src dst vector bits | add 0 1 | leaky_relu 4 0.2 | mul 5 2 | total 6 | mul_scalar 3 2.0 | mul 0 8 -> softmax 7 9"
+)
+"""GATv2's attention, with dropout of its coefficients."""
 EVERY_LEAF = (
     "src dst edge scalar vector narrow narrow_plain | add 0 1 | mul 7 3 | add 8 2 | mul 9 4 | add 10 5 | add 11 6"
     " -> mean 12"
@@ -57,6 +62,8 @@ PROGRAMS = {
     **MESSAGES,
     "kept": (KEPT, 2, 3),
     "columns": (COLUMNS, 2, 3),
+    "film": (FILM, 1, 5),
+    "gatv2, added up": (GATED, 2, 3),
     "dot": (DOT, 2, 3),
     "additive": (ADDITIVE, 2, 3),
     "per column": (PER_COLUMN, 1, 5),

@@ -229,7 +229,8 @@ def segments(dtype: torch.dtype, heads: int, width: int) -> None:
     """Segment programs of known layers; both orders of the sources."""
     indices = torch.zeros(EDGES, dtype=torch.int32)
     structure = Structure("large", INDPTR, indices, NODES, ROWS)
-    for name in PROGRAMS if EVERYTHING else ("dot", "of nodes", "stored", "gatv2", "every leaf"):
+    some = ("dot", "of nodes", "stored", "gatv2", "gatv2, added up", "film", "every leaf")
+    for name in PROGRAMS if EVERYTHING else some:
         program = PROGRAMS[name][0]
         args = (INDPTR, indices, segment_leaves(program, heads, width, structure, dtype), program, heads)
         outputs = gpu.segment(*args)
