@@ -32,6 +32,7 @@ SLACK = 0.01
 """Share added to the sizes seen, unless another is given."""
 
 
+@torch.inference_mode(False)  # what is made here is written in steps, outside of it
 def compile(
     model: torch.nn.Module,
     sampler,

@@ -199,7 +199,10 @@ class _Near:
 
 def pinned(job: Job) -> Fed:
     """Features in page-locked host memory, read in place."""
-    return _stored(_Near(job, 1), None)
+    near = _Near(job, 1)
+    if near.free(0) < 0:
+        raise ConfigError("the structure and the rows of a batch do not fit into the budget.")
+    return _stored(near, None)
 
 
 def cached(job: Job) -> Fed:

@@ -59,9 +59,9 @@ def plan(
     from joestar.cli.console import say
     from joestar.cli.files import check_writable, write_json
     from joestar.errors import ConfigError
-    from joestar.staged import Planner, parse_bytes
+    from joestar.staged import Planner
     from joestar.staged.several import imagined
-    from joestar.staged.staging import free_memory_of, partition_planner
+    from joestar.staged.staging import budget_on, free_memory_of, partition_planner
     from joestar.store import plan_graph
 
     if prefetch and (config.partitions, config.macro_batch, config.hot) != (None, None, None):
@@ -73,7 +73,7 @@ def plan(
     build.check_graph(graph)
     say(console, f"{graph}, for {device}")
     model = build.build_model(config, graph).to(device)
-    budget = free_memory_of(model) if config.memory is None else parse_bytes(config.memory, "--memory")
+    budget = free_memory_of(model) if config.memory is None else budget_on(model, config.memory, "--memory")
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
     stage = build.build_first_stage(config)
     ranks = None if gpus in (None, 1) else imagined(gpus)
@@ -91,7 +91,7 @@ def plan(
         say(console, line)
     if json_file is not None:
         found.hot_ids = None
-        written = {**dataclasses.asdict(found), "memory": found.memory}
+        written = {**dataclasses.asdict(found), "memory": found.memory, "working_set": found.working_set}
         if ways is not None:
             written["over_gpus"] = dataclasses.asdict(ways)
         if features is not None:

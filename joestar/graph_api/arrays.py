@@ -135,10 +135,14 @@ def settle_classes(graph) -> None:
         graph.ndata["y"] = y
 
 
+_NOT_THE_USERS = ("joestar", "torch.utils._contextlib")
+"""Modules, by what their names begin with, whose lines no warning should name: ours, and PyTorch's decorators."""
+
+
 def say(text: str) -> None:
     """Warns at the user's line, once for the same line and text (see Python's ``warnings`` on how to silence it)."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("joestar"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, JoestarWarning, stacklevel=level)
 

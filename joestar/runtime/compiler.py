@@ -4,12 +4,11 @@ import os
 import shutil
 import sys
 import sysconfig
-import warnings
 from pathlib import Path
 
 import torch
 
-from joestar.errors import JoestarWarning
+from joestar.graph_api.arrays import say
 
 
 def found() -> str | None:
@@ -40,10 +39,8 @@ def usable_backend(backend: str, device: torch.device) -> str:
     if missing is None:
         return backend
     what, advice = missing
-    warnings.warn(
+    say(
         f"Inductor cannot compile for the CPU here: {what}. The step runs with backend='eager': the results are the "
-        f"same up to rounding, at less speed. {advice}",
-        JoestarWarning,
-        stacklevel=3,
+        f"same up to rounding, at less speed. {advice}"
     )
     return "eager"

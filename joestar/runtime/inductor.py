@@ -27,6 +27,7 @@ from joestar.ops import ahead
 from joestar.ops.digest import source_digest
 from joestar.ops.registry import decompositions
 from joestar.runtime import beforehand
+from joestar.runtime.interrupts import WholeImports
 from joestar.runtime.renames import renames_kept
 from joestar.runtime.rounding import casts_kept, compares, mark_rounded
 
@@ -56,7 +57,8 @@ def compile_graph(
         compile_inner = _compared_as_stored(renames_kept()(compile_inner))
         if rounded:
             compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
-        inner = TRACING(torch.compiler.config.patch(tag)(_with_kernels(_or_as_usual(compile_inner))))
+        inner = WholeImports()(torch.compiler.config.patch(tag)(_with_kernels(_or_as_usual(compile_inner))))
+        inner = TRACING(inner)  # of the backward pass, too, which is compiled later
         return compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
 
 

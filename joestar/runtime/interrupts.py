@@ -1,12 +1,19 @@
-"""SIGTERM, as batch systems send it before they kill a process, becomes an exception that ``fit`` can act on."""
+"""Signals that end a program: SIGTERM as an exception, and Ctrl-C that does not leave a half-imported module behind."""
 
+import _thread
 import contextlib
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 
 EXIT = 128 + signal.SIGTERM
 """Exit status of a process that SIGTERM ended."""
+_IMPORTING = "<frozen importlib"
+"""What Python calls the code that imports modules."""
+_SECONDS = 0.05
+"""Until an interrupt is tried again that came while a module was imported."""
 
 
 def _raise(number, frame) -> None:
@@ -25,3 +32,51 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class WholeImports(contextlib.ContextDecorator):
+    """Ctrl-C waits within while a module is being imported, in the main thread; then the program's own handler acts.
+
+    A module whose import was broken off is gone, but those that it had imported are there, and what it had registered
+    stays registered: PyTorch's compiler and what it imports at its first use did not work any more after that.
+    """
+
+    def __enter__(self) -> "WholeImports":
+        before = signal.getsignal(signal.SIGINT)
+        main = threading.current_thread() is threading.main_thread()
+        if main and callable(before) and not isinstance(before, _Patient):
+            signal.signal(signal.SIGINT, _Patient(before, _caller()))
+        return self
+
+    def __exit__(self, *error) -> None:
+        if threading.current_thread() is threading.main_thread():
+            held = signal.getsignal(signal.SIGINT)
+            if isinstance(held, _Patient) and held.frame is _caller():
+                signal.signal(signal.SIGINT, held.before)
+
+
+def _caller() -> types.FrameType:
+    """The frame that entered, or leaves, a ``with`` block or a function that is decorated."""
+    return sys._getframe(2)
+
+
+class _Patient:
+    """A handler that lets another one, ``before``, act when nothing is imported further in than ``frame``."""
+
+    def __init__(self, before: Callable, frame: types.FrameType):
+        self.before, self.frame = before, frame
+
+    def __call__(self, number: int, frame: types.FrameType | None):
+        if not self._imports(frame):
+            return self.before(number, frame)
+        again = threading.Timer(_SECONDS, _thread.interrupt_main, (number,))
+        again.daemon = True
+        again.start()
+        return None
+
+    def _imports(self, frame: types.FrameType | None) -> bool:
+        while frame is not None and frame is not self.frame:
+            if frame.f_code.co_filename.startswith(_IMPORTING):
+                return True
+            frame = frame.f_back
+        return False

@@ -33,6 +33,7 @@ from joestar.profile.sizes import measure
 from joestar.runtime import beforehand
 from joestar.runtime.halves import compile_halves
 from joestar.runtime.inductor import compile_graph
+from joestar.runtime.interrupts import WholeImports
 from joestar.runtime.leaves import Leaves
 from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
@@ -110,6 +111,7 @@ class Program:
         return self.captured is not None and self.modes.traced_with() != self._traced_with
 
     @TRACING
+    @WholeImports()
     @torch.inference_mode(False)  # hoisted values are written again outside of it
     def trace(self, seeds: Tensor, key: Tensor) -> None:
         """Captures and optimises the program, once; ``seeds`` and ``key`` are any valid batch.
@@ -307,6 +309,7 @@ class Program:
         return list(outputs), sizes
 
     @TRACING
+    @WholeImports()
     @torch.inference_mode(False)
     def compile(self, bounds: list[int], batch: int) -> None:
         """Bakes the bounds in and compiles; replaces an earlier compilation, which stays if this one fails."""

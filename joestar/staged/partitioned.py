@@ -159,11 +159,11 @@ class PartitionedStep(StagedStep):
             CheckpointError: also if it was saved without a history, or over other partitions.
         """
         history = state.get("history") if isinstance(state, Mapping) else None
-        if history is not None and history.get("parts") != self._digest():
+        self.exchange.check_state(history)
+        if history.get("parts") != self._digest():
             raise CheckpointError(
                 "the checkpoint is of training over other partitions, groups or hubs: expected those it was saved with."
             )
-        self.exchange.check_state(history)
         super().load_state_dict(state)
         self._nobody_loads()
         with self._long("step.load_state_dict over partitions"):

@@ -90,19 +90,24 @@ class Planner:
         key = step_key(self.seed, 0, 0, self.graph.device)
         self.sizes = measure(sampler, self.graph, self.every[: self.batch], key)  # the same on all ranks
 
-    def _measured(self) -> Speeds:
+    def _measured(self, fits: bool = False) -> Speeds:
+        """``fits``: nothing will be loaded."""
         x = self.graph.ndata.get("x")
         row = 512 if x is None else max(16, x[:1].numel() * x.element_size())
         found = bandwidth.speeds(self.device, row)
         products = products_per_second() if self.device.type == "cpu" else Speeds.products
-        load = seconds_per_load(self.graph, self.sampler, self.seeds, self.device, self.own_book, self.reuse)
+        load = (
+            0.0
+            if fits
+            else seconds_per_load(self.graph, self.sampler, self.seeds, self.device, self.own_book, self.reuse)
+        )
         sparse = tuple((float(every), rate * 1e9) for every, rate in found.sparse.items())
         step = STEP_SECONDS[self.device.type]
         return Speeds(found.zero_copy * 1e9, found.device * 1e9, step, products, load, sparse)
 
     @functools.cached_property
     def speeds(self) -> Speeds:
-        """Of this machine, measured when somebody asks: not if everything fits."""
+        """Of this machine, measured when somebody asks."""
         return self._measured()
 
     # --- what things take ---
@@ -186,7 +191,7 @@ class Planner:
         """
         whole = self.resident()
         if sum(whole.values()) <= self.budget and self.first_stage is None:
-            return Plan(self.budget, True, parts=whole)
+            return self._resident(whole)
         if self.prefetch:
             raise self._not_ahead(whole)
         in_huge_pages(self.graph)
@@ -227,8 +232,18 @@ class Planner:
             raise error if self.ranks is None else self.ranks.neediest(sum(parts.values()), error)
         if self.ranks is not None:
             found.ranks = self.ranks.spread(found)
-        found.hot_ids, found.batch = look.hottest(found.hot), self.batch
+        found.hot_ids, found.batch, found.alone = look.hottest(found.hot), self.batch, self.nodes_of_a_batch()
         return settle_host(found, self.copied(), self.under_way(found), self.ranks)
+
+    def _resident(self, whole: dict[str, int]) -> Plan:
+        """Of a graph that fits; ranks take their steps at the same time, and none waits for a first stage."""
+        speeds = self.__dict__.get("speeds") or self._measured(fits=True)
+        compute = -(-self.seeds.numel() // self.batch) * self.step_seconds(speeds)
+        return Plan(self.budget, True, parts=whole, seconds={"steps": compute}, batch=self.batch)
+
+    def nodes_of_a_batch(self) -> int:
+        """Nodes of a batch that is sampled by itself, its seeds included."""
+        return max([self.batch, *(size for size, label in zip(*self.sizes, strict=True) if label == "compact")])
 
     def copied(self) -> dict[str, int]:
         """Bytes of rows that are copied into locked memory, once per host."""
@@ -277,12 +292,13 @@ class Planner:
         )
         return blend(counts.cpu(), prior)
 
-    def step_seconds(self) -> float:
+    def step_seconds(self, speeds: Speeds | None = None) -> float:
         """That a step is expected to take whose rows and structure are on the device."""
+        speeds = self.speeds if speeds is None else speeds
         row = sum(v[:1].numel() * _size(self.row_dtype(n, v)) for n, v in self.graph.ndata.items() if n == "x")
         edges = [size for size, label in zip(*self.sizes, strict=True) if label == "sample"]
         moved = max(edges, default=0) * row + PASSES * sum(self._inner()) * self._hidden_bytes()
-        return self.speeds.step + moved / self.speeds.memory + self._operations() / self.speeds.products
+        return speeds.step + moved / speeds.memory + self._operations() / speeds.products
 
     def _inner(self) -> list[int]:
         """Nodes of a batch that have edges, per layer, from the seeds outwards; outermost rows are read in place."""

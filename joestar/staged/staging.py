@@ -10,13 +10,14 @@ from torch import Tensor
 from joestar.distributed import Group
 from joestar.errors import ConfigError, GraphError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import settle_classes
+from joestar.graph_api.arrays import say, settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
-from joestar.profile.numbers import parse_bytes
+from joestar.profile.numbers import human_bytes, parse_bytes
 from joestar.runtime.features import settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
+from joestar.staged.epoch import TimedEpoch, planned_epoch
 from joestar.staged.growth import Growth
 from joestar.staged.hidden import hidden_widths
 from joestar.staged.partition_planning import BITS, PartitionPlanner
@@ -73,7 +74,7 @@ class Staging:
             settle_for_loss(graph, loss_fn)
         self.users_sampler = sampler
         ranks = None if group is None else PlanningRanks(group)
-        budget = free_memory_of(model, group) if memory is None else parse_bytes(memory)
+        budget = free_memory_of(model, group) if memory is None else budget_on(model, memory)
         if group is not None:
             check_partitions(group, first_stage, model)
             use_threads(own_threads(group), host_work=group.device.type == "cuda")
@@ -173,6 +174,32 @@ def _page_locked(number: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(number, dtype=dtype, pin_memory=True, device="cpu")
 
 
+def budget_on(model, memory: int | str, name: str = "memory") -> int:
+    """Bytes of a budget on the model's device.
+
+    Raises:
+        ConfigError: it is no size, or a GPU has less in all.
+    """
+    budget = parse_bytes(memory, name)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type != "cuda":
+        return budget
+    free, there = torch.cuda.mem_get_info(device)
+    if budget > there:
+        raise ConfigError(
+            f"{name}={human_bytes(budget)} is more than the {human_bytes(there)} that {device} has in all: what is "
+            f"planned for would not fit. Give {human_bytes(0.9 * free)}, nine tenths of what is free now, or less; or "
+            f"leave {name} out, which takes that."
+        )
+    ours = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if budget > free + ours:
+        say(
+            f"{name}={human_bytes(budget)}, and only {human_bytes(free + ours)} of the memory of {device} are free: "
+            "training runs out of memory unless others give some back."
+        )
+    return budget
+
+
 def free_memory_of(model, group: Group | None = None) -> int:
     """Bytes that are free on the model's device, less a tenth; of a host's memory, the part of one of its ranks."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -187,7 +214,7 @@ class MovedStep(Step):
     """A step over a copy of the graph on the model's device; ids and predictions are on the CPU, as the graph is."""
 
     def __init__(self, model, sampler, users_sampler, *given):
-        self._users_sampler = users_sampler
+        self._users_sampler, self._times = users_sampler, []
         super().__init__(model, sampler, *given)
         self._written = Written(self.whole)
         self._seeds = _Moved(self._seeds, sampler.graph.device)
@@ -203,8 +230,12 @@ class MovedStep(Step):
     def report(self) -> Report:
         """As ``Step.report``, with the plan."""
         found = super().report()
-        found.feeding = FeedingRecord(str(self.plan), [], {}, {})
+        measured = planned_epoch(self.plan, self._times, self.graph.device)
+        found.feeding = FeedingRecord(str(self.plan), [], {}, {}, measured)
         return found
+
+    def _new_epoch(self, *given, **further) -> TimedEpoch:
+        return TimedEpoch(self._times, *given, self._prepare, **further)
 
     def _check(self) -> bool:
         if self.graph is not self.whole:

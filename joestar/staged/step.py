@@ -4,7 +4,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import statistics
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -22,7 +21,7 @@ from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.state import Run
 from joestar.runtime.step_graph import StreamOrder
 from joestar.staged.bounds import look_around
-from joestar.staged.epoch import StagedEpoch
+from joestar.staged.epoch import StagedEpoch, planned_epoch
 from joestar.staged.growth import Growth
 from joestar.staged.predicting import Batches, batches_of
 from joestar.staged.room import compare_room, room_of
@@ -105,17 +104,7 @@ class StagedStep(Step):
             counts["times room was made"] = seen.enlarged
         found.graph = repr(self.whole)
         found.feeding = FeedingRecord(str(plan) + self._of_all_ranks(), rows, dict(seen.seconds), counts)
-        found.feeding.epoch = self._planned_epoch()
-        return found
-
-    def _planned_epoch(self) -> list[Expected]:
-        """Of the epochs behind the first, which compiles; and of the device's memory."""
-        found = []
-        if len(self.traffic.epochs) > 1:
-            found.append(Expected("an epoch, s", self.plan.epoch_seconds, statistics.median(self.traffic.epochs[1:])))
-        if self.graph.device.type == "cuda":
-            peak = torch.cuda.max_memory_reserved(self.graph.device)
-            found.append(Expected("the device at most, GiB", self.plan.memory / 2**30, peak / 2**30))
+        found.feeding.epoch = planned_epoch(plan, self.traffic.epochs, self.graph.device)
         return found
 
     def _planned_ones(self, seen: Traffic) -> float:

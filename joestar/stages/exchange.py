@@ -25,6 +25,7 @@ from joestar.errors import CheckpointError, ConfigError
 from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.history import HistoryStore, Pushed, Replaced
+from joestar.stages.history_state import check_pushes
 from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
@@ -361,9 +362,13 @@ class Exchange:
                 "the checkpoint has no history: expected one that was saved in training over partitions. To begin with "
                 "an empty history, load its 'model' into the model."
             )
-        if self.apart is None or self.ranks.rank == 0:
+        whole = self.apart is None or self.ranks.rank == 0
+        if whole:
             check_whole(state)
         self.store.check_state(state["tables"])
+        if whole:
+            tables = self.store.tables
+            check_pushes(state, [table.shape[1] for table in tables], tables[0].dtype, self.store.num_nodes)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave, of any number of ranks.

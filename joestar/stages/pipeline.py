@@ -151,6 +151,7 @@ class _State:
             raise
 
     def _work(self, stage: int, numbers: range) -> None:
+        number = numbers.start
         try:
             for number in numbers:
                 item = number if stage == 0 else self.take(stage - 1)
@@ -162,6 +163,10 @@ class _State:
                 del made
         except _EndedError:
             pass
+        except BaseException as error:  # outside of the stage: an exception that another thread set, no memory left
+            with self.changed:  # whatever waits already
+                self.queues[stage].append(_Failure(self.names[stage], number, error))
+                self.changed.notify_all()
 
     def _made(self, stage: int, number: int, item):
         before = time.perf_counter()

@@ -86,7 +86,8 @@ class Plan:
         parts: bytes of the device by what they hold; seconds: of an epoch by who needs them.
         bus: bytes over the bus in an epoch. hot_ids: the nodes ``[hot]``, the hottest first. batch: seeds per step
             planned for. enlarged: whether room was made since for steps with more.
-        nodes, mean_edges: of a macro-batch. host: bytes of host memory beside the graph, by what they hold.
+        nodes, mean_edges: of a macro-batch; alone: nodes of a single batch, to compare.
+        host: bytes of host memory beside the graph, by what they hold.
         ranks: how the plans of several processes differ, in words; this is the one of this process then, for its seeds.
     """
 
@@ -106,6 +107,7 @@ class Plan:
     batch: int = 1000
     nodes: float = 0.0
     mean_edges: float = 0.0
+    alone: float = 0.0
     host: dict[str, int] = field(default_factory=dict)
     ranks: str = ""
     enlarged: bool = False
@@ -127,15 +129,29 @@ class Plan:
             1, self.macro_batches
         )
 
+    @property
+    def working_set(self) -> dict[str, float]:
+        """Normalised working sets (thesis 3.2): nodes per seed, of a macro-batch, of what is loaded for one, and of a
+        batch that is sampled alone."""
+        seeds = max(1, self.num_seeds)
+        return {
+            "macro_batch": self.nodes / seeds, "loaded": self.nodes * self.fresh / seeds,
+            "batch_alone": self.alone / max(1, self.batch),
+        }  # fmt: skip
+
     def __str__(self) -> str:
         if self.fits:
-            return f"everything fits into {human_bytes(self.budget)}: {listed(self.parts)}"
+            text = f"everything fits into {human_bytes(self.budget)}: {listed(self.parts)}"
+            return text + (f"\nan epoch: about {seconds(self.epoch_seconds)} of steps" if self.seconds else "")
+        per_seed = self.working_set
         slowest = max(self.seconds, key=self.seconds.get)
         times = ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
         return (
             f"{self.macro_batches} macro-batches of {self.num_seeds:,} seeds; {self.hot:,} hot nodes "
             f"({self.share:.0%} of the rows needed), {self.cold:,} slots for others ({self.fresh:.0%} "
             "have to be loaded)\n"
+            f"working set: {per_seed['macro_batch']:,.1f} nodes per seed, {per_seed['loaded']:,.1f} of them loaded "
+            f"(a batch alone: {per_seed['batch_alone']:,.1f})\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {listed(self.parts)}\n"
             f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
             f"{slowest} decide{'s' if slowest in ('bus', 'first stage') else ''})"

@@ -90,8 +90,8 @@ def test_bytes_over_the_bus(measured):
 
 def test_too_small_a_budget_is_a_note(eager):
     lines = []
-    modes = ("match", "cached", "cached-match")
-    found = epoch.run(SETTING, "5MiB", modes, lines.append)
+    modes = ("match", "cached", "cached-match", "pinned")
+    found = epoch.run(SETTING, "100KiB", modes, lines.append)
     assert all("budget" in row["note"] and not row["seconds"] for row in found["rows"])
     assert all(row["note"] in line for row, line in zip(found["rows"], lines[1:], strict=True))
 

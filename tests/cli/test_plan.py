@@ -29,10 +29,14 @@ def test_a_plan_is_shown_and_written(tmp_path):
     assert f"{found['macro_batches']} macro-batches of {found['num_seeds']} seeds" in shown
     assert found["memory"] <= found["budget"] == 15 << 20
     assert "over the bus" in shown
+    assert f"working set: {found['working_set']['macro_batch']:,.1f} nodes per seed" in shown
+    alone = found["working_set"]["batch_alone"]
+    assert found["working_set"]["macro_batch"] <= alone and f"(a batch alone: {alone:,.1f})" in shown
 
 
 def test_what_fits_is_said():
-    assert "everything fits into 1.0 GiB" in ran("plan", "--memory", "1GiB", *SMALL)
+    shown = ran("plan", "--memory", "1GiB", *SMALL)
+    assert "everything fits into 1.0 GiB" in shown and re.search(r"an epoch: about \S+ \S+ of steps", shown)
 
 
 def test_a_batch_ahead_is_counted():

@@ -53,6 +53,25 @@ class Weighted(torch.nn.Module):
         return self.convs(blocks, x * blocks[0].graph.ndata["w"].sigmoid()[blocks[0].srcs][:, None])
 
 
+def test_compiled_in_inference_mode():
+    """Only ``compile`` is called inside: what it makes is written in steps. ``SGD`` with momentum, averages, scores."""
+    torch.manual_seed(0)
+    graph, losses = planted_graph(nodes=400), []
+    graph.ndata["w"] = torch.randn(400)
+    sampler = joestar.NeighborSampler(graph, [3, 2], seed=7)
+    for mode in (contextlib.nullcontext(), torch.inference_mode()):
+        torch.manual_seed(1)
+        net = Weighted()
+        adam = torch.optim.Adam(net.parameters(), 1e-2)
+        with mode, cheaper(cheapest):
+            step = joestar.compile(net, sampler, F.cross_entropy, adam, backend="eager", ema=0.9, accumulate=2)
+        with cheaper(cheapest):
+            losses.append([*map(float, step.epoch(IDX, 30)), float(step(IDX[:30])), step.evaluate(IDX)["accuracy"]])
+        modules = [vars(module) for name, module in sys.modules.items() if name.split(".")[0] == "joestar"]
+        assert not _inference_tensors(step, graph, *modules)
+    assert losses[0] == losses[1]
+
+
 def test_first_uses_in_inference_mode():
     torch.manual_seed(0)
     graph = planted_graph(nodes=400)

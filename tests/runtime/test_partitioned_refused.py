@@ -1,5 +1,7 @@
 """Training over partitions: models of the user's own, and what is refused."""
 
+import copy
+
 import pytest
 import torch
 from captures import cheaper, real
@@ -97,6 +99,34 @@ def test_edge_data_do_not_travel_yet(graph, parts):
     other.train_idx = graph.train_idx
     with pytest.raises(ConfigError, match=r"edge data \(w\) do not travel with partitions yet"):
         compiled(other, stage_of(parts))
+
+
+CHANGED = {
+    "waiting: ids": ("waiting", "layers", lambda ids, rows: (ids[:3], rows), r"rows \[3, \d+\]"),
+    "waiting: width": ("waiting", "layers", lambda ids, rows: (ids, rows[:, :1]), r"got \[\d+, 1\]"),
+    "waiting: dtype": ("waiting", "layers", lambda ids, rows: (ids, rows.bfloat16()), "torch.bfloat16"),
+    "waiting: beyond": ("waiting", "layers", lambda ids, rows: (ids + 5000, rows), r"node ids \[m\] below"),
+    "waiting: a layer": ("waiting", "layers", lambda ids, rows: None, "pairs of tensors, one per hidden layer"),
+    "undo: width": ("undo", "before", lambda rows, stamps: (rows[:, :1], stamps), "rows written over"),
+    "undo: stamps": ("undo", "before", lambda rows, stamps: (rows, stamps[:1]), "their stamps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_pushes_under_way_that_were_changed_are_refused(graph, parts, case):
+    """By a name for what is wrong, before anything is taken over: the step trains on as if nothing had happened."""
+    step = compiled(graph, stage_of(parts))
+    list(step.epoch(graph.train_idx, BATCH))
+    state = copy.deepcopy(step.state_dict())
+    name, part, change, said = CHANGED[case]
+    (entry, *_) = (entry for entry in state["history"][name] if entry["layers"][0][0].numel() > 3)
+    changed = change(*entry[part][0])
+    entry[part] = [*entry[part][1:]] if changed is None else [list(changed), *entry[part][1:]]
+    before = step.exchange.latest, step.exchange.store.tables[0].clone()
+    with pytest.raises(CheckpointError, match=rf"history, '{name}': expected .*{said}"):
+        step.load_state_dict(state)
+    assert step.exchange.latest == before[0] and torch.equal(step.exchange.store.tables[0], before[1])
+    assert isinstance(next(step.epoch(graph.train_idx, BATCH)).item(), float)
 
 
 def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):

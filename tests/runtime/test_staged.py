@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import statistics
 import threading
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from joestar.bench.planted import planted
 from joestar.errors import ConfigError, GraphError, SamplerError, StageError
 from joestar.profile.numbers import parse_bytes
 from joestar.runtime.executor import Executor
+from joestar.staged import staging
 from joestar.staged.step import StagedStep, borders
 from joestar.stages import LargeBatch
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
@@ -245,6 +249,44 @@ def test_what_fits_is_resident(graph):
     plain = compiled(graph, False)
     assert run(step, graph) == run(plain, graph)
     assert step.evaluate(graph.train_idx) == plain.evaluate(graph.train_idx)
+
+
+def test_what_fits_has_an_expected_epoch_and_what_came(graph):
+    """Said before training, and in the report beside the epochs behind the first."""
+    net, adam = parts(graph)
+    sampler = joestar.NeighborSampler(graph, [3, 3], seed=5)
+    step = joestar.compile(
+        net, sampler, F.cross_entropy, adam, backend="eager", warm_up=4, memory="1GiB", batch_size=16
+    )
+    assert step.plan.epoch_seconds > 0 and "an epoch: about" in str(step.plan)
+    assert not step.report().feeding.epoch
+    for _ in range(3):
+        list(step.epoch(graph.train_idx, BATCH))
+    next(step.epoch(graph.train_idx, BATCH))  # one that is left does not count
+    assert len(step._times) == 3
+    (epoch,) = step.report().feeding.epoch
+    assert epoch.what == "an epoch, s" and epoch.planned == step.plan.epoch_seconds
+    assert epoch.measured == statistics.median(step._times[1:])
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(50, None), (10, "only 10.0 GiB of the memory of cuda:0 are free"), (0, "")]
+)
+def test_a_budget_is_compared_with_the_gpu(monkeypatch, free, said):
+    """A GPU that has less in all refuses; one where others hold memory warns."""
+    net = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(staging, "torch", SimpleNamespace(device=torch.device, cuda=SimpleNamespace(
+        mem_get_info=lambda device: (free << 30, 80 << 30), memory_reserved=lambda device: 0,
+        memory_allocated=lambda device: 0,
+    )))  # fmt: skip
+    on_gpu = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda:0"))]))
+    assert staging.budget_on(net, "100GiB") == 100 << 30, "no GPU"
+    with pytest.raises(ConfigError, match=r"memory=100.0 GiB is more than the 80.0 GiB that cuda:0 has in all"):
+        staging.budget_on(on_gpu, "100GiB")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert staging.budget_on(on_gpu, "40GiB") == 40 << 30
+    assert len(caught) == (free < 40) and all((said or "free") in str(one.message) for one in caught)
 
 
 def test_defaults_of_the_script_change_nothing():

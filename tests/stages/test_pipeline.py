@@ -13,6 +13,7 @@ import pytest
 import joestar
 from joestar.errors import ConfigError, StageError
 from joestar.stages import Pipeline
+from joestar.stages import pipeline as pipeline_module
 
 PATIENCE = 60.0
 """Seconds until a test that hangs is given up."""
@@ -212,6 +213,25 @@ def test_ctrl_c_while_the_consumer_waits_ends_everything():
         consume()
     assert not any(thread.is_alive() for thread in threads_of(pipeline))
     assert pipeline.position == 1
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_thread_that_dies_outside_of_its_stage_ends_everything(monkeypatch, stage):
+    """As by an exception that another thread set, or without memory for a queue: the consumer would wait for ever."""
+    put = pipeline_module._State._put
+
+    def dies(self, queue, item):
+        if queue == stage and item == (2 if stage == 0 else 4):
+            raise MemoryError("no room")
+        put(self, queue, item)
+
+    monkeypatch.setattr(pipeline_module._State, "_put", dies)
+    pipeline, taken = Pipeline(lambda number: number, 10, square), []
+    with pytest.raises(StageError, match=r"failed at item 2: MemoryError: no room") as caught:
+        taken.extend(pipeline)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert not any(thread.is_alive() for thread in threads_of(pipeline))
+    assert pipeline.position == 2
 
 
 def test_time_is_counted_by_stage():
