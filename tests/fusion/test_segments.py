@@ -138,6 +138,35 @@ def test_sums_divided_along_their_columns_are_no_mean():
     same(on.exact(on.seeds(SEEDS), 0), on.eager(on.seeds(SEEDS), 0), 1e-12)
 
 
+SIZES = {
+    "a count of nodes": lambda block: block.num_dst,
+    "its root": lambda block: block.num_dst**-0.5,
+    "a count of edges": lambda block: block.num_edges,
+    "a ratio": lambda block: block.num_edges / block.num_dst,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_rows_of_edges_times_a_size(name):
+    """A factor that is no tensor, on either side: in a message, in what PyG scatters, and in front of a mean."""
+
+    def f(m, blocks, x):
+        size, block = SIZES[name], blocks[0]
+        rows = block.apply_edges(fn.u_mul_v(x, x[: block.num_dst])).tanh()
+        h = block.pull(fn.copy_e(rows * size(block)), "sum") * 1e-3 + x[: block.num_dst]
+        h = h + block.pull(fn.copy_e(size(block) * rows), "mean") * 1e-3
+        src, dst = ends(blocks[1])
+        message = (h.index_select(0, src) * size(blocks[1])) * 1e-3
+        total = h.new_zeros((blocks[1].num_dst, h.shape[1])).index_add(0, dst, message)
+        return total + scattered(blocks[1], size(blocks[1]) * h.index_select(0, src), "amax")
+
+    on = captured(Model(f), disable=ON)
+    for batch in (SEEDS, (5, 5, 47)):
+        expected = on.eager(on.seeds(batch), 0)
+        same(on.exact(on.seeds(batch), 0), expected, 1e-12)
+        same(on.padded(on.seeds(batch), 0), expected, 1e-12)
+
+
 def test_a_sum_divided_by_the_root_of_a_count_of_nodes():
     """A number, not a tensor: no mean of ours, and no error."""
 

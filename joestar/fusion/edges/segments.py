@@ -316,6 +316,8 @@ def _product(graph: fx.Graph, node: fx.Node, structures: dict, context) -> bool:
 def _weight(factor: fx.Node, rows: fx.Node) -> fx.Node | None:
     """The weight ``[E]`` or ``[E, H]`` that a factor of rows ``[E, ...]`` or ``[E, H, ...]`` is; of their dtype."""
     value, of = _val(factor), _val(rows)
+    if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor):  # a size
+        return None
     if value.dtype != of.dtype or not 0 < value.dim() <= of.dim() or not same_size(value.shape[0], of.shape[0]):
         return None
     if value.dim() != of.dim() or value.dim() == 1:
