@@ -286,11 +286,12 @@ def run(
 
 
 def line(row: dict) -> str:
-    """A row of the table as text."""
-    head = f"{row['kernel']:<36}{row['shape']:<44}"
+    """A row of the table as text, in two lines of a terminal's width."""
+    head = f"{row['kernel']:<35} {row['shape']}\n"
     if "error" in row:
-        return f"{head}{row['error']}"
-    return f"{head}{row['us']:>9.2f} us{row['bytes'] / 1e6:>10.1f} MB{row['gb_per_s']:>9.0f} GB/s{row['share']:>7.0%}"
+        return f"{head}    {row['error']}"
+    moved = f"{row['bytes'] / 1e6:>12.1f} MB{row['gb_per_s']:>11.0f} GB/s{row['share']:>9.0%}"
+    return f"{head}{row['us']:>20.2f} us{moved}"
 
 
 def main() -> None:

@@ -116,8 +116,14 @@ def _features(arrays: dict, where: str) -> np.ndarray | None:
 
 
 def _check_finite(x: np.ndarray, where: str) -> None:
-    if not np.isfinite(x).all():
-        raise DataError(f"{where}: features must be finite, but some are NaN or infinite.")
+    finite = np.isfinite(x)
+    if finite.all():
+        return
+    first = np.unravel_index(int(np.argmin(finite)), x.shape)
+    place = f"in row {first[0]}, column {first[1]}" if x.ndim == 2 else f"entry {first[0]} of x_data"
+    raise DataError(
+        f"{where}: features must be finite, but {int((~finite).sum()):,} are NaN or infinite, the first {place}."
+    )
 
 
 def _dense_rows(indptr: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: np.ndarray, where: str) -> np.ndarray:
