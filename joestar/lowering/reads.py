@@ -1,19 +1,22 @@
-"""What a trace read of Python: plain values that TorchDynamo made constants, tensors, functions, and where they stood.
+"""What a trace read of Python: plain values that TorchDynamo made constants, tensors, functions, and where they stood;
+and what it found not to be there.
 
 ``runtime.watch`` finds what a program can have read by looking at model, sampler and loss. What belongs to others it
 does not look into: ``os.environ["SCALE"]``, ``optimizer.param_groups[0]["lr"]``, ``scheduler.last_epoch``; nor at what
 only a function that was put into the model reads of it (``model.forward = types.MethodType(forward, model)``).
-TorchDynamo knows, as it guards whatever it reads.
+TorchDynamo knows, as it guards whatever it reads. It also guards what it looked for in vain: an attribute of an object
+that is found in its class (``Config.tau`` until ``config.tau = 2``) or nowhere (``getattr(config, "tau", 1)``), a key.
 """
 
 import enum
+import functools
+import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import nn
 
 from joestar.host import address
 from joestar.lowering.origin import model_line
@@ -29,22 +32,35 @@ _THINGS = {
     OpOverloadPacket: "function", type: "class",
 }  # fmt: skip
 """Values that must stay the same object, in words."""
-MISSING = object()
-"""The value of what is not there any more."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "not there"
+
+
+MISSING = _Missing()
+"""The value of what is not there any more, or has not been."""
+_LOOKED_UP = ("NOT_PRESENT_IN_GENERIC_DICT", "HASATTR")
+"""Guards of an attribute that an object has not, or may not have, of its own."""
+_CONTAINED = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
+_KEYS = ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK")
 _OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_")
 """Where what a user wrote begins to read: arguments of the traced program, and modules."""
 _TRUSTED = ("G['__import_joestar", "G['__import_torch")
 
 
 class Thing:
-    """A tensor, an array, a function or a class that was read, where it is in memory: another one is not the same.
+    """A tensor, an array, a function, a class or anything else that was read, where it is in memory: another one is not
+    the same.
 
     Attributes:
         kind: what it is, in a word.
     """
 
     def __init__(self, thing):
-        self.thing, self.kind = thing, next(word for kind, word in _THINGS.items() if isinstance(thing, kind))
+        words = (word for kind, word in _THINGS.items() if isinstance(thing, kind))
+        self.thing, self.kind = thing, next(words, type(thing).__name__)
         self._place = None
         if isinstance(thing, np.ndarray):
             self._place = thing.__array_interface__["data"][0], thing.shape, thing.dtype
@@ -64,12 +80,13 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A plain value, a ``Thing``, or the length of a container, that was read while a program was traced.
+    """A plain value, a ``Thing``, the length of a container, or whether something is there, that was read while a
+    program was traced.
 
     Attributes:
         name: as Python has it, from the model, the sampler, the loss or a module on; line: of the user's code.
         value: what was read. owner, key: of which object, under which name, position or key; ``None`` if that is not
-            known.
+            known. looked_up: whether it is what was found there or not: another thing may hide it, or come.
     """
 
     name: str
@@ -78,13 +95,19 @@ class Read:
     owner: object = field(repr=False)
     key: object
     _now: Callable[[], object] = field(repr=False)
+    looked_up: bool = False
 
     def now(self) -> object:
         """What would be read now; ``MISSING`` if it is not there any more."""
         try:
-            return _fact(self._now())
+            return self._now()
         except (LookupError, AttributeError, TypeError, ValueError):
             return MISSING
+
+    def lasts(self) -> bool:
+        """Whether it is still there; what was looked up, whether it is the same."""
+        now = self.now()
+        return now is self.value or now == self.value if self.looked_up else now is not MISSING
 
 
 class Reads:
@@ -95,12 +118,12 @@ class Reads:
 
     def settle(self) -> None:
         """Forgets what was there only while the program was traced: of functions that stood in for others then."""
-        self._found = [read for read in self._found if read.now() is not MISSING]
+        self._found = [read for read in self._found if read.lasts()]
 
-    def leave_out(self, watched: Callable[[object, object], bool]) -> list[Read]:
-        """What is not ``watched(owner, key)``; asked once."""
+    def leave_out(self, watched: Callable[[object, object, bool], bool]) -> list[Read]:
+        """What is not ``watched(owner, key, looked up)``; asked once."""
         if self.others is None:
-            self.others = [read for read in self._found if not watched(read.owner, read.key)]
+            self.others = [read for read in self._found if not watched(read.owner, read.key, read.looked_up)]
             self._found = ()
         return self.others
 
@@ -127,7 +150,44 @@ def reads(scope: dict[str, object]) -> Reads:
         made = _read(source, name, guard, names)
         if made is not None:
             found[name] = made
+    for guard in output.guards:
+        name = _name(guard.originating_source)
+        if name.startswith(_OF_USERS) and not name.startswith(_TRUSTED):
+            for key, made in _found_or_not(name, guard, names):
+                found.setdefault(key, made)
     return Reads(list(found.values()))
+
+
+def _found_or_not(name: str, guard, names: dict) -> Iterator[tuple[object, Read]]:
+    """What a guard says of something that was looked for: (a key for each, what was read)."""
+    kind, further = guard.create_fn_name(), getattr(guard.create_fn, "keywords", {})
+    try:
+        code = compile(name, "<what a program read>", "eval")
+        owner = eval(code, dict(names))
+    except Exception:
+        return
+    read, line = functools.partial(eval, code), _line(guard)
+
+    def made(text: str, key: object, of: Callable[[object], object]) -> tuple[object, Read]:
+        text = _readable(text)
+        return (text, kind), Read(text, line, of(owner), owner, key, lambda: of(read(dict(names))), True)
+
+    if kind in _LOOKED_UP and isinstance(further.get("attr"), str):
+        attribute = further["attr"]
+        yield made(f"{name}.{attribute}", attribute, lambda found: _attribute(found, attribute))
+    elif kind in _CONTAINED and isinstance(further.get("key"), PLAIN):
+        key = further["key"]
+        yield made(f"{key!r} in {name}", key, lambda found: key in found)
+    elif kind in _KEYS:
+        yield made(f"list({name})", len, lambda found: tuple(k if isinstance(k, PLAIN) else id(k) for k in found))
+    elif kind == "TYPE_MATCH" and not isinstance(owner, (torch.Tensor, *PLAIN)):
+        yield made(f"type({name})", type, lambda found: Thing(type(found)))
+
+
+def _attribute(owner: object, name: str) -> object:
+    """What an object has under a name, of its own or by its class, without calling anything; ``MISSING`` without."""
+    value = inspect.getattr_static(owner, name, MISSING)
+    return value if value is MISSING or isinstance(value, PLAIN) else Thing(value)
 
 
 def _read(source, name: str, guard, names: dict) -> Read | None:
@@ -138,12 +198,12 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
         value, owner, key = _fact(eval(code, dict(names))), *_place(source, names)
     except Exception:
         return None
-    if not isinstance(value, (*PLAIN, Thing)) or (key == "training" and isinstance(owner, nn.Module)):
+    if not isinstance(value, (*PLAIN, Thing)):
         return None
     if isinstance(value, Thing) and (owner is None or isinstance(owner, types.ModuleType)):
         return None  # model, sampler or loss; names of modules are watched
     owner, key = (eval(name, dict(names)), len) if length else (owner, key)
-    return Read(_readable(text), _line(guard), value, owner, key, lambda: eval(code, dict(names)))
+    return Read(_readable(text), _line(guard), value, owner, key, lambda: _fact(eval(code, dict(names))))
 
 
 def _fact(value):

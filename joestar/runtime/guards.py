@@ -80,9 +80,16 @@ class ChangeGuard:
             self._watched = now
         return touched
 
-    def check_reads(self, reads: Reads) -> None:
-        """Raises ``ChangedAfterCompileError`` if what a trace read of objects that are not watched is another now."""
+    def check_reads(self, reads: Reads, flags: bool = True) -> None:
+        """Raises ``ChangedAfterCompileError`` if what a trace read of objects that are not watched is another now.
+
+        Args:
+            flags: also ``training`` flags of modules that are not the model's (a teacher's), which a program reads that
+                does not run now.
+        """
         for read in reads.leave_out(self._watched.covers):
+            if read.key == "training" and not flags:
+                continue
             now = read.now()
             if not same(read.value, now):
                 where, what = read.line or "an unknown line", "gone" if now is MISSING else repr(now)

@@ -70,6 +70,7 @@ class Watched:
         self._scopes: list[tuple[dict | Cell | Slots | Space, str, object]] = []
         self._methods: set[tuple[type, str]] = set()
         self._noted: set[tuple[int, object]] = set()
+        self._whole: dict[int, frozenset[str] | None] = {}  # what is noticed if an object gets it; ``None``: anything
         self._variables: dict[str, str | None] = {}
         self._settings: dict[str, tuple[Callable[[], object], object]] = {}
         for name, root in roots.items():
@@ -99,10 +100,17 @@ class Watched:
             and all(same(now(), was) for now, was in self._settings.values())
         )
 
-    def covers(self, owner, key) -> bool:
-        """Whether what an object has under a name, position or key (``len``: how much it has) is among the facts."""
+    def covers(self, owner, key, absent: bool = False) -> bool:
+        """Whether what an object has under a name, position or key (``len``: how much it has) is among the facts.
+
+        Args:
+            absent: whether it is also to be noticed if something is there that was not, or that hides what is.
+        """
         held = vars(owner) if isinstance(owner, types.ModuleType) else owner
-        return (id(held), key) in self._noted
+        if not absent:
+            return (id(held), key) in self._noted
+        names = self._whole.get(id(owner), frozenset())
+        return names is None or key in names or (key in (type, len) and id(owner) in self._whole)
 
     # --- the walk ---
 
@@ -160,9 +168,12 @@ class Watched:
         hooks = _hook_names(module)
         names = None if names is None or hooks is None else names | hooks
         names = self._note_attributes(path, module, names, own)
+        if f"{path}.".startswith("model."):  # programs follow it; elsewhere, as of a teacher, it counts as it was
+            self._noted.add((id(module), "training"))
         for kind in _MEMBERS:
             members = vars(module)[kind]
             self._remember(members)
+            self._whole[id(members)] = None
             self._noted.add((id(members), len))
             for name, member in members.items():
                 self._noted |= {(id(members), name), (id(module), name)}
@@ -181,6 +192,7 @@ class Watched:
         self._types.append((owner, type(owner)))
         names = code.reached(type(owner), names)
         self.unsure += [path] * (names is None)
+        self._whole[id(owner)] = names
         self._note_class(type(owner), names)
         if hasattr(owner, "__dict__"):
             self._remember(vars(owner))
@@ -195,6 +207,7 @@ class Watched:
 
     def _note_container(self, path: str, value, names: frozenset[str] | None) -> None:
         self._noted.add((id(value), len))
+        self._whole[id(value)] = None
         if isinstance(value, (set, frozenset)):
             self.facts[path] = ("set", frozenset(v if isinstance(v, PLAIN) else id(v) for v in value))
             self._keep.extend(value)

@@ -1,0 +1,155 @@
+"""What a program looked for in objects that are not watched: attributes of a class, or of nothing, keys, flags."""
+
+import types
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import joestar
+from joestar.errors import ChangedAfterCompileError
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
+
+IDX = torch.arange(100)
+
+
+class Settings:
+    """A class whose attributes are defaults."""
+
+    scale = 1.0
+
+    def by_method(self):
+        return self.scale
+
+    @property
+    def by_property(self):
+        return self.scale
+
+
+class Held:
+    """Objects that functions hand out; nothing in a model leads to them."""
+
+    def __init__(self):
+        self.settings, self.second, self.third, self.referred = Settings(), Settings(), Settings(), Settings()
+        self.empty, self.inner = types.SimpleNamespace(), types.SimpleNamespace()
+        self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0)
+        self.loader = torch.utils.data.DataLoader([1])
+        self.teacher = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        self.reference = weakref.ref(self.referred)
+
+
+REGISTRY: dict[str, Held] = {}
+
+
+def held() -> Held:
+    return REGISTRY["held"]
+
+
+class Other(Settings):
+    scale = 2.0
+
+
+def scale_of(name: str):
+    """Gives an object that is held a ``scale`` of its own."""
+    return lambda patch, h: patch.setattr(getattr(h, name), "scale", 2.0, raising=False)
+
+
+def key(patch, h) -> None:
+    patch.setitem(h.optimizer.param_groups[0], "scale", 2.0)
+
+
+READ = {
+    "a default of a class": (lambda: held().settings.scale, scale_of("settings"), "scale was 1.0 when .* is 2.0 now"),
+    "in a method": (lambda: held().second.by_method(), scale_of("second"), "scale was 1.0"),
+    "in a property": (lambda: held().third.by_property, scale_of("third"), "scale was 1.0"),
+    "of the class": (
+        lambda: held().settings.scale, lambda patch, h: patch.setattr(Settings, "scale", 3.0), "is 3.0 now",
+    ),
+    "a method replaced": (
+        lambda: held().second.by_method(), lambda patch, h: patch.setattr(h.second, "by_method", lambda: 2.0),
+        "by_method was a",
+    ),
+    "an object replaced": (
+        lambda: held().settings.scale, lambda patch, h: patch.setattr(h, "settings", Other()), "settings",
+    ),
+    "getattr with a default": (
+        lambda: getattr(held().empty, "scale", 1.0), scale_of("empty"), "scale was not there when .* is 2.0 now",
+    ),
+    "hasattr": (lambda: 2.0 if hasattr(held().inner, "scale") else 1.0, scale_of("inner"), "scale was not there when"),
+    "of a library's object": (lambda: getattr(held().loader, "scale", 1.0), scale_of("loader"), "scale was not there"),
+    "by a weak reference": (lambda: held().reference().scale, scale_of("referred"), "scale was 1.0"),
+    "a key": (
+        lambda: held().optimizer.param_groups[0].get("scale", 1.0), key,
+        "'scale' in .*param_groups.* was False when .* is True now",
+    ),
+    "a flag of a module": (
+        lambda: 2.0 if held().teacher[1].training else 1.0,
+        lambda patch, h: patch.setattr(h.teacher[1], "training", False), "training was True when",
+    ),
+}  # fmt: skip
+"""Name -> (what the model reads, what changes it, what is said)."""
+
+
+class Reading(nn.Module):
+    def __init__(self, *read):
+        super().__init__()
+        self.conv, self.read = joestar.nn.SAGEConv(FEATURES, CLASSES).double(), read
+
+    def forward(self, blocks, x):
+        h = self.conv(blocks[0], x)
+        for read in self.read:
+            h = h * read()
+        return h
+
+
+def compiled(*read, loss=F.cross_entropy):
+    model = Reading(*read)
+    sampler = joestar.NeighborSampler(planted_graph(nodes=500, dtype=torch.float64), [3], seed=1)
+    step = joestar.compile(model, sampler, loss, torch.optim.SGD(model.parameters(), 1e-3), backend="eager", warm_up=2)
+    next(step.epoch(IDX, 50))
+    return step
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Of a model that reads all of it: a capture takes a second."""
+    REGISTRY["held"] = Held()
+    yield compiled(*(read for read, _, _ in READ.values()))
+    REGISTRY.clear()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_comes_or_hides_another_is_refused(name, step, monkeypatch):
+    """Until it is as it was; whatever else an object gets may change."""
+    _, change, said = READ[name]
+    for thing in (held().settings, held().empty, held().loader, held().optimizer, held().teacher):
+        monkeypatch.setattr(thing, "note", "unread", raising=False)
+    next(step.epoch(IDX, 50))
+    with monkeypatch.context() as patch:
+        change(patch, held())
+        for use in (lambda: next(step.epoch(IDX, 50)), lambda: step(IDX)):
+            with pytest.raises(ChangedAfterCompileError, match=said):
+                use()
+    next(step.epoch(IDX, 50))
+
+
+def test_flags_of_a_teacher_may_be_others_where_it_does_not_run():
+    """As in a loop that evaluates with everything in evaluation mode, and goes on."""
+    teacher = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES)).double()
+    REGISTRY["teacher"] = teacher
+
+    def loss(out, y, x):
+        with torch.no_grad():
+            wanted = REGISTRY["teacher"](x).softmax(1)
+        return F.cross_entropy(out, y) + F.mse_loss(out.softmax(1), wanted)
+
+    step = compiled(loss=loss)
+    before = step.predict(IDX)
+    teacher.eval()
+    assert torch.equal(step.predict(IDX), before)
+    with pytest.raises(ChangedAfterCompileError, match="training was True when"):
+        next(step.epoch(IDX, 50))
+    teacher.train()
+    next(step.epoch(IDX, 50))
