@@ -105,6 +105,11 @@ class Step(Predictor, Explained):
         return self._seed
 
     @property
+    def keeps_data(self) -> bool:
+        """Whether a step's writes to data of the graph are on the graph itself."""
+        return True
+
+    @property
     def state_of_all(self) -> bool:
         """Whether every rank has a part of ``state_dict``, which all call together then; else all have the same."""
         return False
@@ -138,17 +143,20 @@ class Step(Predictor, Explained):
         """The sampler of the ``train``, ``logits``, ``evaluated`` or ``predict`` program."""
         return self.sampler
 
-    def _check(self) -> bool:
+    def _check(self, *kinds: str) -> bool:
         """Refuses what may not change after compile; computes again what was hoisted from tensors written since.
+
+        Args:
+            kinds: of the programs that are about to run, if not all: of others, flags for training may be as they are.
 
         Returns:
             Whether flags may have changed that programs follow.
         """
         check_autocast(self.graph.device, self._options.autocast)
         touched = self._guard.check()
-        for executor in self._executors.values():
+        for kind, executor in self._executors.items():
             if executor.program.captured is not None:
-                self._guard.check_reads(executor.program.captured.reads)
+                self._guard.check_reads(executor.program.captured.reads, not kinds or kind in kinds)
             executor.program.refresh()
         return touched
 
@@ -229,7 +237,7 @@ class Step(Predictor, Explained):
 
     def _between_steps(self) -> None:
         program = self._runner.executor.program
-        if not Step._check(self) or not program.lags:
+        if not Step._check(self, "train") or not program.lags:
             return
         if self.group is not None:
             raise ChangedAfterCompileError(

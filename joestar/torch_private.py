@@ -21,6 +21,7 @@ _TABLE = {
     "torch._dynamo.guards": "dynamo_guards=",
     "torch._dynamo.symbolic_convert": "InstructionTranslator",
     "torch._dynamo.variables.lists": "dynamo_lists=",
+    "torch._functorch._aot_autograd.graph_compile": "graph_compile=",
     "torch._guards": "detect_fake_mode TracingContext",
     "torch._inductor.codecache": "codecache=",
     "torch._inductor.codegen.common": "KernelTemplate",

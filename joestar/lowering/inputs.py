@@ -63,6 +63,11 @@ class Input:
         return self.kind in _OF_GRAPH
 
     @property
+    def of_data(self) -> bool:
+        """Whether it holds rows of nodes or edges."""
+        return self.kind in DATA
+
+    @property
     def needs_grad(self) -> bool:
         """Whether it is a tensor that requires gradients."""
         return self.tensor is not None and self.tensor.requires_grad

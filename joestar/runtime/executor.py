@@ -262,9 +262,12 @@ class Executor:
         number = torch.full((), count, dtype=torch.int64, device=self.device)
         flag = torch.zeros((), dtype=torch.bool, device=self.device)
         try:
-            outputs, counts, ok = self.program.step(seeds, number, key, flag)
+            gates = self.program.gates()
+            outputs, counts, ok = self.program.step(seeds, number, key, flag, leaves=gates)
         except DomainError:  # of this batch, or only of the part of it that fits: an exact run tells
             return [], [], False
+        if gates is not None:
+            gates.follow(outputs)
         return outputs, counts.tolist(), bool(ok)
 
     def _drop_replay(self) -> None:

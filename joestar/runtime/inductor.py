@@ -6,10 +6,11 @@ our decompositions, gradients and kernels: the key's tag says which sources of J
 tensors the graph holds as constants.
 """
 
+import contextlib
 import copy
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from unittest import mock
 
 import torch
 from torch import Tensor, fx
@@ -34,7 +35,7 @@ from joestar.runtime.rounding import casts_kept, compares, mark_rounded
 
 def compile_graph(
     padded: fx.GraphModule, example: list, device: torch.device, disabled: tuple[str, ...], deterministic: bool = False,
-    rounded: bool = False,
+    rounded: bool = False, again: bool = False,
 ) -> Callable:  # fmt: skip
     """The compiled form of a padded graph; the backward pass is compiled when it runs first.
 
@@ -43,12 +44,13 @@ def compile_graph(
         disabled: names of passes to leave out.
         deterministic: nothing is chosen by timing, and libraries work on one stream only.
         rounded: values are rounded to 16 bits where the program says so (``rounding``), which Inductor may leave out.
+        again: the backward pass may run more than once (``retain_graph=True``): it writes over nothing that was saved.
     """
     _check_ops(padded, example)
     beforehand.import_inductor()
     beforehand.finish(device)
     gm = _without_meta(padded)
-    tag = {"cache_key_tag": cache_tag(gm)}
+    tag = {"cache_key_tag": cache_tag(gm) + " again" * again}
     options = settings(device, disabled, deterministic)
     if rounded:
         options["emulate_precision_casts"] = True
@@ -59,7 +61,17 @@ def compile_graph(
             compile_inner, compile_fx = casts_kept()(compile_inner), casts_kept()(compile_fx)
         inner = WholeImports()(torch.compiler.config.patch(tag)(_with_kernels(_or_as_usual(compile_inner))))
         inner = TRACING(inner)  # of the backward pass, too, which is compiled later
-        return compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
+        with _nothing_donated() if again else contextlib.nullcontext():
+            return compile_fx(gm, faked(example)[0], inner, options, Decompositions(device))
+
+
+def _nothing_donated() -> contextlib.AbstractContextManager:
+    """What is compiled within has a backward pass that writes over nothing that was saved for it.
+
+    PyTorch's setting for that, ``donated_buffer``, would have to be the same wherever the backward pass runs.
+    """
+    place, name = torch_private.graph_compile, "collect_bw_donated_buffer_idxs"
+    return mock.patch.object(place, name, return_value=[])
 
 
 def _compared_as_stored(compile_inner: Callable) -> Callable:
@@ -173,7 +185,7 @@ def _without_meta(padded: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def faked(example: list) -> tuple[list, AbstractContextManager]:
+def faked(example: list) -> tuple[list, contextlib.AbstractContextManager]:
     """Inputs without memory, of fixed shapes, under an environment for shapes; and what makes more of them within.
 
     Inputs that are such already stay.

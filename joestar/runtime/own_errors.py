@@ -48,8 +48,11 @@ def raise_own_error(program, seeds: Tensor, key: Tensor) -> None:
         raise causes.own(error, program.model, program.origin, given) from error
 
 
-def check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -> list[bool]:
+def check_rows(values: list, structure, wanted, handed_out: bool, origin: str, further: bool = False) -> list[bool]:
     """One row per seed in what the model returns: in all of it, where it is ``handed_out``; else somewhere.
+
+    Args:
+        further: what has one shape whatever was sampled (a loss of the model's own, 0-d) may be handed out beside rows.
 
     Returns:
         Of every tensor whether it has one.
@@ -58,15 +61,18 @@ def check_rows(values: list, structure, wanted, handed_out: bool, origin: str) -
     if not values:
         kind = type(structure[1]).__name__ if structure[0] == "const" else f"an empty {structure[0]}"
         raise CaptureError(f"{origin}: forward must return at least one tensor, of one row per seed; got {kind}.")
-    if all(rows) if handed_out else any(rows):
+    fixed = [further and all(isinstance(size, int) for size in value.shape) for value in values]
+    fine = [row or one for row, one in zip(rows, fixed, strict=True)]
+    if any(rows) and (all(fine) or not handed_out):
         return rows
-    wrong = rows.index(False)
+    wrong = fine.index(False) if False in fine else 0
     where = leaf_names(structure)[wrong]
     raise CaptureError(
         f"{origin}: forward must return one row per seed; got shape {tuple(values[wrong].shape)}"
         f"{where and f' in output{where}'} where {wanted} is the number of seeds. Does the model use all "
         "blocks, in order (input side first)? What else a loss needs may be returned in training mode only "
-        "(if self.training: ...)."
+        "(if self.training: ...): numbers and tensors of one shape; hidden rows where the loss is given to "
+        "joestar.compile."
     )
 
 

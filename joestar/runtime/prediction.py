@@ -42,7 +42,8 @@ def _tensors(executor: Executor, seeds: Tensor, batch: int, seed: int, epoch: in
             outputs, counts, fits = executor.forward(filled(seeds, program.batch), seeds.numel(), key)
             if fits:
                 executor.note(counts)
-                return [rows[: seeds.numel()] for rows in outputs]
+                pairs = zip(outputs, program.rows, strict=True)
+                return [rows[: seeds.numel()] if per_seed else rows for rows, per_seed in pairs]
             executor.counters.fallbacks += 1
             result = _exact(executor, seeds, key)
             executor.after_overflow()

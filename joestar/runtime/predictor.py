@@ -43,7 +43,7 @@ class Predictor:
         """
         seeds = self._seeds(idx)
         batch = PREDICTED if batch_size is None else check_batch_size(batch_size)
-        self._check()
+        self._check("predict")
         if full:
             return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
         return predict(self._executor("predict"), seeds, batch, self._seed, self.group)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -37,10 +38,12 @@ from joestar.runtime.interrupts import WholeImports
 from joestar.runtime.leaves import Leaves
 from joestar.runtime.modes import TrainingModes
 from joestar.runtime.options import Options, Phases
+from joestar.runtime.output_gradients import Gates, Reach
 from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.rounding import rounds
 from joestar.runtime.seeds import version
 from joestar.runtime.traceable import traceable
+from joestar.runtime.written_state import write_back
 from joestar.torch_private import LazyGraphModule
 
 
@@ -53,7 +56,8 @@ class Program:
         model, sampler: as given to ``joestar.compile``; loss: ``loss(outputs, y)`` for ``train``, or prepared.
 
     Attributes:
-        structure: of what the model returns (``lowering.outputs``); shapes: of its rows, ``None`` for what has none.
+        structure: of what the model returns (``lowering.outputs``); rows: of what of it has one per seed; shapes: of
+            these rows, ``None`` for what has none.
         logged: names of the values logged with the loss.
         pushed: layers of which the program gives rows to be pushed, two outputs each, behind the logged values.
     """
@@ -71,6 +75,7 @@ class Program:
         self.passes, self.places, self.sites = [], [], []
         self.lowered: fx.Graph | None = None
         self.lowered_roles: list[Input] = []
+        self.restored: dict[str, Tensor] | None = None
         self.hoisted: list[Hoisted] = []
         self.sizes: dict = {}
         self.padded: Padded | None = None
@@ -85,6 +90,7 @@ class Program:
         self._checked: tuple = ()
         self.structure = LEAF
         self.shapes: list[tuple[int, ...] | None] = []
+        self.rows: list[bool] = []
         self.logged: tuple[str, ...] = ()
         self.pushed: tuple[int, ...] = ()
 
@@ -104,6 +110,7 @@ class Program:
         """What was traced and compiled, and every tensor that it held on to: the next ``trace`` starts anew."""
         self.captured = self.run = self.padded = self.lowered = None
         self.lowered_roles, self.hoisted, self.lookups, self._losses, self._checked = [], [], [], [], ()
+        self.__dict__.pop("reach", None)
 
     @property
     def lags(self) -> bool:
@@ -146,6 +153,8 @@ class Program:
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured
+        if self.restored is not None:
+            write_back(self, self.restored)
 
     def _measured(self, seeds: Tensor, key: Tensor) -> tuple[list[int], list[str]]:
         """``measure``; what a sampler raises on slots, and not on the whole graph, it raises because of them."""
@@ -209,7 +218,8 @@ class Program:
         last = first + len(leaf_names(self.structure))
         output.args = (tuple(output.args[0][:last]),)  # TorchDynamo hands out buffers that were written: self.n += 1
         values = [node.meta["val"] for node in output.args[0][first:]]
-        rows = check_rows(values, self.structure, wanted, self.loss is None, origin)
+        further = self.kind == "logits" and self.model.training
+        self.rows = rows = check_rows(values, self.structure, wanted, self.loss is None, origin, further)
         self.loss_dtype = output.args[0][0].meta["val"].dtype
         fixed = [row and all(isinstance(n, int) for n in v.shape[1:]) for v, row in zip(values, rows, strict=True)]
         self.shapes = [tuple(v.shape[1:]) if known else None for v, known in zip(values, fixed, strict=True)]
@@ -250,10 +260,17 @@ class Program:
     @property
     def written(self) -> list[Tensor]:
         """Tensors that a run of the traced program writes to: BatchNorm's statistics, buffers of the user's."""
+        return [role.tensor for role in self.written_roles]
+
+    @property
+    def written_roles(self) -> list[Input]:
+        """What they are."""
         gm, roles = self.captured.gm, self.captured.roles
-        held = {node: role.tensor for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True)}
+        held = {
+            node: role for node, role in zip(gm.graph.find_nodes(op="placeholder"), roles, strict=True) if role.held
+        }
         nodes = [node.args[0] for node in gm.graph.nodes if is_in_place(node)]
-        return list({id(t): t for t in map(held.get, nodes) if t is not None}.values())
+        return list({id(role.tensor): role for role in map(held.get, nodes) if role is not None}.values())
 
     def _addresses(self) -> frozenset[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())
@@ -286,6 +303,7 @@ class Program:
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
         other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes
+        other.rows = self.rows
         other.pushed = self.pushed
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)
@@ -338,12 +356,25 @@ class Program:
             return gm
         options = self.options
         device, rounded = self.graph.device, rounds(self.lowered)
-        return compile_graph(gm, example, device, options.disable_passes, options.deterministic, rounded)
+        again = self.kind != "train"  # users may take gradients more than once, of one loss after another
+        return compile_graph(gm, example, device, options.disable_passes, options.deterministic, rounded, again)
 
     @property
     def halves(self) -> Halves | None:
         """The compiled program's, if it was cut."""
         return self.run if isinstance(self.run, Halves) else None
+
+    @functools.cached_property
+    def reach(self) -> Reach:
+        """Which outputs of the model's depend on which parameters."""
+        return Reach(self.lowered, self.lowered_roles, len(leaf_names(self.structure)))
+
+    def gates(self) -> Gates | None:
+        """For one call that returns outputs: what a loss that reads only some of them needs, if it makes a difference.
+
+        Without the backend gradients are PyTorch's own."""
+        some = self.options.backend != "eager" and self.kind != "predict" and torch.is_grad_enabled()
+        return Gates(self.reach) if some and self.reach.differs else None
 
     def ahead(self, seeds: Tensor, seed_count: Tensor, key: Tensor) -> list[Tensor]:
         """Runs the front of a program that was cut: what ``step`` takes as ``made``, whenever it comes."""
@@ -366,7 +397,7 @@ class Program:
     @torch.inference_mode(False)
     def step(
         self, seeds: Tensor, seed_count: Tensor, key: Tensor, flag: Tensor, made: list[Tensor] | None = None,
-        leaves: Leaves | None = None,
+        leaves: Leaves | Gates | None = None,
     ) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
         """Runs the padded program: (outputs, true counts of the checked sets, ok).
 
@@ -395,7 +426,9 @@ class Program:
         """Sums run in a fixed order within, if this program was compiled with ``deterministic``."""
         return fixed_order(self.options.deterministic)
 
-    def _bind(self, roles: list[Input], leaves: Leaves | None = None, *, sizes: list[int] = (), **inputs) -> list:
+    def _bind(
+        self, roles: list[Input], leaves: Leaves | Gates | None = None, *, sizes: list[int] = (), **inputs
+    ) -> list:
         inputs["num_seeds"] = inputs["seeds"].shape[0]
         values = []
         for role in roles:

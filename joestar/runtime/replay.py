@@ -35,7 +35,8 @@ class ReplayedProgram:
         held = [] if program.kind == "predict" else [role.tensor for role in program.padded.roles if role.needs_grad]
         self.leaves = Leaves(held)  # hooks on gradients are called in the user's backward pass, not in this one
         self.differentiable = bool(held)
-        self.generation = 0
+        self.generation, self.spent = 0, -1
+        self.reach = None if program.kind == "predict" else program.reach
         self.seeds = torch.zeros(program.batch, dtype=program.graph.indices.dtype, device=device)
         self.count = torch.ones((), dtype=torch.int64, device=device)
         self.key = torch.zeros(3, dtype=torch.int64, device=device)
@@ -133,6 +134,7 @@ class _Replay(torch.autograd.Function):
         ctx.replayed, ctx.generation = replayed, replayed.generation
         ctx.versions = [parameter._version for parameter in parameters]
         results = replayed.replay()
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(r for r, moves in zip(results, replayed.moves, strict=True) if not moves))
         return results
 
@@ -149,11 +151,21 @@ class _Replay(torch.autograd.Function):
                 "a parameter was changed between compiled(seeds) and backward (optimizer.step(), load_state_dict?): "
                 "the gradients would be wrong. Call loss.backward() first."
             )
+        if ctx.generation == replayed.spent:
+            raise StaleBackwardError(
+                "a second backward pass of the same logits (retain_graph=True): the first one has written over what it "
+                "needs. Add the losses up and call backward once, or compile with cuda_graph=False."
+            )
+        replayed.spent = ctx.generation
+        used = frozenset(number for number, grad in enumerate(grads) if grad is not None)
         with torch.no_grad():
             replayed.order.follow()
             moving = [grad for grad, moves in zip(grads, replayed.moves, strict=True) if moves]
             for buffer, grad in zip(replayed.incoming, moving, strict=True):
-                buffer.copy_(grad)  # zeros for outputs that the loss does not read
+                buffer.zero_() if grad is None else buffer.copy_(grad)  # an output that the loss does not read
             replayed.backward_graph.replay()
-            results = [None if g is None else g.clone() for g in replayed.grads]
+            pairs = zip(replayed.leaves.tensors, replayed.grads, strict=True)
+            results = [
+                None if g is None or not used & replayed.reach.of.get(id(t), used) else g.clone() for t, g in pairs
+            ]
         return None, *refusing("compiled(seeds)", results, [*grads, *replayed.leaves.tensors])

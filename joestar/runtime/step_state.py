@@ -6,6 +6,7 @@ from joestar import __version__
 from joestar.errors import CheckpointError
 from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
 from joestar.runtime.settings import sampler_texts
+from joestar.runtime.written_state import check_written, write_back, written_by
 
 
 def state_of(step) -> dict:
@@ -21,6 +22,7 @@ def state_of(step) -> dict:
         "calls": step._calls,
         "under_way": [state | drawn for state in under_way] + [dict(state) for state in step._resumed],
         "model": step.model.state_dict(),
+        "written": written_by(_training(step), step.keeps_data),
         "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),
         "update": step._update.state_dict() if step._update else {},
         "programs": step._resumed_programs | {kind: state for kind, state in programs.items() if state},
@@ -34,6 +36,7 @@ def load_state(step, state: Mapping) -> None:
         CheckpointError: for something else than a state, or one of another format, model, optimizer or program.
     """
     check_state(state)
+    check_written(_training(step), state.get("written", {}))
     if (state["optimizer"] is None) != (step._runner is None):
         missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
         raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
@@ -44,6 +47,7 @@ def load_state(step, state: Mapping) -> None:
         step._update.load_state_dict(state.get("update", {}))
     for epoch in step._unfinished():
         epoch.close()
+    write_back(_training(step), state.get("written", {}))
     step._seed, step._epochs, step._calls = state["seed"], state["epochs"], state["calls"]
     step._resumed = [dict(epoch) for epoch in state["under_way"]]
     step._resumed_programs = dict(state["programs"])
@@ -54,3 +58,8 @@ def load_state(step, state: Mapping) -> None:
     if step._runner is not None:
         step._runner.state.seed = step._seed
         step._runner.state.let_go()
+
+
+def _training(step):
+    """The program that trains: that of the step, or of a loop of the user's own."""
+    return step._executor("logits" if step._runner is None else "train").program

@@ -237,10 +237,10 @@ class MovedStep(Step):
     def _new_epoch(self, *given, **further) -> TimedEpoch:
         return TimedEpoch(self._times, *given, self._prepare, **further)
 
-    def _check(self) -> bool:
+    def _check(self, *kinds: str) -> bool:
         if self.graph is not self.whole:
             self._written.check()
-        return super()._check()
+        return super()._check(*kinds)
 
     def _between_steps(self) -> None:
         if self.graph is not self.whole:

@@ -68,12 +68,16 @@ class StagedStep(Step):
         """The user's graph, in host memory."""
         return self._users_sampler.graph
 
+    @property
+    def keeps_data(self) -> bool:
+        return False
+
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
 
-    def _check(self) -> bool:
+    def _check(self, *kinds: str) -> bool:
         self._written.check()
-        return super()._check()
+        return super()._check(*kinds)
 
     def _between_steps(self) -> None:
         self._written.check(contents=False)
@@ -313,7 +317,7 @@ class StagedStep(Step):
         """
         seeds = self._seeds(idx)
         batch = min(PREDICTED, self.plan.batch * self._world) if batch_size is None else check_batch_size(batch_size)
-        self._check()
+        self._check("predict")
         if full:
             raise ConfigError(
                 "full=True reads every neighbour of every node, layer by layer, from the model's device: it is not "

@@ -158,3 +158,53 @@ def test_data_of_the_graph_is_learnt(frozen):
         assert x.grad.abs().sum() > 0
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+class Two(torch.nn.Module):
+    """Two heads."""
+
+    def __init__(self, graph):
+        super().__init__()
+        self.conv = joestar.nn.SAGEConv(graph.ndata["x"].shape[1], 16)
+        self.first, self.second = torch.nn.Linear(16, 4), torch.nn.Linear(16, 3)
+
+    def forward(self, blocks, x):
+        h = self.conv(blocks[0], x).relu()
+        return self.first(h), self.second(h)
+
+
+@pytest.mark.parametrize("cuda_graph", [True, False])
+def test_what_a_loss_leaves_out_has_no_gradient(cuda_graph):
+    """As in plain PyTorch, where an optimizer leaves such parameters alone."""
+    graph = planted("tiny", "cuda")
+    net = Two(graph).cuda()
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [3], seed=1), cuda_graph=cuda_graph)
+    seeds = graph.train_idx[:20]
+    for head in (0, 1, 0):
+        net.zero_grad()
+        step(seeds)[head].square().sum().backward()
+        blocks = step.sampler.sample(graph.keyed(step.seed, 0, step._calls), seeds)
+        wanted = torch.autograd.grad(
+            net(blocks, graph.ndata["x"][blocks[0].srcs])[head].square().sum(),
+            list(net.parameters()),
+            allow_unused=True,
+        )
+        for parameter, grad in zip(net.parameters(), wanted, strict=True):
+            assert (parameter.grad is None) == (grad is None)
+            if grad is not None:
+                torch.testing.assert_close(parameter.grad, grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_second_backward_pass_is_refused_or_right():
+    """The graph of a backward pass writes over what it read."""
+    step = make(loss=False)
+    loss = loss_of(step, batches(step, 1)[0])
+    loss.backward(retain_graph=True)
+    with pytest.raises(StaleBackwardError, match="second backward pass"):
+        loss.backward()
+    step = make(loss=False, cuda_graph=False)
+    loss, parameters = loss_of(step, batches(step, 1)[0]), list(step.model.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    second = torch.autograd.grad(loss, parameters)
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,117 @@
+"""Parameters that a loss does not reach have no gradient, where it reads only some of what the model returned.
+
+A compiled program's backward pass is one function of the gradients of all outputs: for those that a loss leaves out
+PyTorch gives it zeros, and all parameters get a gradient, some of them zero. Plain PyTorch gives those ``None``, which
+optimizers leave alone; a zero has them decay weights and follow momentum. From the program's graph is known which
+output reads which parameter; which outputs a backward pass is about is known when it begins.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from joestar.lowering.inputs import Input
+
+
+class Reach:
+    """Which of a program's outputs depend on which tensors.
+
+    Args:
+        graph: a program, its first ``count`` outputs those of the model. roles: of its placeholders.
+
+    Attributes:
+        of: id of a tensor that needs a gradient -> numbers of the outputs. tensors: these tensors.
+    """
+
+    def __init__(self, graph: fx.Graph, roles: Sequence[Input], count: int):
+        (output,) = graph.find_nodes(op="output")
+        places = graph.find_nodes(op="placeholder")
+        self.of: dict[int, frozenset[int]] = {}
+        self.tensors = [role.tensor for role in roles if role.needs_grad]
+        found: dict[fx.Node, set[int]] = {}
+        for number, value in enumerate(output.args[0][:count]):
+            for node in _behind(value):
+                found.setdefault(node, set()).add(number)
+        for node, role in zip(places, roles, strict=True):
+            if role.needs_grad:
+                known = self.of.get(id(role.tensor), frozenset())
+                self.of[id(role.tensor)] = known | frozenset(found.get(node, ()))
+
+    @property
+    def differs(self) -> bool:
+        """Whether a loss of some outputs may leave out a parameter that one of others reaches."""
+        return len({outputs for outputs in self.of.values() if outputs}) > 1
+
+
+def _behind(value) -> Iterable[fx.Node]:
+    """The nodes that a node's gradient may flow to, itself first."""
+    seen, waiting = set(), [value] if isinstance(value, fx.Node) else []
+    while waiting:
+        node = waiting.pop()
+        value = node.meta.get("val")
+        flows = not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
+        if node in seen or not flows:
+            continue
+        seen.add(node)
+        if node.target is not torch.ops.aten.detach.default:
+            waiting += node.all_input_nodes
+    return seen
+
+
+class Gates:
+    """Stand-ins for a program's parameters in one call: behind each, gradients end where a loss does not reach it."""
+
+    def __init__(self, reach: Reach):
+        self.reach = reach
+        self.used: frozenset[int] | None = None
+        self._by_id = {id(tensor): _Gate.apply(self, tensor) for tensor in reach.tensors}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What stands in for a tensor: itself, if nothing does."""
+        return self._by_id.get(id(tensor), tensor)
+
+    def open(self, tensor: Tensor) -> bool:
+        """Whether the backward pass that goes on is about an output that depends on a tensor."""
+        return self.used is None or bool(self.used & self.reach.of[id(tensor)])
+
+    def follow(self, outputs: Sequence[Tensor]) -> None:
+        """Has every backward pass through what a call returned note first which outputs it is about."""
+        node, places = None, []
+        for number, output in enumerate(outputs):
+            found = _compiled(output)
+            if found is None:
+                if output.requires_grad:
+                    return  # something stands between: nothing is known of it
+                continue
+            node = found[0] if node is None else node
+            if found[0] is not node:
+                return
+            places.append((number, found[1]))
+
+        def note(grads: tuple[Tensor | None, ...]) -> None:
+            self.used = frozenset(number for number, place in places if grads[place] is not None)
+
+        if node is not None:
+            node.register_prehook(note)
+
+
+def _compiled(output: Tensor):
+    """(the node of a compiled program's backward pass, which of its outputs) that an output comes from."""
+    node, place = output.grad_fn, output.output_nr
+    while node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction):
+        if len(node.next_functions) != 1:
+            return None
+        ((node, place),) = node.next_functions
+    return None if node is None else (node, place)
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gates: Gates, tensor: Tensor) -> Tensor:
+        ctx.gates, ctx.key = gates, tensor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return None, grad if ctx.gates.open(ctx.key) else None

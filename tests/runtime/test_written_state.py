@@ -1,0 +1,132 @@
+"""Tensors that steps write and that are not in the model's state: a state has them, and runs go on with them."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import joestar
+from joestar.errors import CheckpointError
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
+
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+IDX = torch.arange(2, 170)
+
+
+class Net(nn.Module):
+    """A count in a plain attribute, and one in a buffer that is not saved; ``running`` is."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = joestar.nn.SAGEConv(FEATURES, CLASSES).double()
+        self.plain = torch.ones((), dtype=torch.float64)
+        self.register_buffer("hidden", torch.ones(2, dtype=torch.float64), persistent=False)
+        self.register_buffer("running", torch.ones((), dtype=torch.float64))
+
+    def forward(self, blocks, x):
+        if self.training:
+            self.plain.mul_(1.1)
+            self.hidden.add_(0.5)
+            self.running.mul_(0.9)
+        return self.conv(blocks[0], x) * self.plain / self.hidden.sum() + self.running
+
+
+class RunningLoss(nn.Module):
+    """Divides by a running mean, which is a buffer of the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, out, y):
+        loss = F.cross_entropy(out, y)
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(loss, alpha=0.5)
+        return loss / self.mean
+
+
+def made(kind: str = "loss", data: bool = False):
+    torch.manual_seed(0)
+    graph, net = planted_graph(nodes=400, dtype=torch.float64), Net()
+    if data:
+        graph.ndata["memory"] = torch.zeros(400, dtype=torch.float64)
+    bank, running = torch.zeros(3, dtype=torch.float64), RunningLoss()
+
+    def loss(out, y):
+        bank.add_(out.detach().mean())
+        return running(out, y) + bank.sum()
+
+    sampler, adam = joestar.NeighborSampler(graph, [3], seed=1), torch.optim.Adam(net.parameters(), 1e-2)
+    given = {"loss": running, "closure": loss, "callable": None}[kind]
+    options = {"backend": "eager", "warm_up": 2}
+    if given is None:
+        return joestar.compile(net, sampler, **options), (net, adam)
+    return joestar.compile(net, sampler, given, adam, **options), (net, adam)
+
+
+def steps(step, more, count: int) -> list[float]:
+    """Of the epoch that is under way, or of the next."""
+    _, adam = more
+    if step._runner is not None:
+        return [float(loss) for loss, _ in zip(step.epoch(IDX, 40), range(count), strict=False)]
+    found = []
+    for seeds in IDX.split(40)[:count]:
+        loss = F.cross_entropy(step(seeds), step.graph.ndata["y"][seeds])
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("kind", ["loss", "closure", "callable"])
+def test_a_run_goes_on_as_if_it_had_not_been_broken_off(kind, begun, tmp_path):
+    """In a step that has not begun, and in one that has trained something else; by a file that holds tensors alone."""
+    step, more = made(kind)
+    steps(step, more, 5)
+    torch.save({"step": step.state_dict(), "adam": more[1].state_dict()}, tmp_path / "state.pt")
+    expected = [steps(step, more, 5), steps(step, more, 3)]
+    again, others = made(kind)
+    if begun:
+        steps(again, others, 3)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    again.load_state_dict(state["step"])
+    if kind == "callable":
+        others[1].load_state_dict(state["adam"])
+    saved = copy.deepcopy(again.state_dict()["written"])  # also in front of the first step
+    assert [steps(again, others, 5), steps(again, others, 3)] == expected
+    assert saved.keys() == state["step"]["written"].keys()
+    assert all(torch.equal(value, saved[name]) for name, value in state["step"]["written"].items())
+
+
+def test_what_is_saved():
+    """Not what the model's state has already."""
+    step, more = made("closure")
+    assert step.state_dict()["written"] == {}, "nothing is known yet"
+    steps(step, more, 1)
+    written = step.state_dict()["written"]
+    assert len(written) == 4 and not any("running" in name for name in written)
+    assert sorted(tuple(value.shape) for value in written.values()) == [(), (), (2,), (3,)]
+
+
+def test_states_of_other_losses_are_refused():
+    step, more = made("closure")
+    steps(step, more, 1)
+    state = copy.deepcopy(step.state_dict())
+    for wrong in ([], {"a": 1}):
+        with pytest.raises(CheckpointError, match="'written' must be tensors by name"):
+            step.load_state_dict(state | {"written": wrong})
+    name = next(name for name, value in state["written"].items() if value.dim() == 1 and value.numel() == 3)
+    before = {name: value.clone() for name, value in step.state_dict()["written"].items()}
+    with pytest.raises(CheckpointError, match=rf"has {name} of shape \[4\].*writes one of shape \[3\]"):
+        step.load_state_dict(state | {"written": state["written"] | {name: torch.zeros(4, dtype=torch.float64)}})
+    with pytest.raises(CheckpointError, match=r"has other of shape \[7\].*writes no such tensor"):
+        step.load_state_dict(state | {"written": state["written"] | {"other": torch.zeros(7)}})
+    assert all(torch.equal(value, before[name]) for name, value in step.state_dict()["written"].items())
+    renamed = {f"another_{name}": value + 1 for name, value in state["written"].items()}
+    step.load_state_dict(state | {"written": renamed})  # the same loss under another name
+    assert all(torch.equal(value, before[name] + 1) for name, value in step.state_dict()["written"].items())
+    step.load_state_dict({key: value for key, value in state.items() if key != "written"})  # of an earlier version
