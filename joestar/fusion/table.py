@@ -18,7 +18,7 @@ from joestar.fusion.aggregate import (
     own_aggregate,
     own_beside,
 )
-from joestar.fusion.backend import first, overlap
+from joestar.fusion.backend import first, gradients_together, overlap
 from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
 from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
@@ -111,7 +111,7 @@ PASSES = (
 )
 """The pipeline, in order."""
 
-BACKEND = (*(module.NAME for module in first.PASSES), overlap.NAME)
+BACKEND = (gradients_together.NAME, *(module.NAME for module in first.PASSES), overlap.NAME)
 """Passes over the backend's graphs, which can be left out as well."""
 
 

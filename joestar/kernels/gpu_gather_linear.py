@@ -154,7 +154,8 @@ def ones_are_free(width: int) -> bool:
 
 @op
 def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: int) -> list[Tensor]:
-    """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, then the sums ``[C]`` of the first ``biases``.
+    """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, or ``[m, C]`` of the first ``m`` rows, then the
+    sums ``[C]`` of the first ``biases``.
 
     The rows are gathered once, and stored for the library's products. A column of ones in them makes the sums, unless
     the products would be a tile wider: then the gradients are read again. Gradients of few columns are added up as the
@@ -163,15 +164,18 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
     check_ids(ids)
     check_values(table=table, **{f"grads[{i}]": grad for i, grad in enumerate(grads)})
     if all(grad.shape[1] <= NARROW for grad in grads):
-        return [row_sums(table, ids, grad) for grad in grads] + [column_sums(grad) for grad in grads[:biases]]
+        sums = [row_sums(table, ids[: grad.shape[0]], grad) for grad in grads]
+        return sums + [column_sums(grad) for grad in grads[:biases]]
     width = table.shape[1]
     ones = biases > 0 and ones_are_free(width)
-    rows = gather_rows(table, ids, grads[0].dtype, ones)
+    rows = gather_rows(table, ids[: max(grad.shape[0] for grad in grads)], grads[0].dtype, ones)
+    firsts = [rows[: grad.shape[0]] for grad in grads]
     if not ones:
-        return [grad.t() @ rows for grad in grads] + [column_sums(grad) for grad in grads[:biases]]
-    joined = [grad.t() @ rows for grad in grads[:biases]]
+        sums = [column_sums(grad) for grad in grads[:biases]]
+        return [grad.t() @ first for grad, first in zip(grads, firsts, strict=True)] + sums
+    joined = [grad.t() @ first for grad, first in zip(grads[:biases], firsts, strict=False)]
     parts = split_columns_all(joined, [2] * biases, [width, 0] * biases)
-    rest = [grad.t() @ rows[:, :width] for grad in grads[biases:]]
+    rest = [grad.t() @ first[:, :width] for grad, first in zip(grads[biases:], firsts[biases:], strict=True)]
     return parts[::2] + rest + parts[1::2]
 
 

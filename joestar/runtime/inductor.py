@@ -228,7 +228,7 @@ def settings(device: torch.device, disabled: tuple[str, ...] = (), deterministic
     """
     config = torch_private.inductor_config
     fixed = {"triton.autotune_pointwise": False} if deterministic else {}
-    fixed["joint_custom_post_pass"] = JointPasses(device.type)
+    fixed["joint_custom_post_pass"] = JointPasses(device.type, disabled)
     if deterministic and hasattr(config, "deterministic"):
         fixed["deterministic"] = True  # it still times the settings of pointwise kernels, which change their last bits
     if device.type != "cpu":

@@ -73,7 +73,8 @@ def _cpu_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: int) -> l
     outs = [grad.new_zeros((grad.shape[1], table.shape[1])) for grad in grads]
     for first, rows in _blocks(table, ids, grads[0].dtype):
         for out, grad in zip(outs, grads, strict=True):
-            out.addmm_(grad[first : first + rows.shape[0]].t(), rows)
+            part = grad[first : first + rows.shape[0]]
+            out.addmm_(part.t(), rows[: part.shape[0]])
     return outs + [grad.sum(0) for grad in grads[:biases]]
 
 
@@ -102,10 +103,11 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
     """Gradients of products of gathered rows: of their weights ``[C, F]``, then of the biases ``[C]`` of the first.
 
     Args:
-        grads: ``[n, C]`` of each product, in one dtype; biases: how many of the first have one.
+        grads: ``[n, C]`` of each product, in one dtype, or ``[m, C]`` of one of the first ``m`` rows;
+        biases: how many of the first have one.
     """
     rows = torch.index_select(table, 0, ids).to(grads[0].dtype)
-    return [grad.t() @ rows for grad in grads] + [grad.sum(0) for grad in grads[:biases]]
+    return [grad.t() @ rows[: grad.shape[0]] for grad in grads] + [grad.sum(0) for grad in grads[:biases]]
 
 
 def _on_gpu(reference, check):

@@ -135,6 +135,21 @@ def test_gradients(table, grad):
                 check_close(y, g.double().sum(0), grad, f"bias {where}")
 
 
+@pytest.mark.parametrize("biases", [0, 1, 3])
+@pytest.mark.parametrize(("width", "columns"), [(100, (16, 40, 9)), (64, (16, 16, 5)), (30, (3, 8, 1))])
+def test_gradients_of_the_first_rows(width, columns, biases):
+    """Of fewer rows than there are ids: rows are gathered for the one that has most."""
+    random = torch.Generator().manual_seed(0)
+    x, index = torch.randn(60, width, generator=random), torch.randint(0, 60, (50,), generator=random)
+    grads = [torch.randn(n, c, generator=random) for n, c in zip((20, 50, 7), columns, strict=True)]
+    found = gpu.gather_linear_grad(x, index, grads, biases)
+    rows = x[index].double()
+    for y, g in zip(found, grads, strict=False):
+        check_close(y, g.double().t() @ rows[: g.shape[0]], torch.float32, f"weight of {g.shape[0]} rows")
+    for y, g in zip(found[3:], grads[:biases], strict=True):
+        check_close(y, g.double().sum(0), torch.float32, f"bias of {g.shape[0]} rows")
+
+
 @pytest.mark.fuzz
 def test_every_setting_of_sums_over_rows(monkeypatch):
     """Programs that take several turns, the last of which has rows for some; gradients of 16 bits; a count."""
