@@ -89,7 +89,8 @@ def compile(
         choices: ``"kind:name" -> option`` at places where several forms are correct; ``step.report()`` lists them. Or
             the path of a file that ``step.save_choices`` wrote.
         deterministic: fix the order of every sum, on a GPU too: two runs, also one that was resumed, have the same bits
-            (on the same machine and versions). Costs some speed there; a CPU's results are deterministic anyway.
+            (on the same machine and versions). Costs some speed there; a CPU's results are deterministic anyway, with
+            the same number of threads.
         tune: make the other choices, and that of the slack, by timing whole training steps before the first one; the
             result is cached on disk. Needs ``loss_fn`` and ``optimizer``, and padded execution.
         accumulate: batches per step of the optimizer, which gets the mean of their gradients; the last group of an

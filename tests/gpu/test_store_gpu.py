@@ -156,6 +156,27 @@ def test_sampling_from_edges_on_the_host():
         assert torch.equal(resident.srcs, pinned.srcs) and torch.equal(resident.indices, pinned.indices)
 
 
+def test_training_over_edges_on_the_host_is_that_of_resident_ones():
+    """The compiled step, whole: the same samples, so the same losses."""
+    random = torch.Generator().manual_seed(0)
+    data = {"x": torch.randn(5000, 32, generator=random), "y": torch.randint(0, 5, (5000,), generator=random)}
+    graph = Graph.from_edge_index(torch.randint(0, 5000, (2, 60_000), generator=random), 5000, data)
+    torch.manual_seed(0)
+    model, losses = GraphSAGE(32, 16, 2, 5), []
+    for moved in (graph.to("cuda"), with_pinned_structure(graph, "cuda")):
+        net = copy.deepcopy(model).cuda()
+        step = joestar.compile(
+            net,
+            NeighborSampler(moved, [5, 5]),
+            F.cross_entropy,
+            torch.optim.Adam(net.parameters()),
+            deterministic=True,
+        )
+        idx = torch.arange(2000, device="cuda")
+        losses.append([float(loss) for _ in range(2) for loss in step.epoch(idx, batch_size=256)])
+    assert moved.indices.data_ptr() != graph.indices.data_ptr() and losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("tier", ["cached", "pinned"])
 def test_training_is_that_of_resident_features(tier):
     random = torch.Generator().manual_seed(0)

@@ -82,6 +82,13 @@ def test_cell(cell, graph, quick_captures):
     assert not check(cell, graph)
 
 
+@pytest.mark.fuzz
+@pytest.mark.parametrize("cell", PAIRS, ids=str)
+def test_cell_through_the_backend(cell, graph, quick_captures):
+    """Inductor's loops on a CPU, as a user's run has them."""
+    assert not check(cell, graph, backend="inductor", executions=("padded",))
+
+
 TRIPLES = cover(3)
 PARTS = 40
 

@@ -148,14 +148,17 @@ def captured_once():
         Program.trace = original
 
 
-def check(cell: Cell, graph: joestar.Graph, tolerance: float = 1e-9) -> list[str]:
+def check(
+    cell: Cell, graph: joestar.Graph, tolerance: float = 1e-9, backend: str = "eager",
+    executions: tuple[str, ...] = ("padded", "exact"),
+) -> list[str]:  # fmt: skip
     """What differs from plain PyTorch in padded and in exact execution of a cell."""
     net, found = make_net(cell), []
     start = {name: value.clone() for name, value in net.state_dict().items()}
     expected = train_plain(cell, graph, net)
     with captured_once():
-        for execution in ("padded", "exact"):
+        for execution in executions:
             net.load_state_dict(start)
-            got = train_compiled(cell, graph, net, execution=execution, backend="eager")
+            got = train_compiled(cell, graph, net, execution=execution, backend=backend)
             found += [f"{execution}: {what}" for what in differences(got, expected, tolerance)]
     return found
