@@ -1,6 +1,7 @@
 """The ledger in a few lines, for the end of ``joestar train``."""
 
 from joestar.profile.ledger import ProgramRecord, Report
+from joestar.profile.numbers import digits
 
 HOUSEKEEPING = ("dce", "cse", "dce-after")
 
@@ -10,7 +11,13 @@ def short_report(report: Report) -> list[str]:
     counters = report.counters
     steps = f"{counters.steps} training steps: {counters.padded_steps} padded, {counters.exact_steps} exact; "
     steps += f"{counters.overflows} overflows, {counters.recompiles} recompilations"
-    return [steps, *(line for program in report.programs for line in _program_lines(program))]
+    return [steps, *_planned(report), *(line for program in report.programs for line in _program_lines(program))]
+
+
+def _planned(report: Report) -> list[str]:
+    """What was planned under ``--memory`` beside what came of it."""
+    found = [] if report.feeding is None else report.feeding.epoch
+    return [f"{row.what}: planned {digits(row.planned)}, measured {digits(row.measured)}" for row in found]
 
 
 def _program_lines(program: ProgramRecord) -> list[str]:
