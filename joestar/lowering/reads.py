@@ -163,14 +163,14 @@ def _found_or_not(name: str, guard, names: dict) -> Iterator[tuple[object, Read]
     kind, further = guard.create_fn_name(), getattr(guard.create_fn, "keywords", {})
     try:
         code = compile(name, "<what a program read>", "eval")
-        owner = eval(code, dict(names))
+        owner = eval(code, names)
     except Exception:
         return
     read, line = functools.partial(eval, code), _line(guard)
 
     def made(text: str, key: object, of: Callable[[object], object]) -> tuple[object, Read]:
         text = _readable(text)
-        return (text, kind), Read(text, line, of(owner), owner, key, lambda: of(read(dict(names))), True)
+        return (text, kind), Read(text, line, of(owner), owner, key, lambda: of(read(names)), True)
 
     if kind in _LOOKED_UP and isinstance(further.get("attr"), str):
         attribute = further["attr"]
@@ -186,7 +186,12 @@ def _found_or_not(name: str, guard, names: dict) -> Iterator[tuple[object, Read]
 
 def _attribute(owner: object, name: str) -> object:
     """What an object has under a name, of its own or by its class, without calling anything; ``MISSING`` without."""
-    value = inspect.getattr_static(owner, name, MISSING)
+    own = None if isinstance(owner, type) else getattr(owner, "__dict__", None)
+    if type(own) is dict:  # as below, in a fifth of the time
+        places = (own, *(vars(kind) for kind in type(owner).__mro__))
+        value = next((place[name] for place in places if name in place), MISSING)
+    else:
+        value = inspect.getattr_static(owner, name, MISSING)
     return value if value is MISSING or isinstance(value, PLAIN) else Thing(value)
 
 
@@ -195,15 +200,15 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
     text = f"len({name})" if length else name
     try:
         code = compile(text, "<what a program read>", "eval")
-        value, owner, key = _fact(eval(code, dict(names))), *_place(source, names)
+        value, owner, key = _fact(eval(code, names)), *_place(source, names)
     except Exception:
         return None
     if not isinstance(value, (*PLAIN, Thing)):
         return None
     if isinstance(value, Thing) and (owner is None or isinstance(owner, types.ModuleType)):
         return None  # model, sampler or loss; names of modules are watched
-    owner, key = (eval(name, dict(names)), len) if length else (owner, key)
-    return Read(_readable(text), _line(guard), value, owner, key, lambda: _fact(eval(code, dict(names))))
+    owner, key = (eval(name, names), len) if length else (owner, key)
+    return Read(_readable(text), _line(guard), value, owner, key, lambda: _fact(eval(code, names)))
 
 
 def _fact(value):
@@ -221,7 +226,7 @@ def _place(source, names: dict) -> tuple[object, object]:
     if base is None:
         return None, getattr(source, "local_name", getattr(source, "global_name", None))
     key = next((getattr(source, k) for k in ("member", "index", "idx_key") if hasattr(source, k)), None)
-    return eval(_name(base), dict(names)), key if isinstance(key, (str, int, bytes)) else None
+    return eval(_name(base), names), key if isinstance(key, (str, int, bytes)) else None
 
 
 def _line(guard) -> str:
