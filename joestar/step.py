@@ -223,7 +223,7 @@ class Step(Predictor, Explained):
         if epoch.begun:
             self._between_steps()
             return
-        self._check()
+        self._check("train")
         if epoch.number < 0:
             epoch.number, self._epochs = self._epochs, self._epochs + 1
         if self.group is not None:
@@ -314,14 +314,12 @@ class Step(Predictor, Explained):
             ConfigError: several ranks, a model in training mode, and no loss to train with.
         """
         seeds = self._checked(seeds)
-        self._check()
+        kind = "train" if self._runner is not None else self._kind_of_call()
+        self._check(kind)
         self._calls += 1
         if self._runner is not None:
             with torch.inference_mode(False):
                 return self._one_step(self._runner, seeds)
-        kind = "logits" if any(m.training for m in self.model.modules()) else "predict"
-        if kind == "predict" and self.group is None and torch.is_grad_enabled():
-            kind = EVALUATED  # also of a frozen model: data of the graph may be learnt
         if self.group is not None and kind == "logits":
             raise ConfigError(
                 "a loop of one's own is for one process: several ranks train the same model where the loss and the "
@@ -333,6 +331,13 @@ class Step(Predictor, Explained):
         outputs = self._outputs(executor, seeds)
         self.counters.steps += kind == "logits"
         return outputs
+
+    def _kind_of_call(self) -> str:
+        """The program that a call of one's own loop runs."""
+        if any(module.training for module in self.model.modules()):
+            return "logits"
+        outside = self.group is None and torch.is_grad_enabled()
+        return EVALUATED if outside else "predict"  # also of a frozen model: data of the graph may be learnt
 
     def _checked(self, seeds) -> Tensor:
         """Seeds of a call, where steps want them."""

@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -123,7 +123,8 @@ class Reads:
     def leave_out(self, watched: Callable[[object, object, bool], bool]) -> list[Read]:
         """What is not ``watched(owner, key, looked up)``; asked once."""
         if self.others is None:
-            self.others = [read for read in self._found if not watched(read.owner, read.key, read.looked_up)]
+            left = [read for read in self._found if not watched(read.owner, read.key, read.looked_up)]
+            self.others = [replace(read, owner=None) for read in left]  # which others may let go
             self._found = ()
         return self.others
 

@@ -261,8 +261,8 @@ class Executor:
             return self._replayed.run(seeds, count, key)
         number = torch.full((), count, dtype=torch.int64, device=self.device)
         flag = torch.zeros((), dtype=torch.bool, device=self.device)
+        gates = self.program.gates()
         try:
-            gates = self.program.gates()
             outputs, counts, ok = self.program.step(seeds, number, key, flag, leaves=gates)
         except DomainError:  # of this batch, or only of the part of it that fits: an exact run tells
             return [], [], False

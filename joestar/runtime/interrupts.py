@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import itertools
 import signal
 import sys
 import threading
@@ -43,6 +44,8 @@ class WholeImports(contextlib.ContextDecorator):
 
     def __enter__(self) -> "WholeImports":
         before = signal.getsignal(signal.SIGINT)
+        if isinstance(before, _Patient) and not before.is_active():  # Ctrl-C in the instant of its entering
+            before = before.before
         main = threading.current_thread() is threading.main_thread()
         if main and callable(before) and not isinstance(before, _Patient):
             signal.signal(signal.SIGINT, _Patient(before, _caller()))
@@ -74,9 +77,17 @@ class _Patient:
         again.start()
         return None
 
+    def is_active(self) -> bool:
+        """Whether what it was made in goes on."""
+        return self.frame in _frames(sys._getframe())
+
     def _imports(self, frame: types.FrameType | None) -> bool:
-        while frame is not None and frame is not self.frame:
-            if frame.f_code.co_filename.startswith(_IMPORTING):
-                return True
-            frame = frame.f_back
-        return False
+        further_in = itertools.takewhile(lambda each: each is not self.frame, _frames(frame))
+        return any(each.f_code.co_filename.startswith(_IMPORTING) for each in further_in)
+
+
+def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """A frame and all that it was called from."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -38,6 +38,14 @@ class Reach:
                 known = self.of.get(id(role.tensor), frozenset())
                 self.of[id(role.tensor)] = known | frozenset(found.get(node, ()))
 
+    def has_gradient(self, tensor: Tensor, used: frozenset[int]) -> bool:
+        """Whether a loss of these outputs reaches a tensor; one with hooks has a gradient of zero where it does not.
+
+        PyTorch would not call the hooks; with no gradient at all they would be called with ``None``.
+        """
+        hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+        return bool(hooked) or not used.isdisjoint(self.of.get(id(tensor), used))
+
     @property
     def differs(self) -> bool:
         """Whether a loss of some outputs may leave out a parameter that one of others reaches."""
@@ -73,10 +81,11 @@ class Gates:
 
     def open(self, tensor: Tensor) -> bool:
         """Whether the backward pass that goes on is about an output that depends on a tensor."""
-        return self.used is None or bool(self.used & self.reach.of[id(tensor)])
+        return self.used is None or self.reach.has_gradient(tensor, self.used)
 
     def follow(self, outputs: Sequence[Tensor]) -> None:
         """Has every backward pass through what a call returned note first which outputs it is about."""
+        self._by_id.clear()  # they know this object
         node, places = None, []
         for number, output in enumerate(outputs):
             found = _compiled(output)

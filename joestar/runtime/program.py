@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-import functools
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -43,7 +43,7 @@ from joestar.runtime.own_errors import check_rows, raise_own_error
 from joestar.runtime.rounding import rounds
 from joestar.runtime.seeds import version
 from joestar.runtime.traceable import traceable
-from joestar.runtime.written_state import write_back
+from joestar.runtime.written_state import note_written, write_back
 from joestar.torch_private import LazyGraphModule
 
 
@@ -76,6 +76,8 @@ class Program:
         self.lowered: fx.Graph | None = None
         self.lowered_roles: list[Input] = []
         self.restored: dict[str, Tensor] | None = None
+        self.ever_written: dict[str, weakref.ref[Tensor]] = {}
+        self._reach: tuple[fx.Graph, Reach] | None = None
         self.hoisted: list[Hoisted] = []
         self.sizes: dict = {}
         self.padded: Padded | None = None
@@ -110,7 +112,6 @@ class Program:
         """What was traced and compiled, and every tensor that it held on to: the next ``trace`` starts anew."""
         self.captured = self.run = self.padded = self.lowered = None
         self.lowered_roles, self.hoisted, self.lookups, self._losses, self._checked = [], [], [], [], ()
-        self.__dict__.pop("reach", None)
 
     @property
     def lags(self) -> bool:
@@ -153,8 +154,13 @@ class Program:
         self.before = captured.gm.print_readable(print_output=False)
         self.phases.timed("passes", lambda: self._optimise(captured, sizes, seeds.numel()))
         self.captured = captured
-        if self.restored is not None:
-            write_back(self, self.restored)
+        try:
+            note_written(self)
+            if self.restored is not None:
+                write_back(self, self.restored)
+        except BaseException:
+            self.captured = None
+            raise
 
     def _measured(self, seeds: Tensor, key: Tensor) -> tuple[list[int], list[str]]:
         """``measure``; what a sampler raises on slots, and not on the whole graph, it raises because of them."""
@@ -364,10 +370,12 @@ class Program:
         """The compiled program's, if it was cut."""
         return self.run if isinstance(self.run, Halves) else None
 
-    @functools.cached_property
+    @property
     def reach(self) -> Reach:
-        """Which outputs of the model's depend on which parameters."""
-        return Reach(self.lowered, self.lowered_roles, len(leaf_names(self.structure)))
+        """Which outputs of the model's depend on which parameters, in what is traced now."""
+        if self._reach is None or self._reach[0] is not self.lowered:
+            self._reach = self.lowered, Reach(self.lowered, self.lowered_roles, len(leaf_names(self.structure)))
+        return self._reach[1]
 
     def gates(self) -> Gates | None:
         """For one call that returns outputs: what a loss that reads only some of them needs, if it makes a difference.

@@ -36,7 +36,7 @@ class ReplayedProgram:
         self.leaves = Leaves(held)  # hooks on gradients are called in the user's backward pass, not in this one
         self.differentiable = bool(held)
         self.generation, self.spent = 0, -1
-        self.reach = None if program.kind == "predict" else program.reach
+        self.reach = program.reach
         self.seeds = torch.zeros(program.batch, dtype=program.graph.indices.dtype, device=device)
         self.count = torch.ones((), dtype=torch.int64, device=device)
         self.key = torch.zeros(3, dtype=torch.int64, device=device)
@@ -164,8 +164,7 @@ class _Replay(torch.autograd.Function):
             for buffer, grad in zip(replayed.incoming, moving, strict=True):
                 buffer.zero_() if grad is None else buffer.copy_(grad)  # an output that the loss does not read
             replayed.backward_graph.replay()
-            pairs = zip(replayed.leaves.tensors, replayed.grads, strict=True)
-            results = [
-                None if g is None or not used & replayed.reach.of.get(id(t), used) else g.clone() for t, g in pairs
-            ]
+            reached = [replayed.reach.has_gradient(tensor, used) for tensor in replayed.leaves.tensors]
+            pairs = zip(replayed.grads, reached, strict=True)
+            results = [grad.clone() if wanted and grad is not None else None for grad, wanted in pairs]
         return None, *refusing("compiled(seeds)", results, [*grads, *replayed.leaves.tensors])

@@ -4,6 +4,7 @@ A state has these tensors by their names in the captured program, ``import_main_
 written back when the program is captured again, which is before it runs.
 """
 
+import weakref
 from collections.abc import Mapping
 
 import torch
@@ -16,19 +17,25 @@ from joestar.lowering.inputs import Kind
 _KINDS = (Kind.BUFFER, Kind.PARAMETER, Kind.CONSTANT)
 
 
+def note_written(program) -> None:
+    """Adds what a captured program writes to what it has ever written: what it was captured with may change."""
+    for role in program.written_roles:
+        if role.kind in _KINDS or role.of_data:
+            program.ever_written[role.name] = weakref.ref(role.tensor)
+
+
 def written_by(program, data: bool = True) -> dict[str, Tensor]:
-    """Name -> tensor that a program writes, and that the model's ``state_dict()`` does not have; what is to be written
-    back, if it is not captured yet.
+    """Name -> tensor that a program has written, and that the model's ``state_dict()`` does not have; and what waits to
+    be written back, as the program is not captured.
 
     Args:
         data: also tensors of the graph.
     """
-    if program.captured is None:
-        return dict(program.restored or {})
     state = program.model.state_dict().values()
     saved = {address(value) for value in state if isinstance(value, Tensor) and value.numel()}
-    roles = (role for role in program.written_roles if role.kind in _KINDS or (data and role.of_data))
-    return {role.name: role.tensor.detach() for role in roles if address(role.tensor) not in saved}
+    ever = ((name, ref()) for name, ref in program.ever_written.items() if data or not name.startswith("graph."))
+    found = {name: tensor.detach() for name, tensor in ever if tensor is not None and address(tensor) not in saved}
+    return found | (program.restored or {})
 
 
 def check_written(program, values) -> None:
@@ -50,19 +57,24 @@ def write_back(program, values: Mapping[str, Tensor]) -> None:
         return
     pairs, program.restored = _matched(program, values), None
     with torch.no_grad():
-        for tensor, value in pairs:
+        for name, tensor, value in pairs:
             tensor.copy_(value)
+            program.ever_written[name] = weakref.ref(tensor)
 
 
-def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """(tensor, its value): of the same name, else the first of the same form that has none."""
+def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
+    """(its name, tensor, its value): of the same name; else, of tensors outside of the graph, the only one of the same form."""
+    program.restored, waiting = None, program.restored
     ours = written_by(program)
-    left = {name: tensor for name, tensor in ours.items() if name not in values}
+    program.restored = waiting
+    held = {role.name: role.tensor for role in program.captured.roles if role.held} | ours
+    spare = [name for name in ours if name not in values and not name.startswith("graph.")]
     pairs = []
     for name, value in values.items():
-        found = name if name in ours else next((n for n, t in left.items() if _form(t) == _form(value)), None)
-        tensor = ours.get(found)
-        left.pop(found, None)
+        alike = [other for other in spare if _form(ours[other]) == _form(value)]
+        unnamed = [other for other in values if other not in held and _form(values[other]) == _form(value)]
+        own = alike[0] if name not in held and len(alike) == len(unnamed) == 1 else name
+        tensor = held.get(own)
         if tensor is None or _form(tensor) != _form(value):
             came = "no such tensor" if tensor is None else f"one {_words(tensor)}"
             raise CheckpointError(
@@ -70,7 +82,7 @@ def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor
                 f"state_dict; this program writes {came}. Compile the same model and loss; or empty state['written'], "
                 "to go on with what is there."
             )
-        pairs.append((tensor, value))
+        pairs.append((own, tensor, value))
     return pairs
 
 

@@ -108,6 +108,20 @@ def test_other_threads_and_ignored_signals_are_left_alone():
     assert found == [before, signal.SIG_IGN]
 
 
+def test_one_that_was_left_behind_is_healed():
+    """By Ctrl-C between the handler's change and the end of entering."""
+    handler = signal.getsignal(signal.SIGINT)
+
+    def enter() -> None:
+        WholeImports().__enter__()
+
+    enter()
+    assert signal.getsignal(signal.SIGINT) is not handler
+    with WholeImports():
+        assert signal.getsignal(signal.SIGINT).before is handler
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 SCRIPT = """
 import os, signal, sys
 import torch, torch.nn.functional as F

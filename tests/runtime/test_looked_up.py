@@ -153,3 +153,32 @@ def test_flags_of_a_teacher_may_be_others_where_it_does_not_run():
         next(step.epoch(IDX, 50))
     teacher.train()
     next(step.epoch(IDX, 50))
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_a_helper_that_goes_with_the_model_from_mode_to_mode(own_loop):
+    """As augmentations do that are no part of it: every program runs in the modes that it was traced with."""
+    helper = REGISTRY["helper"] = nn.Dropout(0.0)
+
+    class Helped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = joestar.nn.SAGEConv(FEATURES, CLASSES).double()
+
+        def forward(self, blocks, x):
+            return self.conv(blocks[0], REGISTRY["helper"](x)) * (2.0 if REGISTRY["helper"].training else 1.0)
+
+    net = Helped()
+    sampler = joestar.NeighborSampler(planted_graph(nodes=500, dtype=torch.float64), [3], seed=1)
+    adam = torch.optim.Adam(net.parameters(), 1e-3)
+    given = () if own_loop else (F.cross_entropy, adam)
+    step = joestar.compile(net, sampler, *given, backend="eager", warm_up=2)
+    for _ in range(2):
+        net.train(), helper.train()
+        trained = step(IDX) if own_loop else next(step.epoch(IDX, 50))
+        assert trained.isfinite().all()
+        net.eval(), helper.eval()
+        (step(IDX) if own_loop else step.predict(IDX)).sum()
+    helper.train()
+    with pytest.raises(ChangedAfterCompileError, match="training was False when"):
+        step(IDX) if own_loop else step.predict(IDX)

@@ -4,6 +4,7 @@ Through the default backend, whose backward pass gives zeros for what a loss lea
 """
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import joestar
 from joestar.errors import CaptureError
+from joestar.runtime.output_gradients import Gates
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 SEEDS = torch.arange(2, 42)
@@ -121,6 +123,57 @@ def test_numbers_beside_rows_are_for_training_mode(compiled):
         ours, theirs = compiled(seeds), plain(compiled, net, seeds)
         assert ours["c"].shape == () and ours["a"].shape == (seeds.numel(), CLASSES)
         torch.testing.assert_close(ours["c"], theirs["c"], rtol=1e-4, atol=1e-6)
+
+
+def test_hooks_are_called_with_gradients(compiled):
+    """PyTorch would not call those of a parameter that is not reached: they get zeros."""
+    net, seen = compiled.model, []
+    handles = [net.second.weight.register_hook(lambda grad: seen.append(grad.clone()) or grad * 2)]
+    handles.append(net.between.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())))
+    try:
+        net.zero_grad()
+        compiled(SEEDS)["a"].sum().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert len(seen) == 2 and not any(grad.any() for grad in seen) and net.shift.grad is None
+    net.zero_grad()
+
+
+def test_a_call_leaves_nothing_behind(compiled):
+    """Without garbage collection, which training on a GPU is often run without."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            compiled(SEEDS)["a"].sum().backward()
+        alive = [thing for thing in gc.get_objects() if type(thing) is Gates]
+    finally:
+        gc.enable()
+    assert not alive
+
+
+class Swapped(Heads):
+    """Which output comes first depends on a flag, with which the program is traced again."""
+
+    def __init__(self):
+        super().__init__()
+        self.flag = nn.Dropout(0.0)
+
+    def forward(self, blocks, x):
+        h = self.conv(blocks[0], x)
+        rows = self.first(h)[:, :3], self.second(h)
+        return rows if self.flag.training else rows[::-1]
+
+
+def test_of_a_program_that_was_traced_again():
+    graph, net = planted_graph(nodes=400), Swapped()
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [3], seed=1), slack=0.5, warm_up=2)
+    for training in (True, False):
+        net.flag.train(training)
+        net.zero_grad()
+        step(SEEDS)[0].sum().backward()
+        assert (net.first.weight.grad is not None, net.second.weight.grad is not None) == (training, not training)
 
 
 class HiddenToo(Heads):

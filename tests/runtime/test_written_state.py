@@ -126,7 +126,71 @@ def test_states_of_other_losses_are_refused():
     with pytest.raises(CheckpointError, match=r"has other of shape \[7\].*writes no such tensor"):
         step.load_state_dict(state | {"written": state["written"] | {"other": torch.zeros(7)}})
     assert all(torch.equal(value, before[name]) for name, value in step.state_dict()["written"].items())
-    renamed = {f"another_{name}": value + 1 for name, value in state["written"].items()}
+    renamed = {"another_" * value.dim() + name: value + 1 for name, value in state["written"].items()}
     step.load_state_dict(state | {"written": renamed})  # the same loss under another name
     assert all(torch.equal(value, before[name] + 1) for name, value in step.state_dict()["written"].items())
     step.load_state_dict({key: value for key, value in state.items() if key != "written"})  # of an earlier version
+
+
+class Frozen(Net):
+    """Writes only while a module is in training mode; what it wrote is read all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.flag = nn.Dropout(0.0)
+
+    def forward(self, blocks, x):
+        if self.flag.training:
+            self.plain.mul_(1.1)
+        return self.conv(blocks[0], x) * self.plain
+
+
+def frozen():
+    torch.manual_seed(0)
+    net = Frozen()
+    sampler = joestar.NeighborSampler(planted_graph(nodes=400, dtype=torch.float64), [3], seed=1)
+    adam = torch.optim.Adam(net.parameters(), 1e-2)
+    return joestar.compile(net, sampler, F.cross_entropy, adam, backend="eager", warm_up=2)
+
+
+@pytest.mark.parametrize("when", ["before saving", "after loading"])
+def test_what_was_written_before_a_module_was_frozen(when):
+    """Programs are traced again then, and write it no more."""
+    step = frozen()
+    list(step.epoch(IDX, 40))
+    if when == "before saving":
+        step.model.flag.eval()
+        list(step.epoch(IDX, 40))
+    state = copy.deepcopy(step.state_dict())
+    assert [value.item() for value in state["written"].values()] == [step.model.plain.item()]
+    step.model.flag.eval()
+    expected = [float(loss) for loss in step.epoch(IDX, 40)]
+    again = frozen()
+    again.load_state_dict(state)
+    again.model.flag.eval()
+    assert [float(loss) for loss in again.epoch(IDX, 40)] == expected
+    again._runner.executor.program.forget()
+    assert again.state_dict()["written"].keys() == state["written"].keys()
+
+
+def test_a_state_that_does_not_fit_leaves_a_program_that_was_not_captured():
+    """Every use says so, until another state is loaded."""
+    step = frozen()
+    list(step.epoch(IDX, 40))
+    state, again = copy.deepcopy(step.state_dict()), frozen()
+    again.load_state_dict(state | {"written": {"other": torch.zeros(7)}})
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="has other of shape"):
+            next(again.epoch(IDX, 40))
+    again.load_state_dict(state)
+    assert float(next(again.epoch(IDX, 40))) == float(next(step.epoch(IDX, 40)))
+
+
+def test_of_two_tensors_alike_none_is_guessed():
+    step, more = made("closure")
+    steps(step, more, 1)
+    state = copy.deepcopy(step.state_dict())
+    scalars = {f"another_{name}": value for name, value in state["written"].items() if value.dim() == 0}
+    assert len(scalars) == 2
+    with pytest.raises(CheckpointError, match="no such tensor"):
+        step.load_state_dict(state | {"written": scalars})
