@@ -309,7 +309,7 @@ class Program:
         other.lowered, other.lowered_roles, other.sizes = self.lowered, self.lowered_roles, self.sizes
         other.before, other._losses, other.loss_dtype = self.before, self._losses, self.loss_dtype
         other.structure, other.logged, other.shapes = self.structure, self.logged, self.shapes
-        other.rows = self.rows
+        other.rows, other.ever_written, other.restored = self.rows, self.ever_written, self.restored
         other.pushed = self.pushed
         roles = list(self.lowered_roles)
         other._run_passes(gm, roles, texts)

@@ -63,7 +63,7 @@ def write_back(program, values: Mapping[str, Tensor]) -> None:
 
 
 def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
-    """(its name, tensor, its value): of the same name; else, of tensors outside of the graph, the only one of the same form."""
+    """(its name, tensor, its value): of the same name; else the only one of the same form, outside of the graph."""
     program.restored, waiting = None, program.restored
     ours = written_by(program)
     program.restored = waiting
