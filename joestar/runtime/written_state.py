@@ -59,7 +59,7 @@ def write_back(program, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor, value in pairs:
             tensor.copy_(value)
-            program.ever_written[name] = weakref.ref(tensor)
+            program.ever_written.setdefault(name, weakref.ref(tensor))
 
 
 def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
@@ -67,7 +67,7 @@ def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[str, Tensor, T
     program.restored, waiting = None, program.restored
     ours = written_by(program)
     program.restored = waiting
-    held = {role.name: role.tensor for role in program.captured.roles if role.held} | ours
+    held = ours | {role.name: role.tensor for role in program.captured.roles if role.held}
     spare = [name for name in ours if name not in values and not name.startswith("graph.")]
     pairs = []
     for name, value in values.items():
