@@ -53,7 +53,7 @@ class Other(Settings):
 
 def scale_of(name: str):
     """Gives an object that is held a ``scale`` of its own."""
-    return lambda patch, h: patch.setattr(getattr(h, name), "scale", 2.0, raising=False)
+    return lambda patch, h: patch.setitem(vars(getattr(h, name)), "scale", 2.0)  # gone again, not set, afterwards
 
 
 def key(patch, h) -> None:
@@ -68,7 +68,7 @@ READ = {
         lambda: held().settings.scale, lambda patch, h: patch.setattr(Settings, "scale", 3.0), "is 3.0 now",
     ),
     "a method replaced": (
-        lambda: held().second.by_method(), lambda patch, h: patch.setattr(h.second, "by_method", lambda: 2.0),
+        lambda: held().second.by_method(), lambda patch, h: patch.setitem(vars(h.second), "by_method", lambda: 2.0),
         "by_method was a",
     ),
     "an object replaced": (
