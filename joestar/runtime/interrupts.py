@@ -67,15 +67,25 @@ class _Patient:
     """A handler that lets another one, ``before``, act when nothing is imported further in than ``frame``."""
 
     def __init__(self, before: Callable, frame: types.FrameType):
-        self.before, self.frame = before, frame
+        self.before, self.frame, self._waits = before, frame, False
 
     def __call__(self, number: int, frame: types.FrameType | None):
         if not self._imports(frame):
             return self.before(number, frame)
-        again = threading.Timer(_SECONDS, _thread.interrupt_main, (number,))
-        again.daemon = True
-        again.start()
+        if not self._waits:  # however often it is pressed
+            self._waits = True
+            again = threading.Timer(_SECONDS, self._send, (number,))
+            again.daemon = True
+            again.start()
         return None
+
+    def _send(self, number: int) -> None:
+        """Sends the main thread the signal again, which ends what it waits for."""
+        self._waits = False
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident, number)
+        else:
+            _thread.interrupt_main(number)
 
     def is_active(self) -> bool:
         """Whether what it was made in goes on."""

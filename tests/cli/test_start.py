@@ -134,3 +134,8 @@ def test_any_module_may_be_the_first():
     names = [name_of(path) for path in sorted(PACKAGE.rglob("*.py")) if "torch.ops" in path.read_text()]
     done = subprocess.run([sys.executable, "-c", FORKS, *names], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_compile_imports_inductor_when_it_is_needed():
+    """It takes seconds, and is imported while other things are waited for, with care of Ctrl-C."""
+    assert not loaded("import joestar; joestar.compile") & {"torch._inductor.pattern_matcher", "networkx"}

@@ -86,7 +86,7 @@ def test_a_handler_of_the_programs_own_is_called(modules):
             if len(called) > 1:
                 break
             threading.Event().wait(0.05)
-        assert len(called) >= 2, "those that came while it was imported, as one or two"
+        assert len(called) == 2, "those that came while it was imported are one"
     finally:
         signal.signal(signal.SIGINT, before)
 

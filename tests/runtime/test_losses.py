@@ -164,9 +164,8 @@ def test_what_only_training_needs_may_be_of_any_shape():
     step = compiled("training", lambda out, y: F.cross_entropy(out["logits"], y) + out["norm"])
     assert torch.stack(list(step.epoch(IDX, 250))).isfinite().all()
     assert step.predict(VAL).shape == (len(VAL), CLASSES)
-    free = compiled("training")
-    with pytest.raises(CaptureError, match=r"one row per seed; got shape \(\) in output\['norm'\]"):
-        free(IDX[:20])
+    free = compiled("training")  # a number may be returned there, too
+    assert free(IDX[:20])["norm"].shape == () and free(IDX[:7])["logits"].shape == (7, CLASSES)
 
 
 def test_modules_partials_and_heads_with_nan():

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from joestar.kernels.layout import NARROW
-from joestar.torch_private import CustomGraphPass, get_hash_for_files, stable_topological_sort
+from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
 NAME = "gradients-together"
 _JOESTAR = torch.ops.joestar
@@ -57,6 +57,8 @@ def run(graph: fx.Graph) -> int:
             _join(graph, table, ids, nodes)
             made += 1
     if made:
+        from joestar.torch_private import stable_topological_sort  # imports all of Inductor
+
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
     return made
