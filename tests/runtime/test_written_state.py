@@ -1,4 +1,7 @@
-"""Tensors that steps write and that are not in the model's state: a state has them, and runs go on with them."""
+"""Tensors that steps write and that are not in the model's state: a state has them, and runs go on with them.
+
+Captured in the real way: that gives a tensor the name that it has in the program.
+"""
 
 import copy
 
@@ -11,7 +14,6 @@ import joestar
 from joestar.errors import CheckpointError
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
-pytestmark = pytest.mark.usefixtures("cheapest_captures")
 IDX = torch.arange(2, 170)
 
 
