@@ -17,7 +17,7 @@ from joestar.runtime.compiler import usable_backend
 from joestar.runtime.features import check_places, settle_and_check, settle_for_loss
 from joestar.runtime.modes import check_modules
 from joestar.runtime.optimizer import SkippableOptimizer
-from joestar.runtime.program import Options
+from joestar.runtime.options import Options
 from joestar.runtime.ranks import check_synced, compare, join
 from joestar.runtime.update import Average, LossScale, Update
 from joestar.staged.staging import Staging

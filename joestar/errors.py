@@ -1,5 +1,8 @@
 """One class per kind of mistake. Every message says what was expected, what came, where, and what to do."""
 
+import sys
+import warnings
+
 
 class JoestarError(Exception):
     """Base of all errors that Joestar raises on purpose."""
@@ -75,3 +78,15 @@ class DistributedError(JoestarError, RuntimeError):
 
 class JoestarWarning(UserWarning):
     """Something is slower than it could be, or other than one might think; the result is right."""
+
+
+_NOT_THE_USERS = ("joestar", "torch.utils._contextlib")
+"""Modules, by what their names begin with, whose lines no warning should name: ours, and PyTorch's decorators."""
+
+
+def say(text: str) -> None:
+    """Warns at the user's line, once for the same line and text (see Python's ``warnings`` on how to silence it)."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, JoestarWarning, stacklevel=level)

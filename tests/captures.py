@@ -49,8 +49,10 @@ from joestar.lowering.retrace import Retrace
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
+from joestar.runtime import traced as tracing
 from joestar.runtime.features import call_model
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 from joestar.store import FeatureStore
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
@@ -71,6 +73,12 @@ class UnknownError(Exception):
 def no_quick_ones() -> bool:
     """Whether programs are captured in the real way, each of them or each but for its twins."""
     return os.environ.get("JOESTAR_REAL_CAPTURES") in ("1", "shared")
+
+
+def passes_for(patch, device: str) -> None:
+    """Programs are rewritten as for a device, and run where they are; ``patch``: pytest's."""
+    own = tracing.run_passes
+    patch.setattr(tracing, "run_passes", lambda *args, **options: own(*args, **{**options, "device": device}))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from torch import nn
 
 from joestar import fn
 from joestar.errors import CaptureError
-from joestar.runtime import program as program_module
+from joestar.runtime import traced as traced_module
+from joestar.runtime.traced import TracedProgram
 from joestar.store import FeatureStore
 from tests.runtime.common import FEATURES, make_step, planted_graph, train
 
@@ -26,13 +27,13 @@ IDX = torch.arange(0, 130)
 def captured(monkeypatch):
     """Origins of everything that TorchDynamo captures."""
     monkeypatch.delenv("JOESTAR_REAL_CAPTURES", raising=False)
-    made, capture = [], program_module.capture
+    made, capture = [], traced_module.capture
 
     def noted(*args, **options):
         made.append(options["origin"])
         return capture(*args, **options)
 
-    monkeypatch.setattr(program_module, "capture", noted)
+    monkeypatch.setattr(traced_module, "capture", noted)
     return made
 
 
@@ -131,10 +132,10 @@ def test_what_cannot_be_traced_quickly_is_captured(captured, graph):
 
 def test_every_capture_can_be_real(monkeypatch):
     monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "1")
-    capture = program_module.Program._capture
+    capture = TracedProgram._capture
     for how in (shared, quick):
         with cheaper(how):
-            assert program_module.Program._capture is capture
+            assert TracedProgram._capture is capture
 
 
 @pytest.mark.parametrize("how", [quick, cheapest, shared])

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import joestar
 from joestar import fn
-from joestar.runtime import program as program_module
+from joestar.runtime import traced as traced_module
 from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph
 
 pytestmark = pytest.mark.fuzz  # these test what other tests are made with
@@ -85,8 +85,8 @@ def test_a_quick_trace_that_differs_is_found(change, graph, monkeypatch):
 
 def test_the_first_of_a_kind_is_captured_in_the_real_way(graph, monkeypatch):
     monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "kinds")
-    calls, capture = [], program_module.capture
-    monkeypatch.setattr(program_module, "capture", lambda *args, **kw: calls.append(1) or capture(*args, **kw))
+    calls, capture = [], traced_module.capture
+    monkeypatch.setattr(traced_module, "capture", lambda *args, **kw: calls.append(1) or capture(*args, **kw))
     counts = []
     for options in ({}, {"out_channels": 6}, {"dropout": 0.0}, {"dropout": 0.25}, {"norm": "batch_norm"}):
         trace(quick, graph, **options)
@@ -152,8 +152,8 @@ def test_what_was_captured_in_the_real_way_anyway_is_of_no_kind(graph, monkeypat
     step = joestar.compile(net, sampler, cross_entropy, torch.optim.SGD(net.parameters()), backend="eager")
     program = step._runner.executor.program
     assert isinstance(quick(program, IDX, LABELS), Real)
-    calls, capture = [], program_module.capture
-    monkeypatch.setattr(program_module, "capture", lambda *args, **kw: calls.append(1) or capture(*args, **kw))
+    calls, capture = [], traced_module.capture
+    monkeypatch.setattr(traced_module, "capture", lambda *args, **kw: calls.append(1) or capture(*args, **kw))
     monkeypatch.setenv("JOESTAR_REAL_CAPTURES", "kinds")
     with cheaper(quick):
         program.trace(IDX, torch.zeros(3, dtype=torch.int64))
@@ -185,14 +185,14 @@ def test_a_difference_that_a_test_does_not_see_leaves_the_kind_missing(graph, mo
 
 def plant(monkeypatch):
     """Real captures of another dropout."""
-    capture = program_module.capture
+    capture = traced_module.capture
 
     def other(*args, **options):
         made = capture(*args, **options)
         _scaled(made.gm)
         return made
 
-    monkeypatch.setattr(program_module, "capture", other)
+    monkeypatch.setattr(traced_module, "capture", other)
 
 
 SETTING = """

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from joestar.lowering.origin import frames_of, layer_of, model_line
-from joestar.runtime import program
+from joestar.runtime import traced
 from joestar.torch_private import OpOverload
 
 MARK = re.compile(r'  File "<string>", line 1, in joestar_layer\n    (?P<layer>[^\n]*)\n')
-PROGRAM = inspect.getsourcefile(program)
+PROGRAM = inspect.getsourcefile(traced)
 """Where the program is written that is captured."""
 PARTS = {"sampler.sample(": "sampler", "loss(": "loss", "features": "features"}
 """What stands in its lines, and the name of the part."""

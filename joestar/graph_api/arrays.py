@@ -1,6 +1,5 @@
 """NumPy arrays, lists and masks where tensors go: turned into tensors at the border, once, and what changes is said."""
 
-import sys
 import warnings
 from collections.abc import Iterator, KeysView, ValuesView
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joestar.errors import GraphError, JoestarWarning, SeedError
+from joestar.errors import GraphError, SeedError, say
 
 SHORTENED = ("x", "y", "edge_attr", "edge_weight", "w")
 """Names by convention whose float64 values become float32: models compute in float32."""
@@ -133,18 +132,6 @@ def settle_classes(graph) -> None:
         y = y.to(torch.int64)
     if y is not graph.ndata["y"]:
         graph.ndata["y"] = y
-
-
-_NOT_THE_USERS = ("joestar", "torch.utils._contextlib")
-"""Modules, by what their names begin with, whose lines no warning should name: ours, and PyTorch's decorators."""
-
-
-def say(text: str) -> None:
-    """Warns at the user's line, once for the same line and text (see Python's ``warnings`` on how to silence it)."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, JoestarWarning, stacklevel=level)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -9,10 +9,9 @@ that is found in its class (``Config.tau`` until ``config.tau = 2``) or nowhere 
 """
 
 import enum
-import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -140,7 +139,7 @@ def reads(scope: dict[str, object]) -> Reads:
 
     output = InstructionTranslator.current_tx().output
     names = {"L": scope, "G": output.global_scope, **getattr(dynamo_guards, "_get_closure_vars", dict)()}
-    found: dict[str, Read] = {}
+    found: dict[object, Read] = {}
     for guard in output.guards:
         source = guard.originating_source
         if type(source).__name__ == "NumpyTensorSource":  # the array, or the number, behind a tensor
@@ -152,37 +151,40 @@ def reads(scope: dict[str, object]) -> Reads:
         if made is not None:
             found[name] = made
     for guard in output.guards:
-        name = _name(guard.originating_source)
+        name, kind = _name(guard.originating_source), guard.create_fn_name()
         if name.startswith(_OF_USERS) and not name.startswith(_TRUSTED):
-            for key, made in _found_or_not(name, guard, names):
-                found.setdefault(key, made)
+            made = _looked_up(name, kind, guard, names)
+            if made is not None:
+                found.setdefault((made.name, kind), made)
     return Reads(list(found.values()))
 
 
-def _found_or_not(name: str, guard, names: dict) -> Iterator[tuple[object, Read]]:
-    """What a guard says of something that was looked for: (a key for each, what was read)."""
-    kind, further = guard.create_fn_name(), getattr(guard.create_fn, "keywords", {})
+def _looked_up(name: str, kind: str, guard, names: dict) -> Read | None:
+    """What a guard says of something that was looked for in what is called ``name``."""
+    further = getattr(guard.create_fn, "keywords", {})
+    attribute, key = further.get("attr"), further.get("key")
+    if kind in _LOOKED_UP and isinstance(attribute, str):
+        text, place, of = f"{name}.{attribute}", attribute, lambda found: _attribute(found, attribute)
+    elif kind in _CONTAINED and isinstance(key, PLAIN):
+        text, place, of = f"{key!r} in {name}", key, lambda found: key in found
+    elif kind in _KEYS:
+        text, place, of = f"list({name})", len, _keys
+    elif kind == "TYPE_MATCH":
+        text, place, of = f"type({name})", type, lambda found: Thing(type(found))
+    else:
+        return None
     try:
         code = compile(name, "<what a program read>", "eval")
         owner = eval(code, names)
     except Exception:
-        return
-    read, line = functools.partial(eval, code), _line(guard)
+        return None
+    if kind == "TYPE_MATCH" and isinstance(owner, (torch.Tensor, *PLAIN)):
+        return None
+    return Read(_readable(text), _line(guard), of(owner), owner, place, lambda: of(eval(code, names)), True)
 
-    def made(text: str, key: object, of: Callable[[object], object]) -> tuple[object, Read]:
-        text = _readable(text)
-        return (text, kind), Read(text, line, of(owner), owner, key, lambda: of(read(names)), True)
 
-    if kind in _LOOKED_UP and isinstance(further.get("attr"), str):
-        attribute = further["attr"]
-        yield made(f"{name}.{attribute}", attribute, lambda found: _attribute(found, attribute))
-    elif kind in _CONTAINED and isinstance(further.get("key"), PLAIN):
-        key = further["key"]
-        yield made(f"{key!r} in {name}", key, lambda found: key in found)
-    elif kind in _KEYS:
-        yield made(f"list({name})", len, lambda found: tuple(k if isinstance(k, PLAIN) else id(k) for k in found))
-    elif kind == "TYPE_MATCH" and not isinstance(owner, (torch.Tensor, *PLAIN)):
-        yield made(f"type({name})", type, lambda found: Thing(type(found)))
+def _keys(mapping) -> tuple:
+    return tuple(key if isinstance(key, PLAIN) else id(key) for key in mapping)
 
 
 def _attribute(owner: object, name: str) -> object:

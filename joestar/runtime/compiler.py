@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from joestar.graph_api.arrays import say
+from joestar.errors import say
 
 
 def found() -> str | None:

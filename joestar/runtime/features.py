@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from joestar.errors import GraphError, LabelError
-from joestar.graph_api.arrays import say, settle
+from joestar.errors import GraphError, LabelError, say
+from joestar.graph_api.arrays import settle
 from joestar.graph_api.row_source import RowSource, device_of
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg import call_on_subgraph

@@ -25,8 +25,9 @@ from joestar.pyg import takes_edge_index
 from joestar.runtime.features import check_places, settle_and_check
 from joestar.runtime.guards import warn_of_branches
 from joestar.runtime.modes import check_autocast, check_modules, evaluating
+from joestar.runtime.options import Options
 from joestar.runtime.own_errors import raise_own_error
-from joestar.runtime.program import Options, Program
+from joestar.runtime.program import Program
 from joestar.runtime.ranges import Runner, steps_of
 from joestar.runtime.seeds import check_batch_size, check_seeds
 from joestar.runtime.stages import Plan

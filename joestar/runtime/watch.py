@@ -106,11 +106,11 @@ class Watched:
         Args:
             absent: whether it is also to be noticed if something is there that was not, or that hides what is.
         """
+        if absent:
+            names = self._whole.get(id(owner), frozenset())
+            return names is None or key in names or (key in (type, len) and id(owner) in self._whole)
         held = vars(owner) if isinstance(owner, types.ModuleType) else owner
-        if not absent:
-            return (id(held), key) in self._noted
-        names = self._whole.get(id(owner), frozenset())
-        return names is None or key in names or (key in (type, len) and id(owner) in self._whole)
+        return (id(held), key) in self._noted
 
     # --- the walk ---
 

@@ -25,17 +25,21 @@ def note_written(program) -> None:
 
 
 def written_by(program, data: bool = True) -> dict[str, Tensor]:
-    """Name -> tensor that a program has written, and that the model's ``state_dict()`` does not have; and what waits to
-    be written back, as the program is not captured.
+    """Name -> tensor that a state has: what a program has written, and what waits to be written back, as it is not
+    captured.
 
     Args:
         data: also tensors of the graph.
     """
+    return {name: t.detach() for name, t in _written(program, data).items()} | (program.restored or {})
+
+
+def _written(program, data: bool = True) -> dict[str, Tensor]:
+    """Name -> tensor that a program has written, and that the model's ``state_dict()`` does not have."""
     state = program.model.state_dict().values()
     saved = {address(value) for value in state if isinstance(value, Tensor) and value.numel()}
     ever = ((name, ref()) for name, ref in program.ever_written.items() if data or not name.startswith("graph."))
-    found = {name: tensor.detach() for name, tensor in ever if tensor is not None and address(tensor) not in saved}
-    return found | (program.restored or {})
+    return {name: tensor for name, tensor in ever if tensor is not None and address(tensor) not in saved}
 
 
 def check_written(program, values) -> None:
@@ -64,16 +68,14 @@ def write_back(program, values: Mapping[str, Tensor]) -> None:
 
 def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
     """(its name, tensor, its value): of the same name; else the only one of the same form, outside of the graph."""
-    program.restored, waiting = None, program.restored
-    ours = written_by(program)
-    program.restored = waiting
+    ours = _written(program)
     held = ours | {role.name: role.tensor for role in program.captured.roles if role.held}
     spare = [name for name in ours if name not in values and not name.startswith("graph.")]
     pairs = []
     for name, value in values.items():
         alike = [other for other in spare if _form(ours[other]) == _form(value)]
-        unnamed = [other for other in values if other not in held and _form(values[other]) == _form(value)]
-        own = alike[0] if name not in held and len(alike) == len(unnamed) == 1 else name
+        renamed = [other for other in values if other not in held and _form(values[other]) == _form(value)]
+        own = alike[0] if name not in held and len(alike) == len(renamed) == 1 else name
         tensor = held.get(own)
         if tensor is None or _form(tensor) != _form(value):
             came = "no such tensor" if tensor is None else f"one {_words(tensor)}"

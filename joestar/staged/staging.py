@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from joestar.distributed import Group
-from joestar.errors import ConfigError, GraphError
+from joestar.errors import ConfigError, GraphError, say
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import say, settle_classes
+from joestar.graph_api.arrays import settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
 from joestar.profile.numbers import human_bytes, parse_bytes
 from joestar.runtime.features import settle_for_loss

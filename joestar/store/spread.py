@@ -15,8 +15,8 @@ from joestar.distributed.peer_memory import (
     host_memory,
     shared_pages,
 )
-from joestar.errors import ConfigError, DistributedError
-from joestar.graph_api.arrays import say, to_tensor
+from joestar.errors import ConfigError, DistributedError, say
+from joestar.graph_api.arrays import to_tensor
 from joestar.graph_api.row_source import RowSource
 from joestar.locks import synchronize
 from joestar.profile.numbers import human_bytes, parse_bytes

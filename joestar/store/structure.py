@@ -20,8 +20,8 @@ from joestar.distributed.peer_memory import (
     joined_memory,
     shared_pages,
 )
-from joestar.errors import ConfigError, DataError, DistributedError
-from joestar.graph_api.arrays import SPLITS, say
+from joestar.errors import ConfigError, DataError, DistributedError, say
+from joestar.graph_api.arrays import SPLITS
 from joestar.graph_api.frame import Frame
 from joestar.graph_api.graph import Graph
 from joestar.graph_api.row_source import source_of

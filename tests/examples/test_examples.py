@@ -12,7 +12,7 @@ from captures import cheaper, cheapest
 
 import joestar
 from joestar.lowering.verify import foreign_nodes
-from joestar.runtime import program as program_module
+from joestar.runtime import traced as traced_module
 
 FOLDER = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "lightning_cora")
@@ -50,14 +50,14 @@ def op_name(node) -> str:
 @pytest.fixture
 def captured(monkeypatch):
     """The graphs as captured, before anything rewrites them: (foreign nodes, names of the ops) each."""
-    seen, check = [], program_module.verify_capture
+    seen, check = [], traced_module.verify_capture
 
     def spy(gm, origin):
         calls = [node for node in gm.graph.nodes if node.op == "call_function"]
         seen.append((foreign_nodes(gm), {op_name(node) for node in calls} - {""}))
         check(gm, origin)
 
-    monkeypatch.setattr(program_module, "verify_capture", spy)
+    monkeypatch.setattr(traced_module, "verify_capture", spy)
     return seen
 
 

@@ -18,7 +18,8 @@ from fusion.layer_forms import FORMS, Net
 from joestar.fusion import PASSES, run_passes
 from joestar.lowering.rules.arguments import argument
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 SEEDS, FANOUTS, FEATURES, HIDDEN, CLASSES = 100, [10, 5], 100, 128, 47
 LARGER = 100

@@ -6,12 +6,12 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import passes_for
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, SEEDS
 from torch import fx, nn
 
 import joestar.nn as jnn
 from joestar.fusion import run_passes
-from joestar.runtime import program as programs
 
 from .graphs import ATEN, JOESTAR, Model, again, captured, count, mean, only, reasons
 from .layer_forms import FORMS, Sage
@@ -33,8 +33,7 @@ FUNCTIONS = {
 @pytest.fixture
 def gpu_choices(monkeypatch):
     """Programs are rewritten as for a GPU, and run on the CPU."""
-    own = programs.run_passes
-    monkeypatch.setattr(programs, "run_passes", lambda *args, **options: own(*args, **{**options, "device": "cuda"}))
+    passes_for(monkeypatch, "cuda")
 
 
 class Activated(nn.Module):

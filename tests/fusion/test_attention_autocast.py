@@ -14,7 +14,8 @@ from lowering.harness import NUM_FEATURES, SEEDS, seeded, small_graph
 import joestar
 import joestar.nn as jnn
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .graphs import ALL, JOESTAR, count
 

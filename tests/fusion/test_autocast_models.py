@@ -10,7 +10,8 @@ import joestar
 from joestar import nn as jnn
 from joestar.bench.user_models import FOLDER, MODELS, example
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .test_norms_autocast import as_on_a_gpu  # noqa: F401
 

@@ -1,10 +1,9 @@
 """Biases that no product takes up: on a GPU their gradient adds up stored rows."""
 
 import torch
+from captures import passes_for
 from lowering.harness import NUM_FEATURES, SEEDS, same
 from torch import nn
-
-from joestar.fusion import run_passes
 
 from .graphs import JOESTAR, Model, captured, count, mean, only
 
@@ -28,13 +27,8 @@ def test_on_a_gpu_only():
 
 
 def test_before_and_after(monkeypatch):
-    import joestar.runtime.program as program
-
-    def on_gpu(*args, **options):
-        return run_passes(*args, **{**options, "device": "cuda"})
-
     off = captured(model(), disable=OFF)
-    monkeypatch.setattr(program, "run_passes", on_gpu)
+    passes_for(monkeypatch, "cuda")
     on = captured(model(), disable=ON)
     assert count(on.program.captured.gm, JOESTAR.add_bias.default) == 1
     expected = off.exact(off.seeds(SEEDS), 0)

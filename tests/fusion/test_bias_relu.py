@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import passes_for
 from lowering.harness import NUM_FEATURES, SEEDS, same
 from torch import fx, nn
 
@@ -81,11 +82,9 @@ def on_gpu(case, disable=ON):
 
 @EACH
 def test_before_and_after(name, monkeypatch):
-    import joestar.runtime.program as program
-
     off = again(known(name), OFF)
     before = off.program.captured.gm
-    monkeypatch.setattr(program, "run_passes", lambda *a, **o: run_passes(*a, **{**o, "device": "cuda"}))
+    passes_for(monkeypatch, "cuda")
     on = again(known(name))
     gm = on.program.captured.gm
     assert fused(before) == 0 and fused(gm) == 1

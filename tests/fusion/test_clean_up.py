@@ -10,7 +10,8 @@ from torch import nn
 
 from joestar import NeighborSampler, fn
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .graphs import ALL, ATEN, JOESTAR, Model, build, captured, count, mean, only, run
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import cheaper, cheapest
+from captures import cheaper, cheapest, passes_for
 from lowering.harness import NUM_FEATURES, seeded, small_graph
 from torch import nn
 
@@ -16,8 +16,8 @@ import joestar
 from joestar import fn
 from joestar import nn as jnn
 from joestar.profile.sizes import step_key
-from joestar.runtime import program as programs
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .graphs import ALL
 from .layer_forms import FORMS, Form
@@ -159,9 +159,7 @@ def lost(name: str, normalise: bool) -> list[str]:
 @pytest.fixture(params=["cpu", "cuda"], autouse=True)
 def rewritten_for(request, monkeypatch):
     """Programs are rewritten as for a device, and run on the CPU."""
-    own = programs.run_passes
-    device = {"device": request.param}
-    monkeypatch.setattr(programs, "run_passes", lambda *args, **options: own(*args, **{**options, **device}))
+    passes_for(monkeypatch, request.param)
 
 
 @pytest.mark.parametrize("normalise", [False, True], ids=["as they are", "normalised"])

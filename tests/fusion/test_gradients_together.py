@@ -6,13 +6,13 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import passes_for
 from torch import fx
 
 import joestar
 from joestar.fusion.backend.gradients_together import NAME, GradientsTogether, run
 from joestar.fusion.backend.joint import JointPasses
 from joestar.runtime import inductor
-from joestar.runtime import program as programs
 
 from .graphs import JOESTAR, count
 from .layer_forms import FORMS, Net
@@ -161,8 +161,8 @@ def test_training_through_the_backend(form, monkeypatch):
         torch.randint(0, 2000, (2, 40_000), generator=random), 2000,
         ndata={"x": torch.randn(2000, 20, generator=random), "y": torch.randint(0, 4, (2000,), generator=random)},
     )  # fmt: skip
-    own, joined = programs.run_passes, []
-    monkeypatch.setattr(programs, "run_passes", lambda *args, **more: own(*args, **{**more, "device": "cuda"}))
+    joined = []
+    passes_for(monkeypatch, "cuda")
     monkeypatch.setattr(GradientsTogether, "__call__", lambda self, graph: joined.append(run(graph)))
     monkeypatch.setattr(inductor, "JointPasses", lambda device, disabled: JointPasses("cuda", disabled))
     layer, settings = FORMS[form]

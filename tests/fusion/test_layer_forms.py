@@ -4,10 +4,10 @@ import functools
 
 import pytest
 import torch
+from captures import passes_for
 from lowering.harness import NUM_CLASSES, NUM_FEATURES, small_graph
 
 from joestar import NeighborSampler
-from joestar.runtime import program as programs
 
 from .layer_forms import FORMS, Net
 from .layer_table import NAMES, row, written
@@ -19,8 +19,7 @@ BATCHES = ((9, 3, 22, 1, 40, 2, 17), (5, 5, 47))
 @pytest.fixture
 def gpu_choices(monkeypatch):
     """Programs are rewritten as for a GPU, and run on the CPU."""
-    own = programs.run_passes
-    monkeypatch.setattr(programs, "run_passes", lambda *args, **options: own(*args, **{**options, "device": "cuda"}))
+    passes_for(monkeypatch, "cuda")
 
 
 ALONE = [name for name, (_, options) in FORMS.items() if options.get("norm") == "batch"]

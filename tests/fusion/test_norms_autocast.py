@@ -4,15 +4,15 @@ import functools
 
 import pytest
 import torch
-from captures import cheaper, cheapest
+from captures import cheaper, cheapest, passes_for
 from lowering.harness import NUM_FEATURES, SEEDS, seeded, small_graph
 from torch import nn
 
 import joestar
 from joestar import fn
 from joestar.profile.sizes import step_key
-from joestar.runtime import program as programs
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .graphs import ALL, ATEN, JOESTAR
 from .layer_forms import ACTIVATIONS, FORMS
@@ -25,8 +25,7 @@ KEPT = "layer_norm", "softplus"
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """Programs are rewritten as for a GPU, and autocast does on the CPU what it does there."""
-    own = programs.run_passes
-    monkeypatch.setattr(programs, "run_passes", lambda *args, **options: own(*args, **{**options, "device": "cuda"}))
+    passes_for(monkeypatch, "cuda")
     library = torch.library.Library("aten", "IMPL")
     for name in KEPT:
         library.impl(name, functools.partial(_in_float32, getattr(torch.ops.aten, name)), "AutocastCPU")

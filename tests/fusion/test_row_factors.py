@@ -6,10 +6,10 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import passes_for
 from lowering.harness import NUM_FEATURES, SEEDS, same
 from torch import fx
 
-import joestar.runtime.program as program
 from joestar.fusion import run_passes
 from joestar.ops.dense import scaled_linear
 
@@ -49,7 +49,7 @@ def plain(form):
 def test_before_and_after(form, device, monkeypatch):
     columns, widest = FORMS[form]
     off = again(plain(form), OFF)
-    monkeypatch.setattr(program, "run_passes", lambda *a, **o: run_passes(*a, **{**o, "device": device}))
+    passes_for(monkeypatch, device)
     on = again(plain(form), ON, {**SCALED, "factors:model_mix_weight.2": "results"})  # the same weights twice
     assert [place.fired for place in places(on)] == [True, True]
     assert products(on)[:-1] == [OUT * times for times in columns]

@@ -9,7 +9,8 @@ import joestar
 from joestar import fn
 from joestar.fusion.order.spmm_gemm_order import AGGREGATE, UPDATE
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .graphs import degree_weights
 

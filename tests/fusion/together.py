@@ -20,7 +20,8 @@ from joestar.lowering.inputs import known_inputs
 from joestar.lowering.traced_norms import traced_norms
 from joestar.lowering.verify import verify_capture
 from joestar.profile.sizes import measure
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 
 class Cut(Program):

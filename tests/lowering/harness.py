@@ -14,7 +14,8 @@ from joestar.errors import PaddingError
 from joestar.graph_api import Graph
 from joestar.lowering.padding import pad
 from joestar.profile.sizes import measure, step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 from joestar.runtime.seeds import filled
 from joestar.sampling import NeighborSampler
 

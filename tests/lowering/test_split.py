@@ -11,7 +11,8 @@ import joestar
 from joestar.lowering.inputs import Kind
 from joestar.lowering.split import Halves, Whole, split
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 from joestar.runtime.seeds import filled
 from joestar.sampling import NeighborSampler
 from joestar.store import FeatureStore

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import passes_for
 
 import joestar
 from joestar.kernels.dropout import positive_bits
 from joestar.ops import reference
-from joestar.runtime import program as programs
 from tests.runtime.common import planted_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -60,8 +60,7 @@ def test_in_gradients(whose):
 @pytest.mark.each("device")
 def test_a_destroyed_layer_is_seen_in_the_loss(dropout, device, monkeypatch):
     """In the forms that a GPU takes as well."""
-    own = programs.run_passes
-    monkeypatch.setattr(programs, "run_passes", lambda *args, **options: own(*args, **{**options, "device": device}))
+    passes_for(monkeypatch, device)
     graph = planted_graph()
     more = [("GraphSAGE", {"act": "gelu", "norm": "layer_norm"})] if device == "cuda" else []
     for conv, options in (("GraphSAGE", {}), ("GCN", {}), ("GIN", {}), *more):

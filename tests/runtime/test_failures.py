@@ -6,18 +6,19 @@ from captures import cheaper, cheapest, real
 
 from joestar.errors import CaptureError
 from joestar.runtime import executor as executor_module
-from joestar.runtime import program as program_module
+from joestar.runtime import program as compiling
+from joestar.runtime import traced as traced_module
 from tests.runtime.common import make_step, planted_graph
 
 IDX = torch.arange(0, 90)
 STAGES = {
-    "sizes": (program_module, "measure"),
-    "capture": (program_module, "capture"),
-    "passes": (program_module, "run_passes"),
+    "sizes": (traced_module, "measure"),
+    "capture": (traced_module, "capture"),
+    "passes": (traced_module, "run_passes"),
     "bounds": (executor_module, "record"),
-    "padding": (program_module, "pad"),
-    "backend": (program_module.Program, "_backend"),
-    "first step": (program_module.Program, "step"),
+    "padding": (compiling, "pad"),
+    "backend": (compiling.Program, "_backend"),
+    "first step": (compiling.Program, "step"),
 }
 
 
