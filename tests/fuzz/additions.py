@@ -177,6 +177,26 @@ def scaled_messages(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.linear(out, code.width())
 
 
+SIZES = "{b}.num_dst ** -0.5", "{b}.num_edges / (1 + {b}.num_src)", "1 / (1 + {b}.num_edges)", "(0.5 + {b}.num_dst / 9)"
+SIZED = (
+    '{b}.pull(lambda edges: edges.src["h"] * {size}, "{how}", src={{"h": {h}}})',
+    '{b}.pull(fn.copy_e({size} * {b}.apply_edges(fn.u_mul_v({h}, {h}[: {b}.num_dst])).tanh()), "{how}")',
+    '{b}.pull(fn.copy_u({size} * {h}), "{how}") / {size}', '{size} * {b}.pull(fn.copy_u({h}), "{how}")',
+    "{h}.new_zeros({b}.num_dst, {w}).index_add(0, {dst}, {size} * {h}.index_select(0, {b}.indices))",
+    '{h}.new_zeros({b}.num_dst, {w}).scatter_reduce(0, {dst}[:, None].expand(-1, {w}), '
+    '{h}[{b}.indices.long()] * {size}, "amax")',
+)  # fmt: skip
+
+
+def sized(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Rows of edges or nodes times numbers that differ from batch to batch, and that are no tensors."""
+    form, b = code.pick(*SIZED), hop.name
+    dst = f"torch.ops.joestar.edge_dst({b}.indptr, {b}.num_edges, {b}.indices).long()"
+    made = {"size": code.pick(*SIZES).format(b=b), "how": code.pick("sum", "mean", "max")}
+    made["dst"] = code.let(dst) if "{dst}" in form else ""
+    return code.rows(form.format(b=b, h=h, w=h.width, **made), h.width)
+
+
 def rooted_sums(code: Code, h: Rows, hop: Hop) -> Rows:
     """A root of sums of products: its derivative is infinite where a node has no edges, and reaches no weight there."""
     width = code.width()

@@ -17,7 +17,8 @@ from joestar.errors import CaptureError, ConfigError, PaddingError
 from joestar.fusion import PASSES
 from joestar.lowering.capture import Captured
 from joestar.profile.sizes import measure, step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from . import plain, steps, tracing
 from .generate import PER_PACK, Written, seeds_of, write

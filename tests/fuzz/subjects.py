@@ -12,7 +12,8 @@ from torch import Tensor, fx
 
 from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 
 from .generate import PER_PACK, Written
 from .tracing import again

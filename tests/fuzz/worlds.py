@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from joestar.errors import CaptureError
 from joestar.profile.sizes import step_key
-from joestar.runtime.program import Options, Program
+from joestar.runtime.options import Options
+from joestar.runtime.program import Program
 from joestar.runtime.seeds import filled
 from joestar.sampling import NeighborSampler
 
