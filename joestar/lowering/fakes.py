@@ -46,7 +46,7 @@ def once(mode: FakeTensorMode | None, ran: Callable, target, args: tuple, kwargs
     write, and those whose result may depend on data, run each time.
     """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if mode is None or not _is_of_form(target) or not all(map(_is_without_data, tensors)):
+    if mode is None or not is_of_form(target) or not all(map(_is_without_data, tensors)):
         return ran()
     device = next((tensor.device.type for tensor in tensors), "cpu")
     able = torch.amp.is_autocast_available(device)
@@ -58,7 +58,7 @@ def once(mode: FakeTensorMode | None, ran: Callable, target, args: tuple, kwargs
     return results[call]
 
 
-def _is_of_form(target) -> bool:
+def is_of_form(target) -> bool:
     """Whether the forms of its arguments are all that decides what an op gives."""
     return isinstance(target, OpOverload) and not target._schema.is_mutable and _BY_DATA.isdisjoint(target.tags)
 

@@ -11,12 +11,13 @@ switch between nodes, a fused op would be under that of its neighbours, and grad
 """
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from joestar.errors import CaptureError
+from joestar.lowering.flows import flows
 from joestar.lowering.functional import is_in_place
 from joestar.lowering.origin import node_line
-from joestar.torch_private import enter_inference_mode, exit_inference_mode, set_grad_enabled, tree_leaves
+from joestar.torch_private import enter_inference_mode, exit_inference_mode, set_grad_enabled
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -63,6 +64,8 @@ def detach_regions(gm: fx.GraphModule, wanted: list[bool], enabled: bool) -> int
     Raises:
         CaptureError: if a value that needs a gradient is written in place where none are computed.
     """
+    if enabled and not any(node.target is set_grad_enabled for node in gm.graph.nodes):
+        return 0
     needs = {node for node, want in zip(gm.graph.find_nodes(op="placeholder"), wanted, strict=True) if want}
     detached: dict[fx.Node, fx.Node] = {}
     switches = 0
@@ -81,8 +84,7 @@ def detach_regions(gm: fx.GraphModule, wanted: list[bool], enabled: bool) -> int
 
 def _note(node: fx.Node, needs: set[fx.Node]) -> None:
     """Adds a node that is computed from values that need a gradient, and what it writes to."""
-    values = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
-    if node.target is not _DETACH and any(value.is_floating_point() or value.is_complex() for value in values):
+    if any(any(flows(node, value)) for value in needs.intersection(node.all_input_nodes)):
         needs.add(node)
         if is_in_place(node):
             needs.add(node.args[0])

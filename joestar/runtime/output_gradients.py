@@ -6,11 +6,12 @@ optimizers leave alone; a zero has them decay weights and follow momentum. From 
 output reads which parameter; which outputs a backward pass is about is known when it begins.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
 
+from joestar.lowering.flows import reaching
 from joestar.lowering.inputs import Input
 
 
@@ -26,17 +27,14 @@ class Reach:
 
     def __init__(self, graph: fx.Graph, roles: Sequence[Input], count: int):
         (output,) = graph.find_nodes(op="output")
-        places = graph.find_nodes(op="placeholder")
-        self.of: dict[int, frozenset[int]] = {}
+        places = zip(graph.find_nodes(op="placeholder"), roles, strict=True)
+        role_of = {node: role for node, role in places if role.needs_grad}
+        self.of: dict[int, frozenset[int]] = {id(role.tensor): frozenset() for role in role_of.values()}
         self.tensors = [role.tensor for role in roles if role.needs_grad]
-        found: dict[fx.Node, set[int]] = {}
+        found = reaching(graph, list(role_of))
         for number, value in enumerate(output.args[0][:count]):
-            for node in _behind(value):
-                found.setdefault(node, set()).add(number)
-        for node, role in zip(places, roles, strict=True):
-            if role.needs_grad:
-                known = self.of.get(id(role.tensor), frozenset())
-                self.of[id(role.tensor)] = known | frozenset(found.get(node, ()))
+            for node in set().union(*found.get(value, ())):
+                self.of[id(role_of[node].tensor)] |= {number}
 
     def has_gradient(self, tensor: Tensor, used: frozenset[int]) -> bool:
         """Whether a loss of these outputs reaches a tensor; one with hooks has a gradient of zero where it does not.
@@ -50,21 +48,6 @@ class Reach:
     def differs(self) -> bool:
         """Whether a loss of some outputs may leave out a parameter that one of others reaches."""
         return len({outputs for outputs in self.of.values() if outputs}) > 1
-
-
-def _behind(value) -> Iterable[fx.Node]:
-    """The nodes that a node's gradient may flow to, itself first."""
-    seen, waiting = set(), [value] if isinstance(value, fx.Node) else []
-    while waiting:
-        node = waiting.pop()
-        value = node.meta.get("val")
-        flows = not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
-        if node in seen or not flows:
-            continue
-        seen.add(node)
-        if node.target is not torch.ops.aten.detach.default:
-            waiting += node.all_input_nodes
-    return seen
 
 
 class Gates:

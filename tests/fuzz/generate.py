@@ -205,7 +205,7 @@ def _layer(code: Code, h: Rows, hop: Hop, motif: Motif | None, n: str) -> Rows:
     if code.extended and motif is None and code.chance(0.5):
         h = additions.some_added(code, h, n)
     layer = some_layer if motif is None or motif.layer is None else motif.layer
-    if code.extended and layer is some_layer and code.chance(0.15):
+    if code.extended and layer is some_layer and code.chance(0.22):
         layer = code.pick(additions.scaled_messages, additions.rooted_sums, additions.sized)
     out = layer(code, h, hop)
     if motif is None and code.chance(0.15):

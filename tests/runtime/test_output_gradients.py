@@ -5,9 +5,11 @@ Through the default backend, whose backward pass gives zeros for what a loss lea
 
 import copy
 import gc
+import random
 
 import pytest
 import torch
+from captures import cheaper, quick
 from torch import nn
 
 import joestar
@@ -16,6 +18,7 @@ from joestar.runtime.output_gradients import Gates
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 SEEDS = torch.arange(2, 42)
+DRAWN = 40
 
 
 class Heads(nn.Module):
@@ -29,7 +32,8 @@ class Heads(nn.Module):
 
     def forward(self, blocks, x):
         h = self.conv(blocks[0], x).relu()
-        rows = {"a": self.first(h), "b": self.second(self.between(h).tanh()) + self.shift}
+        none = torch.zeros_like(self.shift).sum()  # reads the parameter, whose gradient does not flow from here
+        rows = {"a": self.first(h) + none, "b": self.second(self.between(h).tanh()) + self.shift}
         return rows | ({"c": h.square().mean()} if self.training else {})
 
 
@@ -186,3 +190,74 @@ def test_rows_of_others_than_seeds_are_refused():
     step = joestar.compile(HiddenToo(), joestar.NeighborSampler(graph, [3], seed=1), backend="eager")
     with pytest.raises(CaptureError, match=r"output\['x'\].*numbers and tensors of one shape"):
         step(SEEDS)
+
+
+OPS = {
+    "linear": lambda m, a, b, k: m.linears[k](a),
+    "scale": lambda m, a, b, k: a * m.scales[k],
+    "sum": lambda m, a, b, k: a + b.tanh(),
+    "product": lambda m, a, b, k: a * b,
+    "detached": lambda m, a, b, k: a.detach() + 0.5 * b,
+    "without gradients": lambda m, a, b, k: m.without_gradients(a, k),
+    "compared": lambda m, a, b, k: (a > b).to(a.dtype) * m.scales[k],
+    "chosen": lambda m, a, b, k: torch.where(a > 0, b, m.scales[k]),
+    "masked": lambda m, a, b, k: b.masked_fill(a > 0, 0.5),
+    "largest": lambda m, a, b, k: b.gather(1, a.argmax(1, keepdim=True).expand(-1, 4)),
+    "rounded": lambda m, a, b, k: a.round() + b,
+    "zeros alike": lambda m, a, b, k: torch.zeros_like(a) + b,
+    "ones alike": lambda m, a, b, k: b * torch.ones_like(a),
+    "new": lambda m, a, b, k: torch.cat([a.new_full((a.shape[0], 2), 0.5), b[:, :2]], 1),
+    "integers": lambda m, a, b, k: b + a.long(),
+    "finite": lambda m, a, b, k: b * a.isfinite(),
+    "parameter alike": lambda m, a, b, k: a + torch.zeros_like(m.scales[k]),
+    "detached parameter": lambda m, a, b, k: a @ m.linears[k].weight.detach(),
+    "sizes": lambda m, a, b, k: b * a.shape[0] ** -0.5,
+}  # fmt: skip
+
+
+class Drawn(nn.Module):
+    """Random operations on rows of seeds ``[n, 4]``, some of which are returned."""
+
+    def __init__(self, number):
+        super().__init__()
+        draw = random.Random(f"outputs {number}")
+        self.conv = joestar.nn.SAGEConv(FEATURES, 4)
+        self.linears = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.scales = nn.ParameterList(torch.rand(4) for _ in range(4))
+        self.lines = [
+            (draw.choice(list(OPS)), draw.randrange(max(0, row - 2), row), draw.randrange(row), draw.randrange(4))
+            for row in range(1, 9)
+        ]
+        self.returned = draw.sample(range(1, 9), draw.randint(2, 4))
+
+    def forward(self, blocks, x):
+        rows = [self.conv(blocks[0], x).tanh()]
+        for name, a, b, place in self.lines:
+            rows.append(OPS[name](self, rows[a], rows[b], place))
+        return tuple(rows[row] for row in self.returned)
+
+    @torch.no_grad()
+    def without_gradients(self, rows, place):
+        return self.linears[place](rows).exp()
+
+
+def test_every_operation_is_drawn():
+    drawn = {name for number in range(DRAWN) for name, *_ in Drawn(number).lines}
+    assert drawn == set(OPS)
+
+
+@pytest.mark.parametrize("number", range(DRAWN))
+def test_what_reaches_an_output_is_what_autograd_finds(number):
+    torch.manual_seed(number)
+    graph, net = planted_graph(nodes=400), Drawn(number)
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [3], seed=1), backend="eager")
+    with cheaper(quick):
+        step(SEEDS)
+    reach = step._executor("logits").program.reach
+    for place, out in enumerate(plain(step, net, SEEDS)):
+        params = list(net.parameters())
+        grads = [None] * len(params)
+        if out.requires_grad:
+            grads = torch.autograd.grad(out.sum(), params, allow_unused=True, retain_graph=True)
+        for (name, param), grad in zip(net.named_parameters(), grads, strict=True):
+            assert (place in reach.of.get(id(param), ())) == (grad is not None), (place, name)
