@@ -214,7 +214,7 @@ def test_calls_of_one_form_run_once(traced, monkeypatch):
         assert fakes.run(graph, ATEN.linear.default, x.float(), weight.float()).dtype is torch.bfloat16
     assert fakes.run(graph, ATEN.linear.default, x.float(), weight.float()).dtype is torch.float32
     assert fakes.run(graph, ATEN.relu_.default, other) is other and fakes.run(graph, ATEN.relu_.default, x) is x
-    assert not fakes.is_of_form(ATEN.nonzero.default) and not fakes._is_of_form(ATEN._local_scalar_dense.default)
+    assert not fakes.is_of_form(ATEN.nonzero.default) and not fakes.is_of_form(ATEN._local_scalar_dense.default)
     with fakes.mode_of(graph):
         numbers = [torch.tensor(value) for value in (2, 3)]
     assert [fakes.run(graph, ATEN._local_scalar_dense.default, number) for number in numbers] == [2, 3]

@@ -35,6 +35,21 @@ class Asking(torch.nn.Module):
         return h * 3 if self.ask() else h
 
 
+class RunningLoss(torch.nn.Module):
+    """Cross-entropy in units of its running mean, a buffer, in float64."""
+
+    def __init__(self, keep: float):
+        super().__init__()
+        self.keep = keep
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, z, y):
+        loss = F.cross_entropy(z, y)
+        with torch.no_grad():
+            self.mean.mul_(self.keep).add_(loss, alpha=1 - self.keep)
+        return loss / self.mean
+
+
 def make_step(execution="padded", *, model="GraphSAGE", graph=None, seed=0, optimizer=None, loss=F.cross_entropy, **kw):
     """A compiled step of a small model in float64 unless the graph says otherwise; eager backend by default."""
     graph = planted_graph(dtype=torch.float64) if graph is None else graph

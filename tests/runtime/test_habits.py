@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import joestar
-from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.common import CLASSES, FEATURES, RunningLoss, planted_graph
 from tests.runtime.plain import PlainLoop
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -91,20 +91,6 @@ def plateau(model, optimizer):
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5).step
 
 
-class Running(nn.Module):
-    """The loss in units of its running mean, a buffer."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
-
-    def forward(self, z, y):
-        loss = F.cross_entropy(z, y)
-        with torch.no_grad():
-            self.mean.mul_(0.9).add_(loss, alpha=0.1)
-        return loss / self.mean
-
-
 class Queue(nn.Module):
     """Logits against those of the batches before."""
 
@@ -152,7 +138,7 @@ HABITS = {
     "hard examples": ("", hard, None), "gradient reversal": ("reversal", both, None), "tied": ("tied", focal, None),
     "statistics": ("lerp", F.cross_entropy, None), "orthogonal": ("orthogonal", F.cross_entropy, None),
     "hooks": ("", F.cross_entropy, clipping), "constraints": ("", F.cross_entropy, shrinking),
-    "plateau": ("", F.cross_entropy, plateau), "running loss": ("", Running, None), "queue": ("", Queue, None),
+    "plateau": ("", F.cross_entropy, plateau), "running loss": ("", RunningLoss(0.9), None), "queue": ("", Queue, None),
     "loss that learns": ("", Centres, None), "teacher": ("", Teacher, None),
 }  # fmt: skip
 
@@ -166,7 +152,7 @@ def test_as_in_plain_pytorch(name):
     torch.manual_seed(0)
     ours = Model(form)
     plain = copy.deepcopy(ours)
-    losses = [loss(model) if isinstance(loss, type) else loss for model in (ours, plain)]
+    losses = [loss(model) if isinstance(loss, type) else copy.deepcopy(loss) for model in (ours, plain)]
     optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (ours, plain)]
     step = joestar.compile(ours, sampler, losses[0], optimizers[0], backend="eager")
     loop = PlainLoop(plain, sampler, optimizers[1], losses[1])

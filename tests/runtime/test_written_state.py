@@ -12,7 +12,7 @@ from torch import nn
 
 import joestar
 from joestar.errors import CheckpointError
-from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.common import CLASSES, FEATURES, RunningLoss, planted_graph
 
 IDX = torch.arange(2, 170)
 
@@ -35,26 +35,12 @@ class Net(nn.Module):
         return self.conv(blocks[0], x) * self.plain / self.hidden.sum() + self.running
 
 
-class RunningLoss(nn.Module):
-    """Divides by a running mean, which is a buffer of the loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
-
-    def forward(self, out, y):
-        loss = F.cross_entropy(out, y)
-        with torch.no_grad():
-            self.mean.mul_(0.5).add_(loss, alpha=0.5)
-        return loss / self.mean
-
-
 def made(kind: str = "loss", data: bool = False):
     torch.manual_seed(0)
     graph, net = planted_graph(nodes=400, dtype=torch.float64), Net()
     if data:
         graph.ndata["memory"] = torch.zeros(400, dtype=torch.float64)
-    bank, running = torch.zeros(3, dtype=torch.float64), RunningLoss()
+    bank, running = torch.zeros(3, dtype=torch.float64), RunningLoss(0.5)
 
     def loss(out, y):
         bank.add_(out.detach().mean())
