@@ -60,6 +60,7 @@ class Step(Predictor, Explained):
         self._cuda_graph = cuda_graph
         self.group = group
         self._guard = self._watch(loss_fn)
+        self._followed = 0
         self._executors: dict[str, Executor] = {}
         self._resumed: list[dict] = []
         self._resumed_programs: dict[str, dict] = {}
@@ -143,22 +144,18 @@ class Step(Predictor, Explained):
         """The sampler of the ``train``, ``logits``, ``evaluated`` or ``predict`` program."""
         return self.sampler
 
-    def _check(self, *kinds: str) -> bool:
+    def _check(self, *kinds: str) -> None:
         """Refuses what may not change after compile; computes again what was hoisted from tensors written since.
 
         Args:
             kinds: of the programs that are about to run, if not all: of others, flags for training may be as they are.
-
-        Returns:
-            Whether flags may have changed that programs follow.
         """
         check_autocast(self.graph.device, self._options.autocast)
-        touched = self._guard.check()
+        self._guard.check()
         for kind, executor in self._executors.items():
             if executor.program.captured is not None:
                 self._guard.check_reads(executor.program.captured.reads, not kinds or kind in kinds)
             executor.program.refresh()
-        return touched
 
     # --- training ---
 
@@ -237,14 +234,16 @@ class Step(Predictor, Explained):
 
     def _between_steps(self) -> None:
         program = self._runner.executor.program
-        if not Step._check(self, "train") or not program.lags:
+        Step._check(self, "train")
+        if self._followed == self._guard.changes:
             return
-        if self.group is not None:
+        if program.lags and self.group is not None:
             raise ChangedAfterCompileError(
                 "modules or parameters were frozen or thawed within an epoch of several ranks, which take that over "
                 "together: change them between epochs."
             )
         program.follow_modes()
+        self._followed = self._guard.changes
 
     def _ready(self, seeds: Tensor, batch: int) -> None:
         """Behind ``_check``: the program follows flags, is traced, and its choices are measured, as far as is due."""
@@ -421,6 +420,7 @@ class Step(Predictor, Explained):
         """
         return state_of(self)
 
+    @torch.inference_mode(False)  # moments and buffers are written outside of it
     def load_state_dict(self, state: Mapping) -> None:
         """Takes over what ``state_dict`` returned; the next ``epoch`` goes on with the one that was under way, if any.
 

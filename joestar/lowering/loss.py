@@ -32,12 +32,14 @@ class Loss:
     Attributes:
         call: ``call(outputs, y, **inputs)``; inputs: ``seeds``, or keys of ``graph.ndata``, whose rows it is given.
         name: for messages. standard: one of PyTorch's, which makes the same of a row wherever it stands.
+        module: what the user gave, if it is a module of another kind: its parameters and buffers are part of a state.
     """
 
     call: Callable
     inputs: tuple[str, ...] = ()
     name: str = "the loss"
     standard: bool = False
+    module: torch.nn.Module | None = None
 
 
 def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
@@ -60,14 +62,15 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
     inputs = _further_inputs(loss_fn, name, ndata)
     kind = family(loss_fn)
+    own = loss_fn if kind is None and isinstance(loss_fn, torch.nn.Module) else None
     _check_binary(kind, labels)
     if not (labels.dtype.is_floating_point and bool(torch.isnan(labels).any())):
-        return Loss(loss_fn if kind is None else _fitting(loss_fn, kind), inputs, name, standard=kind is not None)
+        return Loss(loss_fn if kind is None else _fitting(loss_fn, kind), inputs, name, kind is not None, own)
     per_entry = unreduced(loss_fn)
     if per_entry is None:
         wrong = _spoilt_by_nan(loss_fn, labels)
         if wrong is None:
-            return Loss(loss_fn, inputs, name)
+            return Loss(loss_fn, inputs, name, module=own)
         raise LabelError(
             f"graph.ndata['y'] holds NaN (unknown labels), and {wrong} {name} is NaN with them. Give a loss with a "
             "`reduction` argument (F.binary_cross_entropy_with_logits, nn.MSELoss, ...), whose entries are left out "
@@ -84,7 +87,7 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         total = torch.where(known, losses, torch.zeros_like(losses)).sum()
         return total if adds_up else total / known.sum().clamp(min=1)
 
-    return Loss(known_entries, inputs, name, standard=kind is not None)
+    return Loss(known_entries, inputs, name, kind is not None, own)
 
 
 def _spoilt_by_nan(loss_fn: Callable, labels: Tensor) -> str | None:

@@ -38,18 +38,19 @@ def check_state(state: Mapping) -> None:
         raise CheckpointError(f"the state lacks {', '.join(missing)}: expected what step.state_dict() returned.")
 
 
-def load_into(model: torch.nn.Module, optimizer, state: Mapping) -> None:
+def load_into(model: torch.nn.Module, optimizer, state: Mapping, loss: torch.nn.Module | None = None) -> None:
     """Loads parameters, buffers and optimizer; all are checked before the first is changed.
 
+    Args:
+        loss: the loss function, if it is a module; states of earlier versions have none.
+
     Raises:
-        CheckpointError: if names or shapes of the model's tensors, or the optimizer's groups, differ.
+        CheckpointError: if names or shapes of the model's or the loss's tensors, or the optimizer's groups, differ.
     """
-    own, saved = model.state_dict(), state["model"]
-    problems = [f"{name} is missing" for name in own.keys() - saved.keys()]
-    problems += [f"{name} is unknown here" for name in saved.keys() - own.keys()]
-    for name in own.keys() & saved.keys():
-        if isinstance(own[name], Tensor) and own[name].shape != saved[name].shape:
-            problems.append(f"{name} is {list(saved[name].shape)}, here {list(own[name].shape)}")
+    problems = _differences(model.state_dict(), state["model"])
+    further = state.get("loss") or {}
+    if further or (loss is not None and "loss" in state):
+        problems += _differences({} if loss is None else loss.state_dict(), further, "of the loss, ")
     if optimizer is not None:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         theirs = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
@@ -61,12 +62,24 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping) -> None:
                 problems.append(f"the optimizer has no {', '.join(missing)}, which {type(optimizer).__name__} has")
     if problems:
         raise CheckpointError(
-            f"the checkpoint is of another model or optimizer: {'; '.join(sorted(problems)[:5])}. Build them as they "
-            "were when it was saved."
+            f"the checkpoint is of another model, loss or optimizer: {'; '.join(sorted(problems)[:5])}. Build them as "
+            "they were when it was saved."
         )
-    model.load_state_dict(saved)
+    model.load_state_dict(state["model"])
+    if further:
+        loss.load_state_dict(further)
     if optimizer is not None:
         optimizer.load_state_dict(_copied(state["optimizer"]))  # it would go on with the very tensors
+
+
+def _differences(own: Mapping, saved: Mapping, of: str = "") -> list[str]:
+    """What of a module's state differs from a saved one, in words."""
+    problems = [f"{of}{name} is missing" for name in own.keys() - saved.keys()]
+    problems += [f"{of}{name} is unknown here" for name in saved.keys() - own.keys()]
+    for name in own.keys() & saved.keys():
+        if isinstance(own[name], Tensor) and own[name].shape != saved[name].shape:
+            problems.append(f"{of}{name} is {list(saved[name].shape)}, here {list(own[name].shape)}")
+    return problems
 
 
 def _copied(value: Any) -> Any:

@@ -226,9 +226,9 @@ class Executor:
         """Goes on with these bounds and choices from the next batch on."""
         choices = state["choices"]
         if self.program.captured is None:
-            self.program.options = replace(self.program.options, choices=dict(choices))
+            self.program.options = replace(self.program.options, choices=dict(choices), fitted=True)
         elif choices != {site.key: site.taken for site in self.program.sites}:
-            options = replace(self.program.options, choices=dict(choices))
+            options = replace(self.program.options, choices=dict(choices), fitted=True)
             self.use(self.program.variant(options), state["slack"])
         self.slack = state["slack"]
         self.resumed = state

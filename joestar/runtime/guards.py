@@ -37,11 +37,15 @@ class ChangeGuard:
     Python that is traced runs once: types of modules, their settings, nested ones, too, functions and hooks, and the
     globals that they read are part of the program. The ``training`` flags, and which parameters require gradients, are
     not: programs follow them.
+
+    Attributes:
+        changes: how often something changed that programs follow, or may have. Whoever follows remembers its number.
     """
 
     def __init__(self, model: torch.nn.Module, sampler, graph, loss: Callable | None = None):
         self.sampler = sampler
         self.graph = graph
+        self.changes = 0
         self._roots = {"model": model, "sampler": sampler} | ({} if loss is None else {"loss": loss})
         self._watched = Watched(self._roots)
         warn_of_branches(self._watched)
@@ -61,24 +65,19 @@ class ChangeGuard:
                 facts[f"graph.{frame}[{name!r}]"] = TensorFacts.of(value)
         return facts
 
-    def check(self) -> bool:
-        """Raises ``ChangedAfterCompileError`` with what changed, and what to do; some 0.02 ms if nothing did.
-
-        Returns:
-            Whether something changed that programs follow, or may have: flags and whether parameters are trained.
-        """
+    def check(self) -> None:
+        """Raises ``ChangedAfterCompileError`` with what changed, and what to do; some 0.02 ms if nothing did."""
         if self.sampler.graph is not self.graph:
             raise ChangedAfterCompileError(f"sampler.graph is another graph than the one compiled. {_AGAIN}")
         if not self._same_graph():
             _compare(self._graph, self._graph_facts())
         if isinstance(self.graph.ndata, Frame):
             self.graph.ndata.refresh()
-        touched = not self._watched.untouched()
-        if touched:
+        if not self._watched.untouched():
             now = Watched(self._roots)
             _compare(self._watched.facts, now.facts, self._watched.unsure)
             self._watched = now
-        return touched
+            self.changes += 1
 
     def check_reads(self, reads: Reads, flags: bool = True) -> None:
         """Raises ``ChangedAfterCompileError`` if what a trace read of objects that are not watched is another now.

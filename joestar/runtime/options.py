@@ -17,6 +17,8 @@ class Options:
         choices: ``"kind:name" -> option`` at places where several forms are correct (``fusion.Site``).
         deterministic: fix the order of every sum.
         prefetch: cut training programs, so that the front of a step can run beside the one before (``lowering.split``).
+        fitted: the choices are of a state, or of this program before something was frozen or thawed: those that no
+            place has any more are left out. Else they are an error.
     """
 
     backend: str = "inductor"
@@ -26,6 +28,7 @@ class Options:
     rewrite_limit: int | None = None
     deterministic: bool = False
     prefetch: bool = False
+    fitted: bool = False
 
 
 @dataclass

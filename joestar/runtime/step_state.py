@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+from torch import nn
+
 from joestar import __version__
 from joestar.errors import CheckpointError
 from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
 from joestar.runtime.settings import sampler_texts
-from joestar.runtime.written_state import check_written, write_back, written_by
+from joestar.runtime.written_state import check_written, say_what_stays, write_back, written_by
 
 
 def state_of(step) -> dict:
@@ -22,6 +24,7 @@ def state_of(step) -> dict:
         "calls": step._calls,
         "under_way": [state | drawn for state in under_way] + [dict(state) for state in step._resumed],
         "model": step.model.state_dict(),
+        "loss": {} if _loss(step) is None else _loss(step).state_dict(),
         "written": written_by(_training(step), step.keeps_data),
         "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),
         "update": step._update.state_dict() if step._update else {},
@@ -42,12 +45,14 @@ def load_state(step, state: Mapping) -> None:
         raise CheckpointError(f"the checkpoint has {missing}: expected that of a step compiled in the same way.")
     if step._update:
         step._update.check_state(state.get("update", {}))
-    load_into(step.model, None if step._runner is None else step._runner.optimizer.optimizer, state)
+    optimizer = None if step._runner is None else step._runner.optimizer.optimizer
+    load_into(step.model, optimizer, state, _loss(step))
     if step._update:
         step._update.load_state_dict(state.get("update", {}))
     for epoch in step._unfinished():
         epoch.close()
-    write_back(_training(step), state.get("written", {}))
+    given = write_back(_training(step), state.get("written", {}))
+    say_what_stays(_training(step), given, step.keeps_data)
     step._seed, step._epochs, step._calls = state["seed"], state["epochs"], state["calls"]
     step._resumed = [dict(epoch) for epoch in state["under_way"]]
     step._resumed_programs = dict(state["programs"])
@@ -63,3 +68,8 @@ def load_state(step, state: Mapping) -> None:
 def _training(step):
     """The program that trains: that of the step, or of a loop of the user's own."""
     return step._executor("logits" if step._runner is None else "train").program
+
+
+def _loss(step) -> nn.Module | None:
+    """The loss, if it is a module of the user's."""
+    return None if step.scorer.prepared is None else step.scorer.prepared.module

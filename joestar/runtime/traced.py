@@ -3,6 +3,7 @@
 import copy
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
@@ -97,6 +98,7 @@ class TracedProgram:
         if not self.lags:
             return False
         self.captured = self.run = self.padded = None
+        self.options = replace(self.options, fitted=True)
         return True
 
     def forget(self) -> None:
@@ -244,8 +246,8 @@ class TracedProgram:
         options = self.options
         self.passes, context = run_passes(
             gm, roles, options.disable_passes, choices=options.choices, limit=options.rewrite_limit, sizes=self.sizes,
-            device=self.graph.device.type, changing=self._addresses(), strict=self.kind != "predict", texts=texts,
-            autocast=options.autocast,
+            device=self.graph.device.type, changing=self._addresses(), texts=texts, autocast=options.autocast,
+            strict=self.kind != "predict" and not options.fitted,
         )  # fmt: skip
         self.places, self.sites, self.hoisted = context.places, context.sites, context.hoisted
 

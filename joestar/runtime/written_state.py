@@ -5,12 +5,12 @@ written back when the program is captured again, which is before it runs.
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor
 
-from joestar.errors import CheckpointError
+from joestar.errors import CheckpointError, say
 from joestar.host import address
 from joestar.lowering.inputs import Kind
 
@@ -35,8 +35,9 @@ def written_by(program, data: bool = True) -> dict[str, Tensor]:
 
 
 def _written(program, data: bool = True) -> dict[str, Tensor]:
-    """Name -> tensor that a program has written, and that the model's ``state_dict()`` does not have."""
-    state = program.model.state_dict().values()
+    """Name -> tensor that a program has written, and that no ``state_dict()`` of model or loss has."""
+    owners = [module for module in (program.model, program.loss and program.loss.module) if module is not None]
+    state = (value for module in owners for value in module.state_dict().values())
     saved = {address(value) for value in state if isinstance(value, Tensor) and value.numel()}
     ever = ((name, ref()) for name, ref in program.ever_written.items() if data or not name.startswith("graph."))
     return {name: tensor for name, tensor in ever if tensor is not None and address(tensor) not in saved}
@@ -50,20 +51,39 @@ def check_written(program, values) -> None:
         _matched(program, values)
 
 
-def write_back(program, values: Mapping[str, Tensor]) -> None:
+def write_back(program, values: Mapping[str, Tensor]) -> Set[str]:
     """Gives the tensors that a program writes the values of a state, now or when it is captured.
+
+    Returns:
+        Their names.
 
     Raises:
         CheckpointError: the program writes none like these; nothing was changed then.
     """
     if program.captured is None:
         program.restored = dict(values)
-        return
+        return values.keys()
     pairs, program.restored = _matched(program, values), None
     with torch.no_grad():
         for name, tensor, value in pairs:
             tensor.copy_(value)
             program.ever_written.setdefault(name, weakref.ref(tensor))
+    return {name for name, _, _ in pairs}
+
+
+def say_what_stays(program, given: Set[str], data: bool) -> None:
+    """Warns of what a program has written that a state did not have: before the first step it is not known.
+
+    Args:
+        given: names of what the state had; data: whether it has tensors of the graph, too.
+    """
+    names = _written(program, data).keys() - given
+    if names:
+        say(
+            f"the state does not have {', '.join(sorted(names))}, which steps have written: it was saved before the "
+            "first of them, or by an earlier version. What they hold now stays. What is a persistent buffer of the "
+            "model, or of a loss that is a module, is part of every state."
+        )
 
 
 def _matched(program, values: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:

@@ -75,9 +75,9 @@ class StagedStep(Step):
     def _watch(self, loss_fn) -> ChangeGuard:
         return ChangeGuard(self.model, self._users_sampler, self.whole, loss_fn)
 
-    def _check(self, *kinds: str) -> bool:
+    def _check(self, *kinds: str) -> None:
         self._written.check()
-        return super()._check(*kinds)
+        super()._check(*kinds)
 
     def _between_steps(self) -> None:
         self._written.check(contents=False)

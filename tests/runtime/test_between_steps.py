@@ -117,6 +117,20 @@ def test_what_is_followed(options, change):
     assert trained == [parameter.grad is not None for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("change", [_freeze, _freeze_modules])
+def test_what_is_followed_is_so_behind_predictions(change):
+    """Which look at what changed, too: steps behind them did not see it any more."""
+    expected, model = _plain(FOLLOWED[change], change, epochs=2)
+    step, losses = _compiled(FOLLOWED[change]), []
+    for _ in range(2):
+        for number, loss in enumerate(step.epoch(IDX, 30, shuffle=False)):
+            losses.append(loss.item())
+            change(step.model, step.optimizer, step.graph, number)
+            step.evaluate(IDX[:20])
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dict(step.model.state_dict()), dict(model.state_dict()), **CLOSE)
+
+
 def test_layers_are_thawed_one_epoch_after_the_other():
     """Frozen before ``compile``; momentum of what is thawed begins as in a new optimizer."""
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import joestar
-from joestar.errors import CheckpointError
+from joestar.errors import CheckpointError, JoestarWarning
 from tests.runtime.common import CLASSES, FEATURES, RunningLoss, planted_graph
 
 IDX = torch.arange(2, 170)
@@ -117,7 +117,46 @@ def test_states_of_other_losses_are_refused():
     renamed = {"another_" * value.dim() + name: value + 1 for name, value in state["written"].items()}
     step.load_state_dict(state | {"written": renamed})  # the same loss under another name
     assert all(torch.equal(value, before[name] + 1) for name, value in step.state_dict()["written"].items())
-    step.load_state_dict({key: value for key, value in state.items() if key != "written"})  # of an earlier version
+    with pytest.warns(JoestarWarning, match=r"does not have .*, which steps have written"):
+        step.load_state_dict({key: value for key, value in state.items() if key != "written"})  # of an earlier version
+
+
+def test_a_state_from_before_the_first_step_has_the_loss_that_is_a_module():
+    """What else will be written is not known then: loading it later says that it stays."""
+    step, more = made("loss")
+    before = copy.deepcopy(step.state_dict())
+    assert before["loss"].keys() == {"mean"} and before["written"] == {}
+    expected, loss = steps(step, more, 3), step.scorer.loss_fn
+    assert loss.mean != 1
+    step.model.plain.fill_(1)
+    step.model.hidden.fill_(1)
+    with pytest.warns(JoestarWarning, match=r"does not have model.hidden, model_plain, which steps have written"):
+        step.load_state_dict(before)
+    assert loss.mean == 1
+    assert steps(step, more, 3) == expected
+
+
+def test_the_state_of_a_loss_is_loaded_at_once_and_checked():
+    """Not with the first step: scores may be read before; losses of PyTorch's have no state of a run."""
+    step, more = made("loss")
+    steps(step, more, 3)
+    state, (again, _) = copy.deepcopy(step.state_dict()), made("loss")
+    again.load_state_dict(state)
+    assert again.scorer.loss_fn.mean == step.scorer.loss_fn.mean != 1
+    with pytest.raises(CheckpointError, match=r"of the loss, mean is missing; of the loss, other is unknown here"):
+        again.load_state_dict(state | {"loss": {"other": torch.zeros(2)}})
+    with pytest.raises(CheckpointError, match="of the loss, mean is unknown here"):
+        made("closure")[0].load_state_dict(state)
+    weighted = torch.nn.CrossEntropyLoss(torch.ones(CLASSES))
+    adam = torch.optim.Adam(again.model.parameters())
+    assert joestar.compile(again.model, again.sampler, weighted, adam).state_dict()["loss"] == {}
+    roles = step._runner.executor.program.written_roles
+    name = next(role.name for role in roles if role.tensor is step.scorer.loss_fn.mean)
+    earlier = {key: value for key, value in state.items() if key != "loss"}  # had it among what was written
+    earlier["written"] = earlier["written"] | {name: state["loss"]["mean"]}
+    again.scorer.loss_fn.mean.fill_(1)
+    again.load_state_dict(earlier)
+    assert steps(again, (None, None), 2) == steps(step, more, 2)
 
 
 class Frozen(Net):

@@ -1,0 +1,337 @@
+"""The two sides of a random script: a compiled ``Step``, and the loop that people write in plain PyTorch.
+
+Both have the same methods, one per event of ``scripts.py``. The plain side knows of Joestar the sampler in Python and
+the numbers that key its draws.
+"""
+
+import copy
+import io
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import joestar
+from joestar.errors import JoestarError
+from joestar.graph_api import SamplingContext
+from joestar.profile.sizes import step_key
+from joestar.runtime.prediction import PREDICTED
+from joestar.runtime.seeds import shuffled
+from tests.runtime.common import CLASSES, FEATURES, RunningLoss, planted_graph
+
+
+class Net(nn.Module):
+    """Two layers and a head, normalised, a count of its steps and a number in a buffer; in float64."""
+
+    def __init__(self, conv: str, norm: str):
+        super().__init__()
+        kind = getattr(joestar.nn, conv)
+        self.first, self.second, self.head = kind(FEATURES, 8), kind(8, 8), nn.Linear(8, CLASSES)
+        self.norm = getattr(nn, norm)(8)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.double()
+
+    def forward(self, blocks, x):
+        if self.training:
+            self.steps += 1
+        h = self.norm(self.first(blocks[0], x)).relu()
+        return self.head(self.second(blocks[1], h).tanh()) * self.scale
+
+
+class Parts:
+    """What both sides are made of, each of its own: model, loss, optimizer, graph, sampler, schedule."""
+
+    def __init__(self, drawn, initial: int = 0):
+        torch.manual_seed(initial)
+        self.drawn = drawn
+        self.model = Net(drawn.conv, drawn.norm)
+        self.graph = planted_graph(nodes=500, dtype=torch.float64)
+        self.loss = RunningLoss(0.9) if drawn.running_loss else F.cross_entropy
+        self.optimizer = getattr(torch.optim, drawn.optimizer)(self.model.parameters(), **drawn.settings)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.sampler = self.sampled(drawn.fanouts, drawn.replace)
+
+    def sampled(self, fanouts: list[int], replace: bool = False) -> joestar.NeighborSampler:
+        """A sampler of the graph."""
+        return joestar.NeighborSampler(self.graph, fanouts, replace=replace, seed=7)
+
+    def parameter(self, number: int) -> nn.Parameter:
+        """One of those that may be frozen; the head is always trained."""
+        return [p for name, p in self.model.named_parameters() if not name.startswith("head")][number]
+
+    def scale_rate(self, factor: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+
+    def scheduled(self) -> None:
+        self.schedule.step()
+
+    def freeze(self, number: int, frozen: bool) -> None:
+        self.parameter(number).requires_grad_(not frozen)
+
+    def freeze_norm(self, frozen: bool) -> None:
+        self.model.norm.train(not frozen)
+
+    def write_weights(self, number: int, hidden: bool) -> None:
+        parameter = self.parameter(number)
+        with torch.no_grad():
+            (parameter.data if hidden else parameter).mul_(0.9)
+
+    def write_buffer(self) -> None:
+        self.model.scale.mul_(1.1)
+
+    def write_features(self, node: int, hidden: bool) -> None:
+        features = self.graph.ndata["x"]
+        (features.numpy() if hidden else features)[node] *= 2
+
+    def tune(self, name: str, value) -> None:
+        for group in self.optimizer.param_groups:
+            if name in group:
+                group[name] = value
+
+    def write_labels(self, node: int) -> None:
+        self.graph.ndata["y"][node] = (self.graph.ndata["y"][node] + 1) % CLASSES
+
+    def keep_weights(self) -> None:
+        self.kept_weights = copy.deepcopy(self.model.state_dict())
+        self.kept_moments = copy.deepcopy(self.optimizer.state_dict())
+
+    def load_weights(self) -> None:
+        self.model.load_state_dict(self.kept_weights)
+
+    def load_moments(self) -> None:
+        self.optimizer.load_state_dict(copy.deepcopy(self.kept_moments))  # PyTorch goes on with the tensors given
+
+    def by_hand(self, seeds: Tensor, stepping: bool) -> None:
+        """A step of one's own beside those of epochs, or gradients that somebody left behind."""
+        blocks = self.sampler.sample(self.graph.keyed(99), seeds)
+        self.optimizer.zero_grad()
+        F.cross_entropy(
+            self.model(blocks, self.graph.ndata["x"][blocks[0].srcs]), self.graph.ndata["y"][seeds]
+        ).backward()
+        if stepping:
+            self.optimizer.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters, buffers, moments and rates."""
+        found = dict(self.model.state_dict())
+        if isinstance(self.loss, nn.Module):
+            found |= {f"loss.{name}": value for name, value in self.loss.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"{key} of {name}"] = value
+        for number, group in enumerate(self.optimizer.param_groups):
+            found[f"lr {number}"] = torch.as_tensor(group["lr"])
+        found |= {f"average of {name}": value for name, value in self.averages().items()}
+        return {name: value.detach().to(torch.float64) for name, value in found.items()}
+
+
+class Ours(Parts):
+    """A compiled step."""
+
+    def __init__(self, drawn, initial: int = 0):
+        super().__init__(drawn, initial)
+        self.epochs: list = []
+        self.saved: io.BytesIO | None = None
+        self.step = joestar.compile(self.model, self.sampler, self.loss, self.optimizer, **drawn.options())
+
+    def averages(self) -> dict[str, Tensor]:
+        return self.step.ema or {}
+
+    def open(self, idx: Tensor, batch: int, shuffle: bool, drop_last: bool) -> None:
+        self.epochs.append(self.step.epoch(idx, batch, shuffle, drop_last=drop_last))
+
+    def next(self, number: int) -> Tensor:
+        return next(self.epochs[number])
+
+    def left(self) -> list[int]:
+        """Steps that open epochs have still to take."""
+        return [len(epoch) for epoch in self.epochs]
+
+    def leave(self, number: int) -> None:
+        del self.epochs[number]
+
+    def call(self, seeds: Tensor) -> Tensor:
+        return self.step(seeds)
+
+    def predict(self, idx: Tensor, batch: int | None, full: bool) -> Tensor:
+        return self.step.predict(idx, batch, full)
+
+    def evaluate(self, idx: Tensor, ema: bool) -> Tensor:
+        metric = ["accuracy"] if isinstance(self.loss, nn.Module) else ["accuracy", "loss"]
+        return torch.tensor(list(self.step.evaluate(idx, metric=metric, ema=ema).values()), dtype=torch.float64)
+
+    def restart(self, seed: int) -> None:
+        self.step.restart(seed)
+        self.epochs = [epoch for epoch in self.epochs if epoch.running]
+
+    def save(self) -> None:
+        self.saved = io.BytesIO()
+        torch.save(self.step.state_dict(), self.saved)
+
+    def load(self) -> None:
+        self.saved.seek(0)
+        self.step.load_state_dict(torch.load(self.saved, weights_only=True))
+        self.epochs = [epoch for epoch in self.epochs if epoch.running]
+
+    def elsewhere(self) -> None:
+        """A new process: the same script, whose data are those of now; what was saved is loaded."""
+        new = Ours(self.drawn, initial=5)
+        for name in ("x", "y"):
+            new.graph.ndata[name].copy_(self.graph.ndata[name])
+        for ours, old in zip(new.model.parameters(), self.model.parameters(), strict=True):
+            ours.requires_grad_(old.requires_grad)
+        new.model.norm.train(self.model.norm.training)
+        new.kept_weights, new.kept_moments, new.saved = self.kept_weights, self.kept_moments, self.saved
+        new.schedule.load_state_dict(self.schedule.state_dict())
+        vars(self).clear()
+        vars(self).update(vars(new))
+        self.load()
+
+    def refused(self, kind: str) -> None:
+        """A mistake that is told, and changes nothing."""
+        kinds = {
+            "seeds": lambda: self.step(torch.tensor([10**6])), "batch": lambda: self.step.epoch(torch.arange(9), 0),
+            "state": lambda: self.step.load_state_dict({"format": 1}),
+            "metric": lambda: self.step.evaluate(torch.arange(9), metric="acuracy"),
+        }  # fmt: skip
+        try:
+            kinds[kind]()
+        except JoestarError:
+            return
+        raise AssertionError(f"{kind}: nothing was said")
+
+
+class PlainEpoch:
+    """Seeds, and how far they have got."""
+
+    def __init__(self, *given: int | Tensor | bool):
+        self.given = self.idx, self.batch, self.shuffle, self.drop_last = given
+        self.number, self.position, self.sums = -1, 0, []
+
+    @property
+    def steps(self) -> int:
+        n = self.idx.numel()
+        return n // min(self.batch, n) if self.drop_last else -(-n // self.batch)
+
+
+class Plain(Parts):
+    """The loop by hand: groups of batches, clipped, averaged."""
+
+    def __init__(self, drawn, initial: int = 0):
+        super().__init__(drawn, initial)
+        self.seed, self.begun, self.calls = 7, 0, 0
+        self.epochs: list[PlainEpoch] = []
+        self.under_way: list[PlainEpoch] = []
+        self.average, self.updates = copy.deepcopy(self.model), 0
+
+    def averages(self) -> dict[str, Tensor]:
+        return dict(self.average.named_parameters()) if self.drawn.ema else {}
+
+    def rows(self, seeds: Tensor, epoch: int, step: int, sampler=None) -> Tensor:
+        sampler = sampler or self.sampler
+        context = SamplingContext(step_key(self.seed, epoch, step, "cpu"))
+        blocks = sampler.sample(self.graph.with_context(context), seeds.to(self.graph.indices.dtype))
+        return self.model(blocks, self.graph.ndata["x"][blocks[0].srcs])
+
+    def train(self, seeds: Tensor, epoch: int, step: int, group: int, sums: list, complete: bool) -> Tensor:
+        """One batch of a group of so many, whose gradients are added to ``sums``."""
+        loss = self.loss(self.rows(seeds, epoch, step), self.graph.ndata["y"][seeds])
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        grads = torch.autograd.grad(loss / group, parameters, allow_unused=True)
+        sums[:] = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
+        if complete:
+            self.update(parameters, sums)
+            sums.clear()
+        return loss.detach()
+
+    def update(self, parameters: list, grads: list) -> None:
+        self.optimizer.zero_grad()
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad.clone()
+        if self.drawn.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, self.drawn.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            share = 1.0 if self.updates == 0 else 1 - (self.drawn.ema or 0)
+            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(now, share)
+        self.updates += 1
+
+    def open(self, idx: Tensor, batch: int, shuffle: bool, drop_last: bool) -> None:
+        self.epochs.append(self.under_way.pop(0) if self.under_way else PlainEpoch(idx, batch, shuffle, drop_last))
+
+    def next(self, number: int) -> Tensor:
+        epoch = self.epochs[number]
+        if epoch.number < 0:
+            epoch.number, self.begun = self.begun, self.begun + 1
+        order = shuffled(epoch.idx, self.seed, epoch.number) if epoch.shuffle else epoch.idx
+        at, k = epoch.position, self.drawn.accumulate
+        group = min(k, epoch.steps - at // k * k)
+        complete = (at + 1) % k == 0 or at + 1 == epoch.steps
+        loss = self.train(order.split(epoch.batch)[at], epoch.number, at, group, epoch.sums, complete)
+        epoch.position += 1
+        return loss
+
+    def left(self) -> list[int]:
+        return [epoch.steps - epoch.position for epoch in self.epochs]
+
+    def leave(self, number: int) -> None:
+        del self.epochs[number]
+
+    def call(self, seeds: Tensor) -> Tensor:
+        self.calls += 1
+        return self.train(seeds, -1 - self.calls, 0, 1, [], True)
+
+    @torch.no_grad()
+    def predict(self, idx: Tensor, batch: int | None, full: bool) -> Tensor:
+        size, modes = PREDICTED if batch is None else batch, [module.training for module in self.model.modules()]
+        self.model.eval()
+        if full:  # every node: degrees in blocks are those of the graph
+            rows = [self.rows(torch.arange(self.graph.num_nodes), -1, 0, self.sampled([-1, -1]))[idx]]
+        else:
+            rows = [self.rows(seeds, -1, step) for step, seeds in enumerate(idx.split(size))]
+        for module, mode in zip(self.model.modules(), modes, strict=True):
+            module.training = mode
+        return torch.cat(rows)
+
+    @torch.no_grad()
+    def evaluate(self, idx: Tensor, ema: bool) -> Tensor:
+        kept = [p.clone() for p in self.model.parameters()]
+        if ema:
+            for parameter, mean in zip(self.model.parameters(), self.average.parameters(), strict=True):
+                parameter.copy_(mean)
+        rows, y = self.predict(idx, None, False), self.graph.ndata["y"][idx]
+        for parameter, now in zip(self.model.parameters(), kept, strict=True):
+            parameter.copy_(now)
+        accuracy = (rows.argmax(1) == y).double().mean()
+        return torch.stack([accuracy] if isinstance(self.loss, nn.Module) else [accuracy, self.loss(rows, y)])
+
+    def restart(self, seed: int) -> None:
+        self.seed, self.begun, self.calls, self.updates = seed, 0, 0, 0
+        self.optimizer.state.clear()
+        self.average.load_state_dict(self.model.state_dict())
+        self.epochs, self.under_way = [epoch for epoch in self.epochs if epoch.number < 0], []
+
+    def save(self) -> None:
+        found = {name: vars(self)[name] for name in ("seed", "begun", "calls", "updates")}
+        found["under_way"] = [e for e in self.epochs if e.number >= 0 and e.position < e.steps] + self.under_way
+        kept = ("model", "optimizer", "average", "loss")
+        found["states"] = {k: getattr(self, k).state_dict() for k in kept if hasattr(getattr(self, k), "state_dict")}
+        self.saved = copy.deepcopy(found)
+
+    def load(self) -> None:
+        found = copy.deepcopy(self.saved)
+        for name, state in found.pop("states").items():
+            getattr(self, name).load_state_dict(state)
+        vars(self).update(found)
+        self.epochs = [epoch for epoch in self.epochs if epoch.number < 0]
+
+    def elsewhere(self) -> None:
+        self.epochs = []
+        self.load()
+
+    def refused(self, kind: str) -> None:
+        """Nothing to be told of."""

@@ -1,0 +1,25 @@
+"""Random scripts around a step, beside plain PyTorch: whatever a loop does, in any order, is what it would do there."""
+
+import pytest
+
+from .own_loops import Loop
+from .scripts import Script
+
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
+SCRIPTS, LOOPS, QUICK = 200, 200, 8
+
+
+def numbers(count: int) -> list:
+    """The first ones in ``make test``, the others in ``make fuzz``."""
+    return [*range(QUICK), *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(QUICK, count))]
+
+
+@pytest.mark.parametrize("number", numbers(SCRIPTS))
+def test_scripts_as_in_plain_pytorch(number):
+    Script(number).run()
+
+
+@pytest.mark.parametrize("number", numbers(LOOPS))
+def test_own_loops_as_in_plain_pytorch(number):
+    Loop(number).run()
