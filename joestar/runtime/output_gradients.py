@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from joestar.lowering.flows import reaching
 from joestar.lowering.inputs import Input
+from joestar.runtime import quiet_hooks
 
 
 class Reach:
@@ -37,12 +38,15 @@ class Reach:
                 self.of[id(role_of[node].tensor)] |= {number}
 
     def has_gradient(self, tensor: Tensor, used: frozenset[int]) -> bool:
-        """Whether a loss of these outputs reaches a tensor; one with hooks has a gradient of zero where it does not.
+        """Whether a loss of these outputs reaches a tensor, in the backward pass that is under way.
 
-        PyTorch would not call the hooks; with no gradient at all they would be called with ``None``.
+        Where not, it is about to get no gradient, and hooks that PyTorch calls all the same are not called: plain
+        PyTorch would not come to them.
         """
-        hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
-        return bool(hooked) or not used.isdisjoint(self.of.get(id(tensor), used))
+        reached = not used.isdisjoint(self.of.get(id(tensor), used))
+        if not reached:
+            quiet_hooks.before(tensor)
+        return reached
 
     @property
     def differs(self) -> bool:

@@ -56,9 +56,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 class Drawn:
     """What a script's step is compiled with."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, backend: str):
         rng = random.Random(f"script {number}")
-        self.number = number
+        self.number, self.backend = number, backend
         self.conv, self.norm = rng.choice(("SAGEConv", "GCNConv", "GATConv")), rng.choice(("BatchNorm1d", "LayerNorm"))
         self.optimizer = rng.choice(list(OPTIMIZERS))
         self.settings = OPTIMIZERS[self.optimizer] | {"foreach": False}
@@ -75,7 +75,7 @@ class Drawn:
     def options(self) -> dict:
         """For ``joestar.compile``."""
         return {
-            "backend": "eager", "execution": self.execution, "prefetch": self.prefetch, "slack": self.slack,
+            "backend": self.backend, "execution": self.execution, "prefetch": self.prefetch, "slack": self.slack,
             "warm_up": self.warm_up, "patience": self.patience, "accumulate": self.accumulate, "ema": self.ema,
             "clip_grad_norm": self.clip,
         }  # fmt: skip
@@ -88,8 +88,8 @@ class Script:
         said: its events so far; uses: how often each.
     """
 
-    def __init__(self, number: int):
-        self.drawn = Drawn(number)
+    def __init__(self, number: int, backend: str = "eager"):
+        self.drawn = Drawn(number, backend)
         self.rng = random.Random(f"events {number}")
         self.ours, self.plain = Ours(self.drawn), Plain(self.drawn)
         self.losses: list[tuple[Tensor, Tensor]] = []

@@ -23,3 +23,9 @@ def test_scripts_as_in_plain_pytorch(number):
 @pytest.mark.parametrize("number", numbers(LOOPS))
 def test_own_loops_as_in_plain_pytorch(number):
     Loop(number).run()
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize(("kind", "number"), [(Script, 3), (Script, 5), (Script, 9), (Loop, 1), (Loop, 4), (Loop, 10)])
+def test_so_they_are_through_inductor(kind, number):
+    kind(number, "inductor").run()

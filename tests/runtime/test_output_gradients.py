@@ -129,18 +129,33 @@ def test_numbers_beside_rows_are_for_training_mode(compiled):
         torch.testing.assert_close(ours["c"], theirs["c"], rtol=1e-4, atol=1e-6)
 
 
-def test_hooks_are_called_with_gradients(compiled):
-    """PyTorch would not call those of a parameter that is not reached: they get zeros."""
-    net, seen = compiled.model, []
-    handles = [net.second.weight.register_hook(lambda grad: seen.append(grad.clone()) or grad * 2)]
-    handles.append(net.between.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())))
+def test_hooks_are_called_where_plain_pytorch_calls_them(compiled):
+    """Not those of a parameter that a loss does not reach; and as before where another part of the loss reads it."""
+    net, twin, seen = compiled.model, copy.deepcopy(compiled.model), ([], [])
+    handles = []
+    for model, mine in zip((net, twin), seen, strict=True):
+        model.zero_grad()
+        for name in ("second", "first", "between"):
+            weight = getattr(model, name).weight
+            handles.append(weight.register_hook(lambda grad, name=name, mine=mine: mine.append(name) or grad * 2))
+            after = weight.register_post_accumulate_grad_hook(
+                lambda p, name=name, mine=mine: mine.append(name + " after")
+            )
+            handles.append(after)
     try:
-        net.zero_grad()
-        compiled(SEEDS)["a"].sum().backward()
+        for extra in (False, True, False):
+            for model, out in ((net, compiled(SEEDS)), (twin, plain(compiled, twin, SEEDS))):
+                (out["a"].sum() + (model.second.weight.square().sum() if extra else 0)).backward()
     finally:
         for handle in handles:
             handle.remove()
-    assert len(seen) == 2 and not any(grad.any() for grad in seen) and net.shift.grad is None
+    assert seen[0].count("first") == 3 and seen[0].count("second after") == 1 and "between" not in seen[0]
+    assert sorted(seen[0]) == sorted(seen[1])
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=2e-4, atol=2e-5)
+    assert not net.second.weight._backward_hooks
     net.zero_grad()
 
 
