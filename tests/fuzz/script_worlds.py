@@ -6,6 +6,7 @@ the numbers that key its draws.
 
 import copy
 import io
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,12 @@ from joestar.graph_api import SamplingContext
 from joestar.profile.sizes import step_key
 from joestar.runtime.prediction import PREDICTED
 from joestar.runtime.seeds import shuffled
+from joestar.staged.planning import Planner
+from joestar.stages import LargeBatch
+from joestar.stages.plan import Plan, Speeds
 from tests.runtime.common import CLASSES, FEATURES, RunningLoss, planted_graph
+
+from .staged import Everything
 
 
 class Net(nn.Module):
@@ -128,13 +134,24 @@ class Parts:
 
 
 class Ours(Parts):
-    """A compiled step."""
+    """A compiled step.
 
-    def __init__(self, drawn, initial: int = 0):
+    Attributes:
+        refuses: events that are an error.
+    """
+
+    refuses = frozenset()
+
+    def __init__(self, drawn, initial: int = 0, data: dict[str, Tensor] | None = None):
         super().__init__(drawn, initial)
+        self.graph.ndata.update(data or {})
         self.epochs: list = []
         self.saved: io.BytesIO | None = None
-        self.step = joestar.compile(self.model, self.sampler, self.loss, self.optimizer, **drawn.options())
+        self.step = self.compiled()
+
+    def compiled(self) -> joestar.Step:
+        """The step of these parts."""
+        return joestar.compile(self.model, self.sampler, self.loss, self.optimizer, **self.drawn.options())
 
     def averages(self) -> dict[str, Tensor]:
         return self.step.ema or {}
@@ -158,9 +175,9 @@ class Ours(Parts):
     def predict(self, idx: Tensor, batch: int | None, full: bool) -> Tensor:
         return self.step.predict(idx, batch, full)
 
-    def evaluate(self, idx: Tensor, ema: bool) -> Tensor:
+    def evaluate(self, idx: Tensor, batch: int | None, ema: bool) -> Tensor:
         metric = ["accuracy"] if isinstance(self.loss, nn.Module) else ["accuracy", "loss"]
-        return torch.tensor(list(self.step.evaluate(idx, metric=metric, ema=ema).values()), dtype=torch.float64)
+        return torch.tensor(list(self.step.evaluate(idx, batch, metric=metric, ema=ema).values()), dtype=torch.float64)
 
     def restart(self, seed: int) -> None:
         self.step.restart(seed)
@@ -177,9 +194,7 @@ class Ours(Parts):
 
     def elsewhere(self) -> None:
         """A new process: the same script, whose data are those of now; what was saved is loaded."""
-        new = Ours(self.drawn, initial=5)
-        for name in ("x", "y"):
-            new.graph.ndata[name].copy_(self.graph.ndata[name])
+        new = type(self)(self.drawn, initial=5, data={name: self.graph.ndata[name].clone() for name in "xy"})
         for ours, old in zip(new.model.parameters(), self.model.parameters(), strict=True):
             ours.requires_grad_(old.requires_grad)
         new.model.norm.train(self.model.norm.training)
@@ -201,6 +216,29 @@ class Ours(Parts):
         except JoestarError:
             return
         raise AssertionError(f"{kind}: nothing was said")
+
+
+class OverMacroBatches(Ours):
+    """A step over macro-batches that keep every neighbour: mini-batches are those of the whole graph."""
+
+    refuses = frozenset({"write_features", "write_labels", "full"})
+
+    def compiled(self) -> joestar.Step:
+        """As planned here, with room for everything, and half of the rows on the device."""
+        batch, graph = 60, self.graph
+        hot = torch.arange(0, graph.num_nodes, 2, dtype=graph.indices.dtype)
+        plan = Plan(1 << 30, False, 2 * batch, 4, len(hot), graph.num_nodes, graph.num_edges, hot_ids=hot, batch=batch)
+        options = {name: value for name, value in self.drawn.options().items() if name != "prefetch"}
+        with (
+            mock.patch.object(Planner, "_measured", return_value=Speeds()),
+            mock.patch.object(Planner, "plan", return_value=plan),
+        ):
+            step = joestar.compile(
+                self.model, self.sampler, self.loss, self.optimizer, memory=1 << 30, batch_size=batch,
+                first_stage=LargeBatch(2 * batch), **options,
+            )  # fmt: skip
+        step.first_stage = Everything(2 * batch, hops=2)
+        return step
 
 
 class PlainEpoch:
@@ -298,12 +336,12 @@ class Plain(Parts):
         return torch.cat(rows)
 
     @torch.no_grad()
-    def evaluate(self, idx: Tensor, ema: bool) -> Tensor:
+    def evaluate(self, idx: Tensor, batch: int | None, ema: bool) -> Tensor:
         kept = [p.clone() for p in self.model.parameters()]
         if ema:
             for parameter, mean in zip(self.model.parameters(), self.average.parameters(), strict=True):
                 parameter.copy_(mean)
-        rows, y = self.predict(idx, None, False), self.graph.ndata["y"][idx]
+        rows, y = self.predict(idx, batch, False), self.graph.ndata["y"][idx]
         for parameter, now in zip(self.model.parameters(), kept, strict=True):
             parameter.copy_(now)
         accuracy = (rows.argmax(1) == y).double().mean()

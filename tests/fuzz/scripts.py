@@ -88,10 +88,10 @@ class Script:
         said: its events so far; uses: how often each.
     """
 
-    def __init__(self, number: int, backend: str = "eager"):
+    def __init__(self, number: int, backend: str = "eager", side: type[Ours] = Ours):
         self.drawn = Drawn(number, backend)
         self.rng = random.Random(f"events {number}")
-        self.ours, self.plain = Ours(self.drawn), Plain(self.drawn)
+        self.ours, self.plain = side(self.drawn), Plain(self.drawn)
         self.losses: list[tuple[Tensor, Tensor]] = []
         self.said: list[str] = []
 
@@ -132,6 +132,8 @@ class Script:
 
     def _event(self, use: str) -> None:
         running = [number for number, left in enumerate(self.plain.left()) if left]
+        if use in self.ours.refuses:
+            return
         if use == "next" and not running:
             use = "open"
         if (use in ("finish", "leave") and not self.plain.epochs) or (use == "finish" and not running):
@@ -181,13 +183,17 @@ class Script:
         self.losses.append(self._both("call", self._some(60)))
 
     def _predict(self, running: list[int]) -> None:
-        self._both("predict", self._some(200), self.rng.choice((None, 50, 77)), False)
+        self._both("predict", self._some(200), self._batch(), False)
+
+    def _batch(self) -> int | None:
+        """Seeds per batch of predictions; the default of steps over macro-batches is their plan's."""
+        return self.rng.choice((50, 77) if self.ours.refuses else (None, 50, 77))
 
     def _full(self, running: list[int]) -> None:
         self._both("predict", self._some(200), None, True)
 
     def _evaluate(self, running: list[int]) -> None:
-        self._both("evaluate", self._some(200), self.drawn.ema is not None and self.rng.random() < 0.5)
+        self._both("evaluate", self._some(200), self._batch(), self.drawn.ema is not None and self.rng.random() < 0.5)
 
     def _scale_rate(self, running: list[int]) -> None:
         self._both("scale_rate", self.rng.choice((0.5, 0.9, 1.2)))

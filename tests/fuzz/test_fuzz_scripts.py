@@ -3,11 +3,12 @@
 import pytest
 
 from .own_loops import Loop
+from .script_worlds import OverMacroBatches
 from .scripts import Script
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
-SCRIPTS, LOOPS, QUICK = 200, 200, 8
+SCRIPTS, LOOPS, QUICK = 200, 200, 6
 
 
 def numbers(count: int) -> list:
@@ -23,6 +24,11 @@ def test_scripts_as_in_plain_pytorch(number):
 @pytest.mark.parametrize("number", numbers(LOOPS))
 def test_own_loops_as_in_plain_pytorch(number):
     Loop(number).run()
+
+
+@pytest.mark.parametrize("number", numbers(100))
+def test_scripts_over_macro_batches_as_in_plain_pytorch(number):
+    Script(number, side=OverMacroBatches).run()
 
 
 @pytest.mark.fuzz
