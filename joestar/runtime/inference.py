@@ -98,6 +98,7 @@ class Inference:
         self.reads = captured.reads
         self.plan = Plan(values_of(captured, graph))
 
+    @torch.inference_mode(False)  # a trace writes to what it makes, and what it keeps is used outside
     def _capture(self):
         program = Program(
             "predict", self.model, _EveryNeighbour(self.graph, self.layers), None, Options(autocast=self.autocast)

@@ -72,6 +72,22 @@ def test_compiled_in_inference_mode():
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("model", ["GAT", "GCN", "GraphSAGE"])
+def test_exact_inference_is_made_in_inference_mode(model):
+    """Captured in the real way, which writes to new tensors; and used again outside."""
+    torch.manual_seed(0)
+    graph = planted_graph(nodes=400)
+    net = getattr(joestar.nn, model)(FEATURES, 8, 2, out_channels=CLASSES)
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [3, 2], seed=7), backend="eager")
+    with torch.inference_mode():
+        found = joestar.inference(net, graph, progress=False), step.predict(IDX, full=True)
+    assert not _inference_tensors(step, graph)
+    expected = joestar.inference(net, graph, progress=False)
+    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(found[1], expected[IDX])
+    torch.testing.assert_close(step.predict(IDX, full=True), expected[IDX])
+
+
 def test_first_uses_in_inference_mode():
     torch.manual_seed(0)
     graph = planted_graph(nodes=400)
