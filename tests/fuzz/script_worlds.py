@@ -6,10 +6,10 @@ the numbers that key its draws.
 
 import copy
 import io
+from collections.abc import Callable
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import joestar
@@ -21,18 +21,19 @@ from joestar.runtime.seeds import shuffled
 from joestar.staged.planning import Planner
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan, Speeds
-from tests.runtime.common import CLASSES, FEATURES, RunningLoss, planted_graph
+from tests.runtime.common import FEATURES, planted_graph
 
+from .script_tasks import changed, labels, score, valued
 from .staged import Everything
 
 
 class Net(nn.Module):
     """Two layers and a head, normalised, a count of its steps and a number in a buffer; in float64."""
 
-    def __init__(self, conv: str, norm: str):
+    def __init__(self, conv: str, norm: str, width: int):
         super().__init__()
         kind = getattr(joestar.nn, conv)
-        self.first, self.second, self.head = kind(FEATURES, 8), kind(8, 8), nn.Linear(8, CLASSES)
+        self.first, self.second, self.head = kind(FEATURES, 8), kind(8, 8), nn.Linear(8, width)
         self.norm = getattr(nn, norm)(8)
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -50,10 +51,11 @@ class Parts:
 
     def __init__(self, drawn, initial: int = 0):
         torch.manual_seed(initial)
-        self.drawn = drawn
-        self.model = Net(drawn.conv, drawn.norm)
+        self.drawn, self.logs, self.taken = drawn, {}, torch.zeros(0)
+        self.model = Net(drawn.conv, drawn.norm, drawn.task.width)
         self.graph = planted_graph(nodes=500, dtype=torch.float64)
-        self.loss = RunningLoss(0.9) if drawn.running_loss else F.cross_entropy
+        self.graph.ndata["y"] = labels(drawn.task.labels, self.graph.ndata["y"])
+        self.loss = self.given()
         self.optimizer = getattr(torch.optim, drawn.optimizer)(self.model.parameters(), **drawn.settings)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.sampler = self.sampled(drawn.fanouts, drawn.replace)
@@ -97,7 +99,7 @@ class Parts:
                 group[name] = value
 
     def write_labels(self, node: int) -> None:
-        self.graph.ndata["y"][node] = (self.graph.ndata["y"][node] + 1) % CLASSES
+        self.graph.ndata["y"][node] = changed(self.drawn.task.labels, self.graph.ndata["y"][node])
 
     def keep_weights(self) -> None:
         self.kept_weights = copy.deepcopy(self.model.state_dict())
@@ -113,9 +115,7 @@ class Parts:
         """A step of one's own beside those of epochs, or gradients that somebody left behind."""
         blocks = self.sampler.sample(self.graph.keyed(99), seeds)
         self.optimizer.zero_grad()
-        F.cross_entropy(
-            self.model(blocks, self.graph.ndata["x"][blocks[0].srcs]), self.graph.ndata["y"][seeds]
-        ).backward()
+        self.model(blocks, self.graph.ndata["x"][blocks[0].srcs]).square().mean().backward()
         if stepping:
             self.optimizer.step()
 
@@ -129,6 +129,7 @@ class Parts:
                 found[f"{key} of {name}"] = value
         for number, group in enumerate(self.optimizer.param_groups):
             found[f"lr {number}"] = torch.as_tensor(group["lr"])
+        found |= {f"logged {name}": value for name, value in self.logs.items()} | {"seeds": self.taken}
         found |= {f"average of {name}": value for name, value in self.averages().items()}
         return {name: value.detach().to(torch.float64) for name, value in found.items()}
 
@@ -157,10 +158,16 @@ class Ours(Parts):
         return self.step.ema or {}
 
     def open(self, idx: Tensor, batch: int, shuffle: bool, drop_last: bool) -> None:
-        self.epochs.append(self.step.epoch(idx, batch, shuffle, drop_last=drop_last))
+        self.epochs.append(self.step.epoch(idx, batch, shuffle, drop_last=drop_last, with_seeds=True))
+
+    def given(self) -> Callable:
+        """The loss, as a user gives it."""
+        return self.drawn.task.given()
 
     def next(self, number: int) -> Tensor:
-        return next(self.epochs[number])
+        loss, seeds = next(self.epochs[number])
+        self.logs, self.taken = self.epochs[number].logged, seeds
+        return loss
 
     def left(self) -> list[int]:
         """Steps that open epochs have still to take."""
@@ -170,14 +177,16 @@ class Ours(Parts):
         del self.epochs[number]
 
     def call(self, seeds: Tensor) -> Tensor:
-        return self.step(seeds)
+        loss = self.step(seeds)
+        self.logs, self.taken = self.step.logged, seeds
+        return loss
 
     def predict(self, idx: Tensor, batch: int | None, full: bool) -> Tensor:
         return self.step.predict(idx, batch, full)
 
     def evaluate(self, idx: Tensor, batch: int | None, ema: bool) -> Tensor:
-        metric = ["accuracy"] if isinstance(self.loss, nn.Module) else ["accuracy", "loss"]
-        return torch.tensor(list(self.step.evaluate(idx, batch, metric=metric, ema=ema).values()), dtype=torch.float64)
+        scores = self.step.evaluate(idx, batch, metric=list(self.drawn.task.scored), ema=ema)
+        return torch.tensor(list(scores.values()), dtype=torch.float64)
 
     def restart(self, seed: int) -> None:
         self.step.restart(seed)
@@ -200,6 +209,7 @@ class Ours(Parts):
         new.model.norm.train(self.model.norm.training)
         new.kept_weights, new.kept_moments, new.saved = self.kept_weights, self.kept_moments, self.saved
         new.schedule.load_state_dict(self.schedule.state_dict())
+        new.logs, new.taken = self.logs, self.taken
         vars(self).clear()
         vars(self).update(vars(new))
         self.load()
@@ -264,6 +274,10 @@ class Plain(Parts):
         self.under_way: list[PlainEpoch] = []
         self.average, self.updates = copy.deepcopy(self.model), 0
 
+    def given(self) -> Callable:
+        """The loss in plain PyTorch."""
+        return self.drawn.task.plain()
+
     def averages(self) -> dict[str, Tensor]:
         return dict(self.average.named_parameters()) if self.drawn.ema else {}
 
@@ -275,7 +289,9 @@ class Plain(Parts):
 
     def train(self, seeds: Tensor, epoch: int, step: int, group: int, sums: list, complete: bool) -> Tensor:
         """One batch of a group of so many, whose gradients are added to ``sums``."""
-        loss = self.loss(self.rows(seeds, epoch, step), self.graph.ndata["y"][seeds])
+        self.taken = seeds
+        loss, logs = valued(self.loss, self.rows(seeds, epoch, step), self.graph.ndata["y"][seeds], seeds)
+        self.logs = {name: value.detach() for name, value in logs.items()}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         grads = torch.autograd.grad(loss / group, parameters, allow_unused=True)
         sums[:] = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
@@ -344,8 +360,7 @@ class Plain(Parts):
         rows, y = self.predict(idx, batch, False), self.graph.ndata["y"][idx]
         for parameter, now in zip(self.model.parameters(), kept, strict=True):
             parameter.copy_(now)
-        accuracy = (rows.argmax(1) == y).double().mean()
-        return torch.stack([accuracy] if isinstance(self.loss, nn.Module) else [accuracy, self.loss(rows, y)])
+        return torch.stack([score(name, self.loss, rows, y, idx).double() for name in self.drawn.task.scored])
 
     def restart(self, seed: int) -> None:
         self.seed, self.begun, self.calls, self.updates = seed, 0, 0, 0

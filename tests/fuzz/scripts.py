@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .script_tasks import TASKS, Task
 from .script_worlds import Ours, Plain
 
 OPTIMIZERS = {
@@ -62,7 +63,7 @@ class Drawn:
         self.conv, self.norm = rng.choice(("SAGEConv", "GCNConv", "GATConv")), rng.choice(("BatchNorm1d", "LayerNorm"))
         self.optimizer = rng.choice(list(OPTIMIZERS))
         self.settings = OPTIMIZERS[self.optimizer] | {"foreach": False}
-        self.running_loss = rng.random() < 0.3
+        self.loss = random.Random(f"task {number}").choice(list(TASKS))
         self.fanouts, self.replace = rng.choice(([4, 3], [2, 5], [-1, 3])), False
         if rng.random() < 0.2:
             self.fanouts, self.replace = [4, 3], True
@@ -71,6 +72,11 @@ class Drawn:
         self.execution = rng.choice(("padded", "padded", "exact"))
         self.prefetch = self.execution == "padded" and rng.random() < 0.4
         self.slack, self.warm_up, self.patience = rng.choice(((0.5, 2, 2), (0.0, 1, 1), (0.0, 1, 1000)))
+
+    @property
+    def task(self) -> Task:
+        """Loss and labels."""
+        return TASKS[self.loss]
 
     def options(self) -> dict:
         """For ``joestar.compile``."""
