@@ -42,14 +42,14 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping, loss: torch.nn.
     """Loads parameters, buffers and optimizer; all are checked before the first is changed.
 
     Args:
-        loss: the loss function, if it is a module; states of earlier versions have none.
+        loss: the loss function, if it is a module; a state may have nothing of it.
 
     Raises:
         CheckpointError: if names or shapes of the model's or the loss's tensors, or the optimizer's groups, differ.
     """
     problems = _differences(model.state_dict(), state["model"])
     further = state.get("loss") or {}
-    if further or (loss is not None and "loss" in state):
+    if further:
         problems += _differences({} if loss is None else loss.state_dict(), further, "of the loss, ")
     if optimizer is not None:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -63,7 +63,7 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping, loss: torch.nn.
     if problems:
         raise CheckpointError(
             f"the checkpoint is of another model, loss or optimizer: {'; '.join(sorted(problems)[:5])}. Build them as "
-            "they were when it was saved."
+            "they were when it was saved; to go on with another loss, take state['loss'] out."
         )
     model.load_state_dict(state["model"])
     if further:

@@ -13,11 +13,18 @@ from torch import Tensor
 
 def before(tensor: Tensor) -> None:
     """A backward pass may come to a tensor without a gradient: its hooks are called only if it has one all the same."""
-    for hooks, kind in ((tensor._backward_hooks, _OfGradients), (tensor._post_accumulate_grad_hooks, _Behind)):
-        for key, hook in (hooks or {}).items():
-            if not isinstance(hook, kind):
-                hooks[key] = hook = kind(hook)
-            hook.expect(tensor)
+    _quietened(tensor._backward_hooks, _OfGradients)
+    came = _Came(tensor.grad)
+    for hook in _quietened(tensor._post_accumulate_grad_hooks, _Behind):
+        hook.came = came
+
+
+def _quietened(hooks: dict | None, kind: type) -> list:
+    """A tensor's hooks, each behind one of ours."""
+    for key, hook in (hooks or {}).items():
+        if not isinstance(hook, kind):
+            hooks[key] = kind(hook)
+    return list((hooks or {}).values())
 
 
 class _Quiet:
@@ -26,9 +33,6 @@ class _Quiet:
     def __init__(self, hook: Callable):
         functools.update_wrapper(self, hook)
         self.hook = hook
-
-    def expect(self, tensor: Tensor) -> None:
-        """A backward pass begins."""
 
 
 class _OfGradients(_Quiet):
@@ -39,20 +43,35 @@ class _OfGradients(_Quiet):
 
 
 class _Behind(_Quiet):
-    """Of ``register_post_accumulate_grad_hook``: whether something was accumulated shows in the gradient alone."""
+    """Of ``register_post_accumulate_grad_hook``.
 
-    _known: tuple | None = None
+    Attributes:
+        came: of the backward pass under way, if nothing may come in it.
+    """
 
-    def expect(self, tensor: Tensor) -> None:
-        self._known = _seen(tensor.grad)
+    came: "_Came | None" = None
 
     def __call__(self, tensor: Tensor) -> None:
-        known, self._known = self._known, None
-        grad = tensor.grad
-        same = known is not None and (grad is None) == (known[0] is None)
-        if not same or (grad is not None and (known[0]() is not grad or known[1] != grad._version)):
+        came, self.came = self.came, None
+        if came is None or came.to(tensor):
             self.hook(tensor)
 
 
-def _seen(grad: Tensor | None) -> tuple:
-    return (None, 0) if grad is None else (weakref.ref(grad), grad._version)
+class _Came:
+    """Whether something has been accumulated, which shows in the gradient alone, before the first hook changes it.
+
+    Args:
+        grad: of the tensor before.
+    """
+
+    def __init__(self, grad: Tensor | None):
+        self._before = None if grad is None else (weakref.ref(grad), grad._version)
+        self._found: bool | None = None
+
+    def to(self, tensor: Tensor) -> bool:
+        """Looked at once, behind the accumulation."""
+        if self._found is None:
+            before, grad = self._before, tensor.grad
+            same = grad is None if before is None else before[0]() is grad and before[1] == grad._version
+            self._found = not same
+        return self._found

@@ -159,6 +159,35 @@ def test_hooks_are_called_where_plain_pytorch_calls_them(compiled):
     net.zero_grad()
 
 
+def test_an_optimizer_in_the_hooks_behind_gradients(compiled):
+    """As people save memory: a parameter is updated, and its gradient dropped, as soon as it is there. Another hook
+    behind is called as well, and neither for a head that has no gradient."""
+    net, twin = compiled.model, copy.deepcopy(compiled.model)
+    state, called, handles = copy.deepcopy(net.state_dict()), ([], []), []
+    for model, mine in zip((net, twin), called, strict=True):
+        model.zero_grad()
+        for name, parameter in model.named_parameters():
+            adam = torch.optim.AdamW([parameter], 1e-2, weight_decay=0.3)
+
+            def step(p, adam=adam):
+                adam.step()
+                adam.zero_grad()
+
+            handles.append(parameter.register_post_accumulate_grad_hook(step))
+            handles.append(parameter.register_post_accumulate_grad_hook(lambda p, n=name, m=mine: m.append(n)))
+    try:
+        for name in ("ab", "a", "b", "a", "a"):
+            for out in (compiled(SEEDS), plain(compiled, twin, SEEDS)):
+                LOSSES[name](out).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert sorted(called[0]) == sorted(called[1]) and called[0].count("second.bias") == 2
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    net.load_state_dict(state)
+
+
 def test_a_call_leaves_nothing_behind(compiled):
     """Without garbage collection, which training on a GPU is often run without."""
     gc.collect()
