@@ -90,6 +90,14 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
         """Whether the latest step completed a group of accumulated batches: the optimizer made its step."""
         return self._run is not None and self._runner.update.completes(self._run, self._run.position - 1)
 
+    def latest(self) -> Tensor:
+        """The loss of the latest step that happened, handed out or, where an interrupt came between, not yet.
+
+        ``logged`` is of that step then, too.
+        """
+        self.logged = self._runner.logged(self._run)
+        return self._run.loss(self._run.position - 1)
+
     def __len__(self) -> int:
         return self.steps - self.position
 

@@ -16,9 +16,10 @@ from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
 from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord
-from joestar.runtime.interrupts import terminable
+from joestar.runtime.interrupts import Whole, terminable
 from joestar.runtime.loggers import loggers
 from joestar.runtime.schedules import advance, check_plateau, when
 from joestar.whole_numbers import plain
@@ -75,7 +76,12 @@ class Settings:
 
 
 class Fit:
-    """A ``fit`` under way: what it has seen, and how to go on from a checkpoint."""
+    """A ``fit`` under way: what it has seen, and how to go on from a checkpoint.
+
+    Attributes:
+        epoch: the one under way, until it was scored; trained: that was all of it, and a checkpoint was written before
+            it was scored.
+    """
 
     def __init__(self, step, train_idx: Tensor, val_idx: Tensor | None, batch_size: int, settings: Settings):
         self.step, self.settings = step, settings
@@ -85,6 +91,8 @@ class Fit:
         self.losses: list[Tensor] = []
         self.logged: dict[str, list[Tensor]] = {}
         self.seconds = 0.0
+        self.epoch: Epoch | None = None
+        self.trained = False
         self.stop = False
         self.chosen = self.checked = False
         self.metrics: list[Metric] | None = None
@@ -123,11 +131,10 @@ class Fit:
         settings, step = self.settings, self.step
         start, before = time.perf_counter(), self.seconds
         number = len(self.history.records)
-        epoch = step.epoch(self.train_idx, self.batch_size, drop_last=settings.drop_last)
+        self.epoch = epoch = step.epoch(self.train_idx, self.batch_size, drop_last=settings.drop_last)
         for loss in epoch:
-            self.losses.append(loss.detach())
-            for name, value in epoch.logged.items():
-                self.logged.setdefault(name, []).append(value)
+            with Whole():
+                self._note(loss)
             self._check_scores()
             self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
             if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
@@ -136,10 +143,26 @@ class Fit:
             if self.stop:
                 epoch.close()
                 break
-        self.steps = epoch.steps
-        loss = torch.stack(self.losses).mean().item()
         self.seconds = before + time.perf_counter() - start
-        return loss
+        return self.mean_loss()
+
+    def mean_loss(self) -> float:
+        """Of the epoch's steps."""
+        return torch.stack(self.losses).mean().item()
+
+    def _note(self, loss: Tensor) -> None:
+        """Behind a step: what is kept of it, and the scheduler."""
+        settings, epoch = self.settings, self.epoch
+        self.losses.append(loss.detach())
+        for name, value in epoch.logged.items():
+            self.logged.setdefault(name, []).append(value)
+        if settings.scheduler is not None and self.history.schedule == "step" and epoch.updated:
+            settings.scheduler.step()
+
+    def catch_up(self) -> None:
+        """Behind an interrupt: notes a step that had happened and was not handed out."""
+        if self.epoch is not None and self.epoch.begun and self.epoch.position > len(self.losses):
+            self._note(self.epoch.latest())
 
     def _check_scores(self) -> None:
         """Behind the first step, when the shapes of outputs are known: no epoch is spent on what cannot be scored."""
@@ -154,8 +177,6 @@ class Fit:
 
     def _after_step(self, record: StepRecord, epoch) -> None:
         settings = self.settings
-        if settings.scheduler is not None and self.history.schedule == "step" and epoch.updated:
-            settings.scheduler.step()
         if settings.log_every is not None and (record.step + 1) % settings.log_every == 0:
             values = {"step/loss": record.loss, **{f"step/{name}": v for name, v in record.logged.items()}}
             self._log(
@@ -206,7 +227,9 @@ class Fit:
             history.best = step.weights(settings.ema) if monitored else None
         if settings.scheduler is not None and history.schedule == "epoch":
             advance(settings.scheduler, value)
-        self._log(_named(record), epoch, self.steps, self.steps)
+        steps = len(self.losses) if self.epoch is None else self.epoch.steps
+        self.epoch, self.trained = None, False
+        self._log(_named(record), epoch, steps, steps)
         self.losses, self.logged, self.seconds = [], {}, 0.0
         return record
 
@@ -240,6 +263,7 @@ class Fit:
         if not is_first():
             return None
         return settings.checkpoints.save(state, fit={
+            "trained": self.trained or (self.epoch is not None and not self.epoch.running),
             "history": asdict(self.history), "best": self.history.best, "seconds": self.seconds,
             "losses": torch.stack(self.losses) if self.losses else None,
             "logged": {name: torch.stack(values) for name, values in self.logged.items()},
@@ -281,7 +305,7 @@ class Fit:
             )
         device, best = self.step.graph.device, state["best"]
         self.history.best = None if best is None else {name: _on(value, device) for name, value in best.items()}
-        self.seconds = state["seconds"]
+        self.seconds, self.trained = state["seconds"], state.get("trained", False)
         self.losses = [] if state["losses"] is None else list(state["losses"].to(device).unbind())
         logged = state.get("logged", {}).items()
         self.logged = {name: list(values.to(device).unbind()) for name, values in logged}
@@ -322,6 +346,7 @@ def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size
         with terminable():
             _epochs(run, epochs)
     except (KeyboardInterrupt, SystemExit) as error:
+        run.catch_up()
         text = run.told(None if step.state_of_all else run.save())  # others may be at another step
         error.add_note(text)
         if isinstance(error, SystemExit):  # has no traceback that would show it
@@ -335,7 +360,7 @@ def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size
 def _epochs(run: Fit, epochs: int) -> None:
     settings, history = run.settings, run.history
     while len(history.records) < epochs and not history.stopped_early:
-        record = run.finish(run.train())
+        record = run.finish(run.mean_loss() if run.trained else run.train())
         late = settings.patience is not None and record.epoch - history.best_epoch >= settings.patience
         history.stopped_early = late or run.stop
         if settings.verbose and is_first():

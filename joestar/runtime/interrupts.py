@@ -1,4 +1,5 @@
-"""Signals that end a program: SIGTERM as an exception, and Ctrl-C that does not leave a half-imported module behind."""
+"""Signals that end a program: SIGTERM as an exception, and both it and Ctrl-C leave nothing half done: a module that is
+being imported, a step that is being made."""
 
 import _thread
 import contextlib
@@ -56,6 +57,41 @@ class WholeImports(contextlib.ContextDecorator):
             held = signal.getsignal(signal.SIGINT)
             if isinstance(held, _Patient) and held.frame is _caller():
                 signal.signal(signal.SIGINT, held.before)
+
+
+class Whole(contextlib.AbstractContextManager):
+    """Ctrl-C, and SIGTERM if something handles it, wait within, in the main thread, and act at its end.
+
+    What is within happens as a whole, or fails by itself. A second signal acts at once.
+    """
+
+    def __init__(self):
+        self._before: dict[int, Callable] = {}
+        self._waits: int | None = None
+
+    def __enter__(self) -> "Whole":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._before[number] = handler
+                    signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: types.FrameType | None):
+        if self._waits is not None:
+            self._waits = None
+            return self._before[number](number, frame)
+        self._waits = number
+        return None
+
+    def __exit__(self, *error) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
+        number, self._waits = self._waits, None
+        if number is not None:
+            self._before[number](number, sys._getframe(1))
 
 
 def _caller() -> types.FrameType:

@@ -20,6 +20,7 @@ from joestar.errors import DistributedError, DomainError
 from joestar.locks import synchronize
 from joestar.profile.ledger import FIRST_BACKWARD
 from joestar.runtime.executor import Executor
+from joestar.runtime.interrupts import Whole
 from joestar.runtime.leaves import Leaves
 from joestar.runtime.mailbox import Mailbox
 from joestar.runtime.optimizer import gradient_hooks
@@ -27,6 +28,7 @@ from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, fetch, sample
 from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
+from joestar.runtime.undone import undone
 from joestar.runtime.update import Update
 from joestar.runtime.verdict import Verdict
 
@@ -212,7 +214,8 @@ class StepRunner:
         if not self.cuda_graph:
             self.optimizer.refresh()
             self._under_way = True
-            return self._step(run)
+            with self._undone(run), self._held():
+                return self._step(run)
         self._prepare_graph()
         self._under_way = True
         self.ahead.launch(self.graph, self.executor.program, run)
@@ -249,18 +252,20 @@ class StepRunner:
         forward = time.perf_counter() - start
 
         def finish() -> Tensor:
-            value, values, happens = self._update(loss, logged, ok, forward, leaves)
-            state.note(values, happens)
-            self._push(pushed, happens)
-            ops.finish_step(state.key, state.flag, state.losses, state.run, value.detach(), happens)
+            value, values, happens = self._gradients(loss, logged, ok, forward, leaves)
+            with Whole():
+                self._apply(happens)
+                state.note(values, happens)
+                self._push(pushed, happens)
+                ops.finish_step(state.key, state.flag, state.losses, state.run, value.detach(), happens)
             return happens
 
         return ok, counts, finish
 
-    def _update(
+    def _gradients(
         self, loss: Tensor, logged: list[Tensor], ok: Tensor, forward: float, leaves: Leaves | None = None
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Backward pass and optimizer: (loss, what is logged, ok), of all ranks together."""
+        """Backward pass: (loss, what is logged, ok), of all ranks together."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
         share = None if self.ranks is None else self.state.share()
@@ -279,11 +284,15 @@ class StepRunner:
             trained = [parameter for parameter in self.optimizer.parameters() if parameter.grad is not None]
             loss, logged, ok = self.ranks.reduce(trained, loss, logged, ok, share)
             self._found(ok)
-        self.update.apply(ok, self.state)
         self.counters.add_time("forward", forward)
         self.counters.add_time(clock, backward - start)
-        self.counters.add_time("optimizer", time.perf_counter() - backward)
         return loss, logged, ok
+
+    def _apply(self, ok: Tensor) -> None:
+        """The optimizer's step."""
+        start = time.perf_counter()
+        self.update.apply(ok, self.state)
+        self.counters.add_time("optimizer", time.perf_counter() - start)
 
     def _push(self, pushed: list[Tensor], happens: Tensor) -> None:
         """Keeps the hidden rows of a step, but for one in which this rank has no seeds of its own."""
@@ -304,18 +313,20 @@ class StepRunner:
         start = time.perf_counter()
         self.optimizer.refresh()
         self._under_way = True
-        with self.executor.program.fixed_order():
+        with self._undone(run), self._held(), self.executor.program.fixed_order():
             if self.ranks is not None:
                 self.ranks.before(self.state)
             outputs = self.executor.exact(run.seeds(run.position), self.state.key)
             loss, logged, pushed = self.executor.program.split(outputs)
             happens = torch.ones_like(self.state.flag)
-            loss, logged, _ = self._update(loss, logged, happens, time.perf_counter() - start)
-            self._push(pushed, happens)
-        run.loss(run.position).copy_(loss.detach())
-        for cell, value in zip(run.logged(run.position), logged, strict=True):
-            cell.copy_(value)
-        self.state.key[2] += 1
+            loss, logged, _ = self._gradients(loss, logged, happens, time.perf_counter() - start)
+            with Whole():
+                self._apply(happens)
+                self._push(pushed, happens)
+                run.loss(run.position).copy_(loss.detach())
+                for cell, value in zip(run.logged(run.position), logged, strict=True):
+                    cell.copy_(value)
+                self.state.key[2] += 1
         self.counters.exact_steps += 1
 
     def _redo(self, run: Run) -> None:
@@ -339,6 +350,20 @@ class StepRunner:
             epoch, step = self.state.key[1:].tolist()
             if epoch == run.epoch and step == run.position + 1:
                 run.position = step
+
+    def _held(self) -> contextlib.AbstractContextManager:
+        """Around a step that is launched op by op: signals wait for its end, unless that may take long."""
+        return contextlib.nullcontext() if self.ranks is not None or self._compiles_within else Whole()
+
+    def _undone(self, run: Run) -> contextlib.AbstractContextManager:
+        """Around such a step: if it ends in an error, what its forward pass wrote (a norm's statistics) is as before.
+
+        Most interrupts come in steps that compile: there everything is kept.
+        """
+        position = run.position
+        return undone(
+            self.executor.program.written_now, self._compiles_within, lambda: int(self.state.key[2]) != position
+        )
 
     # --- the captured step ---
 

@@ -70,6 +70,7 @@ class TracedProgram:
         self.restored: dict[str, Tensor] | None = None
         self.ever_written: dict[str, weakref.ref[Tensor]] = {}
         self._reach: tuple[fx.Graph, Reach] | None = None
+        self._written: tuple[Captured | None, list[Tensor]] = None, []
         self.hoisted: list[Hoisted] = []
         self.sizes: dict = {}
         self.padded: Padded | None = None
@@ -98,6 +99,7 @@ class TracedProgram:
         if not self.lags:
             return False
         self.captured = self.run = self.padded = None
+        self._written = None, []
         self.options = replace(self.options, fitted=True)
         return True
 
@@ -105,6 +107,7 @@ class TracedProgram:
         """What was traced and compiled, and every tensor that it held on to: the next ``trace`` starts anew."""
         self.captured = self.run = self.padded = self.lowered = None
         self.lowered_roles, self.hoisted, self.lookups, self._losses, self._checked = [], [], [], [], ()
+        self._written = None, []
 
     @property
     def lags(self) -> bool:
@@ -270,6 +273,13 @@ class TracedProgram:
         }
         nodes = [node.args[0] for node in gm.graph.nodes if is_in_place(node)]
         return list({id(role.tensor): role for role in map(held.get, nodes) if role is not None}.values())
+
+    @property
+    def written_now(self) -> list[Tensor]:
+        """``written``, looked up once for what is captured; nothing of a program that is not."""
+        if self._written[0] is not self.captured:
+            self._written = self.captured, [] if self.captured is None else self.written
+        return self._written[1]
 
     def _addresses(self) -> frozenset[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())

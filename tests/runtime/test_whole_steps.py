@@ -1,0 +1,212 @@
+"""Interrupts and errors in the middle of a step: it happens as a whole, or as if it had never begun."""
+
+import functools
+import itertools
+import signal
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import joestar
+from joestar.runtime.interrupts import Whole
+from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, tight_bounds
+
+pytestmark = pytest.mark.usefixtures("cheapest_captures")
+
+IDX, VAL = torch.arange(2, 182), torch.arange(182, 260)
+
+
+class Net(nn.Module):
+    """Writes: statistics of a norm, and a count."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = joestar.nn.SAGEConv(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+        self.register_buffer("steps", torch.zeros(()))
+        self.double()
+
+    def forward(self, blocks, x):
+        if self.training:
+            self.steps += 1
+        return self.head(self.norm(self.conv(blocks[0], x)).relu())
+
+
+PLACES = ("forward", "backward", "optimizer", "behind")
+
+
+def made(**options):
+    torch.manual_seed(0)
+    graph, net = planted_graph(nodes=400, dtype=torch.float64), Net()
+    sgd = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    sampler = joestar.NeighborSampler(graph, [3], seed=1)
+    return joestar.compile(net, sampler, F.cross_entropy, sgd, backend="eager", **options)
+
+
+def once(monkeypatch, step, place: str, act, after: int = 1) -> None:
+    """``act`` is called once, at a place within a step, behind so many steps."""
+    runner, left = step._runner, [after]
+
+    def acting():
+        left[0] -= 1
+        if left[0] == -1:
+            act()
+
+    if place == "backward":
+        step.model.conv.lin_l.weight.register_hook(lambda grad: acting())
+        return
+    owner, name = {
+        "forward": (runner.executor.program, "split"), "optimizer": (runner.update, "apply"),
+        "behind": (runner, "_push"),
+    }[place]  # fmt: skip
+    kept = getattr(owner, name)
+
+    def wrapped(*given):
+        found = kept(*given)
+        acting()
+        return found
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+def state(step) -> dict:
+    moments = {f"momentum {n}": v["momentum_buffer"] for n, v in enumerate(step.optimizer.state.values())}
+    return {name: value.clone() for name, value in (step.model.state_dict() | moments).items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    step = made()
+    return [float(loss) for loss in step.epoch(IDX, 30)], state(step)
+
+
+@pytest.mark.parametrize("options", [{}, {"execution": "exact"}, {"slack": 0.0, "warm_up": 1, "patience": 99}])
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.every(2)
+def test_an_interrupted_step_is_whole(monkeypatch, undisturbed, options, after, place):
+    """The first step, which compiles, too; padded, exact, and such as are made again exactly."""
+    if "slack" in options:
+        tight_bounds(monkeypatch, 1.0)
+    step, losses = made(**options), []
+    step._ready(IDX, 30)  # so that there is a program
+    once(monkeypatch, step, place, lambda: signal.raise_signal(signal.SIGINT), after)
+    epoch = step.epoch(IDX, 30)
+    with pytest.raises(KeyboardInterrupt):
+        losses.extend(float(loss) for loss in epoch)
+    if epoch.position > len(losses):
+        losses.append(float(epoch.latest()))
+    losses += [float(loss) for loss in epoch]
+    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
+    for name, value in state(step).items():
+        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_an_error_in_front_of_the_optimizer_leaves_no_trace(monkeypatch, undisturbed, place, execution):
+    """Of a hook of the user's, or because memory is short."""
+
+    def fail():
+        raise torch.OutOfMemoryError("made up")
+
+    step, losses = made(execution=execution), []
+    step._ready(IDX, 30)
+    once(monkeypatch, step, place, fail, 2)
+    epoch = step.epoch(IDX, 30)
+    with pytest.raises(torch.OutOfMemoryError, match="made up"):
+        losses.extend(float(loss) for loss in epoch)
+    losses += [float(loss) for loss in epoch]
+    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
+    for name, value in state(step).items():
+        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def fitted(folder, prepare=lambda step: None, called=lambda: None):
+    """(records, state, best epoch) of a run with a schedule per step, that goes on with what is in the folder.
+
+    Args:
+        prepare: is given the step before; called: whenever an epoch is scored.
+    """
+    step = made(deterministic=True)
+    step._ready(IDX, 30)
+    prepare(step)
+
+    def score(out, y):
+        called()
+        return -float(F.cross_entropy(out, y))
+
+    history = step.fit(
+        IDX, VAL, 3, 30, metric={"ours": score}, mode="max", checkpoints=joestar.Checkpoints(folder), resume=True,
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=18),
+    )  # fmt: skip
+    return [(r.loss, r.val, r.lr) for r in history.records], state(step), history.best_epoch
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [("backward", 3), ("behind", 3), ("optimizer", 8), ("scored", 1), ("behind", 11)])
+def test_fit_goes_on_with_the_bits_of_an_unbroken_run(monkeypatch, tmp_path, number, at):
+    """Schedules per step; interrupted within steps, behind the last of an epoch, and while it is scored."""
+    place, after = at
+    scores = itertools.count()
+
+    def prepare(step):
+        if place != "scored":
+            once(monkeypatch, step, place, lambda: signal.raise_signal(number), after)
+
+    def called():
+        if place == "scored" and next(scores) == after:
+            signal.raise_signal(number)
+
+    expected = fitted(tmp_path / "whole")
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fitted(tmp_path / "broken", prepare, called)
+    records, values, best = fitted(tmp_path / "broken")
+    assert records == expected[0] and best == expected[2]
+    assert all(torch.equal(value, expected[1][name]) for name, value in values.items())
+
+
+def test_a_run_that_is_killed_behind_the_last_step_of_an_epoch_is_not_trained_longer(tmp_path):
+    """The checkpoint of that step is from before the epoch was scored."""
+    saved, steps = joestar.Checkpoints(tmp_path), []
+
+    def killed(out, y):
+        raise MemoryError("stands for a process that is killed")
+
+    def fit(metric):
+        step = make_step(model_options={"dropout": 0.0})
+        given = {"checkpoints": saved, "checkpoint_every": 2, "resume": True, "on_step": steps.append}
+        return step.fit(IDX, VAL, 2, 90, metric={"ours": metric}, mode="max", **given)
+
+    with pytest.raises(MemoryError):
+        fit(killed)
+    records = fit(lambda out, y: 0.0).records
+    assert len(records) == 2 and len(steps) == 4
+    again = make_step(model_options={"dropout": 0.0}).fit(
+        IDX, VAL, 2, 90, metric={"ours": lambda out, y: 0.0}, mode="max"
+    )
+    assert [record.loss for record in records] == [record.loss for record in again.records]
+
+
+def test_signals_wait_for_the_end_and_a_second_acts_at_once():
+    handler, done = signal.getsignal(signal.SIGINT), []
+
+    def act(*what, error=None):
+        with Whole():
+            for thing in what:
+                thing() if callable(thing) else done.append(thing)
+            if error is not None:
+                raise error
+
+    send = functools.partial(signal.raise_signal, signal.SIGINT)
+    for what in ((send, "waited"), (functools.partial(act, send, "inner"), "outer"), (send, send, "never")):
+        with pytest.raises(KeyboardInterrupt):
+            act(*what)
+    with pytest.raises(ValueError, match="its own"):
+        act(error=ValueError("its own"))
+    thread = threading.Thread(target=act, args=("another thread",))
+    thread.start()
+    thread.join()
+    assert done == ["waited", "inner", "outer", "another thread"] and signal.getsignal(signal.SIGINT) is handler
