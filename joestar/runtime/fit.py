@@ -18,7 +18,7 @@ from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
-from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord
+from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, line, named
 from joestar.runtime.interrupts import Whole, terminable
 from joestar.runtime.loggers import loggers
 from joestar.runtime.schedules import advance, check_plateau, when
@@ -204,15 +204,20 @@ class Fit:
 
     def finish(self, loss: float) -> EpochRecord:
         """Scores and notes an epoch, and keeps the parameters of the best."""
-        history, settings, step = self.history, self.settings, self.step
         if is_first():
             self._warn_of(loss)
         scores = {}
         if self.val_idx is not None:
             batch = self.batch_size * world_size()  # what is sampled depends on it: as in one process with such batches
-            scores, metrics = step._scores(self.val_idx, batch, self.metrics, settings.ema)
+            scores, metrics = self.step._scores(self.val_idx, batch, self.metrics, self.settings.ema)
             if not self.chosen:
                 self._choose({m.name: m for m in metrics})
+        with Whole():
+            return self._closed(loss, scores)
+
+    def _closed(self, loss: float, scores: dict[str, float]) -> EpochRecord:
+        """Behind an epoch that was scored: its record, the best, the scheduler, and whether it is the last."""
+        history, settings, step = self.history, self.settings, self.step
         value = scores.get(history.metric, loss)
         epoch, monitored = len(history.records), bool(scores) or settings.monitor == LOSS
         logged = {name: torch.stack(values).mean().item() for name, values in self.logged.items()}
@@ -225,12 +230,13 @@ class Fit:
         if not monitored or epoch == 0 or better(value, history.best_val, history.mode):
             history.best_epoch, history.best_val = epoch, value if monitored else None
             history.best = step.weights(settings.ema) if monitored else None
+        late = settings.patience is not None and epoch - history.best_epoch >= settings.patience
+        history.stopped_early = late or self.stop
         if settings.scheduler is not None and history.schedule == "epoch":
             advance(settings.scheduler, value)
         steps = len(self.losses) if self.epoch is None else self.epoch.steps
-        self.epoch, self.trained = None, False
-        self._log(_named(record), epoch, steps, steps)
-        self.losses, self.logged, self.seconds = [], {}, 0.0
+        self.epoch, self.trained, self.losses, self.logged, self.seconds = None, False, [], {}, 0.0
+        self._log(named(record), epoch, steps, steps)
         return record
 
     def _log(self, values: dict[str, float], epoch: int, steps: int, of: int) -> None:
@@ -361,10 +367,8 @@ def _epochs(run: Fit, epochs: int) -> None:
     settings, history = run.settings, run.history
     while len(history.records) < epochs and not history.stopped_early:
         record = run.finish(run.mean_loss() if run.trained else run.train())
-        late = settings.patience is not None and record.epoch - history.best_epoch >= settings.patience
-        history.stopped_early = late or run.stop
         if settings.verbose and is_first():
-            print(_line(record, history, epochs), flush=True)
+            print(line(record, history, epochs), flush=True)
         run.save_together()
         if settings.on_epoch is not None and run.any_stops(_stops(settings.on_epoch(record), "on_epoch")):
             history.stopped_early = True
@@ -376,19 +380,6 @@ def _stops(answer, name: str) -> bool:
             f"{name} returned {answer!r} ({type(answer).__name__}): expected True to stop, False or None to go on."
         )
     return bool(answer)
-
-
-def _named(record: EpochRecord) -> dict[str, float]:
-    values = {"epoch": record.epoch, "train/loss": record.loss, "lr": record.lr, "train/seconds": record.seconds}
-    values |= {f"train/{name}": value for name, value in record.logged.items()}
-    return values | {f"val/{name}": value for name, value in record.scores.items()}
-
-
-def _line(record: EpochRecord, history: History, epochs: int) -> str:
-    parts = [f"epoch {record.epoch + 1}/{epochs}", f"loss {record.loss:.4f}"]
-    parts += [f"{name} {value:.4f}" for name, value in (record.logged | record.scores).items()]
-    mark = "  *" if history.best_epoch == record.epoch and record.scores else ""
-    return "  ".join([*parts, f"{record.seconds:.2f} s"]) + mark
 
 
 def copied_weights(model: torch.nn.Module, replaced: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

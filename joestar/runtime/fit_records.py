@@ -62,3 +62,18 @@ class History:
 
     def __post_init__(self):
         self.best: dict | None = None
+
+
+def named(record: EpochRecord) -> dict[str, float]:
+    """What loggers are given."""
+    values = {"epoch": record.epoch, "train/loss": record.loss, "lr": record.lr, "train/seconds": record.seconds}
+    values |= {f"train/{name}": value for name, value in record.logged.items()}
+    return values | {f"val/{name}": value for name, value in record.scores.items()}
+
+
+def line(record: EpochRecord, history: History, epochs: int) -> str:
+    """What ``verbose`` prints."""
+    parts = [f"epoch {record.epoch + 1}/{epochs}", f"loss {record.loss:.4f}"]
+    parts += [f"{name} {value:.4f}" for name, value in (record.logged | record.scores).items()]
+    mark = "  *" if history.best_epoch == record.epoch and record.scores else ""
+    return "  ".join([*parts, f"{record.seconds:.2f} s"]) + mark

@@ -124,11 +124,11 @@ def test_an_error_in_front_of_the_optimizer_leaves_no_trace(monkeypatch, undistu
         torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def fitted(folder, prepare=lambda step: None, called=lambda: None):
+def fitted(folder, prepare=lambda step: None, called=lambda: None, logged=lambda values, steps: None):
     """(records, state, best epoch) of a run with a schedule per step, that goes on with what is in the folder.
 
     Args:
-        prepare: is given the step before; called: whenever an epoch is scored.
+        prepare: is given the step before; called: whenever an epoch is scored; logged: behind it.
     """
     step = made(deterministic=True)
     step._ready(IDX, 30)
@@ -140,29 +140,35 @@ def fitted(folder, prepare=lambda step: None, called=lambda: None):
 
     history = step.fit(
         IDX, VAL, 3, 30, metric={"ours": score}, mode="max", checkpoints=joestar.Checkpoints(folder), resume=True,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=18),
+        loggers=logged, patience=2, scheduler=torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=18),
     )  # fmt: skip
     return [(r.loss, r.val, r.lr) for r in history.records], state(step), history.best_epoch
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("at", [("backward", 3), ("behind", 3), ("optimizer", 8), ("scored", 1), ("behind", 11)])
+@pytest.mark.parametrize(
+    "at", [("backward", 3), ("behind", 3), ("optimizer", 8), ("scored", 1), ("behind", 11), ("logged", 1)]
+)
 def test_fit_goes_on_with_the_bits_of_an_unbroken_run(monkeypatch, tmp_path, number, at):
     """Schedules per step; interrupted within steps, behind the last of an epoch, and while it is scored."""
     place, after = at
     scores = itertools.count()
 
     def prepare(step):
-        if place != "scored":
+        if place in PLACES:
             once(monkeypatch, step, place, lambda: signal.raise_signal(number), after)
 
     def called():
         if place == "scored" and next(scores) == after:
             signal.raise_signal(number)
 
+    def logged(values, steps):
+        if place == "logged" and values["epoch"] == after:
+            signal.raise_signal(number)
+
     expected = fitted(tmp_path / "whole")
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        fitted(tmp_path / "broken", prepare, called)
+        fitted(tmp_path / "broken", prepare, called, logged)
     records, values, best = fitted(tmp_path / "broken")
     assert records == expected[0] and best == expected[2]
     assert all(torch.equal(value, expected[1][name]) for name, value in values.items())
