@@ -4,8 +4,10 @@ Both have the same methods, one per event of ``scripts.py``. The plain side know
 the numbers that key its draws.
 """
 
+import contextlib
 import copy
 import io
+import signal
 from collections.abc import Callable
 from unittest import mock
 
@@ -176,6 +178,29 @@ class Ours(Parts):
     def leave(self, number: int) -> None:
         del self.epochs[number]
 
+    def interrupted(self, number: int, place: str) -> Tensor | None:
+        """The next step of an epoch, in which Ctrl-C is pressed: its loss, if it happened."""
+        epoch, runner, pressed = self.epochs[number], self.step._runner, iter((True,))
+        owner, name = {
+            "forward": (runner.executor.program, "split"), "backward": (runner, "_gradients"),
+            "optimizer": (runner.update, "apply"), "behind": (runner, "_push"),
+        }[place]  # fmt: skip
+        kept, before = getattr(owner, name), epoch.position
+
+        def press(*given):
+            found = kept(*given)
+            if next(pressed, False):
+                signal.raise_signal(signal.SIGINT)
+            return found
+
+        with contextlib.suppress(KeyboardInterrupt), mock.patch.object(owner, name, press):
+            next(epoch)
+        if epoch.position == before:
+            return None
+        loss = epoch.latest()
+        self.logs, self.taken = epoch.logged, epoch._taken(before)
+        return loss
+
     def call(self, seeds: Tensor) -> Tensor:
         loss = self.step(seeds)
         self.logs, self.taken = self.step.logged, seeds
@@ -317,10 +342,15 @@ class Plain(Parts):
     def open(self, idx: Tensor, batch: int, shuffle: bool, drop_last: bool) -> None:
         self.epochs.append(self.under_way.pop(0) if self.under_way else PlainEpoch(idx, batch, shuffle, drop_last))
 
-    def next(self, number: int) -> Tensor:
+    def begin(self, number: int) -> PlainEpoch:
+        """An epoch, which has its number from its first step on."""
         epoch = self.epochs[number]
         if epoch.number < 0:
             epoch.number, self.begun = self.begun, self.begun + 1
+        return epoch
+
+    def next(self, number: int) -> Tensor:
+        epoch = self.begin(number)
         order = shuffled(epoch.idx, self.seed, epoch.number) if epoch.shuffle else epoch.idx
         at, k = epoch.position, self.drawn.accumulate
         group = min(k, epoch.steps - at // k * k)

@@ -25,7 +25,8 @@ OPTIMIZERS = {
 NODES, EVENTS = 500, 40
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
 USES = {
-    "next": 12, "open": 3, "finish": 1, "leave": 1, "call": 2, "predict": 1, "full": 1, "evaluate": 1, "scale_rate": 1,
+    "next": 12, "interrupted": 2, "open": 3,
+    "finish": 1, "leave": 1, "call": 2, "predict": 1, "full": 1, "evaluate": 1, "scale_rate": 1,
     "scheduled": 1, "freeze": 1.5, "freeze_norm": 0.7, "write_weights": 1, "write_buffer": 1, "write_features": 1,
     "write_labels": 1, "keep_weights": 1, "load_weights": 1, "load_moments": 1, "by_hand": 1, "restart": 0.4,
     "tune": 1, "save": 1.5, "load": 1, "elsewhere": 0.7, "refused": 1, "random numbers": 1,
@@ -140,7 +141,7 @@ class Script:
         running = [number for number, left in enumerate(self.plain.left()) if left]
         if use in self.ours.refuses:
             return
-        if use == "next" and not running:
+        if use in ("next", "interrupted") and not running:
             use = "open"
         if (use in ("finish", "leave") and not self.plain.epochs) or (use == "finish" and not running):
             return
@@ -171,6 +172,14 @@ class Script:
             number = self.rng.choice(running)
             if self.plain.left()[number]:
                 self.losses.append(self._both("next", number))
+
+    def _interrupted(self, running: list[int]) -> None:
+        number, place = self.rng.choice(running), self.rng.choice(("forward", "backward", "optimizer", "behind"))
+        self.said.append(f"interrupted({number}, {place!r})")
+        loss = self.ours.interrupted(number, place)
+        self.plain.begin(number)
+        if loss is not None:
+            self.losses.append((loss, self.plain.next(number)))
 
     def _finish(self, running: list[int]) -> None:
         number = self.rng.choice(running)
