@@ -66,7 +66,7 @@ _values = functools.partial(functools.partial, as_rows)
 TASKS = {
     "cross entropy": _same("classes", CLASSES, F.cross_entropy, "accuracy"),
     "running": Task("classes", CLASSES, lambda: RunningLoss(0.9), lambda: RunningLoss(0.9), ("accuracy",)),
-    "smooth": _same("classes", CLASSES, nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum"), "accuracy"),
+    "smooth": _same("classes", CLASSES, nn.CrossEntropyLoss(label_smoothing=0.1), "accuracy"),
     "by seeds": _same("classes", CLASSES, by_seeds, "accuracy"),
     "with logs": _same("classes", CLASSES, with_logs, "accuracy"),
     "some only": _same("classes", CLASSES, some_only, "accuracy"),

@@ -124,7 +124,9 @@ class Script:
         for name in ours | plain:
             new = torch.ones_like if name.startswith("mu_product") else torch.zeros_like  # moments before a first step
             pair = [side[name] if name in side else new((ours | plain)[name]) for side in (ours, plain)]
-            torch.testing.assert_close(*pair, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+            scale = max([1.0, *(float(value.abs().max()) for value in pair if value.numel())])
+            within = TOLERANCE | {"atol": TOLERANCE["atol"] * scale}  # sums over seeds are large
+            torch.testing.assert_close(*pair, **within, msg=lambda text, name=name: f"{name}: {text}")
         assert self.ours.left() == self.plain.left()
 
     def _both(self, event: str, *given) -> tuple:
