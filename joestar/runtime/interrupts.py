@@ -1,6 +1,7 @@
 """Signals that end a program: SIGTERM as an exception, and both it and Ctrl-C leave nothing half done: a module that is
 being imported, a step that is being made."""
 
+import _signal  # as ``signal``, which makes an enum of every handler: too slow for every step
 import _thread
 import contextlib
 import itertools
@@ -10,6 +11,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 
+_ENDING = int(signal.SIGINT), int(signal.SIGTERM)
 EXIT = 128 + signal.SIGTERM
 """Exit status of a process that SIGTERM ended."""
 _IMPORTING = "<frozen importlib"
@@ -65,17 +67,21 @@ class Whole(contextlib.AbstractContextManager):
     What is within happens as a whole, or fails by itself. A second signal acts at once.
     """
 
+    _active = False
+    """Whether the main thread is in one: what is further in waits for the outermost."""
+
     def __init__(self):
         self._before: dict[int, Callable] = {}
         self._waits: int | None = None
 
     def __enter__(self) -> "Whole":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handler = signal.getsignal(number)
+        if not Whole._active and threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                handler = _signal.getsignal(number)
                 if callable(handler):
                     self._before[number] = handler
-                    signal.signal(number, self._note)
+                    _signal.signal(number, self._note)
+            Whole._active = bool(self._before)
         return self
 
     def _note(self, number: int, frame: types.FrameType | None):
@@ -86,9 +92,12 @@ class Whole(contextlib.AbstractContextManager):
         return None
 
     def __exit__(self, *error) -> None:
+        if not self._before:
+            return
+        Whole._active = False
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, handler)
+            if _signal.getsignal(number) == self._note:
+                _signal.signal(number, handler)
         number, self._waits = self._waits, None
         if number is not None:
             self._before[number](number, sys._getframe(1))
