@@ -28,7 +28,7 @@ from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, fetch, sample
 from joestar.runtime.ranks import Ranks
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
-from joestar.runtime.undone import undone
+from joestar.runtime.undone import Undone
 from joestar.runtime.update import Update
 from joestar.runtime.verdict import Verdict
 
@@ -67,6 +67,7 @@ class StepRunner:
         self._differentiated: tuple = ()
         self._streams = StreamOrder(executor.device)
         self._rehearsing = self._under_way = False
+        self._undo = Undone()
         self.push: Callable[[list[Tensor], Tensor], None] | None = None
         self.ranks: Ranks | None = None
         self._join: Callable[[], None] = _nothing
@@ -92,6 +93,7 @@ class StepRunner:
     def drop_graph(self) -> None:
         """Frees the captured graph, if there is one, and what it made ahead."""
         self.ahead.drop()
+        self._undo = Undone()  # a program that is forgotten holds on to nothing
         graph, self.graph = self.graph, None
         if graph is not None:
             self.optimizer.zero_grad()
@@ -361,7 +363,7 @@ class StepRunner:
         Most interrupts come in steps that compile: there everything is kept.
         """
         position = run.position
-        return undone(
+        return self._undo(
             self.executor.program.written_now, self._compiles_within, lambda: int(self.state.key[2]) != position
         )
 
