@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from joestar.torch_private import foreach_copy
+
 KEPT = 1 << 24
 """Bytes that are copied in front of a step at most, unless all is to be kept."""
 
@@ -40,7 +42,7 @@ class Undone:
             small = sum(tensor.numel() * tensor.itemsize for tensor in written) <= KEPT
             self._written, self._copies = written, [tensor.clone() for tensor in written] if small else None
         elif self._copies:
-            torch._foreach_copy_(self._copies, written)  # one call, whatever their number
+            foreach_copy(self._copies, written)  # one call, whatever their number
         if self._copies is None:
             return [tensor.clone() for tensor in written] if everything else []
         return self._copies
