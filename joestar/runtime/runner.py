@@ -7,14 +7,12 @@ step. On a GPU the step is one CUDA graph.
 """
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from joestar.distributed.place import early_word
 from joestar.distributed.words import HostWords
 from joestar.errors import DistributedError, DomainError
 from joestar.locks import synchronize
@@ -23,21 +21,16 @@ from joestar.runtime.executor import Executor
 from joestar.runtime.interrupts import Whole
 from joestar.runtime.leaves import Leaves
 from joestar.runtime.mailbox import Mailbox
-from joestar.runtime.optimizer import gradient_hooks
-from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs, fetch, sample
+from joestar.runtime.prefetch import Ahead, Batch, PrefetchGraphs
 from joestar.runtime.ranks import Ranks
+from joestar.runtime.recorded import RecordedSteps, nothing
 from joestar.runtime.state import Run, StepState
 from joestar.runtime.step_graph import GraphMemory, StepGraph, StreamOrder
 from joestar.runtime.undone import Undone
 from joestar.runtime.update import Update
-from joestar.runtime.verdict import Verdict
 
 
-def _nothing(*given) -> None:
-    """What happens around the sum over the ranks where no host waits for a word."""
-
-
-class StepRunner:
+class StepRunner(RecordedSteps):
     """Launches steps of any number of runs, one after the other, and redoes what did not fit.
 
     Args:
@@ -70,9 +63,9 @@ class StepRunner:
         self._undo = Undone()
         self.push: Callable[[list[Tensor], Tensor], None] | None = None
         self.ranks: Ranks | None = None
-        self._join: Callable[[], None] = _nothing
-        self._found: Callable[[Tensor], None] = _nothing
-        executor.before_compile.append(self.drop_graph)
+        self._join: Callable[[], None] = nothing
+        self._found: Callable[[Tensor], None] = nothing
+        executor.before_compile += [self.drop_graph, self._undo.forget]
 
     @property
     def seed(self) -> int:
@@ -89,15 +82,6 @@ class StepRunner:
         self.update.reset()
         self.state.seed = seed
         self.state.let_go()
-
-    def drop_graph(self) -> None:
-        """Frees the captured graph, if there is one, and what it made ahead."""
-        self.ahead.drop()
-        self._undo = Undone()  # a program that is forgotten holds on to nothing
-        graph, self.graph = self.graph, None
-        if graph is not None:
-            self.optimizer.zero_grad()
-            graph.free()
 
     def begin(self, order: Tensor, batch: int, epoch: int, population: Tensor | None = None) -> Run:
         """A run over these seeds, in this order; bounds are chosen, and the program compiled, if that is still due.
@@ -364,87 +348,8 @@ class StepRunner:
         """
         position = run.position
         return self._undo(
-            self.executor.program.written_now, self._compiles_within, lambda: int(self.state.key[2]) != position
+            self.executor.program.written, self._compiles_within, lambda: int(self.state.key[2]) != position
         )
-
-    # --- the captured step ---
-
-    def _prepare_graph(self) -> None:
-        """Captures the step, unless the graph at hand is up to date."""
-        program, state = self.executor.program, self.state
-        held = self.optimizer.refresh()
-        wanted = (program, program.compiles, state.version)
-        if held and self.graph is not None and self._captured == wanted:
-            return
-        self.drop_graph()
-        self.optimizer.hold()
-        watch = None if self.ranks is None else self.ranks.waiting
-        self._mailbox = Mailbox(state.device, len(program.padded.checked), watch)
-        self._words = None if self.ranks is None else self.ranks.host_words()
-
-        def rest(batch: Batch) -> None:
-            if self.ranks is not None and self._words is None:
-                self._step_of_ranks(batch)
-                return
-            with self._mailbox.open():
-                *_, finish = self._forward(batch, self._own_leaves())
-            finish()
-
-        with self._raised_flag(), self._untimed(), self.executor.program.fixed_order():
-            try:
-                self.graph = self._captured_step(functools.partial(sample, program, state), rest)
-            except BaseException:
-                self.optimizer.zero_grad()  # gradients of the memory that is gone
-                raise
-        self._mailbox.start()
-        program.note_overlap(self.graph.overlapped)
-        self.counters.add_time("capture", self.graph.seconds)
-        self.counters.captures += 1
-        self._captured = wanted
-
-    def _captured_step(
-        self, front: Callable[[Tensor], Batch], rest: Callable[[Batch], None]
-    ) -> StepGraph | PrefetchGraphs:
-        state = self.state
-        program = self.executor.program
-        if program.halves is None:
-            return StepGraph(lambda: rest(front(state.key)), state.device, self.memory)
-        far = None if program.halves.far is None else functools.partial(fetch, program)
-        return PrefetchGraphs(front, rest, state, self.optimizer.parameters(), self.memory, far)
-
-    def _step_of_ranks(self, batch: Batch) -> None:
-        """A captured step whose message says whether it fits on all ranks."""
-        bounds = [bound for _, bound in self.executor.program.padded.checked]
-        verdict = Verdict(self.ranks.group.add_up, self._mailbox, bounds, early_word() != "0")
-        with verdict.asked():
-            _, counts, finish = self._forward(batch, self._own_leaves())
-        self._join, self._found = verdict.join, functools.partial(verdict.found, counts)
-        try:
-            finish()
-        finally:
-            self._join, self._found = _nothing, _nothing
-
-    def _own_leaves(self) -> Leaves:
-        """Of a recording; parameters with hooks on their gradients are differentiated themselves."""
-        return Leaves(p for p in self.optimizer.parameters() if p.requires_grad and not gradient_hooks(p))
-
-    @contextlib.contextmanager
-    def _raised_flag(self) -> Iterator[None]:
-        """Nothing that steps do within may last."""
-        self.state.flag.fill_(True)
-        try:
-            yield
-        finally:
-            self.state.flag.fill_(self._rehearsing)
-
-    @contextlib.contextmanager
-    def _untimed(self) -> Iterator[None]:
-        seconds = dict(self.counters.seconds)
-        try:
-            yield
-        finally:
-            self.counters.seconds.clear()
-            self.counters.seconds.update(seconds)
 
     def dry_run(self, order: Tensor, batch: int) -> Callable[[int], None]:
         """A function that carries out a whole step, of a position, with the flag set: as long, and changing nothing.

@@ -261,8 +261,13 @@ class TracedProgram:
 
     @property
     def written(self) -> list[Tensor]:
-        """Tensors that a run of the traced program writes to: BatchNorm's statistics, buffers of the user's."""
-        return [role.tensor for role in self.written_roles]
+        """Tensors that a run of the traced program writes to: BatchNorm's statistics, buffers of the user's.
+
+        The same list as long as the same is captured.
+        """
+        if self._written[0] is not self.captured:
+            self._written = self.captured, [role.tensor for role in self.written_roles]
+        return self._written[1]
 
     @property
     def written_roles(self) -> list[Input]:
@@ -273,13 +278,6 @@ class TracedProgram:
         }
         nodes = [node.args[0] for node in gm.graph.nodes if is_in_place(node)]
         return list({id(role.tensor): role for role in map(held.get, nodes) if role is not None}.values())
-
-    @property
-    def written_now(self) -> list[Tensor]:
-        """``written``, looked up once for what is captured; nothing of a program that is not."""
-        if self._written[0] is not self.captured:
-            self._written = self.captured, [] if self.captured is None else self.written
-        return self._written[1]
 
     def _addresses(self) -> frozenset[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())

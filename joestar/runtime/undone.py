@@ -19,6 +19,10 @@ class Undone:
         self._written: list[Tensor] = []
         self._copies: list[Tensor] | None = None
 
+    def forget(self) -> None:
+        """Holds on to nothing: the program is compiled anew."""
+        self._written, self._copies = [], None
+
     @contextlib.contextmanager
     def __call__(self, written: list[Tensor], everything: bool, happened: Callable[[], bool]) -> Iterator[None]:
         """Around a step that writes these: the same list as long as they are the same tensors.

@@ -6,6 +6,7 @@ the numbers that key its draws.
 
 import contextlib
 import copy
+import functools
 import io
 import signal
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from joestar.runtime.seeds import shuffled
 from joestar.staged.planning import Planner
 from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan, Speeds
-from tests.runtime.common import FEATURES, planted_graph
+from tests.runtime.common import FEATURES, planted_graph, pressed
 
 from .script_tasks import changed, labels, score, valued
 from .staged import Everything
@@ -180,20 +181,9 @@ class Ours(Parts):
 
     def interrupted(self, number: int, place: str) -> Tensor | None:
         """The next step of an epoch, in which Ctrl-C is pressed: its loss, if it happened."""
-        epoch, runner, pressed = self.epochs[number], self.step._runner, iter((True,))
-        owner, name = {
-            "forward": (runner.executor.program, "split"), "backward": (runner, "_gradients"),
-            "optimizer": (runner.update, "apply"), "behind": (runner, "_push"),
-        }[place]  # fmt: skip
-        kept, before = getattr(owner, name), epoch.position
-
-        def press(*given):
-            found = kept(*given)
-            if next(pressed, False):
-                signal.raise_signal(signal.SIGINT)
-            return found
-
-        with contextlib.suppress(KeyboardInterrupt), mock.patch.object(owner, name, press):
+        epoch, press = self.epochs[number], functools.partial(signal.raise_signal, signal.SIGINT)
+        before = epoch.position
+        with contextlib.suppress(KeyboardInterrupt), pressed(self.step, place, press):
             next(epoch)
         if epoch.position == before:
             return None

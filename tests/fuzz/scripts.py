@@ -10,10 +10,11 @@ parameters, buffers, moments and averages; every loss is the same, and stays so.
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from tests.runtime.common import default_dtype
 
 from .script_tasks import TASKS, Task
 from .script_worlds import Ours, Plain
@@ -43,16 +44,6 @@ CONTEXTS = {
 }  # fmt: skip
 """What may be around a use of the step; it makes no difference."""
 AROUND = ("open", "next", "call", "predict", "evaluate", "save", "load")
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class Drawn:

@@ -8,7 +8,7 @@ import torch
 from runtime.common import tight_bounds
 
 from joestar.errors import JoestarWarning, OptimizerError
-from joestar.runtime import runner as runner_module
+from joestar.runtime import recorded
 
 from .test_step_graph import BATCH, make, train
 
@@ -122,7 +122,7 @@ def test_user_streams_and_threads():
 
 
 def test_a_capture_that_fails_leaves_the_step_usable(monkeypatch):
-    step, graph = small(), runner_module.StepGraph
+    step, graph = small(), recorded.StepGraph
     epoch = step.epoch(step.graph.train_idx, BATCH)
     before = {name: value.clone() for name, value in step.model.state_dict().items()}
 
@@ -130,13 +130,13 @@ def test_a_capture_that_fails_leaves_the_step_usable(monkeypatch):
         run()
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(runner_module, "StepGraph", fails)
+    monkeypatch.setattr(recorded, "StepGraph", fails)
     with pytest.raises(torch.OutOfMemoryError):
         next(epoch)
     assert not bool(step._runner.state.flag)
     for name, value in step.model.state_dict().items():
         assert torch.equal(value, before[name])
-    monkeypatch.setattr(runner_module, "StepGraph", graph)
+    monkeypatch.setattr(recorded, "StepGraph", graph)
     losses = [loss.item() for loss in epoch]
     assert losses == pytest.approx(train(small(), 1), rel=2e-3) and step.counters.fallbacks == 0
 

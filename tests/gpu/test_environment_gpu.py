@@ -128,7 +128,7 @@ def goes_on(step, expected: list[float]) -> None:
 def test_a_capture_that_fails_leaves_a_usable_step(monkeypatch, when, error):
     expected = train(make())
     step, calls = make(), []
-    works = runner.StepRunner._update
+    works = runner.StepRunner._gradients
 
     def fails(self, *args):
         calls.append(args)
@@ -137,7 +137,7 @@ def test_a_capture_that_fails_leaves_a_usable_step(monkeypatch, when, error):
         return works(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.StepRunner, "_update", fails)
+        patch.setattr(runner.StepRunner, "_gradients", fails)
         with pytest.raises(error):
             train(step)
     goes_on(step, expected)
@@ -160,7 +160,7 @@ def test_a_device_without_memory_leaves_a_usable_step(monkeypatch, limit_memory,
     """What is captured needs memory of its own, which the allocator does not get."""
     expected = train(make())
     step, captured = make(), []
-    waits, works = step_graph.synchronize, runner.StepRunner._update
+    waits, works = step_graph.synchronize, runner.StepRunner._gradients
 
     def behind_the_warm_up(device):
         waits(device)
@@ -173,7 +173,7 @@ def test_a_device_without_memory_leaves_a_usable_step(monkeypatch, limit_memory,
         return works(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.StepRunner, "_update", update)
+        patch.setattr(runner.StepRunner, "_gradients", update)
         if where == "at the first step":
             gc.collect()
             limit_memory(0)
@@ -191,7 +191,7 @@ def test_a_device_without_memory_leaves_a_usable_step(monkeypatch, limit_memory,
 def test_ctrl_c_in_a_capture_leaves_a_usable_step(monkeypatch, when):
     """A signal that another thread sends while a step is run before the capture, or captured: wherever that is then."""
     expected = train(make())
-    step, captured, works = make(), [], runner.StepRunner._update
+    step, captured, works = make(), [], runner.StepRunner._gradients
 
     def update(self, *args):
         captured.append(torch.cuda.is_current_stream_capturing())
@@ -204,7 +204,7 @@ def test_ctrl_c_in_a_capture_leaves_a_usable_step(monkeypatch, when):
         raise AssertionError("no signal came")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.StepRunner, "_update", update)
+        patch.setattr(runner.StepRunner, "_gradients", update)
         with pytest.raises(KeyboardInterrupt):
             train(step)
     assert captured == ([False] * step_graph.WARM_UP + [True])[: when + 1]
@@ -218,7 +218,7 @@ def test_memory_of_a_failed_capture_is_given_back(monkeypatch):
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    works = runner.StepRunner._update
+    works = runner.StepRunner._gradients
 
     def fails(self, *args):
         made = works(self, *args)
@@ -227,7 +227,7 @@ def test_memory_of_a_failed_capture_is_given_back(monkeypatch):
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.StepRunner, "_update", fails)
+        patch.setattr(runner.StepRunner, "_gradients", fails)
         with pytest.raises(torch.OutOfMemoryError):
             train(step)
     step._runner.optimizer.zero_grad()

@@ -1,5 +1,10 @@
 """A small labelled graph on which every class has neighbours of its own kind."""
 
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from unittest import mock
+
 import torch
 import torch.nn.functional as F
 
@@ -48,6 +53,47 @@ class RunningLoss(torch.nn.Module):
         with torch.no_grad():
             self.mean.mul_(self.keep).add_(loss, alpha=1 - self.keep)
         return loss / self.mean
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """PyTorch's, within."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def pressed(step, place: str, act: Callable[[], None], after: int = 0) -> Iterator[None]:
+    """``act`` is called once within steps, behind so many others, at a place: behind their ``forward`` pass, ``in
+    backward`` (from a hook), behind the ``backward`` pass, in the ``optimizer``, or ``behind`` it."""
+    runner, left = step._runner, itertools.count(-after)
+    patched = {
+        "forward": (runner.executor.program, "split"), "backward": (runner, "_gradients"),
+        "optimizer": (runner.update, "apply"), "behind": (runner, "_push"),
+    }  # fmt: skip
+
+    def count(*given) -> None:
+        if next(left) == 0:
+            act()
+
+    if place not in patched:
+        handle = next(step.model.parameters()).register_hook(count)
+        yield
+        handle.remove()
+        return
+    kept = getattr(*patched[place])
+
+    def counted(*given):
+        found = kept(*given)
+        count()
+        return found
+
+    with mock.patch.object(*patched[place], counted):
+        yield
 
 
 def make_step(execution="padded", *, model="GraphSAGE", graph=None, seed=0, optimizer=None, loss=F.cross_entropy, **kw):

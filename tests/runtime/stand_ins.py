@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from joestar.runtime import runner
+from joestar.runtime import recorded, runner
 
 
 class Captured:
@@ -57,7 +57,7 @@ def captured_steps(graph=Captured, box=Box):
         made(self, executor, update, seed, True)
 
     with (
-        mock.patch.object(runner, "StepGraph", graph), mock.patch.object(runner, "Mailbox", box),
+        mock.patch.object(recorded, "StepGraph", graph), mock.patch.object(recorded, "Mailbox", box),
         mock.patch.object(runner.StepRunner, "_forward", noted),
         mock.patch.object(runner.StepRunner, "__init__", start),
     ):  # fmt: skip

@@ -13,19 +13,9 @@ import joestar
 import joestar.data
 from joestar.bench.planted import planted
 from joestar.errors import CaptureError, ConfigError
-from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.common import CLASSES, FEATURES, default_dtype, planted_graph
 
 IDX = torch.arange(0, 90)
-
-
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Interrupts and errors in the middle of a step: it happens as a whole, or as if it had never begun."""
 
+import contextlib
 import functools
 import itertools
 import signal
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import joestar
+from joestar.runtime import undone
 from joestar.runtime.interrupts import Whole
-from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, tight_bounds
+from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, pressed, tight_bounds
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -34,7 +36,7 @@ class Net(nn.Module):
         return self.head(self.norm(self.conv(blocks[0], x)).relu())
 
 
-PLACES = ("forward", "backward", "optimizer", "behind")
+PLACES = ("forward", "in backward", "backward", "optimizer", "behind")
 
 
 def made(**options):
@@ -43,32 +45,6 @@ def made(**options):
     sgd = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     sampler = joestar.NeighborSampler(graph, [3], seed=1)
     return joestar.compile(net, sampler, F.cross_entropy, sgd, backend="eager", **options)
-
-
-def once(monkeypatch, step, place: str, act, after: int = 1) -> None:
-    """``act`` is called once, at a place within a step, behind so many steps."""
-    runner, left = step._runner, [after]
-
-    def acting():
-        left[0] -= 1
-        if left[0] == -1:
-            act()
-
-    if place == "backward":
-        step.model.conv.lin_l.weight.register_hook(lambda grad: acting())
-        return
-    owner, name = {
-        "forward": (runner.executor.program, "split"), "optimizer": (runner.update, "apply"),
-        "behind": (runner, "_push"),
-    }[place]  # fmt: skip
-    kept = getattr(owner, name)
-
-    def wrapped(*given):
-        found = kept(*given)
-        acting()
-        return found
-
-    monkeypatch.setattr(owner, name, wrapped)
 
 
 def state(step) -> dict:
@@ -92,9 +68,9 @@ def test_an_interrupted_step_is_whole(monkeypatch, undisturbed, options, after, 
         tight_bounds(monkeypatch, 1.0)
     step, losses = made(**options), []
     step._ready(IDX, 30)  # so that there is a program
-    once(monkeypatch, step, place, lambda: signal.raise_signal(signal.SIGINT), after)
     epoch = step.epoch(IDX, 30)
-    with pytest.raises(KeyboardInterrupt):
+    press = functools.partial(signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), pressed(step, place, press, after):
         losses.extend(float(loss) for loss in epoch)
     if epoch.position > len(losses):
         losses.append(float(epoch.latest()))
@@ -105,8 +81,8 @@ def test_an_interrupted_step_is_whole(monkeypatch, undisturbed, options, after, 
 
 
 @pytest.mark.parametrize("execution", ["padded", "exact"])
-@pytest.mark.parametrize("place", ["forward", "backward"])
-def test_an_error_in_front_of_the_optimizer_leaves_no_trace(monkeypatch, undisturbed, place, execution):
+@pytest.mark.parametrize("place", ["forward", "in backward", "backward"])
+def test_an_error_in_front_of_the_optimizer_leaves_no_trace(undisturbed, place, execution):
     """Of a hook of the user's, or because memory is short."""
 
     def fail():
@@ -114,9 +90,8 @@ def test_an_error_in_front_of_the_optimizer_leaves_no_trace(monkeypatch, undistu
 
     step, losses = made(execution=execution), []
     step._ready(IDX, 30)
-    once(monkeypatch, step, place, fail, 2)
     epoch = step.epoch(IDX, 30)
-    with pytest.raises(torch.OutOfMemoryError, match="made up"):
+    with pytest.raises(torch.OutOfMemoryError, match="made up"), pressed(step, place, fail, 2):
         losses.extend(float(loss) for loss in epoch)
     losses += [float(loss) for loss in epoch]
     assert losses == pytest.approx(undisturbed[0], rel=1e-9)
@@ -124,39 +99,42 @@ def test_an_error_in_front_of_the_optimizer_leaves_no_trace(monkeypatch, undistu
         torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def fitted(folder, prepare=lambda step: None, called=lambda: None, logged=lambda values, steps: None):
+def fitted(
+    folder, around=lambda step: contextlib.nullcontext(), called=lambda: None, logged=lambda values, steps: None
+):
     """(records, state, best epoch) of a run with a schedule per step, that goes on with what is in the folder.
 
     Args:
-        prepare: is given the step before; called: whenever an epoch is scored; logged: behind it.
+        around: of a step, what the run is in; called: whenever an epoch is scored; logged: behind it.
     """
     step = made(deterministic=True)
     step._ready(IDX, 30)
-    prepare(step)
 
     def score(out, y):
         called()
         return -float(F.cross_entropy(out, y))
 
-    history = step.fit(
-        IDX, VAL, 3, 30, metric={"ours": score}, mode="max", checkpoints=joestar.Checkpoints(folder), resume=True,
-        loggers=logged, patience=2, scheduler=torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=18),
-    )  # fmt: skip
+    schedule = torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=18)
+    with around(step):
+        history = step.fit(
+            IDX, VAL, 3, 30, metric={"ours": score}, mode="max", checkpoints=joestar.Checkpoints(folder), resume=True,
+            loggers=logged, patience=2, scheduler=schedule,
+        )  # fmt: skip
     return [(r.loss, r.val, r.lr) for r in history.records], state(step), history.best_epoch
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "at", [("backward", 3), ("behind", 3), ("optimizer", 8), ("scored", 1), ("behind", 11), ("logged", 1)]
+    "at", [("in backward", 3), ("behind", 3), ("optimizer", 8), ("scored", 1), ("behind", 11), ("logged", 1)]
 )
-def test_fit_goes_on_with_the_bits_of_an_unbroken_run(monkeypatch, tmp_path, number, at):
+def test_fit_goes_on_with_the_bits_of_an_unbroken_run(tmp_path, number, at):
     """Schedules per step; interrupted within steps, behind the last of an epoch, and while it is scored."""
     place, after = at
     scores = itertools.count()
 
-    def prepare(step):
-        if place in PLACES:
-            once(monkeypatch, step, place, lambda: signal.raise_signal(number), after)
+    def around(step):
+        press = functools.partial(signal.raise_signal, number)
+        return pressed(step, place, press, after) if place in PLACES else contextlib.nullcontext()
 
     def called():
         if place == "scored" and next(scores) == after:
@@ -168,7 +146,7 @@ def test_fit_goes_on_with_the_bits_of_an_unbroken_run(monkeypatch, tmp_path, num
 
     expected = fitted(tmp_path / "whole")
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        fitted(tmp_path / "broken", prepare, called, logged)
+        fitted(tmp_path / "broken", around, called, logged)
     records, values, best = fitted(tmp_path / "broken")
     assert records == expected[0] and best == expected[2]
     assert all(torch.equal(value, expected[1][name]) for name, value in values.items())
@@ -194,6 +172,25 @@ def test_a_run_that_is_killed_behind_the_last_step_of_an_epoch_is_not_trained_lo
         IDX, VAL, 2, 90, metric={"ours": lambda out, y: 0.0}, mode="max"
     )
     assert [record.loss for record in records] == [record.loss for record in again.records]
+
+
+def test_what_is_large_is_copied_where_everything_is_to_be_kept(monkeypatch):
+    """A memory bank, in steps that compile; else what a step wrote of it stays."""
+    monkeypatch.setattr(undone, "KEPT", 100)
+
+    def fail(written):
+        raise MemoryError
+
+    def left(size: int, everything: bool, happened: bool) -> list[float]:
+        bank, undo, found = [torch.zeros(size)], undone.Undone(), []
+        for _ in range(2):
+            with pytest.raises(MemoryError), undo(bank, everything, lambda: happened):
+                fail(bank[0].add_(1))
+            found.append(float(bank[0].max()))
+        return found
+
+    assert left(25, False, False) == left(26, True, False) == [0, 0]
+    assert left(26, False, False) == left(25, False, True) == [1, 2]
 
 
 def test_signals_wait_for_the_end_and_a_second_acts_at_once():
