@@ -135,8 +135,8 @@ class SkippableOptimizer:
                 would not be called.
         """
         _check_calls(self.optimizer, self.on_gpu)
-        if self._usual is not None and self._usual.same(self.optimizer):
-            return self._holds_still()
+        if self._usual is not None and self._usual.same(self.optimizer) and self._holds_still():
+            return True
         self._usual = None
         self._take_new()
         _check_dampening(self.optimizer)  # also where a loop assigned it
@@ -159,10 +159,8 @@ class SkippableOptimizer:
             for row, group in enumerate(groups):
                 if isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
                     self._table[row, 0].copy_(group["lr"])
-        held = self.holds()
-        if not held:
-            kernels.allocate(self.optimizer)
-        return held
+        kernels.allocate(self.optimizer)  # before anybody asks: what was thawed may have none, or its count elsewhere
+        return self.holds()
 
     def trained(self) -> list[int]:
         """Identities of the parameters that the next step trains."""

@@ -1,7 +1,7 @@
 """The two sides of a random script: a compiled ``Step``, and the loop that people write in plain PyTorch.
 
 Both have the same methods, one per event of ``scripts.py``. The plain side knows of Joestar the sampler in Python and
-the numbers that key its draws.
+the numbers that key its draws; it stays on the CPU, whatever device the step is on.
 """
 
 import contextlib
@@ -50,15 +50,22 @@ class Net(nn.Module):
 
 
 class Parts:
-    """What both sides are made of, each of its own: model, loss, optimizer, graph, sampler, schedule."""
+    """What both sides are made of, each of its own: model, loss, optimizer, graph, sampler, schedule.
 
-    def __init__(self, drawn, initial: int = 0):
+    Attributes:
+        device: where the model is; home: where seeds and the graph are.
+    """
+
+    def __init__(self, drawn, initial: int = 0, device: str = "cpu", home: str = "cpu"):
         torch.manual_seed(initial)
         self.drawn, self.logs, self.taken = drawn, {}, torch.zeros(0)
-        self.model = Net(drawn.conv, drawn.norm, drawn.task.width)
-        self.graph = planted_graph(nodes=500, dtype=torch.float64)
-        self.graph.ndata["y"] = labels(drawn.task.labels, self.graph.ndata["y"])
-        self.loss = self.given()
+        self.device, self.home = device, home
+        self.model = Net(drawn.conv, drawn.norm, drawn.task.width).to(device)
+        graph = planted_graph(nodes=500, dtype=torch.float64)
+        graph.ndata["y"] = labels(drawn.task.labels, graph.ndata["y"])
+        self.graph, self.loss = graph.to(home), self.given()
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device)
         self.optimizer = getattr(torch.optim, drawn.optimizer)(self.model.parameters(), **drawn.settings)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.sampler = self.sampled(drawn.fanouts, drawn.replace)
@@ -94,7 +101,7 @@ class Parts:
 
     def write_features(self, node: int, hidden: bool) -> None:
         features = self.graph.ndata["x"]
-        (features.numpy() if hidden else features)[node] *= 2
+        (features.data if hidden else features)[node] *= 2
 
     def tune(self, name: str, value) -> None:
         for group in self.optimizer.param_groups:
@@ -116,9 +123,10 @@ class Parts:
 
     def by_hand(self, seeds: Tensor, stepping: bool) -> None:
         """A step of one's own beside those of epochs, or gradients that somebody left behind."""
-        blocks = self.sampler.sample(self.graph.keyed(99), seeds)
+        graph = self.graph.to(self.device).keyed(99)
+        blocks = self.sampler.sample(graph, seeds.to(self.device))
         self.optimizer.zero_grad()
-        self.model(blocks, self.graph.ndata["x"][blocks[0].srcs]).square().mean().backward()
+        self.model(blocks, graph.ndata["x"][blocks[0].srcs]).square().mean().backward()
         if stepping:
             self.optimizer.step()
 
@@ -134,7 +142,7 @@ class Parts:
             found[f"lr {number}"] = torch.as_tensor(group["lr"])
         found |= {f"logged {name}": value for name, value in self.logs.items()} | {"seeds": self.taken}
         found |= {f"average of {name}": value for name, value in self.averages().items()}
-        return {name: value.detach().to(torch.float64) for name, value in found.items()}
+        return {name: value.detach().to("cpu", torch.float64) for name, value in found.items()}
 
 
 class Ours(Parts):
@@ -146,8 +154,8 @@ class Ours(Parts):
 
     refuses = frozenset()
 
-    def __init__(self, drawn, initial: int = 0, data: dict[str, Tensor] | None = None):
-        super().__init__(drawn, initial)
+    def __init__(self, drawn, initial: int = 0, data: dict[str, Tensor] | None = None, home: str | None = None):
+        super().__init__(drawn, initial, drawn.device, drawn.device if home is None else home)
         self.graph.ndata.update(data or {})
         self.epochs: list = []
         self.saved: io.BytesIO | None = None
@@ -161,6 +169,7 @@ class Ours(Parts):
         return self.step.ema or {}
 
     def open(self, idx: Tensor, batch: int, shuffle: bool, drop_last: bool) -> None:
+        idx = idx.to(self.home)
         self.epochs.append(self.step.epoch(idx, batch, shuffle, drop_last=drop_last, with_seeds=True))
 
     def given(self) -> Callable:
@@ -192,15 +201,15 @@ class Ours(Parts):
         return loss
 
     def call(self, seeds: Tensor) -> Tensor:
-        loss = self.step(seeds)
+        loss = self.step(seeds.to(self.home))
         self.logs, self.taken = self.step.logged, seeds
         return loss
 
     def predict(self, idx: Tensor, batch: int | None, full: bool) -> Tensor:
-        return self.step.predict(idx, batch, full)
+        return self.step.predict(idx.to(self.home), batch, full)
 
     def evaluate(self, idx: Tensor, batch: int | None, ema: bool) -> Tensor:
-        scores = self.step.evaluate(idx, batch, metric=list(self.drawn.task.scored), ema=ema)
+        scores = self.step.evaluate(idx.to(self.home), batch, metric=list(self.drawn.task.scored), ema=ema)
         return torch.tensor(list(scores.values()), dtype=torch.float64)
 
     def restart(self, seed: int) -> None:
@@ -231,10 +240,11 @@ class Ours(Parts):
 
     def refused(self, kind: str) -> None:
         """A mistake that is told, and changes nothing."""
+        node = functools.partial(torch.full, (1,), device=self.home)
         kinds = {
-            "seeds": lambda: self.step(torch.tensor([10**6])), "batch": lambda: self.step.epoch(torch.arange(9), 0),
+            "seeds": lambda: self.step(node(10**6)), "batch": lambda: self.step.epoch(node(9), 0),
             "state": lambda: self.step.load_state_dict({"format": 1}),
-            "metric": lambda: self.step.evaluate(torch.arange(9), metric="acuracy"),
+            "metric": lambda: self.step.evaluate(node(9), metric="acuracy"),
         }  # fmt: skip
         try:
             kinds[kind]()
@@ -247,6 +257,9 @@ class OverMacroBatches(Ours):
     """A step over macro-batches that keep every neighbour: mini-batches are those of the whole graph."""
 
     refuses = frozenset({"write_features", "write_labels", "full"})
+
+    def __init__(self, drawn, initial: int = 0, data: dict[str, Tensor] | None = None):
+        super().__init__(drawn, initial, data, home="cpu")
 
     def compiled(self) -> joestar.Step:
         """As planned here, with room for everything, and half of the rows on the device."""

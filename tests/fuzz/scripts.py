@@ -4,10 +4,12 @@ Epochs are begun, left, taken turns with; single steps, predictions, scores, sta
 what a loop may change: rates, weights, buffers, data, what is trained. Behind every event both sides hold the same
 parameters, buffers, moments and averages; every loss is the same, and stays so.
 
-``PYTHONPATH=tests python -m fuzz.scripts N`` runs script N and prints its events.
+``PYTHONPATH=tests python -m fuzz.scripts N`` runs script N and prints its events; a step on a GPU with
+``JOESTAR_TEST_DEVICE=cuda``.
 """
 
 import contextlib
+import os
 import random
 import sys
 
@@ -25,6 +27,7 @@ OPTIMIZERS = {
 }  # fmt: skip
 NODES, EVENTS = 500, 40
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
+WITHIN = TOLERANCE | {"check_dtype": False, "check_device": False}
 USES = {
     "next": 12, "interrupted": 2, "open": 3,
     "finish": 1, "leave": 1, "call": 2, "predict": 1, "full": 1, "evaluate": 1, "scale_rate": 1,
@@ -51,7 +54,7 @@ class Drawn:
 
     def __init__(self, number: int, backend: str):
         rng = random.Random(f"script {number}")
-        self.number, self.backend = number, backend
+        self.number, self.backend, self.device = number, backend, os.environ.get("JOESTAR_TEST_DEVICE", "cpu")
         self.conv, self.norm = rng.choice(("SAGEConv", "GCNConv", "GATConv")), rng.choice(("BatchNorm1d", "LayerNorm"))
         self.optimizer = rng.choice(list(OPTIMIZERS))
         self.settings = OPTIMIZERS[self.optimizer] | {"foreach": False}
@@ -105,7 +108,7 @@ class Script:
                 self._event(self.rng.choices(list(USES), list(USES.values()))[0])
                 self._compare()
             for ours, plain in self.losses:
-                torch.testing.assert_close(ours, plain, **TOLERANCE, check_dtype=False)
+                torch.testing.assert_close(ours, plain, **WITHIN)
         except BaseException as error:
             error.add_note(f"script {self.drawn.number}: {vars(self.drawn)}\n" + "\n".join(self.said))
             raise
@@ -127,7 +130,7 @@ class Script:
             ours = getattr(self.ours, event)(*given)
         found = ours, getattr(self.plain, event)(*given)
         if isinstance(found[1], Tensor):
-            torch.testing.assert_close(*found, **TOLERANCE, check_dtype=False)
+            torch.testing.assert_close(*found, **WITHIN)
         return found
 
     def _event(self, use: str) -> None:

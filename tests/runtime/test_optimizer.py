@@ -1,5 +1,7 @@
 """What a captured step holds on to of an optimizer, and when it is out of date; with kernels that run nowhere here."""
 
+import collections
+
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -7,14 +9,14 @@ from torch.testing import assert_close
 
 from joestar.errors import JoestarWarning, OptimizerError
 from joestar.ops import optimizer as kernels
-from joestar.runtime.optimizer import SkippableOptimizer
+from joestar.runtime.optimizer import SUPPORTED, SkippableOptimizer
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 
-def captured(kind=torch.optim.Adam, **options):
+def captured(kind=torch.optim.Adam, model=None, **options):
     """An optimizer as on a GPU, after a capture."""
-    model = torch.nn.Linear(3, 2)
+    model = model or torch.nn.Linear(3, 2)
     own = kind(model.parameters(), 0.1, **options)
     wrapped = SkippableOptimizer(own, model)
     wrapped.on_gpu = True
@@ -132,6 +134,62 @@ def test_state_that_is_missing_is_allocated_and_counts_go_to_the_device():
     wrapped.refresh()
     assert own.state[model.bias]["step"].item() == 3 and own.state[model.weight]["exp_avg"].shape == (2, 3)
     assert not wrapped.holds()
+
+
+def thaw(model, own):
+    model.bias.requires_grad_(True)
+
+
+def load_counts(model, own):
+    """A state of before the bias was trained, counts as numbers."""
+    state = own.state_dict()
+    for of_one in state["state"].values():
+        of_one.update({name: float(of_one[name]) for name in ("step", "mu_product") if name in of_one})
+    own.load_state_dict(state)
+
+
+LATER = {
+    "nothing": lambda model, own: None, "thawed": thaw, "cleared": lambda model, own: own.state.clear(),
+    "loaded": load_counts, "amsgrad": lambda model, own: own.param_groups[0].update(amsgrad=True, centered=True),
+    "momentum": lambda model, own: own.param_groups[0].update(momentum=0.9), "rate": CHANGES["learning rate"][0],
+}  # fmt: skip
+
+
+class Pair(torch.nn.Module):
+    """Two matrices: Muon takes nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2))
+
+
+@pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("first", LATER)
+def test_nothing_of_the_state_is_missing_when_a_step_is_recorded(kind, first):
+    """Whatever came before: the bias is frozen at first; behind each change come steps in which nothing changes."""
+    for second in LATER:
+        model = Pair()
+        model.bias.requires_grad_(False)
+        model, own, wrapped = captured(kind, model=model)
+        assert wrapped.refresh()
+        for change in (first, second):
+            LATER[change](model, own)
+            for _ in range(2):
+                if not wrapped.refresh():
+                    wrapped.hold()
+                complete(own)
+
+
+def complete(own):
+    """Each trained parameter has what its formula reads, as tensors."""
+    new = object.__new__(type(own))
+    new.state, new.param_groups = collections.defaultdict(dict), own.param_groups
+    kernels.allocate(new)
+    for parameter, wanted in new.state.items():
+        assert own.state[parameter].keys() >= wanted.keys()
+        for name, value in wanted.items():
+            found = own.state[parameter][name]
+            assert isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
 def wrap_step(own):
