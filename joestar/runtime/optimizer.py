@@ -303,6 +303,11 @@ def _loaded(optimizer: Optimizer) -> None:
     """After ``load_state_dict``: fused again, with moments of zeros where the saved optimizer had none yet."""
     _take_over(optimizer)
     _allocate_first(optimizer)
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for state, parameter in ((optimizer.state.get(p, {}), p) for p in group["params"]):
+                if "step" in state:  # a loop's own next step is fused, too, which reads it beside the parameter
+                    state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
 
 
 def _allocate_first(optimizer: Optimizer) -> None:

@@ -124,7 +124,8 @@ class Side:
             found[f"gradient of {name}"] = parameter.grad
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 found[f"{key} of {name}"] = value
-        return {name: value if value is None else value.detach().to("cpu", torch.float64) for name, value in found.items()}
+        here = {"device": "cpu", "dtype": torch.float64}
+        return {name: value if value is None else value.detach().to(**here) for name, value in found.items()}
 
 
 class Ours(Side):
@@ -278,7 +279,7 @@ class Loop:
         self._both("call", self._some(80), self.rng.random() < 0.85)
 
     def _backward(self) -> None:
-        retain = self.rng.random() < 0.3
+        retain = self.rng.random() < 0.3 and not self.drawn.cuda_graph  # which is refused
         loss = self.rng.choice([name for name in LOSSES if not (retain and "changed" in name)])
         number = self.rng.randrange(len(self.plain.outputs))
         if self.plain.outputs[number]["a"].requires_grad or "changed" not in loss:

@@ -192,6 +192,22 @@ def complete(own):
             assert isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
+@pytest.mark.parametrize("count", [3.0, torch.tensor(3.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_counts_that_are_loaded_are_beside_their_parameters(kind, count):
+    """States have them on the CPU, as PyTorch's unfused ones; on a GPU a loop's own step is fused."""
+    model, (_, saved, _) = torch.nn.Linear(3, 2, device="meta"), captured(kind)
+    model.bias.requires_grad_(False)
+    own = kind(model.parameters(), 0.1)
+    SkippableOptimizer(own, model)
+    saved.step()
+    for state in saved.state.values():
+        state["step"] = count
+    own.load_state_dict(saved.state_dict())
+    for parameter in model.parameters():
+        assert own.state[parameter]["step"].device == parameter.device
+
+
 def wrap_step(own):
     step = own.step
     own.step = lambda *args: step(*args)
