@@ -95,7 +95,7 @@ class Whole(contextlib.AbstractContextManager):
         if not self._before:
             return
         Whole._active = False
-        for number, handler in self._before.items():
+        for number, handler in reversed(self._before.items()):  # Ctrl-C last: it may end this loop
             if _signal.getsignal(number) == self._note:
                 _signal.signal(number, handler)
         number, self._waits = self._waits, None

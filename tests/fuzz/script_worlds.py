@@ -67,7 +67,7 @@ class Parts:
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
         self.optimizer = getattr(torch.optim, drawn.optimizer)(self.model.parameters(), **drawn.settings)
-        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.schedule = drawn.schedule(self.optimizer)
         self.sampler = self.sampled(drawn.fanouts, drawn.replace)
 
     def sampled(self, fanouts: list[int], replace: bool = False) -> joestar.NeighborSampler:

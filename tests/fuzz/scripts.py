@@ -73,6 +73,10 @@ class Drawn:
         """Loss and labels."""
         return TASKS[self.loss]
 
+    def schedule(self, optimizer: torch.optim.Optimizer):
+        """Of learning rates."""
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
     def options(self) -> dict:
         """For ``joestar.compile``."""
         return {
@@ -114,13 +118,7 @@ class Script:
             raise
 
     def _compare(self) -> None:
-        ours, plain = self.ours.state(), self.plain.state()
-        for name in ours | plain:
-            new = torch.ones_like if name.startswith("mu_product") else torch.zeros_like  # moments before a first step
-            pair = [side[name] if name in side else new((ours | plain)[name]) for side in (ours, plain)]
-            scale = max([1.0, *(float(value.abs().max()) for value in pair if value.numel())])
-            within = TOLERANCE | {"atol": TOLERANCE["atol"] * scale}  # sums over seeds are large
-            torch.testing.assert_close(*pair, **within, msg=lambda text, name=name: f"{name}: {text}")
+        compare(self.ours.state(), self.plain.state())
         assert self.ours.left() == self.plain.left()
 
     def _both(self, event: str, *given) -> tuple:
@@ -241,6 +239,16 @@ class Script:
         self.said.append("random numbers")
         torch.manual_seed(self.rng.randrange(1000))
         torch.rand(self.rng.randrange(1, 9))
+
+
+def compare(ours: dict[str, Tensor], plain: dict[str, Tensor]) -> None:
+    """Raises ``AssertionError`` where states differ; moments that one side has not made yet are 0."""
+    for name in ours | plain:
+        new = torch.ones_like if name.startswith("mu_product") else torch.zeros_like  # moments before a first step
+        pair = [side[name] if name in side else new((ours | plain)[name]) for side in (ours, plain)]
+        scale = max([1.0, *(float(value.abs().max()) for value in pair if value.numel())])
+        within = TOLERANCE | {"atol": TOLERANCE["atol"] * scale}  # sums over seeds are large
+        torch.testing.assert_close(*pair, **within, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def _short(given) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from .fits import Fit
 from .own_loops import Loop
 from .script_worlds import OverMacroBatches
 from .scripts import Script
@@ -29,6 +30,11 @@ def test_own_loops_as_in_plain_pytorch(number):
 @pytest.mark.parametrize("number", numbers(60))
 def test_scripts_over_macro_batches_as_in_plain_pytorch(number):
     Script(number, side=OverMacroBatches).run()
+
+
+@pytest.mark.parametrize("number", [*range(2), *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 40))])
+def test_fits_as_loops_by_hand_wherever_they_were_broken_off(number):
+    Fit(number).run()
 
 
 @pytest.mark.fuzz
