@@ -19,8 +19,15 @@ _TABLE = {
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",
     "torch._dynamo.guards": "dynamo_guards=",
+    "torch._dynamo.source": "CallFunctionNoArgsSource GlobalSource",
     "torch._dynamo.symbolic_convert": "InstructionTranslator",
+    "torch._dynamo.variables.base": "VariableTracker",
+    "torch._dynamo.variables.functions": "DynamoFunction=UserFunctionVariable"
+    " DynamoWrapper=WrapperUserFunctionVariable",
     "torch._dynamo.variables.lists": "dynamo_lists=",
+    "torch._dynamo.variables.misc": "DynamoModule=PythonModuleVariable",
+    "torch._dynamo.variables.user_defined": "DynamoClass=UserDefinedClassVariable"
+    " DynamoObject=UserDefinedObjectVariable",
     "torch._functorch._aot_autograd.graph_compile": "graph_compile=",
     "torch._guards": "detect_fake_mode TracingContext",
     "torch._inductor.codecache": "codecache=",

@@ -24,6 +24,7 @@ from joestar.lowering.inputs import DATA, KEY, NUM_SEEDS, SEEDS, Input, Kind, co
 from joestar.lowering.no_grad import detach_regions, without_inference_mode
 from joestar.lowering.origin import node_line
 from joestar.lowering.other_names import OTHER_NAMES
+from joestar.lowering.passed_over import passed_over
 from joestar.lowering.picked_rows import settle_picked_rows
 from joestar.lowering.reads import Reads, reads
 from joestar.lowering.retrace import Retrace
@@ -155,7 +156,7 @@ def _capture(
         except CaptureError as error:
             seen["error"] = error
             raise
-        seen["reads"] = reads(seen["names"])
+        seen["reads"] = reads(seen["names"], seen["passed over"])
 
         def run(*args):
             seen["args"] = args
@@ -188,6 +189,7 @@ def _read(
                 stand_ins,
                 torch.autocast(seeds.device.type, autocast, enabled=autocast is not None, cache_enabled=False),
                 questions() as asked,
+                passed_over() as seen["passed over"],
             ):
                 compiled(seeds, key, carriers)
         except _TracedError:

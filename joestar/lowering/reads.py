@@ -8,10 +8,12 @@ TorchDynamo knows, as it guards whatever it reads. It also guards what it looked
 that is found in its class (``Config.tau`` until ``config.tau = 2``) or nowhere (``getattr(config, "tau", 1)``), a key.
 """
 
+import collections
 import enum
 import inspect
+import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 
 from joestar.host import address
 from joestar.lowering.origin import model_line
+from joestar.lowering.passed_over import PREFIX, CachedCall, Lack, PassedOver
 from joestar.torch_private import OpOverloadPacket
 
 PLAIN = (
@@ -44,8 +47,12 @@ _LOOKED_UP = ("NOT_PRESENT_IN_GENERIC_DICT", "HASATTR")
 """Guards of an attribute that an object has not, or may not have, of its own."""
 _CONTAINED = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
 _KEYS = ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK")
-_OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_")
-"""Where what a user wrote begins to read: arguments of the traced program, and modules."""
+_CALLED = f"G['{PREFIX}"
+_CALLS = re.compile(rf"G\['({PREFIX}\w*)'\]\(\)")
+_IMPORTED = re.compile(r"G\['__import_(\w+)'\]")
+_CONTENTS = "contents"
+_OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_", _CALLED)
+"""Where what a user wrote begins to read: arguments of the traced program, modules, what cached functions return."""
 _TRUSTED = ("G['__import_joestar", "G['__import_torch")
 
 
@@ -110,14 +117,22 @@ class Read:
 
 
 class Reads:
-    """What one trace read; ``others``: what nobody watches, once ``leave_out`` has said what is watched."""
+    """What one trace read; ``others``: what nobody watches, once ``leave_out`` has said what is watched.
 
-    def __init__(self, found: Sequence[Read] = ()):
-        self._found, self.others = found, None
+    Attributes:
+        told: whether a trace told what it read: others know the program from elsewhere.
+    """
+
+    def __init__(self, found: Sequence[Read] = (), calls: Mapping[str, CachedCall] | None = None):
+        self._found, self._calls, self.others = found, calls or {}, None
+        self.told = calls is not None
 
     def settle(self) -> None:
-        """Forgets what was there only while the program was traced: of functions that stood in for others then."""
-        self._found = [read for read in self._found if read.lasts()]
+        """Forgets what was there only while the program was traced: of functions that stood in for others then, and
+        what functions returned whose caches are too small for the program's calls."""
+        gone = [str(call) for call in self._calls.values() if not call.lasts()]
+        lasting = (read for read in self._found if not any(call in read.name for call in gone))
+        self._found = [read for read in lasting if read.lasts()]
 
     def leave_out(self, watched: Callable[[object, object, bool], bool]) -> list[Read]:
         """What is not ``watched(owner, key, looked up)``; asked once."""
@@ -128,17 +143,18 @@ class Reads:
         return self.others
 
 
-def reads(scope: dict[str, object]) -> Reads:
+def reads(scope: dict[str, object], passed_over: PassedOver) -> Reads:
     """Everything plain, and every ``Thing``, that the program read that Dynamo is tracing, in order; called while it
     compiles.
 
     Args:
-        scope: what the traced function closes over, by name.
+        scope: what the traced function closes over, by name. passed_over: what Dynamo's guards do not tell.
     """
     from joestar.torch_private import InstructionTranslator, dynamo_guards
 
     output = InstructionTranslator.current_tx().output
-    names = {"L": scope, "G": output.global_scope, **getattr(dynamo_guards, "_get_closure_vars", dict)()}
+    scopes = {"L": scope, "G": collections.ChainMap(passed_over.calls, output.global_scope)}
+    names = scopes | getattr(dynamo_guards, "_get_closure_vars", dict)()
     found: dict[object, Read] = {}
     for guard in output.guards:
         source = guard.originating_source
@@ -156,19 +172,52 @@ def reads(scope: dict[str, object]) -> Reads:
             made = _looked_up(name, kind, guard, names)
             if made is not None:
                 found.setdefault((made.name, kind), made)
-    return Reads(list(found.values()))
+    for name, guard in _whole_containers(output.guards):
+        made = _looked_up(name, _CONTENTS, guard, names)
+        if made is not None:
+            found.setdefault((made.name, _CONTENTS), made)
+    for lack in passed_over.lacks:
+        found.setdefault((str(lack), "not there"), _lacking(lack))
+    return Reads(list(found.values()), passed_over.calls)
+
+
+def _whole_containers(guards) -> list[tuple[str, object]]:
+    """(Name, guard) of what nothing else tells how much is in it: mappings that were asked whether they are empty, sets
+    of which more was asked than what they contain."""
+    kinds: dict[str, dict[str, object]] = {}
+    for guard in guards:
+        kinds.setdefault(_name(guard.originating_source), {})[guard.create_fn_name()] = guard
+    found = []
+    for name, made in kinds.items():
+        guard = made.get("TYPE_MATCH", made.get("CONSTANT_MATCH"))
+        told = any(kind in made for kind in (*_KEYS, *_CONTAINED, "SEQUENCE_LENGTH"))
+        within = f"{name}["
+        users = name.startswith(_OF_USERS) and not name.startswith(_TRUSTED)
+        if guard is not None and users and not told and not any(other.startswith(within) for other in kinds):
+            found.append((name, guard))
+    return found
+
+
+def _lacking(lack: Lack) -> Read:
+    owner, name = lack.owner, lack.name
+    return Read(str(lack), lack.line, MISSING, owner, name, lambda: _attribute(owner, name), True)
 
 
 def _looked_up(name: str, kind: str, guard, names: dict) -> Read | None:
     """What a guard says of something that was looked for in what is called ``name``."""
     further = getattr(guard.create_fn, "keywords", {})
     attribute, key = further.get("attr"), further.get("key")
+    if kind == "HASATTR" and attribute is None:  # PyTorch 2.11 guards the attribute
+        attribute = getattr(guard.originating_source, "member", None)
+        name = _name(getattr(guard.originating_source, "base", guard.originating_source))
     if kind in _LOOKED_UP and isinstance(attribute, str):
         text, place, of = f"{name}.{attribute}", attribute, lambda found: _attribute(found, attribute)
     elif kind in _CONTAINED and isinstance(key, PLAIN):
         text, place, of = f"{key!r} in {name}", key, lambda found: key in found
     elif kind in _KEYS:
         text, place, of = f"list({name})", len, _keys
+    elif kind == _CONTENTS:
+        text, place, of = name, len, _contents
     elif kind == "TYPE_MATCH":
         text, place, of = f"type({name})", type, lambda found: Thing(type(found))
     else:
@@ -180,7 +229,16 @@ def _looked_up(name: str, kind: str, guard, names: dict) -> Read | None:
         return None
     if kind == "TYPE_MATCH" and isinstance(owner, (torch.Tensor, *PLAIN)):
         return None
-    return Read(_readable(text), _line(guard), of(owner), owner, place, lambda: of(eval(code, names)), True)
+    if kind == _CONTENTS and not isinstance(owner, (Mapping, Set)):
+        return None
+    return Read(_readable(text, names), _line(guard), of(owner), owner, place, lambda: of(eval(code, names)), True)
+
+
+def _contents(container) -> str | frozenset:
+    """What a set holds; of a mapping, whether it holds anything."""
+    if isinstance(container, Set):
+        return frozenset(entry if isinstance(entry, PLAIN) else id(entry) for entry in container)
+    return "not empty" if container else "empty"
 
 
 def _keys(mapping) -> tuple:
@@ -195,6 +253,8 @@ def _attribute(owner: object, name: str) -> object:
         value = next((place[name] for place in places if name in place), MISSING)
     else:
         value = inspect.getattr_static(owner, name, MISSING)
+    if isinstance(value, types.MemberDescriptorType) and not isinstance(owner, type):
+        value = getattr(owner, name, MISSING)  # a slot
     return value if value is MISSING or isinstance(value, PLAIN) else Thing(value)
 
 
@@ -211,7 +271,7 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
     if isinstance(value, Thing) and (owner is None or isinstance(owner, types.ModuleType)):
         return None  # model, sampler or loss; names of modules are watched
     owner, key = (eval(name, names), len) if length else (owner, key)
-    return Read(_readable(text), _line(guard), value, owner, key, lambda: _fact(eval(code, names)))
+    return Read(_readable(text, names), _line(guard), value, owner, key, lambda: _fact(eval(code, names)))
 
 
 def _fact(value):
@@ -237,8 +297,10 @@ def _line(guard) -> str:
     return model_line(frames)
 
 
-def _readable(text: str) -> str:
+def _readable(text: str, names: Mapping) -> str:
     """``L['model'].opt.param_groups[0]['lr']`` -> ``model.opt.param_groups[0]['lr']``."""
+    text = _CALLS.sub(lambda found: str(names["G"][found[1]]), text)
+    text = _IMPORTED.sub(lambda found: found[1].replace("_dot_", "."), text)
     for noise, plain in (
         ("L['model']", "model"),
         ("L['sampler']", "sampler"),

@@ -35,13 +35,18 @@ def filled(cell: types.CellType) -> bool:
 
 
 def function_of(value) -> types.FunctionType | None:
-    """The function behind an entry of a class."""
+    """The function behind an entry of a class, but for cached ones: these are asked for what they hold."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     elif isinstance(value, property):
         value = value.fget
-    value = inspect.unwrap(value) if callable(value) else value
+    value = inspect.unwrap(value, stop=is_cached) if callable(value) else value
     return value if isinstance(value, types.FunctionType) else None
+
+
+def is_cached(value) -> bool:
+    """Whether it is what ``functools.lru_cache`` or ``functools.cache`` makes of a function."""
+    return hasattr(value, "cache_parameters")
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -10,6 +10,7 @@ have been read and is left out, so that ``model.best = 0.9`` in a script, or in 
 import collections
 import dataclasses
 import functools
+import inspect
 import operator
 import os
 import sys
@@ -196,11 +197,10 @@ class Watched:
         self._note_class(type(owner), names)
         if hasattr(owner, "__dict__"):
             self._remember(vars(owner))
-        self._scopes += [
-            (Slots(owner), name, values[name]) for name in values if name not in getattr(owner, "__dict__", ())
-        ]
+        slots = {name: values.get(name, _MISSING) for name in _slots(owner)}
+        self._scopes += [(Slots(owner), name, value) for name, value in slots.items()]
         for name in sorted(values):
-            if names is None or name in names:
+            if (names is None or name in names) and not _is_kept(type(owner), name):
                 self._noted |= {(id(owner), name), (id(getattr(owner, "__dict__", owner)), name)}
                 self._note(f"{path}.{name}", values[name], names)
         return names
@@ -338,11 +338,19 @@ def _is_open(value) -> bool:
     return not is_foreign(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
 
 
+def _is_kept(kind: type, name: str) -> bool:
+    """Whether objects have it from when it is first read on: who reads it tells (``reads``)."""
+    return isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
+
+
 def _attributes(value) -> dict:
     found = dict(getattr(value, "__dict__", {}))
+    return found | {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
+
+
+def _slots(value) -> list[str]:
+    found = []
     for base in type(value).__mro__:
-        slots = getattr(base, "__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
+        slots = vars(base).get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return [name for name in found if name not in ("__dict__", "__weakref__")]

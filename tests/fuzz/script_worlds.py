@@ -9,6 +9,7 @@ import copy
 import functools
 import io
 import signal
+import types
 from collections.abc import Callable
 from unittest import mock
 
@@ -29,12 +30,33 @@ from tests.runtime.common import FEATURES, planted_graph, pressed
 from .script_tasks import changed, labels, score, valued
 from .staged import Everything
 
+SETTINGS = types.ModuleType("settings")
+"""Where a model looks for a factor that is not there."""
+
+
+class Kept:
+    """What a model finds behind a cached function: a row in float64, and a number."""
+
+    def __init__(self, width: int, device: str):
+        self.row, self.factor = torch.ones(width, dtype=torch.float64, device=device), 1.0
+
+
+@functools.cache
+def kept_of(side: str, number: int, width: int, device: str) -> Kept:
+    """What a side of a script keeps outside of its model."""
+    return Kept(width, device)
+
 
 class Net(nn.Module):
-    """Two layers and a head, normalised, a count of its steps and a number in a buffer; in float64."""
+    """Two layers and a head, normalised, a count of its steps and a number in a buffer; in float64.
 
-    def __init__(self, conv: str, norm: str, width: int):
+    Args:
+        kept: arguments of ``kept_of``.
+    """
+
+    def __init__(self, conv: str, norm: str, width: int, kept: tuple):
         super().__init__()
+        self.kept = kept
         kind = getattr(joestar.nn, conv)
         self.first, self.second, self.head = kind(FEATURES, 8), kind(8, 8), nn.Linear(8, width)
         self.norm = getattr(nn, norm)(8)
@@ -46,7 +68,9 @@ class Net(nn.Module):
         if self.training:
             self.steps += 1
         h = self.norm(self.first(blocks[0], x)).relu()
-        return self.head(self.second(blocks[1], h).tanh()) * self.scale
+        kept = kept_of(*self.kept)
+        factor = kept.factor * getattr(SETTINGS, "factor", 1.0)
+        return self.head(self.second(blocks[1], h).tanh()) * self.scale * kept.row * factor
 
 
 class Parts:
@@ -60,7 +84,8 @@ class Parts:
         torch.manual_seed(initial)
         self.drawn, self.logs, self.taken = drawn, {}, torch.zeros(0)
         self.device, self.home = device, home
-        self.model = Net(drawn.conv, drawn.norm, drawn.task.width).to(device)
+        self.kept = kept_of(*(kept := (type(self).__name__, drawn.number, drawn.task.width, device)))
+        self.model = Net(drawn.conv, drawn.norm, drawn.task.width, kept).to(device)
         graph = planted_graph(nodes=500, dtype=torch.float64)
         graph.ndata["y"] = labels(drawn.task.labels, graph.ndata["y"])
         self.graph, self.loss = graph.to(home), self.given()
@@ -98,6 +123,9 @@ class Parts:
 
     def write_buffer(self) -> None:
         self.model.scale.mul_(1.1)
+
+    def write_kept(self) -> None:
+        self.kept.row.mul_(1.1)
 
     def write_features(self, node: int, hidden: bool) -> None:
         features = self.graph.ndata["x"]
@@ -159,6 +187,7 @@ class Ours(Parts):
         self.graph.ndata.update(data or {})
         self.epochs: list = []
         self.saved: io.BytesIO | None = None
+        self.stepped = False
         self.step = self.compiled()
 
     def compiled(self) -> joestar.Step:
@@ -178,6 +207,7 @@ class Ours(Parts):
 
     def next(self, number: int) -> Tensor:
         loss, seeds = next(self.epochs[number])
+        self.stepped = True
         self.logs, self.taken = self.epochs[number].logged, seeds
         return loss
 
@@ -202,6 +232,7 @@ class Ours(Parts):
 
     def call(self, seeds: Tensor) -> Tensor:
         loss = self.step(seeds.to(self.home))
+        self.stepped = True
         self.logs, self.taken = self.step.logged, seeds
         return loss
 
@@ -238,6 +269,10 @@ class Ours(Parts):
         vars(self).update(vars(new))
         self.load()
 
+    def told(self) -> bool:
+        """Whether it is known what the trace read: quicker ones do not tell (``tests/captures.py``)."""
+        return self.step._executor("train").program.captured.reads.told
+
     def refused(self, kind: str) -> None:
         """A mistake that is told, and changes nothing."""
         node = functools.partial(torch.full, (1,), device=self.home)
@@ -245,11 +280,20 @@ class Ours(Parts):
             "seeds": lambda: self.step(node(10**6)), "batch": lambda: self.step.epoch(node(9), 0),
             "state": lambda: self.step.load_state_dict({"format": 1}),
             "metric": lambda: self.step.evaluate(node(9), metric="acuracy"),
+            "kept": lambda: self.step(node(9)), "lacking": lambda: self.step(node(9)),
         }  # fmt: skip
+        if kind in ("kept", "lacking") and not (self.stepped and self.told()):
+            return  # a first step reads what is there
         try:
+            self.kept.factor = 2.0 if kind == "kept" else 1.0
+            if kind == "lacking":
+                SETTINGS.factor = 2.0
             kinds[kind]()
         except JoestarError:
             return
+        finally:
+            self.kept.factor = 1.0
+            vars(SETTINGS).pop("factor", None)
         raise AssertionError(f"{kind}: nothing was said")
 
 
@@ -418,6 +462,10 @@ class Plain(Parts):
     def elsewhere(self) -> None:
         self.epochs = []
         self.load()
+
+    def told(self) -> bool:
+        """Whether it is known what the trace read: quicker ones do not tell (``tests/captures.py``)."""
+        return self.step._executor("train").program.captured.reads.told
 
     def refused(self, kind: str) -> None:
         """Nothing to be told of."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.runtime.common import default_dtype
 
 from .script_tasks import TASKS, Task
-from .script_worlds import Ours, Plain
+from .script_worlds import Ours, Plain, kept_of
 
 OPTIMIZERS = {
     "Adam": {"lr": 0.01, "eps": 1e-4}, "AdamW": {"lr": 0.02, "eps": 1e-4, "weight_decay": 0.1},
@@ -31,8 +31,9 @@ WITHIN = TOLERANCE | {"check_dtype": False, "check_device": False}
 USES = {
     "next": 12, "interrupted": 2, "open": 3,
     "finish": 1, "leave": 1, "call": 2, "predict": 1, "full": 1, "evaluate": 1, "scale_rate": 1,
-    "scheduled": 1, "freeze": 1.5, "freeze_norm": 0.7, "write_weights": 1, "write_buffer": 1, "write_features": 1,
-    "write_labels": 1, "keep_weights": 1, "load_weights": 1, "load_moments": 1, "by_hand": 1, "restart": 0.4,
+    "scheduled": 1, "freeze": 1.5, "freeze_norm": 0.7, "write_weights": 1, "write_buffer": 1, "write_kept": 1,
+    "write_features": 1, "write_labels": 1,
+    "keep_weights": 1, "load_weights": 1, "load_moments": 1, "by_hand": 1, "restart": 0.4,
     "tune": 1, "save": 1.5, "load": 1, "elsewhere": 0.7, "refused": 1, "random numbers": 1,
 }  # fmt: skip
 
@@ -96,6 +97,7 @@ class Script:
     def __init__(self, number: int, backend: str = "eager", side: type[Ours] = Ours):
         self.drawn = Drawn(number, backend)
         self.rng = random.Random(f"events {number}")
+        kept_of.cache_clear()
         self.ours, self.plain = side(self.drawn), Plain(self.drawn)
         self.losses: list[tuple[Tensor, Tensor]] = []
         self.said: list[str] = []
@@ -233,7 +235,7 @@ class Script:
         self._both("restart", self.rng.choice((7, 8)))
 
     def _refused(self, running: list[int]) -> None:
-        self._both("refused", self.rng.choice(("seeds", "batch", "state", "metric")))
+        self._both("refused", self.rng.choice(("seeds", "batch", "state", "metric", "kept", "lacking")))
 
     def _random_numbers(self, running: list[int]) -> None:
         self.said.append("random numbers")

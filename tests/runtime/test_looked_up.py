@@ -1,5 +1,6 @@
 """What a program looked for in objects that are not watched: attributes of a class, or of nothing, keys, flags."""
 
+import collections
 import types
 import weakref
 
@@ -38,6 +39,7 @@ class Held:
         self.loader = torch.utils.data.DataLoader([1])
         self.teacher = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
         self.reference = weakref.ref(self.referred)
+        self.ordered, self.known, self.seen = collections.OrderedDict(), {"a"}, set()
 
 
 REGISTRY: dict[str, Held] = {}
@@ -83,6 +85,21 @@ READ = {
     "a key": (
         lambda: held().optimizer.param_groups[0].get("scale", 1.0), key,
         "'scale' in .*param_groups.* was False when .* is True now",
+    ),
+    "whether a mapping is empty": (
+        lambda: 2.0 if held().ordered else 1.0, lambda patch, h: patch.setitem(h.ordered, "a", 1),
+        "held'].ordered was 'empty' when .* is 'not empty' now",
+    ),
+    "whether an optimizer has stepped": (
+        lambda: 2.0 if held().optimizer.state else 1.0,
+        lambda patch, h: patch.setitem(h.optimizer.state, h.optimizer.param_groups[0]["params"][0], {"a": 1}),
+        "state was 'empty'",
+    ),
+    "what a set has": (
+        lambda: float(len(held().known)), lambda patch, h: patch.setattr(h, "known", {"a", "b"}), "known was frozenset",
+    ),
+    "whether a set is empty": (
+        lambda: 2.0 if held().seen else 1.0, lambda patch, h: patch.setattr(h, "seen", {"b"}), "seen was frozenset",
     ),
     "a flag of a module": (
         lambda: 2.0 if held().teacher[1].training else 1.0,
