@@ -56,6 +56,7 @@ _TABLE = {
     "torch.fx.experimental.symbolic_shapes": "ShapeEnv free_unbacked_symbols statically_known_true",
     "torch.nn.functional": "functional=",
     "torch.nn.modules.batchnorm": "BatchNorm=_BatchNorm",
+    "torch.nn.utils.parametrizations": "SpectralNorm=_SpectralNorm",
     "torch.optim.optimizer": "before_steps=_global_optimizer_pre_hooks after_steps=_global_optimizer_post_hooks",
     "torch.utils._device": "DeviceContext",
     "torch.utils._python_dispatch": "TorchDispatchMode",

@@ -47,7 +47,7 @@ def logical_bytes(counts: list[int], edges: list[int], features: int, hidden: in
 
     Per layer, input side first: rows gathered over its edges and for its destinations, the joined matrix written and
     read by the product and by the gradient of the weights, the result written, its gradient written and read, and the
-    result read again for the mask. See ``docs/benchmarks.md``.
+    result read again for the mask. See ``docs/benchmarks-history.md``.
 
     Args:
         counts: nodes per hop, the seeds first; edges: of every layer, input side first; size: bytes of a number.

@@ -1,7 +1,8 @@
 """A sum over the ranks of one host by a kernel of ours, which reads what the others add from their memory.
 
 NCCL's all-reduce of a step's gradients takes 13 us on two H200 and 17 to 20 on four, beside launches that prepare its
-buffer and read its outcome: here it is one launch for all of it, 7 us on two and 11 to 13 on four (docs/benchmarks.md).
+buffer and read its outcome: here it is one launch for all of it, 7 us on two and 11 to 13 on four
+(docs/benchmarks-history.md).
 """
 
 import ctypes

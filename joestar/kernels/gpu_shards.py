@@ -21,7 +21,7 @@ _THREAD = 64
 SHARE = 4
 """Of so many multiprocessors one reads rows, with all its threads: 2 MB are under way, enough for the links, and the
 others are free for the step that computes meanwhile: its products were seen to wait for multiprocessors where nothing
-else runs (docs/benchmarks.md)."""
+else runs (docs/benchmarks-history.md)."""
 _WORDS = (torch.int32, torch.int16, torch.int8)
 _WIDEST = 2048
 """Bytes of a row that a tile holds at most."""

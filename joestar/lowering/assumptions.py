@@ -29,12 +29,10 @@ ASSIGNED_IN_PLACE = {
 """Functions of Python's operators such as ``+=``."""
 _OF_TORCH = {
     "weight_norm.py": "torch.nn.utils.parametrizations.weight_norm, which replaces no attribute",
-    "spectral_norm.py": "torch.nn.utils.parametrizations.spectral_norm, frozen by layer.parametrizations.eval(): its "
-    "power iteration replaces buffers in every training step. Unfreeze and call the layer between epochs",
+    "spectral_norm.py": "torch.nn.utils.parametrizations.spectral_norm, which replaces no attribute",
     "prune.py": "torch.nn.utils.prune.remove(layer, name) before compile, which makes the pruned tensor the parameter, "
     "or, to train under the mask, a parametrization that multiplies by it (torch.nn.utils.parametrize)",
 }
-_OF_TORCH["parametrizations.py"] = _OF_TORCH["spectral_norm.py"]
 """Files of torch.nn.utils that replace attributes -> what to write instead."""
 _COMPARISONS = (sympy.Eq, sympy.Ne, sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
 

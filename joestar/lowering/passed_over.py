@@ -35,6 +35,8 @@ PREFIX = "joestar_cached_call"
 _HELD = {DynamoModule: "value", DynamoClass: "value", DynamoFunction: "fn"}
 """Kind of variable -> where it has the module, class or function."""
 _OTHERS = ("torch", "joestar", "numpy")
+_ENTRIES = {dict.__getitem__: "__getitem__", dict.get: "get"}
+"""What makes attributes of a dict's entries, as ``__getattr__`` of its class."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,14 @@ def _cached(found: PassedOver, variable, tx, args, kwargs):
 def _kept(plain: Callable) -> Callable:
     def var_getattr(variable, tx, name):
         thing = variable.value
-        kept = inspect.getattr_static(type(thing), name, None)
-        if isinstance(kept, functools.cached_property) and variable.source is not None and name not in vars(thing):
+        kind = type(thing)
+        known = inspect.getattr_static(thing, name, None)
+        if isinstance(known, functools.cached_property) and variable.source is not None:
             with contextlib.suppress(Exception):  # an error that is the program's own: it is traced
                 getattr(thing, name)
+        way = getattr(kind, "__getattr__", None) if known is None and isinstance(thing, dict) else None
+        if way in _ENTRIES:
+            return variable.call_method(tx, _ENTRIES[way], [VariableTracker.build(tx, name)], {})
         return plain(variable, tx, name)
 
     return var_getattr

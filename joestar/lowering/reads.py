@@ -54,6 +54,8 @@ _CONTENTS = "contents"
 _OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_", _CALLED)
 """Where what a user wrote begins to read: arguments of the traced program, modules, what cached functions return."""
 _TRUSTED = ("G['__import_joestar", "G['__import_torch")
+_ENTRIES = re.compile(r"(?:\w+\.__getitem__\(|list\(dict\.keys\()+")
+"""What comes in front of the name of a container of a class of its own, whose entry or key is read."""
 
 
 class Thing:
@@ -161,14 +163,14 @@ def reads(scope: dict[str, object], passed_over: PassedOver) -> Reads:
         if type(source).__name__ == "NumpyTensorSource":  # the array, or the number, behind a tensor
             source = source.base
         name = _name(source)
-        if name in found or not name.startswith(_OF_USERS) or name.startswith(_TRUSTED):
+        if name in found or not _is_users(name):
             continue
         made = _read(source, name, guard, names)
         if made is not None:
             found[name] = made
     for guard in output.guards:
         name, kind = _name(guard.originating_source), guard.create_fn_name()
-        if name.startswith(_OF_USERS) and not name.startswith(_TRUSTED):
+        if _is_users(name):
             made = _looked_up(name, kind, guard, names)
             if made is not None:
                 found.setdefault((made.name, kind), made)
@@ -179,6 +181,12 @@ def reads(scope: dict[str, object], passed_over: PassedOver) -> Reads:
     for lack in passed_over.lacks:
         found.setdefault((str(lack), "not there"), _lacking(lack))
     return Reads(list(found.values()), passed_over.calls)
+
+
+def _is_users(name: str) -> bool:
+    wrapped = _ENTRIES.match(name)
+    name = name[wrapped.end() :] if wrapped else name
+    return name.startswith(_OF_USERS) and not name.startswith(_TRUSTED)
 
 
 def _whole_containers(guards) -> list[tuple[str, object]]:
@@ -192,8 +200,7 @@ def _whole_containers(guards) -> list[tuple[str, object]]:
         guard = made.get("TYPE_MATCH", made.get("CONSTANT_MATCH"))
         told = any(kind in made for kind in (*_KEYS, *_CONTAINED, "SEQUENCE_LENGTH"))
         within = f"{name}["
-        users = name.startswith(_OF_USERS) and not name.startswith(_TRUSTED)
-        if guard is not None and users and not told and not any(other.startswith(within) for other in kinds):
+        if guard is not None and _is_users(name) and not told and not any(other.startswith(within) for other in kinds):
             found.append((name, guard))
     return found
 
@@ -271,7 +278,10 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
     if isinstance(value, Thing) and (owner is None or isinstance(owner, types.ModuleType)):
         return None  # model, sampler or loss; names of modules are watched
     owner, key = (eval(name, names), len) if length else (owner, key)
-    return Read(_readable(text, names), _line(guard), value, owner, key, lambda: _fact(eval(code, names)))
+    spoken = _spoken(source, names)
+    return Read(
+        f"len({spoken})" if length else spoken, _line(guard), value, owner, key, lambda: _fact(eval(code, names))
+    )
 
 
 def _fact(value):
@@ -295,6 +305,15 @@ def _place(source, names: dict) -> tuple[object, object]:
 def _line(guard) -> str:
     frames = [(f.filename, str(f.lineno), f.name, f.line or "") for f in guard.user_stack or ()]
     return model_line(frames)
+
+
+def _spoken(source, names: Mapping) -> str:
+    """A source as Python has it: entries of a container by their keys."""
+    base, index = getattr(source, "base", None), getattr(source, "index", None)
+    if base is None or index is None or not _name(source).startswith("dict.__getitem__("):
+        return _readable(_name(source), names)
+    key = eval(_name(index), names) if hasattr(index, "name") else index
+    return f"{_spoken(base, names)}[{key!r}]"
 
 
 def _readable(text: str, names: Mapping) -> str:

@@ -1,8 +1,9 @@
 """CUDA graphs as they are replayed: small memsets of libraries are kernels.
 
 cuBLAS clears counters in front of some of its products. As a node of a CUDA graph that takes 1 us, and what comes
-behind it 2 to 14 more to begin, where a kernel follows a kernel within half a microsecond (docs/benchmarks.md). So the
-nodes are exchanged before the graph is made ready: a kernel of PyTorch's fills the same bytes, between the same nodes.
+behind it 2 to 14 more to begin, where a kernel follows a kernel within half a microsecond (docs/benchmarks-history.md).
+So the nodes are exchanged before the graph is made ready: a kernel of PyTorch's fills the same bytes, between the same
+nodes.
 """
 
 import contextlib

@@ -85,7 +85,10 @@ class Parts:
         self.drawn, self.logs, self.taken = drawn, {}, torch.zeros(0)
         self.device, self.home = device, home
         self.kept = kept_of(*(kept := (type(self).__name__, drawn.number, drawn.task.width, device)))
-        self.model = Net(drawn.conv, drawn.norm, drawn.task.width, kept).to(device)
+        self.model = Net(drawn.conv, drawn.norm, drawn.task.width, kept)
+        if drawn.spectral:
+            nn.utils.parametrizations.spectral_norm(self.model.head)
+        self.model.to(device)
         graph = planted_graph(nodes=500, dtype=torch.float64)
         graph.ndata["y"] = labels(drawn.task.labels, graph.ndata["y"])
         self.graph, self.loss = graph.to(home), self.given()

@@ -3,7 +3,6 @@
 What ``tests/lowering`` has already (test_capture_errors, test_in_place, test_padding_rows) is not repeated.
 """
 
-import functools
 import logging
 import random
 import time
@@ -76,16 +75,6 @@ def class_attribute(m, b, h):
     return h * Counter.calls
 
 
-@functools.cache
-def remembered(number):
-    COUNT["calls"] += 1
-    return number
-
-
-def cached_function(m, b, h):
-    return h * remembered(3)
-
-
 def graph_data(m, b, h):
     b.graph.ndata["h"] = b.graph.ndata["h"] + 1
     return h
@@ -151,11 +140,6 @@ def test_side_effects(operation):
 @pytest.mark.parametrize("make", [closure, generator, memory], ids=lambda make: make.__name__)
 def test_closures_that_change(make):
     refused(make(), *OUTLIVES)
-
-
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-def test_cached_function():
-    refused(cached_function, *OUTLIVES, function=remembered.__wrapped__)
 
 
 def test_data_of_the_shared_graph():

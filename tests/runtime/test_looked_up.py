@@ -29,6 +29,21 @@ class Settings:
         return self.scale
 
 
+class Entries(dict):
+    """As many a configuration."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Named(dict):
+    """Like yacs' ``CfgNode``."""
+
+    def __getattr__(self, name):
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
 class Held:
     """Objects that functions hand out; nothing in a model leads to them."""
 
@@ -39,6 +54,8 @@ class Held:
         self.loader = torch.utils.data.DataLoader([1])
         self.teacher = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
         self.reference = weakref.ref(self.referred)
+        self.entries = Entries(scale=1.0, inner=Entries(scale=1.0))
+        self.named = Named(scale=1.0, inner=Named(scale=1.0))
         self.ordered, self.known, self.seen = collections.OrderedDict(), {"a"}, set()
 
 
@@ -85,6 +102,14 @@ READ = {
     "a key": (
         lambda: held().optimizer.param_groups[0].get("scale", 1.0), key,
         "'scale' in .*param_groups.* was False when .* is True now",
+    ),
+    "an entry as an attribute": (
+        lambda: held().entries.scale, lambda patch, h: patch.setitem(h.entries, "scale", 2.0),
+        r"entries\['scale'\] was 1.0 when .* is 2.0 now",
+    ),
+    "one further in": (
+        lambda: held().named.inner.scale, lambda patch, h: patch.setitem(h.named.inner, "scale", 2.0),
+        r"named\['inner'\]\['scale'\] was 1.0 when .* is 2.0 now",
     ),
     "whether a mapping is empty": (
         lambda: 2.0 if held().ordered else 1.0, lambda patch, h: patch.setitem(h.ordered, "a", 1),
