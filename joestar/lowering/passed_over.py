@@ -125,19 +125,27 @@ def _cached(found: PassedOver, variable, tx, args, kwargs):
 
 
 def _kept(plain: Callable) -> Callable:
+    """Attributes of objects: properties that are kept are read; where they stand for a dict's entries, they are such."""
+
     def var_getattr(variable, tx, name):
-        thing = variable.value
-        kind = type(thing)
-        known = inspect.getattr_static(thing, name, None)
+        thing, kind = variable.value, type(variable.value)
+        known = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if isinstance(known, functools.cached_property) and variable.source is not None:
             with contextlib.suppress(Exception):  # an error that is the program's own: it is traced
                 getattr(thing, name)
-        way = getattr(kind, "__getattr__", None) if known is None and isinstance(thing, dict) else None
-        if way in _ENTRIES:
-            return variable.call_method(tx, _ENTRIES[way], [VariableTracker.build(tx, name)], {})
+        way = _entry(kind) if known is None and isinstance(thing, dict) else None
+        if way is not None and name not in getattr(thing, "__dict__", ()):
+            return variable.call_method(tx, way, [VariableTracker.build(tx, name)], {})
         return plain(variable, tx, name)
 
     return var_getattr
+
+
+def _entry(kind: type) -> str | None:
+    """The method of ``dict`` that a class has as its ``__getattr__``, as long as it is dict's own."""
+    way = _ENTRIES.get(getattr(kind, "__getattr__", None))
+    own = way is not None and getattr(kind, way) is getattr(dict, way) and not hasattr(kind, "__missing__")
+    return way if own else None
 
 
 def _value(variable):
