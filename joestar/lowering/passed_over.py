@@ -125,7 +125,7 @@ def _cached(found: PassedOver, variable, tx, args, kwargs):
 
 
 def _kept(plain: Callable) -> Callable:
-    """Attributes of objects: properties that are kept are read; where they stand for a dict's entries, they are such."""
+    """Attributes of objects: properties that are kept are read; a dict's entries may be what they stand for."""
 
     def var_getattr(variable, tx, name):
         thing, kind = variable.value, type(variable.value)
