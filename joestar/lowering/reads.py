@@ -53,6 +53,8 @@ _IMPORTED = re.compile(r"G\['__import_(\w+)'\]")
 _CONTENTS = "contents"
 _OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_", _CALLED)
 """Where what a user wrote begins to read: arguments of the traced program, modules, what cached functions return."""
+_OF_CLASS, _HANDED_OUT = "dict(type(", ("G['__import_", _CALLED)
+"""What comes in front of an object whose class is read, and where objects begin that only functions lead to."""
 _TRUSTED = ("G['__import_joestar", "G['__import_torch")
 _ENTRIES = re.compile(r"(?:\w+\.__getitem__\(|list\(dict\.keys\()+")
 """What comes in front of the name of a container of a class of its own, whose entry or key is read."""
@@ -184,6 +186,8 @@ def reads(scope: dict[str, object], passed_over: PassedOver) -> Reads:
 
 
 def _is_users(name: str) -> bool:
+    if name.startswith(_OF_CLASS):  # those of model, sampler and loss are watched
+        return name.startswith(_HANDED_OUT, len(_OF_CLASS)) and not name.startswith(_TRUSTED, len(_OF_CLASS))
     wrapped = _ENTRIES.match(name)
     name = name[wrapped.end() :] if wrapped else name
     return name.startswith(_OF_USERS) and not name.startswith(_TRUSTED)
@@ -195,12 +199,11 @@ def _whole_containers(guards) -> list[tuple[str, object]]:
     kinds: dict[str, dict[str, object]] = {}
     for guard in guards:
         kinds.setdefault(_name(guard.originating_source), {})[guard.create_fn_name()] = guard
-    found = []
+    found, entered = [], {name[:at] for name in kinds for at, letter in enumerate(name) if letter == "["}
     for name, made in kinds.items():
         guard = made.get("TYPE_MATCH", made.get("CONSTANT_MATCH"))
-        told = any(kind in made for kind in (*_KEYS, *_CONTAINED, "SEQUENCE_LENGTH"))
-        within = f"{name}["
-        if guard is not None and _is_users(name) and not told and not any(other.startswith(within) for other in kinds):
+        told = name in entered or any(kind in made for kind in (*_KEYS, *_CONTAINED, "SEQUENCE_LENGTH"))
+        if guard is not None and _is_users(name) and not told:
             found.append((name, guard))
     return found
 

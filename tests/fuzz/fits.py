@@ -20,7 +20,8 @@ from joestar.runtime.fit_records import LOSS
 
 from . import scripts
 from .broken import Killed, broken_at, counted, drawn
-from .script_worlds import Ours, Plain
+from .script_plain import Plain
+from .script_worlds import Ours
 
 NODES, BREAKS = 500, 6
 MODES = {"accuracy": "max"}

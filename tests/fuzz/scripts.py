@@ -18,8 +18,9 @@ from torch import Tensor
 
 from tests.runtime.common import default_dtype
 
+from .script_plain import Plain
 from .script_tasks import TASKS, Task
-from .script_worlds import Ours, Plain, kept_of
+from .script_worlds import Ours, kept_of
 
 OPTIMIZERS = {
     "Adam": {"lr": 0.01, "eps": 1e-4}, "AdamW": {"lr": 0.02, "eps": 1e-4, "weight_decay": 0.1},

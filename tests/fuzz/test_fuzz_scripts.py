@@ -1,6 +1,7 @@
 """Random scripts around a step, beside plain PyTorch: whatever a loop does, in any order, is what it would do there."""
 
 import pytest
+from captures import cheaper, real
 
 from .fits import Fit
 from .own_loops import Loop
@@ -35,6 +36,13 @@ def test_scripts_over_macro_batches_as_in_plain_pytorch(number):
 @pytest.mark.parametrize("number", [*range(2), *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 40))])
 def test_fits_as_loops_by_hand_wherever_they_were_broken_off(number):
     Fit(number).run()
+
+
+@pytest.mark.parametrize("number", [15, *(pytest.param(n, marks=pytest.mark.fuzz) for n in (8, 10, 11, 12, 13, 14))])
+def test_what_traces_are_told_is_watched(number):
+    """Cached numbers and missing settings that change: only captures in the real way know of them."""
+    with cheaper(real):
+        Script(number).run()
 
 
 @pytest.mark.fuzz

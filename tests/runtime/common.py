@@ -40,6 +40,20 @@ class Asking(torch.nn.Module):
         return h * 3 if self.ask() else h
 
 
+class Reading(torch.nn.Module):
+    """A layer whose rows are multiplied by all that functions read; in float64."""
+
+    def __init__(self, *read: Callable):
+        super().__init__()
+        self.conv, self.read = joestar.nn.SAGEConv(FEATURES, CLASSES).double(), read
+
+    def forward(self, blocks, x):
+        h = self.conv(blocks[0], x)
+        for read in self.read:
+            h = h * read()
+        return h
+
+
 class RunningLoss(torch.nn.Module):
     """Cross-entropy in units of its running mean, a buffer, in float64."""
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import joestar
 from joestar.errors import ChangedAfterCompileError
-from tests.runtime.common import CLASSES, FEATURES, planted_graph
+from tests.runtime.common import CLASSES, FEATURES, Reading, planted_graph
 
 IDX = torch.arange(100)
 
@@ -27,6 +27,22 @@ class Settings:
     @property
     def by_property(self):
         return self.scale
+
+
+class Holder:
+    """A descriptor."""
+
+    value = 1.0
+
+    def __get__(self, owner, kind=None):
+        return self.value
+
+
+class Described:
+    scale = Holder()
+
+    def by_default(self, scale=1.0):
+        return scale
 
 
 class Entries(dict):
@@ -56,6 +72,7 @@ class Held:
         self.reference = weakref.ref(self.referred)
         self.entries = Entries(scale=1.0, inner=Entries(scale=1.0))
         self.named = Named(scale=1.0, inner=Named(scale=1.0))
+        self.described = Described()
         self.ordered, self.known, self.seen = collections.OrderedDict(), {"a"}, set()
 
 
@@ -103,6 +120,14 @@ READ = {
         lambda: held().optimizer.param_groups[0].get("scale", 1.0), key,
         "'scale' in .*param_groups.* was False when .* is True now",
     ),
+    "what a descriptor holds": (
+        lambda: held().described.scale,
+        lambda patch, h: patch.setitem(vars(vars(Described)["scale"]), "value", 2.0), "value was 1.0 when .* is 2.0",
+    ),
+    "a default of a method": (
+        lambda: held().described.by_default(),
+        lambda patch, h: patch.setattr(Described.by_default, "__defaults__", (2.0,)), "was 1.0 when .* is 2.0",
+    ),
     "an entry as an attribute": (
         lambda: held().entries.scale, lambda patch, h: patch.setitem(h.entries, "scale", 2.0),
         r"entries\['scale'\] was 1.0 when .* is 2.0 now",
@@ -132,18 +157,6 @@ READ = {
     ),
 }  # fmt: skip
 """Name -> (what the model reads, what changes it, what is said)."""
-
-
-class Reading(nn.Module):
-    def __init__(self, *read):
-        super().__init__()
-        self.conv, self.read = joestar.nn.SAGEConv(FEATURES, CLASSES).double(), read
-
-    def forward(self, blocks, x):
-        h = self.conv(blocks[0], x)
-        for read in self.read:
-            h = h * read()
-        return h
 
 
 def compiled(*read, loss=F.cross_entropy):
