@@ -30,7 +30,14 @@ from joestar.fusion.edges import (
     segments,
     softmax_aggregate,
 )
-from joestar.fusion.gather import gather_aggregate, gather_attention, gather_together, gather_update, multi_aggregate
+from joestar.fusion.gather import (
+    gather_aggregate,
+    gather_attention,
+    gather_together,
+    gather_update,
+    multi_aggregate,
+    update_per_edge,
+)
 from joestar.fusion.order import factor_aggregate, linear_scores, number_factors, row_factors, spmm_gemm_order
 from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
 from joestar.lowering.inputs import Input
@@ -99,6 +106,7 @@ PASSES = (
     Pass("attention", attention.run),
     Pass("softmax-aggregate", softmax_aggregate.run),
     Pass("edge-map-reduce", edge_map_reduce.run),
+    Pass("update-per-edge", update_per_edge.run),
     Pass("products-together", products_together.run),
     Pass("column-leaves", column_leaves.run),
     Pass("backward-format", backward_format.run),

@@ -80,6 +80,21 @@ def several_products(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(f"{y} + {gate}[: {hop.name}.num_dst]", width) if code.chance(0.1) else y
 
 
+def products_of_ends(code: Code, h: Rows, hop: Hop) -> Rows:
+    """A function of the edges that reads one product of sources, two, or both halves of one, and nobody else does."""
+    width, reduce = code.width(), code.pick("sum", "mean")
+    first = code.linear(code.rows(f"{h}[: {hop.name}.num_dst]", h.width), width)
+    if code.chance(0.3):
+        pair = code.let(f"{code.linear(h, 2 * width, bias=code.chance(0.7))}.chunk(2, 1)")
+        rows = [f"{pair}[0]", f"{pair}[1]"]
+    else:
+        rows = [code.linear(h, width, bias=code.chance(0.7)) for _ in range(code.pick(1, 2))]
+    src = ", ".join(f'"{place}": {part}' for place, part in enumerate(rows))
+    value = '(edges.src["0"] * edges.dst["a"] + edges.dst["a"]).tanh()' + ' * edges.src["1"]' * (len(rows) > 1)
+    ends = f'src={{{src}}}, dst={{"a": {first}}}'
+    return code.rows(f'{hop.name}.pull(lambda edges: {value}, "{reduce}", {ends})', width)
+
+
 def scores(code: Code, h: Rows, hop: Hop) -> Rows:
     """Attention whose scores are sums over the columns of a function of the edges, per head (GATv2)."""
     heads, width = code.pick(1, 2, 3), code.pick(2, 4)

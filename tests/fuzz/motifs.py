@@ -19,6 +19,7 @@ from .edge_motifs import (
     ordered_edge_attention,
     scored,
     scores,
+    products_of_ends,
     several_products,
 )
 
@@ -273,6 +274,7 @@ MOTIFS: dict[str, list[Motif]] = {
         *(Motif(layer, inner=inner, choices=FUSED) for layer in (message, scores) for inner in (False, True)),
         Motif(message, alone=True, choices=FUSED),
     ],
+    "update-per-edge": [Motif(products_of_ends, choices={**FUSED, "gather": "in-place", "update": "per-edge"})],
     "products-together": [Motif(several_products, inner=inner, choices=FUSED) for inner in (False, True)],
     "column-leaves": [Motif(columns, inner=inner, choices=FUSED) for inner in (False, True)],
     "factor-aggregate": [Motif(factors, rows.layer_norm, inner=True)],

@@ -54,7 +54,7 @@ def run(gm: fx.GraphModule, context) -> int:
     return made
 
 
-def _columns(node: fx.Node, leaf: int) -> _Columns | None:
+def columns_of(node: fx.Node, leaf: int) -> _Columns | None:
     """What matrix a leaf's rows are columns of."""
     if node.target is operator.getitem and node.args[0].target in _PARTS:
         parts, index = node.args
@@ -84,7 +84,7 @@ def _match(node: fx.Node) -> list[list[_Columns]] | Reject | None:
     found: dict[tuple, list[_Columns]] = {}
     groups = groups_of(program.leaves, node.args[2])
     for leaf, (kind, (rows, *_)) in enumerate(zip(program.leaves, groups, strict=True)):
-        columns = _columns(rows, leaf) if kind in BESIDE else None
+        columns = columns_of(rows, leaf) if kind in BESIDE else None
         if columns is not None:
             found.setdefault((kind, columns.matrix), []).append(columns)
     several = [sorted(part, key=lambda columns: columns.first) for part in found.values() if len(part) > 1]
