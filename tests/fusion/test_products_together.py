@@ -89,6 +89,7 @@ def products(case) -> int:
 
 @pytest.mark.parametrize("gather", ["stored", "in-place"])
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.each("name")
 def test_same_numbers(name, gather):
     """Seeds stand twice in a batch; the graph has self-loops, duplicate edges and nodes without any."""
     on, off = (under(all_layers()[name], disable, gather) for disable in (ON, OFF))

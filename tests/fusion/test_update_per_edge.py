@@ -1,4 +1,4 @@
-"""Products of the first layer per edge: where, the same numbers and gradients, what is no longer numbered, and when not."""
+"""A first layer's products per edge: where, the same numbers and gradients, what is numbered no more, and when not."""
 
 import copy
 import functools
@@ -177,9 +177,7 @@ def _looped(self, block, h, own):
 
 
 def _of_destinations(self, block, h, own):
-    return block.pull(
-        lambda edges: (edges.dst["q"] * edges.data["w"][:, None]).tanh(), "sum", dst={"q": self.a(own)}
-    )
+    return block.pull(lambda edges: (edges.dst["q"] * edges.data["w"][:, None]).tanh(), "sum", dst={"q": self.a(own)})
 
 
 @pytest.mark.parametrize(
@@ -223,4 +221,4 @@ def test_a_weight_that_the_step_writes_is_read_where_it_was():
 def test_choice_per_source():
     on = under(all_layers()["gates"], update="per-source")
     assert all("src" in text for text in programs(on))
-    assert any("products per source are chosen" in text for text in reasons(on, PATTERN))
+    assert any("making products per source is chosen" in text for text in reasons(on, PATTERN))

@@ -17,9 +17,9 @@ from .edge_motifs import (
     message,
     ordered_attention,
     ordered_edge_attention,
+    products_of_ends,
     scored,
     scores,
-    products_of_ends,
     several_products,
 )
 

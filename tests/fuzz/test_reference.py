@@ -41,15 +41,17 @@ def test_masks_of_other_sites_differ(pack, monkeypatch):
     subjects, seeds, _ = pack
     drops = [subject for subject in subjects if "ropout(" in subject.written.body]
     assert drops
-    started = plain.Masks.__enter__
+    started, sites = plain.Masks.__enter__, 0
 
     def later(masks):
-        masks.site += 1
+        masks.site += sites
         return started(masks)
 
-    expected = [Runs(subject, seeds).plain() for subject in drops]
+    same = {subject.written.number: (subject, Runs(subject, seeds).plain()) for subject in drops}
     monkeypatch.setattr(plain.Masks, "__enter__", later)
-    assert all(differences(Runs(subject, seeds).plain(), right) for subject, right in zip(drops, expected, strict=True))
+    for sites in range(1, 6):  # noqa: B007 (a mask of few entries may be another's by chance)
+        same = {n: (subject, y) for n, (subject, y) in same.items() if not differences(Runs(subject, seeds).plain(), y)}
+    assert not same
 
 
 def test_what_is_not_finite_is_so_in_both():

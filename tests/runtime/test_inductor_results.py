@@ -94,6 +94,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("largest", LARGEST)
+@pytest.mark.each("largest")
 def test_entries_that_equal_a_maximum(largest, dtype):
     """They were not finite: entries were computed again, with other last bits, and none equalled the maximum."""
     rtol = 1e-10 if dtype == torch.float64 else 1e-4
@@ -132,6 +133,7 @@ ROUNDED = {
 
 @pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("largest", ROUNDED)
+@pytest.mark.each("largest")
 def test_rounded_entries_that_equal_a_maximum(largest, rounded):
     """Inductor compared them as they were before rounding, with a maximum that was rounded: none was as large."""
     found = of_rounded(ROUNDED[largest], rounded)

@@ -108,7 +108,7 @@ def _chosen(node: fx.Node, match: tuple[fx.Node, int], taken: dict[str, int], co
     default = PER_EDGE if few else PER_SOURCE
     if context.choose("update", site_name(node, taken), (PER_SOURCE, PER_EDGE), default, node) == PER_EDGE:
         return match
-    return Reject(f"products per source are chosen: {edges / max(1, sources):.2f} edges to a source")
+    return Reject(f"making products per source is chosen: {edges / max(1, sources):.2f} edges to a source")
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, compact: fx.Node, context) -> None:
