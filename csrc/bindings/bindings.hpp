@@ -8,6 +8,7 @@ namespace joestar::bindings {
 void bind_sampling(py::module_& m);
 void bind_structure(py::module_& m);
 void bind_spmm(py::module_& m);
+void bind_spmm_coo(py::module_& m);
 void bind_edges(py::module_& m);
 void bind_sample_aggregate(py::module_& m);
 void bind_dropout(py::module_& m);
@@ -18,6 +19,7 @@ void bind_shared(py::module_& m);
 void bind_partition(py::module_& m);
 void bind_multi(py::module_& m);
 void bind_attend(py::module_& m);
+void bind_attend_grad(py::module_& m);
 void bind_segment(py::module_& m);
 void bind_store(py::module_& m);
 void bind_stages(py::module_& m);

@@ -53,6 +53,7 @@ PYBIND11_MODULE(_native, m) {
   bind_sampling(m);
   bind_structure(m);
   bind_spmm(m);
+  bind_spmm_coo(m);
   bind_edges(m);
   bind_sample_aggregate(m);
   bind_dropout(m);
@@ -63,6 +64,7 @@ PYBIND11_MODULE(_native, m) {
   bind_partition(m);
   bind_multi(m);
   bind_attend(m);
+  bind_attend_grad(m);
   bind_segment(m);
   bind_store(m);
   bind_stages(m);

@@ -1,7 +1,6 @@
 #include "joestar/spmm.hpp"
 
 #include "bindings.hpp"
-#include "joestar/spmm_coo.hpp"
 
 namespace joestar::bindings {
 namespace {
@@ -20,31 +19,11 @@ void bind_forward(const Tensor& indptr, const Tensor& indices, const Tensor& x, 
   });
 }
 
-void bind_coo(const Tensor& src, const Tensor& dst, const Tensor& x, const Tensor& weight, std::int64_t heads,
-              std::int64_t width, std::int64_t num_dst, int reduce, const Tensor& y) {
-  with_types(src, x, [&]<class Id, class T>(Tag<Id>, Tag<T>) {
-    const std::span<const Id> rows = dst.span<const Id>();
-    if (!sorted_by_destination(rows)) {
-      throw std::invalid_argument(
-          "dst: expected ids >= 0 in ascending order; sort the edges by destination (torch.sort(dst, stable=True)), or "
-          "use spmm or spmm_csr");
-    }
-    const Messages<T, const Id*> m{.indptr = {},
-                                   .ids = src.as<const Id>(),
-                                   .x = x.as<const T>(),
-                                   .weight = weight.as<const T>(),
-                                   .heads = heads,
-                                   .width = width};
-    spmm_coo(m, rows, num_dst, static_cast<Reduce>(reduce), y.as<T>());
-  });
-}
-
 }  // namespace
 
 void bind_spmm(py::module_& m) {
   m.def("spmm", &bind_forward, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
         py::arg("stride") = 0, ReleaseGil());
-  m.def("spmm_coo", &bind_coo, ReleaseGil());
 }
 
 }  // namespace joestar::bindings
