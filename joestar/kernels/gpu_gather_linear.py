@@ -58,6 +58,8 @@ def _gather_linear(
 ):  # fmt: skip
     """``outs[p][i] = table[ids[i]] @ weights[p].T + biases[p]``: a tile of rows, and of one product, per program.
 
+    The row of id -1 is 0.
+
     Programs of the same rows follow one another: all but the first find these in the second-level cache.
     """
     part, tile = tl.program_id(0) % (PRODUCTS * PARTS), tl.program_id(0) // (PRODUCTS * PARTS)
@@ -65,11 +67,11 @@ def _gather_linear(
     weight, out = one_of(weights, product, PRODUCTS), one_of(outs, product, PRODUCTS)
     i = tile * ROWS + tl.arange(0, ROWS)
     column = (part % PARTS) * BLOCK + tl.arange(0, BLOCK)
-    source = tl.load(ids + i, i < n, 0).to(tl.int64)
+    source = tl.load(ids + i, i < n, -1).to(tl.int64)
     total = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, WIDTH, DEPTH):
         k = first + tl.arange(0, DEPTH)
-        rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (i < n)[:, None] & (k < WIDTH)[None, :], 0)
+        rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (source >= 0)[:, None] & (k < WIDTH)[None, :], 0)
         inside = (column < COLUMNS)[None, :] & (k < WIDTH)[:, None]
         block = tl.load(weight + column[None, :] * WIDTH + k[:, None], inside, 0)
         total = tl.dot(rows.to(block.dtype), block, total, input_precision=PRECISION, out_dtype=ACC)
@@ -103,8 +105,8 @@ def _gather_linear_kept(
         added = tl.load(bias + column, (column < COLUMNS) & (product < BIASES), 0).to(ACC)
     for tile in tl.range(tl.program_id(0) // (PRODUCTS * PARTS), tiles, step, num_stages=AHEAD):
         i = tile * ROWS + tl.arange(0, ROWS)
-        source = tl.load(ids + i, i < n, 0).to(tl.int64)
-        rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (i < n)[:, None] & (k < WIDTH)[None, :], 0)
+        source = tl.load(ids + i, i < n, -1).to(tl.int64)
+        rows = tl.load(table + source[:, None] * WIDTH + k[None, :], (source >= 0)[:, None] & (k < WIDTH)[None, :], 0)
         total = tl.dot(rows.to(kept.dtype), kept, input_precision=PRECISION, out_dtype=ACC) + added[None, :]
         at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
@@ -112,10 +114,10 @@ def _gather_linear_kept(
 
 @triton.jit(do_not_specialize=["n"])
 def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width."""
+    """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width; ``x`` is 0 of id -1."""
     i, column = tile_rows(ROWS), tile_columns(tl.program_id(1), BLOCK)
-    source = tl.load(ids + i, i < n, 0).to(tl.int64)
-    rows = tl.load(table + source * WIDTH + column, (i < n) & (column < WIDTH), 0).to(out.dtype.element_ty)
+    source = tl.load(ids + i, i < n, -1).to(tl.int64)
+    rows = tl.load(table + source * WIDTH + column, (source >= 0) & (column < WIDTH), 0).to(out.dtype.element_ty)
     if WIDE > WIDTH:
         rows = tl.where(column == WIDTH, 1, rows).to(out.dtype.element_ty)
     tl.store(out + i.to(tl.int64) * WIDE + column, rows, (i < n) & (column < WIDE))

@@ -71,8 +71,9 @@ def _row_sums_by(
         rows = ()
         for j in tl.static_range(AHEAD):
             i = first + j * ROWS + tl.arange(0, ROWS)[:, None]
-            at = following[j].to(tl.int64) * WIDTH + column
-            rows = rows + (tl.load(table + at, (i < last) & (column < WIDTH), 0),)  # noqa: RUF005
+            source = following[j].to(tl.int64)
+            known = (i < last) & (source >= 0)  # the row of id -1 is 0
+            rows = rows + (tl.load(table + source * WIDTH + column, known & (column < WIDTH), 0),)  # noqa: RUF005
         following = _tile_ids(ids, first + stride, last, ROWS, AHEAD)
         for j in tl.static_range(AHEAD):
             i = first + j * ROWS + tl.arange(0, ROWS)[:, None]

@@ -16,7 +16,8 @@ from .execute import Report, run_pack
 from .generate import PER_PACK, write
 from .workers import quiet, whole_pack
 
-COUNTS = ("programs", "compared", "plain", "autocast", "trained", "narrow", "overflows", "chosen", "impossible")
+COUNTS = ("programs", "compared", "plain", "autocast", "trained", "narrow", "overflows", "chosen", "strange",
+          "impossible")  # fmt: skip
 
 
 def repeat(number: int, backend: str) -> bool:

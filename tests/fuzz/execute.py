@@ -24,6 +24,7 @@ from . import plain, steps, tracing
 from .generate import PER_PACK, Written, seeds_of, write
 from .runs import Runs, Tolerance, autocast_of, differences, exchanged, of_sixths, usual
 from .settings import SETTINGS, setting_of
+from .strangers import Strangers
 from .subjects import Split, Subject, build, forget
 
 ALL = tuple(spec.name for spec in PASSES)
@@ -44,7 +45,7 @@ class Report:
         plain: programs whose reference is a plain PyTorch loop; impossible: programs that plain Python
             cannot run on this batch; autocast: programs under autocast; trained: programs
             that went through some steps of ``joestar.compile``; narrow: those of them under autocast; overflows:
-            batches of theirs that did not fit.
+            batches of theirs that did not fit; strange: programs whose data outside of the batch were NaN.
         refused: title -> message; wrong: programs that differ, with their source; failed: their numbers.
     """
 
@@ -63,6 +64,7 @@ class Report:
     trained: int = 0
     narrow: int = 0
     overflows: int = 0
+    strange: int = 0
 
     def count(self, program: Program) -> None:
         """Adds the rewrites of a program."""
@@ -182,9 +184,25 @@ def _checked(subject: Subject, made: Captured | None, seeds: Tensor, report: Rep
 
 
 def check(subject: Subject, captured: Captured, seeds: Tensor, report: Report, backend: str) -> list[str]:
-    """Runs one program in all ways; returns what differed."""
-    rng = random.Random(f"check {subject.written.number}")
-    runs, found = Runs(subject, seeds), []
+    """Runs one program in all ways; returns what differed.
+
+    What is not in the batch holds NaN meanwhile, unless plain execution reads it.
+    """
+    runs = Runs(subject, seeds)
+    with Strangers(subject, seeds, runs.key) as strangers:
+        try:
+            found = runs.plain()
+            if all(value.isfinite().all() for value in (found.loss, *found.grads.values(), *found.buffers.values())):
+                report.strange += 1
+            else:
+                strangers.restore()
+        except Exception:  # so says the reference below
+            strangers.restore()
+        return _compared(subject, captured, runs, report, backend)
+
+
+def _compared(subject: Subject, captured: Captured, runs: Runs, report: Report, backend: str) -> list[str]:
+    seeds, rng, found = runs.seeds, random.Random(f"check {subject.written.number}"), []
     program = Split(subject, captured, Options("eager", autocast=autocast_of(subject.written)))
     with autocast_dtypes.checked() as narrowed:
         program.trace(seeds, runs.key)

@@ -310,6 +310,7 @@ EXPLAINED = {
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
     "scaled_linear": "an op of Joestar's; tests/fusion/test_row_factors_numbers.py",
+    **dict.fromkeys(("gather_linear", "gather_linears"), "ops of Joestar's; test_padding_strangers.py"),
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
     "masked_batch_norm": "what batch_norm becomes; test_padding_norm.py",
     **dict.fromkeys(("synced_batch_norm", "row_parts"), "of several ranks; tests/distributed/test_training.py"),

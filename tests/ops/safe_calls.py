@@ -136,11 +136,6 @@ CALLS: dict[str, list[Call]] = {
     ],
     "keyed_edge_dropout": of(lambda w, x: ops.keyed_edge_dropout(x, w.indptr, w.dsts, KEY, 3, 0.4), edge(3)),
     "head_linear": of(lambda w, x, weight: ops.head_linear(x, weight), src(2, 5), shared(2, 3, 5)),
-    "gather_linear": of(
-        lambda w, t, weight, b: ops.gather_linear(t, w.dsts, weight, b), TABLE, shared(3, 5), shared(3)),
-    "gather_linears": of(
-        lambda w, t, u, v, b: ops.gather_linears(t, w.dsts, [u, v], [b]), TABLE, shared(3, 5), shared(3, 5),
-        shared(3)),
     "widened": of(lambda w, x: ops.widened(x), src(5)),
     "narrowed": of(lambda w, x, y: ops.narrowed(x, y), src(5), src(5, grad=False)),
     # --- what padded programs are made with ---

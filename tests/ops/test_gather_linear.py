@@ -37,6 +37,29 @@ def test_values(dtype, ids):
             torch.testing.assert_close(y.double(), expected(table, index, weight, b), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
+def test_rows_of_zeros(dtype, ids, monkeypatch):
+    """Of id -1, whatever the table holds: in the first block and in a later one, forward and in both gradients."""
+    monkeypatch.setattr(module, "BLOCK_BYTES", 64 * 9 * 8)
+    table, index, weight, bias = operands(200, 9, 5, dtype, ids)
+    index = torch.where((index == 0) | (torch.arange(200) % 7 == 3), -1, index).to(ids)
+    rows = torch.where(index[:, None] < 0, 0, table.double()[index.long()])
+    table[0] = table[-1] = torch.nan
+    index[index == 29] = 5
+    rows[index == 5] = table[5].double()
+    tolerance = {"rtol": TOLERANCE[dtype] * 8, "atol": TOLERANCE[dtype] * 8}
+    wanted = F.linear(rows, weight.double(), bias.double())
+    torch.testing.assert_close(ops.gather_linear(table, index, weight, bias).double(), wanted, **tolerance)
+    for y in ops.gather_linears(table, index, [weight, weight], [bias, bias]):
+        torch.testing.assert_close(y.double(), wanted, **tolerance)
+    grad = torch.ones(200, 5, dtype=dtype)
+    for_weight, for_bias = ops.gather_linear_grad(table, index, [grad], 1)
+    torch.testing.assert_close(for_weight.double(), rows.sum(0).expand(5, 9), rtol=0.05, atol=0.5)
+    assert for_bias.tolist() == [200] * 5
+    torch.testing.assert_close(ops.gather_linear(table, torch.full_like(index, -1), weight, bias), bias.expand(200, 5))
+
+
 def test_many_blocks(monkeypatch):
     """Rows are gathered block by block, the last one smaller."""
     monkeypatch.setattr(module, "BLOCK_BYTES", 64 * 9 * 8)

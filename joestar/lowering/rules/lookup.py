@@ -63,16 +63,42 @@ _ANYWHERE = {op.target for op in OPS.values() if op.padded_ids == "graph"}
 """Ops whose padded ids are in range, but of an edge or node that need not be in the batch: it may hold anything."""
 
 
+_LOOKUPS = {aten.index_select.default: 2, aten.index.Tensor: 1, aten.gather.default: 2, aten.take.default: 1}
+"""Reads whose result is ids if what they read is, and where their index is."""
+
+
+def _of_strangers(index: fx.Node) -> bool:
+    """Whether padded entries of an index are, or were found by, ids of no node or edge of the batch."""
+    while index.op == "call_function" and index.target not in _ANYWHERE | RAGGED.keys():
+        position = _LOOKUPS.get(index.target)
+        if position is not None:
+            by = index.args[position]
+            parts = by if isinstance(by, (list, tuple)) else (by,)
+            if any(isinstance(part, fx.Node) and _of_strangers(part) for part in parts):
+                return True
+        if not isinstance(index.args[0], fx.Node):
+            return False
+        index = index.args[0]
+    return index.target in _ANYWHERE
+
+
 def _reads_strangers(node: fx.Node, index: fx.Node) -> bool:
     """Whether padded slots hold numbers that belong to no node or edge of the batch, NaN perhaps."""
     table = node.args[0][0] if isinstance(node.args[0], (list, tuple)) else node.args[0]
     if not node.meta["val"].dtype.is_floating_point or padded_dims(table.meta.get("val")):
         return False
-    while index.op == "call_function" and index.target not in _ANYWHERE | RAGGED.keys():
-        if not isinstance(index.args[0], fx.Node):
-            return False
-        index = index.args[0]
-    return index.target in _ANYWHERE
+    return _of_strangers(index)
+
+
+def _products(context, node: fx.Node) -> None:
+    """Products of rows that are read in place, which would bring strangers' into the gradient of the weight.
+
+    A result of zeros would not do: 0 times NaN is NaN. Padded entries of such ids are -1, rows of zeros.
+    """
+    ids = node.args[1]
+    if padded_dims(ids.meta["val"]) and _of_strangers(ids):
+        node.update_arg(1, context.guard(ids, -1, node))
+        context.note("guard")
 
 
 def _lookup(position: int, along: Callable[[fx.Node], int] | None = None):
@@ -211,6 +237,7 @@ def _picked(context, node: fx.Node) -> None:
 
 RULES = {
     **dict.fromkeys(("index_select", "gather"), _lookup(2, _dim)),
+    **dict.fromkeys(("gather_linear", "gather_linears"), _products),
     "gather_rows": _lookup(3),
     "gather_shards": _lookup(5),
     "take_along_dim": _lookup(1, lambda node: argument(node, "dim")),

@@ -43,10 +43,11 @@ def _check(
 
 
 def _edges(indptr: Tensor, indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(numbers of the edges, which of them are valid ``[E, 1]``, their rows)."""
+    """(numbers of the edges, which of them are valid ``[E, 1]``, their rows, 0 of the others: those may be NaN)."""
     number = torch.arange(indices.shape[0], device=indices.device)
+    valid = (number < indptr[-1]).unsqueeze(-1)
     rows = torch.index_select(table, 0, indices).to(wide_dtype(table.dtype))
-    return number.to(indices.dtype), (number < indptr[-1]).unsqueeze(-1), rows
+    return number.to(indices.dtype), valid, torch.where(valid, rows, 0)
 
 
 def _factors(bits: Tensor | None, scale: float, like: Tensor) -> Tensor | float:

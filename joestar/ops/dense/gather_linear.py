@@ -1,6 +1,9 @@
 """``joestar::gather_linear``: an update of gathered rows that never stores them (gather-update, thesis 5.3.2), and
 ``joestar::gather_linears``, several of the same rows.
 
+The row of id -1 is 0: padded entries of ids that nobody in the batch has read nothing, which may be NaN, forward or for
+the gradient (``lowering.rules.lookup``).
+
 On a CPU a block of rows is gathered into the cache, multiplied and overwritten by the next; on a GPU the product's own
 loads gather (``kernels/gpu_gather_linear.py``). The backward pass gathers again, once for all of them.
 """
@@ -25,8 +28,15 @@ def _blocks(table: Tensor, ids: Tensor, dtype: torch.dtype):
     for first in range(0, ids.numel(), size):
         part = ids[first : first + size]
         rows = held[: part.numel()]
-        torch.index_select(table, 0, part, out=rows)
+        torch.index_select(table, 0, part.clamp(min=0), out=rows)
+        rows[part < 0] = 0
         yield first, rows.to(dtype)
+
+
+def _rows(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """``table[ids]`` ``[n, F]`` in ``dtype``; 0 of id -1."""
+    rows = torch.index_select(table, 0, ids.clamp(min=0))
+    return torch.where(ids[:, None] < 0, torch.zeros_like(rows[:1]), rows).to(dtype)
 
 
 def _check(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -82,20 +92,22 @@ def gather_linear(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | Non
     """``linear(table[ids], weight, bias)`` ``[n, C]`` in the weight's dtype.
 
     Args:
-        table: ``[N, F]``; ids: ``[n]``; weight: ``[C, F]``; bias: ``[C]`` in the weight's dtype, or none.
+        table: ``[N, F]``; ids: ``[n]``, -1 for a row of zeros; weight: ``[C, F]``; bias: ``[C]`` in the weight's dtype,
+            or none.
     """
     _check(table, ids, weight, bias)
-    return torch.nn.functional.linear(torch.index_select(table, 0, ids).to(weight.dtype), weight, bias)
+    return torch.nn.functional.linear(_rows(table, ids, weight.dtype), weight, bias)
 
 
 def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
     """``linear(table[ids], weight, bias)`` ``[n, C]`` of every weight ``[C, F]``; all have one shape and dtype.
 
     Args:
-        table: ``[N, F]``; ids: ``[n]``; biases: those ``[C]`` of the first products, the others have none.
+        table: ``[N, F]``; ids: ``[n]``, -1 for a row of zeros; biases: those ``[C]`` of the first products, the others
+            have none.
     """
     _check_all(table, ids, weights, biases)
-    rows = torch.index_select(table, 0, ids).to(weights[0].dtype)
+    rows = _rows(table, ids, weights[0].dtype)
     return [torch.nn.functional.linear(rows, *pair) for pair in itertools.zip_longest(weights, biases)]
 
 
@@ -106,7 +118,7 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
         grads: ``[n, C]`` of each product, in one dtype, or ``[m, C]`` of one of the first ``m`` rows;
         biases: how many of the first have one.
     """
-    rows = torch.index_select(table, 0, ids).to(grads[0].dtype)
+    rows = _rows(table, ids, grads[0].dtype)
     return [grad.t() @ rows[: grad.shape[0]] for grad in grads] + [grad.sum(0) for grad in grads[:biases]]
 
 
@@ -181,13 +193,13 @@ def _gradients(ctx, grads: list[Tensor], weights: list[bool], biases: list[bool]
 define(
     "gather_linear(Tensor table, Tensor ids, Tensor weight, Tensor? bias) -> Tensor", gather_linear,
     fake=lambda table, ids, weight, bias: weight.new_empty((ids.shape[0], weight.shape[0])),
-    gradient=(_setup, _backward), padding=Padding.SAFE, cpu=_cpu, cuda="gpu_gather_linear",
+    gradient=(_setup, _backward), padding=Padding.RULE, cpu=_cpu, cuda="gpu_gather_linear",
     around_cuda=_on_gpu(gather_linear, _check), autocast=_autocast(lambda *args: ops.gather_linear(*args)),
 )  # fmt: skip
 define(
     "gather_linears(Tensor table, Tensor ids, Tensor[] weights, Tensor[] biases) -> Tensor[]", gather_linears,
     fake=lambda table, ids, weights, biases: [weight.new_empty((ids.shape[0], weight.shape[0])) for weight in weights],
-    gradient=(_setup, _all_backward), padding=Padding.SAFE, cpu=_cpu_all, cuda="gpu_gather_linear",
+    gradient=(_setup, _all_backward), padding=Padding.RULE, cpu=_cpu_all, cuda="gpu_gather_linear",
     around_cuda=_on_gpu(gather_linears, _check_all), autocast=_autocast(lambda *args: ops.gather_linears(*args)),
 )  # fmt: skip
 define_gradient(

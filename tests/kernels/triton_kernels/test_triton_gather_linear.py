@@ -135,6 +135,27 @@ def test_gradients(table, grad):
                 check_close(y, g.double().sum(0), grad, f"bias {where}")
 
 
+@pytest.mark.parametrize("place", range(len(module._CONFIGS) + len(module._KEPT)))
+def test_rows_of_zeros(place, monkeypatch, ranges, tf32):
+    """Of id -1, by every setting: what stands in front of the table, or is NaN in it, is not read."""
+    monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *_: candidates[place % len(candidates)])
+    random = torch.Generator().manual_seed(0)
+    for n, width, columns in ((130, 20, 16), (70, 33, 4)):
+        held = torch.randn(61, width, generator=random)
+        held[:2] = torch.nan
+        x, w, b = held[1:], torch.randn(columns, width, generator=random), torch.randn(columns, generator=random)
+        for ids in (torch.int32, torch.int64):
+            index = torch.randint(-1, 59, (n,), generator=random).to(ids)
+            index[index == 0] = -1
+            rows = torch.where(index[:, None] < 0, 0, x[index.long()]).double()
+            y = gpu.gather_linear(x, index, w, b)
+            check_close(y, torch.nn.functional.linear(rows, w.double(), b.double()), torch.float32, f"{n} {columns}")
+            grad = torch.randn(n, columns, generator=random)
+            for_weight, for_bias = gpu.gather_linear_grad(x, index, [grad], 1)
+            check_close(for_weight, grad.double().t() @ rows, torch.float32, f"weight {n} {columns}")
+            check_close(for_bias, grad.double().sum(0), torch.float32, f"bias {n} {columns}")
+
+
 @pytest.mark.parametrize("biases", [0, 1, 3])
 @pytest.mark.parametrize(("width", "columns"), [(100, (16, 40, 9)), (64, (16, 16, 5)), (30, (3, 8, 1))])
 def test_gradients_of_the_first_rows(width, columns, biases):
