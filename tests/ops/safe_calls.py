@@ -143,6 +143,7 @@ CALLS: dict[str, list[Call]] = {
     "masked_mean": of(lambda w, x: ops.masked_mean(x, w.count, 0, [0], False), dst(5)),
     "masked_var": of(lambda w, x: ops.masked_var(x, w.count, 0, [0, 1], 1.0, True), dst(5)),
     "masked_std": of(lambda w, x: ops.masked_std(x, w.count, 0, [0], 0.0, False), dst(5)),
+    "like_first": of(lambda w, x: ops.rows_at(x, ops.like_first(w.indices, w.indptr[-1])), src(5)),
     "rows_at": of(lambda w, x: ops.rows_at(x, w.indices), src(5)),
     "scatter_valid": [
         Call(lambda w, t, x, r=reduce: ops.scatter_valid(

@@ -10,7 +10,7 @@ from joestar.lowering.sizes import RAGGED, expression, padded_dims
 from joestar.ops.registry import OPS
 from joestar.torch_private import OpOverload
 
-aten = torch.ops.aten
+aten, _JOESTAR = torch.ops.aten, torch.ops.joestar
 
 
 _IDS = {op.target for op in OPS.values() if op.padded_ids}
@@ -147,15 +147,37 @@ def _index(context, node: fx.Node) -> None:
 
 
 def _embedding(context, node: fx.Node) -> None:
-    if argument(node, "scale_grad_by_freq") and padded_dims(node.args[1].meta["val"]):
+    padded = padded_dims(node.args[1].meta["val"])
+    if argument(node, "scale_grad_by_freq") and padded:
         raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
     _lookup(1, lambda node: 0)(context, node)
+    if argument(node, "sparse") and padded:
+        _rows_of_batch(context, node, padded)
+
+
+def _rows_of_batch(context, node: fx.Node, padded: dict) -> None:
+    """Sparse gradients have the rows that were read, and optimizers move these: padded entries read the first one.
+
+    A batch that reads none runs exactly.
+    """
+    if padded.keys() != {0}:
+        raise context.refuse(node, "has sparse=True and padded columns", "Use sparse=False.")
+    context.want_rows(padded[0], node)
+    count = context.entries(padded[0], node)
+    node.update_arg(1, context.call(_JOESTAR.like_first.default, node.args[1], count, like=node.args[1]))
+    context.note("guard")
 
 
 def _bags(context, node: fx.Node) -> None:
     """``embedding_bag``: bags of padded rows are behind all others, and read row 0."""
+    padded = padded_dims(node.args[1].meta["val"])
     if argument(node, "scale_grad_by_freq"):
         raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
+    if argument(node, "sparse") and padded:
+        raise context.refuse(
+            node, "has sparse=True, whose gradient would have a row that padded bags read",
+            "Use sparse=False, or compile with execution='exact'.",
+        )  # fmt: skip
     node.update_arg(1, _valid_index(context, node, node.args[1]))
 
 

@@ -1,4 +1,5 @@
-"""``joestar::rows_at`` and ``joestar::scatter_valid``: reads from what may be empty, writes of valid entries only."""
+"""``joestar::rows_at``, ``joestar::like_first`` and ``joestar::scatter_valid``: reads from what may be empty, or of
+rows of the batch alone, writes of valid entries only."""
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ def rows_at(x: Tensor, index: Tensor) -> Tensor:
     if isinstance(x.shape[0], int) and x.shape[0] == 0:
         return x.new_zeros((index.shape[0], *x.shape[1:]))
     return torch.index_select(x, 0, index)
+
+
+def like_first(index: Tensor, count: Tensor) -> Tensor:
+    """``index`` ``[n, ...]`` with every entry behind the first ``count`` as the first one is."""
+    valid = (torch.arange(index.shape[0], device=index.device) < count).reshape(-1, *[1] * (index.dim() - 1))
+    return torch.where(valid, index, index[:1])
 
 
 def scatter_valid(
@@ -26,6 +33,7 @@ def scatter_valid(
 
 
 compose("rows_at(Tensor x, Tensor index) -> Tensor", rows_at)
+compose("like_first(Tensor index, Tensor count) -> Tensor", like_first)
 compose(
     "scatter_valid(Tensor x, int dim, Tensor index, Tensor source, str reduce, bool include_self, Tensor count)"
     " -> Tensor", scatter_valid,
