@@ -19,7 +19,7 @@ import sympy
 import torch
 from torch import fx
 
-from joestar.errors import PaddingError
+from joestar.errors import JoestarError, PaddingError
 from joestar.lowering.counts import is_symbolic, values_to_counts
 from joestar.lowering.functional import is_in_place, nodes_after, out_of_place, outlived_views
 from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
@@ -178,8 +178,6 @@ def pad(gm: fx.GraphModule, roles: list[Input], bounds: list[int], batch: int) -
     Raises:
         PaddingError: if an op has no correct form on padded rows; it names the user's line.
     """
-    from joestar.lowering.rules import rule_for
-
     gm = LazyGraphModule(gm, copy.deepcopy(gm.graph))  # its code is made when it runs
     table = size_table(gm, roles)
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -191,17 +189,33 @@ def pad(gm: fx.GraphModule, roles: list[Input], bounds: list[int], batch: int) -
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
-        with gm.graph.inserting_before(node):
-            values_to_counts(context, node)
-            written = _functional_write(context, node) if is_in_place(node) else None
-            if isinstance(node.target, OpOverload) and _touches_padding(node):
-                rule_for(node)(context, node)
-            if written is not None:
-                context.write(*written, node)
+        target = node.target
+        try:
+            with gm.graph.inserting_before(node):
+                _pad_node(context, node)
+        except JoestarError:
+            raise
+        except Exception as error:
+            raise PaddingError(
+                f"{target} at {node_line(node)} could not be padded: {type(error).__name__}: {error}\n"
+                "This is a defect of Joestar. Compile with execution='exact', and everything else works as before."
+            ) from error
     checked = _finish(context, flag, bounds)
     _bake(gm, table, bounds, batch)
     kept = _drop_sizes(gm, roles)
     return Padded(gm, [*kept, SEED_COUNT, FLAG], checked, context.rewrites)
+
+
+def _pad_node(context: PaddingContext, node: fx.Node) -> None:
+    """Gives one node its padded form."""
+    from joestar.lowering.rules import rule_for
+
+    values_to_counts(context, node)
+    written = _functional_write(context, node) if is_in_place(node) else None
+    if isinstance(node.target, OpOverload) and _touches_padding(node):
+        rule_for(node)(context, node)
+    if written is not None:
+        context.write(*written, node)
 
 
 def _touches_padding(node: fx.Node) -> bool:

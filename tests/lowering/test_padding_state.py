@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from joestar import fn
 from joestar.errors import PaddingError
+from joestar.lowering import rules
 from joestar.runtime.seeds import filled
 
 from .harness import SEEDS, WIDTH, Case, Rows, assert_refused, check, check_rows
@@ -86,6 +87,13 @@ def test_written_buffers():
         "broadcast": averaged(lambda a, b, h: a.copy_(h.sum())),
         "size": averaged(lambda a, b, h: a.add_(b.num_src).div_(b.num_dst)),
         "index_add_": averaged(lambda a, b, h: a.index_add_(0, b.graph_degrees("src") % 8, h[:, 0])),
+        "scatter_add_": averaged(lambda a, b, h: a.scatter_add_(0, b.graph_degrees("src") % 8, h[:, 0])),
+        **{
+            f"scatter_reduce_, {how}": averaged(
+                lambda a, b, h, how=how: a.scatter_reduce_(0, b.graph_degrees("src") % 8, h[:, 0], how)
+            )
+            for how in ("sum", "mean", "amax", "amin", "prod")
+        },
         "clamp_": averaged(lambda a, b, h: a.add_(h.mean(0)).clamp_(max=0.5)),
         "counter": lambda m, b, h: h / m.count.add_(1),
         "counter of edges": lambda m, b, h: h / m.count.add_(b.in_degrees().sum()),
@@ -109,6 +117,16 @@ def test_refused_writes(operation, words):
     with pytest.raises(PaddingError, match=r"test_padding_state\.py") as caught:
         case.padded(case.seeds(), 0)
     assert words in str(caught.value)
+
+
+def test_what_goes_wrong_in_padding_names_its_line_and_the_way_round(monkeypatch):
+    def broken(context, node):
+        raise ValueError("made up")
+
+    monkeypatch.setitem(rules.RULES, "index_add", broken)
+    case = Case(Rows(averaged(lambda a, b, h: a.index_add_(0, b.graph_degrees("src") % 8, h[:, 0])), average=AVERAGE))
+    with pytest.raises(PaddingError, match=r"index_add.*\.py:.*ValueError: made up\n.*execution='exact'"):
+        case.padded(case.seeds(), 0)
 
 
 def test_the_check_comes_as_soon_as_sizes_are_known():

@@ -232,12 +232,12 @@ def _scatter_reduce(context, node: fx.Node) -> None:
     if not padded:
         return
     count = context.entries(padded[dim], node)
-    include = argument(node, "include_self")
-    new = context.call(
-        torch.ops.joestar.scatter_valid.default, node.args[0], dim, *node.args[2:5], include, count, like=node
-    )
-    node.replace_all_uses_with(new)
-    context.gm.graph.erase_node(node)
+    args = (node.args[0], dim, *node.args[2:5], argument(node, "include_self"), count)
+    node.target, node.args, node.kwargs = (
+        _JOESTAR.scatter_valid.default,
+        args,
+        {},
+    )  # in place: a buffer may be this value
 
 
 def _bounded_search(position: int):
