@@ -29,6 +29,10 @@ def graph() -> Graph:
     made = Graph.from_edge_index(edges, NUM_NODES, ndata={"x": x, "y": y})
     made.edata["f"] = torch.randn(171, 10, generator=generator, dtype=torch.float64)
     made.edata["w"] = torch.rand(171, generator=generator) + 0.1
+    made.edata["kind"] = torch.arange(171) % 7
+    made.edata["partner"] = torch.randint(1, NUM_NODES, (171,), generator=generator)
+    made.edata["time"] = torch.randint(1, NUM_NODES, (171,), generator=generator).double()
+    made.edata["partner"][0] = made.edata["time"][0] = 0
     assert made.indptr[1] == 1 and made.indices[0] == 0
     made.ndata["x"][0] = made.edata["f"][0] = torch.nan
     return made
@@ -73,7 +77,23 @@ def found(m, b, x):
     return b.pull(fn.copy_e(m.of_nodes(b.graph.ndata["x"][sources]).tanh()), "sum")
 
 
-FORMS = {"products of edge data": products, "scores of edge data": scores, "film": film, "found in the graph": found}
+def partners(m, b, x):
+    """Rows of nodes that edges name, one or another by their kind."""
+    kind, frame = b.edata["kind"], b.graph.ndata
+    named = torch.where(kind > 2, b.edata["partner"], b.edata["time"].long())
+    return b.pull(fn.copy_e(m.of_nodes(frame["x"][named]).tanh()), "sum")
+
+
+def by_degree(m, b, x):
+    """Rows of a table by a number that is out of range in padded entries, of a product that may read in place."""
+    rows = m.of_own(b.graph.ndata["x"][b.graph_degrees("src").clamp(2, NUM_NODES) - 1])
+    return b.pull(fn.copy_u(rows.tanh()), "sum")
+
+
+FORMS = {
+    "products of edge data": products, "scores of edge data": scores, "film": film, "found in the graph": found,
+    "partners": partners, "by degree": by_degree,
+}  # fmt: skip
 
 
 def every_way(case: Case):
@@ -118,9 +138,10 @@ def test_nothing_of_them_is_read(name, probs):
 
 @pytest.mark.parametrize(
     ("name", "probs"), [("products of edge data", None), ("scores of edge data", None), ("film", "w"),
-                        ("found in the graph", None)],
+                        ("found in the graph", None), ("partners", None)],
 )  # fmt: skip
 def test_the_test_can_tell(name, probs, monkeypatch):
-    """Without the rule for such ids, some way of running reads NaN."""
-    monkeypatch.setattr(lookup, "_of_strangers", lambda index: False)
+    """Without the rules for such ids, some way of running reads NaN."""
+    for rule in ("_of_strangers", "_out_of_range"):
+        monkeypatch.setattr(lookup, rule, lambda index: False)
     assert any("finite" in text or "nan" in text for text in differences(name, probs=probs))

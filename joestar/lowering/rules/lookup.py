@@ -33,8 +33,7 @@ def _in_range(index: fx.Node) -> bool:
 
 def _valid_index(context, node: fx.Node, index: fx.Node) -> fx.Node:
     """An index whose padded entries are 0 unless they are known to be in range: ``degree - 1`` is -1 there."""
-    value = index.meta.get("val")
-    if not isinstance(value, Tensor) or value.dtype is torch.bool or not padded_dims(value) or _in_range(index):
+    if not _out_of_range(index):
         return index
     context.note("guard")
     return context.guard(index, 0, node)
@@ -63,31 +62,47 @@ _ANYWHERE = {op.target for op in OPS.values() if op.padded_ids == "graph"}
 """Ops whose padded ids are in range, but of an edge or node that need not be in the batch: it may hold anything."""
 
 
-_LOOKUPS = {aten.index_select.default: 2, aten.index.Tensor: 1, aten.gather.default: 2, aten.take.default: 1}
-"""Reads whose result is ids if what they read is, and where their index is."""
+_BATCH = {op.target for op in OPS.values() if op.padded_ids == "batch"} | RAGGED.keys()
+_MERGED = _JOESTAR.merge_hops.default
 
 
 def _of_strangers(index: fx.Node) -> bool:
-    """Whether padded entries of an index are, or were found by, ids of no node or edge of the batch."""
-    while index.op == "call_function" and index.target not in _ANYWHERE | RAGGED.keys():
-        position = _LOOKUPS.get(index.target)
-        if position is not None:
-            by = index.args[position]
-            parts = by if isinstance(by, (list, tuple)) else (by,)
-            if any(isinstance(part, fx.Node) and _of_strangers(part) for part in parts):
-                return True
-        if not isinstance(index.args[0], fx.Node):
-            return False
-        index = index.args[0]
-    return index.target in _ANYWHERE
+    """Whether padded entries of an index are, or are computed from, ids of no node or edge of the batch."""
+    seen, waiting = set(), [index]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.op != "call_function":
+            continue
+        seen.add(node)
+        if node.target in _ANYWHERE:
+            return True
+        if node.target is _MERGED:  # ids of the hops, side by side
+            waiting += node.args[1]
+        elif node.target not in _BATCH:
+            waiting += node.all_input_nodes
+    return False
 
 
-def _reads_strangers(node: fx.Node, index: fx.Node) -> bool:
-    """Whether padded slots hold numbers that belong to no node or edge of the batch, NaN perhaps."""
+def _reads_strangers(node: fx.Node, indices: list[fx.Node]) -> bool:
+    """Whether padded slots hold numbers that belong to no node or edge of the batch, NaN perhaps.
+
+    They do as well where padded entries of an index are not in range, and so are set to 0.
+    """
     table = node.args[0][0] if isinstance(node.args[0], (list, tuple)) else node.args[0]
     if not node.meta["val"].dtype.is_floating_point or padded_dims(table.meta.get("val")):
         return False
-    return _of_strangers(index)
+    return any(_of_strangers(index) or _out_of_range(index) for index in indices)
+
+
+def _out_of_range(index: fx.Node) -> bool:
+    """Whether padded entries of an index may be no rows."""
+    value = index.meta.get("val")
+    return (
+        isinstance(value, Tensor)
+        and value.dtype is not torch.bool
+        and bool(padded_dims(value))
+        and not _in_range(index)
+    )
 
 
 def _products(context, node: fx.Node) -> None:
@@ -96,7 +111,7 @@ def _products(context, node: fx.Node) -> None:
     A result of zeros would not do: 0 times NaN is NaN. Padded entries of such ids are -1, rows of zeros.
     """
     ids = node.args[1]
-    if padded_dims(ids.meta["val"]) and _of_strangers(ids):
+    if padded_dims(ids.meta["val"]) and (_of_strangers(ids) or _out_of_range(ids)):
         node.update_arg(1, context.guard(ids, -1, node))
         context.note("guard")
 
@@ -109,15 +124,16 @@ def _lookup(position: int, along: Callable[[fx.Node], int] | None = None):
     """
 
     def rule(context, node: fx.Node) -> None:
-        index = node.args[position]
-        first = index[0] if isinstance(index, (list, tuple)) else index
-        if isinstance(first, fx.Node) and _reads_strangers(node, first):
-            context.guard_result(node, 0)
-        if isinstance(index, (list, tuple)):
-            index = [i if i is None else _valid_index(context, node, i) for i in index]
+        given = node.args[position]
+        several = isinstance(given, (list, tuple))
+        if several:
+            index = [i if i is None else _valid_index(context, node, i) for i in given]
         else:
             size = None if along is None else expression(node.args[0].meta["val"].shape[along(node)])
-            index = nowhere_if_beyond(context, node, index, size)
+            index = nowhere_if_beyond(context, node, given, size)
+        parts = [i for i in (given if several else [given]) if isinstance(i, fx.Node)]
+        if _reads_strangers(node, parts):
+            context.guard_result(node, 0)
         node.update_arg(position, index)
 
     return rule
