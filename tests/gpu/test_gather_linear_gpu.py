@@ -15,14 +15,19 @@ ops = torch.ops.joestar
     (torch.bfloat16, torch.bfloat16, 3e-2), (torch.float16, torch.float16, 4e-3),
 ], ids=str)  # fmt: skip
 def test_against_gather_and_product(table, weight, tolerance):
+    """With rows of zeros, id -1, and a row that is NaN and nobody's."""
     random = torch.Generator("cuda").manual_seed(0)
     x = torch.randn(20_000, 100, generator=random, device="cuda").to(table)
     index = torch.randint(0, 20_000, (50_003,), generator=random, device="cuda", dtype=torch.int32)
+    index[::7] = -1
+    index[index == 0] = -1
+    known = torch.where(index[:, None] < 0, 0, x[index.long()])
+    x[0] = torch.nan
     for columns in (4, 128):
         w = (torch.randn(columns, 100, generator=random, device="cuda") / 10).to(weight).requires_grad_()
         b = torch.randn(columns, generator=random, device="cuda").to(weight).requires_grad_()
         y = ops.gather_linear(x, index, w, b)
-        rows = x[index.long()].to(weight).double()
+        rows = known.to(weight).double()
         expected = F.linear(rows, w.detach().double(), b.detach().double())
         torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance * 4)
         grad = torch.randn(y.shape, generator=random, device="cuda").to(weight) / 100
