@@ -7,7 +7,7 @@ from . import steps
 from .execute import Report, run_pack
 from .generate import PER_PACK, write
 
-ADAM = 172
+ADAM = 138
 """A program under autocast that is trained with AdamW."""
 
 
