@@ -58,7 +58,7 @@ def _gather_linear(
 ):  # fmt: skip
     """``outs[p][i] = table[ids[i]] @ weights[p].T + biases[p]``: a tile of rows, and of one product, per program.
 
-    The row of id -1 is 0.
+    The row of id ``NO_ROW`` is 0.
 
     Programs of the same rows follow one another: all but the first find these in the second-level cache.
     """
@@ -114,7 +114,7 @@ def _gather_linear_kept(
 
 @triton.jit(do_not_specialize=["n"])
 def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width; ``x`` is 0 of id -1."""
+    """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width; ``x`` is 0 of ``NO_ROW``."""
     i, column = tile_rows(ROWS), tile_columns(tl.program_id(1), BLOCK)
     source = tl.load(ids + i, i < n, -1).to(tl.int64)
     rows = tl.load(table + source * WIDTH + column, (source >= 0) & (column < WIDTH), 0).to(out.dtype.element_ty)

@@ -72,7 +72,7 @@ def _row_sums_by(
         for j in tl.static_range(AHEAD):
             i = first + j * ROWS + tl.arange(0, ROWS)[:, None]
             source = following[j].to(tl.int64)
-            known = (i < last) & (source >= 0)  # the row of id -1 is 0
+            known = (i < last) & (source >= 0)  # NO_ROW is a row of zeros
             rows = rows + (tl.load(table + source * WIDTH + column, known & (column < WIDTH), 0),)  # noqa: RUF005
         following = _tile_ids(ids, first + stride, last, ROWS, AHEAD)
         for j in tl.static_range(AHEAD):

@@ -13,8 +13,9 @@ from joestar import fn
 from joestar.fusion import run_passes
 from joestar.fusion.gather import update_per_edge
 
-from .edge_layers import HEADS, Net, graph
+from .edge_layers import HEADS, graph
 from .graphs import JOESTAR, captured, count, only, reasons
+from .test_products_together import Several, gates
 from .together import captured_together
 
 PATTERN = "update-per-edge"
@@ -25,13 +26,11 @@ BASE = (
 ON, OFF = only(*BASE, PATTERN), only(*BASE)
 
 
-class Products(Net):
-    """With products of the features' width, one without a bias, one of twice that width, and one of a number a head."""
+class Products(Several):
+    """With a product of twice the features' width, and one of a number per head."""
 
     def __init__(self, layer, layers: int = 1):
         super().__init__(layer, layers)
-        self.a, self.b, self.d = (nn.Linear(NUM_FEATURES, NUM_FEATURES) for _ in range(3))
-        self.c = nn.Linear(NUM_FEATURES, NUM_FEATURES, bias=False)
         self.two, self.few = nn.Linear(NUM_FEATURES, 2 * NUM_FEATURES), nn.Linear(NUM_FEATURES, HEADS)
 
 
@@ -40,13 +39,6 @@ def film(self, block, h, own):
     return block.pull(
         lambda edges: (edges.dst["g"] * edges.src["h"] + edges.dst["b"]).relu(), "mean",
         src={"h": self.c(h)}, dst={"g": gamma, "b": beta},
-    )  # fmt: skip
-
-
-def gates(self, block, h, own):
-    return block.pull(
-        lambda edges: torch.sigmoid(edges.dst["k"] + edges.src["q"]) * edges.src["v"], "sum",
-        src={"q": self.a(h), "v": self.b(h)}, dst={"k": self.d(own)},
     )  # fmt: skip
 
 

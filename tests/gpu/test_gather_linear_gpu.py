@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import joestar  # noqa: F401  (registers the ops)
+from joestar.kernels.layout import NO_ROW
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ops = torch.ops.joestar
@@ -15,13 +16,13 @@ ops = torch.ops.joestar
     (torch.bfloat16, torch.bfloat16, 3e-2), (torch.float16, torch.float16, 4e-3),
 ], ids=str)  # fmt: skip
 def test_against_gather_and_product(table, weight, tolerance):
-    """With rows of zeros, id -1, and a row that is NaN and nobody's."""
+    """With rows of zeros, and a row that is NaN and nobody's."""
     random = torch.Generator("cuda").manual_seed(0)
     x = torch.randn(20_000, 100, generator=random, device="cuda").to(table)
     index = torch.randint(0, 20_000, (50_003,), generator=random, device="cuda", dtype=torch.int32)
-    index[::7] = -1
-    index[index == 0] = -1
-    known = torch.where(index[:, None] < 0, 0, x[index.long()])
+    index[::7] = NO_ROW
+    index[index == 0] = NO_ROW
+    known = torch.where(index[:, None] < 0, 0, x[index.clamp(min=0).long()])
     x[0] = torch.nan
     for columns in (4, 128):
         w = (torch.randn(columns, 100, generator=random, device="cuda") / 10).to(weight).requires_grad_()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
+from joestar.kernels.layout import NO_ROW
 from joestar.ops.dense import gather_linear as module
 
 ops = torch.ops.joestar
@@ -40,11 +41,11 @@ def test_values(dtype, ids):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
 def test_rows_of_zeros(dtype, ids, monkeypatch):
-    """Of id -1, whatever the table holds: in the first block and in a later one, forward and in both gradients."""
+    """Of ``NO_ROW``, whatever the table holds: in the first block and in a later one, forward and in both gradients."""
     monkeypatch.setattr(module, "BLOCK_BYTES", 64 * 9 * 8)
     table, index, weight, bias = operands(200, 9, 5, dtype, ids)
-    index = torch.where((index == 0) | (torch.arange(200) % 7 == 3), -1, index).to(ids)
-    rows = torch.where(index[:, None] < 0, 0, table.double()[index.long()])
+    index = torch.where((index == 0) | (torch.arange(200) % 7 == 3), NO_ROW, index).to(ids)
+    rows = torch.where(index[:, None] < 0, 0, table.double()[index.clamp(min=0).long()])
     table[0] = table[-1] = torch.nan
     index[index == 29] = 5
     rows[index == 5] = table[5].double()
@@ -57,7 +58,20 @@ def test_rows_of_zeros(dtype, ids, monkeypatch):
     for_weight, for_bias = ops.gather_linear_grad(table, index, [grad], 1)
     torch.testing.assert_close(for_weight.double(), rows.sum(0).expand(5, 9), rtol=0.05, atol=0.5)
     assert for_bias.tolist() == [200] * 5
-    torch.testing.assert_close(ops.gather_linear(table, torch.full_like(index, -1), weight, bias), bias.expand(200, 5))
+    torch.testing.assert_close(
+        ops.gather_linear(table, torch.full_like(index, NO_ROW), weight, bias), bias.expand(200, 5)
+    )
+
+
+@pytest.mark.parametrize("wrong", [-1, 30, -(2**30)])
+def test_other_ids_that_are_no_row_are_an_error(wrong):
+    """As of ``index_select``, forward and in the gradient: only one number stands for zeros."""
+    table, index, weight, bias = operands()
+    index[7] = wrong
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        ops.gather_linear(table, index, weight, bias)
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        ops.gather_linear_grad(table, index, [torch.ones(50, 5, dtype=torch.float64)], 0)
 
 
 def test_many_blocks(monkeypatch):

@@ -14,7 +14,7 @@ Columns of one product (``kv(x).chunk(2, -1)``) become products by the rows of i
 
 A choice ``update:<hop>``, ``per-source`` or ``per-edge``: by default per edge on a GPU where the op reads one product
 and the traced batch has at most 1.5 edges to a source, else per source. Of several products more rows are written and
-multiplied than are saved (keys and values, gates: 5 % slower at 1.34 edges to a source on an H200, FiLM 3 % faster).
+multiplied than are saved: keys and values, or gates, were 5 to 6 % slower on an H200, FiLM 3 % faster.
 
 Must not fire when a leaf that has a row per source is no product that reads the features in place, when such a product
 has another reader, or when its rows are not the sources that the op's edges were numbered from.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
+from joestar.kernels.layout import NO_ROW
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import RAGGED, expression, padded_dims
 from joestar.ops.registry import OPS
@@ -108,11 +109,11 @@ def _out_of_range(index: fx.Node) -> bool:
 def _products(context, node: fx.Node) -> None:
     """Products of rows that are read in place, which would bring strangers' into the gradient of the weight.
 
-    A result of zeros would not do: 0 times NaN is NaN. Padded entries of such ids are -1, rows of zeros.
+    A result of zeros would not do: 0 times NaN is NaN. Padded entries of such ids are ``NO_ROW``, rows of zeros.
     """
     ids = node.args[1]
     if padded_dims(ids.meta["val"]) and (_of_strangers(ids) or _out_of_range(ids)):
-        node.update_arg(1, context.guard(ids, -1, node))
+        node.update_arg(1, context.guard(ids, NO_ROW, node))
         context.note("guard")
 
 
@@ -249,11 +250,7 @@ def _scatter_reduce(context, node: fx.Node) -> None:
         return
     count = context.entries(padded[dim], node)
     args = (node.args[0], dim, *node.args[2:5], argument(node, "include_self"), count)
-    node.target, node.args, node.kwargs = (
-        _JOESTAR.scatter_valid.default,
-        args,
-        {},
-    )  # in place: a buffer may be this value
+    node.target, node.args, node.kwargs = _JOESTAR.scatter_valid.default, args, {}  # a buffer may be this node
 
 
 def _bounded_search(position: int):

@@ -1,8 +1,8 @@
 """``joestar::gather_linear``: an update of gathered rows that never stores them (gather-update, thesis 5.3.2), and
 ``joestar::gather_linears``, several of the same rows.
 
-The row of id -1 is 0: padded entries of ids that nobody in the batch has read nothing, which may be NaN, forward or for
-the gradient (``lowering.rules.lookup``).
+The row of id ``NO_ROW`` is 0: padded entries of ids that nobody in the batch has read nothing, which may be NaN,
+forward or for the gradient (``lowering.rules.lookup``). Other ids that are no row are an error, on a GPU undefined.
 
 On a CPU a block of rows is gathered into the cache, multiplied and overwritten by the next; on a GPU the product's own
 loads gather (``kernels/gpu_gather_linear.py``). The backward pass gathers again, once for all of them.
@@ -13,6 +13,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from joestar.kernels.layout import NO_ROW
 from joestar.ops.registry import Padding, define, define_gradient
 from joestar.torch_private import tree_leaves, tree_map
 
@@ -28,15 +29,17 @@ def _blocks(table: Tensor, ids: Tensor, dtype: torch.dtype):
     for first in range(0, ids.numel(), size):
         part = ids[first : first + size]
         rows = held[: part.numel()]
-        torch.index_select(table, 0, part.clamp(min=0), out=rows)
-        rows[part < 0] = 0
+        nothing = part == NO_ROW
+        torch.index_select(table, 0, part.masked_fill(nothing, 0), out=rows)
+        rows[nothing] = 0
         yield first, rows.to(dtype)
 
 
 def _rows(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """``table[ids]`` ``[n, F]`` in ``dtype``; 0 of id -1."""
-    rows = torch.index_select(table, 0, ids.clamp(min=0))
-    return torch.where(ids[:, None] < 0, torch.zeros_like(rows[:1]), rows).to(dtype)
+    """``table[ids]`` ``[n, F]`` in ``dtype``; 0 of ``NO_ROW``."""
+    nothing = ids == NO_ROW
+    rows = torch.index_select(table, 0, ids.masked_fill(nothing, 0))
+    return rows.masked_fill(nothing[:, None], 0).to(dtype)
 
 
 def _check(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -92,7 +95,7 @@ def gather_linear(table: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | Non
     """``linear(table[ids], weight, bias)`` ``[n, C]`` in the weight's dtype.
 
     Args:
-        table: ``[N, F]``; ids: ``[n]``, -1 for a row of zeros; weight: ``[C, F]``; bias: ``[C]`` in the weight's dtype,
+        table: ``[N, F]``; ids: ``[n]``, ``NO_ROW`` for zeros; weight: ``[C, F]``; bias: ``[C]`` in the weight's dtype,
             or none.
     """
     _check(table, ids, weight, bias)
@@ -103,7 +106,7 @@ def gather_linears(table: Tensor, ids: Tensor, weights: list[Tensor], biases: li
     """``linear(table[ids], weight, bias)`` ``[n, C]`` of every weight ``[C, F]``; all have one shape and dtype.
 
     Args:
-        table: ``[N, F]``; ids: ``[n]``, -1 for a row of zeros; biases: those ``[C]`` of the first products, the others
+        table: ``[N, F]``; ids: ``[n]``, ``NO_ROW`` for zeros; biases: those ``[C]`` of the first products, the others
             have none.
     """
     _check_all(table, ids, weights, biases)
