@@ -9,8 +9,6 @@ NARROW = 8
 """Most columns of a product whose rows a GPU reads once and adds up, forward or for the gradient of its weight, for
 which this is better than the library's product."""
 
-NO_ROW = -(2**31)
-"""The id of a row of zeros, where products read rows in place; no other negative number is an id."""
 _KEPT_BYTES = 512
 """Longest column of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import joestar  # noqa: F401  (registers the ops)
-from joestar.kernels.layout import NO_ROW
+from joestar.ops.dense.gather_linear import NO_ROW
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ops = torch.ops.joestar

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from joestar.kernels.layout import NO_ROW
 from joestar.ops.dense import gather_linear as module
+from joestar.ops.dense.gather_linear import NO_ROW
 
 ops = torch.ops.joestar
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

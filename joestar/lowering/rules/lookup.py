@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from joestar.kernels.layout import NO_ROW
 from joestar.lowering.rules.arguments import argument
 from joestar.lowering.sizes import RAGGED, expression, padded_dims
+from joestar.ops.dense.gather_linear import NO_ROW
 from joestar.ops.registry import OPS
 from joestar.torch_private import OpOverload
 

@@ -13,11 +13,12 @@ import itertools
 import torch
 from torch import Tensor
 
-from joestar.kernels.layout import NO_ROW
 from joestar.ops.registry import Padding, define, define_gradient
 from joestar.torch_private import tree_leaves, tree_map
 
 ops = torch.ops.joestar
+NO_ROW = -(2**31)
+"""The id of a row of zeros; no other negative number is an id."""
 BLOCK_BYTES = 2**20
 """Gathered rows that are held at a time on a CPU: they stay in its second-level cache."""
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton.language", reason="needs Triton: pip install triton 
 from joestar.kernels import gpu, gpu_row_sums, tune
 from joestar.kernels import gpu_gather_linear as module
 from joestar.kernels.gpu_launch import INTERPRETED
-from joestar.kernels.layout import NO_ROW
+from joestar.ops.dense.gather_linear import NO_ROW
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU: tests/gpu runs the kernels compiled")
 
