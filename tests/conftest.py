@@ -43,6 +43,9 @@ def pytest_configure(config):
 
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *args: 0.0
+    from joestar.ops.memory import keep_stack_chunks
+
+    keep_stack_chunks()  # of what is traced without a program, too
     own_cache(config)
 
 

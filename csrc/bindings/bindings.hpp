@@ -24,6 +24,7 @@ void bind_segment(py::module_& m);
 void bind_store(py::module_& m);
 void bind_stages(py::module_& m);
 void bind_host(py::module_& m);
+void bind_stack_chunks(py::module_& m);
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 

@@ -69,6 +69,7 @@ PYBIND11_MODULE(_native, m) {
   bind_store(m);
   bind_stages(m);
   bind_host(m);
+  bind_stack_chunks(m);
 }
 
 }  // namespace joestar::bindings

@@ -1,4 +1,4 @@
-"""Process-wide settings of the allocator that training on a CPU profits from."""
+"""Process-wide settings of allocators: glibc's, by which training on a CPU profits, and Python's, by which tracing does."""
 
 import os
 
@@ -15,10 +15,27 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the setting is on.
     """
+    return _asked("keep_freed_memory")
+
+
+def keep_stack_chunks() -> bool:
+    """Lets Python keep up to 256 KiB for the frames of functions that come and go; idempotent.
+
+    By default it maps 16 KiB whenever calls reach the end of a chunk, and unmaps them when they return, over and over
+    where a loop runs at such a depth of the stack: a seventh of a trace. ``JOESTAR_KEEP_MEMORY=0`` leaves that
+    allocator alone, too; Python without a global lock has another one.
+
+    Returns:
+        Whether the setting is on.
+    """
+    return _asked("keep_stack_chunks")
+
+
+def _asked(setting: str) -> bool:
     if os.environ.get(OPT_OUT, "1") == "0":
         return False
     try:
         from joestar import _native
     except ImportError:
         return False
-    return bool(_native.keep_freed_memory())
+    return bool(getattr(_native, setting)())

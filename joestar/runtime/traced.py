@@ -27,6 +27,7 @@ from joestar.lowering.lower import lower
 from joestar.lowering.outputs import LEAF, leaf_names, rebuild
 from joestar.lowering.padding import Padded
 from joestar.lowering.verify import verify_capture
+from joestar.ops.memory import keep_stack_chunks
 from joestar.ops.scratch import own_tables
 from joestar.profile.sizes import measure
 from joestar.runtime import beforehand
@@ -124,6 +125,7 @@ class TracedProgram:
         """
         if self.captured is not None:
             return
+        keep_stack_chunks()
         ambient = torch.autocast(self.graph.device.type, enabled=False)  # it is switched on where the program runs
         with ambient, checked_distributions():
             self._trace(seeds, key)

@@ -47,6 +47,37 @@ def test_keeping_freed_memory_changes_no_result():
     assert same(work(), expected)
 
 
+def test_frames_at_the_end_of_a_chunk_are_not_mapped_for_every_call():
+    def calls_at(depth: int) -> int:
+        return sum(nothing() for _ in range(50)) if depth == 0 else calls_at(depth - 1)
+
+    def nothing() -> int:
+        return 1
+
+    if not _native.keep_stack_chunks():
+        pytest.skip("this Python has no global lock, and another allocator")
+    before = _native.stack_chunks_reused()
+    assert [calls_at(depth) for depth in range(300)] == [50] * 300  # 16 KiB hold fewer frames
+    assert _native.stack_chunks_reused() - before > 50
+    assert _native.keep_stack_chunks()  # once more changes nothing
+    before = _native.stack_chunks_reused()
+    assert calls_at(300) == 50 and _native.stack_chunks_reused() >= before
+
+
+def test_stack_chunks_of_several_threads(four_threads):
+    def deep(depth: int) -> int:
+        return 0 if depth == 0 else 1 + deep(depth - 1)
+
+    _native.keep_stack_chunks()
+    found = []
+    threads = [threading.Thread(target=lambda: found.extend(deep(900) for _ in range(20))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [900] * 120
+
+
 def test_python_threads_may_call_at_once(four_threads):
     expected, results = work(), []
     threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(6)]

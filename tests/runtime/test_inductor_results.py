@@ -72,6 +72,7 @@ def compare(net: nn.Module, loss, dtype: torch.dtype, rtol: float) -> None:
 
 
 @pytest.mark.parametrize("fold", FOLDS)
+@pytest.mark.every(3)
 def test_rows_that_are_picked_twice(fold):
     """They were off by a multiple of their size: a loop read a gradient that was not added up yet."""
     compare(Folded(FOLDS[fold]), F.cross_entropy, torch.float64, 1e-10)
@@ -94,7 +95,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("largest", LARGEST)
-@pytest.mark.each("largest")
+@pytest.mark.every(6)
 def test_entries_that_equal_a_maximum(largest, dtype):
     """They were not finite: entries were computed again, with other last bits, and none equalled the maximum."""
     rtol = 1e-10 if dtype == torch.float64 else 1e-4
@@ -133,7 +134,7 @@ ROUNDED = {
 
 @pytest.mark.parametrize("rounded", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("largest", ROUNDED)
-@pytest.mark.each("largest")
+@pytest.mark.every(6)
 def test_rounded_entries_that_equal_a_maximum(largest, rounded):
     """Inductor compared them as they were before rounding, with a maximum that was rounded: none was as large."""
     found = of_rounded(ROUNDED[largest], rounded)
@@ -174,6 +175,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.every(3)
 def test_sums_whose_second_operand_is_scaled(name):
     """The factor was left out of sums of products: PyTorch's compiler takes them for products with a bias."""
     random = torch.Generator().manual_seed(0)

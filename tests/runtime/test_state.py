@@ -124,10 +124,11 @@ def test_refused_options():
         make_step("padded", cuda_graph=True)
 
 
-def test_the_allocator_can_be_left_alone(monkeypatch):
+@pytest.mark.parametrize("setting", ["keep_freed_memory", "keep_stack_chunks"])
+def test_the_allocators_can_be_left_alone(setting, monkeypatch):
     called = []
-    monkeypatch.setattr("joestar._native.keep_freed_memory", lambda: called.append(1) or True)
+    monkeypatch.setattr(f"joestar._native.{setting}", lambda: called.append(1) or True)
     monkeypatch.setenv(memory.OPT_OUT, "0")
-    assert memory.keep_freed_memory() is False and not called
+    assert getattr(memory, setting)() is False and not called
     monkeypatch.delenv(memory.OPT_OUT)
-    assert memory.keep_freed_memory() is True and called
+    assert getattr(memory, setting)() is True and called

@@ -77,9 +77,11 @@ def check_heads(dtype, shapes):
                     check_close(ours, right, dtype, f"gradient {n} {heads} {width} {columns} {biased} {w.stride()}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.fuzz)], ids=str)
-def test_heads(dtype, ranges, tf32):
-    check_heads(dtype, HEADS)
+@pytest.mark.parametrize("shape", HEADS[1:] + HEADS[:1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.every(3)
+def test_heads(shape, dtype, ranges, tf32):
+    check_heads(dtype, [shape])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -87,9 +89,11 @@ def test_against_product_and_epilogue(dtype, ranges, tf32):
     check(dtype, SHAPES + OTHERS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.fuzz)], ids=str)
-def test_without_tensor_cores(dtype):
-    check(dtype, SHAPES[1:3] if dtype == torch.float64 else OTHERS[:1] + SHAPES[1:2])
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[1], OTHERS[0]])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.every(6)
+def test_without_tensor_cores(shape, dtype):
+    check(dtype, [shape])
 
 
 @pytest.mark.parametrize("cores", [1, 2, 132])
