@@ -131,6 +131,7 @@ def differences(name: str, **options) -> list[str]:
 
 @pytest.mark.parametrize("probs", [None, "w"])
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.each("name")
 def test_nothing_of_them_is_read(name, probs):
     wrong = differences(name, probs=probs)
     assert not wrong, "\n".join(wrong)

@@ -127,6 +127,7 @@ def fitted(
 @pytest.mark.parametrize(
     "at", [("in backward", 3), ("behind", 3), ("optimizer", 8), ("scored", 1), ("behind", 11), ("logged", 1)]
 )
+@pytest.mark.each("at")
 def test_fit_goes_on_with_the_bits_of_an_unbroken_run(tmp_path, number, at):
     """Schedules per step; interrupted within steps, behind the last of an epoch, and while it is scored."""
     place, after = at

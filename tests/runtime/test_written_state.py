@@ -71,6 +71,7 @@ def steps(step, more, count: int) -> list[float]:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("kind", ["loss", "closure", "callable"])
+@pytest.mark.each("kind")
 def test_a_run_goes_on_as_if_it_had_not_been_broken_off(kind, begun, tmp_path):
     """In a step that has not begun, and in one that has trained something else; by a file that holds tensors alone."""
     step, more = made(kind)

@@ -98,7 +98,7 @@ def test_without_tensor_cores(shape, dtype):
 
 @pytest.mark.parametrize("cores", [1, 2, 132])
 @pytest.mark.parametrize("place", range(max(len(gpu_mm_relu.CONFIGS), len(gpu_heads._GRAD_CONFIGS))))
-@pytest.mark.each("place")
+@pytest.mark.every(6)
 def test_settings(place, cores, monkeypatch, ranges, tf32):
     """Fewer programs than tiles, as many, and more."""
     monkeypatch.setattr(tune, "choose", lambda kernel, shape, candidates, *rest: candidates[place % len(candidates)])
