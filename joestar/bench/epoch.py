@@ -53,7 +53,8 @@ class Row:
         planned, stages: of macro-batches, seconds of an epoch by who needs them, before the first one, and of the last
             one by the stages of the pipeline, which run beside one another.
         busy: share of the time in which kernels run, from an epoch of its own; ``None`` on a CPU.
-        loss: mean of the last epoch. note: why there is nothing.
+        steps: of an epoch; every macro-batch ends in a smaller one. loss: mean of the last epoch. note: why there is
+            nothing.
     """
 
     mode: str
@@ -67,6 +68,7 @@ class Row:
     predicted_memory: int | None = None
     match: float | None = None
     busy: float | None = None
+    steps: int = 0
     loss: float = float("nan")
     note: str = ""
     ids: str = ""
@@ -186,11 +188,12 @@ def _measure(fed: Fed, row: Row, job: Job) -> None:
     """An epoch by the wall clock."""
     _wait(job.device)
     start, used, before = time.perf_counter(), _cpu_seconds(), fed.stages()
-    total = torch.zeros((), device=job.device)
+    total, row.steps = torch.zeros((), device=job.device), 0
     losses = fed.epoch()
     for loss in losses:
         total += loss.detach()
-    row.loss = float(total) / job.steps
+        row.steps += 1
+    row.loss = float(total) / row.steps
     _wait(job.device)
     row.seconds.append(time.perf_counter() - start)
     row.cpu = _cpu_seconds() - used
@@ -201,7 +204,7 @@ def _measure(fed: Fed, row: Row, job: Job) -> None:
 def _busy(fed: Fed, row: Row, job: Job) -> float | None:
     losses = fed.epoch()
     try:
-        return busy_share(losses, job.device, row.median / job.steps)
+        return busy_share(losses, job.device, row.median / row.steps)
     finally:
         losses.close()
 

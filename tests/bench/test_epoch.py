@@ -56,6 +56,7 @@ def test_every_mode_is_measured_and_kept_at_once(measured):
     for row in rows.values():
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0 and row["busy"] is None, "no GPU here"
         assert math.isfinite(row["loss"])
+        assert row["steps"] >= math.ceil(planted("mini").train_idx.numel() / SETTING.batch_size)
         assert (row["predicted_seconds"] is None) == (row["mode"] == "cpu")
         staged = row["mode"] in ("large-batch", "large-batch-cold", "partitions")
         planned = {"bus", "loads", "steps", "first stage"} if staged else set()
