@@ -1,4 +1,4 @@
-"""Process-wide settings of allocators: glibc's, by which training on a CPU profits, and Python's, by which tracing does."""
+"""Process-wide settings of allocators: glibc's, for training on a CPU, and Python's, for tracing."""
 
 import os
 
