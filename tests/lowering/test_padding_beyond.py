@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .harness import SEEDS, Case, Rows, check_rows, curved
+from .harness import SEEDS, Case, Heads, Rows, check, curved
 
 pytestmark = pytest.mark.usefixtures("quick_captures")
 
@@ -35,11 +35,16 @@ READS = {
     "cross entropy of each": lambda h, i: h * F.cross_entropy(h @ h.T, i, reduction="none")[:, None],
     "nll": lambda h, i: h * F.nll_loss(h @ h.T, i),
     "weighted labels": lambda h, i: h * F.cross_entropy(h @ h.T, i, reduction="sum"),
+    "embedding_bag": lambda h, i: F.embedding_bag(i[:, None], h),
+    "from the end": lambda h, i: h[-1 - i],
 }
 
 
-def test_rows_of_the_set_are_read():
-    check_rows({name: lambda m, b, h, read=read: read(h, places(h)) for name, read in READS.items()})
+@pytest.mark.parametrize("full", [False, True])
+def test_rows_of_the_set_are_read(full):
+    """Also where the batch leaves no padding."""
+    reads = Heads({name: lambda m, b, h, read=read: read(h, places(h)) for name, read in READS.items()})
+    check(reads, loss=curved, **({"factor": 1.0, "extra": 0, "tight": True} if full else {}))
 
 
 @pytest.mark.parametrize("name", READS)
@@ -47,7 +52,21 @@ def test_rows_behind_it_are_an_error(name):
     model = Rows(lambda m, b, h: READS[name](h, places(h, by=1)))
     case = Case(model, loss=curved)
     for run in (case.eager, case.exact, case.padded):
-        with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)|is out"):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)|is out|idx < num_embeddings"):
+            run(case.seeds(SEEDS), 0)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "amax", "prod"])
+def test_the_row_behind_the_last_one_of_a_table_is_an_error(reduce):
+    """Padded entries are added to a row of their own there, which no id of the batch may mean."""
+
+    def onto_table(m, b, h):
+        index = onto(h, torch.zeros_like(b.srcs.long()) + 4)
+        return h + h.new_zeros(4, h.shape[1]).scatter_reduce(0, index, h.detach(), reduce).sum()
+
+    case = Case(Rows(onto_table), loss=curved)
+    for run in (case.eager, case.exact, case.padded):
+        with pytest.raises(RuntimeError, match=r"out of bounds"):
             run(case.seeds(SEEDS), 0)
 
 

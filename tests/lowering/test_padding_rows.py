@@ -230,6 +230,19 @@ def test_refused_rows():
         "unknown": (lambda m, b, h: h + h.take(torch.tensor([0])), "has no rule for padded rows"),
         "scatter": (lambda m, b, h: zeros().scatter(0, buckets(b).expand(-1, 8), h).sum(0) + h,
                     "scatters along padded rows"),
+        "bags that are cut anywhere": (
+            lambda m, b, h: h + F.embedding_bag(buckets(b)[:, 0], m.table.weight, b.indptr[:-1].long() * 0).sum(0),
+            "has bags that its offsets cut",
+        ),
+        "scatter_add of fewer rows": (
+            lambda m, b, h: h + zeros().scatter_add(0, buckets(b)[: b.num_dst].expand(-1, 8), h.detach()).sum(0),
+            "has an index of other rows than its source",
+        ),
+        "scatter_reduce of fewer rows": (
+            lambda m, b, h: h + zeros().scatter_reduce(
+                0, buckets(b)[: b.num_dst].expand(-1, 8), h.detach(), "amax").sum(0),
+            "has an index of other rows than its source",
+        ),
         "layer_norm over nodes": (lambda m, b, h: F.layer_norm(h, h.shape), "normalises over padded rows"),
         "group_norm over nodes": (lambda m, b, h: F.group_norm(h.t()[None], 2)[0].t(), "works across padded rows"),
         "attention over nodes": (lambda m, b, h: F.scaled_dot_product_attention(*[h[None]] * 3)[0], "attends to"),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from joestar import fn
@@ -33,8 +34,9 @@ def graph() -> Graph:
     made.edata["partner"] = torch.randint(1, NUM_NODES, (171,), generator=generator)
     made.edata["time"] = torch.randint(1, NUM_NODES, (171,), generator=generator).double()
     made.edata["partner"][0] = made.edata["time"][0] = 0
+    made.edata["c"] = torch.complex(*torch.randn(2, 171, 10, generator=generator, dtype=torch.float64))
     assert made.indptr[1] == 1 and made.indices[0] == 0
-    made.ndata["x"][0] = made.edata["f"][0] = torch.nan
+    made.ndata["x"][0] = made.edata["f"][0] = made.edata["c"][0] = torch.nan
     return made
 
 
@@ -90,9 +92,21 @@ def by_degree(m, b, x):
     return b.pull(fn.copy_u(rows.tanh()), "sum")
 
 
+def bags(m, b, x):
+    """Means of the rows of nodes that edges name."""
+    named = torch.stack([b.edata["partner"], b.edata["time"].long()], 1)
+    mean, largest = (F.embedding_bag(named, b.graph.ndata["x"], mode=mode) for mode in ("mean", "max"))
+    return b.pull(fn.copy_e((m.of_nodes(mean) + m.of_own(largest)).tanh()), "sum")
+
+
+def complex_numbers(m, b, x):
+    """Of edges."""
+    return b.pull(fn.copy_e(m.of_edges(b.edata["c"].abs()).tanh()), "mean")
+
+
 FORMS = {
     "products of edge data": products, "scores of edge data": scores, "film": film, "found in the graph": found,
-    "partners": partners, "by degree": by_degree,
+    "partners": partners, "by degree": by_degree, "bags": bags, "complex numbers": complex_numbers,
 }  # fmt: skip
 
 
@@ -139,7 +153,7 @@ def test_nothing_of_them_is_read(name, probs):
 
 @pytest.mark.parametrize(
     ("name", "probs"), [("products of edge data", None), ("scores of edge data", None), ("film", "w"),
-                        ("found in the graph", None), ("partners", None)],
+                        ("found in the graph", None), ("partners", None), ("bags", None), ("complex numbers", None)],
 )  # fmt: skip
 def test_the_test_can_tell(name, probs, monkeypatch):
     """Without the rules for such ids, some way of running reads NaN."""

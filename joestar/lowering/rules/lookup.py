@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument
-from joestar.lowering.sizes import RAGGED, expression, padded_dims
+from joestar.lowering.sizes import RAGGED, expression, item, padded_dims, same_size
 from joestar.ops.dense.gather_linear import NO_ROW
 from joestar.ops.registry import OPS
 from joestar.torch_private import OpOverload
@@ -89,8 +89,11 @@ def _reads_strangers(node: fx.Node, indices: list[fx.Node]) -> bool:
 
     They do as well where padded entries of an index are not in range, and so are set to 0.
     """
-    table = node.args[0][0] if isinstance(node.args[0], (list, tuple)) else node.args[0]
-    if not node.meta["val"].dtype.is_floating_point or padded_dims(table.meta.get("val")):
+    table, value = (
+        given[0] if isinstance(given, (list, tuple)) else given for given in (node.args[0], node.meta["val"])
+    )
+    holds_nan = value.dtype.is_floating_point or value.dtype.is_complex
+    if not holds_nan or padded_dims(table.meta.get("val")):
         return False
     return any(_of_strangers(index) or _out_of_range(index) for index in indices)
 
@@ -158,6 +161,8 @@ def _index(context, node: fx.Node) -> None:
             continue
         count = context.entries(size, node)
         from_end = context.call(aten.add.Tensor, index, count, like=index)
+        before = context.call(aten.lt.Scalar, from_end, 0)  # the first one, which PyTorch does not have
+        from_end = context.call(aten.where.ScalarSelf, before, _NOWHERE, from_end, like=index)
         negative = context.call(aten.lt.Scalar, index, 0)
         indices[dim] = context.call(aten.where.self, negative, from_end, index, like=index)
     node.update_arg(1, indices)
@@ -185,9 +190,19 @@ def _rows_of_batch(context, node: fx.Node, padded: dict) -> None:
     context.note("guard")
 
 
+def _of_one_size(ids: fx.Node, offsets: fx.Node) -> bool:
+    """Whether bags have as many ids each, as those of ids ``[bags, ids of each]``: padded ids are in padded bags."""
+    if getattr(offsets.target, "overloadpacket", None) is not aten.arange:
+        return False
+    given = (argument(offsets, name) for name in ("start", "end", "step"))
+    first, end, step = (arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in given)
+    return not first and expression(step) is None and same_size(end, ids.meta["val"].shape[0])
+
+
 def _bags(context, node: fx.Node) -> None:
     """``embedding_bag``: bags of padded rows are behind all others, and read row 0."""
-    padded = padded_dims(node.args[1].meta["val"])
+    ids, offsets = node.args[1:3]
+    padded = padded_dims(ids.meta["val"])
     if argument(node, "scale_grad_by_freq"):
         raise context.refuse(node, "scales gradients by counts of padded rows", "Use scale_grad_by_freq=False.")
     if argument(node, "sparse") and padded:
@@ -195,12 +210,33 @@ def _bags(context, node: fx.Node) -> None:
             node, "has sparse=True, whose gradient would have a row that padded bags read",
             "Use sparse=False, or compile with execution='exact'.",
         )  # fmt: skip
-    node.update_arg(1, _valid_index(context, node, node.args[1]))
+    if (padded or padded_dims(offsets.meta["val"])) and not _of_one_size(ids, offsets):
+        raise context.refuse(
+            node, "has bags that its offsets cut: the last one would have the ids of padded rows",
+            "Use ids of two dimensions, [bags, ids of each], or a sum over edges: "
+            "block.pull(fn.copy_e(torch.nn.functional.embedding(ids, weight)), 'sum').",
+        )  # fmt: skip
+    if _reads_strangers(node, [ids]):
+        context.guard_result(item(context.gm, node, 0), 0)
+    size = expression(node.args[0].meta["val"].shape[0])
+    node.update_arg(1, nowhere_if_beyond(context, node, ids, size))
+
+
+def _whole_source(context, node: fx.Node, index: Tensor, source: Tensor) -> None:
+    """PyTorch lets a scatter's index have fewer rows than its source: padding would be between those that count."""
+    if index.dim() != source.dim():  # of ``index_add``, which is as long as the source
+        return
+    padded = padded_dims(index).keys() | padded_dims(source).keys()
+    if not all(same_size(index.shape[dim], source.shape[dim]) for dim in padded):
+        raise context.refuse(
+            node, "has an index of other rows than its source", "Cut the source: source[: index.shape[0]]."
+        )
 
 
 def _scatter_sum(context, node: fx.Node) -> None:
     """Additive scatters ``(self, dim, index, source)``: padded entries of the source are set to 0."""
     source = node.args[3]
+    _whole_source(context, node, node.args[2].meta["val"], source.meta["val"])
     for dim in padded_dims(source.meta["val"]):
         source = context.mask(source, dim, 0, node)
     node.update_arg(3, source)
@@ -237,7 +273,8 @@ _SCATTERED = "Scatter columns (dim=1) of rows of the same set, or use index_add 
 
 def _scatter_reduce(context, node: fx.Node) -> None:
     """``(self, dim, index, source, reduce)``: padded entries of the source go to a row of their own, and that away."""
-    into, dim, _, source = (arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args[:4])
+    into, dim, index, source = (arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args[:4])
+    _whole_source(context, node, index, source)
     padded = padded_dims(source)
     dim = dim % max(into.dim(), 1)
     if padded and dim not in padded and node.args[4] != "prod":

@@ -57,9 +57,11 @@ def guard_product(context, node: fx.Node, factors: tuple[int, int]) -> None:
 
 
 def is_large(context, factor) -> bool:
-    """Whether padded slots of a floating-point value may hold large numbers."""
+    """Whether padded slots of a floating-point or complex value may hold large numbers."""
     value = factor.meta.get("val") if isinstance(factor, fx.Node) else None
-    return bool(padded_dims(value)) and value.dtype.is_floating_point and bound(context, factor) > GAIN
+    return (
+        bool(padded_dims(value)) and (value.is_floating_point() or value.is_complex()) and bound(context, factor) > GAIN
+    )
 
 
 def _extent(value: Tensor) -> tuple[int, int]:

@@ -23,12 +23,15 @@ def like_first(index: Tensor, count: Tensor) -> Tensor:
 def scatter_valid(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool, count: Tensor
 ) -> Tensor:
-    """``x.scatter_reduce(dim, index, source, reduce)`` of the first ``count`` entries of the source along ``dim``."""
+    """``x.scatter_reduce(dim, index, source, reduce)`` of the first ``count`` entries of the source along ``dim``.
+
+    The others go to a row of their own; an id behind the last row is an error, also that of this row.
+    """
     rows = x.shape[dim]
     shape = [-1 if d == dim else 1 for d in range(source.dim())]
     valid = (torch.arange(source.shape[dim], device=x.device) < count).reshape(shape)
     extended = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, 1))], dim)
-    index = torch.where(valid, index, rows)
+    index = torch.where(valid, torch.where(index == rows, rows + 1, index), rows)
     return extended.scatter_reduce(dim, index, source, reduce, include_self=include_self).narrow(dim, 0, rows)
 
 
