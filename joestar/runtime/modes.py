@@ -8,6 +8,7 @@ A program is traced with the flags that the user has set, so that what was froze
 | ``logits`` | every module as it is | every module as it is (``model.eval(); model.drop.train()``) |
 | ``predict`` | ``model.eval()`` | ``model.eval()`` |
 
+A class of the user's may have a ``train`` or ``eval`` of its own that freezes (``mode_overrides.py``).
 Parameters that do not require gradients are frozen, too: programs that compute gradients are traced without theirs.
 Other flags than those of the trace mean another trace (``Program.follow_modes``), before the next step.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from joestar.errors import ConfigError
+from joestar.runtime.mode_overrides import check_overrides
 
 
 def check_modules(model: nn.Module, graph) -> None:
@@ -55,6 +57,7 @@ class TrainingModes:
         self.kind = kind
         self.model = model
         self._frozen: tuple[str, ...] = ()
+        check_overrides(model, trains=kind == "train")
         self.frozen()
 
     def traced_with(self) -> tuple[tuple[str, ...], tuple[bool, ...]]:
@@ -87,6 +90,7 @@ class TrainingModes:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model is in evaluation mode within, and every module in its own afterwards."""
+    check_overrides(model)
     with _kept(model):
         model.eval()
         yield
@@ -95,8 +99,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _kept(model: nn.Module) -> Iterator[None]:
     before = {module: module.training for module in model.modules()}
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
         yield
     finally:
         for module, mode in before.items():
             module.training = mode
+        for parameter, mode in trained.items():
+            if parameter.requires_grad != mode:  # by a ``train`` or ``eval`` of the user's
+                parameter.requires_grad_(mode)

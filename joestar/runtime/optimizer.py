@@ -81,6 +81,12 @@ def _are(now: list, known: list) -> bool:
     return len(now) == len(known) and all(map(operator.is_, now, known))
 
 
+_COMPLEX = (
+    "Complex parameters are trained on a CPU, or in a loop of one's own; on a GPU hold their real and imaginary parts "
+    "in a parameter [..., 2] and read torch.view_as_complex(parameter)."
+)
+
+
 class SkippableOptimizer:
     """Runs ``optimizer.step()`` in a form that changes nothing where ``ok`` is false.
 
@@ -140,6 +146,8 @@ class SkippableOptimizer:
         self._usual = None
         self._take_new()
         _check_dampening(self.optimizer)  # also where a loop assigned it
+        if self.on_gpu and any(parameter.is_complex() for parameter in self.parameters()):
+            raise OptimizerError(_COMPLEX)
         held = self._refreshed() if self.on_gpu else self.holds()
         self._usual = Usual.of(self.optimizer) if held else None
         return held
@@ -276,10 +284,13 @@ def _take_over(optimizer: Optimizer) -> None:
 
 
 def _fuses(optimizer: Optimizer) -> bool:
-    """Whether steps are fused. (On a CPU, PyTorch's fused SGD leaves most 16-bit parameters as they are.)"""
+    """Whether steps are fused. (Not of complex parameters, and on a CPU PyTorch's fused SGD leaves most 16-bit ones as
+    they are.)"""
+    tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(tensor.is_complex() for tensor in tensors):
+        return False
     if not isinstance(optimizer, SGD):
         return isinstance(optimizer, FUSED)
-    tensors = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return all(tensor.is_cuda or tensor.dtype.itemsize > 2 for tensor in tensors)
 
 

@@ -273,6 +273,7 @@ class Watched:
         self._noted |= {(id(function.__defaults__), len), (id(function.__kwdefaults__), len)}
         for name, value in (function.__kwdefaults__ or {}).items():
             self._noted.add((id(function), name))
+            self._scopes.append((function.__kwdefaults__, name, value))
             self._note(f"{path}'s default of {name}", value, names)
         for position, value in enumerate(function.__defaults__ or ()):
             self._noted.add((id(function), position))

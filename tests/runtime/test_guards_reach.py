@@ -38,8 +38,8 @@ def doubled(x):
     return 2 * x
 
 
-def shifted(x, by=1.0):
-    return x + by
+def shifted(x, by=1.0, *, times=1.0):
+    return x * times + by
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,7 @@ def _settings(monkeypatch):
     monkeypatch.setattr(Config, "table", dict(Config.table))
     monkeypatch.setattr(doubled, "__code__", doubled.__code__)
     monkeypatch.setattr(shifted, "__defaults__", shifted.__defaults__)
+    monkeypatch.setitem(shifted.__kwdefaults__, "times", 1.0)
 
 
 class Reader(nn.Module):
@@ -124,7 +125,12 @@ def _defaults(model):
     shifted.__defaults__ = (2.0,)
 
 
+def _keyword_default(model):
+    shifted.__kwdefaults__["times"] = 2.0
+
+
 CHANGES = {
+    _keyword_default: r"shifted's default of times was changed from 1.0 to 2.0",
     _module: r"config.scale was changed from 1.0 to 2.0",
     _in_a_module: r"config.inner.rate was changed from 0.5 to 0.1",
     _tensor_of_a_module: r"config.weight was replaced by another tensor",

@@ -291,6 +291,22 @@ def test_steps_are_pytorchs_whatever_the_dtype(kind, options, dtype):
     assert_close(model.weight.double(), plain, rtol=0, atol=64 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_complex_parameters(kind):
+    """Fused forms do not take them; kernels on a GPU would take them for something else."""
+    model, plain = torch.nn.Module(), torch.nn.Parameter(torch.full((5,), 1 + 2j))
+    model.weight = torch.nn.Parameter(plain.detach().clone())
+    wrapped, exact = SkippableOptimizer(kind(model.parameters(), 0.1), model), kind([plain], 0.1)
+    for number in range(3):
+        plain.grad = model.weight.grad = torch.randn(5, dtype=torch.complex64) * 1j**number
+        wrapped.step(torch.tensor(True))
+        exact.step()
+    assert_close(model.weight, plain)
+    wrapped.on_gpu = True
+    with pytest.raises(OptimizerError, match="view_as_complex"):
+        wrapped.refresh()
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
 def test_another_step_is_called_on_a_cpu(kind):
     model = torch.nn.Linear(3, 2)
