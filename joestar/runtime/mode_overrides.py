@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from joestar.errors import ConfigError, JoestarWarning
+from joestar.torch_private import TorchDispatchMode
 
 _CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _PARTS = ("_parameters", "_buffers", "_modules")
