@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from joestar.errors import ConfigError, JoestarWarning
 from joestar.torch_private import TorchDispatchMode
@@ -19,32 +19,25 @@ _CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 
-class _Written(TorchDispatchMode):
-    """Whether tensors are written within, be it by zeros."""
-
-    def __init__(self):
-        super().__init__()
-        self.any = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.any = self.any or func._schema.is_mutable
-        return func(*args, **(kwargs or {}))
-
-
 class _Before:
-    """What a model is, to compare with and to go back to."""
+    """What a model is, to compare with and to go back to; ``tensors`` hold values once they were kept."""
 
     def __init__(self, model: nn.Module):
+        self.held = [*model.parameters(), *model.buffers()]
         self.modules = dict(model.named_modules())
         self.training = {name: module.training for name, module in self.modules.items()}
         self.attributes = {name: self._of(module) for name, module in self.modules.items()}
-        self.tensors = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
+        self.tensors: dict[Tensor, Tensor] = {}
         self.trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
 
     @staticmethod
     def _of(module: nn.Module) -> dict[str, dict]:
         own = {name: value for name, value in vars(module).items() if name not in ("training", *_PARTS)}
         return {"": own, **{part: dict(vars(module)[part]) for part in _PARTS}}
+
+    def keep(self) -> None:
+        """Copies the values of all parameters and buffers."""
+        self.tensors = {tensor: tensor.detach().clone() for tensor in self.held}
 
     def changed(self) -> list[str]:
         """Names of attributes and parts that are others by now."""
@@ -70,9 +63,25 @@ class _Before:
                     del held[name]
                 held.update(before)
         for parameter, trained in self.trained.items():
-            parameter.requires_grad_(trained)
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
         for tensor, before in self.tensors.items() if whole else ():
             tensor.data.copy_(before)
+
+
+class _Written(TorchDispatchMode):
+    """Whether tensors are written within, be it by zeros; in front of the first write all values are kept."""
+
+    def __init__(self, before: _Before):
+        super().__init__()
+        self.before = before
+        self.any = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable and not self.any:
+            self.any = True
+            self.before.keep()
+        return func(*args, **(kwargs or {}))
 
 
 def check_overrides(model: nn.Module, trains: bool = False) -> None:
@@ -89,7 +98,7 @@ def check_overrides(model: nn.Module, trains: bool = False) -> None:
         return
     before, mode = _Before(model), model.training
     try:
-        with torch.no_grad(), _Written() as written:
+        with torch.no_grad(), _Written(before) as written:
             model.eval()
             changed = before.changed()
             model.train()
