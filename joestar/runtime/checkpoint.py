@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,21 @@ def check_state(state: Mapping) -> None:
         raise CheckpointError(f"the state lacks {', '.join(missing)}: expected what step.state_dict() returned.")
 
 
+def versions_of(module: torch.nn.Module) -> dict[str, int | None]:
+    """Versions of the parts of a module, by which they know an older state; checkpoints hold plain dicts without."""
+    metadata = getattr(module.state_dict(), "_metadata", {})
+    return {name: entry.get("version") for name, entry in metadata.items()}
+
+
+def versioned(state: Mapping, versions: Mapping[str, int | None] | None) -> Mapping:
+    """A module's state with the versions that were saved beside it, unless it has its own."""
+    if versions is None or hasattr(state, "_metadata"):
+        return state
+    made = OrderedDict(state)
+    made._metadata = OrderedDict((name, {"version": version}) for name, version in versions.items())
+    return made
+
+
 def load_into(model: torch.nn.Module, optimizer, state: Mapping, loss: torch.nn.Module | None = None) -> None:
     """Loads parameters, buffers and optimizer; all are checked before the first is changed.
 
@@ -65,7 +81,7 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping, loss: torch.nn.
             f"the checkpoint is of another model, loss or optimizer: {'; '.join(sorted(problems)[:5])}. Build them as "
             "they were when it was saved; to go on with another loss, take state['loss'] out."
         )
-    model.load_state_dict(state["model"])
+    model.load_state_dict(versioned(state["model"], state.get("versions")))
     if further:
         loss.load_state_dict(further)
     if optimizer is not None:

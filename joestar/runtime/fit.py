@@ -15,7 +15,7 @@ from joestar.distributed import is_first, world_size
 from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.metrics import Metric, better
-from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.checkpoint import Checkpoints, versioned
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
 from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, line, named
@@ -171,9 +171,10 @@ class Fit:
         self.checked = True
         program = self.step._runner.executor.program
         if None not in program.shapes:
-            like = torch.zeros((), dtype=torch.float32, device=self.val_idx.device)
+            scorer = self.step.scorer
+            like = torch.zeros((), dtype=torch.float32, device=scorer.graph.device)
             tensors = [like.expand(self.val_idx.numel(), *shape) for shape in program.shapes]
-            self.step.scorer.check(program.assembled(tensors), self.val_idx, self.metrics)
+            scorer.check(program.assembled(tensors), self.val_idx.to(scorer.graph.device), self.metrics)
 
     def _after_step(self, record: StepRecord, epoch) -> None:
         settings = self.settings
@@ -310,7 +311,11 @@ class Fit:
                 "expected the same call of fit."
             )
         device, best = self.step.graph.device, state["best"]
-        self.history.best = None if best is None else {name: _on(value, device) for name, value in best.items()}
+        if best is not None:
+            best = versioned(
+                {name: _on(value, device) for name, value in best.items()}, content["step"].get("versions")
+            )
+        self.history.best = best
         self.seconds, self.trained = state["seconds"], state.get("trained", False)
         self.losses = [] if state["losses"] is None else list(state["losses"].to(device).unbind())
         logged = state.get("logged", {}).items()
@@ -384,6 +389,6 @@ def _stops(answer, name: str) -> bool:
 
 def copied_weights(model: torch.nn.Module, replaced: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """A copy of the model's state, with some of its tensors replaced."""
-    state = dict(model.state_dict())
+    state = model.state_dict()  # with the versions of its modules
     state.update(replaced or {})
     return copy.deepcopy(state)

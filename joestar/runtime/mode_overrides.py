@@ -13,21 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from joestar.errors import ConfigError, JoestarWarning
-from joestar.torch_private import TorchDispatchMode
+from joestar.torch_private import TorchDispatchMode, tree_leaves
 
-_CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_CHECKED: weakref.WeakKeyDictionary[nn.Module, frozenset[int]] = weakref.WeakKeyDictionary()
 _PARTS = ("_parameters", "_buffers", "_modules")
+_PLAIN = (bool, int, float, str)
 
 
 class _Before:
-    """What a model is, to compare with and to go back to; ``tensors`` hold values once they were kept."""
+    """What a model is, to compare with and to go back to; ``kept`` holds values once they were asked for."""
 
     def __init__(self, model: nn.Module):
-        self.held = [*model.parameters(), *model.buffers()]
         self.modules = dict(model.named_modules())
         self.training = {name: module.training for name, module in self.modules.items()}
         self.attributes = {name: self._of(module) for name, module in self.modules.items()}
-        self.tensors: dict[Tensor, Tensor] = {}
+        self.data = {
+            name: (tensor, tensor.data) for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
+        self.memory = {held.untyped_storage().data_ptr() for _, held in self.data.values()} - {0}
+        self.kept: list[Tensor] = []
         self.trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
 
     @staticmethod
@@ -37,19 +41,18 @@ class _Before:
 
     def keep(self) -> None:
         """Copies the values of all parameters and buffers."""
-        self.tensors = {tensor: tensor.detach().clone() for tensor in self.held}
+        self.kept = [held.clone() for _, held in self.data.values()]
 
     def changed(self) -> list[str]:
-        """Names of attributes and parts that are others by now."""
-        found = []
+        """Names of attributes, parts and tensors that are others by now."""
+        found = [name for name, (tensor, held) in self.data.items() if tensor.data_ptr() != held.data_ptr()]
         for path, module in self.modules.items():
-            now = self._of(module)
+            now, missing = self._of(module), object()
             for part, before in self.attributes[path].items():
-                missing = object()
                 found += [
                     f"{path}.{name}".lstrip(".")
                     for name in {**before, **now[part]}
-                    if before.get(name, missing) is not now[part].get(name, missing)
+                    if not _same(before.get(name, missing), now[part].get(name, missing))
                 ]
         return found
 
@@ -65,12 +68,19 @@ class _Before:
         for parameter, trained in self.trained.items():
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
-        for tensor, before in self.tensors.items() if whole else ():
-            tensor.data.copy_(before)
+        for tensor, held in self.data.values() if whole else ():
+            if tensor.data_ptr() != held.data_ptr():
+                tensor.data = held
+        for (_, held), values in zip(self.data.values(), self.kept, strict=False):
+            held.copy_(values)
+
+
+def _same(before, now) -> bool:
+    return before is now or (type(before) in _PLAIN and type(before) is type(now) and before == now)
 
 
 class _Written(TorchDispatchMode):
-    """Whether tensors are written within, be it by zeros; in front of the first write all values are kept."""
+    """Whether a model's tensors are written within, be it by zeros; in front of the first write all values are kept."""
 
     def __init__(self, before: _Before):
         super().__init__()
@@ -79,31 +89,36 @@ class _Written(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func._schema.is_mutable and not self.any:
-            self.any = True
-            self.before.keep()
+            given = tree_leaves((args, kwargs))
+            memory = {tensor.untyped_storage().data_ptr() for tensor in given if isinstance(tensor, Tensor)}
+            if memory & self.before.memory:
+                self.any = True
+                self.before.keep()
         return func(*args, **(kwargs or {}))
 
 
 def check_overrides(model: nn.Module, trains: bool = False) -> None:
-    """Calls the model's ``eval`` and ``train`` once, if some module has its own, and takes back what they did.
+    """Calls the model's ``train``, for either mode, if some module has its own, and takes back what that did.
 
     Args:
         trains: whether to warn if ``train`` would freeze what is not frozen now.
 
     Raises:
-        ConfigError: if they write to tensors or to attributes.
+        ConfigError: if it writes to tensors or to attributes.
     """
-    methods = _overridden(model)
-    if not methods or (model in _CHECKED and not trains):
+    methods = overridden(model)
+    known = frozenset(map(id, methods))
+    if not methods or (_CHECKED.get(model) == known and not trains):
         return
-    before, mode = _Before(model), model.training
+    before, mode, changed, frozen = _Before(model), model.training, [], []
     try:
         with torch.no_grad(), _Written(before) as written:
-            model.eval()
-            changed = before.changed()
-            model.train()
-        frozen = [name for name, module in before.modules.items() if before.training[name] and not module.training]
-        changed += before.changed()
+            for now in (not mode, mode):
+                model.train(now) if now else model.eval()
+                changed += before.changed()
+                if now:
+                    modes = before.training.items()
+                    frozen = [name for name, trained in modes if trained and not before.modules[name].training]
     except BaseException:
         before.back(True)
         raise
@@ -116,7 +131,7 @@ def check_overrides(model: nn.Module, trains: bool = False) -> None:
             "training and predictions side by side and sets modes by itself, without that. Let forward look at "
             "self.training instead (for LoRA layers: merge_weights=False)."
         )
-    _CHECKED.add(model)
+    _CHECKED[model] = known
     if trains and mode and frozen:
         warnings.warn(
             f"{places} puts {', '.join(frozen[:3])} into evaluation mode, and was not called since: modules train "
@@ -126,8 +141,8 @@ def check_overrides(model: nn.Module, trains: bool = False) -> None:
         )
 
 
-def _overridden(model: nn.Module) -> list[Callable]:
-    """Methods that are not PyTorch's, each once; ``eval`` of parts of a model is not called by the model's."""
+def overridden(model: nn.Module) -> list[Callable]:
+    """Methods ``train`` that are not PyTorch's, each once, and ``eval`` of the model (of its parts nobody calls it)."""
     found = {}
     for module in model.modules():
         for name in ("train", "eval") if module is model else ("train",):

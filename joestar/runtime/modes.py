@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from joestar.errors import ConfigError
-from joestar.runtime.mode_overrides import check_overrides
+from joestar.runtime.mode_overrides import check_overrides, overridden
 
 
 def check_modules(model: nn.Module, graph) -> None:
@@ -81,7 +81,7 @@ class TrainingModes:
             if self.kind == "predict":
                 self.model.eval()
             elif self.kind == "train" and not self.model.training:
-                self.model.train()
+                self.model.train(True)
                 for name, module in self.model.named_modules():
                     module.training = module.training and name not in self._frozen
             yield
@@ -100,9 +100,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _kept(model: nn.Module) -> Iterator[None]:
     before = {module: module.training for module in model.modules()}
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    mode = model.training
     try:
         yield
     finally:
+        if model.training != mode and overridden(model):  # which may set modes of modules that nobody registered
+            model.train(mode)
         for module, mode in before.items():
             module.training = mode
         for parameter, mode in trained.items():

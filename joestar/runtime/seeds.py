@@ -64,7 +64,7 @@ class CheckedSeeds:
                 return check_seeds(idx, self.graph, "idx").clone()
         self._known = [known for known in self._known if known[0]() is not None]
         for reference, written, address, seeds in self._known:
-            if reference() is idx and written == version(idx) and address == idx.data_ptr():
+            if reference() is idx and written == version(idx) and address == idx.data_ptr() and _as_it_was(idx, seeds):
                 return seeds
         with torch.inference_mode(False):  # it is kept, and used outside
             seeds = check_seeds(idx, self.graph, "idx")
@@ -73,6 +73,11 @@ class CheckedSeeds:
         if version(idx) is not None:
             self._known = [*self._known[-3:], (weakref.ref(idx), version(idx), idx.data_ptr(), seeds)]
         return seeds
+
+
+def _as_it_was(idx: Tensor, seeds: Tensor) -> bool:
+    """Whether ids on a CPU, which NumPy may have written to, are still those that were taken over."""
+    return idx.device.type != "cpu" or torch.equal(idx.to(seeds.dtype), seeds)
 
 
 def version(tensor: Tensor) -> int | None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from joestar import __version__
 from joestar.errors import CheckpointError
-from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into
+from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into, versions_of
 from joestar.runtime.settings import sampler_texts
 from joestar.runtime.written_state import check_written, say_what_stays, write_back, written_by
 
@@ -24,6 +24,7 @@ def state_of(step) -> dict:
         "calls": step._calls,
         "under_way": [state | drawn for state in under_way] + [dict(state) for state in step._resumed],
         "model": step.model.state_dict(),
+        "versions": versions_of(step.model),
         "loss": {} if _loss(step) is None else _loss(step).state_dict(),
         "written": written_by(_training(step), step.keeps_data),
         "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),

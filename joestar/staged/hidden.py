@@ -96,7 +96,8 @@ def _run(model: nn.Module, blocks: list, graph: Graph, autocast: torch.dtype | N
         x = x.to(dtypes.pop())
     try:
         with torch.no_grad(), torch.autocast(graph.device.type, autocast, autocast is not None):
-            call_model(model.eval(), blocks, x)
+            model.eval()
+            call_model(model, blocks, x)
     except JoestarError:
         raise
     except Exception as error:

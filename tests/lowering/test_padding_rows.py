@@ -230,6 +230,23 @@ def test_refused_rows():
         "unknown": (lambda m, b, h: h + h.take(torch.tensor([0])), "has no rule for padded rows"),
         "scatter": (lambda m, b, h: zeros().scatter(0, buckets(b).expand(-1, 8), h).sum(0) + h,
                     "scatters along padded rows"),
+        "place in a square": (
+            lambda m, b, h: h * (1 + torch.div((h @ h.T).argmax(), b.num_src, rounding_mode="floor")),
+            "counts entries of rows that are padded",
+        ),
+        "place in columns": (lambda m, b, h: h * (1 + h.t().argmin()), "counts entries of rows that are padded"),
+        "cosine of one row": (
+            lambda m, b, h: h + F.cosine_similarity(h.mean(0, keepdim=True), h, dim=0), "works along a dimension",
+        ),
+        "cosines of columns": (
+            lambda m, b, h: h + F.cosine_embedding_loss(
+                h.t(), h.t().tanh(), torch.ones(h.shape[1], dtype=h.dtype), reduction="none"),
+            "takes padded rows for columns",
+        ),
+        "rows behind nothing": (
+            lambda m, b, h: h + torch.cat([torch.empty(0, dtype=h.dtype), h.t(), h.t()], 1).sum(),
+            "joins sets of padded",
+        ),
         "bags that are cut anywhere": (
             lambda m, b, h: h + F.embedding_bag(buckets(b)[:, 0], m.table.weight, b.indptr[:-1].long() * 0).sum(0),
             "has bags that its offsets cut",

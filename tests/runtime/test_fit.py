@@ -12,10 +12,10 @@ import torch
 
 import joestar
 from joestar.bench.planted import planted
-from joestar.errors import ConfigError, JoestarWarning
+from joestar.errors import ConfigError, JoestarWarning, SeedError
 from joestar.runtime import features
 from joestar.runtime.fit import Fit, Settings
-from tests.runtime.common import make_step
+from tests.runtime.common import make_step, planted_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -217,6 +217,56 @@ def test_ids_in_any_form():
         history = step.fit(form(range(200)), form(range(200, 250)), 1, 100)
         found.append((history.records[0].scores, step.evaluate(form(range(200, 250)))))
     assert found[0] == found[1] == found[2]
+
+
+def test_ids_that_numpy_writes_to_are_looked_at_again():
+    array = np.arange(100, 160)
+    ids, step = torch.from_numpy(array), make_step(model_options={"dropout": 0.0})
+    step.fit(ids, ids, 1, 30)
+    array[:] = np.arange(200, 260)
+    seen = torch.cat([seeds for _, seeds in step.epoch(ids, 30, shuffle=False, with_seeds=True)])
+    assert torch.equal(seen, ids)
+    assert torch.equal(step.predict(ids), step.predict(ids.clone()))
+    assert step.evaluate(ids) == step.evaluate(ids.clone())
+    array[3] = 10**6
+    with pytest.raises(SeedError, match="1000000"):
+        next(step.epoch(ids, 30))
+
+
+class Versioned(torch.nn.Linear):
+    """Its weight had another sign once."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *args):
+        if (metadata.get("version") or 1) < 2:
+            state[prefix + "weight"] = -state[prefix + "weight"]
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+
+class Signed(torch.nn.Module):
+    """A model whose last layer has a version."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = joestar.nn.GraphSAGE(12, 8, 2, out_channels=4)
+        self.last = Versioned(4, 4)
+
+    def forward(self, blocks, x):
+        return self.last(self.layers(blocks, x))
+
+
+def test_states_have_the_versions_of_modules(tmp_path):
+    """The best parameters, and those of checkpoints, were taken for old ones."""
+    graph, places = planted_graph(dtype=torch.float64), joestar.Checkpoints(tmp_path)
+    for epochs in (1, 2):
+        torch.manual_seed(0)
+        net = Signed().double()
+        weight, optimizer = net.last.weight.detach().clone(), torch.optim.SGD(net.parameters(), 0.0)
+        sampler = joestar.NeighborSampler(graph, [3, 3])
+        step = joestar.compile(net, sampler, torch.nn.functional.cross_entropy, optimizer, backend="eager")
+        step.fit(IDX, VAL, epochs, 400, checkpoints=places, resume=epochs == 2)
+        assert torch.equal(net.last.weight, weight)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,15 @@ class Noted(LowRank):
     noted = True
 
 
+class Assigned(nn.Linear):
+    """The weight has other memory in evaluation, which no operation writes."""
+
+    def train(self, mode: bool = True):
+        if mode != self.training:
+            self.weight.data = self.weight.data + (-1.0 if mode else 1.0)
+        return super().train(mode)
+
+
 class Swapped(nn.Linear):
     """Another parameter for evaluation."""
 
@@ -101,7 +110,7 @@ def compiled(model, sampler):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("head", [LowRank, Noted, Swapped, Raises])
+@pytest.mark.parametrize("head", [LowRank, Noted, Assigned, Swapped, Raises])
 def test_what_does_more_than_set_modes_is_refused_and_undone(head, training):
     """They were called while predictions were traced, and left the weight merged; also where it was zero."""
     model, sampler = parts(Net())
@@ -161,3 +170,40 @@ def test_parameters_that_eval_freezes_are_trained_on():
     step.predict(IDX[:5])
     joestar.inference(model, sampler.graph, layers=1)
     assert model.head.weight.requires_grad and model.training
+
+
+class Hidden(Net):
+    """A module that nobody registered, and an argument that has to be given; returns nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.tau = [nn.Dropout(0.5)], 1.0
+
+    def train(self, mode):
+        self.hidden[0].train(mode)
+        self.tau = float("1.0")  # another object, of the same value
+        torch.empty(2).zero_()
+        super().train(mode)
+
+    def forward(self, blocks, x):
+        return self.hidden[0](super().forward(blocks, x))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_modules_that_nobody_registered_have_the_mode_of_before(mode):
+    """Behind predictions they stayed in evaluation mode, and were trained so."""
+    model, sampler = parts(Hidden())
+    model.train(mode)
+    step = compiled(model, sampler)
+    assert model.hidden[0].training is mode, "only looked at"
+    step.predict(IDX[:5])
+    joestar.inference(model, sampler.graph, layers=1)
+    assert model.hidden[0].training is mode and model.training is mode
+
+
+def test_a_layer_that_takes_anothers_place_is_looked_at():
+    model, sampler = parts(FreezesItself())
+    joestar.inference(model.train(), sampler.graph, layers=1)
+    model.head = LowRank(8, CLASSES).double()
+    with pytest.raises(ConfigError, match="LowRank"):
+        joestar.inference(model, sampler.graph, layers=1)

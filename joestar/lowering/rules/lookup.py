@@ -288,6 +288,8 @@ def _scatter_reduce(context, node: fx.Node) -> None:
     count = context.entries(padded[dim], node)
     args = (node.args[0], dim, *node.args[2:5], argument(node, "include_self"), count)
     node.target, node.args, node.kwargs = _JOESTAR.scatter_valid.default, args, {}  # a buffer may be this node
+    if padded_dims(into):  # which nothing was added to: they may be of minus infinities, as a maximum begins
+        context.guard_result(node, 0)
 
 
 def _bounded_search(position: int):

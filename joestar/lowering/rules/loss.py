@@ -80,7 +80,7 @@ def _per_entry(context, node: fx.Node) -> None:
     set_argument(node, "reduction", NONE)
     losses = _value(node)
     padded = padded_dims(losses)
-    wide = [n for n in node.args if isinstance(n, fx.Node) and _padded(n) > max(len(padded), 1)]
+    wide = [n for n in node.args if isinstance(n, fx.Node) and _padded(n) > len(padded)]
     if wide:
         raise context.refuse(
             node, f"takes padded rows for columns (shape {tuple(wide[0].meta['val'].shape)})",

@@ -7,7 +7,7 @@ from torch import fx
 
 from joestar.lowering.rules.arguments import argument, dims, padded_among
 from joestar.lowering.rules.pointwise import guard_operand
-from joestar.lowering.sizes import expression
+from joestar.lowering.sizes import expression, padded_dims
 
 joestar = torch.ops.joestar
 aten = torch.ops.aten
@@ -94,17 +94,34 @@ def _deviation(op):
 
 
 def _softmax(context, node: fx.Node) -> None:
-    """Over rows padding counts as minus infinity; over columns a padded row of minus infinities may not become NaN."""
-    if padded_among(node):
-        _masking(_lowest)(context, node)
-    else:
+    """Over rows padding counts as minus infinity; a padded row of minus infinities may not become NaN, nor no rows."""
+    over = padded_among(node)
+    if len(over) < len(padded_dims(node.args[0].meta["val"])):
         node.update_arg(0, context.guard(node.args[0], 0, node))
+    if over:
+        _masking(_lowest)(context, node)
+        if "softmax" in node.target._schema.name:  # of no rows it is NaN in all slots
+            context.guard_result(node, 0)
 
 
 def _log_softmax(context, node: fx.Node) -> None:
     if padded_among(node):
         raise context.refuse(node, "works across padded rows", "Write x - x.logsumexp(dim, keepdim=True).")
     _softmax(context, node)
+
+
+def _place(of):
+    """A rule for ``argmax`` and ``argmin``: without a dimension they count entries, in rows as long as they are."""
+
+    def rule(context, node: fx.Node) -> None:
+        value = node.args[0].meta["val"]
+        if argument(node, "dim") is None and padded_dims(value).keys() - {0}:
+            raise context.refuse(
+                node, "counts entries of rows that are padded", "Name the dimension: argmax(dim=1), or flatten indices."
+            )
+        _masking(of, of_some=True)(context, node)
+
+    return rule
 
 
 def _static_only(context, node: fx.Node) -> None:
@@ -134,8 +151,10 @@ def _columns(harmless: float):
 
 RULES = {
     **dict.fromkeys(("sum", "nansum", "count_nonzero"), _masking(lambda dtype: 0)),
-    **dict.fromkeys(("amax", "max", "argmax"), _masking(_lowest, of_some=True)),
-    **dict.fromkeys(("amin", "min", "argmin"), _masking(_highest, of_some=True)),
+    **dict.fromkeys(("amax", "max"), _masking(_lowest, of_some=True)),
+    **dict.fromkeys(("amin", "min"), _masking(_highest, of_some=True)),
+    "argmax": _place(_lowest),
+    "argmin": _place(_highest),
     **dict.fromkeys(("softmax", "_softmax", "logsumexp"), _softmax),
     **dict.fromkeys(("log_softmax", "_log_softmax"), _log_softmax),
     **dict.fromkeys(("linalg_vector_norm", "norm", "linalg_norm", "linalg_matrix_norm"), _norm),

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from joestar.lowering.rules.arguments import argument, padded_among
+from joestar.lowering.rules.arguments import argument, dims, padded_among
 from joestar.lowering.rules.pointwise import guard_operand, guard_product
 from joestar.lowering.sizes import expression, padded_dims
 
@@ -51,6 +51,11 @@ def _similarity(context, node: fx.Node) -> None:
     if node.args[0].meta["val"].dim() != node.args[1].meta["val"].dim():
         raise context.refuse(node, "compares tensors of different rank", "Unsqueeze one of them.")
     columns_only(context, node)
+    (dim,) = dims(node, node.args[0].meta["val"].dim())
+    if dim in padded_dims(node.args[1].meta["val"]):  # where the first operand has one row
+        raise context.refuse(
+            node, "works along a dimension of padded rows", "Keep nodes and edges in a dimension of their own."
+        )
 
 
 def _cross(context, node: fx.Node) -> None:

@@ -16,8 +16,8 @@ def _joined(context, node: fx.Node) -> None:
     parts = [part.meta["val"] for part in node.args[0]]
     if "stack" in node.target._schema.name:
         return
-    dim = argument(node, "dim") % parts[0].dim()
-    if any(expression(part.shape[dim]) is not None for part in parts):
+    dim = argument(node, "dim") % node.meta["val"].dim()
+    if any(expression(part.shape[dim]) is not None for part in parts if part.dim() > dim):  # others are empty ones
         raise context.refuse(
             node, "joins sets of padded rows end to end", "Concatenate columns (dim=1), or aggregate each set first."
         )
