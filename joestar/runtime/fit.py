@@ -81,6 +81,7 @@ class Fit:
     Attributes:
         epoch: the one under way, until it was scored; trained: that was all of it, and a checkpoint was written before
             it was scored.
+        stop: a callback wants to; late: patience is over, which a checkpoint says, so that nothing is gone on with.
     """
 
     def __init__(self, step, train_idx: Tensor, val_idx: Tensor | None, batch_size: int, settings: Settings):
@@ -93,7 +94,7 @@ class Fit:
         self.seconds = 0.0
         self.epoch: Epoch | None = None
         self.trained = False
-        self.stop = False
+        self.stop = self.late = False
         self.chosen = self.checked = False
         self.metrics: list[Metric] | None = None
         self.loggers = loggers(settings.loggers) if is_first() else []
@@ -231,8 +232,8 @@ class Fit:
         if not monitored or epoch == 0 or better(value, history.best_val, history.mode):
             history.best_epoch, history.best_val = epoch, value if monitored else None
             history.best = step.weights(settings.ema) if monitored else None
-        late = settings.patience is not None and epoch - history.best_epoch >= settings.patience
-        history.stopped_early = late or self.stop
+        self.late = settings.patience is not None and epoch - history.best_epoch >= settings.patience
+        history.stopped_early = self.late or self.stop
         if settings.scheduler is not None and history.schedule == "epoch":
             advance(settings.scheduler, value)
         steps = len(self.losses) if self.epoch is None else self.epoch.steps
@@ -271,7 +272,9 @@ class Fit:
             return None
         return settings.checkpoints.save(state, fit={
             "trained": self.trained or (self.epoch is not None and not self.epoch.running),
-            "history": asdict(self.history), "best": self.history.best, "seconds": self.seconds,
+            "epoch": self.epoch.number if self.epoch is not None and self.epoch.running else None,
+            "history": asdict(self.history) | {"stopped_early": self.late},
+            "best": self.history.best, "seconds": self.seconds,
             "losses": torch.stack(self.losses) if self.losses else None,
             "logged": {name: torch.stack(values) for name, values in self.logged.items()},
             "scheduler": None if settings.scheduler is None else settings.scheduler.state_dict(),
@@ -300,6 +303,8 @@ class Fit:
             raise CheckpointError("the checkpoint was saved " + ("without" if settings.scheduler else "with")
                                   + " a scheduler: expected the same call of fit.")  # fmt: skip
         self.step.load_state_dict(content["step"])
+        if "epoch" in state:  # others were a loop's of its own, broken off
+            self.step._resumed = [epoch for epoch in self.step._resumed if epoch["number"] == state["epoch"]]
         if settings.scheduler is not None:
             settings.scheduler.load_state_dict(state["scheduler"])
         records = [EpochRecord(**record) for record in state["history"].pop("records")]

@@ -191,7 +191,8 @@ def test_a_checkpoint_is_read_in_the_memory_of_the_host(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         make_step().fit(IDX, VAL, 2, 100, checkpoints=saved, on_step=stop)
-    step = SimpleNamespace(graph=SimpleNamespace(device=device), group=None, load_state_dict=loaded.append)
+    whole = SimpleNamespace(device=device)
+    step = SimpleNamespace(graph=whole, group=None, load_state_dict=loaded.append, _resumed=[])
     fit = SimpleNamespace(step=step, settings=Settings(checkpoints=saved), history=None, metrics=None)
     Fit.resume(fit)
     (state,) = loaded
@@ -217,6 +218,46 @@ def test_ids_in_any_form():
         history = step.fit(form(range(200)), form(range(200, 250)), 1, 100)
         found.append((history.records[0].scores, step.evaluate(form(range(200, 250)))))
     assert found[0] == found[1] == found[2]
+
+
+def test_a_fit_goes_on_with_its_own_epoch(tmp_path):
+    """Not with one of a loop's that was broken off, and is still held."""
+
+    class EndsError(Exception):
+        pass
+
+    def end(record):
+        steps.append((record.epoch, record.step))
+        if record.step == 3 and len(steps) == 4:
+            raise EndsError
+
+    found = []
+    for held in (False, True):
+        step, steps, places = make_step(), [], joestar.Checkpoints(tmp_path / str(held))
+        epoch = step.epoch(IDX, 150)
+        next(epoch)
+        if not held:
+            epoch.close()
+        with pytest.raises(EndsError):
+            step.fit(IDX, epochs=2, batch_size=150, checkpoints=places, checkpoint_every=1, on_step=end)
+        other = make_step()
+        other.fit(IDX, epochs=2, batch_size=150, checkpoints=places, resume=True, on_step=end)
+        found.append((steps, {name: value.clone() for name, value in other.model.state_dict().items()}))
+    assert (
+        found[0][0] == found[1][0] == [(0, n) for n in range(4)] + [(0, n) for n in (3, 4)] + [(1, n) for n in range(5)]
+    )
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
+
+
+def test_a_fit_that_a_callback_stopped_goes_on(tmp_path):
+    """As one that was interrupted; patience is over for good."""
+    places = joestar.Checkpoints(tmp_path)
+    history = make_step().fit(
+        IDX, VAL, 4, 150, checkpoints=places, on_step=lambda record: record.epoch == 1 and record.step == 1
+    )
+    assert history.stopped_early and len(history.records) == 2
+    history = make_step().fit(IDX, VAL, 4, 150, checkpoints=places, resume=True)
+    assert not history.stopped_early and len(history.records) == 4
 
 
 def test_ids_that_numpy_writes_to_are_looked_at_again():
