@@ -136,6 +136,7 @@ class StepRunner(RecordedSteps):
             else:
                 with self.ranks.step(run, long=self._compiles_within):
                     self._carry_out(run)
+            run.position = position + 1  # in here: an interrupt in front of it finds that the step has happened
         except DistributedError:  # a device that waits for other ranks cannot say how far it has come
             self.state.let_go()
             raise
@@ -144,7 +145,6 @@ class StepRunner(RecordedSteps):
             if self.ranks is not None and self._under_way:
                 self.ranks.part(run, error)
             raise
-        run.position = position + 1
         self.counters.steps += 1
         return run.loss(position)
 

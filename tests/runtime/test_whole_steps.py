@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import itertools
 import signal
 import threading
@@ -9,11 +10,13 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from fuzz.broken import broken_at
 from torch import nn
 
 import joestar
 from joestar.runtime import undone
 from joestar.runtime.interrupts import Whole
+from joestar.runtime.runner import StepRunner
 from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph, pressed, tight_bounds
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -71,6 +74,26 @@ def test_an_interrupted_step_is_whole(monkeypatch, undisturbed, options, after, 
     epoch = step.epoch(IDX, 30)
     press = functools.partial(signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), pressed(step, place, press, after):
+        losses.extend(float(loss) for loss in epoch)
+    if epoch.position > len(losses):
+        losses.append(float(epoch.latest()))
+    losses += [float(loss) for loss in epoch]
+    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
+    for name, value in state(step).items():
+        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(
+    "code", ["run.position = position + 1", "self.counters.steps += 1", "return run.loss(position)"]
+)
+def test_a_step_that_happened_is_not_taken_again(undisturbed, code):
+    """In front of the first of these lines it was: the optimizer's step was made, and the position was of before."""
+    source, first = inspect.getsourcelines(StepRunner.take)
+    (line,) = [first + place for place, text in enumerate(source) if text.strip().startswith(code)]
+    step, losses = made(), []
+    step._ready(IDX, 30)
+    epoch = step.epoch(IDX, 30)
+    with pytest.raises(KeyboardInterrupt), broken_at((inspect.getfile(StepRunner), line, 2), kill=False):
         losses.extend(float(loss) for loss in epoch)
     if epoch.position > len(losses):
         losses.append(float(epoch.latest()))

@@ -28,7 +28,7 @@ def _in_range(index: fx.Node) -> bool:
             return True
         if target._schema.name in ("aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"):
             return _in_range(index.args[0])
-        return target is aten.add.Tensor and index.args[1] == 1 and _in_range(index.args[0])
+        return target is aten.add.Tensor and index.args[1] == 1 and not index.kwargs and _in_range(index.args[0])
     return index.op == "call_function" and isinstance(index.args[0], fx.Node) and _in_range(index.args[0])
 
 
