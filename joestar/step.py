@@ -222,7 +222,8 @@ class Step(Predictor, Explained):
             return
         self._check("train")
         if epoch.number < 0:
-            epoch.number, self._epochs = self._epochs, self._epochs + 1
+            epoch.number = self._epochs
+        self._epochs = max(self._epochs, epoch.number + 1)  # also where an interrupt came between these lines once
         if self.group is not None:
             ready = self._is_ready(epoch.batch_size)
             self._runner.ranks.agree_on_epoch(epoch, self._seed, self.optimizer, ready)

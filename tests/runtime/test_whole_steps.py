@@ -103,6 +103,20 @@ def test_a_step_that_happened_is_not_taken_again(undisturbed, code):
         torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
 
 
+def test_the_epoch_behind_one_that_was_broken_off_as_it_began_has_a_number_of_its_own():
+    """Ctrl-C between an epoch's number and the next one's: two epochs had the same order and masks."""
+    step, other = made(), made()
+    begun = step.epoch(IDX, 30)
+    next(begun)
+    state = step.state_dict() | {"epochs": 0}
+    assert state["under_way"][0]["number"] == 0
+    other.load_state_dict(state)
+    list(other.epoch(IDX, 30))
+    following = other.epoch(IDX, 30)
+    next(following)
+    assert following.number == 1 and other._epochs == 2
+
+
 @pytest.mark.parametrize("execution", ["padded", "exact"])
 @pytest.mark.parametrize("place", ["forward", "in backward", "backward"])
 def test_an_error_in_front_of_the_optimizer_leaves_no_trace(undisturbed, place, execution):
