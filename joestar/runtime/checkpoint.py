@@ -83,7 +83,7 @@ def load_into(model: torch.nn.Module, optimizer, state: Mapping, loss: torch.nn.
         )
     model.load_state_dict(versioned(state["model"], state.get("versions")))
     if further:
-        loss.load_state_dict(further)
+        loss.load_state_dict(versioned(further, state.get("loss_versions")))
     if optimizer is not None:
         optimizer.load_state_dict(_copied(state["optimizer"]))  # it would go on with the very tensors
 

@@ -100,14 +100,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _kept(model: nn.Module) -> Iterator[None]:
     before = {module: module.training for module in model.modules()}
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    mode = model.training
     try:
         yield
     finally:
-        if model.training != mode and overridden(model):  # which may set modes of modules that nobody registered
-            model.train(mode)
+        if model.training != before[model] and overridden(model):  # which may set modes of unregistered modules
+            model.train(before[model])
         for module, mode in before.items():
             module.training = mode
-        for parameter, mode in trained.items():
-            if parameter.requires_grad != mode:  # by a ``train`` or ``eval`` of the user's
-                parameter.requires_grad_(mode)
+        for parameter, wanted in trained.items():
+            if parameter.requires_grad != wanted:  # by a ``train`` or ``eval`` of the user's
+                parameter.requires_grad_(wanted)

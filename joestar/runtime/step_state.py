@@ -26,6 +26,7 @@ def state_of(step) -> dict:
         "model": step.model.state_dict(),
         "versions": versions_of(step.model),
         "loss": {} if _loss(step) is None else _loss(step).state_dict(),
+        "loss_versions": {} if _loss(step) is None else versions_of(_loss(step)),
         "written": written_by(_training(step), step.keeps_data),
         "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),
         "update": step._update.state_dict() if step._update else {},

@@ -56,13 +56,14 @@ def test_every_mode_is_measured_and_kept_at_once(measured):
     for row in rows.values():
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0 and row["busy"] is None, "no GPU here"
         assert math.isfinite(row["loss"])
-        assert row["steps"] >= math.ceil(planted("mini").train_idx.numel() / SETTING.batch_size)
         assert (row["predicted_seconds"] is None) == (row["mode"] == "cpu")
         staged = row["mode"] in ("large-batch", "large-batch-cold", "partitions")
         planned = {"bus", "loads", "steps", "first stage"} if staged else set()
         assert set(row["planned"]) == planned | ({"loads and first stage"} if row["mode"] == "partitions" else set())
         assert set(row["stages"]) == ({"first stage", "load", "steps waited"} if staged else set())
         assert all(0 <= seconds < row["seconds"][-1] for seconds in row["stages"].values())
+    whole = math.ceil(planted("mini").train_idx.numel() / SETTING.batch_size)
+    assert rows["resident"]["steps"] == rows["cpu"]["steps"] == whole < rows["partitions"]["steps"]
     others = ("large-batch", "large-batch-cold", "partitions", "cpu")
     losses = [rows[mode]["loss"] for mode in epoch.MODES if mode not in others]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=0.03), "the same batches, but for their order"

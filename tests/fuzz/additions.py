@@ -207,6 +207,44 @@ def rooted_sums(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(root.format(s=sums), width)
 
 
+STEEP = (
+    "({e}[:, :1].softmax(0) * {own}({e})).sum(0) + {own}({h}[: {b}.num_dst])",
+    "({z} @ {z}.T / 3).masked_fill({apart}, float('-inf')).softmax(-1) @ {own}({z})",
+    "{own}({z}) + ({z} @ {z}.T / 3 + torch.where({apart}, float('-inf'), 0.0)).logsumexp(1)[:, None]",
+    "{own}({h}.new_full(({b}.num_dst, {w}), float('-inf')).scatter_reduce(0, {dst}, {e}, 'amax').clamp(min=-9))",
+)
+"""A softmax over all edges, which may be none; masks of minus infinities among destinations, every row's own place
+aside; a maximum that begins with one."""
+
+
+def steep(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Where padded rows, or sets without a row, might give infinities or NaN."""
+    form, b, width = code.pick(*STEEP), hop.name, code.width()
+    made = {"own": code.own(f"nn.Linear({h.width}, {width})"), "e": "", "z": "", "apart": "", "dst": ""}
+    if "{e}" in form:
+        made["e"] = code.let(f"{b}.apply_edges(fn.copy_u({h}))")
+    if "{z}" in form:
+        made["z"] = code.let(f'{b}.pull(fn.copy_u({h}), "mean")')
+        kind = code.let(f'{b}.graph.ndata["kind"][{b}.dsts]')
+        made["apart"] = code.let(f"{kind}[:, None] != {kind}[None]")
+    if "{dst}" in form:
+        ends = f"torch.ops.joestar.edge_dst({b}.indptr, {b}.num_edges, {b}.indices).long()"
+        made["dst"] = code.let(f"{ends}[:, None].expand(-1, {h.width})")
+    return code.rows(form.format(b=b, h=h, w=h.width, **made), width)
+
+
+def named_rows(code: Code, h: Rows, hop: Hop) -> Rows:
+    """Bags of rows of the graph, by nodes that edges name: padded edges name any."""
+    if not hop.edata:
+        return steep(code, h, hop)
+    b, width, mode = hop.name, code.width(), code.pick("sum", "mean", "max")
+    ends = code.let(f"{b}.graph.indices[{b}.eids].long()")
+    pairs = code.let(f"torch.stack([{ends}, ({ends} + 1) % {code.nodes}], 1)")
+    rows = code.let(f'F.embedding_bag({pairs}, {b}.graph.ndata["x"], mode="{mode}")')
+    own = code.own(f"nn.Linear({code.features}, {width})")
+    return code.rows(f'{b}.pull(fn.copy_e({own}({rows}).tanh()), "{code.pick("sum", "mean")}")', width)
+
+
 SIMILAR = "F.normalize(z, dim=1) @ F.normalize(z + 0.1, dim=1).T / 0.3"
 OWN = "torch.arange(z.shape[0])"
 LOSSES = (

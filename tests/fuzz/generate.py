@@ -206,7 +206,9 @@ def _layer(code: Code, h: Rows, hop: Hop, motif: Motif | None, n: str) -> Rows:
         h = additions.some_added(code, h, n)
     layer = some_layer if motif is None or motif.layer is None else motif.layer
     if code.extended and layer is some_layer and code.chance(0.22):
-        layer = code.pick(additions.scaled_messages, additions.rooted_sums, additions.sized)
+        layer = code.pick(
+            additions.scaled_messages, additions.rooted_sums, additions.sized, additions.steep, additions.named_rows
+        )
     out = layer(code, h, hop)
     if motif is None and code.chance(0.15):
         own = code.rows(f"{source}[: {hop.name}.num_dst]", source.width)

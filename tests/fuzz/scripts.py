@@ -13,6 +13,7 @@ import os
 import random
 import sys
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,6 +104,8 @@ class Script:
         self.ours, self.plain = side(self.drawn), Plain(self.drawn)
         self.losses: list[tuple[Tensor, Tensor]] = []
         self.said: list[str] = []
+        self.array = np.zeros(40, dtype=np.int64)
+        self.written = torch.from_numpy(self.array)
 
     def run(self) -> None:
         """All events, compared one by one.
@@ -130,7 +133,8 @@ class Script:
         self.said.append(f"{around and f'{around}: '}{event}({', '.join(map(_short, given))})")
         with CONTEXTS[around]():
             ours = getattr(self.ours, event)(*given)
-        found = ours, getattr(self.plain, event)(*given)
+        copies = [each.clone() if each is self.written else each for each in given]
+        found = ours, getattr(self.plain, event)(*copies)
         if isinstance(found[1], Tensor):
             torch.testing.assert_close(*found, **WITHIN)
         return found
@@ -160,9 +164,12 @@ class Script:
         return any(epoch.sums for epoch in several)
 
     def _some(self, most: int) -> Tensor:
-        """Seeds in no order, at times some of them twice."""
+        """Seeds in no order, at times some of them twice, or in a tensor that NumPy writes to again and again."""
         count, rng = self.rng.randint(5, most), self.rng
         found = rng.choices(range(NODES), k=count) if rng.random() < 0.2 else rng.sample(range(NODES), count)
+        if random.Random(f"written {self.drawn.number} {len(self.said)}").random() < 0.15:
+            self.array[:] = (found * len(self.array))[: len(self.array)]
+            return self.written
         return torch.tensor(found)
 
     def _next(self, running: list[int]) -> None:

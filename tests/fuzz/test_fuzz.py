@@ -176,6 +176,7 @@ ADDED = (
     "torch.arange(z.shape[0])", "F.normalize(z, dim=1) @", "z[:, 0]", '0.5 * edges.src["h"] + 2 *', "7 // 2 *",
     'return {"logits": ', "z, other = z\n", 'return {"both": [', "blocks[-1].num_dst",
     ".num_dst ** -0.5", ".num_edges / (1 + ", ".num_dst / 9)",
+    ":1].softmax(0)", "float('-inf')).softmax(-1)", "logsumexp(1)[:, None]", ", 'amax').clamp(", "F.embedding_bag(",
 )  # fmt: skip
 
 

@@ -285,6 +285,29 @@ class Versioned(torch.nn.Linear):
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
 
+def test_shapes_are_checked_where_the_labels_are():
+    """A step over a graph that was moved to a GPU has ids there, and scores on the graph as it was given."""
+
+    class Elsewhere:
+        """Ids on another device."""
+
+        device = torch.device("meta")
+
+        def numel(self):
+            return VAL.numel()
+
+        def to(self, device):
+            return VAL.to(device)
+
+    step = make_step(model_options={"dropout": 0.0})
+    step.fit(IDX, VAL, 1, 400)
+    fit = Fit(step, IDX, VAL, 400, Settings())
+    fit.val_idx, given = Elsewhere(), []
+    step.scorer.check = lambda outputs, idx, metrics: given.append((outputs.device, idx.device, len(outputs)))
+    fit._check_scores()
+    assert given == [(torch.device("cpu"), torch.device("cpu"), VAL.numel())]
+
+
 class Signed(torch.nn.Module):
     """A model whose last layer has a version."""
 
@@ -297,17 +320,29 @@ class Signed(torch.nn.Module):
         return self.last(self.layers(blocks, x))
 
 
+class OfRows(torch.nn.Module):
+    """A loss with such a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = Versioned(4, 4)
+
+    def forward(self, z, y):
+        return torch.nn.functional.cross_entropy(self.last(z), y)
+
+
 def test_states_have_the_versions_of_modules(tmp_path):
     """The best parameters, and those of checkpoints, were taken for old ones."""
     graph, places = planted_graph(dtype=torch.float64), joestar.Checkpoints(tmp_path)
     for epochs in (1, 2):
         torch.manual_seed(0)
-        net = Signed().double()
+        net, loss = Signed().double(), OfRows().double()
         weight, optimizer = net.last.weight.detach().clone(), torch.optim.SGD(net.parameters(), 0.0)
         sampler = joestar.NeighborSampler(graph, [3, 3])
-        step = joestar.compile(net, sampler, torch.nn.functional.cross_entropy, optimizer, backend="eager")
+        of_loss = loss.last.weight.detach().clone()
+        step = joestar.compile(net, sampler, loss, optimizer, backend="eager")
         step.fit(IDX, VAL, epochs, 400, checkpoints=places, resume=epochs == 2)
-        assert torch.equal(net.last.weight, weight)
+        assert torch.equal(net.last.weight, weight) and torch.equal(loss.last.weight, of_loss)
 
 
 @pytest.mark.parametrize(

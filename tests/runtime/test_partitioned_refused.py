@@ -48,6 +48,18 @@ class TwoLayers(torch.nn.Module):
         return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
 
 
+class Silent(TwoLayers):
+    """Whose ``train`` returns nothing, which only a chain of calls would miss."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+
+def test_a_model_whose_train_returns_nothing(graph, parts):
+    step = compiled(graph, stage_of(parts), Silent([0]).double(), (-1, -1))
+    assert float(next(step.epoch(graph.train_idx, 7))) > 0
+
+
 def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
     step = compiled(graph, stage_of(parts), TwoLayers([0]).double(), (-1, -1))
     losses, taken = [], []

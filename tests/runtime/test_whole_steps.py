@@ -61,6 +61,16 @@ def undisturbed():
     return [float(loss) for loss in step.epoch(IDX, 30)], state(step)
 
 
+def goes_on(step, epoch, losses: list[float], undisturbed) -> None:
+    """Takes the other steps of an epoch that was interrupted: all is as if it had not been."""
+    if epoch.position > len(losses):
+        losses.append(float(epoch.latest()))
+    losses += [float(loss) for loss in epoch]
+    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
+    for name, value in state(step).items():
+        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
 @pytest.mark.parametrize("options", [{}, {"execution": "exact"}, {"slack": 0.0, "warm_up": 1, "patience": 99}])
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("place", PLACES)
@@ -75,12 +85,7 @@ def test_an_interrupted_step_is_whole(monkeypatch, undisturbed, options, after, 
     press = functools.partial(signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), pressed(step, place, press, after):
         losses.extend(float(loss) for loss in epoch)
-    if epoch.position > len(losses):
-        losses.append(float(epoch.latest()))
-    losses += [float(loss) for loss in epoch]
-    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
-    for name, value in state(step).items():
-        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+    goes_on(step, epoch, losses, undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +100,7 @@ def test_a_step_that_happened_is_not_taken_again(undisturbed, code):
     epoch = step.epoch(IDX, 30)
     with pytest.raises(KeyboardInterrupt), broken_at((inspect.getfile(StepRunner), line, 2), kill=False):
         losses.extend(float(loss) for loss in epoch)
-    if epoch.position > len(losses):
-        losses.append(float(epoch.latest()))
-    losses += [float(loss) for loss in epoch]
-    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
-    for name, value in state(step).items():
-        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+    goes_on(step, epoch, losses, undisturbed)
 
 
 def test_the_epoch_behind_one_that_was_broken_off_as_it_began_has_a_number_of_its_own():
@@ -130,10 +130,7 @@ def test_an_error_in_front_of_the_optimizer_leaves_no_trace(undisturbed, place, 
     epoch = step.epoch(IDX, 30)
     with pytest.raises(torch.OutOfMemoryError, match="made up"), pressed(step, place, fail, 2):
         losses.extend(float(loss) for loss in epoch)
-    losses += [float(loss) for loss in epoch]
-    assert losses == pytest.approx(undisturbed[0], rel=1e-9)
-    for name, value in state(step).items():
-        torch.testing.assert_close(value, undisturbed[1][name], rtol=1e-9, atol=1e-12, msg=name)
+    goes_on(step, epoch, losses, undisturbed)
 
 
 def fitted(
