@@ -1,9 +1,9 @@
 // Memory for the frames of Python's functions, which CPython gives back too soon.
 //
-// Frames lie in chunks of 16 KiB, mapped by the allocator of arenas. Calls that reach the end of a chunk map the next one,
-// and unmap it when they return: a loop that happens to run at such a depth of the stack maps, clears and unmaps 16 KiB
-// for every call that it makes. Tracing has a deep stack: how much it loses is chance, in our tests a seventh of their
-// time. A few chunks stay here.
+// Frames lie in chunks of 16 KiB, mapped by the allocator of arenas. Calls that reach the end of a chunk map the next
+// one, and unmap it when they return: a loop that happens to run at such a depth of the stack maps, clears and unmaps
+// 16 KiB for every call that it makes. Tracing has a deep stack: how much it loses is chance, in the tests of passes a
+// seventh of their time. A few chunks stay here.
 #include <atomic>
 #include <cstddef>
 
