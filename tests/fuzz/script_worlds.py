@@ -231,7 +231,7 @@ class Ours(Parts):
     def call(self, seeds: Tensor) -> Tensor:
         loss = self.step(seeds.to(self.home))
         self.stepped = True
-        self.logs, self.taken = self.step.logged, seeds
+        self.logs, self.taken = self.step.logged, seeds.clone()  # NumPy may write to them
         return loss
 
     def predict(self, idx: Tensor, batch: int | None, full: bool) -> Tensor:
