@@ -27,7 +27,7 @@ from joestar.runtime.predictor import Predictor
 from joestar.runtime.program import Program
 from joestar.runtime.ranks import Ranks, counted
 from joestar.runtime.runner import StepRunner
-from joestar.runtime.scoring import Scorer, averaged
+from joestar.runtime.scoring import Scorer, with_averages
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_flag, check_seeds
 from joestar.runtime.step_state import load_state, state_of
 from joestar.runtime.tuning import tune as tune_choices
@@ -299,8 +299,7 @@ class Step(Predictor, Explained):
 
     def weights(self, ema: bool = False) -> dict[str, Tensor]:
         """A copy of the model's ``state_dict()``; with ``ema``, averages in place of parameters."""
-        with averaged(self._update, ema):
-            return copied_weights(self.model)
+        return with_averages(self._update, ema, lambda: copied_weights(self.model))
 
     def __call__(self, seeds: Tensor):
         """One training step on ``seeds`` (returns its loss), or what the model returns for them, if compiled without

@@ -6,7 +6,7 @@ from joestar.errors import ChangedAfterCompileError
 from joestar.pyg import SubgraphSampler
 from joestar.runtime.inference import Inference
 from joestar.runtime.prediction import PREDICTED, predict
-from joestar.runtime.scoring import averaged
+from joestar.runtime.scoring import with_averages
 from joestar.runtime.seeds import check_batch_size
 from joestar.runtime.whole_graph import WholeGraph
 
@@ -78,6 +78,5 @@ class Predictor:
 
     def _scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
         """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
-        with averaged(self._update, ema):
-            outputs = self.predict(idx, batch_size, full)
+        outputs = with_averages(self._update, ema, lambda: self.predict(idx, batch_size, full))
         return self.scorer(outputs, self._seeds(idx).long().to(self.whole.device), metrics)

@@ -1,7 +1,6 @@
 """Scores of a step's predictions."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -102,20 +101,22 @@ def _is_function(metric: Metric) -> bool:
     return callable(metric.given) and not hasattr(metric.given, "update")
 
 
-@contextlib.contextmanager
-def averaged(update, wanted: bool) -> Iterator[None]:
-    """Parameters are their moving averages within, if ``wanted``.
+def with_averages(update, wanted: bool, call: Callable):
+    """What ``call()`` returns; if ``wanted``, parameters are their moving averages within.
 
     Raises:
         ConfigError: the step was compiled without ``ema``.
     """
     if not wanted:
-        yield
-        return
+        return call()
     if update is None or update.average is None:
         raise ConfigError("ema=True needs averages of the weights: joestar.compile(..., ema=0.999).")
-    update.average.swap()
+    average = update.average
     try:
-        yield
+        try:
+            average.exchange(True)
+            return call()
+        finally:
+            average.exchange(False)
     finally:
-        update.average.swap()
+        average.exchange(False)  # an interrupt may have come in front of the one above

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ChangedAfterCompileError, CheckpointError
+from joestar.runtime.interrupts import Whole
 from joestar.runtime.optimizer import SkippableOptimizer
 from joestar.runtime.state import Run, StepState
 from joestar.torch_private import amp_unscale, amp_update_scale
@@ -60,10 +61,11 @@ class Average:
 
     Attributes:
         weights: name -> average, of every parameter; updates: 0-d int64.
+        exchanged: parameters hold averages, and averages parameters.
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):
-        self.parameters = dict(model.named_parameters())
+        self.parameters, self.exchanged = dict(model.named_parameters()), False
         self.weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         device = next(iter(self.weights.values())).device
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
@@ -77,9 +79,18 @@ class Average:
             self.weights[name].lerp_(parameter.detach(), share.to(parameter.dtype))
         self.updates += happened
 
+    def exchange(self, wanted: bool) -> None:
+        """Has parameters be averages and averages parameters, in place, if ``wanted``, or each its own again.
+
+        Nothing happens where it is so already; an interrupt waits for its end.
+        """
+        with Whole():
+            if self.exchanged != wanted:
+                self._swap()
+                self.exchanged = wanted
+
     @torch.no_grad()
-    def swap(self) -> None:
-        """Exchanges parameters and averages, in place."""
+    def _swap(self) -> None:
         for name, parameter in self.parameters.items():
             kept = parameter.detach().clone()
             parameter.copy_(self.weights[name])

@@ -6,11 +6,12 @@ import inspect
 import itertools
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from fuzz.broken import broken_at
+from fuzz.broken import broken_at, counted
 from torch import nn
 
 import joestar
@@ -101,6 +102,32 @@ def test_a_step_that_happened_is_not_taken_again(undisturbed, code):
     with pytest.raises(KeyboardInterrupt), broken_at((inspect.getfile(StepRunner), line, 2), kill=False):
         losses.extend(float(loss) for loss in epoch)
     goes_on(step, epoch, losses, undisturbed)
+
+
+@pytest.mark.parametrize("use", ["evaluate", "weights"])
+def test_parameters_are_their_own_wherever_scores_of_averages_are_interrupted(use):
+    """Ctrl-C within the exchange of parameters and averages left some of each: ``fit`` saved and went on with them."""
+    step = made(ema=0.9)
+    list(step.epoch(IDX, 60))
+    step.evaluate(VAL, 60)
+    weights, averages = step.weights(), {name: value.clone() for name, value in step.ema.items()}
+    used = (lambda: step.evaluate(VAL, 60, ema=True)) if use == "evaluate" else (lambda: step.weights(ema=True))
+    with counted() as lines:
+        used()
+    places = [
+        (file, line, number)
+        for (file, line), times in lines.items() if Path(file).stem in ("scoring", "update", "interrupts")
+        for number in range(times)
+    ]  # fmt: skip
+    assert {Path(file).stem for file, _, _ in places} == {"scoring", "update", "interrupts"}
+    for place in places:
+        with pytest.raises(KeyboardInterrupt), broken_at(place, kill=False) as came:
+            used()
+        assert came[0]
+        for name, value in step.weights().items():
+            assert torch.equal(value, weights[name]), (place, name)
+        for name, value in step.ema.items():
+            assert torch.equal(value, averages[name]), (place, name)
 
 
 def test_the_epoch_behind_one_that_was_broken_off_as_it_began_has_a_number_of_its_own():
