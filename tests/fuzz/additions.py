@@ -212,15 +212,21 @@ STEEP = (
     "({z} @ {z}.T / 3).masked_fill({apart}, float('-inf')).softmax(-1) @ {own}({z})",
     "{own}({z}) + ({z} @ {z}.T / 3 + torch.where({apart}, float('-inf'), 0.0)).logsumexp(1)[:, None]",
     "{own}({h}.new_full(({b}.num_dst, {w}), float('-inf')).scatter_reduce(0, {dst}, {e}, 'amax').clamp(min=-9))",
+    '{b}.pull(fn.copy_e({own}(torch.where({real} > 0, {e}, float("-inf"))).tanh()), "sum")',
+    '{b}.pull(fn.copy_e({own}({e}.masked_fill({real} == 0, float("nan")))), "mean")',
+    "{own}({z}.index_put(({z}[:, 0] > 0.1,), {z}.new_full(({w},), 0.3)))",
 )
 """A softmax over all edges, which may be none; masks of minus infinities among destinations, every row's own place
-aside; a maximum that begins with one."""
+aside; a maximum that begins with one; what padded rows alone are filled with; rows written under a mask."""
 
 
 def steep(code: Code, h: Rows, hop: Hop) -> Rows:
     """Where padded rows, or sets without a row, might give infinities or NaN."""
     form, b, width = code.pick(*STEEP), hop.name, code.width()
-    made = {"own": code.own(f"nn.Linear({h.width}, {width})"), "e": "", "z": "", "apart": "", "dst": ""}
+    made = {"own": code.own(f"nn.Linear({h.width}, {width})"), "e": "", "z": "", "apart": "", "dst": "", "real": ""}
+    if "{real}" in form:
+        ones = code.let(f"{h}[:, :1].detach() * 0 + 1")
+        made["real"] = code.let(f"{b}.apply_edges(fn.u_dot_v({ones}, {ones}[: {b}.num_dst]))")
     if "{e}" in form:
         made["e"] = code.let(f"{b}.apply_edges(fn.copy_u({h}))")
     if "{z}" in form:

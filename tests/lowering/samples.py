@@ -228,6 +228,8 @@ SAMPLES: dict[str, list[Sample]] = {
     + of(lambda x, i: aten.index_select(x, 0, i), rows(4), CLASS),
     "gather": of(lambda x, i: aten.gather(x, 1, i), rows(4), BELOW),
     "index": of(lambda t, i: t[i], WEIGHT, CLASS) + of(lambda x, i: x[i - 1], rows(4), CLASS),
+    "index_put": of(lambda x, m, v: aten.index_put(x, [m], v.sum()), rows(4), FLAGS, shared(4))
+    + of(lambda x, m, v: aten.index_put(x, [m[:, 0]], v, True), rows(4), FLAGS, shared(4)),
     "scatter": of(lambda x, i, y: aten.scatter(x, 1, i, y), rows(4), BELOW_ALL, rows(2))
     + of(lambda x, i: aten.scatter(x, 1, i, 3.0), rows(4), BELOW),
     "index_add": of(lambda t, x, i: aten.index_add(t, 0, i, x), WEIGHT, rows(4), CLASS),

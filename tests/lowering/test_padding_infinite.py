@@ -77,3 +77,41 @@ def test_attention_among_rows_of_a_batch(additive):
     for step, batch in enumerate(BATCHES):
         seeds = case.seeds(batch)
         same(case.padded(seeds, step), case.eager(seeds, step), 1e-10)
+
+
+def assigned(m, has, h):
+    """By position."""
+    h = h.clone()
+    h[~has] = -math.inf
+    return h
+
+
+INFINITE = {
+    "where": lambda m, has, h: torch.where(has, h, -math.inf),
+    "of the condition": lambda m, has, h: torch.where(~has, math.inf, h),
+    "a filled mask": lambda m, has, h: h.masked_fill(~has, -math.inf),
+    "not a number": lambda m, has, h: h.masked_fill(~has, math.nan),
+    "in place": lambda m, has, h: h.clone().masked_fill_(~has, -math.inf),
+    "added": lambda m, has, h: h + torch.where(has, 0.0, -math.inf),
+    "a factor": lambda m, has, h: h * torch.where(has, 1.0, math.inf),
+    "filled": lambda m, has, h: torch.where(has, h, torch.full_like(h, -math.inf)),
+    "a begun maximum": lambda m, has, h: torch.where(has, h, h.new_full((h.shape[0], WIDTH), -math.inf)),
+    "a number in a buffer": lambda m, has, h: torch.where(has, h, m.zero.log()),
+    "a mask of one": lambda m, has, h: h.masked_fill(~has, m.zero.log()),
+    "a row in a buffer": lambda m, has, h: torch.where(has, h, m.zeros.log()),
+    "of its own": lambda m, has, h: torch.where(has, h, torch.tensor(-math.inf, dtype=h.dtype)),
+    "assigned": assigned,
+    "added from a buffer": lambda m, has, h: h + torch.where(has, m.zeros, m.zeros.log()),
+}
+
+
+@pytest.mark.parametrize("how", INFINITE)
+def test_fills_of_infinity_stay_out_of_gradients_of_weights(how):
+    """Padded rows have no edges: what is not a number there must not reach the weights behind it."""
+
+    def operation(m, b, h):
+        has = b.pull(fn.copy_u(torch.ones(b.num_src, WIDTH, dtype=h.dtype)), "sum") > 0
+        return h + m.linear(INFINITE[how](m, has, b.pull(fn.copy_u(h), "mean"))).sum(0)
+
+    parts = {"zero": torch.zeros((), dtype=torch.float64), "zeros": torch.zeros(WIDTH, dtype=torch.float64)}
+    check(Rows(operation, linear=LINEAR, **parts), BATCHES, loss=curved, graph=everywhere())

@@ -106,7 +106,8 @@ REFUSED_WRITES = {
     "view before": (lambda m, b, h: (lambda view: (m.average.mul_(2), h * view)[1])(m.average.view(1, -1)),
                     "of which a view was taken before"),
     "table": (lambda m, b, h: (m.table.index_copy_(0, b.srcs.long(), h.detach()), h)[1], "writes rows at computed"),
-    "table by index": (lambda m, b, h: (m.table.index_put_((b.srcs.long(),), h.detach()), h)[1], "has no rule"),
+    "table by index": (lambda m, b, h: (m.table.index_put_((b.srcs.long(),), h.detach()), h)[1],
+                       "writes rows at computed"),
 }  # fmt: skip
 
 

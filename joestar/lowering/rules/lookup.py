@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.lowering.rules.arguments import argument
+from joestar.lowering.rules.pointwise import pointwise
 from joestar.lowering.sizes import RAGGED, expression, item, padded_dims, same_size
 from joestar.ops.dense.gather_linear import NO_ROW
 from joestar.ops.registry import OPS
@@ -309,6 +310,40 @@ def _picked(context, node: fx.Node) -> None:
         context.note("masked index")
 
 
+def _assigned(context, node: fx.Node) -> None:
+    """``x[mask] = value``, one value, or row, for all that are picked: a choice among entries, of its own for each."""
+    into, given, values = node.args[0].meta["val"], list(node.args[1]), node.args[2].meta["val"]
+    mask = given[0].meta["val"] if len(given) == 1 and isinstance(given[0], fx.Node) else None
+    if not padded_dims(into) and not any(isinstance(i, fx.Node) and padded_dims(i.meta["val"]) for i in given):
+        return
+    row = 0 if mask is None else into.dim() - mask.dim()
+    if (
+        mask is None
+        or mask.dtype is not torch.bool
+        or any(not same_size(n, 1) for n in values.shape[: values.dim() - row])
+    ):
+        raise context.refuse(
+            node, "writes rows at computed positions, or a row of its own to each",
+            "Use torch.where on whole tensors, or index_add.",
+        )  # fmt: skip
+    value = node.args[2]
+    if argument(node, "accumulate"):
+        value = context.call(aten.add.Tensor, node.args[0], value, like=node.args[0])
+    elif values.dim() > row:
+        value = context.call(aten.view.default, value, list(values.shape[values.dim() - row :]))
+        value.meta["val"] = values.new_empty(values.shape[values.dim() - row :])
+    picked = given[0]
+    for _ in range(row):
+        like, picked = picked.meta["val"], context.call(aten.unsqueeze.default, picked, -1)
+        picked.meta["val"] = like.unsqueeze(-1)
+    node.target, node.args, node.kwargs = (
+        aten.where.self,
+        (picked, value, node.args[0]),
+        {},
+    )  # a buffer may be this node
+    pointwise(context, node)
+
+
 RULES = {
     **dict.fromkeys(("index_select", "gather"), _lookup(2, _dim)),
     **dict.fromkeys(("gather_linear", "gather_linears"), _products),
@@ -320,6 +355,7 @@ RULES = {
     "scatter": _scatter_columns,
     "index_copy": _index_copy,
     "index": _index,
+    "index_put": _assigned,
     "one_hot": _lookup(0),
     "first_where": _picked,
     "embedding": _embedding,

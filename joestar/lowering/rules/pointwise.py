@@ -12,6 +12,10 @@ _ANYWHERE = 0.5
 """A number at which hardly any function is singular: what padded operands of an op of which nothing is known become."""
 
 
+_CHOSEN = {"where": (1, 2), "masked_fill": (0, 2)}
+"""Ops whose padding may take what real entries do not: the operands they choose among."""
+
+
 def pointwise(context, node: fx.Node) -> None:
     """Padded slots that the op could make infinite are made harmless: a masked infinity would still poison gradients.
 
@@ -27,6 +31,14 @@ def pointwise(context, node: fx.Node) -> None:
     elif name not in POINTWISE:
         for index in range(len(node.args)):
             guard_operand(context, node, index, _ANYWHERE)
+    if any(_may_be_infinite(node.args[index]) for index in _CHOSEN.get(name, ()) if index < len(node.args)):
+        context.guard_result(node, 0)
+
+
+def filled(context, node: fx.Node) -> None:
+    """What is filled with infinity, to be read where something else is not to count, is not where there is padding."""
+    if any(_is_infinite(arg) for arg in (*node.args, *node.kwargs.values())):
+        context.guard_result(node, 0)
 
 
 def guard_operand(context, node: fx.Node, index: int, value, always: bool = True) -> None:
@@ -62,6 +74,22 @@ def is_large(context, factor) -> bool:
     return (
         bool(padded_dims(value)) and (value.is_floating_point() or value.is_complex()) and bound(context, factor) > GAIN
     )
+
+
+def _is_infinite(arg) -> bool:
+    return isinstance(arg, float) and not math.isfinite(arg)
+
+
+def _may_be_infinite(arg) -> bool:
+    """Whether a number, or a tensor without padding, is not known to be finite; padding is."""
+    if not isinstance(arg, fx.Node):
+        return _is_infinite(arg)
+    value = arg.meta.get("val")
+    if not isinstance(value, Tensor) or not value.dtype.is_floating_point or padded_dims(value):
+        return False
+    made_of = [*arg.args, *arg.kwargs.values()]
+    number = arg.op == "call_function" and not arg.all_input_nodes and any(isinstance(x, (int, float)) for x in made_of)
+    return not number or any(map(_is_infinite, made_of))
 
 
 def _extent(value: Tensor) -> tuple[int, int]:

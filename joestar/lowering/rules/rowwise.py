@@ -4,7 +4,7 @@ import torch
 from torch import fx
 
 from joestar.lowering.rules.arguments import argument, dims, padded_among
-from joestar.lowering.rules.pointwise import guard_operand, guard_product
+from joestar.lowering.rules.pointwise import filled, guard_operand, guard_product
 from joestar.lowering.sizes import expression, padded_dims
 
 
@@ -165,13 +165,14 @@ LEAST_EPS = 1e-12
 _SAFE = (
     "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "numpy_T", "mT", "movedim", "swapaxes",
     "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "type_as",
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
-    "ones", "full", "empty", "eye", "tril", "triu", "sym_size", "sym_numel", "cumsum", "view_as_real", "scalar_tensor",
+    "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_empty", "zeros", "ones", "empty", "eye",
+    "tril", "triu", "sym_size", "sym_numel", "cumsum", "view_as_real", "scalar_tensor",
     "expand_copy", "broadcast_tensors", "broadcast_to", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 )  # fmt: skip
 
 RULES = {
     **dict.fromkeys(_SAFE, safe),
+    **dict.fromkeys(("full", "full_like", "new_full"), filled),
     **dict.fromkeys(("outer", "ger"), lambda context, node: guard_product(context, node, (0, 1))),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), normalising(_normalised_dims, _normalised_shape)),
     **dict.fromkeys(("cdist", "pairwise_distance"), tamed({0: 1, 1: 0}, last_dimension)),
