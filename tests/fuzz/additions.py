@@ -226,7 +226,7 @@ def steep(code: Code, h: Rows, hop: Hop) -> Rows:
     made = {"own": code.own(f"nn.Linear({h.width}, {width})"), "e": "", "z": "", "apart": "", "dst": "", "real": ""}
     if "{real}" in form:
         ones = code.let(f"{h}[:, :1].detach() * 0 + 1")
-        made["real"] = code.let(f"{b}.apply_edges(fn.u_dot_v({ones}, {ones}[: {b}.num_dst]))")
+        made["real"] = code.let(f"{b}.apply_edges(fn.u_dot_v({ones}, {ones}[: {b}.num_dst]))[:, None]")
     if "{e}" in form:
         made["e"] = code.let(f"{b}.apply_edges(fn.copy_u({h}))")
     if "{z}" in form:
