@@ -3,14 +3,14 @@
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError, LabelError
 from joestar.metrics import scores
-from joestar.metrics.tasks import Task, aligned, as_task
+from joestar.metrics.tasks import Task, aligned, as_task, infer_task
 
 _YES = {"accuracy": scores.hit_rate, "roc_auc": scores.roc_auc, "ap": scores.ap}
 _NAMED: dict[str, dict[str, Callable]] = {
@@ -46,12 +46,23 @@ class Metric:
 
     Attributes:
         mode: ``max``, ``min``, or ``None`` where nobody said.
-        given: the function or object, ``None`` for a named one.
+        given: the function or object, ``None`` for a named one. of: which named one, if it goes by another name.
     """
 
     name: str
     mode: str | None
     given: object = None
+    of: str | None = None
+
+    @property
+    def is_function(self) -> bool:
+        """Called with what the model returns; modules with update, compute and reset can be called, too."""
+        return callable(self.given) and not _is_object(self.given)
+
+    @property
+    def is_loss(self) -> bool:
+        """The step's own."""
+        return self.given is None and (self.of or self.name) == LOSS
 
     def __call__(self, output, target: Tensor, task: Task | None = None) -> float:
         """The score of outputs ``[n, ...]`` against their targets.
@@ -59,29 +70,34 @@ class Metric:
         Functions get both as they are, and may be given any structure that the model returns; all others get the rows
         of nodes that have a label.
 
+        Args:
+            task: the kind of prediction; by default what dtype, values and shapes tell (``infer_task``).
+
         Raises:
             ConfigError: the task has no such metric, or a function returned something else than a number.
             LabelError: outputs and targets do not fit.
         """
-        if callable(self.given) and not _is_object(self.given):
+        if self.is_function:
             return self._number(self.given(output, target))
         if not isinstance(output, Tensor):
             raise ConfigError(
                 f"metric {self.name!r} needs one tensor of outputs; the model returns a {type(output).__name__}. "
                 "Return a dict with the key 'logits', or give metric= a function (output, target) -> float."
             )
-        task = task or Task("multiclass")
+        task = task or infer_task(output, target)
         output, target = aligned(output, target, task)
         if self.given is not None:
             return self._number(_updated(self.given, self.name, output, target, task))
-        return _function(self.name, task)(output, target)
+        if task.probabilities:
+            output = _logits(output)
+        return _function(self.of or self.name, task)(output, target)
 
     def _number(self, value) -> float:
         if isinstance(value, Tensor) and value.numel() == 1:
             return value.item()
         try:
             return float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # of tensors of several entries
             raise ConfigError(f"metric {self.name!r} gave a {type(value).__name__}: expected one number.") from error
 
 
@@ -99,7 +115,7 @@ def resolve(metric, mode: str | None = None, task: Task | str | None = None) -> 
     if mode not in (None, "min", "max"):
         raise ConfigError(f"mode must be 'min' or 'max'; got {mode!r}.")
     if isinstance(metric, Metric):
-        return metric if mode in (None, metric.mode) else Metric(metric.name, mode, metric.given)
+        return metric if mode in (None, metric.mode) else replace(metric, mode=mode)
     if isinstance(metric, str):
         name = _SYNONYMS.get(metric.lower(), metric.lower())
         own = "min" if name in _LOWER else "max"
@@ -131,12 +147,27 @@ def resolve_all(metric=None, mode: str | None = None, task: Task | str | None = 
         metric = DEFAULTS[task.kind]
     if isinstance(metric, Mapping):
         found = [resolve(value, mode if i == 0 else None, task) for i, value in enumerate(metric.values())]
-        return [Metric(str(name), m.mode, m.given) if m.given is not None else m
-                for name, m in zip(metric, found, strict=True)]  # fmt: skip
+        found = [
+            replace(m, name=str(name), of=(m.of or m.name) if m.given is None else None)
+            for name, m in zip(metric, found, strict=True)
+        ]
+        return _distinct(found)
     several = isinstance(metric, Iterable) and not isinstance(metric, (str, torch.nn.Module)) and not _is_object(metric)
     if several:
-        return [resolve(value, mode if i == 0 else None, task) for i, value in enumerate(metric)]
+        return _distinct([resolve(value, mode if i == 0 else None, task) for i, value in enumerate(metric)])
     return [resolve(metric, mode, task)]
+
+
+def _distinct(metrics: list[Metric]) -> list[Metric]:
+    """Raises ``ConfigError`` if two have one name: scores are told by it."""
+    names = [metric.name for metric in metrics]
+    again = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if again is not None:
+        raise ConfigError(
+            f"two metrics are called {again!r}: scores go by their names. Give a dict, for example "
+            f"metric={{'{again}_1': ..., '{again}_2': ...}}."
+        )
+    return metrics
 
 
 def named(task: str | None = None) -> list[str]:
@@ -173,6 +204,11 @@ def _function(name: str, task: Task) -> Callable:
     return table[name]
 
 
+def _logits(output: Tensor) -> Tensor:
+    """Of probabilities, in float64: above 0 means yes, and small ones keep their order."""
+    return output.double().clamp(0, 1).logit()
+
+
 def _is_object(metric) -> bool:
     return not isinstance(metric, type) and all(
         callable(getattr(metric, name, None)) for name in ("update", "compute", "reset")
@@ -188,9 +224,7 @@ def _updated(metric, name: str, output: Tensor, target: Tensor, task: Task):
             )
         if task.kind != "regression":
             target = target.long()
-    if task.probabilities:
-        output = output + 0.5
-    elif task.kind in ("binary", "multilabel"):
+    if not task.probabilities and task.kind in ("binary", "multilabel"):
         output = output.sigmoid()
     if isinstance(metric, torch.nn.Module):
         metric = metric.to(output.device)

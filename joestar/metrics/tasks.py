@@ -112,7 +112,7 @@ def aligned(output: Tensor, target: Tensor, task: Task) -> tuple[Tensor, Tensor]
 
     Returns:
         ``([n, C], int64 [n])`` for classes; else two tensors of one shape, ``[n]`` or ``[n, T]``, where targets are
-        floating point, NaN where unknown, and outputs above 0 mean yes.
+        floating point, NaN where unknown.
 
     Raises:
         LabelError: shapes do not fit, or no node has a label.
@@ -134,7 +134,7 @@ def aligned(output: Tensor, target: Tensor, task: Task) -> tuple[Tensor, Tensor]
     _check_any(known)
     rows = known if known.dim() == 1 else known.flatten(1).any(1)
     output, target = output[rows], target[rows]
-    return (output - 0.5 if task.probabilities else output), target
+    return output, target
 
 
 def _aligned_classes(output: Tensor, target: Tensor, task: Task) -> tuple[Tensor, Tensor]:

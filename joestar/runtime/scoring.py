@@ -10,7 +10,6 @@ from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss, check_labels
 from joestar.lowering.outputs import loss_and_values
 from joestar.metrics import Metric, Task, aligned, infer_task, resolve, resolve_all
-from joestar.metrics.resolve import LOSS
 
 MAIN = ("logits", "out", "output", "pred")
 """Keys of a model's dict under which what is scored is looked for."""
@@ -46,7 +45,7 @@ class Scorer:
             ConfigError: for names that do not exist, and the loss where there is none.
         """
         found = None if metric is None else resolve_all(metric, mode)
-        if found and self.prepared is None and any(m.name == LOSS and m.given is None for m in found):
+        if found and self.prepared is None and any(m.is_loss for m in found):
             raise ConfigError("metric 'loss' needs a step compiled with a loss.")
         if found is None and mode is not None:
             resolve("accuracy", None if mode in ("min", "max") else mode)  # says what mode may be
@@ -61,7 +60,7 @@ class Scorer:
         """Name -> score of what the model returned for these nodes, and the metrics."""
         y = check_labels(self.graph.ndata.get("y"))[idx]
         main, task = main_output(outputs), None
-        if isinstance(main, Tensor) and not (metrics and all(callable(m.given) or m.name == LOSS for m in metrics)):
+        if isinstance(main, Tensor) and not (metrics and all(m.is_function or m.is_loss for m in metrics)):
             task = self.task(main, y)
         if metrics is None:
             if task is None:
@@ -72,10 +71,10 @@ class Scorer:
             metrics = resolve_all(None, None, task)
         found = {}
         for metric in metrics:
-            if metric.name == LOSS and metric.given is None:
+            if metric.is_loss:
                 found[metric.name] = self._loss(outputs, y, idx)
             else:
-                found[metric.name] = metric(outputs if _is_function(metric) else main, y, task)
+                found[metric.name] = metric(outputs if metric.is_function else main, y, task)
         return found, metrics
 
     def check(self, outputs, idx: Tensor, metrics: list[Metric] | None) -> None:
@@ -83,11 +82,13 @@ class Scorer:
         main = main_output(outputs)
         if not isinstance(main, Tensor):
             return
-        named = None if metrics is None else [m for m in metrics if m.given is None and m.name != LOSS]
-        if named is None or named:
+        told = None if metrics is None else [m for m in metrics if not m.is_function and not m.is_loss]
+        if told is None or told:
             task = self.task(main, self.graph.ndata["y"][idx])
             aligned(main, self.graph.ndata["y"][idx], task)
-            resolve_all(None if named is None else [m.name for m in named], None, task)
+            for metric in told or []:
+                if metric.given is None:
+                    resolve(metric.of or metric.name, None, task)
 
     @torch.no_grad()
     def _loss(self, outputs, y: Tensor, idx: Tensor) -> float:
@@ -95,10 +96,6 @@ class Scorer:
         further = {name: idx if name == "seeds" else data[name][idx] for name in self.prepared.inputs}
         value, _ = loss_and_values(self.prepared.call(outputs, y, **further), self.prepared.name)
         return value.item()
-
-
-def _is_function(metric: Metric) -> bool:
-    return callable(metric.given) and not hasattr(metric.given, "update")
 
 
 def with_averages(update, wanted: bool, call: Callable):

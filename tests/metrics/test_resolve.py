@@ -135,8 +135,58 @@ def test_objects_and_functions():
         resolve(lambda output, target: {})(logits, CLASSES)
     with pytest.raises(ConfigError, match="needs one tensor of outputs; the model returns a tuple"):
         resolve("accuracy")((logits, logits), CLASSES)
+    with pytest.raises(ConfigError, match="'lambda' gave a Tensor: expected one number"):
+        resolve(lambda output, target: output[0])(logits, CLASSES)
     both = resolve_all({"mine": spread, "x": "rmse"}, "max")
-    assert [(m.name, m.mode) for m in both] == [("mine", "max"), ("rmse", "min")]
+    assert [(m.name, m.mode) for m in both] == [("mine", "max"), ("x", "min")]
+    assert both[1](ONE + 2, FLOATS + 0.5, Task("regression")) == resolve("rmse")(ONE + 2, FLOATS + 0.5)
+
+
+class Module(Hits, nn.Module):
+    """A metric as torchmetrics has them: a module, which can be called."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        Hits.__init__(self)
+
+    def forward(self, output, target):
+        raise AssertionError("a metric is updated, not called")
+
+
+def test_modules_are_objects():
+    assert not resolve(Module()).is_function and resolve(nn.functional.mse_loss).is_function
+    assert resolve(Module())(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0, 1.0]), Task("binary")) == 0.5
+
+
+def test_two_metrics_of_one_name_are_refused():
+    """Scores go by their names: one overwrote the other, and decided which epoch was the best."""
+    for several in ([Hits(), Hits()], [lambda out, y: 0.0, lambda out, y: 1.0], ["auc", "roc_auc"]):
+        with pytest.raises(ConfigError, match=r"two metrics are called .*metric=\{'\w+_1': ..., '\w+_2': ...\}"):
+            resolve_all(several)
+    named_apart = resolve_all({"a": Hits(), "b": Hits(), "loss": lambda out, y: 0.0})
+    assert [m.name for m in named_apart] == ["a", "b", "loss"] and not named_apart[-1].is_loss
+    assert resolve_all({"own": "loss"})[0].is_loss
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-7), (torch.bfloat16, 1e-2), (torch.float64, 1e-30)])
+@pytest.mark.parametrize("name", ["roc_auc", "ap"])
+def test_small_probabilities_keep_their_order(dtype, scale, name):
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.rand(1000, generator=generator, dtype=torch.float64)
+    y = (torch.rand(1000, generator=generator, dtype=torch.float64) < raw).double()
+    output = (raw * scale).to(dtype)
+    expected = resolve(name)(output.double().log(), y, Task("binary"))
+    assert resolve(name)(output, y, Task("binary", probabilities=True)) == pytest.approx(expected, abs=1e-12)
+    assert resolve(name)(1 - output.double(), 1 - y, Task("binary", probabilities=True)) <= 1
+    given = Given()
+    resolve(given)(output, y, Task("binary", probabilities=True))
+    assert torch.equal(given.output, output), "objects get what the model returned"
+
+
+class Given(Hits):
+    def update(self, output, target):
+        super().update(output, target)
+        self.output = output
 
 
 def test_better():

@@ -181,6 +181,36 @@ def test_what_is_monitored():
         step.fit(IDX, None, 1, 300, metric="mae")
 
 
+class Squared(torch.nn.Module):
+    """A metric object that is a module, and can be called, as those of torchmetrics."""
+
+    higher_is_better = False
+
+    def reset(self):
+        self.errors = []
+
+    def update(self, output, target):
+        self.errors.append((output - target).square().nanmean())
+
+    def compute(self):
+        return torch.stack(self.errors).mean()
+
+    def forward(self, output, target):
+        raise AssertionError("updated, not called")
+
+
+def test_metric_modules_are_scored_as_the_task_that_it_is():
+    """They were taken for functions, and values for classes."""
+    graph = values_graph(1)
+    graph.ndata["y"] = graph.ndata["y"].nan_to_num(0)
+    step = make_step(graph=graph, loss=F.mse_loss, model_options={"out_channels": 1})
+    found = step.evaluate(VAL, 300, metric={"ours": Squared(), "theirs": "mse"})
+    assert found["ours"] == pytest.approx(found["theirs"])
+    history = step.fit(IDX, VAL, 1, 300, metric=[Squared(), "mse"])
+    assert (history.metric, history.mode) == ("Squared", "min")
+    assert history.best_val == pytest.approx(history.records[0].scores["mse"])
+
+
 def test_an_epoch_whose_score_is_no_number_is_never_the_best():
     step = make()
     scores = iter([math.nan, 0.3, math.nan, 0.1])
