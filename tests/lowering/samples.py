@@ -53,6 +53,14 @@ def on_integers(name: str, operand=BITS) -> list[Sample]:
     return of(lambda x, y: op(x, y), operand, operand, smooth=False)
 
 
+def of_small_integers(call) -> list[Sample]:
+    """Of dtypes whose least value is not far below the others: computed in floating point."""
+    return [
+        sample(lambda x: call(x.to(BOOL)), FLAGS, smooth=False),
+        sample(lambda x: call(x.to(torch.uint8)), FLAGS, smooth=False),
+    ]
+
+
 def reduced(how: str, include: bool) -> list[Sample]:
     """Rows that are reduced at an index, with what is there or without."""
     return of(
@@ -198,7 +206,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "tril": of(lambda x: aten.tril(x), rows(4, 4)), "triu": of(lambda x: aten.triu(x), rows(4, 4)),
     "cumsum": of(lambda x: aten.cumsum(x, 0)) + of(lambda x: aten.cumsum(x, 1)),
     # --- reductions ---
-    **{name: along(name) for name in ("nansum", "logsumexp", "amax", "amin", "prod")},
+    **{name: along(name) for name in ("nansum", "amax", "amin", "prod")},
+    "logsumexp": along("logsumexp") + of_small_integers(lambda x: x.logsumexp(0)),
     **{name: along(name) + of(lambda x, name=name: getattr(aten, name)(x)) for name in ("sum", "mean")},
     "var": deviations("var", "", CANCELS), "std": deviations("std", SQUARES, SQUARES),
     "max": of(lambda x: aten.max(x, 1)[0]) + of(lambda x: aten.max(x, 0)[0]) + of(lambda x: aten.max(x)),
@@ -206,7 +215,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "argmax": along("argmax", smooth=False), "argmin": along("argmin", smooth=False),
     "any": of(lambda x: aten.any(x, 0), FLAGS, smooth=False), "all": of(lambda x: aten.all(x, 0), FLAGS, smooth=False),
     "count_nonzero": of(lambda x: aten.count_nonzero(x, [0]), smooth=False),
-    "softmax": of(lambda x: x.softmax(1)) + of(lambda x: x.softmax(0)),
+    "softmax": of(lambda x: x.softmax(1)) + of(lambda x: x.softmax(0))
+    + of_small_integers(lambda x: x.softmax(0, dtype=torch.float64)),
     "_softmax": of(lambda x: aten._softmax(x, 1, False)),
     "log_softmax": of(lambda x: x.log_softmax(1)), "_log_softmax": of(lambda x: aten._log_softmax(x, 1, False)),
     "linalg_vector_norm": [

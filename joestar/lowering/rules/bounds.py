@@ -11,6 +11,9 @@ from joestar.lowering.sizes import padded_dims
 GAIN = 4.0
 """A factor of this magnitude is no larger than what products with weights do to padded rows anyway."""
 
+_LARGEST = 700.0
+"""About the logarithm of the largest number in float64."""
+
 _LIMITS = {
     **dict.fromkeys(("sigmoid", "tanh", "softmax", "_softmax", "sin", "cos", "erf", "hardsigmoid"), 1.0),
     **dict.fromkeys(("sddmm", "spmm", "edge_softmax"), 0.0),
@@ -21,7 +24,7 @@ _LIMITS = {
 _KEEPING = {
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "expand_as",
     "permute", "transpose", "t", "numpy_T", "mT", "movedim", "clone", "contiguous", "to", "_to_copy", "detach",
-    "alias", "type_as", "slice", "relu", "abs", "neg", "leaky_relu", "cat", "stack", "maximum", "minimum",
+    "alias", "type_as", "slice", "relu", "abs", "neg", "cat", "stack", "maximum", "minimum",
     "widened", "narrowed",
 }  # fmt: skip
 """Ops whose results are no larger than their operands."""
@@ -45,6 +48,11 @@ def _bound(context, node: fx.Node) -> float:
     name = node.target._schema.name.partition("::")[2]
     if name in _LIMITS:
         return _LIMITS[name] if name != "hardtanh" or len(node.args) == 1 else math.inf
+    if name in ("pow", "float_power"):
+        return _power(context, node)
+    if name == "leaky_relu":
+        slope = node.args[1] if len(node.args) > 1 else 0.01
+        return bound(context, node.args[0]) * max(1.0, bound(context, slope))
     if 0 in dict(SINGULAR.get(name, ())) and bound(context, node.args[0]) <= 2:
         return 2.0  # of the harmless value, which its operand has by now
     if name in ("mul", "multiply"):
@@ -60,6 +68,17 @@ def _bound(context, node: fx.Node) -> float:
         operands = [arg for arg in node.all_input_nodes if isinstance(_value(arg), Tensor)]
         return max((bound(context, arg) for arg in operands), default=0.0)
     return math.inf
+
+
+def _power(context, node: fx.Node) -> float:
+    """Of a power: bases of padded slots are 1 by now, but for exponents of which nothing becomes infinite."""
+    base, exponent = bound(context, node.args[0]), node.args[1]
+    if base == 1:
+        return 1.0
+    if not isinstance(exponent, (int, float)) or exponent < 0 or base == math.inf:
+        return math.inf
+    power = exponent * math.log(max(1.0, base))
+    return math.exp(power) if power < _LARGEST else math.inf
 
 
 def _value(node):

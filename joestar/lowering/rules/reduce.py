@@ -99,6 +99,10 @@ def _softmax(context, node: fx.Node) -> None:
     if len(over) < len(padded_dims(node.args[0].meta["val"])):
         node.update_arg(0, context.guard(node.args[0], 0, node))
     if over:
+        x, dtype = node.args[0], node.meta["val"].dtype
+        if not x.meta["val"].dtype.is_floating_point:  # computed in floating point, where 0 is not the least
+            node.update_arg(0, context.call(aten._to_copy.default, x, like=x, dtype=dtype))
+            node.args[0].meta["val"] = x.meta["val"].to(dtype)
         _masking(_lowest)(context, node)
         if "softmax" in node.target._schema.name:  # of no rows it is NaN in all slots
             context.guard_result(node, 0)
