@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from joestar.errors import GraphError, SamplerError
+from joestar.errors import CaptureError, GraphError, SamplerError
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.gathered import Gathered
 from joestar.graph_api.reversed import Reversed
@@ -33,6 +33,7 @@ class Block(Computation):
         self.graph = graph
         self._eids = eids
         self._frames: dict[str, Gathered] = {}
+        self._looped = False
 
     @property
     def eids(self) -> Tensor:
@@ -63,7 +64,7 @@ class Block(Computation):
     def edata(self) -> Gathered:
         """Edge tensors ``[num_edges, ...]``: ``block.edata["w"]`` is ``graph.edata["w"]`` of the block's edges."""
         if "edge" not in self._frames:
-            self._frames["edge"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.num_edges)
+            self._frames["edge"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.indices.shape[0])
         return self._frames["edge"]
 
     @property
@@ -92,7 +93,16 @@ class Block(Computation):
 
     @property
     def num_edges(self) -> int:
-        """Number of edges (a symbolic integer while traced)."""
+        """Number of edges (a symbolic integer while traced).
+
+        Raises:
+            CaptureError: while traced, with self-loops that were added: loops that were there before are dropped.
+        """
+        if self._looped and torch.compiler.is_compiling():
+            raise CaptureError(
+                "block.num_edges of a block with self-loops that were added varies, and is not known to a program. "
+                "Write instead: looped.in_degrees().sum(), or num_edges of the block without loops."
+            )
         return self.indices.shape[0]
 
     def add_self_loops(self) -> "Block":
@@ -101,12 +111,16 @@ class Block(Computation):
         A loop is an edge between equal nodes: where the same seed stands twice, the second row's loop points to the
         first one's source, and is found as well. Loops have no edge data, so the new block has none.
         """
-        row = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
+        row = torch.ops.joestar.edge_dst(self.indptr, self.indices.shape[0], self.indices)
         same = torch.index_select(self.srcs, 0, self.indices) == torch.index_select(self.dsts, 0, row)
         indices = torch.where(same, row, self.indices)
         count = torch.full((), self.num_dst, dtype=torch.int64, device=self.indptr.device)
         indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, indices, count)
-        return Block(indptr, indices, self.srcs, self.dsts, self.graph)
+        if not torch.compiler.is_compiling():
+            indices = indices[: int(indptr[-1])]
+        looped = Block(indptr, indices, self.srcs, self.dsts, self.graph)
+        looped._looped = True
+        return looped
 
     def keep_edges(self, kept: Tensor) -> "Block":
         """The block with those edges for which ``kept``, bool ``[num_edges]``, is true; nodes stay what they are.
@@ -130,7 +144,7 @@ class Block(Computation):
 
     def remove_self_loops(self) -> "Block":
         """The block without edges between equal nodes; see ``keep_edges``."""
-        row = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
+        row = torch.ops.joestar.edge_dst(self.indptr, self.indices.shape[0], self.indices)
         ends = torch.index_select(self.srcs, 0, self.indices), torch.index_select(self.dsts, 0, row)
         return self.keep_edges(ends[0] != ends[1])
 

@@ -50,9 +50,6 @@ def test_refused_batch_norm():
     assert_refused({
         "three dimensions": (lambda m, b, h: m.norm(h[:, :, None])[:, :, 0], "BatchNorm needs [rows, C]"),
         "nodes as channels": (lambda m, b, h: F.batch_norm(h.t(), None, None, training=True).t(), "BatchNorm needs"),
-        "edges with loops": (
-            lambda m, b, h: h + m.norm(b.add_self_loops().apply_edges(fn.copy_u(h))).sum(0), "added self-loops"
-        ),
         "instance norm": (lambda m, b, h: F.instance_norm(h.t()[None])[0].t(), "normalises over rows of single graphs"),
     }, "test_padding_state.py", norm=norm())  # fmt: skip
 
