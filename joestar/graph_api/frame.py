@@ -49,6 +49,13 @@ class Frame(dict):
         if source is not None and not source.in_place:
             self.sources[key] = source
 
+    def copy(self) -> "Frame":
+        """Another frame of the same tensors: what is set in one is not in the other."""
+        found = Frame(self.name, self.what, self.num_rows)
+        dict.update(found, self)
+        found.sources = dict(self.sources)
+        return found
+
     def refresh(self) -> None:
         """Renews what sources have copied of tables that were written since."""
         for source in self.sources.values():

@@ -220,8 +220,10 @@ class Graph(Interchange, Computation):
         return self.in_degrees()
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached."""
+        """Out-neighbours: (indptr over sources, destinations, CSC position of each edge); derived once, then cached
+        until the edges change."""
         self._check_whole("graph.csr()")
+        self._forget_formats()
         if "csr" not in self._formats:
             src, dst, _ = self.coo()
             order = torch.argsort(src, stable=True)
@@ -231,12 +233,23 @@ class Graph(Interchange, Computation):
         return self._formats["csr"]
 
     def coo(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Edges sorted by destination: (sources, destinations, CSC positions); derived once, then cached."""
+        """Edges sorted by destination: (sources, destinations, CSC positions); cached until they change."""
         self._check_whole("graph.coo()")
+        self._forget_formats()
         if "coo" not in self._formats:
             dst = torch.ops.joestar.edge_dst(self.indptr, self.num_edges, self.indices)
             self._formats["coo"] = self.indices, dst, torch.arange(self.num_edges, device=self.device)
         return self._formats["coo"]
+
+    def _forget_formats(self) -> None:
+        """Drops what was derived of edges that have been replaced, or written in place, since."""
+        if torch.compiler.is_compiling():
+            return
+        of = [(tensor, None if tensor.is_inference() else tensor._version) for tensor in (self.indptr, self.indices)]
+        known = self._formats.get("of", of)
+        if any(a is not b or one != other for (a, one), (b, other) in zip(of, known, strict=True)):
+            self._formats.clear()
+        self._formats["of"] = of
 
     # --- structural transformations (thesis table 5.2) ---
 
@@ -300,9 +313,10 @@ class Graph(Interchange, Computation):
             return transform.add_self_loops(self, fill)
         count = torch.full((), self.num_nodes, dtype=torch.int64, device=self.device)
         indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, self.indices, count)
+        ndata = self.ndata
         if not torch.compiler.is_compiling():
-            indices = indices[: int(indptr[-1])]
-        return self._describe(Graph(indptr, indices, self.ndata, context=self._context))
+            indices, ndata = indices[: int(indptr[-1])], ndata.copy()
+        return self._describe(Graph(indptr, indices, ndata, context=self._context))
 
     def to_bidirected(self) -> "Graph":
         """Every edge in both directions, each once: duplicates are removed; sources ascend in every row.

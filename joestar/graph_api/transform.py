@@ -111,7 +111,7 @@ def _from_edges(like, src: Tensor, dst: Tensor, edata: dict[str, Tensor]):
 
 def _made(like, indptr: Tensor, indices: Tensor, edata: dict[str, Tensor]):
     frame = Frame("edata", "edges", indices.shape[0], edata)
-    return like._describe(type(like)(indptr, indices, like.ndata, frame, like._context))
+    return like._describe(type(like)(indptr, indices, like.ndata.copy(), frame, like._context))
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -38,10 +38,12 @@ class NeighborSampler:
         if not fanouts:
             raise SamplerError("fanouts is empty: give one number of neighbours per layer, e.g. [15, 10, 5].")
         for hop, fanout in enumerate(fanouts):
-            if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout == 0 or fanout < -1:
+            if isinstance(fanout, bool) or not isinstance(fanout, int) or not (0 < fanout < 2**31 or fanout == -1):
                 raise SamplerError(
-                    f"fanouts[{hop}] = {fanout!r}: expected a positive integer, or -1 for every neighbour."
+                    f"fanouts[{hop}] = {fanout!r}: expected a positive integer below 2**31, or -1 for every neighbour."
                 )
+        if not isinstance(replace, bool):
+            raise SamplerError(f"replace must be True or False; got {replace!r}.")
         if probs is not None:
             probs = as_probs(probs, "probs", graph)
             check_edge_probs(graph, probs)

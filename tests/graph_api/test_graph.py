@@ -188,3 +188,12 @@ def test_check_blocks(graph):
             check_blocks(wrong, "Sampler")
     with pytest.raises(GraphError, match="block 0 has 1 destinations but block 1 has 4 sources"):
         check_blocks([inner, outer], "Sampler")
+
+
+def test_blocks_of_other_nodes_do_not_fit(graph):
+    """As many, but others: the rows of a hop would be taken for those of other nodes."""
+    inner = graph[:, torch.tensor([1])].compact()
+    others = inner.srcs.flip(0)
+    with pytest.raises(SamplerError, match="destinations of block 0 are other nodes than the sources of block 1"):
+        check_blocks([graph[:, others].compact(), inner], "Sampler", inner.dsts)
+    check_blocks([graph[:, inner.srcs].compact(), inner], "Sampler", inner.dsts)

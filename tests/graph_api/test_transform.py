@@ -31,7 +31,7 @@ def _weighted(graph, name="w") -> list:
 
 
 def _same_nodes(new: Graph, old: Graph) -> bool:
-    return new.ndata is old.ndata and new.name == old.name and new.train_idx is old.train_idx
+    return all(new.ndata[name] is value for name, value in old.ndata.items()) and new.name == old.name and new.train_idx is old.train_idx
 
 
 def test_union_counts_every_copy(graph):
@@ -144,3 +144,40 @@ def test_ids_of_a_graph(graph):
     assert graph.nodes.dtype == graph.indices.dtype
     assert graph.eids.tolist() == list(range(6))
     assert graph.srcdata is graph.dstdata is graph.ndata
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Graph.reverse, Graph.remove_self_loops, Graph.add_self_loops, Graph.to_bidirected, lambda g: g + g,
+        lambda g: g - g, lambda g: g.keep_edges(torch.ones(g.num_edges, dtype=torch.bool)),
+        lambda g: g.add_self_loops(fill={"w": 1.0}),
+    ],
+)  # fmt: skip
+def test_a_changed_graph_has_columns_of_its_own(graph, change):
+    """Tensors are shared; ``reverse().ndata["deg"] = ...`` replaced the first graph's column."""
+    graph.ndata["deg"] = graph.in_degrees()
+    other = change(graph)
+    assert other.ndata["deg"] is graph.ndata["deg"]
+    other.ndata["deg"] = torch.zeros(5)
+    other.ndata["more"] = torch.zeros(5)
+    assert graph.ndata["deg"].tolist() == graph.in_degrees().tolist() and "more" not in graph.ndata
+
+
+@pytest.mark.parametrize("write", ["in place", "assigned", "offsets"])
+def test_what_is_derived_of_edges_follows_them(graph, write):
+    """``csr``, ``coo``, and what is made of them, were of the edges before."""
+    before = _edges(graph)
+    graph.csr(), graph.reverse(), graph.keyed(1).csr()
+    indices = graph.indices.flip(0)
+    if write == "in place":
+        graph.indices.copy_(indices)
+    elif write == "assigned":
+        graph.indices = indices
+    else:
+        graph.indptr = torch.tensor([0, 3, 3, 6, 6, 6])
+    fresh = Graph.from_csc(graph.indptr.clone(), graph.indices.clone())
+    assert _edges(graph) == _edges(fresh) != before
+    assert all(map(torch.equal, graph.csr(), fresh.csr())) and all(map(torch.equal, graph.keyed(1).csr(), fresh.csr()))
+    assert sorted(_edges(graph.reverse())) == sorted(_edges(fresh.reverse()))
+    assert graph.csr()[0] is graph.csr()[0], "derived once"

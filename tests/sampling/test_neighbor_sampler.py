@@ -211,7 +211,8 @@ def test_sizes_given_to_the_context_are_bounds(slack):
     ("fanouts", "message"),
     [
         ([], "fanouts is empty"),
-        ([5, 0], r"fanouts\[1\] = 0: expected a positive integer, or -1"),
+        ([5, 0], r"fanouts\[1\] = 0: expected a positive integer below 2\*\*31, or -1"),
+        ([2**70], r"fanouts\[0\] = 1180591620717411303424"),
         ([-2], r"fanouts\[0\] = -2"),
         ([3, 2.5], r"fanouts\[1\] = 2.5"),
         ([True], r"fanouts\[0\] = True"),
@@ -224,6 +225,12 @@ def test_sizes_given_to_the_context_are_bounds(slack):
 def test_impossible_fanouts(fanouts, message):
     with pytest.raises(SamplerError, match=message):
         NeighborSampler(GRAPH, fanouts)
+
+
+@pytest.mark.parametrize("replace", ["no", None, 1])
+def test_replace_is_yes_or_no(replace):
+    with pytest.raises(SamplerError, match=f"replace must be True or False; got {replace!r}"):
+        NeighborSampler(GRAPH, [3], replace=replace)
 
 
 @pytest.mark.parametrize("seed", [None, "7", 7.5, True, 2**63, -(2**63) - 1])
