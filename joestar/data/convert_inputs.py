@@ -112,6 +112,8 @@ def _of_file(path: Path) -> Inputs:
         made.splits = {part: _ids(npz_rows(path, f"{part}_idx")) for part in PARTS if f"{part}_idx" in keys}
         if "num_nodes_list" in keys:
             made.num_nodes = _number(path, "num_nodes_list")
+        if "x" in keys:
+            made.notes.append("features stay as they are (joestar.load of an archive standardises each column)")
         others = sorted(set(keys) - READ)
         made.notes += [f"keys that are not converted: {', '.join(others)}"] * bool(others)
     elif path.suffix != ".npy" and not is_table(path):

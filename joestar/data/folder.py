@@ -88,7 +88,8 @@ def verify_folder(folder: Path) -> dict[str, Any]:
 def read_folder(folder: Path, *, verify: bool = False) -> Graph:
     """Maps a folder; nothing large is read.
 
-    Large tensors are read-only maps of the files: move or clone them before writing to them in place.
+    Large tensors are maps of the files. What is written to them in place is in memory alone: files stay as they are.
+    (Where the system maps a file larger than memory only for reading, writing to it ends the process.)
 
     Args:
         verify: compare checksums, and look through the structure, whatever its size.
@@ -112,6 +113,7 @@ def read_folder(folder: Path, *, verify: bool = False) -> Graph:
     for attribute in ATTRIBUTES:
         setattr(graph, attribute, meta.get(attribute))
     graph.mapping = _mapping(tensors)
+    graph.ids = tensors.get("ids")
     for part in PARTS:
         setattr(graph, f"{part}_idx", tensors.get(f"{part}_idx"))
     return graph
@@ -130,6 +132,8 @@ def _check_ends(folder: Path, indptr: torch.Tensor, indices: torch.Tensor) -> No
 
 def _tensors(graph: Graph) -> dict[str, torch.Tensor]:
     tensors = {"indptr": graph.indptr, "indices": graph.indices}
+    if graph.ids is not None:  # what random draws and embeddings go by
+        tensors["ids"] = graph.ids
     tensors |= {f"ndata.{key}": value for key, value in graph.ndata.items()}
     tensors |= {f"edata.{key}": value for key, value in graph.edata.items()}
     splits = {f"{part}_idx": getattr(graph, f"{part}_idx") for part in PARTS}
@@ -170,14 +174,33 @@ def _write(writer: FolderWriter, key: str, tensor: torch.Tensor) -> None:
     stored = tensor.detach().cpu()
     is_bf16 = stored.dtype == torch.bfloat16
     stored = stored.view(torch.int16) if is_bf16 else stored
-    writer.write(key, stored.contiguous().numpy(), "bfloat16" if is_bf16 else None)
+    try:
+        array = stored.contiguous().numpy()
+    except TypeError:
+        raise DataError(
+            f"{key} is {str(tensor.dtype).removeprefix('torch.')}, which .npy files do not have: convert it, for "
+            "example with .to(torch.float16)."
+        ) from None
+    writer.write(key, array, "bfloat16" if is_bf16 else None)
+
+
+_WIDENED = ("uint16", "uint32", "uint64")
+"""Dtypes that arrays of others lose where they become tensors."""
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """A map that may be written to, in memory alone: features are normalised in place."""
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except OSError:  # more than the system lets a process have of its own
+        return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
     path = folder / f"{key}.npy"
     try:
-        mapped = path.stat().st_size >= MAP_FROM
-        tensor = from_array(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False), key)
+        array = _mapped(path) if path.stat().st_size >= MAP_FROM else np.load(path, allow_pickle=False)
+        tensor = torch.from_numpy(array) if array.dtype.name in _WIDENED else from_array(array, key)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: expected the array {key!r}, but it cannot be read ({error}).") from error
     if entry["dtype"] == "bfloat16":

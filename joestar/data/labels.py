@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joestar.data.columns import MISSING, Coded, number_of
+from joestar.data.float32 import in_float32
 from joestar.errors import DataError
 
 UNLABELLED = -100
@@ -132,12 +133,14 @@ def from_array(y: np.ndarray, num_nodes: int, where: str, task: str | None = Non
                 f"{where}: labels must be finite; node {np.flatnonzero(np.isinf(y))[0]} has an infinite one."
             )
         if task == "regression" or (task is None and (known != np.floor(known)).any()):
-            return Labels(y.astype(np.float32), note="targets for regression (y is no whole number everywhere)")
+            return Labels(
+                in_float32(y, f"{where}: labels"), note="targets for regression (y is no whole number everywhere)"
+            )
         if (known != np.floor(known)).any():
             raise DataError(f"{where}: class ids must be whole numbers; got {known[known != np.floor(known)][0]}.")
         y = np.where(np.isnan(y), UNLABELLED, y)
     elif task == "regression":
-        return Labels(y.astype(np.float32), note="targets for regression, as asked for")
+        return Labels(in_float32(y, f"{where}: labels"), note="targets for regression, as asked for")
     y = y.astype(np.int64)
     wrong = y[(y < 0) & (y != UNLABELLED)]
     if len(wrong):
@@ -149,7 +152,7 @@ def from_array(y: np.ndarray, num_nodes: int, where: str, task: str | None = Non
 
 
 def _many(y: np.ndarray, where: str, task: str | None) -> Labels:
-    y = y.astype(np.float32)
+    y = in_float32(y, f"{where}: labels")
     if np.isinf(y).any():
         row, column = np.argwhere(np.isinf(y))[0]
         raise DataError(f"{where}: multi-label targets must be finite; node {row}, task {column} is {y[row, column]}.")

@@ -224,7 +224,7 @@ def _not_found(name: str, path: Path, root: str | os.PathLike | None) -> str:
 
 def _resplit(graph: Graph, options: Options, path: Path) -> Graph:
     """The split a converted folder was saved with, or a new random one."""
-    has_split = graph.train_idx is not None
+    has_split = any(getattr(graph, f"{part}_idx") is not None for part in PARTS)  # of one part: others are not made up
     split = options.split
     if has_split and (split in ("auto", "official")):
         return graph

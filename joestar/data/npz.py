@@ -19,10 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
+from joestar.data.float32 import in_float32
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
 from joestar.data.structure import EdgeRules, make_structure
 from joestar.errors import DataError
+from joestar.graph_api.arrays import from_array
 
 SPARSE_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
 SPLIT_KEYS = tuple(f"{part}_idx" for part in PARTS)
@@ -49,6 +51,7 @@ def read_npz(path: Path, options: Options) -> Parts:
         raise DataError(f"{where}: symmetric must be 0 or 1; got {symmetric}.")
     edata = {key: _edge_data(arrays[key], key, edges.shape[1], where) for key in EDGE_KEYS if key in arrays}
     rules = options.rules(EdgeRules(undirected=not symmetric))
+    edges = from_array(edges, f"{where}: edge_index", DataError).numpy()  # unsigned numbers as int64
     structure = make_structure(edges[0], edges[1], len(arrays["y"]), rules, where, order=bool(edata))
     notes = []
     if symmetric and structure.one_way and options.undirected is None:
@@ -72,7 +75,7 @@ def _edge_data(values: np.ndarray, key: str, edges: int, where: str) -> np.ndarr
         )
     if not np.isfinite(values).all():
         raise DataError(f"{where}: {key} must be finite, but row {np.argwhere(~np.isfinite(values))[0][0]} is not.")
-    return values.astype(np.float32)
+    return in_float32(values, f"{where}: {key}")
 
 
 def _open(path: Path) -> dict[str, np.ndarray]:
@@ -107,7 +110,7 @@ def _features(arrays: dict, where: str) -> np.ndarray | None:
         if x.ndim != 2 or x.dtype.kind not in "fiub":
             raise DataError(f"{where}: x must be numbers [N, F]; got {x.dtype} {list(x.shape)}.")
         _check_finite(x, where)
-        x = x.astype(np.float32)
+        x = in_float32(x, f"{where}: features")
         deviation = x.std(axis=0)
         return (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
     _require(arrays, SPARSE_KEYS, where)
@@ -144,5 +147,5 @@ def _dense_rows(indptr: np.ndarray, columns: np.ndarray, data: np.ndarray, shape
     sums = np.bincount(row_of, weights=data, minlength=rows)
     scale = np.where(sums > 0, sums, 1) ** -0.5
     made = np.zeros((rows, width), dtype=np.float32)
-    np.add.at(made, (row_of, columns), (data * scale[row_of]).astype(np.float32))
+    np.add.at(made, (row_of, columns), in_float32(data * scale[row_of], f"{where}: features"))
     return made

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from joestar.data.float32 import in_float32
 from joestar.data.labels import Labels, from_array, labelled_nodes
 from joestar.data.splits import SplitChoice, choose_split
 from joestar.data.structure import EdgeRules, Structure, make_structure
@@ -150,9 +151,10 @@ def _features(parts: Parts) -> np.ndarray:
         raise DataError(
             f"{parts.where}: features must be [{parts.num_nodes}, F] with F > 0; got shape {list(x.shape)}."
         )
+    x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     if x.dtype not in (np.float16, np.float32, np.float64):
         raise DataError(f"{parts.where}: features must be float16, float32 or float64; got {x.dtype}.")
     if x.dtype == np.float64:
         parts.notes.append("features were float64 and are float32 now, which models compute in.")
-        return x.astype(np.float32)
+        return in_float32(x, f"{parts.where}: features")
     return x

@@ -71,7 +71,24 @@ def shortened(value: Tensor, key: str, name: str) -> Tensor:
         f"{name} was float64, NumPy's default, and is kept as float32, which models compute in. Convert it with "
         f".astype(numpy.float32) to have it said no more; assign a float64 tensor to keep float64."
     )
-    return value.float()
+    return to_float32(value, name)
+
+
+def to_float32(value: Tensor, name: str, error: type[Exception] = GraphError) -> Tensor:
+    """The values in float32.
+
+    Raises:
+        error: a finite one is beyond float32.
+    """
+    found = value.float()
+    lost = found.isinf() & ~value.isinf()
+    if bool(lost.any()):
+        place = torch.nonzero(lost)[0].tolist()
+        raise error(
+            f"{name} holds {value[tuple(place)].item():g} at {place}, beyond float32, whose largest number is 3.4e38: "
+            "scale the values, or keep float64 (assign a float64 tensor; model.double())."
+        )
+    return found
 
 
 def to_ids(value, name: str, error: type[Exception] = GraphError) -> Tensor:
@@ -110,12 +127,12 @@ def settle(graph, dtype: torch.dtype | None) -> None:
                 "joestar.store.shard(x, dtype=torch.float32), or model.double()."
             )
         say("graph.ndata['x'] was float64 and is float32 now, as the model's parameters are (model.double() keeps it).")
-        graph.ndata["x"] = x.float()
+        graph.ndata["x"] = to_float32(x, "graph.ndata['x']")
     if y is None:
         return
     if y.dtype == torch.float64 and dtype == torch.float32:
         say("graph.ndata['y'] was float64 and is float32 now, as the model's parameters are.")
-        graph.ndata["y"] = y.float()
+        graph.ndata["y"] = to_float32(y, "graph.ndata['y']")
     settle_classes(graph)
 
 

@@ -255,3 +255,55 @@ def test_to_symmetric(tmp_path):
     assert made.train_idx is graph.train_idx
     assert made.ndata["x"] is graph.ndata["x"]
     assert edge_set(joestar.data.to_symmetric(made)) == edge_set(made)
+
+
+DTYPES = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.bool, torch.float16, torch.complex64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_of_any_dtype_come_back(tmp_path, dtype):
+    """Those of unsigned integers were written, and refused on loading."""
+    graph = make_graph()
+    graph.ndata["c"], graph.edata["c"] = torch.arange(7).to(dtype), torch.arange(4).to(dtype)
+    loaded = joestar.data.load(joestar.data.save(graph, tmp_path / "graph"))
+    for frame, before in ((loaded.ndata, graph.ndata), (loaded.edata, graph.edata)):
+        assert frame["c"].dtype == dtype and torch.equal(frame["c"], before["c"])
+
+
+def test_dtypes_that_files_lack_are_named(tmp_path):
+    graph = make_graph()
+    graph.ndata["c"] = torch.zeros(7).to(torch.float8_e4m3fn)
+    with pytest.raises(DataError, match=r"ndata\.c is float8_e4m3fn, which \.npy files do not have: convert it"):
+        joestar.data.save(graph, tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_random_draws_go_by_comes_back(tmp_path):
+    graph = make_graph()
+    graph.ids = torch.arange(7, dtype=graph.indices.dtype).flip(0)
+    assert torch.equal(joestar.data.load(joestar.data.save(graph, tmp_path / "graph")).ids, graph.ids)
+
+
+@pytest.mark.parametrize("part", ["train_idx", "val_idx", "test_idx"])
+def test_a_split_of_one_part_is_kept(tmp_path, part):
+    """It was replaced by a random one: nodes to test on were trained on."""
+    graph = make_graph()
+    for other in {"train_idx", "val_idx", "test_idx"} - {part}:
+        setattr(graph, other, None)
+    loaded = joestar.data.load(joestar.data.save(graph, tmp_path / "graph"))
+    for name in ("train_idx", "val_idx", "test_idx"):
+        before, after = getattr(graph, name), getattr(loaded, name)
+        assert (before is None) == (after is None) and (before is None or torch.equal(before, after))
+
+
+def test_mapped_data_can_be_written_to_and_files_stay(tmp_path):
+    """It ended the process, without a word, from 1 MiB on."""
+    graph = make_graph(1 << 17)
+    folder = joestar.data.save(graph, tmp_path / "graph")
+    loaded = joestar.data.load(folder)
+    loaded.ndata["y"][3] = 77
+    loaded.ndata["x"].mul_(2)
+    loaded.ndata["y"].numpy()[4] = 78
+    assert loaded.ndata["y"][2:5].tolist() == [2, 77, 78]
+    again = joestar.data.load(folder, verify=True)
+    assert torch.equal(again.ndata["y"], graph.ndata["y"]) and torch.equal(again.ndata["x"], graph.ndata["x"])

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import joestar.data
-from joestar.errors import DataError
+from joestar.errors import DataError, GraphError
 
 from .small import EDGES, NUM_NODES, SPLITS, SYMMETRIC_EDGES, both_ways, edge_set
 
@@ -173,3 +173,30 @@ def test_a_file_that_is_no_archive(tmp_path):
     np.savez(path, y=np.array([{}], dtype=object))
     with pytest.raises(DataError, match=r"Write it with numpy.savez_compressed"):
         joestar.data.load(path)
+
+
+def test_numbers_beyond_float32_are_refused(tmp_path):
+    """They became infinite, and columns that were standardised behind that NaN."""
+    edges, huge = np.array([[0, 1], [1, 2]]), np.array([[1e300], [1.0], [2.0]])
+    for given, name in (({"x": huge, "y": np.arange(3)}, "features"), ({"y": huge[:, 0] + 0.5}, "labels")):
+        np.savez(tmp_path / "g.npz", edge_index=edges, **given)
+        with pytest.raises(DataError, match=rf"{name}: 1e\+300 at \[0.*\] is beyond float32"):
+            joestar.load(tmp_path / "g.npz")
+    graph = joestar.Graph.from_edge_index(torch.from_numpy(edges), 3)
+    with pytest.raises(GraphError, match=r"ndata\['x'\] holds 1e\+300 at \[0, 0\], beyond float32"):
+        graph.ndata["x"] = huge
+    graph.ndata["x"] = torch.from_numpy(np.where(huge > 9, np.inf, huge))  # infinite before
+    assert graph.ndata["x"].isinf().sum() == 1
+
+
+@pytest.mark.parametrize("dtype", ["u8", "u4", "u2", ">i4", "i8"])
+def test_edges_of_any_integers(tmp_path, dtype):
+    np.savez(tmp_path / "g.npz", edge_index=np.array([[0, 1], [1, 2]], dtype=dtype), y=np.array([0, 1, 0]))
+    assert edge_set(joestar.load(tmp_path / "g.npz")) == {(0, 1), (1, 0), (1, 2), (2, 1)}
+
+
+def test_features_of_other_machines(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([[1.0], [2.0], [3.0]], dtype=">f4"))
+    (tmp_path / "e.csv").write_text("src,dst\n0,1\n1,2\n")
+    graph = joestar.load(tmp_path / "e.csv", features=tmp_path / "x.npy")
+    assert graph.ndata["x"].flatten().tolist() == [1, 2, 3]

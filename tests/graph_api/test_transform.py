@@ -31,7 +31,8 @@ def _weighted(graph, name="w") -> list:
 
 
 def _same_nodes(new: Graph, old: Graph) -> bool:
-    return all(new.ndata[name] is value for name, value in old.ndata.items()) and new.name == old.name and new.train_idx is old.train_idx
+    columns = all(new.ndata[name] is value for name, value in old.ndata.items())
+    return columns and new.name == old.name and new.train_idx is old.train_idx
 
 
 def test_union_counts_every_copy(graph):
