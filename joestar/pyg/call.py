@@ -59,6 +59,16 @@ def _typed(model: nn.Module, parameters) -> bool:
     )
 
 
+_CUTS = (
+    "batch_size",
+    "num_sampled_nodes_per_hop",
+    "num_sampled_edges_per_hop",
+    "num_sampled_nodes",
+    "num_sampled_edges",
+)
+"""What a ``NeighborLoader`` hands over, with which models cut its batches."""
+
+
 def _of_pyg(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("torch_geometric") for module in model.modules())
 
@@ -76,6 +86,15 @@ def _parameters(model: nn.Module) -> dict[str, object]:
     return {parameter.name: parameter.default for parameter in found if parameter.kind in named}
 
 
+def _positional_only(model: nn.Module) -> list[str]:
+    """Names of parameters of ``forward`` in front of ``/``."""
+    try:
+        found = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [parameter.name for parameter in found if parameter.kind is inspect.Parameter.POSITIONAL_ONLY]
+
+
 def check_hooks(model: nn.Module) -> None:
     """Raises ``ConfigError`` for layers with hooks of ``MessagePassing``, or explained: PyG skips them in a trace."""
     for name, module in model.named_modules():
@@ -91,8 +110,9 @@ def check_hooks(model: nn.Module) -> None:
 def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
     """What ``forward`` is called with, in order: pairs of the parameter's name and where it comes from.
 
-    That is ``x`` (features: the parameter of this name, else the first one that is not ``edge_index``), ``edges``,
-    ``edge`` or ``node`` (the tensor of that name in ``graph.edata`` or ``graph.ndata``). Parameters with a default are
+    That is ``x`` (features: the parameter of this name, else the first one that is neither ``edge_index`` nor named as
+    a tensor of the graph), ``edges``, ``edge`` or ``node`` (the tensor of that name in ``graph.edata``, else in
+    ``graph.ndata``). Parameters with a default are
     given only edge data.
 
     Raises:
@@ -105,11 +125,17 @@ def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
             found.append((name, "edges"))
         elif name in graph.edata and (features or name != "x"):
             found.append((name, "edge"))
+        elif default is _EMPTY and name != "x" and name in graph.ndata:
+            found.append((name, "node"))
         elif not features and default is _EMPTY and (name == "x" or not named):
             features = True
             found.append((name, "x"))
-        elif default is _EMPTY and name in graph.ndata:
-            found.append((name, "node"))
+        elif default is _EMPTY and name in _CUTS:
+            raise ConfigError(
+                f"{type(model).__name__}.forward takes {name}: Joestar trims layers to what is needed, and cuts the "
+                f"result to the seeds, by itself. Leave it out of forward, or give it a default ({name}=None) and take "
+                "all rows."
+            )
         elif default is _EMPTY:
             raise ConfigError(
                 f"{type(model).__name__}.forward takes {name}, and the graph has no such tensor: set "
@@ -137,7 +163,8 @@ def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
             given[name] = x
         else:
             given[name] = (subgraph.edata if kind == "edge" else subgraph.srcdata)[name]
-    outputs = model(**given)
+    positional = [given.pop(name) for name in _positional_only(model) if name in given]
+    outputs = model(*positional, **given)
     if traced:
         TRACED.begin(None, None)  # what outlived the call would be an output of the program
     return _of_seeds(outputs, subgraph.num_seeds)

@@ -13,6 +13,7 @@ from joestar.graph_api.arrays import settle
 from joestar.graph_api.row_source import RowSource, device_of
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg import call_on_subgraph
+from joestar.pyg.call import arguments_of, takes_edge_index
 
 LOOK_AT = 1 << 24
 """Values that are looked at together."""
@@ -46,7 +47,8 @@ def settle_and_check(model: nn.Module, graph) -> None:
     """
     settle(graph, _dtype(model))
     x = graph.ndata.get("x")
-    if x is None and not _runs_without(model):
+    of_pyg = takes_edge_index(model) and all(kind != "x" for _, kind in arguments_of(model, graph))
+    if x is None and not of_pyg and not _runs_without(model):
         raise GraphError(
             f"the graph has no features, and {type(model).__name__}.forward takes x: set graph.ndata['x'] (float "
             "[num_nodes, F]), or learn a vector per node with joestar.nn.NodeEmbedding(graph.num_nodes, F, model)."

@@ -9,9 +9,9 @@ from torch_geometric import nn as gnn
 from torch_geometric.utils import add_self_loops, degree
 
 import joestar
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, GraphError
 from joestar.pyg import takes_edge_index
-from pyg.common import expected, toy_graph
+from pyg.common import expected, neighbour_batch, toy_graph
 
 pytestmark = pytest.mark.every(3)
 
@@ -302,6 +302,68 @@ def test_features_are_what_is_called_so():
     del graph.ndata["pos"]
     with pytest.raises(ConfigError, match="takes pos, and the graph has no such tensor"):
         joestar.compile(PositionsFirst().double(), joestar.NeighborSampler(graph, [3]), backend="eager")
+
+
+class NamedOnly(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, pos, edge_index):
+        return pos * self.scale
+
+
+class PositionalOnly(NamedOnly):
+    def forward(self, pos, /, edge_index):
+        return pos * self.scale
+
+
+@pytest.mark.parametrize("kind", [NamedOnly, PositionalOnly])
+def test_a_tensor_named_as_the_first_parameter_is_given(kind):
+    """Features were, without a word, where they had as many columns."""
+    graph, seeds = toy_graph(()), torch.tensor([3, 4])
+    graph.ndata["pos"] = -graph.ndata["x"]
+    step = joestar.compile(kind().double(), joestar.NeighborSampler(graph, [3]), backend="eager", execution="exact")
+    torch.testing.assert_close(step(seeds), graph.ndata["pos"][seeds])
+    del graph.ndata["pos"]
+    step = joestar.compile(kind().double(), joestar.NeighborSampler(graph, [3]), backend="eager", execution="exact")
+    torch.testing.assert_close(step(seeds), graph.ndata["x"][seeds])
+
+
+class OfIds(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.conv = torch.nn.Embedding(60, 8), gnn.SAGEConv(8, 4)
+
+    def forward(self, n_id, edge_index):
+        return self.conv(self.table(n_id), edge_index)
+
+
+def test_a_model_of_ids_alone_needs_no_features():
+    graph, seeds = toy_graph(()), torch.tensor([3, 4, 20])
+    graph.ndata["n_id"] = torch.arange(60)
+    del graph.ndata["x"]
+    model, sampler = OfIds().double(), joestar.NeighborSampler(graph, [3])
+    step = joestar.compile(model, sampler, backend="eager")
+    nodes, edge_index, _ = neighbour_batch(sampler.sample(graph.keyed(0, 0, 1), seeds.to(graph.indices.dtype)))
+    torch.testing.assert_close(step(seeds), model(nodes, edge_index)[:3])
+    with pytest.raises(GraphError, match=r"has no features, and TakesX\.forward takes x"):
+        joestar.compile(TakesX(), sampler, backend="eager")
+
+
+class TakesX(torch.nn.Module):
+    def forward(self, x, edge_index):
+        return x
+
+
+class Cuts(torch.nn.Module):
+    def forward(self, x, edge_index, batch_size):
+        return x[:batch_size]
+
+
+def test_models_that_cut_batches_themselves_are_told(graph):
+    with pytest.raises(ConfigError, match=r"Cuts\.forward takes batch_size: Joestar trims .* by itself"):
+        joestar.compile(Cuts(), joestar.NeighborSampler(graph, [3]), backend="eager")
 
 
 class TakesSparse(torch.nn.Module):
