@@ -108,7 +108,7 @@ def step(optimizer: Optimizer, table: Tensor, ok: Tensor) -> None:
 def compile_soon(optimizer: Optimizer) -> None:
     """Begins to compile what ``step`` will launch, in the background; the optimizer stays as it is."""
     groups = optimizer.param_groups
-    device = groups[0]["params"][0].device
+    device = next(parameter for group in groups for parameter in group["params"]).device
     like = object.__new__(type(optimizer))
     like.state = collections.defaultdict(dict)
     like.param_groups = [{**group, "params": [_without_numbers(p) for p in group["params"]]} for group in groups]

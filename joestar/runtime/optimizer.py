@@ -20,7 +20,9 @@ FUSED = (Adam, AdamW, SGD)
 """Those that PyTorch's kernels skip on a CPU, and kernels of ours on a GPU; the others are in ``ops``' formulas."""
 SUPPORTED = (*FUSED, *FORMULAS)
 _FLAGS = ("fused", "foreach", "capturable")
-_SCALARS = ("step", "mu_product")
+_PRODUCT = "mu_product"
+"""Of NAdam: the product of the momenta of all steps."""
+_SCALARS = ("step", _PRODUCT)
 _FIXED = (type(None), bool, int, float, str)
 """Types of entries of groups that do not change but by another value."""
 _NUMBERS = ("lr", "weight_decay", "eps", "betas", "momentum", "alpha", "momentum_decay", "lr_decay")
@@ -29,6 +31,8 @@ _SPARSE = (
     "or call joestar.compile(model, sampler, backend='eager') without optimizer and step a torch.optim.SparseAdam in "
     "your own loop."
 )
+_PRODUCTS: "weakref.WeakKeyDictionary[Optimizer, list]" = weakref.WeakKeyDictionary()
+"""Those of a state that is being loaded, by the place of the parameter."""
 _OWN: "weakref.WeakKeyDictionary[Optimizer, list[dict]]" = weakref.WeakKeyDictionary()
 """Optimizers that were taken over -> flags of their groups as the user set them."""
 
@@ -50,7 +54,7 @@ class Usual:
         """As they are now; ``None`` where that tells too little: numbers that are tensors, hooks on gradients."""
         groups = list(optimizer.param_groups)
         values = [value for group in groups for key, value in group.items() if key != "params"]
-        if not all(isinstance(value, _FIXED) for value in _flat(values)) or _has_gradient_hooks(optimizer):
+        if not all(isinstance(value, _FIXED) for value in _flat(values)) or has_gradient_hooks(optimizer):
             return None
         return cls(groups, [p for group in groups for p in group["params"]])
 
@@ -64,7 +68,7 @@ class Usual:
             and self._entries.same()
             and _are([p for group in groups for p in group["params"]], self.parameters)
             and [p.requires_grad for p in self.parameters] == self._each
-            and not _has_gradient_hooks(optimizer)
+            and not has_gradient_hooks(optimizer)
         )
 
 
@@ -115,7 +119,7 @@ class SkippableOptimizer:
         self.clip_grad_norm = clip_grad_norm
         self.clip_grad_value = clip_grad_value
         self._take_new()
-        self.on_gpu = optimizer.param_groups[0]["params"][0].is_cuda and kernels.available()
+        self.on_gpu = self.parameters()[0].is_cuda and kernels.available()
         self._table: Tensor | None = None
         self._settings: list[tuple] = []
         self._formula: tuple | None = None
@@ -156,7 +160,7 @@ class SkippableOptimizer:
         groups = self.optimizer.param_groups
         settings = [tuple(group.get(name) for name in _NUMBERS) for group in groups]
         if self._table is None or len(groups) != len(self._table):
-            device = groups[0]["params"][0].device
+            device = self.parameters()[0].device
             self._table = torch.zeros(len(groups), kernels.COLUMNS, dtype=torch.float64, device=device)
             self._settings = []
         tensors = any(isinstance(value, Tensor) for row in settings for value in _flat(row))
@@ -213,7 +217,7 @@ class SkippableOptimizer:
             return False
         if parameters != [id(p) for group in optimizer.param_groups for p in group["params"]]:
             return False
-        if _has_gradient_hooks(optimizer) if not any(self._hooks) else self._hooks != _gradient_hooks(optimizer):
+        if has_gradient_hooks(optimizer) if not any(self._hooks) else self._hooks != _gradient_hooks(optimizer):
             return False
         return self._held.same() and host.same_addresses(self._tensors, self._addresses)
 
@@ -257,7 +261,7 @@ class SkippableOptimizer:
                 self.refresh()
             kernels.step(self.optimizer, self._table, ok)
             return
-        if not _fuses(self.optimizer):
+        if not _fuses(self.optimizer) or _step_calls_python(self.optimizer):  # hooks know of no step that is skipped
             if bool(ok):
                 self.optimizer.step()
             return
@@ -273,6 +277,7 @@ def _take_over(optimizer: Optimizer) -> None:
     """Switches the groups to their fused form; what the user reads or saves by ``state_dict`` does not show it."""
     if optimizer not in _OWN:
         optimizer.register_state_dict_post_hook(_as_given)
+        optimizer.register_load_state_dict_pre_hook(_loads)
         optimizer.register_load_state_dict_post_hook(_loaded)
         _OWN[optimizer] = []
     own = _OWN[optimizer]
@@ -310,8 +315,19 @@ def _as_given(optimizer: Optimizer, state: dict) -> dict:
     return {**state, "state": values, "param_groups": groups}
 
 
+def _loads(optimizer: Optimizer, state: dict) -> None:
+    """Before ``load_state_dict``, which casts what it takes for moments to the parameters' dtype: keeps products."""
+    products = {index: each[_PRODUCT] for index, each in state["state"].items() if _PRODUCT in each}
+    _PRODUCTS[optimizer] = [products.get(index) for group in state["param_groups"] for index in group["params"]]
+
+
 def _loaded(optimizer: Optimizer) -> None:
     """After ``load_state_dict``: fused again, with moments of zeros where the saved optimizer had none yet."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter, saved in zip(parameters, _PRODUCTS.pop(optimizer, ()), strict=False):
+        if saved is not None:
+            here = optimizer.state[parameter]
+            here[_PRODUCT] = torch.as_tensor(saved).detach().clone().to(here[_PRODUCT].device)
     _take_over(optimizer)
     _allocate_first(optimizer)
     for group in optimizer.param_groups:
@@ -378,7 +394,8 @@ def gradient_hooks(parameter: Tensor) -> list:
     return [hook for kind in kinds for hook in (getattr(parameter, kind, None) or {}).values()]
 
 
-def _has_gradient_hooks(optimizer: Optimizer) -> bool:
+def has_gradient_hooks(optimizer: Optimizer) -> bool:
+    """Whether parameters have hooks that a backward pass calls."""
     return any(p._backward_hooks or p._post_accumulate_grad_hooks for g in optimizer.param_groups for p in g["params"])
 
 

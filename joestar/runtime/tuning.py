@@ -8,13 +8,14 @@ default with the real backend. The winner goes on as it was compiled.
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
 
-from joestar.errors import ConfigError, PaddingError
+from joestar.errors import ConfigError, JoestarWarning, PaddingError
 from joestar.fusion import Site
 from joestar.locks import synchronize
 from joestar.ops.determinism import is_deterministic
@@ -29,11 +30,17 @@ from joestar.profile.slacks import slack_options
 from joestar.profile.tuner import Candidate, Space
 from joestar.runtime.executor import Executor
 from joestar.runtime.guards import plain_attributes
+from joestar.runtime.optimizer import has_gradient_hooks
 from joestar.runtime.program import Program
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.step_graph import GraphMemory
 
+_HOOKS = (
+    "tune=True tries nothing: hooks on gradients of parameters would be called in every trial, thousands of times. "
+    "Training goes on with the default choices; tune before the hooks are registered (choices are kept on disk), or "
+    "give choices=."
+)
 SPAN = 20.0
 """Milliseconds that a measurement takes at least: short steps are carried out several times."""
 LAUNCHES = 50
@@ -173,6 +180,9 @@ def tune(runner: StepRunner, seeds: Tensor, batch: int) -> TuningRecord:
         return TuningRecord(found.candidates, time.perf_counter() - start, True, key)
     if os.environ.get("JOESTAR_TUNE", "1") == "0":
         return TuningRecord([], time.perf_counter() - start, False, key)
+    if has_gradient_hooks(runner.optimizer.optimizer):
+        warnings.warn(_HOOKS, JoestarWarning, stacklevel=2)
+        return TuningRecord([], time.perf_counter() - start, False, key)
     with state_restored(runner):
         found = _search(runner, variants, shuffled(seeds, runner.seed, 0), batch)
     remember(key, found, facts)
@@ -243,11 +253,13 @@ def state_restored(runner: StepRunner) -> Iterator[None]:
 
     Parameters and the tensors of the optimizer's state are not written by steps whose flag is set.
     """
-    model, optimizer = runner.executor.program.model, runner.optimizer.optimizer
+    program, optimizer = runner.executor.program, runner.optimizer.optimizer
+    model = program.model
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    written = {id(tensor): tensor for tensor in (*model.buffers(), *program.written)}  # of the loss, of attributes
+    buffers = [(buffer, buffer.clone()) for buffer in written.values()]
     state = {parameter: dict(values) for parameter, values in optimizer.state.items()}
     called = getattr(optimizer, "_opt_called", None)
     devices = [runner.executor.device] if runner.executor.device.type == "cuda" else []

@@ -76,7 +76,10 @@ class Average:
         """Behind an optimizer's step, if it ``happened``."""
         share = torch.where(self.updates == 0, self._shares[0], self._shares[1]) * happened
         for name, parameter in self.parameters.items():
-            self.weights[name].lerp_(parameter.detach(), share.to(parameter.dtype))
+            if parameter.is_floating_point() or parameter.is_complex():
+                self.weights[name].lerp_(parameter.detach(), share.to(parameter.dtype))
+            else:  # no optimizer moves it
+                self.weights[name].copy_(parameter)
         self.updates += happened
 
     def exchange(self, wanted: bool) -> None:
