@@ -176,14 +176,15 @@ def check_blocks(blocks, name: str, seeds: Tensor | None = None) -> None:
                 f"{after.num_src} sources. Blocks go from the input side to the seeds; sample block {position} "
                 f"for `block.srcs` of block {position + 1}."
             )
+    if seeds is not None and not torch.equal(blocks[-1].dsts[: seeds.shape[0]].to(seeds.dtype), seeds):
+        raise SamplerError(
+            f"{name}.sample: the destinations of the last block must begin with the seeds, in their order: its rows "
+            "are trained towards the labels of the seeds. Sample it for `seeds` as they come, duplicates included."
+        )
+    for position, (block, after) in enumerate(itertools.pairwise(blocks)):
         if seeds is not None and not torch.equal(block.dsts, after.srcs.to(block.dsts.dtype)):
             raise SamplerError(
                 f"{name}.sample: the destinations of block {position} are other nodes than the sources of block "
                 f"{position + 1}, whose rows they are to be. Sample block {position} for `block.srcs` of block "
                 f"{position + 1}, in their order."
             )
-    if seeds is not None and not torch.equal(blocks[-1].dsts[: seeds.shape[0]].to(seeds.dtype), seeds):
-        raise SamplerError(
-            f"{name}.sample: the destinations of the last block must begin with the seeds, in their order: its rows "
-            "are trained towards the labels of the seeds. Sample it for `seeds` as they come, duplicates included."
-        )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from joestar.errors import CaptureError, PaddingError
-from joestar.lowering.counts import is_symbolic
+from joestar.lowering.counts import SHAPE_SCALARS, is_symbolic
 from joestar.lowering.functional import is_in_place
 from joestar.lowering.inputs import Input
 from joestar.lowering.padding import PaddingContext
@@ -81,6 +81,8 @@ def _sizes(node: fx.Node):
 
 def _numbers(node: fx.Node):
     """Numbers computed from sizes that an op takes as values, not as shapes."""
+    if node.target in SHAPE_SCALARS:
+        return
     for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
         kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
         if isinstance(value, fx.Node) and is_symbolic(value.meta.get("val")) and kind in ("Tensor", "number", "Scalar"):

@@ -7,6 +7,7 @@ from joestar.lowering.dropout import has_dropout, lower_dropout
 from joestar.lowering.expectations import place_expectations
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Input, ids_node, key_node
+from joestar.lowering.looped_rows import check_looped_rows
 from joestar.lowering.rules.norm import has_synced_norms, lower_batch_norm, lower_synced_norms
 from joestar.lowering.shared_memory import check_shared_memory
 from joestar.lowering.sizes import SizeTable, size_table
@@ -38,4 +39,5 @@ def lower(gm: fx.GraphModule, roles: list[Input], graph: Graph, origin: str) -> 
     if synced:
         lower_synced_norms(gm, table, ids)
     lower_dropout(gm, table, key, ids)
+    check_looped_rows(gm, roles, origin)
     return table

@@ -22,7 +22,6 @@ from joestar.lowering.functional import is_in_place
 from joestar.lowering.inputs import Input, history_inputs, known_inputs
 from joestar.lowering.lookups import Lookup, lookups
 from joestar.lowering.loop_order import check_order_of_loops
-from joestar.lowering.looped_rows import check_looped_rows
 from joestar.lowering.loss import ClassLoss, Loss, class_losses
 from joestar.lowering.lower import lower
 from joestar.lowering.outputs import LEAF, leaf_names, rebuild
@@ -186,7 +185,6 @@ class TracedProgram:
         causes.check_rows_are_there(captured.gm, captured.roles, origin)
         verify_capture(captured.gm, origin)
         check_order_of_loops(captured.gm, origin)
-        check_looped_rows(captured.gm, captured.roles, origin)
         self.structure, self.logged, self.pushed = seen.structure, seen.logged, seen.pushed
         if tables is not None:
             check_layers(self.pushed, tables.layers, f"{type(self.model).__name__}.forward")

@@ -52,9 +52,10 @@ READ = {
 @pytest.mark.parametrize("name", COUNTED | READ)
 def test_what_reads_or_counts_all_entries_is_refused_in_any_execution(name, execution):
     model = Rows(looped((COUNTED | READ)[name]), norm=nn.BatchNorm1d(WIDTH)).double()
-    step = joestar.compile(model, NeighborSampler(small_graph(), [3], seed=1), backend="eager", execution=execution)
+    sgd, sampler = torch.optim.SGD(model.parameters(), 0.1), NeighborSampler(small_graph(), [3], seed=1)
+    step = joestar.compile(model, sampler, F.cross_entropy, sgd, backend="eager", execution=execution)
     with pytest.raises(CaptureError, match=r"(?s)with self-loops that were added.*test_looped_rows\.py"):
-        step.predict(torch.arange(7))
+        step(torch.arange(7))
 
 
 def test_what_ends_where_offsets_say_is_not():
