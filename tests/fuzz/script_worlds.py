@@ -90,8 +90,15 @@ class Parts:
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
         self.optimizer = getattr(torch.optim, drawn.optimizer)(self.model.parameters(), **drawn.settings)
+        if drawn.hooked:
+            self.optimizer.register_step_post_hook(self.behind_a_step)
         self.schedule = drawn.schedule(self.optimizer)
         self.sampler = self.sampled(drawn.fanouts, drawn.replace)
+
+    def behind_a_step(self, *given) -> None:
+        """A decay of one's own."""
+        with torch.no_grad():
+            self.model.head.bias.mul_(0.9)
 
     def sampled(self, fanouts: list[int], replace: bool = False) -> joestar.NeighborSampler:
         """A sampler of the graph."""

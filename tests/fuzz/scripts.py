@@ -69,6 +69,7 @@ class Drawn:
         self.ema = rng.choice((None, None, 0.9))
         self.execution = rng.choice(("padded", "padded", "exact"))
         self.prefetch = self.execution == "padded" and rng.random() < 0.4
+        self.hooked = self.device == "cpu" and random.Random(f"hooked {number}").random() < 0.2
         self.spectral = random.Random(f"spectral {number}").random() < 0.15
         self.slack, self.warm_up, self.patience = rng.choice(((0.5, 2, 2), (0.0, 1, 1), (0.0, 1, 1000)))
 
