@@ -56,7 +56,7 @@ def check_looped_rows(gm: fx.GraphModule, roles: list[Input], origin: str) -> No
 
 
 def _check(context: _Looped, node: fx.Node) -> None:
-    from joestar.lowering.rules import rule_for
+    from joestar.lowering.rules import rule_for, shapes
 
     if any(_counts_loops(context, value) for value in _numbers(node)):
         raise context.refuse(
@@ -64,7 +64,8 @@ def _check(context: _Looped, node: fx.Node) -> None:
             "Take the block without loops: block.num_edges; or sum up degrees, loops among them: "
             "looped.in_degrees().sum().",
         )  # fmt: skip
-    if is_in_place(node) or not any(map(context.known, _sizes(node))):
+    moves = node.target._schema.name.partition("::")[2] in shapes.RULES  # rows where others were: nothing is read yet
+    if moves or is_in_place(node) or not any(map(context.known, _sizes(node))):
         return
     if node.target is torch.ops.aten.batch_norm.default and node.args[5]:
         context.entries(expression(node.args[0].meta["val"].shape[0]), node)
