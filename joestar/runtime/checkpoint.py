@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -274,14 +275,29 @@ def _absorb(state, value: Any) -> None:
         state.update(f"{type(value).__name__} {value!r}".encode())
 
 
+def of_python(value: Any) -> Any:
+    """Numbers and texts of NumPy, and of classes made of Python's, as Python's own: others cannot be read again.
+
+    ``np.float64`` is a ``float``, and what a schedule computes with ``np.cos``.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(of_python, value))
+    kind = next((kind for kind in (bool, int, float, str, bytes) if isinstance(value, kind)), None)
+    return value if kind in (None, type(value)) else kind(value)
+
+
 def _plain(value: Any, where: str) -> Any:
     """The tree with tensors on the CPU; an error for what could not be read again without unpickling."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu")
     if isinstance(value, Mapping):
-        return {key: _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+        return {_plain(key, where): _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(entry, where) for entry in value) if type(value) in (list, tuple) else [*value]
+        entries = [_plain(entry, where) for entry in value]
+        return tuple(entries) if type(value) is tuple else entries
+    value = of_python(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype)):
         return value
     raise ConfigError(

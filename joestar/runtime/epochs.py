@@ -141,8 +141,9 @@ class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
 
     def _begin(self) -> None:
         self._prepare(self)
-        self._run = self._started(self._order())
-        self._run.position, self._run.pending = self._position, self._pending
+        run = self._started(self._order())
+        run.position, run.pending = self._position, self._pending
+        self._run = run  # last: what is saved of an interrupted begin is where it was
 
     def _started(self, order: Tensor) -> Run:
         return self._runner.begin(order, self.batch_size, self.number)

@@ -214,6 +214,8 @@ class Executor:
 
     def state_dict(self) -> dict | None:
         """Bounds, choices and what decides about the next ones; ``None`` before anything was compiled."""
+        if self.resumed is not None:  # loaded, and not gone on with yet
+            return dict(self.resumed)
         if self.program.captured is None or (self.program.run is None and self.execution == "padded"):
             return None
         return {

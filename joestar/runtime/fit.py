@@ -92,6 +92,7 @@ class Fit:
         self.losses: list[Tensor] = []
         self.logged: dict[str, list[Tensor]] = {}
         self.seconds = 0.0
+        self._clock: tuple[float, float] | None = None
         self.epoch: Epoch | None = None
         self.trained = False
         self.stop = self.late = False
@@ -130,7 +131,7 @@ class Fit:
     def train(self) -> float:
         """One epoch, or what is left of it: its mean loss."""
         settings, step = self.settings, self.step
-        start, before = time.perf_counter(), self.seconds
+        self._clock = time.perf_counter(), self.seconds
         number = len(self.history.records)
         self.epoch = epoch = step.epoch(self.train_idx, self.batch_size, drop_last=settings.drop_last)
         for loss in epoch:
@@ -139,13 +140,19 @@ class Fit:
             self._check_scores()
             self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
             if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
-                self.seconds = before + time.perf_counter() - start
+                self._note_seconds()
                 self.save_together()
             if self.stop:
                 epoch.close()
                 break
-        self.seconds = before + time.perf_counter() - start
+        self._note_seconds()
+        self._clock = None
         return self.mean_loss()
+
+    def _note_seconds(self) -> None:
+        if self._clock is not None:
+            start, before = self._clock
+            self.seconds = before + time.perf_counter() - start
 
     def mean_loss(self) -> float:
         """Of the epoch's steps."""
@@ -164,6 +171,7 @@ class Fit:
         """Behind an interrupt: notes a step that had happened and was not handed out."""
         if self.epoch is not None and self.epoch.begun and self.epoch.position > len(self.losses):
             self._note(self.epoch.latest())
+        self._note_seconds()
 
     def _check_scores(self) -> None:
         """Behind the first step, when the shapes of outputs are known: no epoch is spent on what cannot be scored."""
@@ -278,6 +286,7 @@ class Fit:
             "losses": torch.stack(self.losses) if self.losses else None,
             "logged": {name: torch.stack(values) for name, values in self.logged.items()},
             "scheduler": None if settings.scheduler is None else settings.scheduler.state_dict(),
+            "asked": self.asked,
         })  # fmt: skip
 
     def resume(self) -> None:
@@ -302,11 +311,12 @@ class Fit:
         if (state["scheduler"] is None) != (settings.scheduler is None):
             raise CheckpointError("the checkpoint was saved " + ("without" if settings.scheduler else "with")
                                   + " a scheduler: expected the same call of fit.")  # fmt: skip
+        self._check_asked(state)
         self.step.load_state_dict(content["step"])
         if "epoch" in state:  # others were a loop's of its own, broken off
             self.step._resumed = [epoch for epoch in self.step._resumed if epoch["number"] == state["epoch"]]
         if settings.scheduler is not None:
-            settings.scheduler.load_state_dict(state["scheduler"])
+            _take_schedule(settings.scheduler, state["scheduler"])
         records = [EpochRecord(**record) for record in state["history"].pop("records")]
         known, self.chosen = self.history, "metric" in state["history"]
         self.history = self.step.history = History(records, **state["history"])
@@ -321,10 +331,35 @@ class Fit:
                 {name: _on(value, device) for name, value in best.items()}, content["step"].get("versions")
             )
         self.history.best = best
+        if self.history.stopped_early:  # by the patience of then
+            behind = len(records) - 1 - self.history.best_epoch
+            self.history.stopped_early = settings.patience is not None and behind >= settings.patience
         self.seconds, self.trained = state["seconds"], state.get("trained", False)
         self.losses = [] if state["losses"] is None else list(state["losses"].to(device).unbind())
         logged = state.get("logged", {}).items()
         self.logged = {name: list(values.to(device).unbind()) for name, values in logged}
+
+    @property
+    def asked(self) -> dict:
+        """What decides which epoch is the best, and when rates change, as this call has it."""
+        settings = self.settings
+        names = None if self.metrics is None else [metric.name for metric in self.metrics]
+        return {
+            "validated": self.val_idx is not None, "metric": None if settings.metric is None else names,
+            "mode": settings.mode, "monitor": settings.monitor,
+            "schedule": None if settings.scheduler is None else self.history.schedule,
+            "scheduler": None if settings.scheduler is None else type(settings.scheduler).__name__,
+        }  # fmt: skip
+
+    def _check_asked(self, state: dict) -> None:
+        """Raises ``CheckpointError`` where another call would take other epochs for the best."""
+        saved, words = state.get("asked"), {"validated": "whether there is val_idx"}
+        for name, mine in self.asked.items() if saved is not None else ():
+            if saved[name] != mine:
+                raise CheckpointError(
+                    f"the checkpoint is of a fit with another {words.get(name, name)}: {saved[name]!r}, this one has "
+                    f"{mine!r}. Expected the same call of fit; epochs, patience and callbacks may differ."
+                )
 
     def told(self, path) -> str:
         """Where things are, after an interrupt."""
@@ -340,6 +375,23 @@ class Fit:
             return text + "."
         best = f"epoch {history.best_epoch}, {history.metric} {history.best_val:.6g}"
         return f"{text}; the best parameters ({best}) are {'there, too' if path else 'in step.history.best'}."
+
+
+_LENGTHS = ("T_max", "total_steps", "total_iters")
+"""What schedulers call the number of steps that they are made for."""
+
+
+def _take_schedule(scheduler, state: dict) -> None:
+    """``load_state_dict``, which has the length of then; says so where another was given."""
+    given = {name: getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)}
+    scheduler.load_state_dict(state)
+    for name, value in given.items():
+        if getattr(scheduler, name) != value:
+            warnings.warn(
+                f"{type(scheduler).__name__} goes on with {name}={getattr(scheduler, name)} of the checkpoint, not "
+                f"{value}: rates are those of the run that was broken off. For others, begin a new run with its "
+                "weights (model.load_state_dict).", JoestarWarning, stacklevel=3,
+            )  # fmt: skip
 
 
 def _on(value, device: torch.device):

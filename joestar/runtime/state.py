@@ -20,6 +20,7 @@ class Run:
         array: where the losses of its steps are, from ``offset`` on; values: ``[L, ...]``, what is logged with them.
         position: steps that have happened.
         pending: gradients of a group of batches that another run came between (``runtime.update``).
+        pending_scale: what their losses were multiplied by (0-d), where that changes.
         filled: which part of ``order`` is known, where it is filled in as the run goes on.
         end: position in ``order`` of the first seed that is not to be taken, where that is not its end.
         shares: what this rank's loss, seeds and logged values count for in every step, float64 ``[steps, 2 + L]``; for
@@ -37,6 +38,7 @@ class Run:
     values: Tensor
     position: int = 0
     pending: list[Tensor] | None = None
+    pending_scale: Tensor | None = None
     filled: slice | None = None
     end: int | None = None
     shares: Tensor | None = None

@@ -6,7 +6,7 @@ from torch import nn
 
 from joestar import __version__
 from joestar.errors import CheckpointError
-from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into, versions_of
+from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into, of_python, versions_of
 from joestar.runtime.settings import sampler_texts
 from joestar.runtime.written_state import check_written, say_what_stays, write_back, written_by
 
@@ -28,10 +28,16 @@ def state_of(step) -> dict:
         "loss": {} if _loss(step) is None else _loss(step).state_dict(),
         "loss_versions": {} if _loss(step) is None else versions_of(_loss(step)),
         "written": written_by(_training(step), step.keeps_data),
-        "optimizer": None if step._runner is None else step._runner.optimizer.optimizer.state_dict(),
+        "optimizer": None if step._runner is None else _readable(step._runner.optimizer.optimizer.state_dict()),
         "update": step._update.state_dict() if step._update else {},
         "programs": step._resumed_programs | {kind: state for kind, state in programs.items() if state},
     }
+
+
+def _readable(state: dict) -> dict:
+    """An optimizer's state with Python's numbers in its groups: a schedule may have set NumPy's."""
+    groups = [{name: of_python(value) for name, value in group.items()} for group in state["param_groups"]]
+    return {**state, "param_groups": groups}
 
 
 def load_state(step, state: Mapping) -> None:

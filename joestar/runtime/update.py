@@ -94,10 +94,10 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}  # all of them first
         for name, parameter in self.parameters.items():
-            kept = parameter.detach().clone()
             parameter.copy_(self.weights[name])
-            self.weights[name].copy_(kept)
+            self.weights[name].copy_(kept[name])
 
 
 class Update:
@@ -153,7 +153,10 @@ class Update:
         return (position + 1) % self.accumulate == 0 or position + 1 == run.steps
 
     def _summed(self, ok: Tensor, state: StepState) -> Tensor:
-        """Adds gradients to those of the group and replaces them by its mean; whether the group is complete."""
+        """Adds gradients to those of the group and replaces them by its mean; whether the group is complete.
+
+        The last of a group is not written to the sums: if the optimizer's step fails, it is not there twice.
+        """
         position, steps = state.key[2], state.steps
         inside = position % self.accumulate
         due = (inside == self.accumulate - 1) | (position == steps - 1)
@@ -163,8 +166,8 @@ class Update:
             self.sums = [torch.zeros_like(p.grad) for p in parameters]
         for parameter, total in zip(parameters, self.sums, strict=True):
             new = torch.where(inside == 0, parameter.grad, total + parameter.grad)
-            total.copy_(torch.where(ok, new, total))
-            parameter.grad = total / size
+            total.copy_(torch.where(ok & ~due, new, total))
+            parameter.grad = new / size
         return due
 
     def switch(self, run: Run) -> None:
@@ -187,18 +190,29 @@ class Update:
             return
         if self._owner is not None:
             self._owner.pending = self.pending(self._owner)
+            self._owner.pending_scale = None if self.scale is None else self.scale.scale.clone()
         if run.pending is not None:
+            run.pending = self._in_scale(run)
             if [total.shape for total in self.sums] != [total.shape for total in run.pending]:
                 self.sums = [torch.empty_like(total, device=run.order.device) for total in run.pending]
             for total, kept in zip(self.sums, run.pending, strict=True):
                 total.copy_(kept)  # in place: a captured step holds on to it
         run.pending, self._owner = None, run
 
+    def _in_scale(self, run: Run) -> list[Tensor]:
+        """What a run has summed up so far, under the scale of now: other runs have changed it since."""
+        if self.scale is None or run.pending_scale is None:
+            return run.pending
+        factor = self.scale.scale / run.pending_scale
+        return [total * factor.to(total.dtype) for total in run.pending]
+
     def pending(self, run: Run) -> list[Tensor] | None:
         """Sums of a group of this run that is not complete; ``None`` between groups."""
         if self.accumulate == 1 or run.position % self.accumulate == 0 or run.position >= run.steps:
             return None
-        return [total.clone() for total in self.sums] if self._owner is run else run.pending
+        if self._owner is run:
+            return [total.clone() for total in self.sums]
+        return None if run.pending is None else self._in_scale(run)
 
     # --- state ---
 

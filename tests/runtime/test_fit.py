@@ -193,7 +193,9 @@ def test_a_checkpoint_is_read_in_the_memory_of_the_host(tmp_path):
         make_step().fit(IDX, VAL, 2, 100, checkpoints=saved, on_step=stop)
     whole = SimpleNamespace(device=device)
     step = SimpleNamespace(graph=whole, group=None, load_state_dict=loaded.append, _resumed=[])
-    fit = SimpleNamespace(step=step, settings=Settings(checkpoints=saved), history=None, metrics=None)
+    fit = SimpleNamespace(
+        step=step, settings=Settings(checkpoints=saved), history=None, metrics=None, _check_asked=lambda state: None
+    )
     Fit.resume(fit)
     (state,) = loaded
     assert {value.device.type for value in state["model"].values()} == {"cpu"}

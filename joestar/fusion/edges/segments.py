@@ -237,6 +237,8 @@ def _mean(graph: fx.Graph, node: fx.Node, structures: dict, context) -> bool:
     count = _per_row(count)
     if count.target not in (_ATEN.clamp.default, _ATEN.clamp_min.default) or count.args[1:] != (1,) or count.kwargs:
         return False
+    if _val(node).dtype != _val(total).dtype:
+        return False  # the count is wider
     if _degrees_of(count.args[0]) is not total.args[0] or not same_shape(_val(node).shape, _val(total).shape):
         return False
     if not context.admits(PATTERN, node, True):

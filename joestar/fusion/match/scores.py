@@ -22,7 +22,10 @@ def is_score(mul: fx.Node, rows: fx.Node) -> bool:
         return False
     if mul.args[0] is mul.args[1] or tensor(_vector(mul, rows)) is None:
         return False
-    shape = tensor(_vector(mul, rows)).shape
+    vector = tensor(_vector(mul, rows))
+    if torch.promote_types(vector.dtype, found.dtype) != found.dtype:
+        return False  # the product is wider than the rows
+    shape = vector.shape
     leading = shape[: len(shape) - found.dim() + 1]
     if not same_shape(shape[len(leading) :], found.shape[1:]) or not (leading == () or leading == (1,)):
         return False
