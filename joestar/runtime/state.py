@@ -98,7 +98,7 @@ class StepState:
         self.logged = torch.zeros(0, 0, dtype=torch.float32, device=device)
         self.shares: Tensor | None = None
         self.version = self.holds = 0
-        self._used = 0
+        self._latest, self._used = (self.losses, self.logged), 0
         self._held: Run | None = None
         pinned = device.type == "cuda"
         self._staged = torch.zeros(7, dtype=torch.int64, device="cpu", pin_memory=pinned)
@@ -106,14 +106,16 @@ class StepState:
     def begin(self, order: Tensor, batch: int, epoch: int, dtype: torch.dtype, logged: int = 0) -> Run:
         """A run over these seeds, with room for its losses of this dtype, and so many values logged with each."""
         steps = -(-order.numel() // batch)
-        room, known = self.losses.numel(), (self.losses.dtype, len(self.logged))
+        losses, values = self._latest  # others may be held: those of a run that was begun before
+        room, known = losses.numel(), (losses.dtype, len(values))
         if self._used + steps > room or known != (dtype, logged):
             self.losses = torch.full((max(LOSSES, steps),), torch.nan, dtype=dtype, device=self.device)
             self.logged = torch.full((logged, len(self.losses)), torch.nan, dtype=dtype, device=self.device)
+            self._latest = self.losses, self.logged
             self.version += 1
             self._used = 0
         self._used += steps
-        return Run(order, batch, epoch, self.losses, self._used - steps, self.logged)
+        return Run(order, batch, epoch, self._latest[0], self._used - steps, self._latest[1])
 
     def hold(self, run: Run) -> None:
         """Makes this run the one that steps work on; nothing to do if it is."""

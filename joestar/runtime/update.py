@@ -192,12 +192,22 @@ class Update:
             self._owner.pending = self.pending(self._owner)
             self._owner.pending_scale = None if self.scale is None else self.scale.scale.clone()
         if run.pending is not None:
+            self._check_sums(run.pending)
             run.pending = self._in_scale(run)
             if [total.shape for total in self.sums] != [total.shape for total in run.pending]:
                 self.sums = [torch.empty_like(total, device=run.order.device) for total in run.pending]
             for total, kept in zip(self.sums, run.pending, strict=True):
                 total.copy_(kept)  # in place: a captured step holds on to it
         run.pending, self._owner = None, run
+
+    def _check_sums(self, sums: list[Tensor]) -> None:
+        """Raises ``ChangedAfterCompileError`` unless these may be of the parameters that are trained: each in order."""
+        trained = iter([p.shape for p in self.optimizer.parameters() if p.requires_grad])
+        if not all(any(shape == total.shape for shape in trained) for total in sums):
+            raise ChangedAfterCompileError(
+                "other parameters are trained than when the group of batches began that is gone on with (accumulate=), "
+                "whose gradients are summed: freeze and thaw as then, and change them when epoch.updated is true."
+            )
 
     def _in_scale(self, run: Run) -> list[Tensor]:
         """What a run has summed up so far, under the scale of now: other runs have changed it since."""

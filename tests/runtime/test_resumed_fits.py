@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import joestar
-from joestar.errors import CheckpointError, JoestarWarning
+from joestar.errors import ChangedAfterCompileError, CheckpointError, JoestarWarning
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -165,3 +165,15 @@ def test_sums_under_a_scale_that_others_changed(tmp_path):
     for saved in (False, True):
         for ours, plain in zip(trained({"initial": 1024.0, "interval": 1}, saved), expected, strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_sums_of_parameters_that_were_frozen_since_are_refused():
+    """They were dropped without a word, and new ones began in the middle of a group."""
+    step, other = made(accumulate=2), made(accumulate=2)
+    begun = step.epoch(IDX, 70)
+    next(begun)
+    other.load_state_dict(step.state_dict())
+    other.model.head.requires_grad_(False)
+    epoch = other.epoch(IDX, 70)
+    with pytest.raises(ChangedAfterCompileError, match="other parameters are trained than when the group"):
+        next(epoch)

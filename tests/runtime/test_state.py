@@ -132,3 +132,26 @@ def test_the_allocators_can_be_left_alone(setting, monkeypatch):
     assert getattr(memory, setting)() is False and not called
     monkeypatch.delenv(memory.OPT_OUT)
     assert getattr(memory, setting)() is True and called
+
+
+def test_losses_of_runs_that_take_turns_are_final(monkeypatch):
+    """Behind a step of a run that began before the array was full, the next ones were written over others."""
+    monkeypatch.setattr(state_module, "LOSSES", 8)
+    step, kept = make_step(), []
+
+    def keep(loss):
+        kept.append((loss, loss.item()))
+
+    def singles(count):
+        for _ in range(count):
+            keep(step(IDX[:20]))
+
+    singles(3)
+    epoch = step.epoch(IDX, -(-len(IDX) // 4))
+    keep(next(epoch))
+    singles(2)
+    keep(next(epoch))
+    singles(12)
+    keep(next(epoch))
+    singles(3)
+    assert all(loss.item() == value for loss, value in kept)
