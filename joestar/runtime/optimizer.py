@@ -327,7 +327,8 @@ def _loaded(optimizer: Optimizer) -> None:
     for parameter, saved in zip(parameters, _PRODUCTS.pop(optimizer, ()), strict=False):
         if saved is not None:
             here = optimizer.state[parameter]
-            here[_PRODUCT] = torch.as_tensor(saved).detach().clone().to(here[_PRODUCT].device)
+            device = here[_PRODUCT].device
+            here[_PRODUCT] = saved.detach().clone().to(device) if isinstance(saved, Tensor) else saved
     _take_over(optimizer)
     _allocate_first(optimizer)
     for group in optimizer.param_groups:

@@ -1,14 +1,11 @@
 """Values written where a mask says so, ``x[mask] = value``: one value, or row, for all that are picked."""
 
-import pytest
 import torch
 from torch import nn
 
 from joestar import fn
 
 from .harness import WIDTH, Case, Rows, check_rows, refused_alone
-
-pytestmark = pytest.mark.usefixtures("quick_captures")
 
 
 def masked(write):

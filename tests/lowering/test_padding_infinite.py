@@ -79,13 +79,6 @@ def test_attention_among_rows_of_a_batch(additive):
         same(case.padded(seeds, step), case.eager(seeds, step), 1e-10)
 
 
-def assigned(m, has, h):
-    """By position."""
-    h = h.clone()
-    h[~has] = -math.inf
-    return h
-
-
 INFINITE = {
     "where": lambda m, has, h: torch.where(has, h, -math.inf),
     "of the condition": lambda m, has, h: torch.where(~has, math.inf, h),
@@ -100,7 +93,6 @@ INFINITE = {
     "a mask of one": lambda m, has, h: h.masked_fill(~has, m.zero.log()),
     "a row in a buffer": lambda m, has, h: torch.where(has, h, m.zeros.log()),
     "of its own": lambda m, has, h: torch.where(has, h, torch.tensor(-math.inf, dtype=h.dtype)),
-    "assigned": assigned,
     "added from a buffer": lambda m, has, h: h + torch.where(has, m.zeros, m.zeros.log()),
 }
 
