@@ -21,6 +21,7 @@ from joestar.runtime.explained import Explained
 from joestar.runtime.fit import Settings, copied_weights, fit
 from joestar.runtime.fit_records import History
 from joestar.runtime.guards import ChangeGuard
+from joestar.runtime.interrupts import Whole
 from joestar.runtime.modes import check_autocast
 from joestar.runtime.prediction import logits, population
 from joestar.runtime.predictor import Predictor
@@ -188,16 +189,19 @@ class Step(Predictor, Explained):
         seeds = self._seeds(idx)
         batch = seeds_per_rank(seeds.numel(), check_batch_size(batch_size), runner.world)
         given = {"drop_last": drop_last, "with_seeds": with_seeds}
-        if self._resumed:
+        resumed = self._resumed[:1]
+        if resumed:
             self._check()  # what is refused is still to be gone on with
             kind = self.sampler, seeds, batch * runner.world, shuffle, drop_last, self.accumulate
-            under_way = check_same(self._resumed[0], *kind)
-            del self._resumed[0]
+            under_way = check_same(resumed[0], *kind)
             number, given = under_way["number"], given | self._going_on(under_way)
         else:
             number = -1
         epoch = self._new_epoch(runner, seeds, batch, number, shuffle, **given)
-        self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
+        with Whole():
+            self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(epoch)]
+            if resumed:  # only now: an interrupt while the epoch is made keeps it
+                del self._resumed[0]
         return epoch
 
     def _going_on(self, under_way: dict) -> dict:

@@ -130,6 +130,27 @@ def test_parameters_are_their_own_wherever_scores_of_averages_are_interrupted(us
             assert torch.equal(value, averages[name]), (place, name)
 
 
+def test_an_epoch_that_is_to_be_gone_on_with_is_kept_wherever_its_making_is_interrupted():
+    """It was forgotten where Ctrl-C came as it was made: the next one began, and lost its steps."""
+    step, states = made(), []
+    epoch = step.epoch(IDX, 30)
+    next(epoch)
+    states.append(step.state_dict())
+    other = made()
+    other.load_state_dict(states[0])
+    with counted() as lines:
+        other.epoch(IDX, 30)
+    places = [(file, line, 0) for file, line in lines if Path(file).stem == "epochs"]
+    assert len(places) > 10
+    for place in places:
+        other.load_state_dict(states[0])
+        with pytest.raises(KeyboardInterrupt), broken_at(place, kill=False) as came:
+            other.epoch(IDX, 30)
+        assert came[0] and [e["number"] for e in other.state_dict()["under_way"]] == [0], place
+        again = other.epoch(IDX, 30)
+        assert again.position == 1
+
+
 def test_the_epoch_behind_one_that_was_broken_off_as_it_began_has_a_number_of_its_own():
     """Ctrl-C between an epoch's number and the next one's: two epochs had the same order and masks."""
     step, other = made(), made()
