@@ -3,6 +3,7 @@
 import numpy as np
 
 from joestar.errors import DataError
+from joestar.graph_api.arrays import from_array, to_float32
 
 
 def in_float32(values: np.ndarray, name: str) -> np.ndarray:
@@ -11,13 +12,4 @@ def in_float32(values: np.ndarray, name: str) -> np.ndarray:
     Raises:
         DataError: a finite one is beyond float32.
     """
-    with np.errstate(over="ignore"):
-        found = values.astype(np.float32)
-    lost = np.isinf(found) & ~np.isinf(values)
-    if lost.any():
-        place = np.argwhere(lost)[0].tolist()
-        raise DataError(
-            f"{name}: {values[tuple(place)]:g} at {place} is beyond float32, whose largest number is 3.4e38: scale the "
-            "values."
-        )
-    return found
+    return to_float32(from_array(values, name, DataError), name, DataError).numpy()

@@ -91,6 +91,11 @@ def to_float32(value: Tensor, name: str, error: type[Exception] = GraphError) ->
     return found
 
 
+def version(tensor: Tensor) -> int | None:
+    """How often a tensor was written in place; ``None`` if it does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def to_ids(value, name: str, error: type[Exception] = GraphError) -> Tensor:
     """Node ids, int32 or int64, from a tensor, an array, a list or a range.
 

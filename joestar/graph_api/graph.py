@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joestar.errors import GraphError
 from joestar.graph_api import transform
-from joestar.graph_api.arrays import SPLITS, Split
+from joestar.graph_api.arrays import SPLITS, Split, version
 from joestar.graph_api.columns import Columns
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import SamplingContext
@@ -245,7 +245,7 @@ class Graph(Interchange, Computation):
         """Drops what was derived of edges that have been replaced, or written in place, since."""
         if torch.compiler.is_compiling():
             return
-        of = [(tensor, None if tensor.is_inference() else tensor._version) for tensor in (self.indptr, self.indices)]
+        of = [(tensor, version(tensor)) for tensor in (self.indptr, self.indices)]
         known = self._formats.get("of", of)
         if any(a is not b or one != other for (a, one), (b, other) in zip(of, known, strict=True)):
             self._formats.clear()

@@ -40,9 +40,8 @@ class _Looped(PaddingContext):
         pass
 
 
-def check_looped_rows(gm: fx.GraphModule, roles: list[Input], origin: str) -> None:
+def check_looped_rows(gm: fx.GraphModule, roles: list[Input], table: SizeTable, origin: str) -> None:
     """Raises ``CaptureError``, with the user's line, where entries that are left over would be read or counted."""
-    table = size_table(gm, roles)
     if all(edges.is_Symbol or edges in table.exact for edges in table.edges):
         return
     trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
@@ -67,8 +66,6 @@ def _check(context: _Looped, node: fx.Node) -> None:
     moves = node.target._schema.name.partition("::")[2] in shapes.RULES  # rows where others were: nothing is read yet
     if moves or is_in_place(node) or not any(map(context.known, _sizes(node))):
         return
-    if node.target is torch.ops.aten.batch_norm.default and node.args[5]:
-        context.entries(expression(node.args[0].meta["val"].shape[0]), node)
     with context.gm.graph.inserting_before(node):
         rule_for(node)(context, node)
 

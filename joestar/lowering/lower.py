@@ -39,5 +39,5 @@ def lower(gm: fx.GraphModule, roles: list[Input], graph: Graph, origin: str) -> 
     if synced:
         lower_synced_norms(gm, table, ids)
     lower_dropout(gm, table, key, ids)
-    check_looped_rows(gm, roles, origin)
+    check_looped_rows(gm, roles, table, origin)
     return table

@@ -18,10 +18,11 @@ from joestar.metrics import Metric, better
 from joestar.runtime.checkpoint import Checkpoints, versioned
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
+from joestar.runtime.fit_asked import asked, check_asked
 from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, line, named
 from joestar.runtime.interrupts import Whole, terminable
 from joestar.runtime.loggers import loggers
-from joestar.runtime.schedules import advance, check_plateau, when
+from joestar.runtime.schedules import advance, check_plateau, take_over, when
 from joestar.whole_numbers import plain
 
 
@@ -311,20 +312,15 @@ class Fit:
         if (state["scheduler"] is None) != (settings.scheduler is None):
             raise CheckpointError("the checkpoint was saved " + ("without" if settings.scheduler else "with")
                                   + " a scheduler: expected the same call of fit.")  # fmt: skip
-        self._check_asked(state)
+        check_asked(state, self.asked)
         self.step.load_state_dict(content["step"])
         if "epoch" in state:  # others were a loop's of its own, broken off
             self.step._resumed = [epoch for epoch in self.step._resumed if epoch["number"] == state["epoch"]]
         if settings.scheduler is not None:
-            _take_schedule(settings.scheduler, state["scheduler"])
+            take_over(settings.scheduler, state["scheduler"])
         records = [EpochRecord(**record) for record in state["history"].pop("records")]
-        known, self.chosen = self.history, "metric" in state["history"]
+        self.chosen = "metric" in state["history"]
         self.history = self.step.history = History(records, **state["history"])
-        if self.metrics is not None and self.chosen and records and self.history.metric != known.metric:
-            raise CheckpointError(
-                f"the checkpoint is of a fit that monitors {self.history.metric}, this one monitors {known.metric}: "
-                "expected the same call of fit."
-            )
         device, best = self.step.graph.device, state["best"]
         if best is not None:
             best = versioned(
@@ -341,25 +337,8 @@ class Fit:
 
     @property
     def asked(self) -> dict:
-        """What decides which epoch is the best, and when rates change, as this call has it."""
-        settings = self.settings
-        names = None if self.metrics is None else [metric.name for metric in self.metrics]
-        return {
-            "validated": self.val_idx is not None, "metric": None if settings.metric is None else names,
-            "mode": settings.mode, "monitor": settings.monitor,
-            "schedule": None if settings.scheduler is None else self.history.schedule,
-            "scheduler": None if settings.scheduler is None else type(settings.scheduler).__name__,
-        }  # fmt: skip
-
-    def _check_asked(self, state: dict) -> None:
-        """Raises ``CheckpointError`` where another call would take other epochs for the best."""
-        saved, words = state.get("asked"), {"validated": "whether there is val_idx"}
-        for name, mine in self.asked.items() if saved is not None else ():
-            if saved[name] != mine:
-                raise CheckpointError(
-                    f"the checkpoint is of a fit with another {words.get(name, name)}: {saved[name]!r}, this one has "
-                    f"{mine!r}. Expected the same call of fit; epochs, patience and callbacks may differ."
-                )
+        """See ``fit_asked``."""
+        return asked(self.settings, self.metrics, self.val_idx is not None, self.history.schedule)
 
     def told(self, path) -> str:
         """Where things are, after an interrupt."""
@@ -375,23 +354,6 @@ class Fit:
             return text + "."
         best = f"epoch {history.best_epoch}, {history.metric} {history.best_val:.6g}"
         return f"{text}; the best parameters ({best}) are {'there, too' if path else 'in step.history.best'}."
-
-
-_LENGTHS = ("T_max", "total_steps", "total_iters")
-"""What schedulers call the number of steps that they are made for."""
-
-
-def _take_schedule(scheduler, state: dict) -> None:
-    """``load_state_dict``, which has the length of then; says so where another was given."""
-    given = {name: getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)}
-    scheduler.load_state_dict(state)
-    for name, value in given.items():
-        if getattr(scheduler, name) != value:
-            warnings.warn(
-                f"{type(scheduler).__name__} goes on with {name}={getattr(scheduler, name)} of the checkpoint, not "
-                f"{value}: rates are those of the run that was broken off. For others, begin a new run with its "
-                "weights (model.load_state_dict).", JoestarWarning, stacklevel=3,
-            )  # fmt: skip
 
 
 def _on(value, device: torch.device):

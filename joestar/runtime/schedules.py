@@ -1,8 +1,10 @@
 """When a learning-rate scheduler steps: with every step of the optimizer, or once per epoch."""
 
+import warnings
+
 from torch.optim import lr_scheduler
 
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, JoestarWarning
 
 PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 """Schedulers whose lengths are counted in steps."""
@@ -51,3 +53,20 @@ def advance(scheduler, value: float) -> None:
         scheduler.step(value)
     else:
         scheduler.step()
+
+
+_LENGTHS = ("T_max", "total_steps", "total_iters")
+"""What schedulers call the number of steps that they are made for."""
+
+
+def take_over(scheduler, state: dict) -> None:
+    """``load_state_dict``, which has the length of then; says so where another was given."""
+    given = {name: getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)}
+    scheduler.load_state_dict(state)
+    for name, value in given.items():
+        if getattr(scheduler, name) != value:
+            warnings.warn(
+                f"{type(scheduler).__name__} goes on with {name}={getattr(scheduler, name)} of the checkpoint, not "
+                f"{value}: rates are those of the run that was broken off. For others, begin a new run with its "
+                "weights (model.load_state_dict).", JoestarWarning, stacklevel=3,
+            )  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError, SeedError
 from joestar.graph_api import Graph
-from joestar.graph_api.arrays import to_ids
+from joestar.graph_api.arrays import to_ids, version
 from joestar.graph_api.validate import ID_DTYPES, check_ids
 from joestar.ops.hashing import host_key_state, row_state
 from joestar.ops.step import launches
@@ -78,11 +78,6 @@ class CheckedSeeds:
 def _as_it_was(idx: Tensor, seeds: Tensor) -> bool:
     """Whether ids on a CPU, which NumPy may have written to, are still those that were taken over."""
     return idx.device.type != "cpu" or torch.equal(idx.to(seeds.dtype), seeds)
-
-
-def version(tensor: Tensor) -> int | None:
-    """How often a tensor was written in place; ``None`` if it does not count."""
-    return None if tensor.is_inference() else tensor._version
 
 
 def check_batch_size(batch_size) -> int:

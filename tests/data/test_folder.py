@@ -307,3 +307,17 @@ def test_mapped_data_can_be_written_to_and_files_stay(tmp_path):
     assert loaded.ndata["y"][2:5].tolist() == [2, 77, 78]
     again = joestar.data.load(folder, verify=True)
     assert torch.equal(again.ndata["y"], graph.ndata["y"]) and torch.equal(again.ndata["x"], graph.ndata["x"])
+
+
+def test_what_may_not_be_mapped_to_be_written_to_is_mapped_to_be_read(tmp_path, monkeypatch):
+    """More than the system lets a process have of its own."""
+    graph, load = make_graph(1 << 17), np.load
+    folder = joestar.data.save(graph, tmp_path / "graph")
+
+    def refusing(path, mmap_mode=None, **given):
+        if mmap_mode == "c":
+            raise OSError("Cannot allocate memory")
+        return load(path, mmap_mode=mmap_mode, **given)
+
+    monkeypatch.setattr(np, "load", refusing)
+    assert torch.equal(joestar.data.load(folder).ndata["y"], graph.ndata["y"])

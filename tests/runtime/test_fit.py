@@ -15,6 +15,7 @@ from joestar.bench.planted import planted
 from joestar.errors import ConfigError, JoestarWarning, SeedError
 from joestar.runtime import features
 from joestar.runtime.fit import Fit, Settings
+from joestar.runtime.fit_asked import asked
 from tests.runtime.common import make_step, planted_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -194,7 +195,11 @@ def test_a_checkpoint_is_read_in_the_memory_of_the_host(tmp_path):
     whole = SimpleNamespace(device=device)
     step = SimpleNamespace(graph=whole, group=None, load_state_dict=loaded.append, _resumed=[])
     fit = SimpleNamespace(
-        step=step, settings=Settings(checkpoints=saved), history=None, metrics=None, _check_asked=lambda state: None
+        step=step,
+        settings=Settings(checkpoints=saved),
+        history=None,
+        metrics=None,
+        asked=asked(Settings(), None, True, "epoch"),
     )
     Fit.resume(fit)
     (state,) = loaded

@@ -177,3 +177,33 @@ def test_sums_of_parameters_that_were_frozen_since_are_refused():
     epoch = other.epoch(IDX, 70)
     with pytest.raises(ChangedAfterCompileError, match="other parameters are trained than when the group"):
         next(epoch)
+
+
+def test_seconds_of_an_interrupted_epoch_are_kept(tmp_path):
+    saved = joestar.Checkpoints(tmp_path)
+
+    def stop(record):
+        if record.step == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made().fit(IDX, None, 1, 35, checkpoints=saved, on_step=stop)
+    assert saved.latest()["fit"]["seconds"] > 0
+
+
+def test_parameters_are_their_own_where_memory_for_averages_is_over(monkeypatch):
+    step = made(ema=0.9)
+    list(step.epoch(IDX, 70))
+    step.evaluate(VAL, 50)
+    before, turns, clone = step.weights(), iter(range(99)), torch.Tensor.clone
+
+    def fails(tensor, *given, **further):
+        if next(turns) == 2:
+            raise torch.OutOfMemoryError("made up")
+        return clone(tensor, *given, **further)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "clone", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            step.evaluate(VAL, 50, ema=True)
+    assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())

@@ -317,11 +317,8 @@ def _assigned(context, node: fx.Node) -> None:
     if not padded_dims(into) and not any(isinstance(i, fx.Node) and padded_dims(i.meta["val"]) for i in given):
         return
     row = 0 if mask is None else into.dim() - mask.dim()
-    if (
-        mask is None
-        or mask.dtype is not torch.bool
-        or any(not same_size(n, 1) for n in values.shape[: values.dim() - row])
-    ):
+    alike = all(same_size(n, 1) for n in values.shape[: values.dim() - row])
+    if mask is None or mask.dtype is not torch.bool or not alike:
         raise context.refuse(
             node, "writes rows at computed positions, or a row of its own to each",
             "Use torch.where on whole tensors, or index_add.",
@@ -336,11 +333,8 @@ def _assigned(context, node: fx.Node) -> None:
     for _ in range(row):
         like, picked = picked.meta["val"], context.call(aten.unsqueeze.default, picked, -1)
         picked.meta["val"] = like.unsqueeze(-1)
-    node.target, node.args, node.kwargs = (
-        aten.where.self,
-        (picked, value, node.args[0]),
-        {},
-    )  # a buffer may be this node
+    args = picked, value, node.args[0]
+    node.target, node.args, node.kwargs = aten.where.self, args, {}  # a buffer may be this node
     pointwise(context, node)
 
 
