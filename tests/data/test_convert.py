@@ -239,6 +239,7 @@ def test_archives_say_what_they_hold(tmp_path, capsys):
     assert graph.train_idx.tolist() == [2, 0] and torch.equal(graph.ndata["x"], torch.eye(3))
     said = capsys.readouterr().err
     assert "directed as given" in said and "keys that are not converted: year" in said
+    assert "features stay as they are (joestar.load of an archive standardises" in said
     np.savez(tmp_path / "sparse.npz", edge_index=edges, x_indptr=np.zeros(4))
     with pytest.raises(DataError, match=r"its features are sparse: joestar.data.save\(joestar.load"):
         convert(tmp_path / "sparse.npz", tmp_path / "other")
