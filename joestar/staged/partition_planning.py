@@ -1,14 +1,13 @@
 """What training over partitions takes: macro-batches of an epoch are made, and room for ones like them planned."""
 
 import statistics
-import time
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
-from joestar.staged.hidden_rates import seconds_of_rows, seconds_to_prepare
+from joestar.staged.hidden_rates import work_of_rows, work_to_prepare
 from joestar.staged.history_ranks import HistoryRanks
 from joestar.staged.host_memory import settle_host
 from joestar.staged.planning import PLANNING, Planner
@@ -17,6 +16,7 @@ from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange
 from joestar.stages.history import HistoryStore, boundary_nodes
 from joestar.stages.host_history import HostHistory, divided
+from joestar.stages.host_work import HostWork, now, processors, since
 from joestar.stages.partition_order import partition_order
 from joestar.stages.partitions import PartitionBatch, PreparedPartitions
 from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, shortest, sum_of_largest
@@ -52,7 +52,7 @@ class PartitionPlanner:
         self.nodes = kept[~torch.isin(kept, stage.hubs)]
         self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool, device="cpu")
         self._has_row[self.nodes.to(torch.int64)] = True
-        self._clocks: list[float] = []
+        self._picking: list[HostWork] = []
 
     def plan(self) -> PartitionPlan:
         """The plan.
@@ -71,9 +71,10 @@ class PartitionPlanner:
         pushes = _room(self._pushed(macros), self._pushed(alone), group, self.nodes.numel())
         counted = (macros[i % len(macros)].ids for i in range(SMALL))
         score = count_needed(counted, planner.graph.num_nodes)
+        making = HostWork(*map(statistics.median, zip(*self._picking, strict=True))) + self._preparing(macros)
         look = Look(
             lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot,
-            statistics.median(self._clocks) + self._seconds_to_prepare(macros),
+            making.alone,
         )  # fmt: skip
         look.together(alone, group)
         for index in range(SMALL):
@@ -85,11 +86,12 @@ class PartitionPlanner:
         fixed = costs.fixed | {"history": history}
         row = sum(self.widths) * self.stage.stage.dtype.itemsize
         pulled, pushed = (statistics.fmean(of(macros)) for of in (self._halo, self._pushed))
-        hidden = seconds_of_rows(
+        hidden = work_of_rows(
             self.widths, self.stage.stage.dtype, self.nodes.numel(), pulled, pushed, planner.device.type == "cuda"
         )  # fmt: skip
         costs = replace(
-            costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden
+            costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden.alone,
+            processors=(making + hidden).threads / processors(),
         )  # fmt: skip
         compute = -(-total // planner.batch) * planner.step_seconds()
         best = shortest if ranks is None else ranks.best
@@ -119,15 +121,15 @@ class PartitionPlanner:
         fed, found = order.fed(rank), []
         for index, groups in enumerate(order.groups[:SMALL]):
             seeds = fed[order.borders[index] * planner.batch : order.borders[index + 1] * planner.batch]
-            start = time.perf_counter()
+            start = now()
             found.append(self.stage.of(groups[rank], seeds[seeds >= 0], (*key, index)))
-            self._clocks.append(time.perf_counter() - start)
+            self._picking.append(since(start))
         return found
 
-    def _seconds_to_prepare(self, macros: list[PartitionBatch]) -> float:
+    def _preparing(self, macros: list[PartitionBatch]) -> HostWork:
         """Of the second one: the first meets memory that is new."""
         planner = self.planner
-        tried = [seconds_to_prepare(m, self._has_row, planner.graph.num_nodes, planner.reuse) for m in macros[:2]]
+        tried = [work_to_prepare(m, self._has_row, planner.graph.num_nodes, planner.reuse) for m in macros[:2]]
         return tried[-1]
 
     def _each_part(self) -> list[PartitionBatch]:
