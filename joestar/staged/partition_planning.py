@@ -1,6 +1,8 @@
 """What training over partitions takes: macro-batches of an epoch are made, and room for ones like them planned."""
 
+import functools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +26,8 @@ from joestar.store.hot import count_needed
 
 BITS = 8
 """Bytes per slot of the tables that say where its hidden rows are."""
+PICKED = 3
+"""Macro-batches that are made to see how long it takes."""
 
 
 @dataclass
@@ -52,7 +56,6 @@ class PartitionPlanner:
         self.nodes = kept[~torch.isin(kept, stage.hubs)]
         self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool, device="cpu")
         self._has_row[self.nodes.to(torch.int64)] = True
-        self._picking: list[HostWork] = []
 
     def plan(self) -> PartitionPlan:
         """The plan.
@@ -71,7 +74,7 @@ class PartitionPlanner:
         pushes = _room(self._pushed(macros), self._pushed(alone), group, self.nodes.numel())
         counted = (macros[i % len(macros)].ids for i in range(SMALL))
         score = count_needed(counted, planner.graph.num_nodes)
-        making = HostWork(*map(statistics.median, zip(*self._picking, strict=True))) + self._preparing(macros)
+        making = self._picking() + self._preparing(macros)
         look = Look(
             lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot,
             making.alone,
@@ -115,16 +118,27 @@ class PartitionPlanner:
 
     def _some(self) -> list[PartitionBatch]:
         """Macro-batches of an epoch that is never trained, of this rank: all of them, or the first ``SMALL``."""
+        return [make() for make in self._makers(SMALL)]
+
+    def _makers(self, most: int) -> list[Callable[[], PartitionBatch]]:
+        """Of the first few of these."""
         planner, key = self.planner, (self.planner.seed, PLANNING)
         rank, world = (0, 1) if planner.ranks is None else (planner.ranks.group.rank, planner.ranks.group.world)
         order = partition_order(self.stage, planner.every, planner.batch, key, ranks=world)
         fed, found = order.fed(rank), []
-        for index, groups in enumerate(order.groups[:SMALL]):
+        for index, groups in enumerate(order.groups[:most]):
             seeds = fed[order.borders[index] * planner.batch : order.borders[index + 1] * planner.batch]
-            start = now()
-            found.append(self.stage.of(groups[rank], seeds[seeds >= 0], (*key, index)))
-            self._picking.append(since(start))
+            found.append(functools.partial(self.stage.of, groups[rank], seeds[seeds >= 0], (*key, index)))
         return found
+
+    def _picking(self) -> HostWork:
+        """Of a macro-batch in memory that others have left, as all have it but the first ones of a run."""
+        found = []
+        for make in [*self._makers(1), *self._makers(PICKED)]:
+            start = now()
+            make()  # and forgotten
+            found.append(since(start))
+        return HostWork(*map(statistics.median, zip(*found[1:], strict=True)))
 
     def _preparing(self, macros: list[PartitionBatch]) -> HostWork:
         """Of the second one: the first meets memory that is new."""

@@ -108,9 +108,13 @@ class PartitionedStep(StagedStep):
             tables.everything = False
 
     def _look_around(self, executor, feed: Feed, *given) -> None:
-        """Groups of parts have many batches, and a look at one would set the history back; predictions have none."""
+        """Groups of parts differ. A look at one sets the history back, so that there must be none yet; several ranks
+        have a group each, and agree on bounds. Predictions are of nodes from anywhere."""
         if feed.before is None:
             super()._look_around(executor, feed, *given)
+        elif self.group is None and executor.lacks_bounds and self.exchange.is_new:
+            with self.exchange.looking():
+                super()._look_around(executor, feed, *given, alike=False)
 
     def _check_labels(self, program, order: Tensor, slots: Tensor) -> None:
         super()._check_labels(program, order[order >= 0], slots)

@@ -152,13 +152,13 @@ class StagedStep(Step):
         run.filled = known
         return run
 
-    def _look_around(self, executor, feed: Feed, batch: int, epoch: int, position: int) -> None:
+    def _look_around(self, executor, feed: Feed, batch: int, epoch: int, position: int, alike: bool = True) -> None:
         """Bounds are of the batches of several macro-batches, where one has too few."""
 
         def shown(other: Feed, first: int) -> tuple[int, Tensor]:
             return self._shown(other, executor.program, batch, epoch, first)
 
-        look_around(shown, executor, feed, batch, (self._seed, epoch), position)
+        look_around(shown, executor, feed, batch, (self._seed, epoch), position, alike)
 
     def fill_in(self, local: Tensor, feed: Feed, batch: int, first: int, slots: Tensor) -> slice:
         """Writes the slots of a macro-batch's seeds, the first of which are those of step ``first``, into ``local``."""

@@ -13,82 +13,27 @@ behind the first meeting, where a rank writes it as its own; behind the second o
 all pieces of ``m``. Threads that have met take part in both, whatever is over by then. For a state nobody may load.
 """
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
 from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
+from joestar.stages.exchanged import Pulls, Ranks, Rows
 from joestar.stages.history import HistoryStore, Pushed, Replaced
 from joestar.stages.history_state import check_pushes
 from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
 
-@dataclass(eq=False)
-class Rows:
-    """Of a macro-batch on its way: which slots read and keep rows, ids of whose nodes.
-
-    Attributes:
-        number: of the macro-batch in the run; sees: pushes of macro-batches up to this one. ``None`` without history.
-        half: of the tables that it takes. pulled: per layer (missing, too old, sum of ages, largest age), once loaded.
-    """
-
-    half: int
-    pull_ids: Tensor
-    pull_slots: Tensor
-    push_ids: Tensor
-    push_slots: Tensor
-    number: int | None = None
-    sees: int = -1
-    pulled: list[tuple[int, int, int, int]] = field(default_factory=list)
-
-
-@dataclass
-class Pulls:
-    """What macro-batches that were shown have pulled from a layer.
-
-    Attributes:
-        rows: halo nodes; missing: of these, without a row; too_old: over the bound; ages: sum over the others; oldest.
-    """
-
-    rows: int = 0
-    missing: int = 0
-    too_old: int = 0
-    ages: int = 0
-    oldest: int = 0
-
-    @property
-    def mean_age(self) -> float | None:
-        """Macro-batches since the push, of the rows that were used."""
-        used = self.rows - self.missing - self.too_old
-        return self.ages / used if used else None
-
-
 def seen_by(base: int, index: int) -> int:
     """Up to which number pushes count for macro-batch ``index`` of an epoch whose first one has the number ``base``."""
     return base + index - (1 if index == 0 else 2)
-
-
-class Ranks(Protocol):
-    """Processes that have one history: this is ``rank`` of ``world``."""
-
-    rank: int
-    world: int
-
-    def meet(self, where: str, stopped: Callable[[], bool]) -> None:
-        """Waits, in any thread, until all have come there; on all or none of them it raises once ``stopped()``."""
-
-    def any(self, what: str, own: bool) -> bool:
-        """Whether it is so on any rank; in the thread of the steps."""
-
-    def joined(self, what: str, own: list[dict]) -> list[dict]:
-        """The entries of all ranks, in their order, on each of them; over several hosts on rank 0, none on others."""
 
 
 class Exchange:
@@ -118,11 +63,31 @@ class Exchange:
         """Forgets every row."""
         with self._lock:
             self.store.clear()
-            self.latest, self.epoch, self.base, self.nodes = -1, None, 0, 0
-            self.pulls = [Pulls() for _ in self.store.tables]
-            self._out: list[Rows] = []
-            self._waiting: list[Pushed] = []
-            self._undo: list[tuple[Pushed, list[Replaced]]] = []
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.store.reset_counts()
+        self.latest, self.epoch, self.base, self.nodes = -1, None, 0, 0
+        self.pulls = [Pulls() for _ in self.store.tables]
+        self._out: list[Rows] = []
+        self._waiting: list[Pushed] = []
+        self._undo: list[tuple[Pushed, list[Replaced]]] = []
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no macro-batch has been used since all rows were forgotten."""
+        return self.latest < 0 and not (self._out or self._waiting or self._undo)
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Macro-batches that are shown within are only looked at, before the first one is used: none counts."""
+        epoch, base = self.epoch, self.base
+        try:
+            yield
+        finally:  # nothing was pushed: tables are as they were
+            with self._lock:
+                self._begin_anew()
+                self.epoch, self.base, self._turn = epoch, base, None
 
     # --- an epoch's macro-batches ---
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.stages.device_slots import Placed
-from joestar.stages.exchange import Rows
+from joestar.stages.exchanged import Rows
 from joestar.stages.slots import Taken
 
 
