@@ -95,11 +95,6 @@ class Clock:
         cls.now += 1e-3
         return cls.now
 
-    @classmethod
-    def process_time(cls) -> float:
-        """Of one thread that is always at work."""
-        return cls.now
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _plans_of_one_machine():
@@ -107,11 +102,11 @@ def _plans_of_one_machine():
     ones are made where a test asks for them (``made_up_clock``). On a GPU they are what they are."""
     if torch.cuda.is_available():
         return
-    from joestar.staged import planning
-    from joestar.stages import host_work, plan
+    from joestar.staged import hidden_rates, partition_planning, planning
+    from joestar.stages import plan
     from joestar.store import bandwidth
 
-    for module in (host_work, planning, plan, bandwidth):
+    for module in (hidden_rates, partition_planning, planning, plan, bandwidth):
         module.time = Clock
 
 

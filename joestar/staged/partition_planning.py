@@ -2,6 +2,7 @@
 
 import functools
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
-from joestar.staged.hidden_rates import work_of_rows, work_to_prepare
+from joestar.staged.hidden_rates import seconds_of_rows, seconds_to_prepare
 from joestar.staged.history_ranks import HistoryRanks
 from joestar.staged.host_memory import settle_host
 from joestar.staged.planning import PLANNING, Planner
@@ -18,7 +19,6 @@ from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange
 from joestar.stages.history import HistoryStore, boundary_nodes
 from joestar.stages.host_history import HostHistory, divided
-from joestar.stages.host_work import HostWork, now, processors, since
 from joestar.stages.partition_order import partition_order
 from joestar.stages.partitions import PartitionBatch, PreparedPartitions
 from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, shortest, sum_of_largest
@@ -77,7 +77,7 @@ class PartitionPlanner:
         making = self._picking() + self._preparing(macros)
         look = Look(
             lambda _, index: macros[index % len(macros)], score, planner.device, planner.reuse, self.stage.stage.hot,
-            making.alone,
+            making,
         )  # fmt: skip
         look.together(alone, group)
         for index in range(SMALL):
@@ -89,12 +89,11 @@ class PartitionPlanner:
         fixed = costs.fixed | {"history": history}
         row = sum(self.widths) * self.stage.stage.dtype.itemsize
         pulled, pushed = (statistics.fmean(of(macros)) for of in (self._halo, self._pushed))
-        hidden = work_of_rows(
+        hidden = seconds_of_rows(
             self.widths, self.stage.stage.dtype, self.nodes.numel(), pulled, pushed, planner.device.type == "cuda"
         )  # fmt: skip
         costs = replace(
-            costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden.alone,
-            processors=(making + hidden).threads / processors(),
+            costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden
         )  # fmt: skip
         compute = -(-total // planner.batch) * planner.step_seconds()
         best = shortest if ranks is None else ranks.best
@@ -131,20 +130,23 @@ class PartitionPlanner:
             found.append(functools.partial(self.stage.of, groups[rank], seeds[seeds >= 0], (*key, index)))
         return found
 
-    def _picking(self) -> HostWork:
-        """Of a macro-batch in memory that others have left, as all have it but the first ones of a run."""
+    def _picking(self) -> float:
+        """Seconds of a macro-batch in memory that others have left, as all have it but the first ones of a run. The
+        shortest: what else goes on, such as the clearing of pages, only adds to it."""
         found = []
         for make in [*self._makers(1), *self._makers(PICKED)]:
-            start = now()
+            start = time.perf_counter()
             make()  # and forgotten
-            found.append(since(start))
-        return HostWork(*map(statistics.median, zip(*found[1:], strict=True)))
+            found.append(time.perf_counter() - start)
+        return min(found[1:])
 
-    def _preparing(self, macros: list[PartitionBatch]) -> HostWork:
-        """Of the second one: the first meets memory that is new."""
+    def _preparing(self, macros: list[PartitionBatch]) -> float:
+        """Seconds, the shortest, as of ``_picking``."""
         planner = self.planner
-        tried = [work_to_prepare(m, self._has_row, planner.graph.num_nodes, planner.reuse) for m in macros[:2]]
-        return tried[-1]
+        tried = [
+            seconds_to_prepare(m, self._has_row, planner.graph.num_nodes, planner.reuse) for m in macros[: 1 + PICKED]
+        ]
+        return min(tried[1:], default=tried[0])
 
     def _each_part(self) -> list[PartitionBatch]:
         """Every part as a macro-batch, of which any few may come together; none where a macro-batch has but what its

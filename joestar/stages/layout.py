@@ -19,8 +19,8 @@ class Costs:
     nodes that are not hot; ``loading`` per node and ``loading_edge`` per edge of a macro-batch that is being loaded.
 
     ``bus`` are bytes of a cold node's rows, which cross the bus; ``own_book``: slots do not. ``pulled`` and ``pushed``:
-    bytes of hidden rows that a macro-batch reads from the host and leaves there; ``hidden``: seconds of the host for
-    that, with nothing beside it; ``processors``: seconds of all its processors for that and for the first stage.
+    bytes of hidden rows that a macro-batch reads from the host and leaves there; ``hidden``: seconds of all the host's
+    threads for that.
     """
 
     fixed: dict[str, int]
@@ -34,7 +34,6 @@ class Costs:
     pulled: float = 0.0
     pushed: float = 0.0
     hidden: float = 0.0
-    processors: float = 0.0
 
     def of(self, layout: "Layout", nodes: float, edges: float) -> dict[str, int]:
         """Bytes of the device by what they hold, while a macro-batch of so many nodes and edges is being loaded."""

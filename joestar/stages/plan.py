@@ -4,7 +4,7 @@ A macro-batch of M seeds needs n(M) nodes, of which the share h(H) is hot. The d
 two macro-batches in a row (nodes of both once), and the step's own memory. Larger macro-batches share more rows among
 their seeds, fewer hot nodes then fit: the plan takes the M whose epoch it expects to be shortest (thesis 3.3; the bus,
 the steps and the first stage work at the same time, so the slowest of them decides; hidden rows are found and written
-beside the first stage by the same threads, so that the processors may be the slowest).
+by the threads of the first stage, so that those two take turns).
 """
 
 import itertools
@@ -388,8 +388,8 @@ def _of_size(look: Look, number: int, costs: Costs, budget: int, total: int, com
     bus = count * (rows * costs.bus / speeds.rows_over_bus(num_nodes / max(1.0, rows)) + beside / speeds.bus)
     loads, stage = count * (speeds.load + costs.hidden), count * shape.seconds
     seconds = {"bus": bus, "loads": loads, "steps": compute, "first stage": stage}
-    if costs.processors:
-        seconds["processors"] = count * costs.processors
+    if costs.hidden:  # both keep the same threads busy: what they take alone adds up
+        seconds["loads and first stage"] = loads + stage / BESIDE
     return Plan(
         budget, False, number, count, low, *look.room(number, low), share, fresh, moved,
         parts_of(look, number, costs, low), seconds, nodes=shape.nodes, mean_edges=shape.edges,

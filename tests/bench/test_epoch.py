@@ -59,7 +59,7 @@ def test_every_mode_is_measured_and_kept_at_once(measured):
         assert (row["predicted_seconds"] is None) == (row["mode"] == "cpu")
         staged = row["mode"] in ("large-batch", "large-batch-cold", "partitions")
         planned = {"bus", "loads", "steps", "first stage"} if staged else set()
-        assert set(row["planned"]) == planned | ({"processors"} if row["mode"] == "partitions" else set())
+        assert set(row["planned"]) == planned | ({"loads and first stage"} if row["mode"] == "partitions" else set())
         assert set(row["stages"]) == ({"first stage", "load", "steps waited"} if staged else set())
         assert all(0 <= seconds < row["seconds"][-1] for seconds in row["stages"].values())
     whole = math.ceil(planted("mini").train_idx.numel() / SETTING.batch_size)

@@ -14,10 +14,10 @@ import joestar
 from joestar.bench.planted import planted
 from joestar.data.planted import Shape
 from joestar.errors import ConfigError, JoestarWarning
-from joestar.staged import planning
+from joestar.staged import partition_planning, planning
 from joestar.staged.heaviest import heaviest_steps, reach
 from joestar.staged.planning import Planner
-from joestar.stages import LargeBatch, host_work, plan
+from joestar.stages import LargeBatch, plan
 from joestar.stages.plan import Speeds
 from tests.runtime.staged_plans import made_up_clock
 
@@ -154,7 +154,7 @@ def test_hot_nodes_that_are_given_train_as_those_of_the_plan(monkeypatch, partit
     """With none, and with as many as asked for. Macro-batches are of one size, as what is drawn depends on it: a plan
     for another one, which a faster machine finds better, has room for other ones, and cuts those that it has not.
     """
-    for module in (plan, planning, host_work):
+    for module in (plan, planning, partition_planning):
         monkeypatch.setattr(module, "time", made_up_clock(clock))
     graph, found = planted("tiny"), []
     for hot in (0, 5, None):

@@ -6,8 +6,8 @@ from partitioning.planted import planted
 
 import joestar
 from joestar.staged import hidden_rates
-from joestar.staged.hidden_rates import work_of_rows, work_to_prepare
-from joestar.stages import Partitions, host_work
+from joestar.staged.hidden_rates import seconds_of_rows, seconds_to_prepare
+from joestar.stages import Partitions
 from joestar.stages.history import HistoryStore
 from joestar.stages.slots import Slots
 from tests.conftest import Clock
@@ -16,7 +16,7 @@ from tests.conftest import Clock
 @pytest.fixture
 def done(monkeypatch):
     """(what, layer, rows) of all that is pushed and pulled; every look at the clock is a millisecond later."""
-    monkeypatch.setattr(host_work, "time", Clock)
+    monkeypatch.setattr(hidden_rates, "time", Clock)
     found, push, pull = [], HistoryStore.push, HistoryStore.pull
 
     def pushed(store, layer, ids, *given, **further):
@@ -38,17 +38,17 @@ def done(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_written_and_read_as_often_as_a_macro_batch_does(done, dtype):
     state = torch.random.get_rng_state()
-    assert work_of_rows((4, 3), dtype, 100, 30, 10) == pytest.approx((2e-3, 2e-3))
+    assert seconds_of_rows((4, 3), dtype, 100, 30, 10) == pytest.approx(2e-3)
     assert done == [("push", 0, 10), ("push", 1, 10), ("pull", 0, 30), ("pull", 1, 30)] * hidden_rates.TIMES
     assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_more_rows_than_are_tried_take_longer_in_proportion(done, monkeypatch):
     monkeypatch.setattr(hidden_rates, "PROBED", 40 * 4 * 8)
-    assert work_of_rows((4,), torch.float32, 1000, 200, 8) == pytest.approx([1e-3 + 200 / 80 * 1e-3] * 2)
+    assert seconds_of_rows((4,), torch.float32, 1000, 200, 8) == pytest.approx(1e-3 + 200 / 80 * 1e-3)
     assert {number for what, _, number in done if what == "pull"} == {80}
-    assert work_of_rows((4,), torch.float32, 1, 0, 0) == (0.0, 0.0)
-    assert work_of_rows((4,), torch.float32, 0, 0, 0) == (0.0, 0.0)
+    assert seconds_of_rows((4,), torch.float32, 1, 0, 0) == 0.0
+    assert seconds_of_rows((4,), torch.float32, 0, 0, 0) == 0.0
 
 
 def test_getting_ready_takes_slots_of_every_node(monkeypatch):
@@ -63,9 +63,9 @@ def test_getting_ready_takes_slots_of_every_node(monkeypatch):
         taken.append(take(slots, ids, *given))
         return taken[-1]
 
-    monkeypatch.setattr(host_work, "time", Clock)
+    monkeypatch.setattr(hidden_rates, "time", Clock)
     monkeypatch.setattr(Slots, "take", noted)
     has_row = torch.ones(300, dtype=torch.bool)
-    assert work_to_prepare(macro, has_row, 300, True) == pytest.approx((1e-3, 1e-3))
+    assert seconds_to_prepare(macro, has_row, 300, True) == pytest.approx(1e-3)
     (found,) = taken
     assert found.slots.unique().numel() == macro.num_nodes == found.cold
