@@ -24,6 +24,8 @@ from joestar.profile.files import write_text, write_whole
 
 PARTS = ("train", "val", "test", "all")
 SUFFIXES = (".csv", ".npy")
+SHOWN = 8
+"""Names that a message lists."""
 
 
 def evaluate(
@@ -38,8 +40,7 @@ def evaluate(
     Raises:
         JoestarError: file, graph or choice are unusable.
     """
-    found, graph, idx, step = _prepared(path, dataset, root, nodes, device)
-    _check_labels(found, graph)
+    found, graph, idx, step = _prepared(path, dataset, root, nodes, device, scored=True)
     if nodes == "all":
         idx = idx[_labelled(graph.ndata["y"])]
     scores = step.evaluate(idx, batch_size or found.config.batch_size, full, metric=_metrics(found))
@@ -76,8 +77,14 @@ def predict(
     return logits
 
 
-def _prepared(path: Path, dataset: str | None, root: Path | None, nodes: str, device: str):
-    """The file, the graph, the ids that ``nodes`` names, and a step that predicts."""
+def _prepared(
+    path: Path, dataset: str | None, root: Path | None, nodes: str, device: str, scored: bool = False
+):  # fmt: skip
+    """The file, the graph, the ids that ``nodes`` names, and a step that predicts.
+
+    Args:
+        scored: whether labels are compared with predictions; their classes are then numbered as the model's.
+    """
     if nodes not in PARTS:
         raise ConfigError(f"--nodes: expected one of {', '.join(PARTS)}; got {nodes!r}.")
     found = saved.read(path)
@@ -86,11 +93,15 @@ def _prepared(path: Path, dataset: str | None, root: Path | None, nodes: str, de
     place = root if root is not None or dataset is not None else config.root
     graph = joestar.load(dataset or config.dataset, root=place, split=config.split, seed=config.seed).to(device)
     model = found.build(graph)
+    idx = _ids(graph, nodes)
+    if scored:
+        _check_labels(found, graph)
+        _number_as_known(found, graph)
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)
     return (
         found,
         graph,
-        _ids(graph, nodes),
+        idx,
         joestar.compile(model, sampler, backend="eager", execution="exact", deterministic=config.deterministic),
     )
 
@@ -109,11 +120,50 @@ def _check_labels(found: saved.Saved, graph: Graph) -> None:
         raise DataError(f"the graph {graph.name!r} has no labels to score against; `joestar predict` needs none.")
     here = _kind(graph.multilabel, build.is_regression(graph))
     there = _kind(found.multilabel, found.regression)
-    if here != there or build.outputs_of(graph) > found.classes:
+    outputs = build.outputs_of(graph)
+    unlike = outputs != found.classes if here != "classes" else outputs > found.classes and not _named(found, graph)
+    if here != there or unlike:
         raise DataError(
-            f"{found.path} knows {found.classes} {there}, but the graph {graph.name!r} has {build.outputs_of(graph)} "
-            f"{here}: give a graph with the labels of the training."
+            f"{found.path} knows {found.classes} {there}, but the graph {graph.name!r} has {outputs} {here}: "
+            f"give a graph with the labels of the training."
         )
+
+
+def _named(found: saved.Saved, graph: Graph) -> bool:
+    return found.class_names is not None or graph.class_names is not None
+
+
+def _number_as_known(found: saved.Saved, graph: Graph) -> None:
+    """Gives the graph's classes the numbers that classes of their names have in the model.
+
+    A class without a name is called as it is numbered.
+
+    Raises:
+        DataError: a label's class is none of the model's.
+    """
+    if not _named(found, graph) or found.class_names == graph.class_names:
+        return
+    known = found.class_names or [str(number) for number in range(found.classes)]
+    place = {name: number for number, name in enumerate(known)}
+    y = graph.ndata["y"]
+    labelled = y >= 0
+    occurring = y[labelled].unique().tolist()
+    called = {number: str(number) if graph.class_names is None else graph.class_names[number] for number in occurring}
+    unknown = [name for name in called.values() if name not in place]
+    if unknown:
+        raise DataError(
+            f"{found.path} knows the classes {_listed(known)}, but labels of the graph {graph.name!r} are "
+            f"{_listed(unknown)}: give a graph with the classes of the training, called alike."
+        )
+    table = torch.zeros(max(occurring, default=0) + 1, dtype=y.dtype, device=y.device)
+    for number, name in called.items():
+        table[number] = place[name]
+    graph.ndata["y"] = torch.where(labelled, table[y.clamp(min=0)], y)
+    graph.num_classes, graph.class_names = found.classes, found.class_names
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _kind(multilabel: bool, regression: bool) -> str:

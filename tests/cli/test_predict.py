@@ -184,3 +184,69 @@ def test_values_and_names_of_ones_own_tables(tmp_path):
     flags += ["--metric", "mae", "--save", best, "--device", "cpu"]
     assert "test MAE" in call("train", tmp_path, *flags)
     assert list(json.loads(call("evaluate", best, "--json"))["scores"]) == ["mae"]
+
+
+COLOURS = ("amber", "blue", "coral", "12", "3", "10")
+
+
+def write_tables(folder, words, numbers=None, seed=0):
+    """A folder whose features say which of ``COLOURS`` a node's label is, in numbers instead if there are such."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    chosen = rng.integers(0, len(words), 60)
+    places = np.array([COLOURS.index(word) for word in words])[chosen]
+    shown = [words[place] if numbers is None else numbers[place] for place in chosen]
+    rows = [
+        ",".join([f"n{i}", *(f"{4.0 * (place == other):.1f}" for other in range(len(COLOURS))), str(label)])
+        for i, (place, label) in enumerate(zip(places, shown, strict=True))
+    ]
+    columns = ",".join(f"f{other}" for other in range(len(COLOURS)))
+    (folder / "nodes.csv").write_text(f"id,{columns},label\n" + "\n".join(rows) + "\n")
+    ends = [(i, rng.choice(np.flatnonzero(chosen == chosen[i]))) for i in range(60) for _ in range(2)]
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"n{a},n{b}\n" for a, b in ends))
+    return folder
+
+
+def trained_on(folder, *more):
+    best = folder.with_suffix(".pt")
+    flags = ["--hidden", "16", "--epochs", "25", "--fanouts", "3", "--layers", "1", "--backend", "eager"]
+    call("train", folder, *flags, "--execution", "exact", "--device", "cpu", "--save", best, *more)
+    return best
+
+
+NAMES = ("amber", "blue", "coral")
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers", "part"),
+    [
+        (NAMES, None, slice(1, 3)),  # text
+        (NAMES, None, slice(0, 1)),
+        (NAMES, (0, 1, 2), slice(1, 3)),  # ids in training, ranked in the other graph
+        (NAMES, (1, 2, 0), slice(0, 2)),
+        (("12", "3", "10"), None, slice(1, 3)),  # ranked in both
+    ],
+)
+def test_classes_are_compared_by_name(tmp_path, words, numbers, part):
+    best = trained_on(write_tables(tmp_path / "all", words, numbers))
+    other = write_tables(tmp_path / "some", words[part], None if numbers is None else numbers[part], seed=1)
+    scores = json.loads(call("evaluate", best, other, "--nodes", "all", "--full", "--json"))["scores"]
+    table = tmp_path / "p.csv"
+    call("predict", best, other, "--full", "--out", table)
+    labels = [line.split(",")[-1] for line in (other / "nodes.csv").read_text().splitlines()[1:]]
+    predicted = [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
+    assert scores["accuracy"] == pytest.approx(np.mean([a == b for a, b in zip(labels, predicted, strict=True)]))
+    assert scores["accuracy"] > 0.9
+    folder = joestar.data.save(joestar.load(other, verbose=False), tmp_path / "saved")
+    again = json.loads(call("evaluate", best, folder, "--nodes", "all", "--full", "--json"))["scores"]
+    assert again == scores
+
+
+def test_classes_that_the_model_does_not_know_are_refused(tmp_path):
+    best = trained_on(write_tables(tmp_path / "two", NAMES[:2]))
+    for words, numbers in ((NAMES[1:], None), (NAMES[:2], (0, 1))):
+        other = write_tables(tmp_path / f"other{numbers}", words, numbers)
+        error = " ".join(call("evaluate", best, other, "--nodes", "all", code=2).split())
+        assert "knows the classes amber, blue, but labels of the graph" in error
+        assert f"are {'coral' if numbers is None else '0, 1'}: give a graph with the classes" in error
+        call("predict", best, other, "--out", tmp_path / "p.csv")
