@@ -5,7 +5,7 @@ object that nobody has set, and a table that was written in place would be a new
 asked, as Python does, and what it returns is read, and watched, like anything else (``reads``).
 
 ``getattr(config, "scale", 1.0)``, ``hasattr`` and ``try`` of a module, a function or a class leave no guard where there
-is nothing. They are noted here: what comes later is noticed.
+is nothing, nor do ``vars`` and ``__dict__``. They are noted here: what comes later is noticed.
 """
 
 import contextlib
@@ -51,6 +51,18 @@ class Lack:
         return f"{getattr(self.owner, '__qualname__', self.owner.__name__)}.{self.name}"
 
 
+@dataclass(frozen=True)
+class Dict:
+    """The ``__dict__`` of an object or a class that a user's line asked for: which names were in it counts."""
+
+    owner: object
+    line: str
+
+    def __str__(self) -> str:
+        kind = self.owner if isinstance(self.owner, type) else type(self.owner)
+        return f"list(vars({kind.__qualname__}))" + ("" if kind is self.owner else " of an object")
+
+
 class CachedCall:
     """A call of a cached function with the arguments of the program: what it returns now."""
 
@@ -72,10 +84,11 @@ class CachedCall:
 
 @dataclass
 class PassedOver:
-    """What one trace asked: global name -> call of a cached function; what was not there."""
+    """What one trace asked: global name -> call of a cached function; what was not there; whose attributes."""
 
     calls: dict[str, CachedCall] = field(default_factory=dict)
     lacks: list[Lack] = field(default_factory=list)
+    dicts: list[Dict] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -90,7 +103,7 @@ def passed_over() -> Iterator[PassedOver]:
 
     with contextlib.ExitStack() as stack:
         _replace(stack, DynamoWrapper, "call_function", call_function)
-        _replace(stack, DynamoObject, "var_getattr", _kept(DynamoObject.var_getattr))
+        _replace(stack, DynamoObject, "var_getattr", _kept(found, DynamoObject.var_getattr))
         for kind, place in _HELD.items():
             _replace(stack, kind, "call_obj_hasattr", _asked(found, kind.call_obj_hasattr, place))
             _replace(stack, kind, "var_getattr", _read(found, kind.var_getattr, place))
@@ -124,11 +137,13 @@ def _cached(found: PassedOver, variable, tx, args, kwargs):
     return VariableTracker.build(tx, call.first, CallFunctionNoArgsSource(GlobalSource(name)))
 
 
-def _kept(plain: Callable) -> Callable:
+def _kept(found: PassedOver, plain: Callable) -> Callable:
     """Attributes of objects: properties that are kept are read; a dict's entries may be what they stand for."""
 
     def var_getattr(variable, tx, name):
         thing, kind = variable.value, type(variable.value)
+        if name == "__dict__" and variable.source is not None:
+            _note_dict(found, thing)
         known = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if isinstance(known, functools.cached_property) and variable.source is not None:
             with contextlib.suppress(Exception):  # an error that is the program's own: it is traced
@@ -178,6 +193,8 @@ def _asked(found: PassedOver, plain: Callable, place: str) -> Callable:
 
 def _read(found: PassedOver, plain: Callable, place: str) -> Callable:
     def var_getattr(variable, tx, name):
+        if name == "__dict__" and isinstance(getattr(variable, place), type):
+            _note_dict(found, getattr(variable, place))
         try:
             return plain(variable, tx, name)
         except Exception:
@@ -189,8 +206,17 @@ def _read(found: PassedOver, plain: Callable, place: str) -> Callable:
 
 def _note(found: PassedOver, owner, name: str) -> None:
     if inspect.getattr_static(owner, name, owner) is owner and _is_users(owner):
-        frames = [(f.filename, str(f.lineno), f.name, f.line or "") for f in TracingContext.extract_stack()]
-        found.lacks.append(Lack(owner, name, model_line(frames)))
+        found.lacks.append(Lack(owner, name, model_line(_frames())))
+
+
+def _note_dict(found: PassedOver, owner) -> None:
+    frames = _frames()
+    if frames and is_own(frames[-1][0]) and _is_users(owner if isinstance(owner, type) else type(owner)):
+        found.dicts.append(Dict(owner, model_line(frames)))
+
+
+def _frames() -> list[tuple[str, str, str, str]]:
+    return [(f.filename, str(f.lineno), f.name, f.line or "") for f in TracingContext.extract_stack()]
 
 
 def _is_users(owner: types.ModuleType | types.FunctionType | type) -> bool:

@@ -21,7 +21,7 @@ import torch
 
 from joestar.host import address
 from joestar.lowering.origin import model_line
-from joestar.lowering.passed_over import PREFIX, CachedCall, Lack, PassedOver
+from joestar.lowering.passed_over import PREFIX, CachedCall, Dict, Lack, PassedOver
 from joestar.torch_private import OpOverloadPacket
 
 PLAIN = (
@@ -56,6 +56,8 @@ _OF_USERS = ("L['model']", "L['sampler']", "L['call']", "G['__import_", _CALLED)
 _OF_CLASS, _HANDED_OUT = "dict(type(", ("G['__import_", _CALLED)
 """What comes in front of an object whose class is read, and where objects begin that only functions lead to."""
 _TRUSTED = ("G['__import_joestar", "G['__import_torch")
+_DICT_OF_CLASS = re.compile(r"dict\((type\(.*\)(?:\.__mro__\[\d+\])?)\.__dict__\)")
+_CONSTANTS = ("CONSTANT_MATCH", "EQUALS_MATCH")
 _ENTRIES = re.compile(r"(?:\w+\.__getitem__\(|list\(dict\.keys\()+")
 """What comes in front of the name of a container of a class of its own, whose entry or key is read."""
 
@@ -165,11 +167,12 @@ def reads(scope: dict[str, object], passed_over: PassedOver) -> Reads:
         if type(source).__name__ == "NumpyTensorSource":  # the array, or the number, behind a tensor
             source = source.base
         name = _name(source)
-        if name in found or not _is_users(name):
+        asked = name, guard.create_fn_name() == "SEQUENCE_LENGTH"
+        if asked in found or not _is_users(name):
             continue
         made = _read(source, name, guard, names)
         if made is not None:
-            found[name] = made
+            found[asked] = made
     for guard in output.guards:
         name, kind = _name(guard.originating_source), guard.create_fn_name()
         if _is_users(name):
@@ -182,12 +185,14 @@ def reads(scope: dict[str, object], passed_over: PassedOver) -> Reads:
             found.setdefault((made.name, _CONTENTS), made)
     for lack in passed_over.lacks:
         found.setdefault((str(lack), "not there"), _lacking(lack))
+    for each in passed_over.dicts:
+        found.setdefault((id(each.owner), "its __dict__"), _whole_dict(each))
     return Reads(list(found.values()), passed_over.calls)
 
 
 def _is_users(name: str) -> bool:
-    if name.startswith(_OF_CLASS):  # those of model, sampler and loss are watched
-        return name.startswith(_HANDED_OUT, len(_OF_CLASS)) and not name.startswith(_TRUSTED, len(_OF_CLASS))
+    if name.startswith(_OF_CLASS):
+        return name.startswith(_OF_USERS, len(_OF_CLASS)) and not name.startswith(_TRUSTED, len(_OF_CLASS))
     wrapped = _ENTRIES.match(name)
     name = name[wrapped.end() :] if wrapped else name
     return name.startswith(_OF_USERS) and not name.startswith(_TRUSTED)
@@ -211,6 +216,11 @@ def _whole_containers(guards) -> list[tuple[str, object]]:
 def _lacking(lack: Lack) -> Read:
     owner, name = lack.owner, lack.name
     return Read(str(lack), lack.line, MISSING, owner, name, lambda: _attribute(owner, name), True)
+
+
+def _whole_dict(asked: Dict) -> Read:
+    owner = asked.owner
+    return Read(str(asked), asked.line, tuple(vars(owner)), owner, "__dict__", lambda: tuple(vars(owner)), True)
 
 
 def _looked_up(name: str, kind: str, guard, names: dict) -> Read | None:
@@ -273,22 +283,30 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
     text = f"len({name})" if length else name
     try:
         code = compile(text, "<what a program read>", "eval")
-        value, owner, key = _fact(eval(code, names)), *_place(source, names)
+        of = _copied if guard.create_fn_name() in _CONSTANTS and not length else _fact
+        value, owner, key = of(eval(code, names)), *_place(source, names)
     except Exception:
         return None
-    if not isinstance(value, (*PLAIN, Thing)):
+    if not isinstance(value, (*PLAIN, Thing)) and of is not _copied:
         return None
+    if isinstance(value, Thing) and name.startswith(_OF_CLASS) and not name.startswith(_HANDED_OUT, len(_OF_CLASS)):
+        return None  # methods
     if isinstance(value, Thing) and (owner is None or isinstance(owner, types.ModuleType)):
         return None  # model, sampler or loss; names of modules are watched
     owner, key = (eval(name, names), len) if length else (owner, key)
     spoken = _spoken(source, names)
-    return Read(
-        f"len({spoken})" if length else spoken, _line(guard), value, owner, key, lambda: _fact(eval(code, names))
-    )
+    return Read(f"len({spoken})" if length else spoken, _line(guard), value, owner, key, lambda: of(eval(code, names)))
 
 
 def _fact(value):
     return Thing(value) if isinstance(value, tuple(_THINGS)) else value
+
+
+def _copied(value):
+    """A constant, as it is now: one that holds others is no object that they could be written in."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_copied, value))
+    return frozenset(map(_copied, value)) if isinstance(value, Set) else _fact(value)
 
 
 def _name(source) -> str:
@@ -302,7 +320,12 @@ def _place(source, names: dict) -> tuple[object, object]:
     if base is None:
         return None, getattr(source, "local_name", getattr(source, "global_name", None))
     key = next((getattr(source, k) for k in ("member", "index", "idx_key") if hasattr(source, k)), None)
-    return eval(_name(base), names), key if isinstance(key, (str, int, bytes)) else None
+    key = key if isinstance(key, (str, int, bytes)) else None
+    of_class = _DICT_OF_CLASS.fullmatch(_name(base))
+    if of_class is None:
+        return eval(_name(base), names), key
+    kinds = eval(of_class[1], names).__mro__
+    return next((kind for kind in kinds if key in vars(kind)), kinds[0]), key
 
 
 def _line(guard) -> str:
